@@ -48,7 +48,9 @@ def loss(overwrite: bool) -> Callable[[], Answer]:
         found = rnnt_loss(joint, targets, frames, labels, overwrite_logits=overwrite)
         (gradient,) = torch.autograd.grad(found, joint)
         seconds = time.process_time() - began
-        return seconds, digest(round(found.item(), 2), round(gradient.abs().sum().item(), 1))
+        return seconds, digest(
+            round(found.item(), 2), round(gradient.abs().sum().item(), 1)
+        )
 
     return run
 
@@ -62,7 +64,10 @@ def decoding(durations: tuple[int, ...]) -> Callable[[], Answer]:
 
     torch.manual_seed(0)
     config = TransducerConfig(
-        vocab_size=1024, predictor=LSTMConfig(width=640), joint_width=640, durations=durations
+        vocab_size=1024,
+        predictor=LSTMConfig(width=640),
+        joint_width=640,
+        durations=durations,
     )
     model = TransducerModel(config).eval().requires_grad_(False)
     encoded = 4 * torch.randn(32, 375, 640)
@@ -72,7 +77,9 @@ def decoding(durations: tuple[int, ...]) -> Callable[[], Answer]:
     for _ in range(10):
         model.output.bias[model.blank] = (low + high) / 2
         said = sum(map(len, transducer_greedy(model, encoded, lengths).labels))
-        low, high = ((low + high) / 2, high) if said > wanted else (low, (low + high) / 2)
+        low, high = (
+            ((low + high) / 2, high) if said > wanted else (low, (low + high) / 2)
+        )
 
     def run() -> Answer:
         began = time.process_time()
@@ -90,7 +97,12 @@ def encoder(arithmetic: str) -> Callable[[], Answer]:
 
     torch.manual_seed(0)
     dtype = torch.float32 if arithmetic == "float32" else torch.bfloat16
-    model = FastConformer(presets.tdt_ctc_110m().encoder).eval().requires_grad_(False).to(dtype)
+    model = (
+        FastConformer(presets.tdt_ctc_110m().encoder)
+        .eval()
+        .requires_grad_(False)
+        .to(dtype)
+    )
     choice = {"linear_layers": "int8"} if arithmetic == "int8" else {}
     model = optimize(model, **choice)
     features = torch.randn(1, 1000, 80).to(dtype)
@@ -100,7 +112,9 @@ def encoder(arithmetic: str) -> Callable[[], Answer]:
         began = time.process_time()
         with torch.no_grad():
             found, _ = model(features, lengths)
-        return time.process_time() - began, digest(round(found.double().abs().mean().item(), 4))
+        return time.process_time() - began, digest(
+            round(found.double().abs().mean().item(), 4)
+        )
 
     return run
 
@@ -154,11 +168,20 @@ def work() -> None:
 
 def start(tree: Path) -> subprocess.Popen:
     """A process that computes with the asrkit of `tree`."""
-    environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(tree.resolve()),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, __file__, "--worker"]
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True, bufsize=1
+        command,
+        cwd=tree,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        bufsize=1,
     )
 
 
@@ -168,7 +191,9 @@ def ask(process: subprocess.Popen, name: str) -> Answer:
     process.stdin.flush()
     answer = process.stdout.readline()
     if not answer:
-        sys.exit(f"before_after: the process of {process.args} ended; its error stands above")
+        sys.exit(
+            f"before_after: the process of {process.args} ended; its error stands above"
+        )
     seconds, computed = json.loads(answer)
     return seconds, computed
 
@@ -178,22 +203,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("before", type=Path, help="a checkout of asrkit")
     parser.add_argument("after", type=Path, help="another")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each result (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="of each result (%(default)s)"
+    )
     parser.add_argument("--only", default="", help="results whose names contain this")
     options = parser.parse_args()
     for tree in (options.before, options.after):
         if not (tree / "asrkit" / "__init__.py").exists():
-            parser.error(f"{tree}: expected a checkout of asrkit, found no asrkit/__init__.py")
+            parser.error(
+                f"{tree}: expected a checkout of asrkit, found no asrkit/__init__.py"
+            )
     processes = [start(options.before), start(options.after)]
     differ = 0
-    print(f"{'CPU seconds, one thread':26}{'before':>9}{'after':>9}{'after/before':>14}")
+    print(
+        f"{'CPU seconds, one thread':26}{'before':>9}{'after':>9}{'after/before':>14}"
+    )
     for name in [name for name in RESULTS if options.only in name]:
-        rounds = [[ask(process, name) for process in processes] for _ in range(options.rounds)]
+        rounds = [
+            [ask(process, name) for process in processes] for _ in range(options.rounds)
+        ]
         before, after = (median(one[side][0] for one in rounds) for side in (0, 1))
         computed = {one[side][1] for one in rounds for side in (0, 1)}
         differ += len(computed) > 1
-        same = f"both {computed.pop()}" if len(computed) == 1 else f"DIFFERENT: {computed}"
-        print(f"{name:26}{before:9.4f}{after:9.4f}{after / before:14.3f}   {same}", flush=True)
+        same = (
+            f"both {computed.pop()}" if len(computed) == 1 else f"DIFFERENT: {computed}"
+        )
+        print(
+            f"{name:26}{before:9.4f}{after:9.4f}{after / before:14.3f}   {same}",
+            flush=True,
+        )
     return 1 if differ else 0
 
 

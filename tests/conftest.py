@@ -23,7 +23,9 @@ if importlib.util.find_spec("hypothesis"):  # a bare GPU machine has none
 
     # No test asserts a time: the first example may load a library.
     settings.register_profile("asrkit", deadline=None)
-    settings.register_profile("nightly", deadline=None, max_examples=3000, print_blob=True)
+    settings.register_profile(
+        "nightly", deadline=None, max_examples=3000, print_blob=True
+    )
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "asrkit"))
 # torch notes here, once, which functions it redirects: before a test replaces torch.empty.
 with torch.device("meta"):
@@ -61,14 +63,21 @@ def pytest_collection_modifyitems(config, items):
 
 def turn(item):
     """When a test's file has its turn where several run at once: the longest first."""
-    places = {"test_notebooks.py": 0, "test_ray.py": 2, "test_lab.py": 2, "test_pages.py": 4}
+    places = {
+        "test_notebooks.py": 0,
+        "test_ray.py": 2,
+        "test_lab.py": 2,
+        "test_pages.py": 4,
+    }
     return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)
 
 
 def skips(terminalreporter):
     """How many tests were skipped, by reason."""
     reports = terminalreporter.stats.get("skipped", [])
-    return Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    return Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports
+    )
 
 
 def avoidable(reasons):
@@ -81,7 +90,11 @@ def avoidable(reasons):
 def pytest_sessionfinish(session):
     """Fail a run under FAIL_ON_SKIP=1 that skipped what it could have run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and avoidable(skips(reporter)) and session.exitstatus == pytest.ExitCode.OK:
+    if (
+        reporter
+        and avoidable(skips(reporter))
+        and session.exitstatus == pytest.ExitCode.OK
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -109,7 +122,9 @@ def chromium():
 def series_home(request, tmp_path_factory):
     """$ASRKIT_HOME of whole notebooks, one for all processes: corpora and the demo model are made once, by whoever comes first."""
     base = tmp_path_factory.getbasetemp()
-    home = (base.parent if hasattr(request.config, "workerinput") else base) / "series_home"
+    home = (
+        base.parent if hasattr(request.config, "workerinput") else base
+    ) / "series_home"
     home.mkdir(exist_ok=True)
     return home
 
@@ -117,7 +132,9 @@ def series_home(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def series_reports(series_home):
     """Folder of the report of the whole series: $ASRKIT_SERIES_REPORTS, where somebody wants to keep it."""
-    return Path(os.environ.get("ASRKIT_SERIES_REPORTS", series_home / "reports")).resolve()
+    return Path(
+        os.environ.get("ASRKIT_SERIES_REPORTS", series_home / "reports")
+    ).resolve()
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +214,9 @@ def archive(tmp_path_factory):
     weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
     weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig()).T[None]
     path = tmp_path_factory.mktemp("published") / "parakeet-tdt-0.6b-v2.nemo"
-    cases.write_nemo(path, cases.nemo_config(cases.golden_cases()["tdt"]), cases.fill(weights))
+    cases.write_nemo(
+        path, cases.nemo_config(cases.golden_cases()["tdt"]), cases.fill(weights)
+    )
     return path
 
 

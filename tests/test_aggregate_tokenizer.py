@@ -12,12 +12,19 @@ from asrkit.text import (
 )
 
 ENGLISH = ["the cat sat on the mat", "a dog had a bone", "she sells sea shells"] * 5
-GERMAN = ["die katze lag auf der matte", "ein hund hat einen knochen", "sieben segel"] * 5
+GERMAN = [
+    "die katze lag auf der matte",
+    "ein hund hat einen knochen",
+    "sieben segel",
+] * 5
 
 
 @pytest.fixture(scope="module")
 def models():
-    return [SentencePieceTokenizer.train(texts, vocab_size=30) for texts in (ENGLISH, GERMAN)]
+    return [
+        SentencePieceTokenizer.train(texts, vocab_size=30)
+        for texts in (ENGLISH, GERMAN)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +51,15 @@ def test_a_text_comes_back_as_it_went_in(both, language, text):
 
 
 def test_a_text_in_two_languages_keeps_its_spaces(both):
-    tokens = [*both.encode("the cat"), *both.encode("die katze", "de"), *both.encode("sat")]
+    tokens = [
+        *both.encode("the cat"),
+        *both.encode("die katze", "de"),
+        *both.encode("sat"),
+    ]
     assert both.decode(tokens) == "the cat die katze sat"
-    inside = both.pieces().index("s")  # a piece that begins no word goes on with the one before
+    inside = both.pieces().index(
+        "s"
+    )  # a piece that begins no word goes on with the one before
     assert both.decode([*both.encode("die katze", "de"), inside]) == "die katzes"
 
 
@@ -71,12 +84,18 @@ def test_a_dump_gives_an_equal_one(both):
 
 
 def test_what_it_does_not_know_is_refused_in_one_line(both, models):
-    with pytest.raises(ValueError, match=r"language: expected one of en, de, got 'fr'\."):
+    with pytest.raises(
+        ValueError, match=r"language: expected one of en, de, got 'fr'\."
+    ):
         both.encode("le chat", "fr")
-    with pytest.raises(ValueError, match=f"tokens: expected 0 to {both.vocab_size - 1}"):
+    with pytest.raises(
+        ValueError, match=f"tokens: expected 0 to {both.vocab_size - 1}"
+    ):
         both.decode([both.vocab_size])
     for parts in ((), (("en", models[0]), ("en", models[1]))):
-        with pytest.raises(ValueError, match="tokenizer: expected models of different languages"):
+        with pytest.raises(
+            ValueError, match="tokenizer: expected models of different languages"
+        ):
             AggregateTokenizer(parts)
     with pytest.raises(ValueError, match="tokenizer: expected a SentencePiece model"):
         load_tokenizer({"part en": "00"})

@@ -11,7 +11,9 @@ from asrkit.byte_pairs import BytePairTokenizer, byte_letters, split_merge, spli
 from asrkit.text import dump_tokenizer, load_tokenizer, token_texts
 
 # tokenizers 0.23.3: trained on the first ten texts, then all encoded.
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "byte_pairs.json").read_text("utf-8"))
+GOLDEN = json.loads(
+    (Path(__file__).parent / "golden" / "byte_pairs.json").read_text("utf-8")
+)
 
 
 def made(vocab=None, merges=None):
@@ -42,8 +44,27 @@ def test_all_tokens_have_a_text_whole_characters_or_not(tokens):
 
 
 def test_the_split_is_gpt_2s():
-    assert split_words("It's 1 a.m.  now") == ["It", "'s", " 1", " a", ".", "m", ".", " ", " now"]
-    assert split_words("½x ٣ é_b\n\n c") == ["½", "x", " ٣", " é", "_", "b", "\n\n", " c"]
+    assert split_words("It's 1 a.m.  now") == [
+        "It",
+        "'s",
+        " 1",
+        " a",
+        ".",
+        "m",
+        ".",
+        " ",
+        " now",
+    ]
+    assert split_words("½x ٣ é_b\n\n c") == [
+        "½",
+        "x",
+        " ٣",
+        " é",
+        "_",
+        "b",
+        "\n\n",
+        " c",
+    ]
 
 
 def test_the_pair_learned_first_is_merged_first():

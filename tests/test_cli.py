@@ -14,7 +14,10 @@ from asrkit.workbench import records
 
 
 def sine(path, seconds=0.5, rate=16_000, channels=1):
-    wave = torch.sin(torch.arange(int(seconds * rate)) * 0.1)[:, None].repeat(1, channels) * 0.1
+    wave = (
+        torch.sin(torch.arange(int(seconds * rate)) * 0.1)[:, None].repeat(1, channels)
+        * 0.1
+    )
     soundfile.write(str(path), wave.numpy(), rate)
     return str(path)
 
@@ -24,7 +27,8 @@ def test_the_version_is_that_of_the_package(capsys):
         main(["--version"])
     assert (
         stop.value.code == 0
-        and capsys.readouterr().out == f"asrkit {importlib.metadata.version('asrkit')}\n"
+        and capsys.readouterr().out
+        == f"asrkit {importlib.metadata.version('asrkit')}\n"
     )
 
 
@@ -45,7 +49,9 @@ def test_a_reader_that_is_gone_ends_any_command_without_a_word(unbuffered):
 def test_the_command_starts_without_importing_torch():
     code = "import sys, asrkit.cli as c; c.parser(); print('torch' in sys.modules)"
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True
+        ).stdout.strip()
         == "False"
     )
 
@@ -74,7 +80,10 @@ def test_the_command_starts_without_importing_torch():
             ["train", "--seconds", "0", "--out", "OUT"],
             "--steps, --seconds: expected both > 0, got (100000, 0.0)",
         ),
-        (["train", "--seed", "-1", "--out", "OUT"], "seed: expected at least 0, got -1"),
+        (
+            ["train", "--seed", "-1", "--out", "OUT"],
+            "seed: expected at least 0, got -1",
+        ),
         (
             ["train", "--durations", "-1", "--manifest", "nowhere", "--out", "OUT"],
             "durations: expected distinct whole numbers",
@@ -104,7 +113,10 @@ def test_the_command_starts_without_importing_torch():
             ["transcribe", "a.wav", "--model", __file__],
             "Pass a .safetensors file, a .nemo file or the folder of a model.",
         ),
-        (["transcribe", "a.wav", "--threads", "-1"], "threads: expected at least 1, got -1"),
+        (
+            ["transcribe", "a.wav", "--threads", "-1"],
+            "threads: expected at least 1, got -1",
+        ),
     ],
 )
 def test_bad_arguments_give_one_line_and_write_nothing(

@@ -12,7 +12,9 @@ from asrkit.runtime import tf32_asked
 MATMUL = torch.backends.cuda.matmul
 ASKED = {
     "fp32_precision of products": lambda: setattr(MATMUL, "fp32_precision", "tf32"),
-    "fp32_precision of all backends": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "fp32_precision of all backends": lambda: setattr(
+        torch.backends, "fp32_precision", "tf32"
+    ),
     "allow_tf32": lambda: setattr(MATMUL, "allow_tf32", True),
     "set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
 }
@@ -41,7 +43,9 @@ def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way
 
 
 @pytest.mark.parametrize("way", ASKED)
-def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(float32_throughout, way):
+def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(
+    float32_throughout, way
+):
     read = SimpleNamespace(confidence="none", blank=0, durations=())
     batch = graphs.DecoderCall(
         read,

@@ -14,7 +14,11 @@ def cpu(monkeypatch):
     """Makes this CPU one of an architecture with the flags that are named."""
 
     def make(architecture, *flags):
-        capabilities = {"architecture": architecture, "avx2": True, "avx512_vnni": False}
+        capabilities = {
+            "architecture": architecture,
+            "avx2": True,
+            "avx512_vnni": False,
+        }
         capabilities |= dict.fromkeys(flags, True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
 
@@ -66,7 +70,9 @@ def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):
         expect_int8(arm=True, remedy="Export again.")
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads the flags of x86 CPUs")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="reads the flags of x86 CPUs"
+)
 def test_the_flags_of_this_cpu_are_those_that_linux_names():
     file = Path("/proc/cpuinfo")
     if not file.exists():
@@ -78,11 +84,14 @@ def test_the_flags_of_this_cpu_are_those_that_linux_names():
 
 
 @pytest.mark.parametrize(
-    "reason, passes", [("needs a CPU with VNNI or AMX", True), ("needs Ray: make peers", False)]
+    "reason, passes",
+    [("needs a CPU with VNNI or AMX", True), ("needs Ray: make peers", False)],
 )
 def test_a_skip_for_want_of_a_newer_cpu_does_not_fail_a_run(
     pytestconfig, monkeypatch, reason, passes
 ):
-    house = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    house = pytestconfig.pluginmanager.get_plugin(
+        str(Path(__file__).with_name("conftest.py"))
+    )
     monkeypatch.setenv("FAIL_ON_SKIP", "1")
     assert house.avoidable([reason]) == ([] if passes else [reason])

@@ -23,7 +23,13 @@ GUIDES = sorted(
     for path in (ROOT / "docs").glob("*.md")
     if path.name != "commands.md"  # written from the parser itself
 )
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/commands.md", "figures/README.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/commands.md",
+    "figures/README.md",
+]
 PAGES += ["data/published/README.md", *GUIDES]
 MIB = 2**20
 LOSS = {"shape": [4, 200, 101, 1024], "dtype": "float32"}
@@ -32,7 +38,11 @@ ENCODER = {"shape": [1, 1000, 512, 17]}
 BATCHING = {"set": "web_like", "ranks": 8, "utterances": 150_000}
 LIBRISPEECH = {"set": "librispeech_train_clean_100", "ranks": 8}
 JOINT_ON_A_GPU = {"shape": [32, 200, 101, 640, 1025], "device": "cuda"}
-DECODING_ON_A_GPU = {"shape": [32, 187, 640, 1025], "dtype": "float32", "device": "cuda"}
+DECODING_ON_A_GPU = {
+    "shape": [32, 187, 640, 1025],
+    "dtype": "float32",
+    "device": "cuda",
+}
 RECOGNISER = {"shape": [128, 1000, 1024, 24]}
 RESULTS = [  # what the README says, times the factor of its unit: what, implementation, metric, parameters
     ("0.14 s", 1e-3, "rnnt-loss", "numba_cpu_overwrite", "cpu_time", LOSS),
@@ -44,24 +54,73 @@ RESULTS = [  # what the README says, times the factor of its unit: what, impleme
     ("0.87 s", 1e-3, "rnnt-greedy", "windowed_looping", "cpu_time", DECODING),
     ("1.95 s", 1e-3, "rnnt-greedy", "nemo_label_looping", "cpu_time", DECODING),
     ("63 ms", 1, "engines-int8", "optimized_int8", "latency", ENCODER),
-    ("ONNX Runtime 1.32: 69 ms", 1, "engines-int8", "onnxruntime_int8", "latency", ENCODER),
+    (
+        "ONNX Runtime 1.32: 69 ms",
+        1,
+        "engines-int8",
+        "onnxruntime_int8",
+        "latency",
+        ENCODER,
+    ),
     ("OpenVINO 2026.4: 72 ms", 1, "engines-int8", "openvino_int8", "latency", ENCODER),
     ("88 ms;", 1, "engines-bfloat16", "optimized_bfloat16", "latency", ENCODER),
     ("OpenVINO: 84 ms", 1, "engines-bfloat16", "openvino_bfloat16", "latency", ENCODER),
     ("159 ms", 1, "engines-float32", "optimized_float32", "latency", ENCODER),
     ("148 ms", 1, "engines-float32", "openvino_float32", "latency", ENCODER),
-    ("165 ms in float32", 1, "engines-float32", "onnxruntime_float32", "latency", ENCODER),
+    (
+        "165 ms in float32",
+        1,
+        "engines-float32",
+        "onnxruntime_float32",
+        "latency",
+        ENCODER,
+    ),
     ("95.2 %", 100, "batching", "balanced", "utilisation", BATCHING),
     ("67.5 %", 100, "batching", "lhotse_1d", "utilisation", BATCHING),
     ("26.0 %", 100, "batching", "random_seconds", "utilisation", BATCHING),
     ("96.0 %", 100, "batching", "balanced", "utilisation", LIBRISPEECH),
     ("85.9 %", 100, "batching", "lhotse_1d", "utilisation", LIBRISPEECH),
-    ("11.7 ms", 1, "rnnt-loss-joint", "lean_triton_bfloat16", "latency", JOINT_ON_A_GPU),
-    ("628 MiB", 1 / MIB, "rnnt-loss-joint", "lean_triton_bfloat16", "peak_memory", JOINT_ON_A_GPU),
+    (
+        "11.7 ms",
+        1,
+        "rnnt-loss-joint",
+        "lean_triton_bfloat16",
+        "latency",
+        JOINT_ON_A_GPU,
+    ),
+    (
+        "628 MiB",
+        1 / MIB,
+        "rnnt-loss-joint",
+        "lean_triton_bfloat16",
+        "peak_memory",
+        JOINT_ON_A_GPU,
+    ),
     ("62.0 ms", 1, "rnnt-loss-joint", "torchaudio_bfloat16", "latency", JOINT_ON_A_GPU),
-    ("7437 MiB", 1 / MIB, "rnnt-loss-joint", "torchaudio_bfloat16", "peak_memory", JOINT_ON_A_GPU),
-    ("11.2 ms", 1, "rnnt-greedy", "windowed_looping_full", "latency", DECODING_ON_A_GPU),
-    ("43.3 ms", 1, "rnnt-greedy", "nemo_label_looping_graphs", "latency", DECODING_ON_A_GPU),
+    (
+        "7437 MiB",
+        1 / MIB,
+        "rnnt-loss-joint",
+        "torchaudio_bfloat16",
+        "peak_memory",
+        JOINT_ON_A_GPU,
+    ),
+    (
+        "11.2 ms",
+        1,
+        "rnnt-greedy",
+        "windowed_looping_full",
+        "latency",
+        DECODING_ON_A_GPU,
+    ),
+    (
+        "43.3 ms",
+        1,
+        "rnnt-greedy",
+        "nemo_label_looping_graphs",
+        "latency",
+        DECODING_ON_A_GPU,
+    ),
     ("81 ms", 1, "headline-full", "graph", "latency", RECOGNISER),
 ]
 
@@ -71,14 +130,20 @@ def texts(pages):
     return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
 
 
-TOLD = re.sub(r" \\\n *", " ", texts(["README.md", *GUIDES]))  # a command of two lines is one
-SHELL = re.findall(r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", TOLD, re.MULTILINE)
+TOLD = re.sub(
+    r" \\\n *", " ", texts(["README.md", *GUIDES])
+)  # a command of two lines is one
+SHELL = re.findall(
+    r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", TOLD, re.MULTILINE
+)
 INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", TOLD)
 MADE = re.findall(r"^    make (\w+)(?: ARGS=\"(.*?)\")?", TOLD, re.MULTILINE)
 
 
 def test_the_page_of_commands_says_what_help_says():
-    assert (ROOT / "docs/commands.md").read_text(encoding="utf-8") == document(), "run `make docs`"
+    assert (ROOT / "docs/commands.md").read_text(encoding="utf-8") == document(), (
+        "run `make docs`"
+    )
 
 
 def test_every_example_of_the_help_can_be_typed():
@@ -112,7 +177,9 @@ def test_every_make_command_names_a_target_and_takes_its_arguments(target, argum
 def test_links_and_pictures_lead_to_files_that_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
-        assert target.startswith("https:") or ((ROOT / page).parent / target).exists(), target
+        assert (
+            target.startswith("https:") or ((ROOT / page).parent / target).exists()
+        ), target
 
 
 def test_the_readme_lists_every_notebook():
@@ -152,9 +219,14 @@ def test_captions_count_what_the_picture_of_decoding_shows():
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     _, titles = script.draw()
-    counted = [re.findall(r"[\d,]+(?= calls| rows| of the predictor)", title) for title in titles]
+    counted = [
+        re.findall(r"[\d,]+(?= calls| rows| of the predictor)", title)
+        for title in titles
+    ]
     frame, label, windowed = counted
-    readme, told = (re.sub(r"\s+", " ", text) for text in (README, texts(["figures/README.md"])))
+    readme, told = (
+        re.sub(r"\s+", " ", text) for text in (README, texts(["figures/README.md"]))
+    )
     for words in (
         f"needs {windowed[0]} calls of the joint instead of {frame[0]} or {label[0]}",
         f"computes {windowed[1]} rows in them instead of {frame[1]} or {label[1]}",
@@ -163,16 +235,24 @@ def test_captions_count_what_the_picture_of_decoding_shows():
         assert words in readme
     for joint, _, predictor in counted:
         assert re.search(rf"{joint}( calls of the joint)? and {predictor}\b", told)
-    assert f"{windowed[1]} rows of the joint instead of {frame[1]} and {label[1]}" in told
+    assert (
+        f"{windowed[1]} rows of the joint instead of {frame[1]} and {label[1]}" in told
+    )
 
 
 def test_the_index_of_the_guides_lists_them_all():
-    listed = set(re.findall(r"^\| \[(\w+\.md)\]", texts(["docs/README.md"]), re.MULTILINE))
-    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    listed = set(
+        re.findall(r"^\| \[(\w+\.md)\]", texts(["docs/README.md"]), re.MULTILINE)
+    )
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {
+        "README.md"
+    }
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.name
+    "path",
+    sorted((ROOT / ".github/workflows").glob("*.yml")),
+    ids=lambda path: path.name,
 )
 def test_a_workflow_can_be_read_and_runs_commands_that_are_there(path):
     flow = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -184,12 +264,16 @@ def test_a_workflow_can_be_read_and_runs_commands_that_are_there(path):
                 r"\bmake ([a-z]+)(?: ARGS=\"(.*)\")?", step.get("run", "")
             ):
                 assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
-                assert target != "report" or parser().parse_args([target, *shlex.split(typed)])
+                assert target != "report" or parser().parse_args(
+                    [target, *shlex.split(typed)]
+                )
 
 
 def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     assert cited["version"] == project["version"] and [*cited["license"]] == project[
         "license"
     ].split(" AND ")
@@ -198,10 +282,16 @@ def test_the_citation_is_of_this_version():
 
 def test_each_test_that_a_promise_names_exists():
     text = (ROOT / "docs/robustness.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "Promise" not in line]
+    rows = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and "Promise" not in line
+    ]
     named = [re.findall("`(test_[a-z0-9_]+)`", row) for row in rows]
     assert len(rows) > 20 and all(named), "a promise without a test"
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")
+    )
     defined = set(re.findall(r"(?m)^def (test_\w+)", code))
     assert set().union(*named) <= defined
 
@@ -217,10 +307,16 @@ def test_the_guide_to_the_report_counts_the_claims_and_explains_every_verdict():
 
 
 def test_contributing_draws_every_folder():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    )
     if listed.returncode or not listed.stdout:
         pytest.skip("not a git checkout: which folders are the project's is not known")
-    folders = {name.partition("/")[0] for name in listed.stdout.splitlines() if "/" in name}
-    picture = texts(["CONTRIBUTING.md"]).partition("## The house")[2].partition("## Rules")[0]
+    folders = {
+        name.partition("/")[0] for name in listed.stdout.splitlines() if "/" in name
+    }
+    picture = (
+        texts(["CONTRIBUTING.md"]).partition("## The house")[2].partition("## Rules")[0]
+    )
     drawn = set(re.findall(r"^    (\w+)/", picture, re.MULTILINE))
     assert drawn == {name for name in folders if not name.startswith(".")}

@@ -31,12 +31,17 @@ def doors_of(code: str) -> tuple[set[tuple[str, str]], dict[str, tuple[str, str]
     """(module, name) of each import from asrkit, and the local names that stand for them."""
     doors, local = set(), {}
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "asrkit":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] == "asrkit"
+        ):
             for alias in node.names:
                 doors.add((node.module, alias.name))
                 local[alias.asname or alias.name] = (node.module, alias.name)
         elif isinstance(node, ast.Import):
-            doors |= {(a.name, "") for a in node.names if a.name.split(".")[0] == "asrkit"}
+            doors |= {
+                (a.name, "") for a in node.names if a.name.split(".")[0] == "asrkit"
+            }
     return doors, local
 
 
@@ -58,7 +63,9 @@ def test_every_name_that_a_reader_imports_opens(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found = opened(*local[node.value.id]) if node.value.id in local else None
             if isinstance(found, ModuleType):
-                assert hasattr(found, node.attr), f"{path.name}: {node.value.id}.{node.attr}"
+                assert hasattr(found, node.attr), (
+                    f"{path.name}: {node.value.id}.{node.attr}"
+                )
 
 
 def test_the_doors_are_found():

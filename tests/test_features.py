@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asrkit.features import FeatureConfig, log_mel, mel_bands, normalize, normalize_sequential
+from asrkit.features import (
+    FeatureConfig,
+    log_mel,
+    mel_bands,
+    normalize,
+    normalize_sequential,
+)
 from asrkit.workbench.profiling import launch_profile
 
 
@@ -15,21 +21,31 @@ def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray
     """The definition, frame by frame in float64: pre-emphasis, window, DFT, Slaney mel, log. (T, F)"""
     from torchaudio.functional import melscale_fbanks
 
-    signal = np.concatenate([waveform[:1], waveform[1:] - config.preemphasis * waveform[:-1]])
+    signal = np.concatenate(
+        [waveform[:1], waveform[1:] - config.preemphasis * waveform[:-1]]
+    )
     padded = np.pad(signal, config.fft // 2)
     size = config.window_samples
     window = np.zeros(config.fft)
     left = (config.fft - size) // 2
     turns = np.arange(size) / (size if config.periodic else size - 1)
-    cosines = {"hann": (0.5, 0.5), "hamming": (0.54, 0.46), "blackman": (0.42, 0.5, 0.08)}[
-        config.window
-    ]
+    cosines = {
+        "hann": (0.5, 0.5),
+        "hamming": (0.54, 0.46),
+        "blackman": (0.42, 0.5, 0.08),
+    }[config.window]
     window[left : left + size] = sum(
         (-1) ** k * a * np.cos(2 * np.pi * k * turns) for k, a in enumerate(cosines)
     )
     mel = (
         melscale_fbanks(
-            config.fft // 2 + 1, 0.0, 8000.0, config.bins, config.rate_hz, "slaney", "slaney"
+            config.fft // 2 + 1,
+            0.0,
+            8000.0,
+            config.bins,
+            config.rate_hz,
+            "slaney",
+            "slaney",
         )
         .double()
         .numpy()
@@ -38,7 +54,8 @@ def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray
     power = [
         np.abs(
             np.fft.rfft(
-                padded[t * config.hop_samples : t * config.hop_samples + config.fft] * window
+                padded[t * config.hop_samples : t * config.hop_samples + config.fft]
+                * window
             )
         )
         ** config.power
@@ -46,7 +63,9 @@ def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray
     ]
     bands = np.array(power) @ mel
     return np.log(
-        bands + config.log_guard if config.guard == "add" else np.maximum(bands, config.log_guard)
+        bands + config.log_guard
+        if config.guard == "add"
+        else np.maximum(bands, config.log_guard)
     )
 
 
@@ -86,20 +105,29 @@ def test_normalisation_over_all_features_is_that_of_the_whole_utterance():
         torch.stack([speechlike(4000, 0), speechlike(4000, 1)]),
         torch.tensor([4000, 1700]),
     )
-    plain, frames = log_mel(waveforms, lengths, config=FeatureConfig(normalization="none"))
-    features, _ = log_mel(waveforms, lengths, config=FeatureConfig(normalization="all_features"))
+    plain, frames = log_mel(
+        waveforms, lengths, config=FeatureConfig(normalization="none")
+    )
+    features, _ = log_mel(
+        waveforms, lengths, config=FeatureConfig(normalization="all_features")
+    )
     assert features.shape == plain.shape
     for b, n in enumerate(frames.tolist()):
         rows = plain[b, :n].double()
         torch.testing.assert_close(
-            features[b, :n].double(), (rows - rows.mean()) / (rows.std() + 1e-5), atol=1e-5, rtol=0
+            features[b, :n].double(),
+            (rows - rows.mean()) / (rows.std() + 1e-5),
+            atol=1e-5,
+            rtol=0,
         )
         assert (features[b, n:] == 0).all()
 
 
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("normalization", ["none", "all_features"])
-def test_nothing_lies_further_below_the_loudest_bin_than_the_range(power, normalization):
+def test_nothing_lies_further_below_the_loudest_bin_than_the_range(
+    power, normalization
+):
     quiet_end = torch.linspace(1, 0, 4000) ** 4
     waveforms = torch.stack([speechlike(4000, 0), speechlike(4000, 1)]) * quiet_end
     lengths = torch.tensor([4000, 1730])  # the second ends within a frame,
@@ -115,7 +143,9 @@ def test_nothing_lies_further_below_the_loudest_bin_than_the_range(power, normal
         assert 0.1 < (expected > rows).double().mean() < 0.9  # the range matters
         if normalization == "all_features":
             expected = (expected - expected.mean()) / expected.std()
-        torch.testing.assert_close(features[b, :n].double(), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            features[b, :n].double(), expected, atol=1e-4, rtol=0
+        )
         assert (features[b, n:] == 0).all()
 
 
@@ -131,7 +161,9 @@ def test_with_a_range_the_level_of_a_recording_cannot_matter(gain):
 
 def test_gradients_of_magnitudes_are_finite_where_there_is_silence():
     waveform = torch.zeros(1, 1600, requires_grad=True)
-    log_mel(waveform, torch.tensor([1600]), config=FeatureConfig(power=1))[0].sum().backward()
+    log_mel(waveform, torch.tensor([1600]), config=FeatureConfig(power=1))[
+        0
+    ].sum().backward()
     assert waveform.grad.isfinite().all()
 
 
@@ -156,7 +188,9 @@ def defined_normalization(features, lengths):
         x = features[b, : max(0, int(lengths[b])), f].double().tolist()
         if x:
             mean = math.fsum(x) / len(x)
-            deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / max(1, len(x) - 1))
+            deviation = math.sqrt(
+                math.fsum((v - mean) ** 2 for v in x) / max(1, len(x) - 1)
+            )
             out[b, : len(x), f] = [(v - mean) / (deviation + 1e-5) for v in x]
     return torch.from_numpy(out)
 
@@ -178,7 +212,9 @@ def test_batched_normalisation_equals_the_loop_and_its_definition(
     features[padding] = filler
     given, wanted = features.clone(), defined_normalization(features, lengths)
     for normalized in (normalize, normalize_sequential):
-        torch.testing.assert_close(normalized(features, lengths), wanted, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            normalized(features, lengths), wanted, atol=1e-6, rtol=0
+        )
     assert (normalize(features, lengths)[padding] == 0).all()
     assert (
         normalize(features, lengths.clamp(max=1)) == 0
@@ -196,17 +232,24 @@ def test_a_large_mean_costs_the_batch_no_more_digits_than_the_loop(mean):
     )
     wanted = normalize_sequential(features.double(), lengths)
     apart = {
-        f: (f(features, lengths) - wanted).abs().max() for f in (normalize, normalize_sequential)
+        f: (f(features, lengths) - wanted).abs().max()
+        for f in (normalize, normalize_sequential)
     }
     assert apart[normalize] <= 2 * apart[normalize_sequential] + 2e-6, apart
-    assert apart[normalize] <= 1e-6 * max(2, abs(mean)), apart  # an ulp of the mean, here and there
+    assert apart[normalize] <= 1e-6 * max(2, abs(mean)), (
+        apart
+    )  # an ulp of the mean, here and there
 
 
 def test_normalisation_launches_as_much_for_any_batch_and_waits_for_nothing():
     def counted(function, B, T):
-        return launch_profile(lambda: function(torch.randn(B, T, 4), torch.full((B,), T)))
+        return launch_profile(
+            lambda: function(torch.randn(B, T, 4), torch.full((B,), T))
+        )
 
-    found = [counted(normalize, *size) for size in ((1, 3), (1, 300), (64, 3), (64, 300))]
+    found = [
+        counted(normalize, *size) for size in ((1, 3), (1, 300), (64, 3), (64, 300))
+    ]
     assert len({one.launches for one in found}) == 1
     assert [one.syncs for one in found] == [0] * 4
     assert (
@@ -261,7 +304,9 @@ def test_settings_that_make_no_features_are_refused(wrong):
 
 
 def test_gradients_of_normalisation_are_those_of_the_loop_where_nothing_deviates_too():
-    features = torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features = torch.randn(
+        5, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     features[2, :, 1] = 7.0
     features.requires_grad_()
     weights, lengths = (
@@ -294,7 +339,9 @@ def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
     bands = mel_bands(FeatureConfig(rate_hz=rate_hz, fft=fft, bins=bins))
     try:
         torch.set_default_dtype(torch.float64)  # the precision in which it computes
-        wanted = melscale_fbanks(fft // 2 + 1, 0.0, rate_hz / 2, bins, rate_hz, "slaney", "slaney")
+        wanted = melscale_fbanks(
+            fft // 2 + 1, 0.0, rate_hz / 2, bins, rate_hz, "slaney", "slaney"
+        )
     finally:
         torch.set_default_dtype(torch.float32)
     torch.testing.assert_close(bands.double(), wanted, rtol=1e-6, atol=1e-9)
@@ -321,7 +368,9 @@ def whispers(waveform, config):
     signal = np.pad(waveform, (0, max(0, 8000 - len(waveform))))
     mirrored = np.pad(signal, 200, mode="reflect")
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
-    frames = [mirrored[t * 160 : t * 160 + 400] * window for t in range(len(signal) // 160)]
+    frames = [
+        mirrored[t * 160 : t * 160 + 400] * window for t in range(len(signal) // 160)
+    ]
     energies = np.abs(np.fft.rfft(np.array(frames))) ** 2
     bands = np.log10(np.maximum(energies @ mel_bands(config).double().numpy(), 1e-10))
     return (np.maximum(bands, bands.max() - 8) + 4) / 4
@@ -352,7 +401,9 @@ def test_mirrored_and_filled_utterances_do_not_see_their_batch(fill_s):
     assert frames.tolist() == (filled // 160).clamp(min=1).tolist()
     for b, n in enumerate(lengths.tolist()):
         alone, _ = log_mel(waveforms[b : b + 1, :n], lengths[b : b + 1], config=config)
-        torch.testing.assert_close(features[b, : frames[b]], alone[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            features[b, : frames[b]], alone[0], rtol=0, atol=1e-5
+        )
         assert (features[b, frames[b] :] == 0).all()
 
 
@@ -363,7 +414,9 @@ def test_edges_are_mirrored_at_both_ends_of_each_utterance():
     features, frames = log_mel(waveforms, lengths, config=config)
     plain = replace(config, edges="zeros")
     for b, n in enumerate(lengths.tolist()):
-        mirrored = torch.nn.functional.pad(waveforms[b : b + 1, :n], (320, 320), mode="reflect")
+        mirrored = torch.nn.functional.pad(
+            waveforms[b : b + 1, :n], (320, 320), mode="reflect"
+        )
         wanted, _ = log_mel(mirrored, torch.tensor([n + 640]), config=plain)
         torch.testing.assert_close(
             features[b, : frames[b]], wanted[0, 2 : 2 + frames[b]], rtol=0, atol=1e-4

@@ -41,18 +41,32 @@ pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWar
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 # a second or two for each kind of file
 fuzzed = settings(
-    settings() if NIGHTLY else settings(max_examples=40, derandomize=True, database=None),
+    settings()
+    if NIGHTLY
+    else settings(max_examples=40, derandomize=True, database=None),
     suppress_health_check=[*HealthCheck],
 )
 SOUNDS = {
     "wav": "PCM_16", "aiff": "PCM_16", "au": "PCM_16", "caf": "PCM_16", "w64": "PCM_16", "flac": "PCM_16",
     "ogg": "VORBIS", "opus": "OPUS", "mp3": "MPEG_LAYER_III",
 }  # fmt: skip
-EXTREMES = [0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
+EXTREMES = [
+    0,
+    1,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**62,
+    2**63,
+    2**64 - 1,
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
     ),
     max_leaves=5,
 )
@@ -81,7 +95,9 @@ def damage(draw):
     edits = draw(st.lists(st.tuples(places, st.sampled_from("set cut insert number".split())), max_size=4, min_size=1))  # fmt: skip
     junk = [draw(st.binary(min_size=1, max_size=8)) for _ in edits]
     numbers = [
-        draw(st.sampled_from(EXTREMES)).to_bytes(8, draw(st.sampled_from(["big", "little"])))
+        draw(st.sampled_from(EXTREMES)).to_bytes(
+            8, draw(st.sampled_from(["big", "little"]))
+        )
         for _ in edits
     ]
 
@@ -111,7 +127,9 @@ def read_or_refused(read, *arguments):
         except ValueError as error:
             refusal = error
     message = str(refusal)
-    assert type(refusal) is ValueError and "\n" not in message and len(message) < 1500, message
+    assert (
+        type(refusal) is ValueError and "\n" not in message and len(message) < 1500
+    ), message
     assert ": " in message or " is not " in message, message
     return None
 
@@ -143,7 +161,9 @@ def test_a_damaged_sound_is_read_or_refused(sounds, tmp_path_factory, harm, suff
 def checkpoint(tmp_path_factory):
     """The bytes of a small checkpoint of ours."""
     tokenizer = CharTokenizer()
-    config = CTCConfig(vocab_size=tokenizer.vocab_size, encoder=ConvConfig(width=8, layers=1))
+    config = CTCConfig(
+        vocab_size=tokenizer.vocab_size, encoder=ConvConfig(width=8, layers=1)
+    )
     made = Checkpoint(CTCModel(config), tokenizer, asdict(FeatureConfig()), {})
     path = tmp_path_factory.mktemp("checkpoint") / "model.safetensors"
     save_checkpoint(path, made)
@@ -181,7 +201,9 @@ def test_a_checkpoint_with_odd_values_in_its_header_is_read_or_refused(
     place[sorted(place)[field % len(place)]] = value
     outer["__metadata__"]["asrkit"] = json.dumps(header)
     packed = json.dumps(outer).encode()
-    path.write_bytes(len(packed).to_bytes(8, "little") + packed + checkpoint[8 + size :])
+    path.write_bytes(
+        len(packed).to_bytes(8, "little") + packed + checkpoint[8 + size :]
+    )
     read_or_refused(load_checkpoint, path)
 
 
@@ -225,7 +247,13 @@ def spoken(sounds, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("manifests")
     (folder / "a.wav").write_bytes(sounds["wav"])
-    ours = {"audio": "a.wav", "text": "one", "id": "x", "speaker": "s", "split": "train"}
+    ours = {
+        "audio": "a.wav",
+        "text": "one",
+        "id": "x",
+        "speaker": "s",
+        "split": "train",
+    }
     theirs = {"audio_filepath": "a.wav", "text": "one", "duration": 0.2, "offset": 0.01}
     cut = transcribed_cut(Recording.from_file(folder / "a.wav"), "one", "s", {})
     return folder, [ours, theirs, cut.to_dict()]
@@ -239,7 +267,11 @@ def test_a_manifest_with_odd_values_is_read_or_refused(spoken, data):
     place = row
     while True:
         key = data.draw(st.sampled_from([*place] if isinstance(place, dict) else [0]))
-        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+        if (
+            not isinstance(place[key], dict | list)
+            or not place[key]
+            or data.draw(st.booleans())
+        ):
             break
         place = place[key]
     place[key] = data.draw(JSON)

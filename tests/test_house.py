@@ -65,7 +65,13 @@ KERNELS = {
     "llvmlite",
     "triton",
 }  # a bare GPU machine: the last two come with the rest
-POSIX = ("fcntl", "resource", "pwd", "grp", "termios")  # modules of Python that Windows lacks
+POSIX = (
+    "fcntl",
+    "resource",
+    "pwd",
+    "grp",
+    "termios",
+)  # modules of Python that Windows lacks
 SEPARATE = "asrkit/data/corpora/espeak_worker.py"  # a GPL program of its own
 
 FILE_LINES = 500
@@ -73,7 +79,11 @@ FUNCTION_LINES = 60
 # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
 LONG: dict[str, str] = {}
 
-EXTRAS = ("notebooks", "synth", "dev")  # what the lock holds; `dev` has all that `cuda` names
+EXTRAS = (
+    "notebooks",
+    "synth",
+    "dev",
+)  # what the lock holds; `dev` has all that `cuda` names
 # Spelled in two parts so that this file does not contain them.
 FORBIDDEN = ["/wo" + "rk/", "/ro" + "ot/", "/fa" + "rm/", "/op" + "t/", "/ho" + "me/", "/Us" + "ers/", "/tm" + "p/venv",
              "../sha" + "red", "file:" + "///"]  # fmt: skip
@@ -91,7 +101,9 @@ def relative(path: Path) -> str:
 
 def room(path: Path) -> str:
     """The file or folder directly under asrkit/, or under asrkit/workbench/, that `path` belongs to."""
-    return room_of([part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts])
+    return room_of(
+        [part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts]
+    )
 
 
 def room_of(parts: list[str]) -> str:
@@ -109,7 +121,9 @@ def imported(text: str, module: str) -> list[tuple[str, bool, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(module.split(".")[: -node.level]) if node.level else ""
             stem = ".".join(filter(None, (base, node.module)))
-            found.extend((f"{stem}.{alias.name}", runs, node.lineno) for alias in node.names)
+            found.extend(
+                (f"{stem}.{alias.name}", runs, node.lineno) for alias in node.names
+            )
         inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
             visit(child, runs and not inside)
@@ -126,11 +140,25 @@ def layer_problems(text: str, module: str) -> list[str]:
         top, *rest = name.split(".")
         if top == "asrkit":
             there = room_of(rest or [""])
-            if there in LAYER and here in LAYER and there != here and LAYER[there] >= LAYER[here]:
-                problems.append(f"{module}:{line} imports {there}, which is not below {here}")
+            if (
+                there in LAYER
+                and here in LAYER
+                and there != here
+                and LAYER[there] >= LAYER[here]
+            ):
+                problems.append(
+                    f"{module}:{line} imports {there}, which is not below {here}"
+                )
             if "espeak_worker" in rest:
-                problems.append(f"{module}:{line} imports the GPL program; start it as a process")
-        elif runs and here in BARE and top not in KERNELS and top not in sys.stdlib_module_names:
+                problems.append(
+                    f"{module}:{line} imports the GPL program; start it as a process"
+                )
+        elif (
+            runs
+            and here in BARE
+            and top not in KERNELS
+            and top not in sys.stdlib_module_names
+        ):
             problems.append(
                 f"{module}:{line} imports {top} at the top; import it in the function that needs it"
             )
@@ -157,10 +185,14 @@ def size_problems(text: str, name: str) -> list[str]:
         if (size > limit) != (where in LONG):
             problems.append(f"{where} has {size} lines")
     for node in [tree, *tree.body]:
-        public = isinstance(node, ast.Module) or not getattr(node, "name", "_").startswith("_")
+        public = isinstance(node, ast.Module) or not getattr(
+            node, "name", "_"
+        ).startswith("_")
         named = isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
         if public and named and not ast.get_docstring(node):
-            problems.append(f"{name}: {getattr(node, 'name', 'the module')} has no docstring")
+            problems.append(
+                f"{name}: {getattr(node, 'name', 'the module')} has no docstring"
+            )
     return problems
 
 
@@ -184,13 +216,21 @@ def test_the_picture_of_the_house_equals_the_tree():
     missing = [name for name in drawn if not (PACKAGE / name).exists()]
     assert not missing, f"CONTRIBUTING.md draws what is not there: {missing}"
     folders = {relative(path.parent).partition("/")[2] for path in sources()} - {""}
-    rooms = {room(path).replace(".", "/") for path in sources() if path.stem[:2] != "__"}
+    rooms = {
+        room(path).replace(".", "/") for path in sources() if path.stem[:2] != "__"
+    }
     files = {f"{name}.py" for name in rooms if (PACKAGE / f"{name}.py").exists()}
-    assert folders | files <= drawn, f"CONTRIBUTING.md lacks {sorted((folders | files) - drawn)}"
+    assert folders | files <= drawn, (
+        f"CONTRIBUTING.md lacks {sorted((folders | files) - drawn)}"
+    )
 
 
 def test_every_room_stands_on_a_floor():
-    rooms = {room(path) for path in sources()} - {"__init__", "__main__", "workbench.__init__"}
+    rooms = {room(path) for path in sources()} - {
+        "__init__",
+        "__main__",
+        "workbench.__init__",
+    }
     assert rooms <= set(LAYER), f"give {sorted(rooms - set(LAYER))} a floor in FLOORS"
 
 
@@ -207,9 +247,16 @@ def captures_without_lock(text: str) -> list[int]:
     tree = ast.parse(text)
     locked = set[ast.AST]()
     for block in ast.walk(tree):
-        if isinstance(block, ast.With) and ast.unparse(block.items[0].context_expr) == "CAPTURING":
+        if (
+            isinstance(block, ast.With)
+            and ast.unparse(block.items[0].context_expr) == "CAPTURING"
+        ):
             locked |= {*ast.walk(block)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in locked]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node not in locked
+    ]
     return [call.lineno for call in calls if ast.unparse(call.func) in CAPTURES]
 
 
@@ -229,7 +276,9 @@ def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
     ("from asrkit.shapes import expect\nimport torch\nimport math\ndef f():\n    import jiwer", "asrkit.text", ""),
     ("import lhotse", "asrkit.data.corpora", ""),
 ])  # fmt: skip
-def test_the_layer_test_finds_what_points_up_and_lets_honest_imports_pass(text, module, said):
+def test_the_layer_test_finds_what_points_up_and_lets_honest_imports_pass(
+    text, module, said
+):
     found = " ".join(layer_problems(text, module))
     assert (said in found) if said else not found
 
@@ -243,10 +292,16 @@ def test_files_and_functions_are_short_and_documented():
 
 def test_the_size_test_finds_long_files_and_functions_and_what_has_no_docstring():
     function = '"""M."""\n\ndef f():\n    """F."""\n'
-    long = function + "    x = 1\n" * (FUNCTION_LINES + 1) + "def g(): ...\n" * FILE_LINES
+    long = (
+        function + "    x = 1\n" * (FUNCTION_LINES + 1) + "def g(): ...\n" * FILE_LINES
+    )
     found = " ".join(size_problems(long, "asrkit/x.py"))
     assert size_problems(function, "asrkit/x.py") == []
-    assert "x.py has" in found and "x.py:f has 62 lines" in found and ": g has no doc" in found
+    assert (
+        "x.py has" in found
+        and "x.py:f has 62 lines" in found
+        and ": g has no doc" in found
+    )
 
 
 def test_the_gpl_program_imports_nothing_of_asrkit():
@@ -254,7 +309,9 @@ def test_the_gpl_program_imports_nothing_of_asrkit():
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# SPDX-License-Identifier: GPL-3.0-or-later")
     assert not [
-        name for name, *_ in imported(text, "espeak_worker") if name.split(".")[0] == "asrkit"
+        name
+        for name, *_ in imported(text, "espeak_worker")
+        if name.split(".")[0] == "asrkit"
     ]
     assert (
         SEPARATE in (ROOT / "NOTICE").read_text()
@@ -269,10 +326,16 @@ def requirements(*lines: str) -> set[str]:
     while todo:
         need = todo.pop()
         name = canonicalize_name(need.name)
-        for extra in {"", *need.extras} - {extra for known, extra in seen if known == name}:
+        for extra in {"", *need.extras} - {
+            extra for known, extra in seen if known == name
+        }:
             seen.add((name, extra))
             below = map(Requirement, importlib.metadata.requires(name) or ())
-            todo += [r for r in below if r.marker is None or r.marker.evaluate({"extra": extra})]
+            todo += [
+                r
+                for r in below
+                if r.marker is None or r.marker.evaluate({"extra": extra})
+            ]
     return {name for name, _ in seen}
 
 
@@ -310,21 +373,30 @@ FOUR = ("torch", "torchaudio", "numpy", "numba")
 @pytest.mark.parametrize(
     ("rooms", "packages"),
     [
-        (BARE | {"training"}, FOUR),  # the suite `training` measures steps on a bare machine too
+        (
+            BARE | {"training"},
+            FOUR,
+        ),  # the suite `training` measures steps on a bare machine too
         (LIBRARY - BARE, (*FOUR, "urllib3", "lhotse", "soundfile", "tqdm")),
     ],
     ids=["bare", "data"],
 )
-def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(rooms, packages):
+def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(
+    rooms, packages
+):
     allowed = requirements(*packages, *KERNELS)
     owners = importlib.metadata.packages_distributions()
     blocked = {
-        top for top, names in owners.items() if not {canonicalize_name(n) for n in names} & allowed
+        top
+        for top, names in owners.items()
+        if not {canonicalize_name(n) for n in names} & allowed
     } - {"asrkit"}
     assert {"jiwer", "matplotlib", "sentencepiece"} <= blocked
     modules = ["asrkit"]
     for path in sources():
-        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
         waits = path.stem in (
             "numba_cpu",
             "int8_numba_cpu",
@@ -353,15 +425,20 @@ def test_the_lock_has_an_exact_pin_of_each_package_that_is_needed_and_of_no_othe
     pins = {}
     for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
-            assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*( ; [a-z_]+ .*)?", line), line
+            assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*( ; [a-z_]+ .*)?", line), (
+                line
+            )
             pin = Requirement(line)
             if pin.marker is None or pin.marker.evaluate():
                 pins[pin.name] = next(iter(pin.specifier)).version
     for need in map(Requirement, declared):
         version = pins.get(canonicalize_name(need.name), "none")
-        assert need.specifier.contains(version), f"{need}: the lock has {version}; `make lock`"
+        assert need.specifier.contains(version), (
+            f"{need}: the lock has {version}; `make lock`"
+        )
     installed = {
-        canonicalize_name(one.name): one.version for one in importlib.metadata.distributions()
+        canonicalize_name(one.name): one.version
+        for one in importlib.metadata.distributions()
     }
     if pins.items() <= installed.items():
         assert pins.keys() == requirements(*declared)
@@ -374,13 +451,20 @@ def test_the_conda_environment_and_the_two_commands_of_ci_are_those_of_the_makef
     assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock", "-e ."]}
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-3:] == ["make check", "make peers", "make test"]
+    assert script.read_text().splitlines()[-3:] == [
+        "make check",
+        "make peers",
+        "make test",
+    ]
     assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def test_no_file_names_a_path_of_somebodys_machine():
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     if listed.returncode or not listed.stdout:
         pytest.skip("not a git checkout: which files are the project's is not known")

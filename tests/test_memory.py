@@ -70,6 +70,10 @@ def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
 def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
     with pytest.raises(ZeroDivisionError):
         peak_memory(lambda: 1 / 0)
-    assert peak_memory(lambda: torch.zeros(MB)) == 4 * MB  # the profiler was left in order
-    with pytest.raises(ValueError, match=r"^device: expected 'cpu' or 'cuda', got 'meta'\.$"):
+    assert (
+        peak_memory(lambda: torch.zeros(MB)) == 4 * MB
+    )  # the profiler was left in order
+    with pytest.raises(
+        ValueError, match=r"^device: expected 'cpu' or 'cuda', got 'meta'\.$"
+    ):
         peak_memory(int, device="meta")

@@ -54,7 +54,9 @@ def kinds(cell: dict) -> dict[str, str]:
 
 def parsed(cell: dict) -> ast.Module:
     """Syntax tree of a code cell; lines of IPython's own (%, !, ?) become empty statements."""
-    return ast.parse(re.sub(r"^(\s*)[%!?].*$", r"\1pass", text_of(cell), flags=re.MULTILINE))
+    return ast.parse(
+        re.sub(r"^(\s*)[%!?].*$", r"\1pass", text_of(cell), flags=re.MULTILINE)
+    )
 
 
 def nodes(notebook: dict) -> Iterator[ast.AST]:
@@ -98,7 +100,11 @@ def starts_with_imports_and_stamp(notebook: dict) -> str:
 def ids_are_unique(notebook: dict) -> str:
     """Every cell has an id of its own, which keeps diffs and links stable."""
     ids = [cell.get("id") for cell in notebook["cells"]]
-    return "" if all(ids) and len(set(ids)) == len(ids) else "cells lack an id or share one"
+    return (
+        ""
+        if all(ids) and len(set(ids)) == len(ids)
+        else "cells lack an id or share one"
+    )
 
 
 def defines_nothing_long(notebook: dict) -> str:
@@ -106,7 +112,9 @@ def defines_nothing_long(notebook: dict) -> str:
     for cell in code_cells(notebook):
         for node in ast.walk(parsed(cell)) if "exercise" not in tags(cell) else ():
             inside = getattr(node, "value", None)
-            defines = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or (
+            defines = isinstance(
+                node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            ) or (
                 isinstance(node, (ast.Assign, ast.AnnAssign))
                 and inside
                 and any(isinstance(n, ast.Lambda) for n in ast.walk(inside))
@@ -158,29 +166,41 @@ def shows_pictures_with_words(notebook: dict) -> str:
         if name == "show" or name.endswith("plots.show"):
             words = node.args[1:2] + [k.value for k in node.keywords if k.arg == "alt"]
             if not words or (
-                isinstance(words[0], ast.Constant) and not str(words[0].value or "").strip()
+                isinstance(words[0], ast.Constant)
+                and not str(words[0].value or "").strip()
             ):
-                return "show(figure, alt) needs words for those who cannot see the picture"
+                return (
+                    "show(figure, alt) needs words for those who cannot see the picture"
+                )
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             bare = re.findall(r"!\[\s*\]\(", text_of(cell)) + re.findall(
                 r"<img(?![^>]*\balt=[\"'][^\"']+)[^>]*>", text_of(cell)
             )
             if bare or "attachments" in cell:
-                return "a picture in the text has no alternative text, or is an attachment"
+                return (
+                    "a picture in the text has no alternative text, or is an attachment"
+                )
     return ""
 
 
 def names_no_absolute_path(notebook: dict) -> str:
     """Paths come from the package (`home`, `shipped`), never from somebody's machine."""
-    found = [found[0] for cell in notebook["cells"] if (found := ABSOLUTE.search(text_of(cell)))]
+    found = [
+        found[0]
+        for cell in notebook["cells"]
+        if (found := ABSOLUTE.search(text_of(cell)))
+    ]
     return f"absolute path {found[0]!r}" if found else ""
 
 
 def runs_on_any_kernel(notebook: dict) -> str:
     """The kernel is `python3`, which every environment has, and cell ids need format 4.5."""
     kernel = notebook["metadata"].get("kernelspec", {}).get("name")
-    fits = kernel == "python3" and (notebook["nbformat"], notebook["nbformat_minor"]) >= (4, 5)
+    fits = kernel == "python3" and (
+        notebook["nbformat"],
+        notebook["nbformat_minor"],
+    ) >= (4, 5)
     return (
         ""
         if fits
@@ -201,21 +221,31 @@ def asks_a_question(notebook: dict) -> str:
     ).startswith("# ")
     if not opens or len(headings) != 1:
         return f"open with the one first-level heading; found {headings}"
-    return "" if headings[0].rstrip().endswith("?") else f"the title {headings[0]!r} is no question"
+    return (
+        ""
+        if headings[0].rstrip().endswith("?")
+        else f"the title {headings[0]!r} is no question"
+    )
 
 
 def says_how_large_it_may_run(notebook: dict) -> str:
     """`metadata.asrkit` has the minutes of a quick run and, in `full`, parameters worth a longer one, of the declared types."""
     told = notebook["metadata"].get("asrkit", {})
-    if type(told.get("minutes_quick")) not in (int, float) or told["minutes_quick"] <= 0:
+    if (
+        type(told.get("minutes_quick")) not in (int, float)
+        or told["minutes_quick"] <= 0
+    ):
         return "metadata.asrkit.minutes_quick says how long a run at the default sizes takes"
     cell = next(
-        (cell for cell in code_cells(notebook) if "parameters" in tags(cell)), {"source": []}
+        (cell for cell in code_cells(notebook) if "parameters" in tags(cell)),
+        {"source": []},
     )
     declared = kinds(cell)
     for name, value in told.get("full", {}).items():
         if type(value) not in FITTING.get(declared.get(name, ""), ()):
-            return f"metadata.asrkit.full has {name} = {value!r}; declared are {declared}"
+            return (
+                f"metadata.asrkit.full has {name} = {value!r}; declared are {declared}"
+            )
     return ""
 
 
@@ -228,7 +258,11 @@ def checks_its_whole_numbers(notebook: dict) -> str:
     for node in nodes(notebook):
         if called(node) == "expect_parameters":
             wanted -= {keyword.arg for keyword in node.keywords}
-    return f"no check of {sorted(wanted)}; pass them to expect_parameters" if wanted else ""
+    return (
+        f"no check of {sorted(wanted)}; pass them to expect_parameters"
+        if wanted
+        else ""
+    )
 
 
 RULES: list[Callable[[dict], str]] = [
@@ -240,9 +274,15 @@ RULES: list[Callable[[dict], str]] = [
 
 def problems(notebook: dict, name: str) -> list[str]:
     """What the gate has against a notebook, one line a rule."""
-    rules = [rule for rule in RULES if not (name.startswith("00_") and rule is asks_a_question)]
+    rules = [
+        rule
+        for rule in RULES
+        if not (name.startswith("00_") and rule is asks_a_question)
+    ]
     try:
-        return [f"{rule.__name__}: {said}" for rule in rules if (said := rule(notebook))]
+        return [
+            f"{rule.__name__}: {said}" for rule in rules if (said := rule(notebook))
+        ]
     except SyntaxError as error:
         return [f"a cell is no Python: {error.msg}, {error.text!r}"]
 
@@ -253,9 +293,9 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 def test_the_series_is_there_and_numbered():
     assert NOTEBOOKS, "no notebook to check"
     numbers = [path.name[:3] for path in NOTEBOOKS]
-    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS) and len(
-        set(numbers)
-    ) == len(numbers)
+    assert all(
+        re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS
+    ) and len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -310,7 +350,10 @@ BAD = [
     (ids_are_unique, changed(4, id="c")),
     (checks_its_whole_numbers, changed(3, "expect_parameters(globals(), seed=int)")),
     (defines_nothing_long, changed(4, LONG)),
-    (defines_nothing_long, changed(4, "f = lambda x: [\n" + "    x,\n" * DEFINITION_LINES + "]")),
+    (
+        defines_nothing_long,
+        changed(4, "f = lambda x: [\n" + "    x,\n" * DEFINITION_LINES + "]"),
+    ),
     (keeps_cells_short, changed(4, "x = 1\n" * (CELL_LINES + 1))),
     (uses_no_widget_that_hangs, changed(4, "import ipywidgets as W\nout = W.Output()")),
     (uses_no_widget_that_hangs, changed(4, "from ipywidgets import interact")),
@@ -325,14 +368,24 @@ BAD = [
     (asks_a_question, changed(0, "# It is slow")),
     (asks_a_question, changed(0, "# Why?\n# And how?")),
     (says_how_large_it_may_run, told(asrkit={})),
-    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frame": 2000}})),
-    (says_how_large_it_may_run, told(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}})),
+    (
+        says_how_large_it_may_run,
+        told(asrkit={"minutes_quick": 1, "full": {"frame": 2000}}),
+    ),
+    (
+        says_how_large_it_may_run,
+        told(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}}),
+    ),
 ]
 
 
-@pytest.mark.parametrize("rule, notebook", BAD, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "rule, notebook", BAD, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
-    assert [said.split(":")[0] for said in problems(notebook, "01_bad.ipynb")] == [rule.__name__]
+    assert [said.split(":")[0] for said in problems(notebook, "01_bad.ipynb")] == [
+        rule.__name__
+    ]
     assert {rule for rule, _ in BAD} == set(RULES)
 
 

@@ -41,7 +41,9 @@ def executed(series_home, series_reports):
     for name, value in sizes.items():
         command += ["-p", name, str(value)]
     environment = {**os.environ, "ASRKIT_HOME": str(series_home)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "latest", json.loads(done.stdout)
 
@@ -50,7 +52,9 @@ def executed(series_home, series_reports):
 def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
     folder, told = executed
     assert told["notebooks"] == told["ran"] == len(NAMES) and told["defects"] == 0
-    assert sorted(page.stem for page in folder.glob("*.html")) == sorted([*NAMES, *SITE_PAGES])
+    assert sorted(page.stem for page in folder.glob("*.html")) == sorted(
+        [*NAMES, *SITE_PAGES]
+    )
     for name in NAMES:
         cells = nbformat.read(folder / f"runs/{name}.ipynb", 4).cells
         outputs = [output for cell in cells for output in cell.get("outputs", [])]
@@ -61,7 +65,9 @@ def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
 def test_the_model_of_notebook_00_learned_to_hear_voices_it_never_met(executed):
     lines = [
         json.loads(line)
-        for line in (executed[0] / "records/00_start_here.jsonl").read_text().splitlines()
+        for line in (executed[0] / "records/00_start_here.jsonl")
+        .read_text()
+        .splitlines()
     ]
     assert not any(problem(line) for line in lines)
     (wer,) = [
@@ -77,15 +83,23 @@ def test_every_declared_static_twin_left_a_picture(executed):
     for name in NAMES:
         for cell in nbformat.read(executed[0] / f"runs/{name}.ipynb", 4).cells:
             if "static-twin" in cell.metadata.get("tags", []):
-                shown = [output.get("data", {}).get("text/html", "") for output in cell.outputs]
-                assert any("data:image/svg+xml" in html for html in shown), (name, cell.id)
+                shown = [
+                    output.get("data", {}).get("text/html", "")
+                    for output in cell.outputs
+                ]
+                assert any("data:image/svg+xml" in html for html in shown), (
+                    name,
+                    cell.id,
+                )
 
 
 @pytest.mark.slow
 def test_each_slider_has_a_picture_for_every_value_and_no_two_are_alike(executed):
     sliders = 0
     for name in NAMES:
-        page = BeautifulSoup((executed[0] / f"{name}.html").read_text("utf-8"), "html.parser")
+        page = BeautifulSoup(
+            (executed[0] / f"{name}.html").read_text("utf-8"), "html.parser"
+        )
         for box in page.select("div.frames"):
             pictures = [frame.img["src"] for frame in box.select("div.frame")]
             words = [frame.img["alt"].strip() for frame in box.select("div.frame")]

@@ -3,11 +3,20 @@ import dataclasses
 import pytest
 import torch
 
-from asrkit.shapes import dims, expect, expect_parameters, expect_types, valid_mask, whole
+from asrkit.shapes import (
+    dims,
+    expect,
+    expect_parameters,
+    expect_types,
+    valid_mask,
+    whole,
+)
 
 
 def test_an_error_names_argument_wanted_got_and_remedy():
-    with pytest.raises(ValueError, match=r"^width: expected at least 1, got 0\. Raise it\.$"):
+    with pytest.raises(
+        ValueError, match=r"^width: expected at least 1, got 0\. Raise it\.$"
+    ):
         expect(False, "width", "at least 1", 0, "Raise it.")
 
 
@@ -33,14 +42,23 @@ def test_the_mask_is_true_for_the_first_positions_only():
 
 def test_what_is_no_tensor_is_refused_by_name():
     with pytest.raises(
-        ValueError, match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$"
+        ValueError,
+        match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$",
     ):
         dims([4, 3], "B", "lengths")
 
 
 @pytest.mark.parametrize(
     ("value", "fits"),
-    [(1, True), (9, True), (0, False), (10, False), (True, False), (2.0, False), ("2", False)],
+    [
+        (1, True),
+        (9, True),
+        (0, False),
+        (10, False),
+        (True, False),
+        (2.0, False),
+        ("2", False),
+    ],
 )
 def test_a_whole_number_is_an_int_in_range_and_true_is_none(value, fits):
     assert whole(value, 1, 9) is fits
@@ -55,10 +73,18 @@ def test_a_range_of_parameters_is_one_of_whole_numbers(value):
 
 
 @pytest.mark.parametrize("value", [2.5, 2.0, True, "2", 65])
-def test_a_parameter_annotated_as_int_is_a_whole_number_whatever_form_its_bounds_have(value):
-    values = {"__annotations__": {"batch": int, "seconds": float}, "batch": 2, "seconds": 2.5}
+def test_a_parameter_annotated_as_int_is_a_whole_number_whatever_form_its_bounds_have(
+    value,
+):
+    values = {
+        "__annotations__": {"batch": int, "seconds": float},
+        "batch": 2,
+        "seconds": 2.5,
+    }
     expect_parameters(values, batch=(1, 64), seconds=(1, 64))
-    with pytest.raises(ValueError, match=r"^batch: expected a whole number in 1..64, got"):
+    with pytest.raises(
+        ValueError, match=r"^batch: expected a whole number in 1..64, got"
+    ):
         expect_parameters(values | {"batch": value}, batch=(1, 64))
 
 
@@ -80,7 +106,14 @@ class Settings:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"share": 1}, {"part": slice(2)}, {"sides": None}, {"size": -(10**30)}, {"limit": 1}],
+    [
+        {},
+        {"share": 1},
+        {"part": slice(2)},
+        {"sides": None},
+        {"size": -(10**30)},
+        {"limit": 1},
+    ],
 )
 def test_fields_of_their_types_pass(changes):
     expect_types(Settings(**changes))

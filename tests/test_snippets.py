@@ -17,9 +17,14 @@ from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.text import CharTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
 SNIPPETS = {
-    page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    page: re.findall(
+        r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL
+    )
     for page in PAGES
 }
 ARPA = """\\data\\
@@ -39,7 +44,9 @@ def small_model():
     """A transducer with an LSTM whose vocabulary is letters."""
     torch.manual_seed(0)
     config = TransducerConfig(
-        vocab_size=CharTokenizer().vocab_size, predictor=LSTMConfig(width=16), joint_width=16
+        vocab_size=CharTokenizer().vocab_size,
+        predictor=LSTMConfig(width=16),
+        joint_width=16,
     )
     return TransducerModel(config).eval()
 
@@ -53,7 +60,9 @@ def names_of_decoders(folder, **_):
     """A model of one's own, frames that it has encoded, and a language model."""
     (folder / "lm.arpa").write_text(ARPA)
     tokenizer = CharTokenizer()
-    letters = [tokenizer.decode([token]).strip() for token in range(tokenizer.vocab_size)]
+    letters = [
+        tokenizer.decode([token]).strip() for token in range(tokenizer.vocab_size)
+    ]
     return {
         "model": small_model(),
         "encoded": torch.randn(2, 20, 16),
@@ -86,7 +95,9 @@ def names_of_whisper(folder, **_):
     cases = module("tests/models/whisper_cases.py")
     golden = json.loads((ROOT / "tests/golden/whisper.json").read_text())["whisper"]
     weights = {name: torch.zeros(shape) for name, shape in golden["shapes"].items()}
-    cases.write_folder(folder / "whisper-small", cases.CASES["whisper"], cases.fill(weights))
+    cases.write_folder(
+        folder / "whisper-small", cases.CASES["whisper"], cases.fill(weights)
+    )
     waveforms, lengths = cases.speech((16_000,))
     return {"waveforms": waveforms, "lengths": lengths}
 
@@ -147,9 +158,13 @@ def test_every_snippet_has_its_names():
 
 
 @pytest.mark.parametrize("page", PREPARED)
-def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch, archive, tiny_speech, one_thread):
+def test_the_snippets_of_a_page_run(
+    page, tmp_path, monkeypatch, archive, tiny_speech, one_thread
+):
     names = {}
     monkeypatch.chdir(tmp_path)
-    for number, (snippet, prepare) in enumerate(zip(SNIPPETS[page], PREPARED[page], strict=True)):
+    for number, (snippet, prepare) in enumerate(
+        zip(SNIPPETS[page], PREPARED[page], strict=True)
+    ):
         names |= prepare(folder=tmp_path, archive=archive, tiny_speech=tiny_speech)
         exec(compile(snippet, f"{page}, snippet {number + 1}", "exec"), names)

@@ -15,9 +15,9 @@ from asrkit.text import (
     wer,
 )
 
-WORDS = st.lists(st.sampled_from("one two three four".split()), min_size=1, max_size=6).map(
-    " ".join
-)
+WORDS = st.lists(
+    st.sampled_from("one two three four".split()), min_size=1, max_size=6
+).map(" ".join)
 
 
 def edit_distance(a: list[str], b: list[str]) -> int:
@@ -25,7 +25,10 @@ def edit_distance(a: list[str], b: list[str]) -> int:
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i
         for j, y in enumerate(b, 1):
-            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+            diagonal, row[j] = (
+                row[j],
+                min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y)),
+            )
     return row[-1]
 
 
@@ -44,7 +47,9 @@ def test_pieces_come_back_as_words_and_survive_a_dump():
     tokenizer = SentencePieceTokenizer.train(
         ["turn on the light", "turn off the radio"] * 30, vocab_size=30
     )
-    assert tokenizer.decode(tokenizer.encode("turn the light off")) == "turn the light off"
+    assert (
+        tokenizer.decode(tokenizer.encode("turn the light off")) == "turn the light off"
+    )
     assert load_tokenizer(dump_tokenizer(tokenizer)) == tokenizer
     assert load_tokenizer(dump_tokenizer(CharTokenizer())) == CharTokenizer()
 
@@ -78,7 +83,9 @@ def test_character_errors_count_characters():
     assert cer(["abc"], ["abd"]).rate == 1 / 3
 
 
-@pytest.mark.parametrize(("references", "hypotheses"), [([], []), (["a"], []), ([""], ["a"])])
+@pytest.mark.parametrize(
+    ("references", "hypotheses"), [([], []), (["a"], []), ([""], ["a"])]
+)
 def test_what_cannot_be_scored_is_refused(references, hypotheses):
     with pytest.raises(ValueError, match="expected"):
         wer(references, hypotheses)
@@ -118,7 +125,8 @@ def test_padding_is_no_letter():
 def test_what_is_no_sentencepiece_model_is_refused(content, tmp_path):
     (tmp_path / "x.model").write_bytes(content)
     with pytest.raises(
-        ValueError, match=f"tokenizer: expected a SentencePiece model, got {len(content)} bytes"
+        ValueError,
+        match=f"tokenizer: expected a SentencePiece model, got {len(content)} bytes",
     ):
         load_tokenizer(tmp_path / "x.model")
 
@@ -162,7 +170,10 @@ def as_json(model, algorithm, **more):
     kinds = {
         id: piece[3] for id, piece in enumerate(pieces) if piece.get(3) in (3, 4)
     }  # special, and as it is
-    added = [{"id": id, "content": names[id], "special": kind == 3} for id, kind in kinds.items()]
+    added = [
+        {"id": id, "content": names[id], "special": kind == 3}
+        for id, kind in kinds.items()
+    ]
     body = {"type": "Unigram", "unk_id": 0, "vocab": [*zip(names, scores, strict=True)]}
     if algorithm == "BPE":
         vocab = {name: id for id, name in enumerate(names)}
@@ -195,11 +206,14 @@ def converted(request):
         sentence_iterator=iter(SAID * 20), model_writer=out, vocab_size=320, model_type=request.param.lower(), bos_id=-1, eos_id=-1,
         hard_vocab_limit=False, minloglevel=2, byte_fallback=True, user_defined_symbols=["<pad>"], control_symbols=["<|x|>"],
     )  # fmt: skip
-    return SentencePieceTokenizer(out.getvalue()), as_json(out.getvalue(), request.param)
+    return SentencePieceTokenizer(out.getvalue()), as_json(
+        out.getvalue(), request.param
+    )
 
 
 @pytest.mark.parametrize(
-    "text", [*SAID, "", "  two   spaces ", "ｗｉｄｅ ½", "日本", "<pad>the", "zebra quiz"]
+    "text",
+    [*SAID, "", "  two   spaces ", "ｗｉｄｅ ½", "日本", "<pad>the", "zebra quiz"],
 )
 def test_a_tokenizer_json_becomes_the_sentencepiece_model_it_was(converted, text):
     source, contents = converted
@@ -212,7 +226,9 @@ def test_pieces_of_a_tokenizer_json_come_in_the_order_asked_for(converted):
     source, contents = converted
     order = [*range(10, source.vocab_size), *range(10)]
     made = SentencePieceTokenizer.from_json(contents, order)
-    assert [order[token] for token in made.encode("the cat sat")] == source.encode("the cat sat")
+    assert [order[token] for token in made.encode("the cat sat")] == source.encode(
+        "the cat sat"
+    )
     control = order.index(
         next(token["id"] for token in contents["added_tokens"] if token["special"])
     )
@@ -223,7 +239,8 @@ def test_pieces_of_a_tokenizer_json_come_in_the_order_asked_for(converted):
 def test_no_space_is_put_in_front_where_a_tokenizer_json_has_none(converted):
     source, contents = converted
     made = SentencePieceTokenizer.from_json(
-        {**contents, "pre_tokenizer": {"prepend_scheme": "never"}}, range(source.vocab_size)
+        {**contents, "pre_tokenizer": {"prepend_scheme": "never"}},
+        range(source.vocab_size),
     )
     assert made.encode("the") != source.encode("the")
     assert made.decode(made.encode("the")) == "the"
@@ -237,7 +254,9 @@ def test_what_no_piece_spells_is_the_unknown_one(converted):
         for id, name in enumerate(names)
         if not (name if isinstance(name, str) else name[0]).startswith("<0x")
     ][::-1]
-    made = SentencePieceTokenizer.from_json(contents, kept)  # without bytes, and <unk> is the last
+    made = SentencePieceTokenizer.from_json(
+        contents, kept
+    )  # without bytes, and <unk> is the last
     assert made.encode("日本")[-1] == len(kept) - 1
     assert made.decode([len(kept) - 1]).strip() == "⁇"
 

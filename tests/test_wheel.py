@@ -43,7 +43,14 @@ if __name__ == "__main__":
 
 
 def pip(*arguments):
-    command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "-q",
+        "--disable-pip-version-check",
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -52,7 +59,14 @@ def pip(*arguments):
 def python(tmp_path_factory):
     """A function that runs Python with asrkit from a wheel, in a folder of its own."""
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", str(ROOT), "-w", str(folder / "built"))
+    pip(
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        str(ROOT),
+        "-w",
+        str(folder / "built"),
+    )
     (wheel,) = (folder / "built").glob("*.whl")
     pip("install", "--no-deps", "--target", str(folder / "site"), str(wheel))
     (folder / "here").mkdir()
@@ -70,7 +84,9 @@ def python(tmp_path_factory):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert run("-c", "import asrkit; print(asrkit.__file__)").startswith(str(folder / "site"))
+    assert run("-c", "import asrkit; print(asrkit.__file__)").startswith(
+        str(folder / "site")
+    )
     return run
 
 
@@ -103,19 +119,32 @@ def test_what_needs_a_checkout_or_a_model_says_so_in_one_line(done, command):
 
 
 def test_what_is_installed_tells_type_checkers_that_it_has_annotations(python):
-    code = (
-        "import importlib.resources as r; print(r.files('asrkit').joinpath('py.typed').is_file())"
-    )
+    code = "import importlib.resources as r; print(r.files('asrkit').joinpath('py.typed').is_file())"
     assert python("-c", code) == "True\n"
 
 
 def test_a_source_archive_holds_what_a_checkout_does(tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    build = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "sdist",
+        "-d",
+        str(tmp_path),
+    ]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         held = {name.partition("/")[2] for name in tar.getnames()}
-    files = [path.name for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."]
-    assert {"CONTRIBUTING.md", "CITATION.cff", "requirements-peers.txt"} <= {*files} <= held
+    files = [
+        path.name for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."
+    ]
+    assert (
+        {"CONTRIBUTING.md", "CITATION.cff", "requirements-peers.txt"}
+        <= {*files}
+        <= held
+    )
     assert {"asrkit/py.typed", "docs/commands.md"} <= held

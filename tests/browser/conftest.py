@@ -18,33 +18,50 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = [
     f"--disable-{what}"
-    for what in ("quic", "background-networking", "component-update", "sync", "dev-shm-usage")
+    for what in (
+        "quic",
+        "background-networking",
+        "component-update",
+        "sync",
+        "dev-shm-usage",
+    )
 ]
 FLAGS += [
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]  # a route would do, but turns the cache off
-LOCAL = re.compile(r"(https?|wss?)://127\.0\.0\.1[:/]|(file|data|blob|about|chrome-error):")
+LOCAL = re.compile(
+    r"(https?|wss?)://127\.0\.0\.1[:/]|(file|data|blob|about|chrome-error):"
+)
 SETTINGS = {  # of JupyterLab: no pop-up about news, and what is off the screen is drawn all the same
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
 FOLDERS = [f"JUPYTER_{name}_DIR" for name in ("CONFIG", "DATA", "RUNTIME")]
-FOLDERS += ["IPYTHONDIR", *(f"JUPYTERLAB_{name}_DIR" for name in ("SETTINGS", "WORKSPACES"))]
+FOLDERS += [
+    "IPYTHONDIR",
+    *(f"JUPYTERLAB_{name}_DIR" for name in ("SETTINGS", "WORKSPACES")),
+]
 
 
 class Window:
     """Tabs that share a cache: what they asked for outside this machine, and what went wrong in them."""
 
     def __init__(self, browser, **how):
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 900}, **how}
+        )
         self.outside, self.errors = [], []
         self.context.on("request", lambda request: self._note(request.url))
         self.context.on(
-            "page", lambda page: page.on("websocket", lambda socket: self._note(socket.url))
+            "page",
+            lambda page: page.on("websocket", lambda socket: self._note(socket.url)),
         )
         self.context.on(
-            "console", lambda message: message.type == "error" and self.errors.append(message.text)
+            "console",
+            lambda message: (
+                message.type == "error" and self.errors.append(message.text)
+            ),
         )
         self.context.on("weberror", lambda error: self.errors.append(str(error.error)))
 
@@ -86,13 +103,19 @@ class Lab:
 
         Ready is what the server says: one client, connected to an idle kernel. The page shows "idle" before there is a kernel.
         """
-        kernel = {"kernel": {"name": "python3"}, "name": name, "path": name, "type": "notebook"}
+        kernel = {
+            "kernel": {"name": "python3"},
+            "name": name,
+            "path": name,
+            "type": "notebook",
+        }
         here = f"sessions/{self.ask('sessions', 'POST', kernel)['id']}"  # it starts while the page loads
         page = window.open(f"{self.base}/doc/tree/{name}?token={self.token}")
         try:
             page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
             wait_until(
-                lambda: is_ready(self.ask(here)["kernel"]), "a kernel that is connected and idle"
+                lambda: is_ready(self.ask(here)["kernel"]),
+                "a kernel that is connected and idle",
             )
             yield page
         finally:
@@ -153,7 +176,9 @@ def lab(series_home, tmp_path_factory):
     base, token = tmp_path_factory.mktemp("lab"), secrets.token_hex(16)
     own = {name: str(base / name.lower()) for name in FOLDERS}
     for name, values in SETTINGS.items():
-        file = Path(own["JUPYTERLAB_SETTINGS_DIR"], f"@jupyterlab/{name}.jupyterlab-settings")
+        file = Path(
+            own["JUPYTERLAB_SETTINGS_DIR"], f"@jupyterlab/{name}.jupyterlab-settings"
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
     page_config = Path(own["JUPYTER_CONFIG_DIR"], "labconfig/page_config.json")
@@ -177,7 +202,11 @@ def lab(series_home, tmp_path_factory):
     lab, log = Lab(base / "notebooks", port, token), base / "log"
     with log.open("wb") as said:
         server = subprocess.Popen(
-            command, env=os.environ | own | quiet, stdout=said, stderr=said, start_new_session=True
+            command,
+            env=os.environ | own | quiet,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
         )
     try:
         wait_until(lambda: answers(lab) or server.poll() is not None, "JupyterLab")

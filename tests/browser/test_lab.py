@@ -34,7 +34,11 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 def code(notebook):
     """Cells that a run numbers."""
-    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    return [
+        cell
+        for cell in notebook.cells
+        if cell.cell_type == "code" and cell.source.strip()
+    ]
 
 
 def to_try():
@@ -51,12 +55,17 @@ def to_try():
 def smaller(notebook, sizes):
     """`notebook` with a cell behind its parameters that sets `sizes`, which they declare."""
     (at,) = (
-        i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])
+        i
+        for i, cell in enumerate(notebook.cells)
+        if "parameters" in cell.metadata.get("tags", [])
     )
     declared = re.findall(r"^\w+(?=:)", notebook.cells[at].source, re.MULTILINE)
     assert set(sizes) <= set(declared)
     notebook.cells.insert(
-        at + 1, new_code_cell("\n".join(f"{name} = {value!r}" for name, value in sizes.items()))
+        at + 1,
+        new_code_cell(
+            "\n".join(f"{name} = {value!r}" for name, value in sizes.items())
+        ),
     )
     return notebook
 
@@ -97,9 +106,9 @@ def run_all(page):
 def label(control):
     """(role, name) of a control. ipywidgets ties no name to the handle of a slider: there it is what stands before it."""
     role, name = re.match(r'- (\w+)(?: "(.*?)")?', control.aria_snapshot()).groups()
-    beside = control.locator("xpath=ancestor::*[contains(@class, 'widget-slider')]").locator(
-        "label"
-    )
+    beside = control.locator(
+        "xpath=ancestor::*[contains(@class, 'widget-slider')]"
+    ).locator("label")
     return role, name or (beside.inner_text().strip() if beside.count() else "")
 
 
@@ -126,10 +135,15 @@ def move(page, control, patience_s):
             break
     else:
         return ""
-    changed = f"([area, before]) => JSON.stringify(({shown})(area)) != JSON.stringify(before)"
+    changed = (
+        f"([area, before]) => JSON.stringify(({shown})(area)) != JSON.stringify(before)"
+    )
     try:
         page.wait_for_function(
-            changed, arg=[area.element_handle(), before], polling=50, timeout=1000 * patience_s
+            changed,
+            arg=[area.element_handle(), before],
+            polling=50,
+            timeout=1000 * patience_s,
         )
     except TooLate:
         return ""

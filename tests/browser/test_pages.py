@@ -119,7 +119,9 @@ def column(page, name):
     """What the claims that are to be seen have in column `name`: what they are sorted by."""
     names = [
         text.strip().lower()
-        for text in page.locator("#ledger").get_by_role("columnheader").all_inner_texts()
+        for text in page.locator("#ledger")
+        .get_by_role("columnheader")
+        .all_inner_texts()
     ]
     value = "(rows, at) => rows.map(row => row.cells[at].dataset.value ?? row.cells[at].textContent.trim())"
     return page.locator("table tr[data-verdict]:visible").evaluate_all(
@@ -129,7 +131,9 @@ def column(page, name):
 
 def head(page, name):
     """The heading of a column of claims."""
-    return page.locator("#ledger").get_by_role("columnheader", name=re.compile(rf"^{name}"))
+    return page.locator("#ledger").get_by_role(
+        "columnheader", name=re.compile(rf"^{name}")
+    )
 
 
 def pixels(page):
@@ -194,7 +198,9 @@ def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, led
 
 def folds(page):
     """Whether each fold of code is open."""
-    return page.locator("details.code").evaluate_all("all => all.map(fold => fold.open)")
+    return page.locator("details.code").evaluate_all(
+        "all => all.map(fold => fold.open)"
+    )
 
 
 def test_how_much_code_is_shown_is_chosen_once_for_all_pages(window, pages):
@@ -217,7 +223,9 @@ def frame(page):
     """What the slider says, and the words of the pictures that it shows."""
     box = page.locator(".frames").first
     words = (
-        box.locator("img").locator("visible=true").evaluate_all("all => all.map(one => one.alt)")
+        box.locator("img")
+        .locator("visible=true")
+        .evaluate_all("all => all.map(one => one.alt)")
     )
     return box.locator("output").inner_text(), words
 
@@ -271,7 +279,9 @@ def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
     some |= {"01_transducer", "02_joint_memory"}
     for name in pages if "ASRKIT_REPORT" in os.environ else some:
         page = tabs.open(pages[name])
-        page.evaluate("document.querySelectorAll('details').forEach(fold => (fold.open = true))")
+        page.evaluate(
+            "document.querySelectorAll('details').forEach(fold => (fold.open = true))"
+        )
         found[name] = against(page)
         page.close()
     assert found == {name: [] for name in found}
@@ -287,7 +297,10 @@ def against(page):
             "resultTypes": ["violations"],
         },
     )
-    return [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in told.response["violations"]]
+    return [
+        (rule["id"], rule["nodes"][0]["html"][:200])
+        for rule in told.response["violations"]
+    ]
 
 
 @pytest.mark.parametrize("name", LOOKS)

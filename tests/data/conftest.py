@@ -33,7 +33,10 @@ def utterances():
         800, 80_000, (100,), generator=torch.Generator().manual_seed(0)
     ).tolist()
     return Utterances(
-        waveforms=[torch.full((size,), n + 1, dtype=torch.int16) for n, size in enumerate(samples)],
+        waveforms=[
+            torch.full((size,), n + 1, dtype=torch.int16)
+            for n, size in enumerate(samples)
+        ],
         ids=[f"u{n}" for n in range(100)],
         texts=["a" * (n % 7) for n in range(100)],
         speakers=["s"] * 100,
@@ -60,7 +63,10 @@ def mirror(monkeypatch):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        state.url, state.close = f"http://127.0.0.1:{server.server_port}", server.shutdown
+        state.url, state.close = (
+            f"http://127.0.0.1:{server.server_port}",
+            server.shutdown,
+        )
         yield state
         server.shutdown()
 
@@ -73,7 +79,9 @@ def speak():
         path.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(
             path,
-            np.random.default_rng(int(seconds * 1000)).normal(0, 0.1, int(seconds * rate_hz)),
+            np.random.default_rng(int(seconds * 1000)).normal(
+                0, 0.1, int(seconds * rate_hz)
+            ),
             rate_hz,
         )
 
@@ -90,7 +98,9 @@ def libri(tmp_path, speak):
             names = [f"{speaker}-7-000{n}" for n in range(2)]
             for name in names:
                 speak(root / part / speaker / "7" / f"{name}.flac", next(seconds))
-            text = "".join(f"{name} HELLO WORLD {'AGAIN ' * n}\n" for n, name in enumerate(names))
+            text = "".join(
+                f"{name} HELLO WORLD {'AGAIN ' * n}\n" for n, name in enumerate(names)
+            )
             (root / part / speaker / "7" / f"{speaker}-7.trans.txt").write_text(text)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:

@@ -34,7 +34,9 @@ def seeded(seed=0):
 
 def speech(B=8, S=16_000):
     """Waveforms (B, S) and lengths (B,), one of them full."""
-    return torch.randn(B, S, generator=seeded(1)) * 0.1, torch.linspace(S // 3, S, B).long()
+    return torch.randn(B, S, generator=seeded(1)) * 0.1, torch.linspace(
+        S // 3, S, B
+    ).long()
 
 
 def test_with_everything_off_waveforms_come_back_as_they_were():
@@ -47,7 +49,9 @@ def test_with_everything_off_waveforms_come_back_as_they_were():
 def test_what_lies_in_the_padding_cannot_matter_and_comes_back_as_zero():
     waveforms, lengths = speech()
     padding = torch.arange(waveforms.shape[1]) >= lengths[:, None]
-    plain, shortened = augment_with_lengths(waveforms.masked_fill(padding, 0), lengths, seeded())
+    plain, shortened = augment_with_lengths(
+        waveforms.masked_fill(padding, 0), lengths, seeded()
+    )
     assert torch.equal(
         augment(waveforms.masked_fill(padding, float("nan")), lengths, seeded()), plain
     )
@@ -60,7 +64,10 @@ def test_speed_scales_durations_and_pitch_alike_and_keeps_the_loudness():
     durations = set()
     for seed in range(12):
         out, lengths = augment_with_lengths(
-            tone, torch.tensor([48_000]), seeded(seed), config=replace(NOTHING, speed=(0.8, 1.25))
+            tone,
+            torch.tensor([48_000]),
+            seeded(seed),
+            config=replace(NOTHING, speed=(0.8, 1.25)),
         )
         speed = float(lengths) / 48_000
         durations.add(round(speed, 3))
@@ -86,20 +93,30 @@ def test_the_generator_decides_everything():
 def test_noise_is_added_at_the_ratio_asked_for(snr_db):
     waveforms, lengths = speech(B=16, S=48_000)
     noisy = augment(
-        waveforms, lengths, seeded(), config=replace(NOTHING, noise=1, snr_db=(snr_db, snr_db))
+        waveforms,
+        lengths,
+        seeded(),
+        config=replace(NOTHING, noise=1, snr_db=(snr_db, snr_db)),
     )
     for row, size in enumerate(lengths):
         clean = waveforms[row, :size]
-        got = 10 * torch.log10(clean.square().mean() / (noisy[row, :size] - clean).square().mean())
+        got = 10 * torch.log10(
+            clean.square().mean() / (noisy[row, :size] - clean).square().mean()
+        )
         assert abs(got - snr_db) < 1.0
 
 
 def test_a_telephone_passes_below_3400_hz_and_stops_above_4200_hz():
     seconds = torch.arange(16_000) / 16_000
     tones = torch.stack(
-        [torch.sin(2 * torch.pi * hz * seconds) for hz in (300.0, 3000.0, 4400.0, 7000.0)]
+        [
+            torch.sin(2 * torch.pi * hz * seconds)
+            for hz in (300.0, 3000.0, 4400.0, 7000.0)
+        ]
     )
-    out = augment(tones, torch.full((4,), 16_000), seeded(), config=replace(NOTHING, telephone=1))
+    out = augment(
+        tones, torch.full((4,), 16_000), seeded(), config=replace(NOTHING, telephone=1)
+    )
     ratio = (out.square().mean(1) / tones.square().mean(1))[:4]
     assert (ratio[:2] > 0.98).all() and (ratio[2:] < 1e-2).all()
 
@@ -124,10 +141,14 @@ def test_a_room_leaves_the_direct_sound_and_an_echo_that_falls_by_60_db_in_its_t
 def test_gain_stays_in_its_range():
     waveforms, lengths = torch.ones(64, 100), torch.full((64,), 100)
     gains_db = 20 * torch.log10(
-        augment(waveforms, lengths, seeded(), config=replace(NOTHING, gain_db=(-9, 3)))[:, 50]
+        augment(waveforms, lengths, seeded(), config=replace(NOTHING, gain_db=(-9, 3)))[
+            :, 50
+        ]
     )
     assert (
-        gains_db.min() >= -9.01 and gains_db.max() <= 3.01 and gains_db.max() - gains_db.min() > 6
+        gains_db.min() >= -9.01
+        and gains_db.max() <= 3.01
+        and gains_db.max() - gains_db.min() > 6
     )
 
 
@@ -136,22 +157,31 @@ def test_masks_are_zeros_in_whole_frames_or_whole_bins_and_the_rest_is_untouched
         torch.rand(8, 200, 80, generator=seeded()) + 1,
         torch.tensor([200] * 4 + [120] * 4),
     )
-    config = AugmentConfig(time_masks=2, time_share=0.1, frequency_masks=2, frequency_bins=10)
+    config = AugmentConfig(
+        time_masks=2, time_share=0.1, frequency_masks=2, frequency_bins=10
+    )
     masked = spec_augment(features, lengths, seeded(), config=config)
     hidden = masked == 0
     frames, bins = hidden.all(2), hidden.all(1)
     assert torch.equal(hidden, frames[:, :, None] | bins[:, None, :])
     assert torch.equal(masked[~hidden], features[~hidden])
-    assert (frames.sum(1) <= 2 * (lengths * 0.1 + 1)).all() and (bins.sum(1) <= 22).all()
+    assert (frames.sum(1) <= 2 * (lengths * 0.1 + 1)).all() and (
+        bins.sum(1) <= 22
+    ).all()
     assert frames.any() and bins.any() and not frames[4:, 120:].any()
-    assert torch.equal(spec_augment(features, lengths, seeded(), config=NOTHING), features)
+    assert torch.equal(
+        spec_augment(features, lengths, seeded(), config=NOTHING), features
+    )
 
 
 @pytest.mark.parametrize("S", [1, 100])
 def test_the_shortest_waveforms_survive(S):
     assert (
         augment(
-            torch.ones(2, S), torch.tensor([S, 1]), seeded(), config=AugmentConfig(noise=1, room=1)
+            torch.ones(2, S),
+            torch.tensor([S, 1]),
+            seeded(),
+            config=AugmentConfig(noise=1, room=1),
         )
         .isfinite()
         .all()
@@ -159,11 +189,16 @@ def test_the_shortest_waveforms_survive(S):
 
 
 def test_speed_keeps_its_range_in_a_batch_of_short_words_too():
-    words, lengths = torch.randn(2, 6400, generator=seeded()), torch.tensor([6400, 3200])
+    words, lengths = (
+        torch.randn(2, 6400, generator=seeded()),
+        torch.tensor([6400, 3200]),
+    )
     speeds = set()
     for seed in range(20):
         config = replace(NOTHING, speed=(0.9, 1.1))
-        out, shortened = augment_with_lengths(words, lengths, seeded(seed), config=config)
+        out, shortened = augment_with_lengths(
+            words, lengths, seeded(seed), config=config
+        )
         assert 0.9 <= out.shape[1] / 6400 <= 1.1
         assert abs(int(shortened[1]) - int(shortened[0]) / 2) <= 1
         speeds.add(out.shape[1])
@@ -182,12 +217,17 @@ def test_silence_stands_around_the_speech_and_leaves_it_as_it_was():
         spoken = out[row, first : first + size]
         assert torch.allclose(spoken, waveforms[row, :size], atol=1e-5)
         assert out[row, first + size :].abs().max() < 1e-5
-    some, _ = augment_with_lengths(waveforms, lengths, seeded(), config=replace(config, silence=0))
+    some, _ = augment_with_lengths(
+        waveforms, lengths, seeded(), config=replace(config, silence=0)
+    )
     assert some.shape == waveforms.shape
 
 
 def test_silence_does_not_count_in_the_ratio_of_speech_to_noise():
-    waveforms, lengths = torch.randn(16, 8000, generator=seeded(1)), torch.full((16,), 8000)
+    waveforms, lengths = (
+        torch.randn(16, 8000, generator=seeded(1)),
+        torch.full((16,), 8000),
+    )
     config = replace(NOTHING, noise=1, snr_db=(20, 20), silence=1, silence_s=(1.0, 1.0))
     noisy, _ = augment_with_lengths(waveforms, lengths, seeded(), config=config)
     noise_power = noisy[:, 1000:15_000].square().mean(1)
@@ -197,7 +237,9 @@ def test_silence_does_not_count_in_the_ratio_of_speech_to_noise():
 
 def test_a_low_cut_stops_below_its_edge_and_passes_above_it():
     seconds = torch.arange(16_000) / 16_000
-    tones = [torch.sin(2 * torch.pi * hz * seconds) for hz in (60.0, 150.0, 500.0, 3000.0)]
+    tones = [
+        torch.sin(2 * torch.pi * hz * seconds) for hz in (60.0, 150.0, 500.0, 3000.0)
+    ]
     waveforms = torch.stack(tones)
     config = replace(NOTHING, low_cut=1, low_cut_hz=(300, 300))
     out = augment(waveforms, torch.full((4,), 16_000), seeded(), config=config)
@@ -206,7 +248,10 @@ def test_a_low_cut_stops_below_its_edge_and_passes_above_it():
 
 
 def test_warping_by_one_changes_nothing_but_the_padding():
-    features, lengths = torch.randn(3, 50, 80, generator=seeded()), torch.tensor([50, 20, 1])
+    features, lengths = (
+        torch.randn(3, 50, 80, generator=seeded()),
+        torch.tensor([50, 20, 1]),
+    )
     out, same = warp_features(features, lengths, seeded(), config=NOTHING)
     assert torch.equal(same, lengths) and out.dtype == torch.float32
     for row, size in enumerate(lengths):
@@ -215,18 +260,26 @@ def test_warping_by_one_changes_nothing_but_the_padding():
 
 
 def test_what_lies_in_the_padding_of_features_cannot_matter():
-    features, lengths = torch.randn(2, 50, 80, generator=seeded()), torch.tensor([50, 20])
+    features, lengths = (
+        torch.randn(2, 50, 80, generator=seeded()),
+        torch.tensor([50, 20]),
+    )
     other = features.clone()
     other[1, 20:] = 1e6
     config = AugmentConfig(rate=(0.5, 2), formants=(0.5, 2))
-    outs = [warp_features(x, lengths, seeded(3), config=config)[0] for x in (features, other)]
+    outs = [
+        warp_features(x, lengths, seeded(3), config=config)[0]
+        for x in (features, other)
+    ]
     assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("rate", [0.5, 1.5])
 def test_rate_stretches_time_and_leaves_frequencies_alone(rate):
     lengths = torch.tensor([101, 41])
-    ramp = torch.arange(101.0)[None, :, None].expand(2, -1, 80) + torch.arange(80.0) * 1000
+    ramp = (
+        torch.arange(101.0)[None, :, None].expand(2, -1, 80) + torch.arange(80.0) * 1000
+    )
     config = replace(NOTHING, rate=(rate, rate))
     out, longer = warp_features(ramp, lengths, seeded(), config=config)
     for row in range(2):
@@ -257,7 +310,11 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
     config = AugmentConfig(rate=(0.1, 0.2), formants=(0.5, 2.0))
     lengths = torch.tensor([T, 1])
     out, shorter = warp_features(torch.ones(2, T, 80), lengths, seeded(), config=config)
-    assert out.isfinite().all() and (shorter >= 1).all() and out.shape[1] == int(shorter.max())
+    assert (
+        out.isfinite().all()
+        and (shorter >= 1).all()
+        and out.shape[1] == int(shorter.max())
+    )
     again, _ = warp_features(torch.ones(2, T, 80), lengths, seeded(), config=config)
     assert torch.equal(out, again)
 

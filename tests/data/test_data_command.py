@@ -26,16 +26,22 @@ def manifest(tmp_path):
 def test_help_explains_every_argument(leaf, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["data", leaf, "--help"])
-    assert stop.value.code == 0 and f"usage: asrkit data {leaf}" in capsys.readouterr().out
+    assert (
+        stop.value.code == 0 and f"usage: asrkit data {leaf}" in capsys.readouterr().out
+    )
     group = parser()._subparsers._group_actions[0].choices["data"]
     leaves = group._subparsers._group_actions[0].choices
-    assert [*leaves] == LEAVES and [a.dest for a in leaves[leaf]._actions if not a.help] == []
+    assert [*leaves] == LEAVES and [
+        a.dest for a in leaves[leaf]._actions if not a.help
+    ] == []
 
 
 def test_data_alone_says_what_there_is(capsys):
     assert main(["data"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("usage: asrkit data") and all(f"\n    {leaf} " in err for leaf in LEAVES)
+    assert err.startswith("usage: asrkit data") and all(
+        f"\n    {leaf} " in err for leaf in LEAVES
+    )
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -60,9 +66,18 @@ def test_mistakes_give_one_line_and_write_nothing(
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert (
-        main(["data", *arguments, *(["--no-progress"] if "prepare" not in arguments else [])]) == 2
+        main(
+            [
+                "data",
+                *arguments,
+                *(["--no-progress"] if "prepare" not in arguments else []),
+            ]
+        )
+        == 2
     )
-    line = capsys.readouterr().err.strip().splitlines()[-1]  # behind lhotse's progress bar
+    line = (
+        capsys.readouterr().err.strip().splitlines()[-1]
+    )  # behind lhotse's progress bar
     assert line.startswith(f"asrkit data {arguments[0]}: {message}")
     # lhotse leaves an empty archive, which the next run fills
     assert not [
@@ -72,7 +87,9 @@ def test_mistakes_give_one_line_and_write_nothing(
     ]
 
 
-def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path, capsys):
+def test_a_prepared_folder_goes_into_training_stats_and_a_table(
+    libri, tmp_path, capsys
+):
     folder, _ = libri("train-x")
     assert (
         main(
@@ -115,7 +132,12 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(libri, tmp_path,
         lengths.seconds.tolist() == pytest.approx([0.3, 0.4, 0.5, 0.6])
         and lengths.tokens.tolist() == [11, 17] * 2
     )
-    assert written == {"out": str(table), "utterances": 4, "hours": 0.0005, "tokens": 56}
+    assert written == {
+        "out": str(table),
+        "utterances": 4,
+        "hours": 0.0005,
+        "tokens": 56,
+    }
     assert (
         main(["data", "stats", str(table), "--json"])
         == main(["data", "stats", *summary["manifests"], "--json", "--no-progress"])
@@ -129,7 +151,10 @@ def test_stats_are_a_table_and_a_histogram_or_json(manifest, capsys):
     command = ["data", "stats", str(manifest), "--no-progress"]
     assert main(command) == 0
     text = capsys.readouterr().out.splitlines()
-    assert "2 utterances, 0.00 hours, 17 tokens" in text and sum("█" in one for one in text) == 2
+    assert (
+        "2 utterances, 0.00 hours, 17 tokens" in text
+        and sum("█" in one for one in text) == 2
+    )
     assert main([*command, "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == "" and json.loads(out)["quantiles"]["seconds"]["median"] == 2.25
@@ -137,16 +162,37 @@ def test_stats_are_a_table_and_a_histogram_or_json(manifest, capsys):
 
 def test_the_last_line_says_where_a_table_lies(manifest, tmp_path, capsys):
     table = tmp_path / "mine.csv"
-    assert main(["data", "lengths", str(manifest), "--out", str(table), "--no-progress"]) == 0
+    assert (
+        main(["data", "lengths", str(manifest), "--out", str(table), "--no-progress"])
+        == 0
+    )
     assert capsys.readouterr().out == f"2 utterances, 0.00 hours: {table}\n"
 
 
-@pytest.mark.parametrize(("target", "pictures"), [("librispeech_eval", 3), ("ami_segments", 1)])
-def test_the_picture_has_a_panel_for_each_thing_known(target, pictures, tmp_path, capsys):
-    assert main(["data", "stats", target, "--json", "--out", str(tmp_path / "new" / "a.svg")]) == 0
+@pytest.mark.parametrize(
+    ("target", "pictures"), [("librispeech_eval", 3), ("ami_segments", 1)]
+)
+def test_the_picture_has_a_panel_for_each_thing_known(
+    target, pictures, tmp_path, capsys
+):
+    assert (
+        main(
+            [
+                "data",
+                "stats",
+                target,
+                "--json",
+                "--out",
+                str(tmp_path / "new" / "a.svg"),
+            ]
+        )
+        == 0
+    )
     drawn = (tmp_path / "new" / "a.svg").read_text()
     assert drawn.count('<g id="axes_') == pictures and not list(tmp_path.rglob(".a*"))
-    assert json.loads(capsys.readouterr().out)["utterances"] == len(shipped_lengths(target))
+    assert json.loads(capsys.readouterr().out)["utterances"] == len(
+        shipped_lengths(target)
+    )
 
 
 def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_still_come(
@@ -155,19 +201,27 @@ def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_numbers_sti
     from asrkit import workbench
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in [name for name in sys.modules if name.startswith("asrkit.workbench.plots")]:
+    for name in [
+        name for name in sys.modules if name.startswith("asrkit.workbench.plots")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(workbench, "plots", raising=False)
-    assert main(["data", "stats", "ami_segments", "--out", str(tmp_path / "a.png")]) == 2
+    assert (
+        main(["data", "stats", "ami_segments", "--out", str(tmp_path / "a.png")]) == 2
+    )
     assert capsys.readouterr().err.startswith(
         "asrkit data stats: out: a picture needs matplotlib. Run pip install"
     )
-    assert main(["data", "stats", "ami_segments", "--json"]) == 0 and not list(tmp_path.iterdir())
+    assert main(["data", "stats", "ami_segments", "--json"]) == 0 and not list(
+        tmp_path.iterdir()
+    )
 
 
 def test_data_starts_without_importing_torch_or_matplotlib_for_its_help():
     code = "import sys, asrkit.cli as c; c.main(['data']); print({'torch', 'lhotse', 'matplotlib'} & {*sys.modules})"
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True
+        ).stdout.strip()
         == "set()"
     )

@@ -14,7 +14,9 @@ def same(first, second):
     return (
         first.ids == second.ids
         and first.texts == second.texts
-        and all(torch.equal(getattr(first, name), getattr(second, name)) for name in tensors)
+        and all(
+            torch.equal(getattr(first, name), getattr(second, name)) for name in tensors
+        )
     )
 
 
@@ -23,7 +25,9 @@ def same(first, second):
 def test_every_utterance_is_batched_once_and_no_batch_of_two_exceeds_the_budget(
     utterances, order, batch_seconds
 ):
-    plan = list(batches(utterances, TOKENIZER, batch_seconds=batch_seconds, order=order))
+    plan = list(
+        batches(utterances, TOKENIZER, batch_seconds=batch_seconds, order=order)
+    )
     ids = [id_ for batch in plan for id_ in batch.ids]
     assert sorted(ids) == sorted(utterances.ids)
     assert order != "as_given" or ids == utterances.ids
@@ -31,9 +35,14 @@ def test_every_utterance_is_batched_once_and_no_batch_of_two_exceeds_the_budget(
         assert batch.waveforms.numel() <= batch_seconds * 16_000 or len(batch.ids) == 1
 
 
-def test_a_batch_holds_the_samples_and_tokens_of_its_utterances_and_zeros_after_them(utterances):
+def test_a_batch_holds_the_samples_and_tokens_of_its_utterances_and_zeros_after_them(
+    utterances,
+):
     for batch in batches(utterances, TOKENIZER, batch_seconds=60.0):
-        assert batch.waveforms.dtype == torch.float32 and batch.targets.dtype == torch.int64
+        assert (
+            batch.waveforms.dtype == torch.float32
+            and batch.targets.dtype == torch.int64
+        )
         for row, id_ in enumerate(batch.ids):
             number, size, labels = (
                 int(id_[1:]),
@@ -51,10 +60,16 @@ def test_a_batch_holds_the_samples_and_tokens_of_its_utterances_and_zeros_after_
 
 def test_an_order_follows_from_seed_and_epoch_and_changes_with_either(utterances):
     def order(**which):
-        return [batch.ids for batch in batches(utterances, TOKENIZER, batch_seconds=30.0, **which)]
+        return [
+            batch.ids
+            for batch in batches(utterances, TOKENIZER, batch_seconds=30.0, **which)
+        ]
 
     assert order(seed=1, epoch=2) == order(seed=1, epoch=2)
-    assert len({str(order(seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+    assert (
+        len({str(order(seed=seed, epoch=epoch)) for seed in (0, 1) for epoch in (0, 1)})
+        == 4
+    )
 
 
 def test_similar_lengths_meet_so_that_little_is_padding(utterances):
@@ -125,7 +140,10 @@ ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": [
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda some: batches(some, TOKENIZER, batch_seconds=0), "batch_seconds: expected > 0"),
+        (
+            lambda some: batches(some, TOKENIZER, batch_seconds=0),
+            "batch_seconds: expected > 0",
+        ),
         (
             lambda some: batches(some, TOKENIZER, batch_seconds=1.0, order="random"),
             "order: expected shuffled, sorted or as_given, got 'random'",
@@ -134,15 +152,26 @@ ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": [
             lambda some: batches(some, TOKENIZER, batch_seconds=1.0, seed=-1),
             r"seed, epoch: expected whole numbers .* got \(-1, 0\)",
         ),
-        (lambda some: [TrainingPlan(some, batch_seconds=1.0, seed=-1)], "seed: expected a whole"),
+        (
+            lambda some: [TrainingPlan(some, batch_seconds=1.0, seed=-1)],
+            "seed: expected a whole",
+        ),
         (
             lambda some: [TrainingPlan(Utterances(**NOTHING), batch_seconds=1.0)],
             "utterances: expected at least one",
         ),
-        (lambda some: [TrainingPlan(some, batch_seconds=1, batches=101)], "batches: expected from"),
-        (lambda some: [Utterances(**ONE | {"texts": []})], "waveforms, ids.*: expected equally"),
         (
-            lambda some: [Utterances(**{name: 2 * value for name, value in ONE.items()})],
+            lambda some: [TrainingPlan(some, batch_seconds=1, batches=101)],
+            "batches: expected from",
+        ),
+        (
+            lambda some: [Utterances(**ONE | {"texts": []})],
+            "waveforms, ids.*: expected equally",
+        ),
+        (
+            lambda some: [
+                Utterances(**{name: 2 * value for name, value in ONE.items()})
+            ],
             "ids: expected all different, got 1 among 2",
         ),
         (

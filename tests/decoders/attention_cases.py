@@ -29,7 +29,12 @@ class Story:
     bos, eos, most, vocab_size = 1, EOS, 64, V
 
     def __init__(self, seed=0, nan_share=0, eos_share=15):
-        self.seed, self.nan_share, self.eos_share, self.calls = seed, nan_share, eos_share, []
+        self.seed, self.nan_share, self.eos_share, self.calls = (
+            seed,
+            nan_share,
+            eos_share,
+            [],
+        )
 
     def remember(self, encoded, lengths, *, cross):
         valid = torch.arange(encoded.shape[1]) < lengths[:, None]
@@ -64,15 +69,27 @@ class Story:
 
 def random_model(seed=0, dtype=torch.float64, eos=0.0, **settings):
     torch.manual_seed(seed)
-    sizes = {"encoder": ConvConfig(bins=4, width=6, layers=1), "width": WIDTH, "heads": 2}
-    config = AEDConfig(vocab_size=V, pad=0, bos=1, eos=EOS, layers=2, most=32, **sizes | settings)
+    sizes = {
+        "encoder": ConvConfig(bins=4, width=6, layers=1),
+        "width": WIDTH,
+        "heads": 2,
+    }
+    config = AEDConfig(
+        vocab_size=V, pad=0, bos=1, eos=EOS, layers=2, most=32, **sizes | settings
+    )
     model = AEDModel(config)
-    model.embedding.weight.data.mul_(4)  # else it repeats a token for ever, whatever it hears
+    model.embedding.weight.data.mul_(
+        4
+    )  # else it repeats a token for ever, whatever it hears
     model.positions.mul_(4)
     for layer in model.layers:
         torch.nn.init.normal_(layer.cross_attention.key_value.bias)
         self_attention, cross_attention = layer.self_attention, layer.cross_attention
-        for sharper in (self_attention.qkv, cross_attention.query, cross_attention.key_value):
+        for sharper in (
+            self_attention.qkv,
+            cross_attention.query,
+            cross_attention.key_value,
+        ):
             sharper.weight.data.mul_(5)
         for louder in (self_attention.out, cross_attention.out, layer.feed_forward[0]):
             louder.weight.data.mul_(3)

@@ -58,7 +58,9 @@ def aed_beam_reference(
                 continue
             frames = encoded[b : b + 1, :length]
             memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
-            search = PlainSearch(model, memory, prompts[b], int(limits[b]), width, length_penalty)
+            search = PlainSearch(
+                model, memory, prompts[b], int(limits[b]), width, length_penalty
+            )
             if ctc is not None:
                 own = ctc[b, :length].double().tolist()
                 search = replace(search, ctc=own, ctc_weight=ctc_weight)
@@ -95,7 +97,9 @@ class PlainSearch:
             candidates = []
             for text in texts:
                 candidates += self.extensions(text) if text.going else [(text, text)]
-            best = sorted(candidates, key=lambda pair: -pair[0].rank(self.length_penalty))
+            best = sorted(
+                candidates, key=lambda pair: -pair[0].rank(self.length_penalty)
+            )
             texts = [after for _, after in best[: self.width]]
         return sorted(texts, key=lambda text: -text.rank(self.length_penalty))
 
@@ -142,7 +146,9 @@ class PlainSearch:
             after = whole_text
             if token != self.model.eos:
                 after = prefix_score(self.ctc, [*text.labels, token]).prefix
-            added.append((1 - self.ctc_weight) * score + self.ctc_weight * (after - before))
+            added.append(
+                (1 - self.ctc_weight) * score + self.ctc_weight * (after - before)
+            )
         return added
 
 
@@ -153,7 +159,9 @@ class PrefixScore(NamedTuple):
     text: float  # of the text itself
 
 
-def prefix_score(log_probs: Sequence[Sequence[float]], labels: Sequence[int]) -> PrefixScore:
+def prefix_score(
+    log_probs: Sequence[Sequence[float]], labels: Sequence[int]
+) -> PrefixScore:
     """What CTC says of labels below V, of T rows of V + 1 log-probabilities, blank last.
 
     Graves 2012, section 7.5.3, a label after another.
@@ -216,7 +224,9 @@ def aed_greedy_reference(
                 continue
             frames = encoded[b : b + 1, :length]
             memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
-            row, score, end = _decode_one(model, memory, prompts[b], int(limits[b]), confidence)
+            row, score, end = _decode_one(
+                model, memory, prompts[b], int(limits[b]), confidence
+            )
             rows.append(row)
             scores.append(score)
             ended.append(end)

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from asrkit.decoders.states import state_tensors
-from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.models import (
+    ConvConfig,
+    LSTMConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+)
 
 Cell = namedtuple("Cell", "hidden")
 V, E = 5, 4
@@ -64,20 +70,26 @@ class Table:
         )
 
     def predict(self, labels, state=None):
-        history = labels * 0 + self.seed % 251 if state is None else (state * 7 + labels + 1) % 251
+        history = (
+            labels * 0 + self.seed % 251
+            if state is None
+            else (state * 7 + labels + 1) % 251
+        )
         return history[:, None].float(), history
 
     def join(self, encoded, predicted):
         frame = encoded.nan_to_num(0, 0, 0)[..., :1].long() % 251
-        mixed = ((frame * 1103 + predicted.long() * 7919 + self.seed) * 2654435761 >> 8)[
-            ..., 0
-        ] % 100_003
+        mixed = (
+            (frame * 1103 + predicted.long() * 7919 + self.seed) * 2654435761 >> 8
+        )[..., 0] % 100_003
         label = (self.blank + 1 + mixed // 100 % (V - 1)) % V
         token = torch.where(mixed % 100 < 100 * self.blank_share, self.blank, label)
         logits = [nn.functional.one_hot(token, V)]
         if self.durations:
             logits.append(
-                nn.functional.one_hot(mixed // 700 % len(self.durations), len(self.durations))
+                nn.functional.one_hot(
+                    mixed // 700 % len(self.durations), len(self.durations)
+                )
             )
         return (8 * torch.cat(logits, -1)).to(encoded.dtype)
 
@@ -99,7 +111,9 @@ def make():
             model = Foreign(blank, durations)
         else:
             predictor = (
-                StatelessConfig(width=6) if kind == "stateless" else LSTMConfig(width=6, layers=2)
+                StatelessConfig(width=6)
+                if kind == "stateless"
+                else LSTMConfig(width=6, layers=2)
             )
             sizes = {
                 "encoder": ConvConfig(width=4, layers=1),
@@ -107,7 +121,9 @@ def make():
                 "joint_width": E,
             }
             model = TransducerModel(
-                TransducerConfig(vocab_size=V - 1, durations=durations, activation="relu", **sizes)
+                TransducerConfig(
+                    vocab_size=V - 1, durations=durations, activation="relu", **sizes
+                )
             )
             model.predictor_projection.weight.data.mul_(4)
         model.output.weight.data.mul_(4)  # else the bias decides
@@ -125,8 +141,12 @@ def speak():
         generator = torch.Generator().manual_seed(seed)
         lengths = torch.randint(0, T + 1, (B,), generator=generator)
         if kind == "table":
-            return torch.randint(0, 251, (B, T, E), generator=generator).float(), lengths
-        return 2 * torch.randn(B, T, E, generator=generator, dtype=torch.float64), lengths
+            return torch.randint(
+                0, 251, (B, T, E), generator=generator
+            ).float(), lengths
+        return 2 * torch.randn(
+            B, T, E, generator=generator, dtype=torch.float64
+        ), lengths
 
     return of
 
@@ -139,7 +159,9 @@ def same():
         assert found.tokens() == wanted.tokens()
         for a, b in zip(found.parts(), wanted.parts(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-        for a, b in zip(state_tensors(found.carry), state_tensors(wanted.carry), strict=True):
+        for a, b in zip(
+            state_tensors(found.carry), state_tensors(wanted.carry), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
     return compare

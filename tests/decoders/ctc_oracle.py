@@ -128,8 +128,12 @@ class PlainSearch:
                 if longer not in candidates:  # else `stay` has added this
                     candidates[longer] = self.extend(logp, prefix, path, label)
         ranked = sorted(candidates.items(), key=lambda item: -item[1].score)
-        kept = {prefix: path for prefix, path in ranked[: self.width] if path.score > -inf}
-        return {prefix: self.advance(beam, prefix, path) for prefix, path in kept.items()}
+        kept = {
+            prefix: path for prefix, path in ranked[: self.width] if path.score > -inf
+        }
+        return {
+            prefix: self.advance(beam, prefix, path) for prefix, path in kept.items()
+        }
 
     def stay(self, logp: Row, beam: Beam, prefix: Prefix, path: Path) -> Path:
         """The same prefix: after a blank, its last label again, or as its parent's extension."""
@@ -139,7 +143,9 @@ class PlainSearch:
             label = path.label + logp[prefix[-1]]
             parent = prefix[:-1]
             if parent in beam:
-                arrived = self.before(parent, beam[parent], prefix[-1]) + logp[prefix[-1]]
+                arrived = (
+                    self.before(parent, beam[parent], prefix[-1]) + logp[prefix[-1]]
+                )
                 label = log_add(label, arrived)
         return replace(path, blank=blank, label=label)
 
@@ -177,7 +183,9 @@ class PlainSearch:
         return self.lm_weight * float(self.lm.final(path.lm)[0])
 
 
-def plain_alignment(frames: list[Row], labels: Prefix, blank: int) -> list[tuple[int, int, int]]:
+def plain_alignment(
+    frames: list[Row], labels: Prefix, blank: int
+) -> list[tuple[int, int, int]]:
     """(label, first frame, frames) of each label's run in the likeliest alignment (Viterbi)."""
     tokens = [blank]
     for label in labels:

@@ -37,7 +37,8 @@ def test_a_story_is_told_as_the_definition_says(B):
         found = aed_greedy(story, encoded, lengths, confidence="entropy")
         same(found, wanted)
         assert found.impl == "attention, cross=kept, past=kept" + (
-            f"; no end in {int((~wanted.ended).sum())} of {B}" * (not wanted.ended.all())
+            f"; no end in {int((~wanted.ended).sum())} of {B}"
+            * (not wanted.ended.all())
         )
 
 
@@ -82,15 +83,23 @@ def test_rows_that_have_ended_leave_the_batch(sorted_by_length):
         same(found, aed_greedy_reference(Story(1), encoded, lengths, **options))
         assert story.rows == sorted(story.rows, reverse=True)
         going = [int((found.lengths >= step).sum()) for step in range(len(story.rows))]
-        assert all(rows <= 1 + going / 0.75 for rows, going in zip(story.rows, going, strict=True))
+        assert all(
+            rows <= 1 + going / 0.75
+            for rows, going in zip(story.rows, going, strict=True)
+        )
     assert torch.equal(encoded, before[0]) and torch.equal(lengths, before[1])
 
 
 @pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_rows_that_go_on_behind_a_draft_find_the_same_in_every_way(cross, past, defined):
+def test_rows_that_go_on_behind_a_draft_find_the_same_in_every_way(
+    cross, past, defined
+):
     for model, batch, wanted in defined:
         draft = as_draft([row[:2] for row in wanted.tokens()])
-        same(aed_greedy(model, *batch, cross=cross, past=past, draft=draft, **OPTIONS), wanted)
+        same(
+            aed_greedy(model, *batch, cross=cross, past=past, draft=draft, **OPTIONS),
+            wanted,
+        )
 
 
 def test_what_is_compared_has_texts_of_many_lengths(defined):
@@ -105,7 +114,9 @@ def test_labels_are_the_best_tokens_of_teacher_forcing_behind_prompts_of_any_len
     for P in (1, 5, 9):
         prompt = torch.randint(3, V, (4, P), generator=torch.Generator().manual_seed(P))
         found = aed_greedy(model, encoded, lengths, prompt=prompt, most=7, past="kept")
-        same(found, aed_greedy_reference(model, encoded, lengths, prompt=prompt, most=7))
+        same(
+            found, aed_greedy_reference(model, encoded, lengths, prompt=prompt, most=7)
+        )
         tokens = torch.cat([prompt, found.labels.clamp(min=0)], 1)
         with torch.no_grad():
             logp = model.logits(encoded, lengths, tokens).log_softmax(-1)[:, P - 1 :]
@@ -113,7 +124,9 @@ def test_labels_are_the_best_tokens_of_teacher_forcing_behind_prompts_of_any_len
             said = [*labels, EOS] if found.ended[b] else labels
             assert logp[b].argmax(-1)[: len(said)].tolist() == said
             score = sum(logp[b, u, token] for u, token in enumerate(said))
-            torch.testing.assert_close(found.scores[b].double(), score, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                found.scores[b].double(), score, rtol=1e-5, atol=1e-5
+            )
 
 
 def test_one_prompt_is_that_of_all_and_none_is_bos():
@@ -134,13 +147,17 @@ def test_neither_padding_nor_the_rest_of_the_batch_changes_a_token(cross, past):
     ways = {"cross": cross, "past": past, "confidence": "entropy", "most": 12}
     wanted = aed_greedy(model, encoded, lengths, **ways)
     behind = torch.arange(7) >= lengths[:, None]
-    found = aed_greedy(model, encoded.masked_fill(behind[..., None], torch.nan), lengths, **ways)
+    found = aed_greedy(
+        model, encoded.masked_fill(behind[..., None], torch.nan), lengths, **ways
+    )
     same(found, wanted)
     for b in range(6):
         row = slice(b, b + 1)
         alone = aed_greedy(model, encoded[row], lengths[row], **ways)
         assert alone.tokens()[0] == wanted.tokens()[b]
-        torch.testing.assert_close(alone.scores, wanted.scores[row], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            alone.scores, wanted.scores[row], rtol=1e-5, atol=1e-5
+        )
 
 
 def test_texts_without_end_are_returned_and_flagged_and_eos_behind_the_limit_counts():
@@ -157,10 +174,14 @@ def test_texts_without_end_are_returned_and_flagged_and_eos_behind_the_limit_cou
         assert (f"no end in {missing} of 8" in cut.impl) == (missing > 0)
     endless = Story(1, eos_share=0)
     found = aed_greedy(endless, encoded, lengths)
-    assert found.lengths.tolist() == (lengths + 50).tolist()  # 50 more than it has frames
+    assert (
+        found.lengths.tolist() == (lengths + 50).tolist()
+    )  # 50 more than it has frames
     far = torch.cat([encoded] * 10, 1)
     found = aed_greedy(endless, far, torch.full((8,), 50))
-    assert found.lengths.tolist() == [63] * 8  # what there are positions for, behind bos
+    assert (
+        found.lengths.tolist() == [63] * 8
+    )  # what there are positions for, behind bos
 
 
 def test_nan_ends_a_row_and_is_said_and_the_others_go_on():
@@ -230,8 +251,12 @@ def drafts_of(rows):
     return {
         "empty": [[] for _ in rows],
         "right": rows,
-        "wrong at first": [[*o[:1], *row[1:]] for row, o in zip(rows, other, strict=True)],
-        "wrong at last": [[*row[:-1], *o[-1:]] for row, o in zip(rows, other, strict=True)],
+        "wrong at first": [
+            [*o[:1], *row[1:]] for row, o in zip(rows, other, strict=True)
+        ],
+        "wrong at last": [
+            [*row[:-1], *o[-1:]] for row, o in zip(rows, other, strict=True)
+        ],
         "all wrong": other,
         "behind the end": [[*row, 5, 6, 7] for row in rows],
         "beginning": [row[: len(row) // 2] for row in rows],
@@ -307,12 +332,17 @@ def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
     ({"encoded": torch.zeros(3, 4)}, "^encoded: expected shape"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(changes, said):
-    call = {"encoded": torch.zeros(3, 4, WIDTH), "lengths": torch.tensor([4, 0, 2])} | changes
+    call = {
+        "encoded": torch.zeros(3, 4, WIDTH),
+        "lengths": torch.tensor([4, 0, 2]),
+    } | changes
     with pytest.raises(ValueError, match=said):
         aed_greedy(Story(), **call)
 
 
 def test_a_model_of_another_kind_is_refused(make):
     batch = torch.zeros(1, 2, WIDTH), torch.tensor([2])
-    with pytest.raises(ValueError, match=r"^model: .* without bos, eos, most, .*remember"):
+    with pytest.raises(
+        ValueError, match=r"^model: .* without bos, eos, most, .*remember"
+    ):
         aed_greedy(make("lstm", 0), *batch)

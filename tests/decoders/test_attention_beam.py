@@ -33,15 +33,23 @@ def of(seed, B, T, **settings):
 @pytest.mark.parametrize("length_penalty", [0, 1.0, 3.0])
 def test_the_batched_search_is_the_plain_one(width, length_penalty):
     found_lengths = set()
-    for seed, (B, T, prompt) in enumerate([(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)]):
+    for seed, (B, T, prompt) in enumerate(
+        [(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)]
+    ):
         model, *batch = of(seed, B, T)
         for most in (1, 6):
-            options = {"width": width, "length_penalty": length_penalty, "nbest": min(3, width)}
+            options = {
+                "width": width,
+                "length_penalty": length_penalty,
+                "nbest": min(3, width),
+            }
             options |= {"prompt": prompt, "most": most}
             wanted = aed_beam_reference(model, *batch, **options)
             found = aed_beam(model, *batch, **options)
             same_ranks(found, wanted)
-            found_lengths |= {len(row) for rank in ranks(found) for row in rank.tokens()}
+            found_lengths |= {
+                len(row) for rank in ranks(found) for row in rank.tokens()
+            }
     assert len(found_lengths) > 2
 
 
@@ -59,14 +67,19 @@ def test_a_width_of_one_is_greedy():
     for seed, (B, T) in enumerate([(1, 1), (8, 6), (5, 3)]):
         model, *batch = of(seed, B, T)
         for most in (1, 9):
-            same(aed_beam(model, *batch, width=1, most=most), aed_greedy(model, *batch, most=most))
+            same(
+                aed_beam(model, *batch, width=1, most=most),
+                aed_greedy(model, *batch, most=most),
+            )
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_a_beam_wide_enough_finds_all_texts_in_their_order(length_penalty):
     model, encoded, lengths = of(3, 2, 4)
     lengths = torch.tensor([4, 2])
-    texts = [text for n in range(3) for text in product(set(range(V)) - {EOS}, repeat=n)]
+    texts = [
+        text for n in range(3) for text in product(set(range(V)) - {EOS}, repeat=n)
+    ]
     options = {"width": 230, "nbest": 230, "most": 2, "length_penalty": length_penalty}
     found = aed_beam(model, encoded, lengths, **options)
     for b in range(2):
@@ -76,10 +89,14 @@ def test_a_beam_wide_enough_finds_all_texts_in_their_order(length_penalty):
             tokens = torch.tensor([[1, *text] for text in group])
             with torch.no_grad():
                 frames = encoded[b : b + 1].expand(len(group), -1, -1)
-                logp = model.logits(frames, lengths[b : b + 1].expand(len(group)), tokens)
+                logp = model.logits(
+                    frames, lengths[b : b + 1].expand(len(group)), tokens
+                )
             logp = logp.log_softmax(-1)
             for text, rows in zip(group, logp, strict=True):
-                score = sum(rows[u, token].item() for u, token in enumerate([*text, EOS]))
+                score = sum(
+                    rows[u, token].item() for u, token in enumerate([*text, EOS])
+                )
                 rank = score / ((5 + n + 1) / 6) ** length_penalty
                 scored.append((rank, score, list(text)))
         ended = [
@@ -120,7 +137,9 @@ def test_nan_leaves_nothing_and_is_said_and_silence_is_empty():
     assert "; nothing was left of 1 of 4" in found.impl
     assert found.alternatives[0].scores[2] == -torch.inf  # there is one text of nothing
     same_ranks(found, aed_beam_reference(model, encoded, lengths, nbest=2, most=6))
-    assert aed_beam(model, torch.zeros(2, 0, WIDTH).double(), lengths[2:3].expand(2)).tokens() == [
+    assert aed_beam(
+        model, torch.zeros(2, 0, WIDTH).double(), lengths[2:3].expand(2)
+    ).tokens() == [
         [],
         [],
     ]
@@ -147,7 +166,9 @@ def test_nan_after_one_text_leaves_the_others_their_places(token):
     found = aed_beam(spoiled, *batch, nbest=4, most=6)
     same_ranks(found, aed_beam_reference(spoiled, *batch, nbest=4, most=6))
     plain = aed_beam(model, *batch, nbest=4, most=6)
-    assert [rank.tokens() for rank in ranks(found)] != [rank.tokens() for rank in ranks(plain)]
+    assert [rank.tokens() for rank in ranks(found)] != [
+        rank.tokens() for rank in ranks(plain)
+    ]
 
 
 def test_what_is_chosen_for_want_of_others_does_not_exist():

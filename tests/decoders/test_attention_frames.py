@@ -22,19 +22,32 @@ def small_batches(one_thread):
 
 @pytest.mark.parametrize("N, T", [(1, 1), (1, 5), (3, 1), (4, 6), (6, 4)])
 def test_they_are_the_best_of_all_that_never_go_back(N, T):
-    looks = torch.rand(5, N, T, generator=torch.Generator().manual_seed(N + T), dtype=torch.float64)
+    looks = torch.rand(
+        5, N, T, generator=torch.Generator().manual_seed(N + T), dtype=torch.float64
+    )
     found = rising_frames(looks)
     assert (found.diff(dim=1) >= 0).all()
     for row, frames in zip(looks, found, strict=True):
         paths = combinations_with_replacement(range(T), N)
         best = max(sum(float(row[n, t]) for n, t in enumerate(path)) for path in paths)
-        assert float(row.gather(1, frames[:, None]).sum()) == pytest.approx(best, abs=1e-12)
+        assert float(row.gather(1, frames[:, None]).sum()) == pytest.approx(
+            best, abs=1e-12
+        )
 
 
 def model():
     torch.manual_seed(0)
-    sizes = {"encoder": ConvConfig(bins=4, width=6, layers=1), "width": 8, "heads": 2, "layers": 2}
-    made = AEDModel(AEDConfig(vocab_size=11, pad=0, bos=1, eos=2, most=20, **sizes)).double().eval()
+    sizes = {
+        "encoder": ConvConfig(bins=4, width=6, layers=1),
+        "width": 8,
+        "heads": 2,
+        "layers": 2,
+    }
+    made = (
+        AEDModel(AEDConfig(vocab_size=11, pad=0, bos=1, eos=2, most=20, **sizes))
+        .double()
+        .eval()
+    )
     for weight in made.parameters():
         weight.data += 0.5 * torch.randn_like(weight)
     return made
@@ -51,13 +64,17 @@ def test_each_label_has_one_within_its_utterance_and_padding_none(decode):
     frames = attention_frames(attending, encoded, lengths, found, prompt=prompt)
     assert frames.shape == found.labels.shape
     assert not frames.is_inference()
-    for row, count, T in zip(frames, found.lengths.tolist(), lengths.tolist(), strict=True):
+    for row, count, T in zip(
+        frames, found.lengths.tolist(), lengths.tolist(), strict=True
+    ):
         assert (row[count:] == -1).all()
         assert ((row[:count] >= 0) & (row[:count] < max(T, 1))).all()
         assert (row[:count].diff() >= 0).all()
     noise = encoded.clone()
     noise[2, 5:] = torch.nan  # what lies behind an utterance has no say
-    assert torch.equal(attention_frames(attending, noise, lengths, found, prompt=prompt), frames)
+    assert torch.equal(
+        attention_frames(attending, noise, lengths, found, prompt=prompt), frames
+    )
 
 
 def test_where_single_frames_never_go_back_it_takes_those():
@@ -74,14 +91,20 @@ def test_where_single_frames_never_go_back_it_takes_those():
             own = attending.looks(tokens[:, :-1], memory).argmax(-1)
         if found.labels.shape[1] > 1 and (own.diff() >= 0).all():
             compared += 1
-            assert torch.equal(attention_frames(attending, encoded, lengths, found), own)
+            assert torch.equal(
+                attention_frames(attending, encoded, lengths, found), own
+            )
     assert compared > 2
 
 
 def test_no_frame_behind_an_utterance_is_taken_whatever_a_model_looks_at():
-    story = Story(eos_share=0)  # looks at any of four frames, however long an utterance is
+    story = Story(
+        eos_share=0
+    )  # looks at any of four frames, however long an utterance is
     lengths = torch.tensor([4, 2, 1])
-    encoded = torch.randint(0, 99, (3, 4, 1), generator=torch.Generator().manual_seed(0)).double()
+    encoded = torch.randint(
+        0, 99, (3, 4, 1), generator=torch.Generator().manual_seed(0)
+    ).double()
     found = aed_greedy(story, encoded, lengths, most=8)
     frames = attention_frames(story, encoded, lengths, found)
     assert int(found.lengths.min()) == 8

@@ -47,7 +47,10 @@ BEAM = [
         {"ctc": log_probs_of_ctc().long()},
         "ctc: expected log-probabilities of a float dtype, got torch.int64.",
     ),
-    ({"ctc": log_probs_of_ctc()[..., 1:]}, f"ctc: expected log-probabilities of V={V} tokens and"),
+    (
+        {"ctc": log_probs_of_ctc()[..., 1:]},
+        f"ctc: expected log-probabilities of V={V} tokens and",
+    ),
     ({"ctc": log_probs_of_ctc()[:, 1:]}, "ctc: "),
     (
         {"ctc": log_probs_of_ctc(), "ctc_weight": 1.5},
@@ -91,7 +94,9 @@ def test_damaged_drafts(damage, wanted):
         ([[3.0, 1.0]], "tokens: expected int32 or int64, got torch.float32."),
     ],
 )
-def test_tokens_that_the_model_has_not_are_refused_by_each_of_its_calls(tokens, message):
+def test_tokens_that_the_model_has_not_are_refused_by_each_of_its_calls(
+    tokens, message
+):
     model = random_model()
     encoded, lengths = heard(1, 6)
     tokens = torch.tensor(tokens)
@@ -101,8 +106,12 @@ def test_tokens_that_the_model_has_not_are_refused_by_each_of_its_calls(tokens, 
         refused(message, model.looks, tokens, memory)
         refused(message, model.follow, tokens, model.begin(memory, 4), memory)
         long = torch.ones(1, 33, dtype=torch.int64)
-        refused("tokens: expected 1 to most=32 of them, got 33.", model.looks, long, memory)
-        refused("room: expected 1 to most=32 tokens, got 2.0.", model.begin, memory, 2.0)
+        refused(
+            "tokens: expected 1 to most=32 of them, got 33.", model.looks, long, memory
+        )
+        refused(
+            "room: expected 1 to most=32 tokens, got 2.0.", model.begin, memory, 2.0
+        )
 
 
 def test_where_ctc_has_no_weight_a_beam_finds_what_attention_alone_finds():
@@ -110,7 +119,9 @@ def test_where_ctc_has_no_weight_a_beam_finds_what_attention_alone_finds():
     model = random_model()
     alone = aed_beam(model, encoded, lengths)
     for search in (aed_beam, aed_beam_reference):
-        same(search(model, encoded, lengths, ctc=log_probs_of_ctc(), ctc_weight=0), alone)
+        same(
+            search(model, encoded, lengths, ctc=log_probs_of_ctc(), ctc_weight=0), alone
+        )
 
 
 @pytest.mark.parametrize("ctc_weight", [0.3, 1.0])

@@ -47,9 +47,13 @@ def test_repeats_merge_unless_a_blank_parts_them(decode):
     assert [row[:n] for row, n in zip(found.durations.tolist(), found.lengths.tolist(), strict=True)] == [
         [2, 1, 2], [], [1], [], [1, 1], [1, 1, 2, 1, 1], [1]]  # fmt: skip
     best = 5 - math.log(math.exp(5) + 3)
-    torch.testing.assert_close(found.scores, torch.tensor([len(row) * best for row in rows]))
+    torch.testing.assert_close(
+        found.scores, torch.tensor([len(row) * best for row in rows])
+    )
     assert found.labels.shape == found.frames.shape == (7, 5)
-    assert all((part[1] == -1).all() for part in (found.labels, found.frames, found.durations))
+    assert all(
+        (part[1] == -1).all() for part in (found.labels, found.frames, found.durations)
+    )
 
 
 @pytest.mark.parametrize("decode", BOTH)
@@ -64,7 +68,9 @@ def test_blank_may_be_any_index(decode):
     st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 12), st.integers(1, 70), st.floats(-3, 3), st.sampled_from(DTYPES),
     st.booleans(),
 )  # fmt: skip
-def test_batched_equals_sequential_whatever_lies_in_the_padding(seed, B, T, V, bias, dtype, coarse):
+def test_batched_equals_sequential_whatever_lies_in_the_padding(
+    seed, B, T, V, bias, dtype, coarse
+):
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(B, T, V, generator=g)
     logits[..., -1] += bias
@@ -79,8 +85,16 @@ def test_batched_equals_sequential_whatever_lies_in_the_padding(seed, B, T, V, b
         log_probs[b, lengths[b] :] = math.nan if b % 2 else math.inf
     for decode in BATCHED.values():
         same(decode(log_probs, lengths), wanted)
-        same(decode(log_probs.transpose(0, 1).contiguous().transpose(0, 1), lengths.int()), wanted)
-        same(decode(log_probs.transpose(1, 2).contiguous().transpose(1, 2), lengths), wanted)
+        same(
+            decode(
+                log_probs.transpose(0, 1).contiguous().transpose(0, 1), lengths.int()
+            ),
+            wanted,
+        )
+        same(
+            decode(log_probs.transpose(1, 2).contiguous().transpose(1, 2), lengths),
+            wanted,
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,17 +151,29 @@ def speaking(B, T, V):
 @pytest.mark.parametrize("impl", IMPLS)
 def test_python_does_no_work_an_utterance_a_frame_or_a_label(impl):
     BATCHED[impl](*speaking(2, 5, 4))  # compiled now
-    assert len({python_work(partial(BATCHED[impl], *speaking(*size))) for size in SIZES}) == 1
-    one_by_one = [python_work(partial(ctc_greedy_sequential, *speaking(*size))) for size in SIZES]
-    assert one_by_one[0] + 62 * 3 <= one_by_one[1]  # this way of counting would have seen it
+    assert (
+        len({python_work(partial(BATCHED[impl], *speaking(*size))) for size in SIZES})
+        == 1
+    )
+    one_by_one = [
+        python_work(partial(ctc_greedy_sequential, *speaking(*size))) for size in SIZES
+    ]
+    assert (
+        one_by_one[0] + 62 * 3 <= one_by_one[1]
+    )  # this way of counting would have seen it
 
 
 def test_launches_do_not_grow_and_a_gpu_is_waited_for_twice():
-    counted = [launch_profile(partial(BATCHED["batched"], *speaking(*size))) for size in SIZES]
+    counted = [
+        launch_profile(partial(BATCHED["batched"], *speaking(*size))) for size in SIZES
+    ]
     assert len({found.launches for found in counted}) == 1
     assert counted[0].launches <= 36
     assert [found.syncs for found in counted] == [2] * 4
-    loop = [launch_profile(partial(ctc_greedy_sequential, *speaking(*size))) for size in SIZES[:2]]
+    loop = [
+        launch_profile(partial(ctc_greedy_sequential, *speaking(*size)))
+        for size in SIZES[:2]
+    ]
     assert loop[1].launches >= loop[0].launches + 62 * 2
     assert loop[1].syncs >= loop[0].syncs + 62
 
@@ -156,7 +182,8 @@ def test_what_ran_is_in_the_result_and_auto_is_compiled_on_a_cpu():
     assert ctc_greedy(*one_hot(["01"], 3)).impl == "numba_cpu"
     assert ctc_greedy(*one_hot(["01"], 3), impl="batched").impl == "batched"
     with pytest.raises(
-        ValueError, match="^impl: expected one of 'auto', 'batched', 'numba_cpu', got 'cuda'.$"
+        ValueError,
+        match="^impl: expected one of 'auto', 'batched', 'numba_cpu', got 'cuda'.$",
     ):
         ctc_greedy(*one_hot(["01"], 3), impl="cuda")
 
@@ -166,14 +193,17 @@ def test_half_precision_adds_up_its_scores_in_float32():
     for decode in (*BATCHED.values(), ctc_greedy_sequential):
         found = decode(log_probs.bfloat16(), lengths)
         assert found.scores.dtype == torch.float32
-        torch.testing.assert_close(found.scores, log_probs.bfloat16().float().amax(-1).sum(1))
+        torch.testing.assert_close(
+            found.scores, log_probs.bfloat16().float().amax(-1).sum(1)
+        )
 
 
 @pytest.mark.parametrize("decode", BOTH)
 def test_a_hypothesis_may_serve_as_target_of_a_loss(decode):
     log_probs, lengths = one_hot(["01", "2_"], 4)
     assert not any(
-        part.is_inference() for part in decode(log_probs.requires_grad_(), lengths).parts()
+        part.is_inference()
+        for part in decode(log_probs.requires_grad_(), lengths).parts()
     )
 
 
@@ -186,5 +216,11 @@ def test_a_hypothesis_may_serve_as_target_of_a_loss(decode):
 ])  # fmt: skip
 def test_bad_input_is_one_line(decode, change, wanted):
     with pytest.raises(ValueError) as error:
-        decode(**{"log_probs": torch.zeros(2, 3, 4), "lengths": torch.tensor([3, 2]), **change})
+        decode(
+            **{
+                "log_probs": torch.zeros(2, 3, 4),
+                "lengths": torch.tensor([3, 2]),
+                **change,
+            }
+        )
     assert str(error.value) == wanted

@@ -25,7 +25,9 @@ def scores_of(B, T, seed=0):
 def texts(*rows):
     """Hypotheses of these labels, without times."""
     return Hypotheses.from_lists(
-        [[(label, -1, -1) for label in row] for row in rows], [torch.zeros(())] * len(rows), "given"
+        [[(label, -1, -1) for label in row] for row in rows],
+        [torch.zeros(())] * len(rows),
+        "given",
     )
 
 
@@ -41,7 +43,8 @@ def best_of_all(log_probs, labels):
     """Log-probability of the likeliest of all V^T paths that say `labels`; -inf if none does."""
     paths = itertools.product(range(V), repeat=len(log_probs))
     return max(
-        (nats(log_probs, path) for path in paths if collapsed(path) == labels), default=-math.inf
+        (nats(log_probs, path) for path in paths if collapsed(path) == labels),
+        default=-math.inf,
     )
 
 
@@ -49,7 +52,10 @@ def path_of(alignment, row, labels, T):
     """The token of each frame, as an alignment has them."""
     path = [V - 1] * T
     runs = zip(
-        labels, alignment.frames[row].tolist(), alignment.durations[row].tolist(), strict=False
+        labels,
+        alignment.frames[row].tolist(),
+        alignment.durations[row].tolist(),
+        strict=False,
     )
     for label, frame, duration in runs:
         path[frame : frame + duration] = [label] * duration
@@ -69,7 +75,9 @@ def test_it_is_the_likeliest_of_all_paths_that_say_the_labels(T):
         wanted = best_of_all(log_probs[row, :length], labels)
         assert found.scores[row].item() == pytest.approx(wanted, abs=1e-12)
         if wanted == -math.inf:
-            assert (found.frames[row] == -1).all() and (found.durations[row] == -1).all()
+            assert (found.frames[row] == -1).all() and (
+                found.durations[row] == -1
+            ).all()
             continue
         path = path_of(found, row, labels, length)
         assert len(path) == length and collapsed(path) == labels
@@ -97,9 +105,13 @@ def test_what_lies_behind_an_utterance_has_no_say_and_the_blank_may_be_any():
     noisy = log_probs.clone()
     noisy[1, 5:] = math.nan
     found = ctc_alignment(noisy, lengths.int(), texts([0, 1], [2, 2]))
-    first = ctc_alignment(log_probs.roll(1, -1), lengths, texts([1, 2], [3, 3]), blank=0)
+    first = ctc_alignment(
+        log_probs.roll(1, -1), lengths, texts([1, 2], [3, 3]), blank=0
+    )
     for other in (found, first):
-        assert all(torch.equal(one, two) for one, two in zip(other, wanted, strict=True))
+        assert all(
+            torch.equal(one, two) for one, two in zip(other, wanted, strict=True)
+        )
 
 
 def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():

@@ -75,7 +75,9 @@ def every(found):
 def same(found, wanted):
     for a, b in zip(every(found), every(wanted), strict=True):
         for name in ("labels", "lengths", "frames", "durations"):
-            torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=0, atol=0)
+            torch.testing.assert_close(
+                getattr(a, name), getattr(b, name), rtol=0, atol=0
+            )
         torch.testing.assert_close(a.scores, b.scores, rtol=1e-5, atol=1e-5)
 
 
@@ -90,7 +92,9 @@ def same(found, wanted):
     top_tokens=st.sampled_from([None, 1, 2, 50]),
     label_bonus=st.sampled_from([0.0, 0.7]),
 )
-def test_the_batched_search_finds_what_plain_loops_find(seed, B, T, V, width, **options):
+def test_the_batched_search_finds_what_plain_loops_find(
+    seed, B, T, V, width, **options
+):
     log_probs, lengths = scores_of(seed, B, T, V)
     options |= {"width": width, "nbest": width}
     wanted = ctc_beam_reference(log_probs, lengths, **options)
@@ -109,7 +113,9 @@ def test_the_batched_search_finds_what_plain_loops_find(seed, B, T, V, width, **
     kind=st.sampled_from(["words", "tokens"]),
     top_tokens=st.sampled_from([None, 1, 2]),
 )
-def test_fusion_finds_what_plain_loops_find(models, seed, B, T, V, width, kind, top_tokens):
+def test_fusion_finds_what_plain_loops_find(
+    models, seed, B, T, V, width, kind, top_tokens
+):
     log_probs, lengths = scores_of(seed, B, T, V)
     options = {
         "width": width,
@@ -131,13 +137,20 @@ def posteriors(log_probs):
     total = defaultdict(float)
     for path in itertools.product(range(V), repeat=T):
         labels = tuple(token for token, _ in itertools.groupby(path) if token != V - 1)
-        total[labels] += math.exp(sum(log_probs[t, token].item() for t, token in enumerate(path)))
+        total[labels] += math.exp(
+            sum(log_probs[t, token].item() for t, token in enumerate(path))
+        )
     return total
 
 
 BACKOFF = {"<s>": -0.3, "a": -0.2, "ab": -0.4, "<unk>": -0.1}
 UNIGRAMS = {"</s>": -0.6, "a": -0.9, "ab": -0.5, "ba": -1.1, "<unk>": -2}
-BIGRAMS = {("<s>", "ab"): -0.1, ("ab", "a"): -0.3, ("a", "a"): -1.5, ("<unk>", "ba"): -0.7}
+BIGRAMS = {
+    ("<s>", "ab"): -0.1,
+    ("ab", "a"): -0.3,
+    ("a", "a"): -1.5,
+    ("<unk>", "ba"): -0.7,
+}
 
 
 def text_cost(text, word_bonus):
@@ -153,7 +166,15 @@ def text_cost(text, word_bonus):
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize(
     ("T", "V", "kind"),
-    [(0, 2, ""), (1, 2, ""), (5, 2, ""), (1, 4, "words"), (4, 3, ""), (4, 4, ""), (5, 4, "words")],
+    [
+        (0, 2, ""),
+        (1, 2, ""),
+        (5, 2, ""),
+        (1, 4, "words"),
+        (4, 3, ""),
+        (4, 4, ""),
+        (5, 4, "words"),
+    ],
 )
 def test_a_wide_beam_is_exact(models, search, T, V, kind):
     log_probs, _ = scores_of(T + 10 * V, 1, T, V, sharp=1.0)
@@ -165,14 +186,20 @@ def test_a_wide_beam_is_exact(models, search, T, V, kind):
             text = "".join(LETTERS[label] for label in labels)
             wanted[labels] += 0.5 * text_cost(text, 0.3) - 0.25 * len(labels)
     width = len(wanted)
-    options = {"lm": models(kind, V), "lm_weight": 0.5, "label_bonus": -0.25 if kind else 0.0}
+    options = {
+        "lm": models(kind, V),
+        "lm_weight": 0.5,
+        "label_bonus": -0.25 if kind else 0.0,
+    }
     found = SEARCHES[search](
         log_probs, torch.tensor([T]), width=width + 1, nbest=width + 1, **options
     )
     *real, none = every(found)
     assert none.scores.item() == -math.inf and none.tokens() == [[]]
     scores = {tuple(one.tokens()[0]): one.scores.item() for one in real}
-    assert scores == pytest.approx(wanted, abs=1e-5)  # the words' log-probabilities are float32
+    assert scores == pytest.approx(
+        wanted, abs=1e-5
+    )  # the words' log-probabilities are float32
     assert [one.scores.item() for one in real] == sorted(scores.values(), reverse=True)
     if not kind:
         assert scores == pytest.approx(wanted, abs=1e-12)
@@ -187,7 +214,9 @@ def test_a_wide_beam_is_exact(models, search, T, V, kind):
     st.integers(1, 5),
     st.sampled_from(["", "words", "tokens"]),
 )
-def test_an_utterance_is_the_same_alone_and_in_any_batch(models, seed, B, T, width, kind):
+def test_an_utterance_is_the_same_alone_and_in_any_batch(
+    models, seed, B, T, width, kind
+):
     log_probs, lengths = scores_of(seed, B, T, 4)
     options = {"width": width, "nbest": width, "lm": models(kind, 4)}
     together = ctc_beam(log_probs, lengths, **options)
@@ -198,8 +227,13 @@ def test_an_utterance_is_the_same_alone_and_in_any_batch(models, seed, B, T, wid
             n = int(one.lengths)
             assert n == other.lengths[b]
             for name in ("labels", "frames", "durations"):
-                assert getattr(one, name)[0].tolist() == getattr(other, name)[b, :n].tolist()
-            torch.testing.assert_close(one.scores[0], other.scores[b], rtol=1e-5, atol=1e-5)
+                assert (
+                    getattr(one, name)[0].tolist()
+                    == getattr(other, name)[b, :n].tolist()
+                )
+            torch.testing.assert_close(
+                one.scores[0], other.scores[b], rtol=1e-5, atol=1e-5
+            )
 
 
 @settings(max_examples=60)
@@ -214,7 +248,9 @@ def test_frames_and_durations_are_an_alignment_of_the_labels(seed, B, T, V):
         ):
             path[frame : frame + duration] = [label] * duration
         assert len(path) == lengths[b]
-        assert [token for token, _ in itertools.groupby(path) if token != V - 1] == labels
+        assert [
+            token for token, _ in itertools.groupby(path) if token != V - 1
+        ] == labels
         likelihood = sum(log_probs[b, t, token].item() for t, token in enumerate(path))
         assert likelihood <= found.scores[b].item() + 1e-9
 
@@ -227,12 +263,16 @@ def test_a_model_that_is_sure_says_the_same_to_beam_and_greedy(width):
     greedy = ctc_greedy(log_probs, plan.lengths)
     for name in ("labels", "lengths", "frames", "durations"):
         assert torch.equal(getattr(found, name), getattr(greedy, name))
-    assert (found.scores >= greedy.scores - 1e-4).all()  # the same path, and what others add
+    assert (
+        found.scores >= greedy.scores - 1e-4
+    ).all()  # the same path, and what others add
 
 
 def by_hand(*frames):
     """Log-probabilities (1, T, V) of frames of probabilities."""
-    return torch.tensor([frames], dtype=torch.float64).log(), torch.tensor([len(frames)])
+    return torch.tensor([frames], dtype=torch.float64).log(), torch.tensor(
+        [len(frames)]
+    )
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -242,7 +282,9 @@ def test_alignments_of_one_label_sequence_are_added(search):
     assert ctc_greedy(*given).tokens() == [[]]
     found = SEARCHES[search](*given, width=2, nbest=2)
     assert [one.tokens() for one in every(found)] == [[[0]], [[]]]
-    assert [one.scores.exp().item() for one in every(found)] == pytest.approx([0.64, 0.36])
+    assert [one.scores.exp().item() for one in every(found)] == pytest.approx(
+        [0.64, 0.36]
+    )
     assert found.frames.tolist() == [[0]] and found.durations.tolist() == [[1]]
 
 
@@ -259,7 +301,9 @@ def test_the_likeliest_label_may_be_a_repetition_that_falls_behind_the_second(se
     # "a" ends in "a" or in a blank, half each: "a" and "aa" get 0.255, and "ab" gets 0.49
     given = by_hand([1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.51, 0.49, 0.0])
     found = SEARCHES[search](*given, width=1)
-    assert found.tokens() == [[0, 1]] and found.scores.exp().item() == pytest.approx(0.49)
+    assert found.tokens() == [[0, 1]] and found.scores.exp().item() == pytest.approx(
+        0.49
+    )
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -316,7 +360,9 @@ def test_results_may_serve_a_loss_and_name_the_search():
     found = ctc_beam(*scores_of(1, 2, 5, 3), width=2, nbest=2)
     assert not any(part.is_inference() for one in every(found) for part in one.parts())
     assert found.impl == "ctc beam, width 2"
-    assert ctc_beam(scores_of(1, 2, 5, 3)[0].requires_grad_(), torch.tensor([5, 5])).lengths.any()
+    assert ctc_beam(
+        scores_of(1, 2, 5, 3)[0].requires_grad_(), torch.tensor([5, 5])
+    ).lengths.any()
 
 
 def test_a_wide_beam_finds_at_least_the_likelihood_of_greedy():
@@ -327,16 +373,23 @@ def test_a_wide_beam_finds_at_least_the_likelihood_of_greedy():
     def nats(one):
         labels = one.labels.clamp(min=0)
         frames_first = log_probs.transpose(0, 1)
-        return -ctc_loss(frames_first, labels, lengths, one.lengths, blank=8, reduction="none")
+        return -ctc_loss(
+            frames_first, labels, lengths, one.lengths, blank=8, reduction="none"
+        )
 
     assert (nats(found) >= nats(greedy) - 1e-9).all()
     assert (nats(found) > nats(greedy) + 0.1).any()
-    assert (found.scores <= nats(found) + 1e-9).all()  # the beam may have lost alignments
+    assert (
+        found.scores <= nats(found) + 1e-9
+    ).all()  # the beam may have lost alignments
 
 
 # "ab" or "ba", a little more the latter: each letter is sure but for the first and second place.
 TORN = by_hand(
-    [0.01, 0.47, 0.52, 0.0], [0.0, 0.0, 0.0, 1.0], [0.01, 0.52, 0.47, 0.0], [0.9, 0.0, 0.0, 0.1]
+    [0.01, 0.47, 0.52, 0.0],
+    [0.0, 0.0, 0.0, 1.0],
+    [0.01, 0.52, 0.47, 0.0],
+    [0.9, 0.0, 0.0, 0.1],
 )
 
 
@@ -368,7 +421,9 @@ def test_a_language_model_without_weight_changes_no_bit(models, kind):
     plain = ctc_beam(log_probs, lengths, nbest=4)
     found = ctc_beam(log_probs, lengths, nbest=4, lm=models(kind, 4), lm_weight=0.0)
     for a, b in zip(every(plain), every(found), strict=True):
-        assert all(torch.equal(*pair) for pair in zip(a.parts(), b.parts(), strict=True))
+        assert all(
+            torch.equal(*pair) for pair in zip(a.parts(), b.parts(), strict=True)
+        )
 
 
 @pytest.mark.parametrize(("change", "wanted"), [
@@ -387,5 +442,7 @@ def test_bad_input_is_one_line(change, wanted):
 def test_a_language_model_over_other_tokens_is_refused(models):
     given = torch.zeros(1, 2, 5), torch.tensor([2])
     for kind in ("words", "tokens"):
-        with pytest.raises(ValueError, match=r"^lm: expected scores of V=5 tokens, got 4\."):
+        with pytest.raises(
+            ValueError, match=r"^lm: expected scores of V=5 tokens, got 4\."
+        ):
             ctc_beam(*given, lm=models(kind, 4))

@@ -9,7 +9,17 @@ import torch
 from asrkit.decoders import Hypotheses, aed_greedy, ctc_beam, ctc_draft, ctc_greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import EOS, OPTIONS, Story, V, as_draft, frames, heard, random_model, same
+from attention_cases import (
+    EOS,
+    OPTIONS,
+    Story,
+    V,
+    as_draft,
+    frames,
+    heard,
+    random_model,
+    same,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BOS = 1
@@ -28,7 +38,9 @@ def test_labels_that_no_text_holds_are_left_out_and_the_rest_moves_up():
     assert draft.labels.tolist() == [[3, 5], [-1, -1], [4, 6], [-1, -1]]
     assert draft.frames.tolist() == [[0, 6], [-1, -1], [1, 3], [-1, -1]]
     assert draft.durations.tolist() == [[1, 3], [-1, -1], [1, 2], [-1, -1]]
-    assert draft.impl == "by hand, as a draft" and torch.equal(draft.scores, given.scores)
+    assert draft.impl == "by hand, as a draft" and torch.equal(
+        draft.scores, given.scores
+    )
 
 
 def test_nothing_heard_is_an_empty_draft():
@@ -55,9 +67,13 @@ def test_whatever_a_ctc_head_hears_the_text_is_that_without_a_draft(B):
 def test_a_head_that_hears_the_text_and_special_tokens_between_costs_one_call():
     encoded, lengths = frames(4, 6, least=1)
     wanted = aed_greedy(Story(), encoded, lengths, most=9)
-    rows = [[token for label in row for token in (BOS, label, V)] for row in wanted.tokens()]
+    rows = [
+        [token for label in row for token in (BOS, label, V)] for row in wanted.tokens()
+    ]
     story = Story()
-    got = aed_greedy(story, encoded, lengths, most=9, draft=ctc_draft(story, as_draft(rows)))
+    got = aed_greedy(
+        story, encoded, lengths, most=9, draft=ctc_draft(story, as_draft(rows))
+    )
     assert got.tokens() == wanted.tokens() and wanted.lengths.max() > 1
     assert len(story.calls) == 1
 
@@ -84,13 +100,17 @@ def test_behind_mistakes_a_draft_goes_on_and_nothing_changes(B, share):
     calls = without = 0
     for seed in range(4):
         encoded, lengths = frames(B, 60, seed, least=1)
-        story = Story(seed, eos_share=2 * seed)  # of seed 0 no text ends before its limit
+        story = Story(
+            seed, eos_share=2 * seed
+        )  # of seed 0 no text ends before its limit
         wanted = aed_greedy(story, encoded, lengths, most=40, confidence="max_prob")
         without += len(story.calls)
         rows = [mistaken(row, seed + n, share) for n, row in enumerate(wanted.tokens())]
         story.calls.clear()
         draft = as_draft(rows)
-        got = aed_greedy(story, encoded, lengths, most=40, draft=draft, confidence="max_prob")
+        got = aed_greedy(
+            story, encoded, lengths, most=40, draft=draft, confidence="max_prob"
+        )
         same(got, wanted)
         calls += len(story.calls)
     assert calls <= (0.6 if (B, share) == (1, 0.05) else 1) * without

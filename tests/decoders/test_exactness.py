@@ -36,7 +36,12 @@ class Walk(NamedTuple):
 
 def walk(model, frames, max_symbols):
     """The definition, in float64 and without a line of asrkit.decoders; frames (T, E)."""
-    durations, rows, score, events = tuple(getattr(model, "durations", ())), [], 0.0, Counter()
+    durations, rows, score, events = (
+        tuple(getattr(model, "durations", ())),
+        [],
+        0.0,
+        Counter(),
+    )
     predicted, state = model.predict(torch.tensor([model.blank]), None)
     t = here = 0
     while t < len(frames):
@@ -83,7 +88,8 @@ def agree(found, walks, confidence="none"):
     assert max(len(one.rows) for one in walks) == N
     for column, part in enumerate((found.labels, found.frames, found.durations)):
         assert part.tolist() == [
-            [row[column] for row in one.rows] + [-1] * (N - len(one.rows)) for one in walks
+            [row[column] for row in one.rows] + [-1] * (N - len(one.rows))
+            for one in walks
         ]
     wanted = torch.tensor([one.score for one in walks], dtype=torch.float64)
     torch.testing.assert_close(found.scores.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -91,9 +97,15 @@ def agree(found, walks, confidence="none"):
     assert (found.confidence is None) == (confidence == "none")
     if found.confidence is not None:
         column = {"max_prob": 3, "entropy": 4}[confidence]
-        sure = [[row[column] for row in one.rows] + [-1] * (N - len(one.rows)) for one in walks]
+        sure = [
+            [row[column] for row in one.rows] + [-1] * (N - len(one.rows))
+            for one in walks
+        ]
         torch.testing.assert_close(
-            found.confidence, torch.tensor(sure).view(found.confidence.shape), rtol=0, atol=1e-5
+            found.confidence,
+            torch.tensor(sure).view(found.confidence.shape),
+            rtol=0,
+            atol=1e-5,
         )
 
 
@@ -134,14 +146,23 @@ def test_every_strategy_and_window_gives_what_the_definition_gives_in_any_batch(
     how = {"max_symbols": max_symbols, "confidence": confidence}
     soiled = soil(encoded, lengths)
     for strategy in STRATEGIES:
-        found = transducer_greedy(model, soiled, lengths, strategy=strategy, window=window, **how)
+        found = transducer_greedy(
+            model, soiled, lengths, strategy=strategy, window=window, **how
+        )
         agree(found, walks, confidence)
-    company = torch.randperm(B, generator=torch.Generator().manual_seed(seed))[: 1 + seed % B]
+    company = torch.randperm(B, generator=torch.Generator().manual_seed(seed))[
+        : 1 + seed % B
+    ]
     for strategy in [*STRATEGIES][
         : len(STRATEGIES) - 1
     ]:  # the last decodes one by one, whoever else is there
         found = transducer_greedy(
-            model, soiled[company], lengths[company], strategy=strategy, window=window, **how
+            model,
+            soiled[company],
+            lengths[company],
+            strategy=strategy,
+            window=window,
+            **how,
         )
         agree(found, [walks[b] for b in company], confidence)
 
@@ -164,7 +185,9 @@ def test_what_the_random_cases_are_meant_to_hit_does_occur(make, speak, duration
     wanted |= {"frame is full"} if not durations or 0 in durations else set()
     wanted |= {"blank of duration 0"} if 0 in durations else set()
     wanted |= (
-        {"jumps over frames", "lands beyond the end"} if durations and max(durations) > 1 else set()
+        {"jumps over frames", "lands beyond the end"}
+        if durations and max(durations) > 1
+        else set()
     )
     assert {name for name, count in events.items() if count} == wanted
 
@@ -178,13 +201,20 @@ def test_utterances_come_out_alike_alone_and_in_each_batch_size_up_to_17(
     lengths = torch.tensor([20, 0, 13, 1, 0, 20, 7, 19, 2, 20, 0, 5, 11, 20, 3, 17, 6])
     encoded = soil(encoded, lengths)
     with torch.inference_mode():
-        walks = [walk(model, encoded[b, :length], 3) for b, length in enumerate(lengths.tolist())]
+        walks = [
+            walk(model, encoded[b, :length], 3)
+            for b, length in enumerate(lengths.tolist())
+        ]
     assert sum(len(one.rows) > 2 for one in walks) > 5
     for B in range(1, 18):
         for rows in (slice(0, B), slice(17 - B, 17)):
             agree(
                 transducer_greedy(
-                    model, encoded[rows], lengths[rows], strategy=strategy, max_symbols=3
+                    model,
+                    encoded[rows],
+                    lengths[rows],
+                    strategy=strategy,
+                    max_symbols=3,
                 ),
                 walks[rows],
             )
@@ -209,7 +239,10 @@ def test_a_batch_of_zero_lengths_says_nothing_at_no_cost(make, speak, strategy):
 def test_scores_follow_one_rule_in_every_dtype_a_float32_softmax_of_the_logits(
     make, speak, strategy, durations
 ):
-    model, (encoded, lengths) = make("table", 7, durations=durations), speak("table", 6, 30, 7)
+    model, (encoded, lengths) = (
+        make("table", 7, durations=durations),
+        speak("table", 6, 30, 7),
+    )
     results = {}
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         found = transducer_greedy(
@@ -225,16 +258,24 @@ def test_scores_follow_one_rule_in_every_dtype_a_float32_softmax_of_the_logits(
     wanted = results.pop(torch.float64)
     assert wanted.lengths.sum() > 20
     for found in results.values():
-        assert found.tokens() == wanted.tokens() and torch.equal(found.durations, wanted.durations)
+        assert found.tokens() == wanted.tokens() and torch.equal(
+            found.durations, wanted.durations
+        )
         torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-6, atol=1e-5)
-        torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found.confidence, wanted.confidence, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_tokens_and_durations_each_have_a_softmax_of_their_own(make, speak, strategy):
     model, (encoded, _) = make("table", 3, durations=(0, 1, 2)), speak("table", 1, 1, 3)
-    found = transducer_greedy(model, encoded, torch.tensor([1]), strategy=strategy, max_symbols=1)
-    each = [8 - math.log(math.exp(8) + others) for others in (4, 2)]  # of 5 tokens, of 3 durations
+    found = transducer_greedy(
+        model, encoded, torch.tensor([1]), strategy=strategy, max_symbols=1
+    )
+    each = [
+        8 - math.log(math.exp(8) + others) for others in (4, 2)
+    ]  # of 5 tokens, of 3 durations
     torch.testing.assert_close(found.scores, torch.tensor([sum(each)]))
 
 
@@ -251,10 +292,13 @@ def test_float32_modules_agree_where_no_margin_is_as_small_as_rounding(make, spe
         encoded = encoded.float()
         with torch.inference_mode():
             walks = [
-                walk(model, encoded[b, :length], 3) for b, length in enumerate(lengths.tolist())
+                walk(model, encoded[b, :length], 3)
+                for b, length in enumerate(lengths.tolist())
             ]
         pairs = enumerate(zip(lengths.tolist(), walks, strict=True))
-        margins = [margin(model, encoded[b, :length], one) for b, (length, one) in pairs]
+        margins = [
+            margin(model, encoded[b, :length], one) for b, (length, one) in pairs
+        ]
         wide = torch.tensor([b for b, one in enumerate(margins) if one > 1e-3])
         compared += len(wide)
         for strategy in STRATEGIES:
@@ -282,8 +326,13 @@ def margin(model, frames, walked):
 @pytest.mark.gpu
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_gpu_writes_what_the_cpu_writes_with_the_same_scores(make, speak, strategy, durations):
-    model, (encoded, lengths) = make("lstm", 5, durations=durations), speak("lstm", 9, 30, 5)
+def test_a_gpu_writes_what_the_cpu_writes_with_the_same_scores(
+    make, speak, strategy, durations
+):
+    model, (encoded, lengths) = (
+        make("lstm", 5, durations=durations),
+        speak("lstm", 9, 30, 5),
+    )
     how = {"strategy": strategy, "confidence": "entropy", "graphs": "off"}
     wanted = transducer_greedy(model, encoded, lengths, **how)
     found = transducer_greedy(model.cuda(), encoded.cuda(), lengths.cuda(), **how)

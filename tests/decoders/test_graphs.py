@@ -57,18 +57,32 @@ def loop_for(B, T, model, encoded, confidence="none", **options):
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence)
         return GraphLoop(
-            B, T, greedy, encoded, greedy.initial_carry(encoded), GreedyOptions(**options)
+            B,
+            T,
+            greedy,
+            encoded,
+            greedy.initial_carry(encoded),
+            GreedyOptions(**options),
         )
 
 
 def by_graphs(
-    store, model, encoded, lengths, mode="auto", confidence="none", carry=None, **options
+    store,
+    model,
+    encoded,
+    lengths,
+    mode="auto",
+    confidence="none",
+    carry=None,
+    **options,
 ):
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence)
         carry = carry or greedy.initial_carry(encoded)
         options = GreedyOptions(graphs=mode, **options)
-        return store.decode(graphs.DecoderCall(greedy, encoded, lengths, carry, options))
+        return store.decode(
+            graphs.DecoderCall(greedy, encoded, lengths, carry, options)
+        )
 
 
 @settings(max_examples=200, deadline=None)
@@ -82,7 +96,9 @@ def test_batches_that_share_buffers_decode_as_the_definition_says(
     model = make(kind, seed, durations=durations, bias=bias)
     generator = torch.Generator().manual_seed(seed)
     sizes = [(4, 11)] + [
-        tuple(torch.randint(1, high, (), generator=generator).item() for high in (5, 12))
+        tuple(
+            torch.randint(1, high, (), generator=generator).item() for high in (5, 12)
+        )
         for _ in range(2)
     ]
     loop = None
@@ -94,7 +110,9 @@ def test_batches_that_share_buffers_decode_as_the_definition_says(
             4, 12, model, encoded, confidence, max_symbols=max_symbols, window=window
         )
         options = {"confidence": confidence, "max_symbols": max_symbols}
-        wanted = transducer_greedy(model, encoded, lengths, strategy="one_by_one", **options)
+        wanted = transducer_greedy(
+            model, encoded, lengths, strategy="one_by_one", **options
+        )
         same(by_loop(loop, model, encoded, lengths, confidence=confidence), wanted)
         half = T // 2
         before, after = lengths.clamp(max=half), (lengths - half).clamp(min=0)
@@ -102,14 +120,21 @@ def test_batches_that_share_buffers_decode_as_the_definition_says(
             model, encoded[:, :half], before, strategy="one_by_one", **options
         ).carry
         wanted = transducer_greedy(
-            model, encoded[:, half:], after, strategy="one_by_one", carry=carry, **options
+            model,
+            encoded[:, half:],
+            after,
+            strategy="one_by_one",
+            carry=carry,
+            **options,
         )
         same(by_loop(loop, model, encoded[:, half:], after, carry, confidence), wanted)
 
 
 def test_the_property_test_meets_labels_and_silence(make, speak):
     found = [
-        transducer_greedy(make("lstm", 1, bias=bias), *speak("lstm", 4, 11, 1)).lengths.sum()
+        transducer_greedy(
+            make("lstm", 1, bias=bias), *speak("lstm", 4, 11, 1)
+        ).lengths.sum()
         for bias in (-3, 0, 4)
     ]
     assert found[0] > found[1] > found[2] >= 0 and found[1] > 4
@@ -120,7 +145,9 @@ def test_the_property_test_meets_labels_and_silence(make, speak):
 def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, durations):
     model = make(kind, 7, durations=durations)
     encoded, lengths = speak(kind, 3, 9, 7)
-    wanted = transducer_greedy(model, encoded, lengths, strategy="one_by_one", confidence="entropy")
+    wanted = transducer_greedy(
+        model, encoded, lengths, strategy="one_by_one", confidence="entropy"
+    )
     loop = loop_for(8, 16, model, encoded, "entropy")
     with torch.inference_mode():
         for tensor in (
@@ -149,7 +176,9 @@ def test_results_do_not_change_when_the_buffers_do(make, speak, uncaptured):
     kept = [part.clone() for part in (*first.parts(), *state_tensors(first.carry))]
     by_graphs(store, model, *speak("lstm", 4, 11, 4), confidence="max_prob")
     assert len(uncaptured) == 1
-    for now, then in zip((*first.parts(), *state_tensors(first.carry)), kept, strict=True):
+    for now, then in zip(
+        (*first.parts(), *state_tensors(first.carry)), kept, strict=True
+    ):
         assert torch.equal(now, then)
     assert not any(part.is_inference() for part in first.parts())
 
@@ -171,7 +200,9 @@ def test_the_flag_is_read_one_replay_late(make, speak):
 @pytest.mark.parametrize("mode", ["step", "full"])
 def test_nothing_to_hear_gives_nothing(make, uncaptured, mode):
     model, encoded = make("lstm", 3), torch.zeros(3, 0, 4, dtype=torch.float64)
-    found = by_graphs(graphs.GraphCache(), model, encoded, torch.zeros(3, dtype=torch.int64), mode)
+    found = by_graphs(
+        graphs.GraphCache(), model, encoded, torch.zeros(3, dtype=torch.int64), mode
+    )
     assert found.tokens() == [[], [], []]
     assert found.labels.shape == (3, 0)
 
@@ -187,7 +218,17 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
     monkeypatch.setattr(graphs, "MIN_FRAMES", 8)
     model, store = make("lstm", 3), graphs.GraphCache()
     captured = []
-    for B, T in [(4, 11), (3, 16), (2, 7), (4, 17), (3, 9), (1, 5), (2, 5), (4, 30), (4, 11)]:
+    for B, T in [
+        (4, 11),
+        (3, 16),
+        (2, 7),
+        (4, 17),
+        (3, 9),
+        (1, 5),
+        (2, 5),
+        (4, 30),
+        (4, 11),
+    ]:
         encoded, lengths = speak("lstm", B, T, 3)
         same(
             by_graphs(store, model, encoded, lengths),
@@ -208,7 +249,11 @@ def test_sizes_are_rounded_up_coarsely():
 
 
 def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured):
-    model, store, draw = make("lstm", 3), graphs.GraphCache(), torch.Generator().manual_seed(0)
+    model, store, draw = (
+        make("lstm", 3),
+        graphs.GraphCache(),
+        torch.Generator().manual_seed(0),
+    )
     for _ in range(100):
         B, T = (int(torch.randint(1, most, (), generator=draw)) for most in (65, 700))
         by_graphs(
@@ -228,7 +273,11 @@ def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured)
     {"max_symbols": 3}, {"window": 2}, {"confidence": "entropy"}, {"mode": "full"}, {"dtype": torch.float32}, {"batch": 9},
 ])  # fmt: skip
 def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change):
-    model, store, (encoded, lengths) = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3)
+    model, store, (encoded, lengths) = (
+        make("lstm", 3),
+        graphs.GraphCache(),
+        speak("lstm", 4, 11, 3),
+    )
     by_graphs(store, model, encoded, lengths, "step")
     with torch.autocast("cpu", torch.bfloat16):
         by_graphs(store, model, encoded, lengths, "step")
@@ -247,7 +296,11 @@ def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change
 def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
     make, speak, same, uncaptured
 ):
-    model, store, (encoded, lengths) = make("lstm", 3), graphs.GraphCache(), speak("lstm", 4, 11, 3)
+    model, store, (encoded, lengths) = (
+        make("lstm", 3),
+        graphs.GraphCache(),
+        speak("lstm", 4, 11, 3),
+    )
 
     def check(captures):
         same(
@@ -291,7 +344,9 @@ def test_auto_goes_on_without_graphs_and_says_why(
         tries.append(mode)
         if failure == "capture":
             try:
-                raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+                raise RuntimeError(
+                    "operation not permitted when stream is capturing\nmore of it"
+                )
             finally:
                 raise ValueError("and then the capture could not end")
         if failure == "other dtype":
@@ -331,10 +386,19 @@ def test_auto_compares_the_first_result_of_every_size_and_no_other(
     model, store, plain = make("lstm", 3), graphs.GraphCache(), []
     decode = graphs.windowed_looping.decode
     monkeypatch.setattr(graphs, "MIN_FRAMES", 16)
-    monkeypatch.setattr(graphs.windowed_looping, "decode", lambda *a: plain.append(1) or decode(*a))
+    monkeypatch.setattr(
+        graphs.windowed_looping, "decode", lambda *a: plain.append(1) or decode(*a)
+    )
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
     seen = [len(plain)]
-    for B, T, seed in [(4, 11, 3), (4, 11, 4), (9, 14, 3), (12, 16, 4), (9, 17, 3), (9, 17, 4)]:
+    for B, T, seed in [
+        (4, 11, 3),
+        (4, 11, 4),
+        (9, 14, 3),
+        (12, 16, 4),
+        (9, 17, 3),
+        (9, 17, 4),
+    ]:
         found = by_graphs(store, model, *speak("lstm", B, T, seed))
         assert found.impl == "windowed_looping, graphs=full"
         seen.append(len(plain))
@@ -369,18 +433,25 @@ def test_a_model_that_is_no_module_is_refused_with_the_reason(make, speak):
     net, (encoded, lengths) = make("lstm", 3), speak("lstm", 4, 11, 3)
     model = SimpleNamespace(blank=net.blank, predict=net.predict, join=net.join)
     encoded = encoded.as_subclass(AsOnGpu)
-    reason = "the model is no torch.nn.Module, so a change of its weights could not be seen"
+    reason = (
+        "the model is no torch.nn.Module, so a change of its weights could not be seen"
+    )
     for mode in ("step", "full"):
         with pytest.raises(RuntimeError) as error:
             transducer_greedy(model, encoded, lengths, graphs=mode)
         assert str(error.value) == reason
     found = transducer_greedy(model, encoded, lengths)
     assert found.impl == f"windowed_looping, graphs=off: {reason}"
-    assert found.tokens() == transducer_greedy(net, encoded, lengths, graphs="off").tokens()
+    assert (
+        found.tokens()
+        == transducer_greedy(net, encoded, lengths, graphs="off").tokens()
+    )
     assert not graphs.MODELS
 
 
-def test_a_captured_loop_does_not_keep_the_model_alive(make, speak, uncaptured, monkeypatch):
+def test_a_captured_loop_does_not_keep_the_model_alive(
+    make, speak, uncaptured, monkeypatch
+):
     gone = []
     monkeypatch.setattr(graphs, "capture", lambda *_: lambda: None)
     model, store = make("lstm", 3), graphs.GraphCache()

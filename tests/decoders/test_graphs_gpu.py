@@ -41,7 +41,9 @@ def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
 @pytest.mark.parametrize("mode", ["step", "full", "auto"])
-def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, durations, dtype):
+def test_graphs_give_what_the_plain_loop_gives(
+    make, speak, same, mode, kind, durations, dtype
+):
     model = on_gpu(make, kind, durations, dtype)
     for B, T, seed in [
         (8, 48, 1),
@@ -53,7 +55,10 @@ def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, du
         batch = heard(speak, kind, B, T, dtype, seed)
         options = {"confidence": "entropy", "max_symbols": 3}
         found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert found.impl == f"windowed_looping, graphs={'full' if mode == 'auto' else mode}"
+        assert (
+            found.impl
+            == f"windowed_looping, graphs={'full' if mode == 'auto' else mode}"
+        )
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
         assert found.lengths.sum() > 0
 
@@ -62,14 +67,25 @@ def test_graphs_give_what_the_plain_loop_gives(make, speak, same, mode, kind, du
 def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
     model, (encoded, lengths) = on_gpu(make, "lstm"), heard(speak, "lstm", 5, 30)
     whole = transducer_greedy(model, encoded, lengths, graphs="off")
-    first = transducer_greedy(model, encoded[:, :13], lengths.clamp(max=13), graphs=mode)
-    rest = transducer_greedy(
-        model, encoded[:, 13:], (lengths - 13).clamp(min=0), graphs=mode, carry=first.carry
+    first = transducer_greedy(
+        model, encoded[:, :13], lengths.clamp(max=13), graphs=mode
     )
-    assert [a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)] == whole.tokens()
+    rest = transducer_greedy(
+        model,
+        encoded[:, 13:],
+        (lengths - 13).clamp(min=0),
+        graphs=mode,
+        carry=first.carry,
+    )
+    assert [
+        a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)
+    ] == whole.tokens()
     for b in range(5):
         encoded[b, lengths[b] :] = torch.nan
-    assert transducer_greedy(model, encoded, lengths, graphs=mode).tokens() == whole.tokens()
+    assert (
+        transducer_greedy(model, encoded, lengths, graphs=mode).tokens()
+        == whole.tokens()
+    )
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])
@@ -116,7 +132,9 @@ def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
     release_graphs()
     before = used()
     for number in range(graphs.KEEP + 3):
-        transducer_greedy(model, *heard(speak, "lstm", 2, 12), graphs=mode, max_symbols=3 + number)
+        transducer_greedy(
+            model, *heard(speak, "lstm", 2, 12), graphs=mode, max_symbols=3 + number
+        )
     assert len(graphs.MODELS[id(model)].loops) == graphs.KEEP
     assert used() > before
     release_graphs(model)
@@ -132,19 +150,25 @@ def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
 def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
     model = on_gpu(make, "lstm")
     batches = [heard(speak, "lstm", 8, 48, seed=seed) for seed in range(8)]
-    wanted = [transducer_greedy(model, *batch, graphs="off").tokens() for batch in batches]
+    wanted = [
+        transducer_greedy(model, *batch, graphs="off").tokens() for batch in batches
+    ]
     found, errors = {}, []
 
     def work(numbers):
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
                 for number in numbers:
-                    found[number] = transducer_greedy(model, *batches[number], graphs=mode).tokens()
+                    found[number] = transducer_greedy(
+                        model, *batches[number], graphs=mode
+                    ).tokens()
         except Exception as error:
             errors.append(error)
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(range(first, 8, 2),)) for first in range(2)]
+    threads = [
+        threading.Thread(target=work, args=(range(first, 8, 2),)) for first in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -159,7 +183,10 @@ def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
     make, speak, kind, durations, strategy
 ):
     options = {"confidence": "entropy", "max_symbols": 3, "graphs": "off"}
-    model, (encoded, lengths) = make(kind, 3, durations=durations).double(), speak(kind, 9, 30, 3)
+    model, (encoded, lengths) = (
+        make(kind, 3, durations=durations).double(),
+        speak(kind, 9, 30, 3),
+    )
     given = (encoded.double(), lengths)
     wanted = transducer_greedy(model, *given, strategy="one_by_one", **options)
     there = [part.cuda() for part in given]
@@ -185,4 +212,6 @@ def test_on_a_gpu_attention_finds_what_the_definition_finds_on_a_cpu(cross):
     there = [part.cuda() for part in batch]
     found = aed_greedy(model.cuda(), *there, cross=cross, **attention_cases.OPTIONS)
     for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(
+            ours.cpu(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True
+        )

@@ -59,7 +59,9 @@ def test_the_plain_score_of_a_prefix_sums_all_texts_that_begin_with_it(T):
     for text in texts:
         found = prefix_score(log_probs.tolist(), text)
         assert found.text == pytest.approx(scores[text], abs=1e-10)
-        begun = [score for longer, score in scores.items() if longer[: len(text)] == text]
+        begun = [
+            score for longer, score in scores.items() if longer[: len(text)] == text
+        ]
         wanted = torch.tensor(begun, dtype=torch.float64).logsumexp(0).item()
         assert found.prefix == pytest.approx(wanted, abs=1e-10)
 
@@ -75,7 +77,9 @@ def test_the_scores_of_a_beam_are_the_plain_ones_whatever_lies_behind_the_frames
     generator = torch.Generator().manual_seed(0)
     texts = [[[] for _ in range(K)] for _ in range(B)]
     for _ in range(5):
-        last = torch.tensor([[text[-1] if text else 0 for text in row] for row in texts])
+        last = torch.tensor(
+            [[text[-1] if text else 0 for text in row] for row in texts]
+        )
         any_label = torch.tensor([[bool(text) for text in row] for row in texts])
         found = scores.after(last, any_label)
         for b, k in product(range(B), range(K)):
@@ -100,7 +104,10 @@ def test_the_scores_of_a_beam_are_the_plain_ones_whatever_lies_behind_the_frames
         )
         scores.advance(parents, tokens, moves, repeats)
         texts = [
-            [text + [int(tokens[b, k])] * bool(moves[b, k]) for k, text in enumerate(row)]
+            [
+                text + [int(tokens[b, k])] * bool(moves[b, k])
+                for k, text in enumerate(row)
+            ]
             for b, row in enumerate(before)
         ]
     assert any(a == b for row in texts for text in row for a, b in pairwise(text))
@@ -110,16 +117,29 @@ def test_the_scores_of_a_beam_are_the_plain_ones_whatever_lies_behind_the_frames
 @pytest.mark.parametrize(("length_penalty", "weight"), [(0, 0.3), (1.0, 0.5), (0, 0.9)])
 def test_the_joint_search_is_the_plain_one(width, length_penalty, weight):
     found_texts = set()
-    for seed, (B, T, prompt) in enumerate([(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)]):
+    for seed, (B, T, prompt) in enumerate(
+        [(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)]
+    ):
         model, encoded, lengths, ctc = of(seed, B, T)
         for most in (1, 6):
-            options = {"width": width, "length_penalty": length_penalty, "nbest": min(3, width)}
-            options |= {"prompt": prompt, "most": most, "ctc": ctc, "ctc_weight": weight}
+            options = {
+                "width": width,
+                "length_penalty": length_penalty,
+                "nbest": min(3, width),
+            }
+            options |= {
+                "prompt": prompt,
+                "most": most,
+                "ctc": ctc,
+                "ctc_weight": weight,
+            }
             wanted = aed_beam_reference(model, encoded, lengths, **options)
             found = aed_beam(model, encoded, lengths, **options)
             same_ranks(found, wanted)
             assert f"beam with CTC ({weight})" in found.impl
-            found_texts |= {tuple(row) for rank in ranks(found) for row in rank.tokens()}
+            found_texts |= {
+                tuple(row) for rank in ranks(found) for row in rank.tokens()
+            }
     assert len({len(text) for text in found_texts}) > 2
 
 
@@ -127,13 +147,19 @@ def test_a_weight_of_zero_is_attention_alone_and_of_one_ctc_alone():
     model, encoded, lengths, ctc = of(1, 6, 5)
     options = {"width": 4, "nbest": 4, "most": 6, "length_penalty": 0}
     alone = aed_beam(model, encoded, lengths, **options)
-    same_ranks(aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=0, **options), alone)
-    found = aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=1, **options | {"width": 200})
+    same_ranks(
+        aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=0, **options), alone
+    )
+    found = aed_beam(
+        model, encoded, lengths, ctc=ctc, ctc_weight=1, **options | {"width": 200}
+    )
     for b, length in enumerate(lengths.tolist()):
         own = ctc[b, :length].tolist()
         row = found.tokens()[b]
         assert found.ended[b]
-        assert found.scores[b].item() == pytest.approx(prefix_score(own, row).text, abs=1e-4)
+        assert found.scores[b].item() == pytest.approx(
+            prefix_score(own, row).text, abs=1e-4
+        )
         for text in product(sorted(set(range(V)) - {EOS}), repeat=2):
             assert prefix_score(own, text).text <= found.scores[b].item() + 1e-4
 
@@ -143,7 +169,11 @@ def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts():
     lengths = torch.tensor([4, 2])
     options = {"width": 230, "nbest": 230, "most": 2, "length_penalty": 0}
     found = aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=0.4, **options)
-    texts = [text for n in range(3) for text in product(sorted(set(range(V)) - {EOS}), repeat=n)]
+    texts = [
+        text
+        for n in range(3)
+        for text in product(sorted(set(range(V)) - {EOS}), repeat=n)
+    ]
     for b in range(2):
         scored = []
         for text in texts:
@@ -151,7 +181,9 @@ def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts():
                 tokens = torch.tensor([[1, *text]])
                 logits = model.logits(encoded[b : b + 1], lengths[b : b + 1], tokens)
             logp = logits[0].log_softmax(-1)
-            attention = sum(logp[u, token].item() for u, token in enumerate([*text, EOS]))
+            attention = sum(
+                logp[u, token].item() for u, token in enumerate([*text, EOS])
+            )
             heard_ = prefix_score(ctc[b, : lengths[b]].tolist(), text).text
             scored.append((0.6 * attention + 0.4 * heard_, list(text)))
         best = max(scored)

@@ -17,13 +17,17 @@ def arpa(grams):
     """The text of an ARPA file: {words: (log10 probability, log10 back-off weight)}."""
     order = max(map(len, grams))
     lines = ["written by a test", "", "\\data\\"]
-    lines += [f"ngram {n}={sum(len(gram) == n for gram in grams)}" for n in range(1, order + 1)]
+    lines += [
+        f"ngram {n}={sum(len(gram) == n for gram in grams)}"
+        for n in range(1, order + 1)
+    ]
     for n in range(1, order + 1):
         lines += ["", f"\\{n}-grams:"]
         for gram, (logp, backoff) in grams.items():
             if len(gram) == n:
                 lines.append(
-                    f"{logp}\t{' '.join(gram)}" + (f"\t{backoff}" if n < order and backoff else "")
+                    f"{logp}\t{' '.join(gram)}"
+                    + (f"\t{backoff}" if n < order and backoff else "")
                 )
     return "\n".join([*lines, "", "\\end\\", ""])
 
@@ -63,11 +67,19 @@ def textbook(grams, history, word):
         return grams[(*history, word)][0] * math.log(10)
     if not history:
         return -math.inf
-    return grams.get(history, (0, 0.0))[1] * math.log(10) + textbook(grams, history[1:], word)
+    return grams.get(history, (0, 0.0))[1] * math.log(10) + textbook(
+        grams, history[1:], word
+    )
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.booleans(), st.booleans())
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.booleans(),
+    st.booleans(),
+)
 def test_every_next_token_has_the_probability_of_the_textbook(
     tmp_path_factory, seed, order, V, unknown, ids
 ):
@@ -84,15 +96,21 @@ def test_every_next_token_has_the_probability_of_the_textbook(
     for _ in range(6):
         past = [history[max(0, len(history) - order + 1) :] for history in histories]
         wanted = torch.tensor(
-            [[textbook(grams, history, spell(token)) for token in tokens] for history in past]
+            [
+                [textbook(grams, history, spell(token)) for token in tokens]
+                for history in past
+            ]
         )
         torch.testing.assert_close(lm.scores(states), wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(lm.scores(states[:, None])[:, 0], wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            lm.scores(states[:, None])[:, 0], wanted, rtol=1e-5, atol=1e-5
+        )
         ends = torch.tensor([textbook(grams, history, "</s>") for history in past])
         torch.testing.assert_close(lm.final(states), ends, rtol=1e-5, atol=1e-5)
         said = [rng.randrange(V) for _ in histories]
         histories = [
-            (*history, spell(tokens[token])) for history, token in zip(histories, said, strict=True)
+            (*history, spell(tokens[token]))
+            for history, token in zip(histories, said, strict=True)
         ]
         states = lm.advance(states, torch.tensor(said))
 
@@ -110,7 +128,10 @@ def test_files_may_be_gzipped_and_hold_more_than_the_tokens(tmp_path):
     plain, zipped = tmp_path / "lm.arpa", tmp_path / "lm.gz"
     plain.write_text(arpa(GOOD))
     zipped.write_bytes(gzip.compress(arpa(GOOD).encode()))
-    for tokens, wanted in ((["a", "b", "<blank>"], [-0.75, -0.125, -math.inf]), (["b"], [-0.75])):
+    for tokens, wanted in (
+        (["a", "b", "<blank>"], [-0.75, -0.125, -math.inf]),
+        (["b"], [-0.75]),
+    ):
         one, other = NGram.read(plain, tokens), NGram.read(zipped, tokens)
         state = one.advance(one.start(1), torch.tensor([0]))
         found = one.scores(state)[0] / math.log(10)
@@ -123,7 +144,9 @@ def test_to_moves_every_tensor(tmp_path):
     moved = NGram.read(tmp_path / "lm.arpa", ["a", "b"]).to("meta")
     assert moved.scores(moved.start(3)).shape == (3, 2)
     assert {
-        part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)
+        part.device.type
+        for part in vars(moved).values()
+        if isinstance(part, torch.Tensor)
     } == {"meta"}
 
 
@@ -165,12 +188,15 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 def test_tokens_that_are_the_same_are_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"^tokens: expected at least one, all different, got 2, 1 different\.$"
+        ValueError,
+        match=r"^tokens: expected at least one, all different, got 2, 1 different\.$",
     ):
         NGram.read(tmp_path / "lm.arpa", ["a", "a"])
 
 
-def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible(tmp_path):
+def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible(
+    tmp_path,
+):
     (tmp_path / "lm.arpa").write_text(arpa(GOOD))
     for tokens in (["x", "y"], range(3)):
         with pytest.raises(ValueError) as error:
@@ -198,8 +224,12 @@ def spellings(words):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 3), st.booleans(), st.sampled_from(["▁", " "]))
-def test_words_have_the_probability_of_the_textbook(tmp_path_factory, seed, order, unknown, mark):
+@given(
+    st.integers(0, 10**6), st.integers(1, 3), st.booleans(), st.sampled_from(["▁", " "])
+)
+def test_words_have_the_probability_of_the_textbook(
+    tmp_path_factory, seed, order, unknown, mark
+):
     words = ["a", "b", "ab", "abc", "ba", "cab"]
     grams = random_grams(seed, order, words, unknown)
     path = tmp_path_factory.mktemp("lm") / "words.arpa"
@@ -229,16 +259,22 @@ def test_tokens_inside_a_word_cost_nothing_until_the_next_begins(tmp_path):
     (tmp_path / "lm.arpa").write_text(arpa(GOOD))
     lm = WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"])
     state = lm.start(1)
-    assert lm.scores(state).tolist() == [[0, 0, 0]]  # a space before the first word is no word
+    assert lm.scores(state).tolist() == [
+        [0, 0, 0]
+    ]  # a space before the first word is no word
     state = lm.advance(state, torch.tensor([1]))
     found = lm.scores(state)[0] / math.log(10)
     # <s> is listed with no "<s> a": its back-off weight, and "a"
     torch.testing.assert_close(found, torch.tensor([-1.0, 0, 0]), rtol=1e-5, atol=1e-5)
     state = lm.advance(lm.advance(state, torch.tensor([0])), torch.tensor([0]))
-    assert lm.scores(state).tolist() == [[0, 0, 0]]  # nor is what lies between two spaces
+    assert lm.scores(state).tolist() == [
+        [0, 0, 0]
+    ]  # nor is what lies between two spaces
     state = lm.advance(state, torch.tensor([2]))
     found = lm.final(state) / math.log(10)  # "a b" is listed, then "</s>" after "b"
-    torch.testing.assert_close(found, torch.tensor([-0.125 - 1.0]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found, torch.tensor([-0.125 - 1.0]), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("tokens", "wanted"), [

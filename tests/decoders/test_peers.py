@@ -36,7 +36,10 @@ def nemo(peers, tmp_path):
         path = tmp_path / f"{len([*tmp_path.iterdir()])}.pt"
         write(path, model, encoded, lengths)
         arms = peers.arms(
-            "tdt-greedy-loops", plan=str(path), max_symbols=max_symbols, keep_durations=True
+            "tdt-greedy-loops",
+            plan=str(path),
+            max_symbols=max_symbols,
+            keep_durations=True,
         )
         if loop not in arms:
             pytest.skip("needs nemo_toolkit: `make peers` installs it")
@@ -49,7 +52,9 @@ def nemo(peers, tmp_path):
 def batch(seed, durations, B=7, T=24):
     """A model of random weights whose blank has an embedding of zero, as NeMo's has; frames, ragged lengths."""
     torch.manual_seed(seed)
-    model = TransducerModel(TransducerConfig(vocab_size=11, durations=durations, **SIZES)).eval()
+    model = TransducerModel(
+        TransducerConfig(vocab_size=11, durations=durations, **SIZES)
+    ).eval()
     with torch.no_grad():
         model.predictor.embedding.weight[model.blank] = 0
         model.predictor_projection.weight.mul_(6)
@@ -73,11 +78,16 @@ def test_label_looping_finds_what_nemos_finds(nemo, durations, max_symbols):
         assert labels.tolist() == found.labels.tolist()
         assert counts.tolist() == found.lengths.tolist()
         assert frames.tolist() == found.frames.tolist()
-        if (
-            not durations
-        ):  # its score has the labels only, without blanks, and for TDT it has another softmax
-            said = found.confidence.clamp(min=0).log().masked_fill(found.labels < 0, 0).sum(1)
-            torch.testing.assert_close(torch.tensor(answer["scores"]), said, rtol=1e-4, atol=1e-4)
+        if not durations:  # its score has the labels only, without blanks, and for TDT it has another softmax
+            said = (
+                found.confidence.clamp(min=0)
+                .log()
+                .masked_fill(found.labels < 0, 0)
+                .sum(1)
+            )
+            torch.testing.assert_close(
+                torch.tensor(answer["scores"]), said, rtol=1e-4, atol=1e-4
+            )
         spoken += int(counts.sum())
     assert spoken > 50
 
@@ -87,26 +97,39 @@ def test_durations_of_nemo_depend_on_the_batch_and_ours_do_not(nemo, durations):
     """NeMo 3.0, issue 16097: a label's duration is overwritten while other utterances go on through blanks."""
     model, encoded, lengths = batch(1, durations)
     found = transducer_greedy(model, encoded, lengths)
-    together, wrong, ours = nemo("nemo_label_looping", model, encoded, lengths, 10)[1], 0, []
+    together, wrong, ours = (
+        nemo("nemo_label_looping", model, encoded, lengths, 10)[1],
+        0,
+        [],
+    )
     for b, n in enumerate(lengths):
         alone = transducer_greedy(model, encoded[b : b + 1, :n], lengths[b : b + 1])
-        assert found.durations[b, : found.lengths[b]].tolist() == alone.durations[0].tolist()
+        assert (
+            found.durations[b, : found.lengths[b]].tolist()
+            == alone.durations[0].tolist()
+        )
         (labels, _, _), answer = nemo(
             "nemo_label_looping", model, encoded[b : b + 1, :n], lengths[b : b + 1], 10
         )
         assert labels[0].tolist() == alone.labels[0].tolist()
-        assert answer["durations"][0] == alone.durations[0].tolist()  # alone it is right
+        assert (
+            answer["durations"][0] == alone.durations[0].tolist()
+        )  # alone it is right
         wrong += together["durations"][b] != answer["durations"][0]
         ours.append(alone.durations[0].tolist())
     assert wrong > 0
     assert together["durations"] != ours
 
 
-def test_nemos_one_by_one_skips_a_frame_when_the_budget_of_symbols_ends_and_ours_does_not(nemo):
+def test_nemos_one_by_one_skips_a_frame_when_the_budget_of_symbols_ends_and_ours_does_not(
+    nemo,
+):
     """NeMo 3.0, issue 16095: it moves one frame on after `max_symbols` labels even if the last one's duration has moved it."""
     model, encoded, lengths = batch(1, TDT[0])
     found = transducer_greedy(model, encoded, lengths, max_symbols=1)
-    wanted = transducer_greedy(model, encoded, lengths, max_symbols=1, strategy="one_by_one")
+    wanted = transducer_greedy(
+        model, encoded, lengths, max_symbols=1, strategy="one_by_one"
+    )
     assert found.tokens() == wanted.tokens()
     assert found.frames.tolist() == wanted.frames.tolist()
     (_, _, batched), _ = nemo("nemo_label_looping", model, encoded, lengths, 1)

@@ -9,14 +9,24 @@ from asrkit.decoders import transducer_greedy
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
-from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.models import (
+    ConvConfig,
+    LSTMConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+)
 from asrkit.runtime import CaptureGuard
 from asrkit.workbench.profiling import launch_profile
 from asrkit.workbench.profiling.launches import CountOps
 
 
 def ours(kind, durations=()):
-    predictor = StatelessConfig(width=8) if kind == "stateless" else LSTMConfig(width=8, layers=2)
+    predictor = (
+        StatelessConfig(width=8)
+        if kind == "stateless"
+        else LSTMConfig(width=8, layers=2)
+    )
     config = TransducerConfig(
         vocab_size=9,
         encoder=ConvConfig(width=4, layers=1),
@@ -36,8 +46,12 @@ def turn_of(make, device, confidence="entropy", folds=True):
             lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry
         )
         for module in model.modules():
-            for name, value in module.named_parameters(recurse=False):  # .to cannot move fakes
-                module._parameters[name] = nn.Parameter(torch.zeros_like(value, device=device))
+            for name, value in module.named_parameters(
+                recurse=False
+            ):  # .to cannot move fakes
+                module._parameters[name] = nn.Parameter(
+                    torch.zeros_like(value, device=device)
+                )
         encoded = torch.zeros(4, 16, 8, device=device)
         greedy = GreedyModel(model, confidence, encoded.device)
         loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions(), folds=folds)
@@ -49,7 +63,9 @@ def turn_of(make, device, confidence="entropy", folds=True):
 @pytest.mark.parametrize("kind", ["stateless", "lstm"])
 def test_a_turn_never_waits(kind, durations):
     for confidence in ("none", "max_prob", "entropy"):
-        found = launch_profile(turn_of(lambda: ours(kind, durations), "cpu", confidence))
+        found = launch_profile(
+            turn_of(lambda: ours(kind, durations), "cpu", confidence)
+        )
         assert found.syncs == 0
         assert found.launches > 50
 
@@ -131,20 +147,28 @@ def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoil):
     ):
         turn_of(lambda: Waiting(spoil), "cpu")()
     for kind, durations in [("stateless", ()), ("lstm", (0, 1, 2))]:
-        turn = turn_of(lambda kind=kind, durations=durations: ours(kind, durations), "cpu")
+        turn = turn_of(
+            lambda kind=kind, durations=durations: ours(kind, durations), "cpu"
+        )
         with CaptureGuard():
             turn()
 
 
 def test_the_proof_sees_tensors_that_stay_on_the_host():
     table = torch.ones(10)
-    with pytest.raises(Exception, match="cpu"), FakeTensorMode(allow_non_fake_inputs=True):
+    with (
+        pytest.raises(Exception, match="cpu"),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         turn_of(lambda: Waiting(lambda logits: table), "cuda")()
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak, same):
-    model, (encoded, lengths) = Waiting(SPOILERS["item"]).cuda(), speak("lstm", 4, 16, 3)
+    model, (encoded, lengths) = (
+        Waiting(SPOILERS["item"]).cuda(),
+        speak("lstm", 4, 16, 3),
+    )
     batch = torch.cat([encoded, encoded], 2).float().cuda(), lengths.cuda()
     with pytest.raises(
         RuntimeError,
@@ -152,5 +176,7 @@ def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak, same):
     ):
         transducer_greedy(model, *batch, graphs="step")
     found = transducer_greedy(model, *batch)
-    assert found.impl.startswith("windowed_looping, graphs=off: graphs='step': capture failed, ")
+    assert found.impl.startswith(
+        "windowed_looping, graphs=off: graphs='step': capture failed, "
+    )
     same(found, transducer_greedy(model, *batch, graphs="off"))

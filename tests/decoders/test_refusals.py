@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit.decoders import ctc_beam, ctc_greedy, ctc_greedy_sequential, transducer_greedy
+from asrkit.decoders import (
+    ctc_beam,
+    ctc_greedy,
+    ctc_greedy_sequential,
+    transducer_greedy,
+)
 from asrkit.decoders.transducer import STRATEGIES
 
 BATCHED = [strategy for strategy in STRATEGIES if strategy != "one_by_one"]
@@ -48,11 +53,15 @@ def given(make):
 
 
 def joins(spoil):
-    return lambda model: {"join": lambda frames, before: spoil(model.join(frames, before))}
+    return lambda model: {
+        "join": lambda frames, before: spoil(model.join(frames, before))
+    }
 
 
 def predicts(spoil):
-    return lambda model: {"predict": lambda labels, state: spoil(*model.predict(labels, state))}
+    return lambda model: {
+        "predict": lambda labels, state: spoil(*model.predict(labels, state))
+    }
 
 
 def has(**parts):
@@ -65,9 +74,15 @@ BAD_MODELS = [
     (joins(lambda logits: logits[..., :4]), ", 4) torch.float64."),
     (joins(lambda logits: logits[None]), "got (1, "),
     (joins(lambda logits: logits.long()), "torch.int64."),
-    (predicts(lambda before, state: None), "expected the pair predicted (B, P), state, got None"),
+    (
+        predicts(lambda before, state: None),
+        "expected the pair predicted (B, P), state, got None",
+    ),
     (predicts(lambda before, state: (before[:, 0], None)), "state, got tuple of ("),
-    (predicts(lambda before, state: (before, before.expand(9, -1, -1))), "Transpose its state."),
+    (
+        predicts(lambda before, state: (before, before.expand(9, -1, -1))),
+        "Transpose its state.",
+    ),
     (has(blank=-1), f"{BLANK}-1. Count it from the front: V - 1, not -1."),
     (has(blank=None), BLANK),
 ]
@@ -79,19 +94,25 @@ def test_a_model_that_does_not_follow_the_protocol_is_refused(given, number):
     spoil, wanted = BAD_MODELS[number]
     spoilt = doubled(model, **spoil(model))
     for strategy in STRATEGIES:
-        assert wanted in refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
+        assert wanted in refused(
+            transducer_greedy, spoilt, encoded, lengths, strategy=strategy
+        )
 
 
 def test_a_model_that_lacks_something_is_refused(given):
     model, encoded, lengths = given
     part = SimpleNamespace(blank=model.blank, join=model.join)
-    wanted = "model: expected blank, predict and join, got SimpleNamespace without predict."
+    wanted = (
+        "model: expected blank, predict and join, got SimpleNamespace without predict."
+    )
     assert refused(transducer_greedy, part, encoded, lengths) == wanted
 
 
 def test_logits_of_one_frame_do_not_stand_for_a_window(given):
     model, encoded, lengths = given
-    spoilt = doubled(model, join=lambda frames, before: model.join(frames[:, :1], before))
+    spoilt = doubled(
+        model, join=lambda frames, before: model.join(frames[:, :1], before)
+    )
     wanted = "model.join: expected float logits (3, 2, more than 4), got (3, 1, 5) torch.float64."
     assert refused(transducer_greedy, spoilt, encoded, lengths, window=2) == wanted
 
@@ -146,7 +167,9 @@ def test_options_of_greedy_decoding_that_are_no_options(given, options, wanted):
 def test_options_of_a_beam_are_numbers_in_range(given, option, values):
     for value in values:
         text = refused(ctc_beam, *given[1:], **{option: value})
-        assert text.startswith(f"{option}: expected ") and text.endswith(f"got {value!r}.")
+        assert text.startswith(f"{option}: expected ") and text.endswith(
+            f"got {value!r}."
+        )
 
 
 def test_a_window_costs_no_more_than_the_frames_there_are(given):
@@ -160,11 +183,15 @@ def test_a_window_costs_no_more_than_the_frames_there_are(given):
     )
     found = transducer_greedy(wide, encoded, lengths, window=10**12)
     assert set(seen) == {5}
-    assert found.tokens() == transducer_greedy(model, encoded, lengths, window=1).tokens()
+    assert (
+        found.tokens() == transducer_greedy(model, encoded, lengths, window=1).tokens()
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(given, strategy):
+def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(
+    given, strategy
+):
     model, encoded, _ = given
     encoded[0, 2] = torch.nan
     lengths = torch.tensor([5, 5, 3])
@@ -177,7 +204,10 @@ def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(give
 def test_bad_scores_and_blanks_of_ctc_are_refused(name):
     log_probs, lengths = torch.zeros(2, 3, 4), torch.tensor([3, 2])
     text = refused(CTC[name], log_probs.to(torch.float8_e4m3fn), lengths)
-    assert text == "log_probs: expected a float dtype of 16 bits or more, got torch.float8_e4m3fn."
+    assert (
+        text
+        == "log_probs: expected a float dtype of 16 bits or more, got torch.float8_e4m3fn."
+    )
     for blank in (4, True, 1.0, None):
         text = refused(CTC[name], log_probs, lengths, blank=blank)
         assert text == f"blank: expected an index of V=4 tokens, got {blank}."
@@ -185,11 +215,18 @@ def test_bad_scores_and_blanks_of_ctc_are_refused(name):
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own
 def test_what_calls_a_decoder_may_be_compiled(make):
-    model, generator = make("foreign", 1, durations=(0, 1)), torch.Generator().manual_seed(1)
-    encoded, lengths = torch.randn(2, 3, 4, generator=generator).double(), torch.tensor([3, 2])
+    model, generator = (
+        make("foreign", 1, durations=(0, 1)),
+        torch.Generator().manual_seed(1),
+    )
+    encoded, lengths = (
+        torch.randn(2, 3, 4, generator=generator).double(),
+        torch.tensor([3, 2]),
+    )
     calls = [CTC[name] for name in ("numba_cpu", "sequential", "beam")]
     for plain in (*calls, partial(transducer_greedy, model)):
         compiled = torch.compile(
-            lambda part, plain=plain: plain(2 * part, lengths).labels + 1, backend="eager"
+            lambda part, plain=plain: plain(2 * part, lengths).labels + 1,
+            backend="eager",
         )
         assert torch.equal(compiled(encoded), plain(2 * encoded, lengths).labels + 1)

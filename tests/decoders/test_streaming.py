@@ -31,7 +31,9 @@ def pieces(encoded, lengths, cuts):
     for start, end in zip(edges.T, edges.T[1:], strict=False):
         size = end - start
         chunk = torch.full(
-            (len(encoded), int(size.max()) + 1, encoded.shape[-1]), math.nan, dtype=encoded.dtype
+            (len(encoded), int(size.max()) + 1, encoded.shape[-1]),
+            math.nan,
+            dtype=encoded.dtype,
         )
         for b in range(len(encoded)):
             chunk[b, : size[b]] = encoded[b, start[b] : end[b]]
@@ -52,7 +54,9 @@ def same_rows(found, wanted):
     """Everything exactly, confidence to 1e-5."""
     for ours, theirs in zip(found, wanted, strict=True):
         assert [row[:3] for row in ours] == [row[:3] for row in theirs]
-        assert [row[3] for row in ours] == pytest.approx([row[3] for row in theirs], abs=1e-5)
+        assert [row[3] for row in ours] == pytest.approx(
+            [row[3] for row in theirs], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize(("kind", "durations"), CASES)
@@ -75,7 +79,12 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
     whole = transducer_greedy(model, encoded, lengths, strategy="one_by_one", **how)
     generator = torch.Generator().manual_seed(seed)
     cuts = (torch.rand(B, n, generator=generator) * (lengths[:, None] + 1)).long()
-    said, scores, carry, order = [[] for _ in range(B)], torch.zeros(B), None, torch.arange(B)
+    said, scores, carry, order = (
+        [[] for _ in range(B)],
+        torch.zeros(B),
+        None,
+        torch.arange(B),
+    )
     for turn, (chunk, size) in enumerate(pieces(encoded, lengths, cuts)):
         found = transducer_greedy(
             model,
@@ -92,7 +101,9 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
         mixed = torch.randperm(B, generator=generator)
         order, carry = order[mixed], found.carry.select(mixed)
         if B > 1:
-            carry = Carry.join([carry.select(slice(0, 1)), carry.select(slice(1, None))])
+            carry = Carry.join(
+                [carry.select(slice(0, 1)), carry.select(slice(1, None))]
+            )
     same_rows(said, rows(whole))
     torch.testing.assert_close(scores, whole.scores, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(
@@ -109,7 +120,11 @@ def test_a_jump_over_several_pieces_lands_where_it_would_have(strategy):
     carry, found, ahead = None, [], []
     for start in range(0, 12, 2):
         piece = transducer_greedy(
-            model, frames[:, start : start + 2], torch.tensor([2]), strategy=strategy, carry=carry
+            model,
+            frames[:, start : start + 2],
+            torch.tensor([2]),
+            strategy=strategy,
+            carry=carry,
         )
         carry = piece.carry
         found += piece.frames[0].tolist()
@@ -127,13 +142,19 @@ class Jumper:
         return labels[:, None].float(), None
 
     def join(self, encoded, predicted):
-        return torch.tensor([1.0, 0.0, 0.0]).expand(*(encoded + predicted).shape[:-1], 3)
+        return torch.tensor([1.0, 0.0, 0.0]).expand(
+            *(encoded + predicted).shape[:-1], 3
+        )
 
 
 @pytest.mark.parametrize("strategy", NAMES)
-def test_a_frame_that_is_full_at_the_end_of_a_piece_is_not_asked_again(make, speak, strategy):
+def test_a_frame_that_is_full_at_the_end_of_a_piece_is_not_asked_again(
+    make, speak, strategy
+):
     model, (encoded, _) = make("table", 1, bias=-6.0), speak("table", 1, 8, 1)
-    whole = transducer_greedy(model, encoded, torch.tensor([8]), strategy=strategy, max_symbols=2)
+    whole = transducer_greedy(
+        model, encoded, torch.tensor([8]), strategy=strategy, max_symbols=2
+    )
     assert int(whole.lengths) > 12
     carry, labels = None, []
     for t in range(8):
@@ -152,7 +173,9 @@ def test_a_frame_that_is_full_at_the_end_of_a_piece_is_not_asked_again(make, spe
 @pytest.mark.parametrize("strategy", NAMES)
 def test_no_frames_change_nothing_but_what_is_said(make, speak, strategy):
     model, (encoded, _) = make("lstm", 2), speak("lstm", 3, 6, 2)
-    before = transducer_greedy(model, encoded, torch.tensor([6, 3, 0]), strategy=strategy)
+    before = transducer_greedy(
+        model, encoded, torch.tensor([6, 3, 0]), strategy=strategy
+    )
     after = transducer_greedy(
         model,
         encoded[:, :0],
@@ -161,7 +184,9 @@ def test_no_frames_change_nothing_but_what_is_said(make, speak, strategy):
         carry=before.carry,
     )
     assert after.tokens() == [[], [], []] and after.scores.tolist() == [0, 0, 0]
-    for ours, theirs in zip(state_tensors(after.carry), state_tensors(before.carry), strict=True):
+    for ours, theirs in zip(
+        state_tensors(after.carry), state_tensors(before.carry), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -179,7 +204,9 @@ def test_a_carry_outlives_the_frames_and_the_call_that_it_came_from(make, speak)
 def bad(make, speak):
     model, (encoded, lengths) = make("lstm", 2), speak("lstm", 3, 6, 2)
     carry = transducer_greedy(model, encoded, lengths).carry
-    short = carry._replace(state=carry.state and tuple(part[:2] for part in carry.state))
+    short = carry._replace(
+        state=carry.state and tuple(part[:2] for part in carry.state)
+    )
     return model, encoded, lengths, {
         "carry: expected B=3 utterances, got 2. Regroup it with select and join.": carry.select(slice(0, 2)),
         "carry: expected B=3 utterances, got 2, 3. Regroup it with select and join.": short,
@@ -198,7 +225,9 @@ def test_a_carry_that_does_not_fit_is_one_line(make, speak, strategy):
         with pytest.raises(ValueError) as error:
             transducer_greedy(model, encoded, lengths, strategy=strategy, carry=carry)
         assert str(error.value) == message
-    with pytest.raises(ValueError, match=r"^carries: expected at least one, got none\.$"):
+    with pytest.raises(
+        ValueError, match=r"^carries: expected at least one, got none\.$"
+    ):
         Carry.join([])
 
 

@@ -82,10 +82,14 @@ def test_greedy_takes_the_best_token_that_may_be_written(model, frames, cross, p
     ]
     found = aed_greedy(quiet, *frames, prompt=PROMPT, most=6, cross=cross, past=past)
     assert found.tokens() == wanted
-    assert aed_greedy_reference(quiet, *frames, prompt=PROMPT, most=6).tokens() == wanted
+    assert (
+        aed_greedy_reference(quiet, *frames, prompt=PROMPT, most=6).tokens() == wanted
+    )
     plain = aed_greedy(model, *frames, prompt=PROMPT, most=6)
     assert plain.tokens() != wanted
-    drafted = aed_greedy(quiet, *frames, prompt=PROMPT, most=6, cross=cross, past=past, draft=plain)
+    drafted = aed_greedy(
+        quiet, *frames, prompt=PROMPT, most=6, cross=cross, past=past, draft=plain
+    )
     assert drafted.tokens() == wanted
 
 
@@ -95,7 +99,9 @@ def test_scores_are_those_of_the_tokens_that_are_left(model, frames):
     found = aed_greedy(quiet, *frames, prompt=PROMPT, most=1, confidence="entropy")
     assert found.confidence.isfinite().all()
     with torch.no_grad():
-        logits = model.logits(frames[0][:1], frames[1][:1], torch.tensor([PROMPT]))[0, -1]
+        logits = model.logits(frames[0][:1], frames[1][:1], torch.tensor([PROMPT]))[
+            0, -1
+        ]
         logits[never] = -torch.inf
     best = logits.log_softmax(-1).max()
     torch.testing.assert_close(found.scores[0], best.float())
@@ -110,7 +116,10 @@ def test_a_beam_writes_no_suppressed_token_either(model, frames):
     for row in found.tokens():
         assert not {*row} & {*never}
         assert not row or row[0] not in first
-    assert found.tokens() != aed_beam(model, *frames, prompt=PROMPT, width=4, most=6).tokens()
+    assert (
+        found.tokens()
+        != aed_beam(model, *frames, prompt=PROMPT, width=4, most=6).tokens()
+    )
 
 
 def test_nothing_suppressed_changes_nothing(model, frames):
@@ -135,6 +144,8 @@ def test_what_cannot_be_suppressed_is_refused(model):
         "^first: expected tokens from 0 to below V=11": {"first": [-1]},
     }.items():
         with pytest.raises(ValueError, match=said):
-            Suppressing(model, **{"always": [], "first": [], "prompt_tokens": 1} | settings)
+            Suppressing(
+                model, **{"always": [], "first": [], "prompt_tokens": 1} | settings
+            )
     with pytest.raises(ValueError, match="^model: expected bos, eos"):
         Suppressing(torch.nn.Linear(2, 2), always=[], first=[], prompt_tokens=1)

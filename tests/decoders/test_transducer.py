@@ -25,7 +25,9 @@ class Scripted:
         self.joined = 0
 
     def predict(self, labels, state=None):
-        counts = torch.zeros(len(labels), dtype=torch.long) if state is None else state + 1
+        counts = (
+            torch.zeros(len(labels), dtype=torch.long) if state is None else state + 1
+        )
         return counts[:, None], counts
 
     def join(self, encoded, predicted):
@@ -48,7 +50,9 @@ def script(*utterances):
     for b, frames in enumerate(utterances):
         before = 0
         for t, spelled in enumerate(frames):
-            encoded[b, t] = torch.tensor([before, *map(int, spelled), *[-1] * (4 - len(spelled))])
+            encoded[b, t] = torch.tensor(
+                [before, *map(int, spelled), *[-1] * (4 - len(spelled))]
+            )
             before += len(spelled)
     return encoded.nan_to_num(0), torch.tensor([len(frames) for frames in utterances])
 
@@ -85,7 +89,9 @@ def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_
     utterances = (["12", "", "3"], ["", "456", ""], ["", "", ""])
     together = Scripted()
     transducer_greedy(together, *script(*utterances), strategy="frame_looping")
-    assert together.joined == 3 + 4 + 2  # labels of the longest, and one blank, at each frame
+    assert (
+        together.joined == 3 + 4 + 2
+    )  # labels of the longest, and one blank, at each frame
     alone = Scripted()
     transducer_greedy(alone, *script(*utterances), strategy="one_by_one")
     assert alone.joined == (3 + 3) + (3 + 3) + 3
@@ -94,14 +100,18 @@ def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_
 @pytest.mark.parametrize("strategy", NAMES)
 def test_the_score_is_the_log_probability_of_the_path(make, speak, strategy):
     model, (encoded, _) = make("foreign", 3), speak("foreign", 1, 6, 3)
-    found = transducer_greedy(model, encoded, torch.tensor([6]), strategy=strategy, max_symbols=3)
+    found = transducer_greedy(
+        model, encoded, torch.tensor([6]), strategy=strategy, max_symbols=3
+    )
     steps = list(zip(found.labels[0].tolist(), found.frames[0].tolist(), strict=True))
     predicted, state = model.predict(torch.tensor([model.blank]))
     total = 0.0
     for t in range(6):
         here = [label for label, frame in steps if frame == t]
         for label in here + [model.blank] * (len(here) < 3):
-            total += model.join(encoded[:, t], predicted).log_softmax(-1)[0, label].item()
+            total += (
+                model.join(encoded[:, t], predicted).log_softmax(-1)[0, label].item()
+            )
             if label != model.blank:
                 predicted, state = model.predict(torch.tensor([label]), state)
     assert found.scores.item() == pytest.approx(total, abs=1e-4)
@@ -132,25 +142,37 @@ def bare(**more):
 @pytest.mark.parametrize(
     ("more", "jump"), [({}, 0), ({"durations": (0, 3)}, 3), ({"durations": ()}, 0)]
 )
-def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(strategy, more, jump):
+def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(
+    strategy, more, jump
+):
     frames = torch.arange(10.0).expand(2, 10)[..., None]
     found = transducer_greedy(
-        bare(**more), frames, torch.tensor([10, 5]), strategy=strategy, confidence="entropy"
+        bare(**more),
+        frames,
+        torch.tensor([10, 5]),
+        strategy=strategy,
+        confidence="entropy",
     )
     assert found.tokens() == [[0, 1, 2, 0], [0, 1]]
     assert found.frames.tolist() == [[0, 3, 6, 9], [0, 3, -1, -1]]
     assert found.durations.tolist() == [[jump] * 4, [jump, jump, -1, -1]]
 
 
-@pytest.mark.parametrize(("more", "frames_a_look"), [({}, 8), ({"durations": (0, 1)}, 2)])
-def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(more, frames_a_look):
+@pytest.mark.parametrize(
+    ("more", "frames_a_look"), [({}, 8), ({"durations": (0, 1)}, 2)]
+)
+def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(
+    more, frames_a_look
+):
     model, looked, silence = bare(**more), [], torch.ones(1, 48, 1)
     join = model.join
     model.join = lambda encoded, predicted: (
         looked.append(encoded.shape[1]) or join(encoded, predicted)
     )
     for options in ({}, {"window": 3}):
-        assert transducer_greedy(model, silence, torch.tensor([48]), **options).tokens() == [[]]
+        assert transducer_greedy(
+            model, silence, torch.tensor([48]), **options
+        ).tokens() == [[]]
     assert looked == [frames_a_look] * (48 // frames_a_look) + [3] * 16
 
 
@@ -163,7 +185,8 @@ def test_states_may_be_any_nest_and_are_replaced_only_where_told():
     assert isinstance(mixed["b"][0], Cell)
     assert mixed["b"][0].hidden[:, 0, 0].tolist() == [1, 0, 1]
     with pytest.raises(
-        ValueError, match=r"^state: expected tensors in tuples, lists or dicts, got int\.$"
+        ValueError,
+        match=r"^state: expected tensors in tuples, lists or dicts, got int\.$",
     ):
         select_state(torch.tensor([True]), (1,), (2,))
 

@@ -11,7 +11,9 @@ import pytest
 from asrkit.workbench.bench.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
-spec = importlib.util.spec_from_file_location("export_worker", HERE / "export_worker.py")
+spec = importlib.util.spec_from_file_location(
+    "export_worker", HERE / "export_worker.py"
+)
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
 RUN_ALL = """
@@ -39,9 +41,14 @@ def in_peers():
         pytest.skip("needs .venv-peers: `make peers` installs the engines")
 
     def run(*arguments):
-        environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(HERE.parents[1]),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [str(PYTHON), "-W", "ignore", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=900, env=environment
+        )
 
     return run
 
@@ -65,7 +72,9 @@ def commands(in_peers):
 @pytest.fixture(scope="session")
 def cases():
     """Small models of every encoder and predictor, by name."""
-    return {name: worker.checkpoint_of(config) for name, config in worker.cases().items()}
+    return {
+        name: worker.checkpoint_of(config) for name, config in worker.cases().items()
+    }
 
 
 @pytest.fixture(scope="session")

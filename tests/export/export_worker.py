@@ -32,9 +32,13 @@ def cases():
         TransducerConfig,
     )
 
-    fast = FastConformerConfig(width=32, layers=2, subsampling_channels=16, scale_input=True)
+    fast = FastConformerConfig(
+        width=32, layers=2, subsampling_channels=16, scale_input=True
+    )
     short = FastConformerConfig(width=32, layers=1, subsampling_channels=16)
-    near = FastConformerConfig(width=32, layers=1, subsampling_channels=16, context=(4, 4))
+    near = FastConformerConfig(
+        width=32, layers=1, subsampling_channels=16, context=(4, 4)
+    )
     stages = (
         Stage(channels=16, kernel=11, stride=2, repeat=1, dense=False),
         Stage(channels=16, kernel=11, repeat=2),
@@ -45,7 +49,9 @@ def cases():
     return {
         "ctc-fastconformer": CTCConfig(vocab_size=28, encoder=fast),
         "ctc-near": CTCConfig(vocab_size=28, encoder=near),
-        "ctc-jasper": CTCConfig(vocab_size=28, encoder=JasperConfig(bins=80, stages=stages)),
+        "ctc-jasper": CTCConfig(
+            vocab_size=28, encoder=JasperConfig(bins=80, stages=stages)
+        ),
         "rnnt-lstm": TransducerConfig(
             vocab_size=28, encoder=conv, predictor=LSTMConfig(width=24, layers=2)
         ),
@@ -94,7 +100,9 @@ def _let_all_tokens_win(model):
         return
     targets = torch.arange(model.blank)[None]
     rows = model.rows(targets)[0]
-    model.output.bias -= model.join(model.encoder_projection(frames)[:, None], rows).mean((0, 1))
+    model.output.bias -= model.join(
+        model.encoder_projection(frames)[:, None], rows
+    ).mean((0, 1))
     if not model.durations:  # else a label is likeliest on every frame, ten times
         model.output.bias[model.blank] += 1.0
 
@@ -123,7 +131,9 @@ def scores(model, features, lengths):
             model.encoder_projection(encoded)[:, :, None], model.rows(targets)[:, None]
         )
         found = logits[..., : model.blank + 1].log_softmax(-1)
-    return torch.cat([row[:n].flatten() for row, n in zip(found, ends.tolist(), strict=True)]), ends
+    return torch.cat(
+        [row[:n].flatten() for row, n in zip(found, ends.tolist(), strict=True)]
+    ), ends
 
 
 def client_tokens(folder, features, lengths):
@@ -132,7 +142,9 @@ def client_tokens(folder, features, lengths):
 
     def session(name):
         files = sorted(folder.glob(f"{name}*.onnx"))
-        return onnxruntime.InferenceSession(str(files[0]), providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            str(files[0]), providers=["CPUExecutionProvider"]
+        )
 
     encoder, decoder, joiner = session("encoder"), session("decoder"), session("joiner")
     metadata = encoder.get_modelmeta().custom_metadata_map
@@ -141,7 +153,8 @@ def client_tokens(folder, features, lengths):
     names = [one.name for one in decoder.get_inputs()]
     signal = features.transpose(1, 2).contiguous().numpy()
     frames, ends = encoder.run(
-        None, dict(zip(("audio_signal", "length"), (signal, lengths.numpy()), strict=True))
+        None,
+        dict(zip(("audio_signal", "length"), (signal, lengths.numpy()), strict=True)),
     )
 
     def predict(token, states):
@@ -155,7 +168,10 @@ def client_tokens(folder, features, lengths):
         prediction, states = predict(V - 1, states)
         tokens, t, on_frame = [], 0, 0
         while t < end:
-            inputs = {"encoder_outputs": row[None, :, t : t + 1], "decoder_outputs": prediction}
+            inputs = {
+                "encoder_outputs": row[None, :, t : t + 1],
+                "decoder_outputs": prediction,
+            }
             logits = joiner.run(None, inputs)[0].reshape(-1)
             token = int(logits[:V].argmax())
             step = int(logits[V:].argmax()) if len(logits) > V else int(token == V - 1)
@@ -186,7 +202,9 @@ def parity(folder):
         onnx_files.INLINE_BYTES = 1000 if name == "ctc-fastconformer" else inline
         exports = {"onnx": export(checkpoint, folder / name, format="onnx")}
         if name in ("ctc-fastconformer", "tdt-fastconformer"):
-            exports["openvino"] = export(checkpoint, folder / f"{name}-ir", format="openvino")
+            exports["openvino"] = export(
+                checkpoint, folder / f"{name}-ir", format="openvino"
+            )
         if name == "ctc-fastconformer":
             for format_ in ("onnx", "openvino"):
                 kind = f"{format_}-int8"
@@ -195,8 +213,14 @@ def parity(folder):
                 )
         ours = Recognizer(checkpoint.model)
         for kind, exported in exports.items():
-            for engine in ("onnxruntime", "openvino") if kind.startswith("onnx") else ("openvino",):
-                theirs = Recognizer(load_exported(exported.path, engine, threads=1).model)
+            for engine in (
+                ("onnxruntime", "openvino")
+                if kind.startswith("onnx")
+                else ("openvino",)
+            ):
+                theirs = Recognizer(
+                    load_exported(exported.path, engine, threads=1).model
+                )
                 errors, tokens, wanted = [], [], []
                 for B, T in BATCHES:
                     features, lengths = batch(B, T)
@@ -213,9 +237,15 @@ def parity(folder):
                 }
             if not isinstance(checkpoint.model, CTCModel) and kind == "onnx":
                 tokens = [
-                    row for B, T in BATCHES for row in client_tokens(exported.path, *batch(B, T))
+                    row
+                    for B, T in BATCHES
+                    for row in client_tokens(exported.path, *batch(B, T))
                 ]
-                found[f"{name} {kind} client"] = {"error": 0.0, "tokens": tokens, "wanted": wanted}
+                found[f"{name} {kind} client"] = {
+                    "error": 0.0,
+                    "tokens": tokens,
+                    "wanted": wanted,
+                }
     (folder / "parity.json").write_text(json.dumps(found))
 
 

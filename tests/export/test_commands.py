@@ -32,8 +32,13 @@ def digits(tmp_path_factory):
     """Spoken digits to train on, and of other voices to test with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASRKIT_HOME", str(tmp_path_factory.mktemp("home")))
-        cuts = corpora.spoken_commands(train=900, dev=3, test=90, kinds=["digits"], progress=False)
-        return {split: Utterances.load(cuts[split], progress=False) for split in ("train", "test")}
+        cuts = corpora.spoken_commands(
+            train=900, dev=3, test=90, kinds=["digits"], progress=False
+        )
+        return {
+            split: Utterances.load(cuts[split], progress=False)
+            for split in ("train", "test")
+        }
 
 
 @pytest.fixture(scope="session")
@@ -158,7 +163,9 @@ def test_transcribe_writes_the_same_whatever_computes_the_encoder(
     assert len({*texts}) > 5
 
 
-def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, commands, tmp_path):
+def test_a_graph_that_an_engine_cannot_read_is_one_line(
+    exported, recordings, commands, tmp_path
+):
     _, folder = exported["tdt", "ctc"]
     broken = shutil.copytree(folder, tmp_path / "broken")
     size = (broken / "model.onnx").stat().st_size
@@ -171,7 +178,9 @@ def test_a_graph_that_an_engine_cannot_read_is_one_line(exported, recordings, co
     for (code, _, err), engine in zip(done, ENGINES, strict=True):
         assert code == 2
         *_, last = err.splitlines()
-        assert last.startswith(f"asrkit transcribe: model: {engine} cannot read model.onnx (")
+        assert last.startswith(
+            f"asrkit transcribe: model: {engine} cannot read model.onnx ("
+        )
 
 
 def test_what_export_refuses_leaves_nothing_behind(trained, commands, tmp_path):
@@ -193,7 +202,9 @@ def test_what_export_refuses_leaves_nothing_behind(trained, commands, tmp_path):
 
 
 @pytest.mark.parametrize("kind, head", EXPORTS)
-def test_sherpa_onnx_reads_what_left_and_writes_nearly_what_we_write(by_client, ours, kind, head):
+def test_sherpa_onnx_reads_what_left_and_writes_nearly_what_we_write(
+    by_client, ours, kind, head
+):
     client = [" ".join(text.split()) for text in by_client[kind, head]]
     differ = sum(one != two for one, two in zip(client, ours[kind, head], strict=True))
     # its features are not ours, and the model was trained for seconds

@@ -13,8 +13,12 @@ CASES = (
     "rnnt-stateless-1",
     "tdt-fastconformer",
 )
-IN_FLOAT32 = [f"{case} onnx {engine}" for case in CASES for engine in ("onnxruntime", "openvino")]
-IN_FLOAT32 += [f"{case} openvino openvino" for case in ("ctc-fastconformer", "tdt-fastconformer")]
+IN_FLOAT32 = [
+    f"{case} onnx {engine}" for case in CASES for engine in ("onnxruntime", "openvino")
+]
+IN_FLOAT32 += [
+    f"{case} openvino openvino" for case in ("ctc-fastconformer", "tdt-fastconformer")
+]
 TRANSDUCERS = ("rnnt-lstm", "rnnt-stateless-1", "tdt-fastconformer")
 
 

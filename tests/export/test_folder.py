@@ -59,7 +59,8 @@ def test_tokens_are_a_piece_and_its_number_a_line_and_blank_is_last(tmp_path):
     write_tokens(tmp_path / "tokens.txt", tokenizer)
     lines = (tmp_path / "tokens.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split() for line in lines] == [
-        [piece, str(number)] for number, piece in enumerate([*tokenizer.pieces(), "<blk>"])
+        [piece, str(number)]
+        for number, piece in enumerate([*tokenizer.pieces(), "<blk>"])
     ]
 
 
@@ -84,14 +85,19 @@ def without_format(folder):
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-CHANGED = "model: expected model.onnx in .* as it was written, got another. Export it again"
+CHANGED = (
+    "model: expected model.onnx in .* as it was written, got another. Export it again"
+)
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda folder: (folder / "model.onnx").write_bytes(b"NOT a graph"), CHANGED),
-        (lambda folder: (folder / "model.onnx").unlink(), CHANGED.replace("another", "none")),
+        (
+            lambda folder: (folder / "model.onnx").unlink(),
+            CHANGED.replace("another", "none"),
+        ),
         (
             lambda folder: (folder / MANIFEST).write_text('{"version": 9}'),
             "got 9. Is it of a newer",
@@ -100,13 +106,23 @@ CHANGED = "model: expected model.onnx in .* as it was written, got another. Expo
             lambda folder: (folder / MANIFEST).write_text('{"version": 1'),
             "asrkit.json of .* damaged",
         ),
-        (without_format, "asrkit.json of .* is damaged .KeyError: 'format'.. Export it again"),
-        (lambda folder: (folder / MANIFEST).unlink(), "model: expected a folder of asrkit export"),
+        (
+            without_format,
+            "asrkit.json of .* is damaged .KeyError: 'format'.. Export it again",
+        ),
+        (
+            lambda folder: (folder / MANIFEST).unlink(),
+            "model: expected a folder of asrkit export",
+        ),
     ],
 )
-def test_an_incomplete_or_damaged_folder_is_one_line_with_a_remedy(exported, damage, said):
+def test_an_incomplete_or_damaged_folder_is_one_line_with_a_remedy(
+    exported, damage, said
+):
     damage(exported)
-    with pytest.raises(ValueError, match=f"^model: .*{said.removeprefix('model: ')}") as error:
+    with pytest.raises(
+        ValueError, match=f"^model: .*{said.removeprefix('model: ')}"
+    ) as error:
         read_exported(exported)
     assert "\n" not in str(error.value)
 
@@ -134,7 +150,8 @@ def test_features_that_are_not_finite_become_frames_that_are_not():
 def test_an_engine_that_is_unknown_or_reads_another_format_is_refused(exported):
     found = read_exported(exported)
     with pytest.raises(
-        ValueError, match="^engine: expected one of 'onnxruntime', 'openvino', got 'ray'"
+        ValueError,
+        match="^engine: expected one of 'onnxruntime', 'openvino', got 'ray'",
     ):
         open_engine(found, "ray")
     with pytest.raises(
@@ -201,7 +218,8 @@ def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["new"]
     assert (target / "whole").read_text() == "x"
     with pytest.raises(
-        ValueError, match="^out: expected a folder that is not there yet or is empty, got "
+        ValueError,
+        match="^out: expected a folder that is not there yet or is empty, got ",
     ):
         new_folder(target).__enter__()
     assert [path.name for path in target.parent.iterdir()] == ["new"]
@@ -213,7 +231,9 @@ def small(tmp_path):
     torch.manual_seed(0)
     model = make_model(CTCConfig(vocab_size=28)).eval()
     path = tmp_path / "small.safetensors"
-    save_checkpoint(path, Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {}))
+    save_checkpoint(
+        path, Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {})
+    )
     return path
 
 
@@ -226,7 +246,10 @@ def test_export_without_its_packages_says_so_and_writes_nothing(
     if find_spec(format) is not None:
         pytest.skip(f"needs an installation without {format}")
     out = tmp_path / "out"
-    assert main(["export", "--model", str(small), "--format", format, "--out", str(out)]) == 2
+    assert (
+        main(["export", "--model", str(small), "--format", format, "--out", str(out)])
+        == 2
+    )
     wanted = (
         "asrkit export: --format: expected one whose packages are installed, got one that needs "
         f"{missing}. Install it: pip install 'asrkit[{format}]'.\n"
@@ -257,10 +280,20 @@ def test_transcribe_refuses_what_an_engine_cannot_do(
     assert message.startswith(
         "--model: expected a folder of asrkit export with --engine openvino, got none. Make one"
     )
-    message = refused(capsys, "--model", exported, "--engine", "openvino", "--context", 3, 3)
-    assert message.startswith("--context: expected none with --engine openvino, got [3, 3]")
+    message = refused(
+        capsys, "--model", exported, "--engine", "openvino", "--context", 3, 3
+    )
+    assert message.startswith(
+        "--context: expected none with --engine openvino, got [3, 3]"
+    )
     if find_spec("onnxruntime") is None:
         message = refused(capsys, "--model", exported, "--engine", "onnxruntime")
-        assert message.startswith("--engine: expected one whose packages are installed, got one")
-    message = refused(capsys, "--model", exported, "--engine", "openvino", "--dtype", "float16")
-    assert message.startswith("--dtype: expected one of 'float32', 'bfloat16', got 'float16'")
+        assert message.startswith(
+            "--engine: expected one whose packages are installed, got one"
+        )
+    message = refused(
+        capsys, "--model", exported, "--engine", "openvino", "--dtype", "float16"
+    )
+    assert message.startswith(
+        "--dtype: expected one of 'float32', 'bfloat16', got 'float16'"
+    )

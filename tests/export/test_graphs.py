@@ -19,18 +19,24 @@ NAMES = (
 
 def graphs_of(model):
     """All graphs of a model, by name."""
-    graphs = ctc_graphs(model) if isinstance(model, CTCModel) else transducer_graphs(model)
+    graphs = (
+        ctc_graphs(model) if isinstance(model, CTCModel) else transducer_graphs(model)
+    )
     return {graph.name: graph for graph in graphs}
 
 
 def program_of(graph):
     """The graph by torch.export."""
     dynamic = tuple(
-        dict.fromkeys(graph.dynamic[name], torch.export.Dim.DYNAMIC) for name in graph.inputs
+        dict.fromkeys(graph.dynamic[name], torch.export.Dim.DYNAMIC)
+        for name in graph.inputs
     )
     with torch.no_grad():
         program = torch.export.export(
-            graph.module, tuple(graph.inputs.values()), dynamic_shapes=dynamic, strict=False
+            graph.module,
+            tuple(graph.inputs.values()),
+            dynamic_shapes=dynamic,
+            strict=False,
         )
     return program.module()
 
@@ -57,7 +63,9 @@ def test_one_program_of_torch_export_computes_batches_of_any_size(cases, batch, 
 def test_attention_to_near_frames_only_leaves_as_it_is_computed_in_blocks(batch):
     """In eager mode long audio goes in blocks, in a program it is masked: T is above and below where blocks begin."""
     torch.manual_seed(0)
-    config = FastConformerConfig(width=16, layers=1, subsampling_channels=8, context=(3, 2))
+    config = FastConformerConfig(
+        width=16, layers=1, subsampling_channels=8, context=(3, 2)
+    )
     encoder = FastConformer(config).eval()
     features, lengths = batch(2, 400)
     signal = (features, lengths)
@@ -73,7 +81,9 @@ def test_attention_to_near_frames_only_leaves_as_it_is_computed_in_blocks(batch)
 
 @pytest.mark.parametrize("name", ["rnnt-lstm", "rnnt-stateless-1", "tdt-fastconformer"])
 @torch.no_grad()
-def test_the_decoder_graph_starts_from_zeros_and_says_what_the_predictor_says(cases, name):
+def test_the_decoder_graph_starts_from_zeros_and_says_what_the_predictor_says(
+    cases, name
+):
     model = cases[name].model
     decoder = graphs_of(model)["decoder"].module
     layers, width = state_sizes(model)
@@ -81,7 +91,9 @@ def test_the_decoder_graph_starts_from_zeros_and_says_what_the_predictor_says(ca
     ours = None
     for labels in ([model.blank] * 2, [3, 0], [model.blank - 1, 5], [5, 5]):
         targets = torch.tensor(labels, dtype=torch.int32)[:, None]
-        found, lengths, *states = decoder(targets, torch.ones(2, dtype=torch.int32), *states)
+        found, lengths, *states = decoder(
+            targets, torch.ones(2, dtype=torch.int32), *states
+        )
         wanted, ours = model.predict(torch.tensor(labels), ours)
         assert lengths.tolist() == [1, 1]
         projected = model.predictor_projection(found[:, :, 0])
@@ -89,11 +101,16 @@ def test_the_decoder_graph_starts_from_zeros_and_says_what_the_predictor_says(ca
 
 
 @torch.no_grad()
-def test_the_joiner_has_a_logit_for_each_number_of_frames_up_to_the_longest_duration(cases):
+def test_the_joiner_has_a_logit_for_each_number_of_frames_up_to_the_longest_duration(
+    cases,
+):
     model = cases["tdt-fastconformer"].model
     assert model.durations == (0, 1, 2, 4)
     V = model.blank + 1
-    encoded, predicted = torch.randn(2, 5, 32), torch.randn(2, 3, model.config.predictor.width)
+    encoded, predicted = (
+        torch.randn(2, 5, 32),
+        torch.randn(2, 3, model.config.predictor.width),
+    )
     logits = Joiner(model)(encoded.transpose(1, 2), predicted.transpose(1, 2))
     assert logits.shape == (2, 5, 3, V + 5)
     frames = model.encoder_projection(encoded)[:, :, None]

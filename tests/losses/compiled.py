@@ -14,7 +14,8 @@ import pytest
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
 USAGE = re.compile(r"STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 needs_nvvm = pytest.mark.skipif(
-    not find_spec("numba_cuda") or not find_spec("nvidia.cu13"), reason="needs numba-cuda[cu13]"
+    not find_spec("numba_cuda") or not find_spec("nvidia.cu13"),
+    reason="needs numba-cuda[cu13]",
 )
 
 
@@ -42,7 +43,9 @@ def triton_spilled_B(
             constants[place,] = types[name]
         elif types[name].startswith("*"):  # tensors start at multiples of 16 bytes
             aligned[place,] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    source = ASTSource(
+        fn=kernel, signature=signature, constexprs=constants, attrs=aligned
+    )
     made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
     return _spilled_B(made.asm["cubin"], folder)
 
@@ -64,7 +67,9 @@ def numba_spilled_B(kernel: Any, types: tuple[Any, ...], cc: int, folder: Path) 
     device = SimpleNamespace(compute_capability=capability)
     asked = "numba.cuda.dispatcher.get_current_device"
     with mock.patch(asked, return_value=device):
-        ptx, _ = cuda.compile(kernel.py_func, types, cc=capability, device=False, abi="numba")
+        ptx, _ = cuda.compile(
+            kernel.py_func, types, cc=capability, device=False, abi="numba"
+        )
     options = ProgramOptions(arch=f"sm_{cc}")
     return _spilled_B(Program(ptx, "ptx", options).compile("cubin").code, folder)
 
@@ -75,7 +80,9 @@ def _spilled_B(code: bytes, folder: Path) -> int:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     binary = folder / "kernel.cubin"
     binary.write_bytes(code)
-    done = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [tool, "-res-usage", binary], capture_output=True, text=True, check=True
+    )
     usages = USAGE.findall(done.stdout)  # of the kernel, and of what is not inlined
     assert usages, done.stdout
     return sum(int(stack_B) + int(local_B) for stack_B, local_B in usages)

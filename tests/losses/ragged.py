@@ -36,7 +36,9 @@ def batch(
         logits[b, frames[b] :] = logits[b, :, labels[b] + 1 :] = math.nan
         targets[b, labels[b] :] = -100
     logits = logits.to(device)
-    if layout == "rows apart":  # tokens side by side, but in longer rows, and the batch inside
+    if (
+        layout == "rows apart"
+    ):  # tokens side by side, but in longer rows, and the batch inside
         logits = (
             torch.nn.functional.pad(logits, (0, 3))
             .transpose(0, 1)

@@ -53,23 +53,28 @@ def test_a_package_that_is_not_there_is_named_and_asked_for_once(monkeypatch):
 
     monkeypatch.setattr(runtime, "import_module", absent)
     runtime.lacks.cache_clear()
-    assert [runtime.lacks("triton") for _ in range(3)] == ["no package triton"] * 3 and asked == [
-        "triton"
-    ]
+    assert [runtime.lacks("triton") for _ in range(3)] == [
+        "no package triton"
+    ] * 3 and asked == ["triton"]
     runtime.lacks.cache_clear()
 
 
 def test_a_numba_cuda_that_finds_no_nvvm_fails_when_it_is_asked_for_and_not_in_the_middle_of_a_loss(
     monkeypatch,
 ):
-    cuda = pytest.importorskip("numba_cuda") and __import__("numba.cuda", fromlist=["cuda"])
+    cuda = pytest.importorskip("numba_cuda") and __import__(
+        "numba.cuda", fromlist=["cuda"]
+    )
 
     def compiles(*given, **how):
         raise OSError("libnvvm.so: cannot open shared object file")
 
     monkeypatch.setattr(cuda, "compile", compiles)
     runtime.lacks.cache_clear()
-    assert runtime.lacks("numba_cuda") == "OSError: libnvvm.so: cannot open shared object file"
+    assert (
+        runtime.lacks("numba_cuda")
+        == "OSError: libnvvm.so: cannot open shared object file"
+    )
     runtime.lacks.cache_clear()
     monkeypatch.undo()
     assert runtime.lacks("numba_cuda") == ""
@@ -102,12 +107,16 @@ def triton_losses(monkeypatch):
     (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "costs nan nats"),
     (torch.tensor([7.0]), "costs 7.0 nats"),
 ])  # fmt: skip
-def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(triton_losses, losses, said):
+def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
+    triton_losses, losses, said
+):
     triton_losses(lambda *given: losses)
     with pytest.warns(
         RuntimeWarning, match=f"Triton's losses do not work on cpu: .*{said}"
     ) as told:
-        assert [availability.triton_works(torch.device("cpu")) for _ in range(2)] == [False] * 2
+        assert [availability.triton_works(torch.device("cpu")) for _ in range(2)] == [
+            False
+        ] * 2
     assert len(told) == 1
 
 
@@ -121,6 +130,8 @@ def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
         (torch.float32, False, "wavefront"),
         (torch.float64, True, "wavefront"),
     ):
-        monkeypatch.setattr(availability, "triton_works", lambda device, works=works: works)
+        monkeypatch.setattr(
+            availability, "triton_works", lambda device, works=works: works
+        )
         scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
         assert availability.fastest(scores) == taken

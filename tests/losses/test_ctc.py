@@ -39,7 +39,9 @@ def both(arguments, blank=-1):
             costs = ctc_loss(log_probs, targets, frames, labels, blank)
         else:
             by_time = log_probs.transpose(0, 1)
-            costs = F.ctc_loss(by_time, targets, frames, labels, blank, "none", zero_infinity=True)
+            costs = F.ctc_loss(
+                by_time, targets, frames, labels, blank, "none", zero_infinity=True
+            )
         weights = torch.arange(1.0, len(costs) + 1, dtype=costs.dtype)
         (grad,) = torch.autograd.grad((costs * weights).sum(), logits)
         results.append((costs, grad))

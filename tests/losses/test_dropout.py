@@ -26,22 +26,36 @@ def compiled(seed, nodes, D, least):
 
 
 def masks(seed, p=0.5, D=512, T=40, U1=10, b=0):
-    return mask(node_keys(b, torch.arange(T)[:, None], torch.arange(U1), seed).flatten(), D, p)
+    return mask(
+        node_keys(b, torch.arange(T)[:, None], torch.arange(U1), seed).flatten(), D, p
+    )
 
 
 def test_the_hash_is_the_published_one_for_all_patterns_of_high_bits():
-    numbers = [0, 1, 2**31, 2**32 - 1, *np.random.default_rng(0).integers(0, 2**32, 500).tolist()]
+    numbers = [
+        0,
+        1,
+        2**31,
+        2**32 - 1,
+        *np.random.default_rng(0).integers(0, 2**32, 500).tolist(),
+    ]
     assert hash32(torch.tensor(numbers)).tolist() == [by_hand(x) for x in numbers]
-    assert node_keys(3, 5, 7, seed=11).item() == by_hand(by_hand(by_hand(11 + 3) + 5) + 7)
+    assert node_keys(3, 5, 7, seed=11).item() == by_hand(
+        by_hand(by_hand(11 + 3) + 5) + 7
+    )
     element = by_hand(node_keys(3, 5, 7, seed=11).item() ^ 9 * 0x9E3779B9 % 2**32)
     for p in (element / 2**32, (element + 1) / 2**32):
-        assert mask(node_keys(3, 5, 7, seed=11)[None], 10, p)[0, 9] == (element >= round(p * 2**32))
+        assert mask(node_keys(3, 5, 7, seed=11)[None], 10, p)[0, 9] == (
+            element >= round(p * 2**32)
+        )
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31 + 5, 2**32 - 2, 2**32 + 7, 2**63 - 4])
 def test_torch_and_compiled_twins_agree_bit_for_bit(seed):
     nodes = np.random.default_rng(1).integers(0, 2000, (100, 3))
-    keys, found = compiled(np.uint32(seed % 2**32), nodes, 33, np.uint32(threshold(0.3)))
+    keys, found = compiled(
+        np.uint32(seed % 2**32), nodes, 33, np.uint32(threshold(0.3))
+    )
     ours = node_keys(*torch.from_numpy(nodes).unbind(1), seed)
     assert ours.tolist() == keys.tolist()
     assert (mask(ours, 33, 0.3).numpy() == found).all()
@@ -70,7 +84,10 @@ def test_seeds_utterances_frames_rows_and_columns_are_not_correlated():
 
 
 def test_the_mask_of_a_node_does_not_depend_on_the_company_it_keeps():
-    small, large = masks(5, T=3, U1=2).view(3, 2, -1), masks(5, T=40, U1=10).view(40, 10, -1)
+    small, large = (
+        masks(5, T=3, U1=2).view(3, 2, -1),
+        masks(5, T=40, U1=10).view(40, 10, -1),
+    )
     assert (small == large[:3, :2]).all()
     assert (masks(5, D=64) == masks(5, D=512)[:, :64]).all()
 
@@ -82,5 +99,6 @@ def test_nothing_is_dropped_at_zero_and_what_is_no_probability_is_refused():
         with pytest.raises(ValueError) as error:
             threshold(p)
         assert (
-            str(error.value) == f"dropout: expected a probability, at least 0 and below 1, got {p}."
+            str(error.value)
+            == f"dropout: expected a probability, at least 0 and below 1, got {p}."
         )

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this system cannot fork"
+)
 
 START = """
 import multiprocessing, os, sys, warnings
@@ -115,8 +117,12 @@ for first in range(len(CALLS) - 1):
 """
 
 
-def test_a_process_forked_before_any_loss_call_after_torch_has_used_its_threads(tmp_path):
-    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+def test_a_process_forked_before_any_loss_call_after_torch_has_used_its_threads(
+    tmp_path,
+):
+    environment = {
+        key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"
+    }
     done = subprocess.run(
         [sys.executable, "-c", FIRST_CALL],
         capture_output=True,

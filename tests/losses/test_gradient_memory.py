@@ -26,7 +26,9 @@ def drawn(seed, shape=SHAPE):
 def loss_of(logits):
     B, T, U1, V = logits.shape
     targets = torch.arange(1, U1).repeat(B, 1)
-    return rnnt_loss(logits, targets, torch.full((B,), T), torch.full((B,), U1 - 1), blank=0)
+    return rnnt_loss(
+        logits, targets, torch.full((B,), T), torch.full((B,), U1 - 1), blank=0
+    )
 
 
 def gradient(logits):
@@ -45,7 +47,9 @@ def test_the_next_gradient_lies_where_the_last_one_lay_and_has_its_own_values():
         del second
 
 
-@pytest.mark.parametrize("part", [lambda grad: grad, lambda grad: grad[0, 3, :1].unbind()[0]])
+@pytest.mark.parametrize(
+    "part", [lambda grad: grad, lambda grad: grad[0, 3, :1].unbind()[0]]
+)
 def test_memory_that_a_tensor_uses_is_not_lent_again(part):
     held = part(gradient(drawn(0)))
     before = held.clone()

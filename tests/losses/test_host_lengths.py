@@ -53,21 +53,28 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_loss_waits_for_lengths_on_the_host(name):
     ints = integers("cpu")
-    assert host_reads(lambda: LOSSES[name]("meta", ints).backward(), device="meta") == {}
+    assert (
+        host_reads(lambda: LOSSES[name]("meta", ints).backward(), device="meta") == {}
+    )
 
 
 def test_lengths_on_the_device_are_read_where_they_are_checked():
     ints = integers("cpu")
-    with pytest.raises(RuntimeError, match=r"asrkit/losses/checks\.py:\d+, whose size depends on"):
+    with pytest.raises(
+        RuntimeError, match=r"asrkit/losses/checks\.py:\d+, whose size depends on"
+    ):
         host_reads(
-            lambda: LOSSES["rnnt"]("meta", [ints[0], ints[1].to("meta"), ints[2]]), device="meta"
+            lambda: LOSSES["rnnt"]("meta", [ints[0], ints[1].to("meta"), ints[2]]),
+            device="meta",
         )
 
 
 def test_a_wrong_label_on_the_host_is_named_though_the_scores_have_no_numbers():
     targets, frames, labels = integers("cpu")
     targets[1, 0] = V
-    with pytest.raises(ValueError, match=r"^targets: expected labels 0..5 but blank=5, got 6 in"):
+    with pytest.raises(
+        ValueError, match=r"^targets: expected labels 0..5 but blank=5, got 6 in"
+    ):
         LOSSES["rnnt"]("meta", (targets, frames, labels))
 
 
@@ -78,4 +85,6 @@ def test_on_a_gpu_the_loss_is_that_of_lengths_on_the_device(name):
     assert torch.equal(on_host, LOSSES[name]("cuda", integers("cuda")))
     ints = integers("cpu")
     LOSSES[name]("cuda", ints).backward()  # kernels are compiled, and tried
-    assert host_reads(lambda: LOSSES[name]("cuda", ints).backward(), device="cuda") == {}
+    assert (
+        host_reads(lambda: LOSSES[name]("cuda", ints).backward(), device="cuda") == {}
+    )

@@ -14,7 +14,9 @@ import pytest
 from asrkit import runtime
 
 PACKAGE = Path(runtime.__file__).parent
-KERNEL = "def kernel(x):\n    return flush(x)\n"  # flush comes from simd.py, another file
+KERNEL = (
+    "def kernel(x):\n    return flush(x)\n"  # flush comes from simd.py, another file
+)
 
 
 @pytest.fixture
@@ -69,7 +71,9 @@ def test_a_kernel_is_kept_and_follows_a_change_of_a_file_that_it_calls(package, 
     changed, kept = start(), start()
     assert (changed(0.5), hits(changed)) == (0.0, 0)
     assert (kept(0.5), hits(kept)) == (0.0, 1)
-    assert len(list((package / "losses/__pycache__").glob("*.nbc"))) == 1  # the old code is gone
+    assert (
+        len(list((package / "losses/__pycache__").glob("*.nbc"))) == 1
+    )  # the old code is gone
 
 
 def test_a_change_of_the_compiler_options_compiles_again_and_one_of_another_room_does_not(
@@ -79,7 +83,11 @@ def test_a_change_of_the_compiler_options_compiles_again_and_one_of_another_room
     (package / "models/encoder.py").write_text("x = 1\n")
     kernel = start()
     assert (kernel(0.5), hits(kernel)) == (0.5, 1)
-    edit(package / "runtime.py", "cache=True, **options", "cache=True, fastmath=True, **options")
+    edit(
+        package / "runtime.py",
+        "cache=True, **options",
+        "cache=True, fastmath=True, **options",
+    )
     kernel = start()
     assert (kernel(0.5), hits(kernel)) == (0.5, 0)
 
@@ -106,12 +114,17 @@ def calls(start):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel = start()
-        assert (kernel(0.5), kernel(1)) == (0.5, 1)  # two types: both are compiled and kept
+        assert (kernel(0.5), kernel(1)) == (
+            0.5,
+            1,
+        )  # two types: both are compiled and kept
     return sum("what Numba keeps on disk" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize(("suffix", "share"), [("nbi", 0), ("nbi", 0.5), ("nbc", 0.5)])
-def test_a_torn_file_is_compiled_anew_said_once_and_written_again(package, start, suffix, share):
+def test_a_torn_file_is_compiled_anew_said_once_and_written_again(
+    package, start, suffix, share
+):
     assert calls(start) == 0
     for file in package.rglob(f"*.{suffix}"):
         os.truncate(file, int(share * file.stat().st_size))
@@ -122,7 +135,9 @@ def test_a_torn_file_is_compiled_anew_said_once_and_written_again(package, start
 def test_a_full_disk_costs_the_cache_and_a_warning(start):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a long write fails, as on a full disk
+    handler = signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # a long write fails, as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
         said = calls(start)
@@ -156,5 +171,7 @@ except ValueError as error:
         text=True,
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
     )
-    assert done.stdout.startswith("impl: expected another implementation, got 'numba_cpu' with")
+    assert done.stdout.startswith(
+        "impl: expected another implementation, got 'numba_cpu' with"
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,7 +18,9 @@ def halves(seed, B, T, U, D, V, dtype=torch.float64, ragged=True):
     """Random (encoded, predicted, weight, bias) and (targets, logit_lengths, target_lengths)."""
     g = torch.Generator().manual_seed(seed)
     sizes = (B, T, D), (B, U + 1, D), (V, D), (V,)
-    made = tuple(torch.randn(size, generator=g, dtype=torch.float64).to(dtype) for size in sizes)
+    made = tuple(
+        torch.randn(size, generator=g, dtype=torch.float64).to(dtype) for size in sizes
+    )
     frames, labels = torch.full((B,), T), torch.full((B,), U)
     if ragged:
         frames[1:] = torch.randint(1, T + 1, (B - 1,), generator=g)
@@ -41,7 +43,9 @@ def value_and_gradients(loss, given, weight=None):
 
 
 def assert_no_worse_than(dense_found, ours, truth, tiny):
-    for name, theirs, got, wanted in zip(["loss", *NAMES], dense_found, ours, truth, strict=True):
+    for name, theirs, got, wanted in zip(
+        ["loss", *NAMES], dense_found, ours, truth, strict=True
+    ):
         error, allowed = (
             (got - wanted).abs().max(),
             2 * (theirs - wanted).abs().max() + tiny * wanted.abs().max().clamp(min=1),
@@ -66,15 +70,21 @@ def test_values_and_gradients_are_those_of_the_joint(
         return rnnt_loss(joint(*given, activation), *rest, impl=impl, **options)
 
     def lean(*given, impl):
-        return rnnt_loss_lean(*given, *rest, activation=activation, tile=tile, impl=impl, **options)
+        return rnnt_loss_lean(
+            *given, *rest, activation=activation, tile=tile, impl=impl, **options
+        )
 
     truth = value_and_gradients(lambda *x: dense(*x, impl="reference"), given, weight)
     for wanted, got in zip(
-        truth, value_and_gradients(lambda *x: lean(*x, impl="plain"), given, weight), strict=True
+        truth,
+        value_and_gradients(lambda *x: lean(*x, impl="plain"), given, weight),
+        strict=True,
     ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-11)
     low = [tensor.float() for tensor in given]
-    dense_found = value_and_gradients(lambda *x: dense(*x, impl="wavefront"), low, weight)
+    dense_found = value_and_gradients(
+        lambda *x: dense(*x, impl="wavefront"), low, weight
+    )
     for impl in IMPLS:
         assert_no_worse_than(
             dense_found,
@@ -89,7 +99,9 @@ def test_values_and_gradients_are_those_of_the_joint(
     st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 7), st.integers(0, 4), st.integers(2, 6),
     st.sampled_from([(0, 1), (1,), (0, 1, 2, 3, 4), (2, 1)]), st.sampled_from([0.0, 0.05]),
 )  # fmt: skip
-def test_tdt_values_and_gradients_are_those_of_the_joint(seed, B, T, U, V, durations, sigma):
+def test_tdt_values_and_gradients_are_those_of_the_joint(
+    seed, B, T, U, V, durations, sigma
+):
     given, (targets, *lengths) = halves(seed, B, T, U, 6, V + len(durations))
     rest, options = (
         (targets % (V - 1), *lengths),
@@ -106,7 +118,9 @@ def test_tdt_values_and_gradients_are_those_of_the_joint(seed, B, T, U, V, durat
     low = [tensor.float() for tensor in given]
     for wanted, got in zip(
         truth,
-        value_and_gradients(lambda *x: tdt_loss_lean(*x, *rest, tile=5, **options), low),
+        value_and_gradients(
+            lambda *x: tdt_loss_lean(*x, *rest, tile=5, **options), low
+        ),
         strict=True,
     ):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
@@ -115,17 +129,24 @@ def test_tdt_values_and_gradients_are_those_of_the_joint(seed, B, T, U, V, durat
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_no_worse_than_a_joint_in_half_precision(impl, activation, dtype):
+def test_half_precision_is_no_worse_than_a_joint_in_half_precision(
+    impl, activation, dtype
+):
     given, rest = halves(1, 3, 20, 8, 48, 30, dtype)
     options = {"reduction": "none"}
     truth = value_and_gradients(
-        lambda *x: rnnt_loss(joint(*x, activation), *rest, **options), [x.double() for x in given]
+        lambda *x: rnnt_loss(joint(*x, activation), *rest, **options),
+        [x.double() for x in given],
     )
     dense_found = value_and_gradients(
-        lambda *x: rnnt_loss(joint(*x, activation), *rest, impl="wavefront", **options), given
+        lambda *x: rnnt_loss(joint(*x, activation), *rest, impl="wavefront", **options),
+        given,
     )
     ours = value_and_gradients(
-        lambda *x: rnnt_loss_lean(*x, *rest, activation=activation, impl=impl, **options), given
+        lambda *x: rnnt_loss_lean(
+            *x, *rest, activation=activation, impl=impl, **options
+        ),
+        given,
     )
     assert [tensor.dtype for tensor in ours] == [torch.float32, *[dtype] * 4]
     assert_no_worse_than(dense_found, ours, truth, torch.finfo(dtype).eps)
@@ -137,14 +158,26 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
     B, T, U, D, p = 3, 6, 4, 24, 0.3
     given, rest = halves(2, B, T, U, D, 9, torch.float32)
     keys = dropout.node_keys(
-        torch.arange(B)[:, None, None], torch.arange(T)[:, None], torch.arange(U + 1), seed=77
+        torch.arange(B)[:, None, None],
+        torch.arange(T)[:, None],
+        torch.arange(U + 1),
+        seed=77,
     )
     keep = dropout.mask(keys.flatten(), D, p).view(B, T, U + 1, D) / (1 - p)
     wanted = value_and_gradients(
-        lambda *x: rnnt_loss(joint(*x, activation, keep), *rest, reduction="none"), given
+        lambda *x: rnnt_loss(joint(*x, activation, keep), *rest, reduction="none"),
+        given,
     )
-    options = {"activation": activation, "dropout": p, "reduction": "none", "impl": impl, "tile": 7}
-    got = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, seed=77, **options), given)
+    options = {
+        "activation": activation,
+        "dropout": p,
+        "reduction": "none",
+        "impl": impl,
+        "tile": 7,
+    }
+    got = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, *rest, seed=77, **options), given
+    )
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
     assert not torch.equal(rnnt_loss_lean(*given, *rest, seed=78, **options), got[0])
@@ -159,14 +192,20 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
 def test_what_lies_in_the_padding_cannot_matter(impl):
     given, (targets, frames, labels) = halves(3, 4, 6, 4, 8, 5, torch.float32)
     plain = value_and_gradients(
-        lambda *x: rnnt_loss_lean(*x, targets, frames, labels, impl=impl, reduction="none"), given
+        lambda *x: rnnt_loss_lean(
+            *x, targets, frames, labels, impl=impl, reduction="none"
+        ),
+        given,
     )
     for b in range(4):
         given[0][b, frames[b] :] = math.nan
         given[1][b, labels[b] + 1 :] = math.inf
         targets[b, labels[b] :] = 10**6
     dirty = value_and_gradients(
-        lambda *x: rnnt_loss_lean(*x, targets, frames, labels, impl=impl, reduction="none"), given
+        lambda *x: rnnt_loss_lean(
+            *x, targets, frames, labels, impl=impl, reduction="none"
+        ),
+        given,
     )
     for one, other in zip(plain, dirty, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -193,7 +232,9 @@ def test_neither_threads_nor_the_size_of_tiles_change_the_result():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.08), (torch.bfloat16, 0.12)])
+@pytest.mark.parametrize(
+    ("dtype", "share"), [(torch.float32, 0.08), (torch.bfloat16, 0.12)]
+)
 def test_memory_is_a_tile_and_not_a_joint(dtype, share):
     B, T, U, D, V = 2, 60, 29, 64, 512
     given, rest = halves(6, B, T, U, D, V, dtype, ragged=False)
@@ -202,9 +243,14 @@ def test_memory_is_a_tile_and_not_a_joint(dtype, share):
         return peak_memory(lambda: value_and_gradients(loss, given))
 
     lean = peak(lambda *x: rnnt_loss_lean(*x, *rest, tile=128, reduction="none"))
-    whole = peak(lambda *x: rnnt_loss(joint(*x), *rest, impl="wavefront", reduction="none"))
+    whole = peak(
+        lambda *x: rnnt_loss(joint(*x), *rest, impl="wavefront", reduction="none")
+    )
     size = torch.finfo(dtype).bits // 8
-    tile, sums = 128 * (2 * D + V) * size, 3 * 4 * (V * D + 16 * V + B * (T + U + 1) * D)
+    tile, sums = (
+        128 * (2 * D + V) * size,
+        3 * 4 * (V * D + 16 * V + B * (T + U + 1) * D),
+    )
     assert lean <= tile + sums + 48 * B * T * (U + 1)
     assert lean <= share * whole
 
@@ -212,14 +258,21 @@ def test_memory_is_a_tile_and_not_a_joint(dtype, share):
 def test_autocast_decides_the_dtype_of_the_products():
     given, rest = halves(7, 2, 10, 4, 32, 16, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given)
+        cast = value_and_gradients(
+            lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given
+        )
     low = value_and_gradients(
-        lambda e, p, w, b: rnnt_loss_lean(e, p, w.bfloat16(), b, *rest, reduction="none"), given
+        lambda e, p, w, b: rnnt_loss_lean(
+            e, p, w.bfloat16(), b, *rest, reduction="none"
+        ),
+        given,
     )
     for one, other in zip(cast, low, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-    exact = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given)
+    exact = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given
+    )
     assert not torch.equal(exact[0], cast[0])
 
 
@@ -228,7 +281,10 @@ def test_a_nan_is_heard_in_the_loss_and_in_the_gradients(impl):
     given, rest = halves(12, 2, 5, 3, 8, 6, torch.float32, ragged=False)
     given[0][1, 2, 3] = math.nan
     cost, *grads = value_and_gradients(
-        lambda *x: rnnt_loss_lean(*x, *rest, activation="tanh", impl=impl, reduction="none"), given
+        lambda *x: rnnt_loss_lean(
+            *x, *rest, activation="tanh", impl=impl, reduction="none"
+        ),
+        given,
     )
     assert cost.isnan().tolist() == [False, True]
     assert all(grad.isnan().any() for grad in grads)
@@ -237,7 +293,9 @@ def test_a_nan_is_heard_in_the_loss_and_in_the_gradients(impl):
 
 def test_strided_halves_and_a_bias_of_another_width_are_as_good():
     given, rest = halves(13, 2, 5, 3, 8, 6, torch.float32)
-    wanted = value_and_gradients(lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given)
+    wanted = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), given
+    )
     strided = [torch.stack((tensor, tensor), -1)[..., 0] for tensor in given]
     for impl in IMPLS:
         cost = rnnt_loss_lean(*strided, *rest, impl=impl, reduction="none")
@@ -255,7 +313,9 @@ def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
     given, rest = halves(8, 2, 5, 3, 8, 6, torch.float32)
     weight = given[2].requires_grad_()
     cost = rnnt_loss_lean(*given, *rest)
-    first, second = (torch.autograd.grad(cost, weight, retain_graph=True)[0] for _ in range(2))
+    first, second = (
+        torch.autograd.grad(cost, weight, retain_graph=True)[0] for _ in range(2)
+    )
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(cost, weight, create_graph=True)
@@ -276,11 +336,18 @@ def test_tdt_with_omega_one_is_the_plain_loss_and_no_path_costs_infinity():
     given, (targets, *lengths) = halves(10, 2, 5, 2, 8, 6 + 2, torch.float32)
     rest = targets % 5, *lengths
     options = {"durations": (0, 1), "reduction": "none"}
-    wanted = rnnt_loss_lean(given[0], given[1], given[2][:6], given[3][:6], *rest, reduction="none")
+    wanted = rnnt_loss_lean(
+        given[0], given[1], given[2][:6], given[3][:6], *rest, reduction="none"
+    )
     assert torch.equal(tdt_loss_lean(*given, *rest, omega=1.0, **options), wanted)
     cost, *grads = value_and_gradients(
         lambda *x: tdt_loss_lean(
-            *x, rest[0], torch.tensor([5, 5]), rest[2], durations=(2, 4), reduction="none"
+            *x,
+            rest[0],
+            torch.tensor([5, 5]),
+            rest[2],
+            durations=(2, 4),
+            reduction="none",
         ),
         given,
     )
@@ -291,17 +358,25 @@ def test_tdt_with_omega_one_is_the_plain_loss_and_no_path_costs_infinity():
 def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
     given, rest = halves(11, 2, 5, 3, 8, 6, torch.float32)
     good = dict(
-        zip([*NAMES, "targets", "logit_lengths", "target_lengths"], [*given, *rest], strict=True)
+        zip(
+            [*NAMES, "targets", "logit_lengths", "target_lengths"],
+            [*given, *rest],
+            strict=True,
+        )
     )
     cases = {
         "predicted: expected shape (B=2, U1, D=8), got (2, 4, 7).": {
             "predicted": torch.zeros(2, 4, 7)
         },
-        "encoded: expected shape (B, T, D), got (2, 5).": {"encoded": torch.zeros(2, 5)},
+        "encoded: expected shape (B, T, D), got (2, 5).": {
+            "encoded": torch.zeros(2, 5)
+        },
         "predicted: expected torch.float32, as encoded, got torch.float64.": {
             "predicted": given[1].double()
         },
-        "encoded: expected floating point, got torch.int64.": {"encoded": given[0].long()},
+        "encoded: expected floating point, got torch.int64.": {
+            "encoded": given[0].long()
+        },
         "activation: expected 'relu' or 'tanh', got 'gelu'.": {"activation": "gelu"},
         "dropout: expected a probability below 1, got 1.": {"dropout": 1},
         "tile: expected a number of nodes, at least 1, got 0.": {"tile": 0},
@@ -316,13 +391,15 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
             rnnt_loss_lean(**{**good, **change})
         assert str(error.value) == wanted
     with pytest.raises(
-        ValueError, match="encoded: expected float32, float16 or bfloat16 with impl='numba_cpu'"
+        ValueError,
+        match="encoded: expected float32, float16 or bfloat16 with impl='numba_cpu'",
     ):
         rnnt_loss_lean(*[x.double() for x in given], *rest, impl="numba_cpu")
     for durations in ((1, 1), 4):
         with pytest.raises(ValueError, match="durations: expected"):
             tdt_loss_lean(*given, *rest, durations=durations)
     with pytest.raises(
-        ValueError, match="bias: expected torch.float32 beside this weight, got torch.float64"
+        ValueError,
+        match="bias: expected torch.float32 beside this weight, got torch.float64",
     ):
         rnnt_loss_lean(*given[:3], given[3].double(), *rest)

@@ -72,9 +72,15 @@ def errors(case, device):
     )  # not rounded: twice the error
     found = []
     for what, *results in zip(
-        ["loss", "encoded", "predicted", "weight", "bias"], truth, plain, ours, strict=True
+        ["loss", "encoded", "predicted", "weight", "bias"],
+        truth,
+        plain,
+        ours,
+        strict=True,
     ):
-        wanted, theirs, got = (result.double().cpu().nan_to_num(posinf=0) for result in results)
+        wanted, theirs, got = (
+            result.double().cpu().nan_to_num(posinf=0) for result in results
+        )
         error, tiny = (
             float((got - wanted).abs().max()),
             4 * torch.finfo(case.dtype).eps * max(1.0, float(wanted.abs().max())),
@@ -120,7 +126,9 @@ def graded(case, given, rest, impl, device="cpu"):
         "seed": 2**32 - 5,
         "tile": case.tile,
     }
-    costs = loss(*leaves, *[part.to(device) for part in rest], reduction="none", impl=impl, **how)
+    costs = loss(
+        *leaves, *[part.to(device) for part in rest], reduction="none", impl=impl, **how
+    )
     weight = torch.linspace(-1, 2, case.B).to(costs) * costs.isfinite()
     return [costs.detach(), *torch.autograd.grad(costs, leaves, weight)]
 
@@ -128,13 +136,15 @@ def graded(case, given, rest, impl, device="cpu"):
 def test_kernels_err_no_more_than_plain_torch_in_the_interpreter():
     pytest.importorskip("triton")
     here = Path(__file__)
-    test = (
-        f"from {here.stem} import disagreements; assert not (found := disagreements('cpu')), found"
-    )
+    test = f"from {here.stem} import disagreements; assert not (found := disagreements('cpu')), found"
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); {test}"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -173,7 +183,9 @@ def test_kernels_compile_with_one_spilled_number_at_most(cc, tmp_path):
     from asrkit.losses.lean import triton as lean
 
     tensors = dict.fromkeys(("hidden", "by_hidden"), "*bf16") | {"table": "*i64"}
-    tensors |= dict.fromkeys(("by_encoded", "by_predicted", "keep"), "*fp32") | {"keep": "fp32"}
+    tensors |= dict.fromkeys(("by_encoded", "by_predicted", "keep"), "*fp32") | {
+        "keep": "fp32"
+    }
     constants = {
         "FRAMES_OF": lean.FRAMES_OF,
         "LABELS_OF": lean.LABELS_OF,
@@ -192,4 +204,7 @@ def test_a_cpu_tensor_is_refused():
             torch.zeros(1, 2, 2), torch.zeros(1, 1, 2), torch.zeros(3, 2), torch.zeros(3), torch.zeros(1, 0).long(),
             torch.tensor([2]), torch.tensor([0]), impl="triton",
         )  # fmt: skip
-    assert str(error.value) == "encoded: expected a cuda tensor with impl='triton', got cpu."
+    assert (
+        str(error.value)
+        == "encoded: expected a cuda tensor with impl='triton', got cpu."
+    )

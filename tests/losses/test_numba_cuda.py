@@ -34,7 +34,10 @@ def check(logits, *rest, **options):
         costs = rnnt_loss(leaf, *rest, reduction="none", impl=impl, **options)
         weight = torch.linspace(-1, 2, len(costs), device=costs.device).to(costs)
         found.append(
-            (costs.detach().double(), torch.autograd.grad(costs, leaf, weight)[0].double())
+            (
+                costs.detach().double(),
+                torch.autograd.grad(costs, leaf, weight)[0].double(),
+            )
         )
     (cost, grad), (ours, our_grad) = found
     torch.testing.assert_close(ours, cost, rtol=1e-6, atol=2e-6)
@@ -47,7 +50,11 @@ def check_all(device):
     for dtype, layout, options in zip(
         DTYPES,
         ("plain", "rows apart", "tokens apart"),
-        ({}, {"clamp": 0.05, "fastemit_lambda": 0.3}, {"blank": 0, "fused_log_softmax": False}),
+        (
+            {},
+            {"clamp": 0.05, "fastemit_lambda": 0.3},
+            {"blank": 0, "fused_log_softmax": False},
+        ),
         strict=True,
     ):
         fused = options.get("fused_log_softmax", True)

@@ -13,21 +13,30 @@ from asrkit.workbench.profiling import peak_memory
 
 EXACT = ["reference", "wavefront"]
 ON_GPU = {"numba_cuda", "triton"}
-ALL = [pytest.param(impl, marks=pytest.mark.gpu) if impl in ON_GPU else impl for impl in IMPLS]
-FRAMES, LABELS = torch.tensor([1, 6, 4, 5]), torch.tensor([3, 0, 2, 4])  # T=1 and U=0 among them
+ALL = [
+    pytest.param(impl, marks=pytest.mark.gpu) if impl in ON_GPU else impl
+    for impl in IMPLS
+]
+FRAMES, LABELS = (
+    torch.tensor([1, 6, 4, 5]),
+    torch.tensor([3, 0, 2, 4]),
+)  # T=1 and U=0 among them
 SHAPES = [(1, 4), (6, 1), (4, 3), (5, 5)]
 ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "tanh": torch.tanh}
 
 
 def valid(padded):
     """The rows of a padded (B, T, U1, ...) that belong to nodes, packed."""
-    return torch.cat([padded[b, :T, :U1].flatten(0, 1) for b, (T, U1) in enumerate(SHAPES)])
+    return torch.cat(
+        [padded[b, :T, :U1].flatten(0, 1) for b, (T, U1) in enumerate(SHAPES)]
+    )
 
 
 def halves(dtype=torch.float64, D=7):
     g = torch.Generator().manual_seed(1)
     encoded, predicted = (
-        torch.randn(4, size, D, generator=g, dtype=torch.float64).to(dtype) for size in (6, 5)
+        torch.randn(4, size, D, generator=g, dtype=torch.float64).to(dtype)
+        for size in (6, 5)
     )
     return encoded.requires_grad_(), predicted.requires_grad_()
 
@@ -42,9 +51,9 @@ def differentiated(loss, logits, *rest, impl, **options):
     device = "cuda" if impl in ON_GPU else "cpu"
     logits, *rest = (tensor.detach().to(device) for tensor in (logits, *rest))
     costs = loss(logits.requires_grad_(), *rest, reduction="none", impl=impl, **options)
-    return costs.detach().cpu(), torch.autograd.grad(costs, logits, torch.arange(1.0, 5).to(costs))[
-        0
-    ].cpu()
+    return costs.detach().cpu(), torch.autograd.grad(
+        costs, logits, torch.arange(1.0, 5).to(costs)
+    )[0].cpu()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -57,7 +66,9 @@ def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
     wanted = torch.autograd.grad(dense, (encoded, predicted), weight, retain_graph=True)
     for _ in range(2):
         for got, grad in zip(
-            torch.autograd.grad(packed, (encoded, predicted), weight, retain_graph=True),
+            torch.autograd.grad(
+                packed, (encoded, predicted), weight, retain_graph=True
+            ),
             wanted,
             strict=True,
         ):
@@ -71,7 +82,9 @@ def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_dropout_follows_the_counted_mask_in_both_passes(activation, dtype):
     encoded, predicted = halves(dtype)
     keys = [
@@ -81,7 +94,11 @@ def test_dropout_follows_the_counted_mask_in_both_passes(activation, dtype):
     kept = mask(torch.cat(keys), 7, 0.4)
     wide = [half.detach().double().requires_grad_() for half in (encoded, predicted)]
     dense = (
-        valid(ACTIVATIONS[activation]((wide[0][:, :, None] + wide[1][:, None]).to(dtype).double()))
+        valid(
+            ACTIVATIONS[activation](
+                (wide[0][:, :, None] + wide[1][:, None]).to(dtype).double()
+            )
+        )
         * kept
         / 0.6
     )
@@ -92,7 +109,9 @@ def test_dropout_follows_the_counted_mask_in_both_passes(activation, dtype):
     eps, weight = 4 * torch.finfo(dtype).eps, torch.randn(dense.shape).to(dtype)
     torch.testing.assert_close(packed.double(), dense, rtol=eps, atol=eps)
     grads = torch.autograd.grad(packed, (encoded, predicted), weight)
-    for got, wanted in zip(grads, torch.autograd.grad(dense, wide, weight.double()), strict=True):
+    for got, wanted in zip(
+        grads, torch.autograd.grad(dense, wide, weight.double()), strict=True
+    ):
         torch.testing.assert_close(got.double(), wanted, rtol=2 * eps, atol=4 * eps)
 
 
@@ -102,7 +121,9 @@ def test_tiles_do_not_show_and_the_seed_comes_from_torch_if_none_is_given():
         torch.randn(2, 50, 40, requires_grad=True),
     )
     frames, labels = torch.tensor([300, 217]), torch.tensor([49, 30])
-    packed = pack_joint(encoded, predicted, frames, labels, activation="tanh", dropout=0.1, seed=3)
+    packed = pack_joint(
+        encoded, predicted, frames, labels, activation="tanh", dropout=0.1, seed=3
+    )
     first, second, last = packed_offsets(frames, labels).tolist()
     assert (first, last) == (0, len(packed))
     keys = node_keys(1, torch.arange(217)[:, None], torch.arange(31), 3).flatten()
@@ -135,7 +156,9 @@ def test_what_lies_in_the_padding_of_either_half_cannot_matter():
             spoilt[0][b, T:], spoilt[1][b, U1:] = math.nan, math.inf
     results = []
     for given in (plain, spoilt):
-        packed = pack_joint(*given, FRAMES, LABELS, activation="tanh", dropout=0.2, seed=1)
+        packed = pack_joint(
+            *given, FRAMES, LABELS, activation="tanh", dropout=0.2, seed=1
+        )
         results.append((packed, *torch.autograd.grad(packed.square().sum(), given)))
     for wanted, got in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
@@ -156,7 +179,8 @@ def test_the_packed_joint_has_no_second_derivative_and_notices_that_its_result_w
 
 @pytest.mark.parametrize("impl", ALL)
 @pytest.mark.parametrize(
-    "options", [{}, {"clamp": 0.1, "fastemit_lambda": 0.2}, {"fused_log_softmax": False}]
+    "options",
+    [{}, {"clamp": 0.1, "fastemit_lambda": 0.2}, {"fused_log_softmax": False}],
 )
 def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
     dtype = torch.float64 if impl in EXACT else torch.float32
@@ -169,23 +193,38 @@ def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
     )
     torch.testing.assert_close(packed_cost, cost, rtol=1e-6, atol=0)
     torch.testing.assert_close(packed_grad, valid(grad), rtol=1e-6, atol=1e-7)
-    truth = differentiated(rnnt_loss, logits.double(), *rest, impl="reference", **options)
-    torch.testing.assert_close(packed_grad.double(), valid(truth[1]), rtol=1e-4, atol=1e-6)
+    truth = differentiated(
+        rnnt_loss, logits.double(), *rest, impl="reference", **options
+    )
+    torch.testing.assert_close(
+        packed_grad.double(), valid(truth[1]), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("impl", ["wavefront", "numba_cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_gradient_may_be_written_over_packed_logits(impl, dtype):
     logits, targets = lattice(dtype)
-    wanted = differentiated(rnnt_loss_packed, valid(logits), targets, FRAMES, LABELS, impl=impl)
+    wanted = differentiated(
+        rnnt_loss_packed, valid(logits), targets, FRAMES, LABELS, impl=impl
+    )
     leaf = valid(logits).requires_grad_()
     given = leaf * 1
     costs = rnnt_loss_packed(
-        given, targets, FRAMES, LABELS, reduction="none", impl=impl, overwrite_logits=True
+        given,
+        targets,
+        FRAMES,
+        LABELS,
+        reduction="none",
+        impl=impl,
+        overwrite_logits=True,
     )
     torch.testing.assert_close(costs, wanted[0], rtol=0, atol=0)
     torch.testing.assert_close(
-        torch.autograd.grad(costs, leaf, torch.arange(1.0, 5))[0], wanted[1], rtol=0, atol=0
+        torch.autograd.grad(costs, leaf, torch.arange(1.0, 5))[0],
+        wanted[1],
+        rtol=0,
+        atol=0,
     )
     torch.testing.assert_close(given.detach(), wanted[1], rtol=0, atol=0)
 
@@ -195,7 +234,10 @@ def test_from_halves_to_loss_packed_and_padded_agree_down_to_the_weights():
     encoded, predicted = halves()
     wanted_from = encoded, predicted, linear.weight, linear.bias
     dense = rnnt_loss(
-        linear((encoded[:, :, None] + predicted[:, None]).relu()), targets, FRAMES, LABELS
+        linear((encoded[:, :, None] + predicted[:, None]).relu()),
+        targets,
+        FRAMES,
+        LABELS,
     )
     packed = rnnt_loss_packed(
         linear(pack_joint(encoded, predicted, FRAMES, LABELS, activation="relu")),
@@ -213,26 +255,41 @@ def test_from_halves_to_loss_packed_and_padded_agree_down_to_the_weights():
 
 
 def test_memory_is_that_of_the_valid_rows():
-    halves = torch.randn(8, 100, 64, requires_grad=True), torch.randn(8, 40, 64, requires_grad=True)
+    halves = (
+        torch.randn(8, 100, 64, requires_grad=True),
+        torch.randn(8, 40, 64, requires_grad=True),
+    )
     frames, labels = torch.tensor([100] + 7 * [30]), torch.tensor([39] + 7 * [9])
     N = packed_offsets(frames, labels)[-1].item()
     tile, made = 8 * 2**20, []  # masks and gradients of one tile
     for options in ({}, {"activation": "tanh", "dropout": 0.1, "seed": 1}):
         size = peak_memory(
-            lambda options=options: made.append(pack_joint(*halves, frames, labels, **options))
+            lambda options=options: made.append(
+                pack_joint(*halves, frames, labels, **options)
+            )
         )
         assert 4 * N * 64 <= size <= 4 * N * 64 + tile
         grad = torch.ones_like(made[-1])
-        assert peak_memory(lambda grad=grad: torch.autograd.grad(made[-1], halves, grad)) <= tile
-    logits, targets = torch.randn(N, 50, requires_grad=True), torch.zeros(8, 39, dtype=torch.long)
+        assert (
+            peak_memory(lambda grad=grad: torch.autograd.grad(made[-1], halves, grad))
+            <= tile
+        )
+    logits, targets = (
+        torch.randn(N, 50, requires_grad=True),
+        torch.zeros(8, 39, dtype=torch.long),
+    )
     assert (
-        peak_memory(lambda: rnnt_loss_packed(logits, targets, frames, labels).backward())
+        peak_memory(
+            lambda: rnnt_loss_packed(logits, targets, frames, labels).backward()
+        )
         <= 1.5 * logits.nbytes
     )
 
 
 def test_packed_and_padded_doors_share_one_signature():
-    ours, theirs = (inspect.signature(f).parameters.values() for f in (rnnt_loss_packed, rnnt_loss))
+    ours, theirs = (
+        inspect.signature(f).parameters.values() for f in (rnnt_loss_packed, rnnt_loss)
+    )
     assert [(p.name, p.default, p.kind) for p in ours] == [
         (p.name, p.default, p.kind) for p in theirs
     ]
@@ -262,7 +319,9 @@ LOGITS = {**{name: HALVES[name] for name in ("logit_lengths", "target_lengths")}
          "logits: expected contiguous with overwrite_logits=True, got (10, 2)."),
 ],
 )  # fmt: skip
-def test_bad_input_is_one_line_that_names_argument_wanted_and_got(function, change, wanted):
+def test_bad_input_is_one_line_that_names_argument_wanted_and_got(
+    function, change, wanted
+):
     good = HALVES if function is pack_joint else LOGITS
     assert function(**good).isfinite().all()
     with pytest.raises(ValueError) as error:

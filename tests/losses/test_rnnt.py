@@ -28,13 +28,18 @@ def precision(impl):
 
 def close(impl, exact=1e-11, single=1e-5):
     """Tolerances of a comparison with float64: what its own arithmetic grants an implementation."""
-    return {"rtol": exact if impl in EXACT else single, "atol": exact if impl in EXACT else single}
+    return {
+        "rtol": exact if impl in EXACT else single,
+        "atol": exact if impl in EXACT else single,
+    }
 
 
 def lattice(seed, B, T, U, V, dtype=torch.float64, ragged=True, blank=-1):
     """Random (logits, targets, logit_lengths, target_lengths); one utterance at least is as long as the tensors."""
     g = torch.Generator().manual_seed(seed)
-    logits = (2 * torch.randn(B, T, U + 1, V, generator=g, dtype=torch.float64)).to(dtype)
+    logits = (2 * torch.randn(B, T, U + 1, V, generator=g, dtype=torch.float64)).to(
+        dtype
+    )
     targets = torch.randint(0, V - 1, (B, U), generator=g)
     targets += (targets >= blank % V).long()
     frames, labels = torch.full((B,), T), torch.full((B,), U)
@@ -68,7 +73,9 @@ SMALL_GRADIENT = """
     -.1311669 -.3999268 .1770312 .1770312 .1770312    -.1857275 .1224705 -.1816841 .1224705 .1224705
     -.3209125 .0626914 .0692847 .1262450 .0626914    .0545607 -.2182427 .0545607 .0545607 .0545607
     .1207396 .1207396 -.4829583 .1207396 .1207396    -.6925882 .1687112 .1864547 .1687112 .1687112"""
-SINE = torch.arange(96.0).sin().view(4, 3, 8).numpy()  # the published values took a float32 sine
+SINE = (
+    torch.arange(96.0).sin().view(4, 3, 8).numpy()
+)  # the published values took a float32 sine
 PUBLISHED = [  # logits, targets, blank, losses
     (np.random.RandomState(0).randn(1, 4, 3, 3), [[1, 2]], 0, [6.0918525224]),
     (
@@ -109,14 +116,15 @@ def test_small_case_of_warp_transducer_has_the_published_loss_and_gradient(impl)
     assert cost.item() == pytest.approx(4.4956667662, abs=1e-6)
     torch.testing.assert_close(grad, gradient, rtol=0, atol=3e-7)
     for last in (4, -1):
-        assert rnnt_loss(*whole(logits, [1, 2]), blank=last, impl=impl).item() == pytest.approx(
-            5.0956667527, abs=1e-6
-        )
+        assert rnnt_loss(
+            *whole(logits, [1, 2]), blank=last, impl=impl
+        ).item() == pytest.approx(5.0956667527, abs=1e-6)
 
 
 @pytest.mark.parametrize("impl", ALL)
 @pytest.mark.parametrize(
-    ("T", "U", "V"), [(1, 0, 2), (1, 3, 4), (10, 2, 4), (5, 0, 3), (63, 31, 28), (200, 7, 2)]
+    ("T", "U", "V"),
+    [(1, 0, 2), (1, 3, 4), (10, 2, 4), (5, 0, 3), (63, 31, 28), (200, 7, 2)],
 )
 def test_uniform_logits_count_alignments(impl, T, U, V):
     cost = rnnt_loss(*whole(torch.full((T, U + 1, V), 0.1), [0] * U), impl=impl)
@@ -130,7 +138,9 @@ def test_uniform_logits_count_alignments(impl, T, U, V):
 def test_the_loss_is_the_sum_over_all_alignments(impl, T, U):
     logits, targets, *lengths = lattice(3, 1, T, U, 4, precision(impl))
     logp, paths = logits[0].double().log_softmax(-1), []
-    for emissions in combinations(range(T + U - 1), U):  # the last arc is always a blank
+    for emissions in combinations(
+        range(T + U - 1), U
+    ):  # the last arc is always a blank
         t = u = 0
         score = 0.0
         for step in range(T + U):
@@ -150,7 +160,9 @@ def test_every_diagonal_of_the_lattice_holds_the_whole_likelihood():
     arcs = rng.normal(-2, 1, (5, 4)).tolist(), rng.normal(-2, 1, (5, 3)).tolist()
     through = np.add(forward_variables(*arcs), backward_variables(*arcs))
     for k in range(5 + 4 - 1):
-        here = np.logaddexp.reduce([through[t, k - t] for t in range(5) if 0 <= k - t < 4])
+        here = np.logaddexp.reduce(
+            [through[t, k - t] for t in range(5) if 0 <= k - t < 4]
+        )
         assert here == pytest.approx(through[0, 0], abs=1e-12)
 
 
@@ -173,7 +185,9 @@ def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
         for wanted, theirs, got in zip(
             truth, peer, value_and_gradient(logits, *rest, impl=impl), strict=True
         ):
-            assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + 1e-12
+            assert (got - wanted).abs().max() <= 2 * (
+                theirs - wanted
+            ).abs().max() + 1e-12
 
 
 CASES = given(
@@ -205,8 +219,12 @@ def test_float32_agrees_with_the_reference_as_closely_as_torchaudio_does(**case)
     peer = value_and_gradient(*arguments, impl="torchaudio", **options)
     for impl in FAST:
         ours = value_and_gradient(*arguments, impl=impl, **options)
-        for wanted, theirs, got, tiny in zip(truth, peer, ours, (1e-5, 2e-6), strict=True):
-            assert (got - wanted).abs().max() <= 2 * (theirs - wanted).abs().max() + tiny
+        for wanted, theirs, got, tiny in zip(
+            truth, peer, ours, (1e-5, 2e-6), strict=True
+        ):
+            assert (got - wanted).abs().max() <= 2 * (
+                theirs - wanted
+            ).abs().max() + tiny
 
 
 @settings(max_examples=150)
@@ -228,18 +246,24 @@ def test_half_precision_gives_float32_losses_and_gradients_rounded_once(**case):
         cost, grad = value_and_gradient(*arguments, impl=impl, **options)
         assert (cost.dtype, grad.dtype) == (torch.float32, dtype)
         torch.testing.assert_close(cost.double(), truth[0], rtol=1e-6, atol=1e-5)
-        torch.testing.assert_close(grad.double(), truth[1], rtol=torch.finfo(dtype).eps, atol=2e-6)
+        torch.testing.assert_close(
+            grad.double(), truth[1], rtol=torch.finfo(dtype).eps, atol=2e-6
+        )
     if dtype == torch.float16:
         peer = value_and_gradient(*arguments, impl="torchaudio", **options)[1]
         assert (grad - truth[1]).abs().max() <= 2 * (peer - truth[1]).abs().max() + 2e-6
 
 
 @pytest.mark.parametrize("impl", FAST)
-@pytest.mark.parametrize("shape", [(1, 1000, 3, 5), (1, 63, 64, 33), (2, 5, 0, 3), (3, 1, 9, 7)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1000, 3, 5), (1, 63, 64, 33), (2, 5, 0, 3), (3, 1, 9, 7)]
+)
 def test_long_and_thin_lattices_agree(shape, impl):
     logits, *rest = lattice(5, *shape, precision(impl))
     truth = value_and_gradient(logits.double(), *rest, impl="reference")
-    for wanted, got in zip(truth, value_and_gradient(logits, *rest, impl=impl), strict=True):
+    for wanted, got in zip(
+        truth, value_and_gradient(logits, *rest, impl=impl), strict=True
+    ):
         torch.testing.assert_close(got.double(), wanted, **close(impl))
 
 
@@ -270,7 +294,9 @@ def test_rows_nobody_reaches_and_the_company_of_others_cannot_matter(impl):
 
 VIEWS = {
     "tokens first": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-    "frames and labels swapped": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "frames and labels swapped": lambda x: (
+        x.transpose(1, 2).contiguous().transpose(1, 2)
+    ),
     "every other element": lambda x: torch.stack((x, x), -1)[..., 0],
     "inside a larger tensor": lambda x: torch.nn.functional.pad(x, (2, 3, 1, 1, 2, 0))[
         :, 2:, 1:-1, 2:-3
@@ -288,7 +314,9 @@ def test_views_and_int32_are_as_good_as_contiguous_int64(view, impl):
     cost = rnnt_loss(seen.requires_grad_(), torch.stack((targets, targets), -1).int()[..., 0], frames.int(), labels.int(),
                      reduction="none", impl=impl)  # fmt: skip
     torch.testing.assert_close(cost.detach(), wanted[0], rtol=0, atol=0)
-    torch.testing.assert_close(torch.autograd.grad(cost.sum(), seen)[0], wanted[1], rtol=0, atol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(cost.sum(), seen)[0], wanted[1], rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -317,7 +345,9 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(impl):
     logits, *rest = lattice(11, 2, 5, 3, 4, torch.float32)
     logits.requires_grad_()
     cost = rnnt_loss(logits, *rest, impl=impl)
-    first, second = (torch.autograd.grad(cost, logits, retain_graph=True)[0] for _ in range(2))
+    first, second = (
+        torch.autograd.grad(cost, logits, retain_graph=True)[0] for _ in range(2)
+    )
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     if impl != "torchaudio":
         with pytest.raises(RuntimeError, match="no second derivative"):
@@ -328,7 +358,9 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(impl):
 @pytest.mark.parametrize("fused", [True, False])
 def test_fastemit_scales_label_arcs_alone_and_leaves_the_loss_as_it_is(impl, fused):
     logits, *rest = lattice(12, 2, 6, 4, 5, precision(impl))
-    logits = logits.log_softmax(-1)  # where both views of the logits hold the same numbers
+    logits = logits.log_softmax(
+        -1
+    )  # where both views of the logits hold the same numbers
     cost, wanted = value_and_gradient(logits, *rest, impl=impl, fused_log_softmax=False)
     scaled_cost, scaled = value_and_gradient(
         logits, *rest, impl=impl, fused_log_softmax=fused, fastemit_lambda=0.25
@@ -346,8 +378,12 @@ def test_clamp_limits_the_gradient_of_an_utterance_before_the_incoming_one(impl)
     weight = torch.tensor([1.0, -3.0])
     _, free = value_and_gradient(logits, *rest, impl=impl)
     for clamp in (0.05, 0.0, -1):
-        _, grad = value_and_gradient(logits, *rest, impl=impl, clamp=clamp, weight=weight)
-        wanted = (free.clamp(-clamp, clamp) if clamp > 0 else free) * weight[:, None, None, None]
+        _, grad = value_and_gradient(
+            logits, *rest, impl=impl, clamp=clamp, weight=weight
+        )
+        wanted = (free.clamp(-clamp, clamp) if clamp > 0 else free) * weight[
+            :, None, None, None
+        ]
         torch.testing.assert_close(grad, wanted)
 
 
@@ -371,7 +407,13 @@ def test_what_is_no_probability_makes_the_loss_not_a_number_and_spares_other_utt
     logits, *rest = lattice(18, 2, 3, 2, 21, precision(impl), ragged=False)
     for t in range(3):
         for u in range(3):
-            for v in (0, 7, 16, 19, 20):  # in and after the part of a row that vector code takes
+            for v in (
+                0,
+                7,
+                16,
+                19,
+                20,
+            ):  # in and after the part of a row that vector code takes
                 broken = logits.clone()
                 broken[1, t, u, v] = value
                 costs = rnnt_loss(broken, *rest, reduction="none", impl=impl)
@@ -382,16 +424,23 @@ def test_what_is_no_probability_makes_the_loss_not_a_number_and_spares_other_utt
 
 
 @pytest.mark.parametrize("impl", OURS)
-def test_tokens_ruled_out_by_minus_infinity_or_the_lowest_number_leave_exact_losses(impl):
+def test_tokens_ruled_out_by_minus_infinity_or_the_lowest_number_leave_exact_losses(
+    impl,
+):
     logits, *rest = lattice(19, 2, 4, 2, 5, precision(impl), ragged=False)
     wanted = value_and_gradient(
-        torch.cat((logits[..., :4], logits[..., :1] - 1e9, logits[..., 4:]), -1), *rest, impl=impl
+        torch.cat((logits[..., :4], logits[..., :1] - 1e9, logits[..., 4:]), -1),
+        *rest,
+        impl=impl,
     )
     for low in (-math.inf, torch.finfo(logits.dtype).min):
         masked = torch.cat(
-            (logits[..., :4], torch.full_like(logits[..., :1], low), logits[..., 4:]), -1
+            (logits[..., :4], torch.full_like(logits[..., :1], low), logits[..., 4:]),
+            -1,
         )
-        for got, same in zip(value_and_gradient(masked, *rest, impl=impl), wanted, strict=True):
+        for got, same in zip(
+            value_and_gradient(masked, *rest, impl=impl), wanted, strict=True
+        ):
             torch.testing.assert_close(got, same)
     lowest = torch.full_like(logits, torch.finfo(logits.dtype).min)
     assert rnnt_loss(lowest, *rest, impl=impl).isfinite()
@@ -405,7 +454,9 @@ def test_scores_that_are_no_log_probabilities_need_no_softmax(impl):
         higher, same = value_and_gradient(
             logits + offset, *rest, fused_log_softmax=False, impl=impl
         )
-        torch.testing.assert_close(higher, cost - 6 * offset)  # T + U arcs on every path
+        torch.testing.assert_close(
+            higher, cost - 6 * offset
+        )  # T + U arcs on every path
         torch.testing.assert_close(same, grad, rtol=1e-3, atol=1e-3)
 
 
@@ -414,9 +465,13 @@ def test_scores_that_are_no_log_probabilities_need_no_softmax(impl):
 def test_overwriting_gives_the_same_gradient_in_the_place_of_the_logits(impl, clamp):
     logits, *rest = lattice(21, 3, 5, 3, 6, torch.float32)
     weight = torch.tensor([1.0, -2.0, 0.5])
-    cost, grad = value_and_gradient(logits, *rest, weight=weight, clamp=clamp, impl=impl)
+    cost, grad = value_and_gradient(
+        logits, *rest, weight=weight, clamp=clamp, impl=impl
+    )
     made = logits.clone().requires_grad_()
-    ours = rnnt_loss(made, *rest, reduction="none", clamp=clamp, overwrite_logits=True, impl=impl)
+    ours = rnnt_loss(
+        made, *rest, reduction="none", clamp=clamp, overwrite_logits=True, impl=impl
+    )
     (written,) = torch.autograd.grad(ours, made, weight, retain_graph=True)
     torch.testing.assert_close(ours.detach(), cost, rtol=0, atol=0)
     torch.testing.assert_close(written, grad, rtol=1e-6, atol=1e-8)
@@ -434,7 +489,9 @@ def test_reductions_are_the_mean_and_the_sum_of_the_losses(impl):
     costs = rnnt_loss(*arguments, reduction="none", impl=impl)
     assert costs.shape == (3,)
     torch.testing.assert_close(rnnt_loss(*arguments, impl=impl), costs.mean())
-    torch.testing.assert_close(rnnt_loss(*arguments, reduction="sum", impl=impl), costs.sum())
+    torch.testing.assert_close(
+        rnnt_loss(*arguments, reduction="sum", impl=impl), costs.sum()
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -442,7 +499,9 @@ def test_threads_change_no_bit_and_torch_keeps_as_many_as_it_had(threads):
     arguments = lattice(23, 5, 12, 6, 7, torch.float32)
     once = value_and_gradient(*arguments, impl="numba_cpu")
     torch.set_num_threads(threads)
-    for wanted, got in zip(once, value_and_gradient(*arguments, impl="numba_cpu"), strict=True):
+    for wanted, got in zip(
+        once, value_and_gradient(*arguments, impl="numba_cpu"), strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
     assert torch.get_num_threads() == threads
 
@@ -467,7 +526,8 @@ def test_implementations_share_one_signature_and_the_door_starts_as_torchaudio_d
     from torchaudio.functional import rnnt_loss as peer
 
     first, *others = (
-        inspect.signature(import_module(f"asrkit.losses.rnnt.{name}").losses) for name in ALL
+        inspect.signature(import_module(f"asrkit.losses.rnnt.{name}").losses)
+        for name in ALL
     )
     assert all(other == first for other in others)
     assert set(IMPLS) == {*ALL, "numba_cuda", "triton"}
@@ -484,7 +544,11 @@ def test_what_auto_picks_can_be_asked():
     logits = torch.zeros(1, 2, 2, 3)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert resolve("auto", logits.to(dtype)) == "numba_cpu"
-    assert resolve("auto", logits.double()) == resolve("auto", logits.to("meta")) == "wavefront"
+    assert (
+        resolve("auto", logits.double())
+        == resolve("auto", logits.to("meta"))
+        == "wavefront"
+    )
     assert resolve("torchaudio", logits) == "torchaudio"
 
 
@@ -501,12 +565,18 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"logits": torch.zeros(2, 4, 5)}, "logits: expected shape (B, T, U1, V), got (2, 4, 5)."),
+        (
+            {"logits": torch.zeros(2, 4, 5)},
+            "logits: expected shape (B, T, U1, V), got (2, 4, 5).",
+        ),
         (
             {"logits": torch.zeros(2, 4, 3, 5).long()},
             "logits: expected floating point, got torch.int64.",
         ),
-        ({"targets": torch.zeros(2, 3).long()}, "targets: expected shape (B=2, U=2), got (2, 3)."),
+        (
+            {"targets": torch.zeros(2, 3).long()},
+            "targets: expected shape (B=2, U=2), got (2, 3).",
+        ),
         (
             {"targets": torch.tensor([[0, 1], [4, 3]])},
             "targets: expected labels 0..4 but blank=4, got 4 in utterance 1.",
@@ -528,7 +598,10 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
             {"fastemit_lambda": -0.5},
             "fastemit_lambda: expected a finite number, at least 0, got -0.5.",
         ),
-        ({"reduction": "max"}, "reduction: expected 'none', 'mean' or 'sum', got 'max'."),
+        (
+            {"reduction": "max"},
+            "reduction: expected 'none', 'mean' or 'sum', got 'max'.",
+        ),
         ({"impl": "fastest"}, f"impl: expected one of {NAMES}, got 'fastest'."),
         (
             {"logits": DOUBLE, "impl": "torchaudio"},

@@ -28,7 +28,9 @@ def triton_kernels(dtype, V, n, **constants) -> Iterator[tuple[Any, dict[str, An
         "clamp": "fp32",
     }
     known |= {"logits": OF_TRITON[dtype], "out": OF_TRITON[dtype], "V": V, "N": n}
-    known |= {"FUSED": True, "CLAMPS": False, "TOGETHER": 1} | rows.blocks(V, n) | constants
+    known |= (
+        {"FUSED": True, "CLAMPS": False, "TOGETHER": 1} | rows.blocks(V, n) | constants
+    )
     for kernel in (rows._scores, rows._gradient):
         yield kernel, {name: known.get(name, "*fp32") for name in kernel.arg_names}
 
@@ -54,7 +56,11 @@ def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
 
     from asrkit.losses.logit_rows import numba_cuda as rows
 
-    kinds = {FP32: types.float32, FP16: types.float16, BF16: types.uint16}  # bfloat16 as its bits
+    kinds = {
+        FP32: types.float32,
+        FP16: types.float16,
+        BF16: types.uint16,
+    }  # bfloat16 as its bits
     logits = types.Array(kinds[dtype], 1, "C")
     floats = types.Array(types.float32, 1, "C")
     table = types.Array(types.int64, 2, "C")
@@ -66,7 +72,9 @@ def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
 
 
 @pytest.mark.parametrize("dtype, size", [(FP32, 4), (BF16, 8)], ids=str)
-def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(dtype, size):
+def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(
+    dtype, size
+):
     """A wider access than that is an error on a GPU, which the interpreter would not see."""
     from asrkit.losses.logit_rows.triton import together
 

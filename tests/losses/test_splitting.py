@@ -18,11 +18,17 @@ class Joint(torch.nn.Module):
 
     def __init__(self, D, V, dropout=0.0):
         super().__init__()
-        self.dropout, self.output, self.seen = torch.nn.Dropout(dropout), torch.nn.Linear(D, V), []
+        self.dropout, self.output, self.seen = (
+            torch.nn.Dropout(dropout),
+            torch.nn.Linear(D, V),
+            [],
+        )
 
     def forward(self, encoded, predicted):
         self.seen.append((len(encoded), encoded.shape[1], predicted.shape[1]))
-        return self.output(self.dropout((encoded[:, :, None] + predicted[:, None]).tanh()))
+        return self.output(
+            self.dropout((encoded[:, :, None] + predicted[:, None]).tanh())
+        )
 
 
 def batch(dtype=torch.float64, D=5, V=7, dropout=0.0):
@@ -112,7 +118,9 @@ def test_dropout_in_the_joint_repeats_its_mask_in_backward():
 def test_the_model_joins_through_a_lambda_and_its_encoder_learns():
     model = TransducerModel(
         TransducerConfig(
-            vocab_size=6, encoder=ConvConfig(width=8, layers=1, dropout=0.0), joint_width=8
+            vocab_size=6,
+            encoder=ConvConfig(width=8, layers=1, dropout=0.0),
+            joint_width=8,
         )
     )
     features, targets, labels = (
@@ -130,7 +138,9 @@ def test_the_model_joins_through_a_lambda_and_its_encoder_learns():
 
         cost = split_batches(join, *given, targets, frames, labels, size=size) if size else \
             rnnt_loss(join(*given), targets, frames, labels)  # fmt: skip
-        parts = [p for name, p in model.named_parameters() if not name.startswith("ctc_head")]
+        parts = [
+            p for name, p in model.named_parameters() if not name.startswith("ctc_head")
+        ]
         grads.append((cost.detach(), *torch.autograd.grad(cost, parts)))
     for wanted, got in zip(*grads, strict=True):
         torch.testing.assert_close(got, wanted)
@@ -139,7 +149,10 @@ def test_the_model_joins_through_a_lambda_and_its_encoder_learns():
 def test_one_sub_batch_of_the_joint_exists_at_a_time_in_both_passes():
     B, T, U, V, D = 8, 60, 19, 250, 8
     joint = Joint(D, V)
-    halves = torch.randn(B, T, D, requires_grad=True), torch.randn(B, U + 1, D, requires_grad=True)
+    halves = (
+        torch.randn(B, T, D, requires_grad=True),
+        torch.randn(B, U + 1, D, requires_grad=True),
+    )
     rest = torch.randint(0, 9, (B, U)), torch.full((B,), T), torch.full((B,), U)
     logits, constant = (
         4 * B * T * (U + 1) * V,
@@ -153,10 +166,14 @@ def test_one_sub_batch_of_the_joint_exists_at_a_time_in_both_passes():
 
     def both(size):
         return peak_memory(
-            lambda: split_batches(joint, *halves, *rest, size=size, impl="numba_cpu").backward()
+            lambda: split_batches(
+                joint, *halves, *rest, size=size, impl="numba_cpu"
+            ).backward()
         )
 
-    dense = peak_memory(lambda: rnnt_loss(joint(*halves), *rest, impl="numba_cpu").backward())
+    dense = peak_memory(
+        lambda: rnnt_loss(joint(*halves), *rest, impl="numba_cpu").backward()
+    )
     one, two = logits, 2 * logits  # the logits; with their gradient
     assert dense == pytest.approx(two, rel=0.2)  # the rest is the hidden layer
     for size in (8, 2, 1):
@@ -180,7 +197,14 @@ def test_without_gradients_it_is_the_loss_alone():
     ({"targets": torch.zeros(5, 5).long()}, "targets: expected shape (B=5, U=4), got (5, 5)."),
 ])  # fmt: skip
 def test_bad_input_is_one_line_before_the_joint_is_made(change, wanted):
-    names = "joint", "encoded", "predicted", "targets", "logit_lengths", "target_lengths"
+    names = (
+        "joint",
+        "encoded",
+        "predicted",
+        "targets",
+        "logit_lengths",
+        "target_lengths",
+    )
     good = dict(zip(names, batch(), strict=True), size=2)
     with pytest.raises(ValueError) as error:
         split_batches(**{**good, **change})

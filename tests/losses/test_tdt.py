@@ -25,7 +25,9 @@ def precision(impl):
 def lattice(seed, B, T, U, V, n, dtype=torch.float64, blank=-1):
     """Random (logits, targets, logit_lengths, target_lengths); one utterance at least is as long as the tensors."""
     g = torch.Generator().manual_seed(seed)
-    logits = (2 * torch.randn(B, T, U + 1, V + n, generator=g, dtype=torch.float64)).to(dtype)
+    logits = (2 * torch.randn(B, T, U + 1, V + n, generator=g, dtype=torch.float64)).to(
+        dtype
+    )
     targets = torch.randint(0, V - 1, (B, U), generator=g)
     targets += (targets >= blank % V).long()
     frames, labels = torch.full((B,), T), torch.full((B,), U)
@@ -55,15 +57,15 @@ def test_published_cases(impl):
     assert one(
         torch.zeros(1, 3, 2, 7), [0], 3, durations=(0, 1, 2), sigma=0.05, impl=impl
     ) == pytest.approx(4.1557388251, abs=1e-6)
-    assert one(torch.zeros(1, 3, 2, 5), [0], 3, durations=[1], impl=impl) == pytest.approx(
-        3.4657359028, abs=1e-6
-    )
+    assert one(
+        torch.zeros(1, 3, 2, 5), [0], 3, durations=[1], impl=impl
+    ) == pytest.approx(3.4657359028, abs=1e-6)
     assert one(
         sine, [1, 2], 4, blank=4, durations=(0, 1, 2), sigma=0.05, impl=impl
     ) == pytest.approx(7.0199886219, **near)
-    assert one(sine, [1, 2], 4, blank=4, durations=(1, 2, 3), impl=impl) == pytest.approx(
-        9.3554420589, **near
-    )
+    assert one(
+        sine, [1, 2], 4, blank=4, durations=(1, 2, 3), impl=impl
+    ) == pytest.approx(9.3554420589, **near)
 
 
 @pytest.mark.parametrize("impl", ALL)
@@ -89,8 +91,14 @@ def test_the_loss_is_the_sum_over_all_paths(impl, durations, T, U):
                 walk(t + d, u + 1, score + tokens[t][u][targets[0, u]] + tail[t][u][i])
 
     walk(0, 0, 0.0)
-    wanted = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item() if paths else math.inf
-    got = tdt_loss(logits, targets, *lengths, durations=durations, sigma=sigma, impl=impl).item()
+    wanted = (
+        -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
+        if paths
+        else math.inf
+    )
+    got = tdt_loss(
+        logits, targets, *lengths, durations=durations, sigma=sigma, impl=impl
+    ).item()
     assert got == pytest.approx(wanted, rel=1e-12 if impl in EXACT else 1e-6)
 
 
@@ -105,7 +113,9 @@ def test_one_duration_of_one_frame_is_a_choice_of_frames(impl):
 
 
 @pytest.mark.parametrize("impl", ALL)
-def test_certain_durations_of_no_frame_for_labels_and_one_for_blank_leave_one_path(impl):
+def test_certain_durations_of_no_frame_for_labels_and_one_for_blank_leave_one_path(
+    impl,
+):
     # a duration belongs to its node, not to a token: 0 wherever a label is left, 1 at the last row
     T, U, V = 5, 3, 4
     logits, targets, *lengths = lattice(4, 1, T, U, V, 2, precision(impl))
@@ -113,17 +123,23 @@ def test_certain_durations_of_no_frame_for_labels_and_one_for_blank_leave_one_pa
     logits[:, :, U, V:] = torch.tensor([-60.0, 60.0])
     logp = logits[0, ..., :V].double().log_softmax(-1)
     wanted = -sum(logp[0, u, targets[0, u]] for u in range(U)) - logp[:, U, -1].sum()
-    assert tdt_loss(logits, targets, *lengths, durations=(0, 1), impl=impl).item() == pytest.approx(
-        wanted.item(), rel=1e-6
-    )
+    assert tdt_loss(
+        logits, targets, *lengths, durations=(0, 1), impl=impl
+    ).item() == pytest.approx(wanted.item(), rel=1e-6)
 
 
 def test_reference_gradient_is_the_numerical_one():
     logits, *rest = lattice(1, 2, 3, 1, 2, 3)
     for durations in ((0, 1, 2), (1, 3, 2)):
-        options = {"durations": durations, "sigma": 0.1, "reduction": "none", "impl": "reference"}
+        options = {
+            "durations": durations,
+            "sigma": 0.1,
+            "reduction": "none",
+            "impl": "reference",
+        }
         assert torch.autograd.gradcheck(
-            lambda x, o=options: tdt_loss(x, *rest, **o), logits.clone().requires_grad_()
+            lambda x, o=options: tdt_loss(x, *rest, **o),
+            logits.clone().requires_grad_(),
         )
 
 
@@ -142,7 +158,9 @@ def test_fastemit_scales_the_gradient_of_label_arcs_alone(impl):
         assert extra[b, :, U:].abs().sum() < 1e-12  # no label is left there
 
 
-durations_sets = st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True).filter(any)
+durations_sets = st.lists(
+    st.integers(0, 6), min_size=1, max_size=5, unique=True
+).filter(any)
 cases = given(
     seed=st.integers(0, 10**6), B=st.integers(1, 4), T=st.integers(1, 8), U=st.integers(0, 5), V=st.integers(2, 6),
     durations=durations_sets, blank=st.sampled_from([-1, 0, 1]), clamp=st.sampled_from([-1.0, 0.05]),
@@ -172,7 +190,9 @@ def test_wavefront_agrees_with_the_reference(**case):
 
 @settings(max_examples=500)
 @cases
-def test_numba_cpu_agrees_with_the_reference_to_the_rounding_of_float32_and_of_the_gradient(**case):
+def test_numba_cpu_agrees_with_the_reference_to_the_rounding_of_float32_and_of_the_gradient(
+    **case,
+):
     dtype = (torch.float32, torch.float16, torch.bfloat16)[case["seed"] % 3]
     truth, arguments, options = truth_and_rest(dtype=dtype, **case)
     cost, grad = value_and_gradient(
@@ -186,24 +206,35 @@ def test_numba_cpu_agrees_with_the_reference_to_the_rounding_of_float32_and_of_t
 
 
 @pytest.mark.parametrize("impl", ["wavefront", "numba_cpu"])
-@pytest.mark.parametrize("shape", [(1, 300, 3, 5), (1, 63, 64, 9), (2, 5, 0, 3), (3, 1, 9, 7)])
+@pytest.mark.parametrize(
+    "shape", [(1, 300, 3, 5), (1, 63, 64, 9), (2, 5, 0, 3), (3, 1, 9, 7)]
+)
 def test_long_and_thin_lattices_agree(impl, shape):
     logits, *rest = lattice(5, *shape, 5, precision(impl))
     truth = value_and_gradient(logits.double(), *rest, impl="reference")
-    tight = {"rtol": 1e-11, "atol": 1e-11} if impl in EXACT else {"rtol": 1e-5, "atol": 3e-6}
-    for wanted, got in zip(truth, value_and_gradient(logits, *rest, impl=impl), strict=True):
+    tight = (
+        {"rtol": 1e-11, "atol": 1e-11}
+        if impl in EXACT
+        else {"rtol": 1e-5, "atol": 3e-6}
+    )
+    for wanted, got in zip(
+        truth, value_and_gradient(logits, *rest, impl=impl), strict=True
+    ):
         torch.testing.assert_close(got.double(), wanted, **tight)
 
 
 @pytest.mark.parametrize("impl", ALL)
 def test_what_lies_in_the_padding_cannot_matter(impl, expect_padding_cannot_matter):
     expect_padding_cannot_matter(
-        partial(value_and_gradient, impl=impl), *lattice(7, 4, 6, 4, 5, 5, torch.float32)
+        partial(value_and_gradient, impl=impl),
+        *lattice(7, 4, 6, 4, 5, 5, torch.float32),
     )
 
 
 @pytest.mark.parametrize("impl", ALL)
-def test_an_utterance_without_a_path_costs_infinity_has_no_gradient_and_spares_the_others(impl):
+def test_an_utterance_without_a_path_costs_infinity_has_no_gradient_and_spares_the_others(
+    impl,
+):
     logits, targets, *_ = lattice(8, 2, 4, 1, 3, 1, torch.float32)
     rest = targets, torch.tensor([4, 3]), torch.tensor([1, 1])
     cost, grad = value_and_gradient(logits, *rest, durations=(2,), impl=impl)
@@ -212,7 +243,10 @@ def test_an_utterance_without_a_path_costs_infinity_has_no_gradient_and_spares_t
     assert grad[0].abs().sum() > 0.1
     assert (grad[1] == 0).all()
     for reduction in ("mean", "sum"):
-        assert tdt_loss(logits, *rest, reduction=reduction, durations=(2,), impl=impl) == math.inf
+        assert (
+            tdt_loss(logits, *rest, reduction=reduction, durations=(2,), impl=impl)
+            == math.inf
+        )
     assert one(logits[:1, :1, :1], [], 1, durations=(2, 10**9), impl=impl) == math.inf
 
 
@@ -245,7 +279,9 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(impl):
     logits, *rest = lattice(11, 2, 5, 3, 4, 5, torch.float32)
     logits.requires_grad_()
     cost = tdt_loss(logits, *rest, impl=impl)
-    first, second = (torch.autograd.grad(cost, logits, retain_graph=True)[0] for _ in range(2))
+    first, second = (
+        torch.autograd.grad(cost, logits, retain_graph=True)[0] for _ in range(2)
+    )
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(cost, logits, create_graph=True)
@@ -258,7 +294,9 @@ def test_omega_of_one_is_the_transducer_loss_of_the_token_logits(impl):
         logits, *rest, omega=1.0, sigma=0.3, fastemit_lambda=0.2, clamp=0.3, impl=impl
     )
     tokens = logits[..., :4].clone().requires_grad_()
-    wanted = rnnt_loss(tokens, *rest, clamp=0.3, reduction="none", fastemit_lambda=0.2, impl=impl)
+    wanted = rnnt_loss(
+        tokens, *rest, clamp=0.3, reduction="none", fastemit_lambda=0.2, impl=impl
+    )
     torch.testing.assert_close(cost, wanted.detach(), rtol=0, atol=0)
     torch.testing.assert_close(
         grad[..., :4], torch.autograd.grad(wanted.sum(), tokens)[0], rtol=0, atol=0
@@ -282,12 +320,14 @@ def test_omega_is_drawn_once_a_call_as_the_seed_of_torch_rules_and_zero_draws_no
 
 def test_implementations_share_one_signature_and_auto_names_the_one_it_takes():
     first, *others = (
-        inspect.signature(import_module(f"asrkit.losses.tdt.{name}").losses) for name in ALL
+        inspect.signature(import_module(f"asrkit.losses.tdt.{name}").losses)
+        for name in ALL
     )
     assert all(other == first for other in others)
     assert set(ALL) <= set(IMPLS)
     assert [
-        resolve("auto", torch.zeros(1, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)
+        resolve("auto", torch.zeros(1, dtype=dtype))
+        for dtype in (torch.float64, torch.bfloat16)
     ] == ["wavefront", "numba_cpu"]
 
 
@@ -313,7 +353,10 @@ ADVANCE = "Blank must be able to advance."
             {"durations": tuple(range(7))},
             "logits: expected token logits before the 7 of the durations, got 7 logits in all.",
         ),
-        ({"sigma": -0.1}, "sigma: expected a finite number of nats, at least 0, got -0.1."),
+        (
+            {"sigma": -0.1},
+            "sigma: expected a finite number of nats, at least 0, got -0.1.",
+        ),
         ({"omega": 1.5}, "omega: expected a probability, got 1.5."),
         (
             {"targets": torch.tensor([[0, 1], [4, 3]])},

@@ -23,16 +23,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compiled import ARCHITECTURES, triton_spilled_B
 from ragged import DTYPES, batch
 
-needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="needs the package triton")
+needs_triton = pytest.mark.skipif(
+    not find_spec("triton"), reason="needs the package triton"
+)
 
 
 def graded(loss, logits, rest, overwrite=False, **options):
     """Costs, and the gradient of their weighted sum."""
     leaf = logits.detach().requires_grad_()
     costs = loss(leaf, *rest, reduction="none", overwrite_logits=overwrite, **options)
-    weight = torch.linspace(-1, 2, len(costs), device=logits.device).to(costs) * costs.isfinite()
+    weight = (
+        torch.linspace(-1, 2, len(costs), device=logits.device).to(costs)
+        * costs.isfinite()
+    )
     (grad,) = torch.autograd.grad(costs, leaf, weight)
-    assert grad.dtype == logits.dtype and (grad.data_ptr() == logits.data_ptr()) == overwrite
+    assert (
+        grad.dtype == logits.dtype
+        and (grad.data_ptr() == logits.data_ptr()) == overwrite
+    )
     return costs.detach().double(), grad.double()
 
 
@@ -64,12 +72,23 @@ def check(loss, logits, *rest, overwrite=False, **options):
 
 def cases(device):
     """Calls of `check`, one after another: options and shapes at random, then what is special."""
-    choices = list(product(("plain", "rows apart", "tokens apart"), (-1.0, 0.05), (True, False)))
+    choices = list(
+        product(("plain", "rows apart", "tokens apart"), (-1.0, 0.05), (True, False))
+    )
     for seed, (layout, clamp, fused) in enumerate(choices):
         B, T, U, V = 1 + seed % 3, 1 + seed * 7 % 4, seed * 5 % 3, 29 + seed
         dtype, blank = DTYPES[seed % 3], (-1, 0, 1)[seed // 3 % 3]
         given = batch(
-            seed, B, T, U, V, dtype=dtype, blank=blank, fused=fused, layout=layout, device=device
+            seed,
+            B,
+            T,
+            U,
+            V,
+            dtype=dtype,
+            blank=blank,
+            fused=fused,
+            layout=layout,
+            device=device,
         )
         options = {
             "blank": blank,
@@ -85,7 +104,9 @@ def cases(device):
             "sigma": 0.05,
             "fastemit_lambda": 0.2 * (seed % 2),
         }
-        given = batch(seed, 2, 3, 1, 30, n=len(listed), dtype=DTYPES[seed], device=device)
+        given = batch(
+            seed, 2, 3, 1, 30, n=len(listed), dtype=DTYPES[seed], device=device
+        )
         yield lambda given=given, options=options: check(tdt_loss, *given, **options)
     for dtype, V in zip(
         DTYPES, (1024, 1025, 8193), strict=True
@@ -111,7 +132,9 @@ def check_packed(logits, targets, frames, labels):
     _, T, U1, _ = logits.shape
     valid = valid_mask(frames, T)[:, :, None] & valid_mask(labels + 1, U1)[:, None]
     padded = graded(rnnt_loss, logits, (targets, frames, labels), impl="triton")
-    packed = graded(rnnt_loss_packed, logits[valid], (targets, frames, labels), impl="triton")
+    packed = graded(
+        rnnt_loss_packed, logits[valid], (targets, frames, labels), impl="triton"
+    )
     torch.testing.assert_close(packed[0], padded[0], rtol=0, atol=0)
     torch.testing.assert_close(packed[1], padded[1][valid], rtol=0, atol=0)
 
@@ -124,7 +147,9 @@ def check_impossible(loss, logits, targets, frames, labels, **options):
     for row in (nan, inf, -inf):
         given = logits.clone()
         given[0, 0, 0] = row
-        cost = loss(given, targets, frames, labels, reduction="none", impl="triton", **options)
+        cost = loss(
+            given, targets, frames, labels, reduction="none", impl="triton", **options
+        )
         assert cost.isnan().tolist() == [True, False]
 
 
@@ -142,8 +167,12 @@ def check_lattice(T, U, durations=(), device="cpu"):
     for b in range(len(lengths)):
         T_b, U1, where = nodes.slices(b)
         label[where].view(T_b, U1)[:, -1] = -inf
-    by_duration = torch.randn(nodes.count, len(durations), device=device).log_softmax(-1)
-    arcs = ArcLogProbs(torch.zeros_like(blank), blank, label, by_duration if durations else None)
+    by_duration = torch.randn(nodes.count, len(durations), device=device).log_softmax(
+        -1
+    )
+    arcs = ArcLogProbs(
+        torch.zeros_like(blank), blank, label, by_duration if durations else None
+    )
     options = LatticeOptions(blank=0, fastemit_lambda=0.1, durations=durations)
     ours, plain = (tdt, tdt_plain) if durations else (rnnt, rnnt_plain)
     for name, wanted in vars(plain.lattice(arcs, nodes, options, True)).items():
@@ -183,7 +212,11 @@ def test_kernels_agree_with_the_reference_in_the_interpreter():
     code = f"import sys; sys.path.insert(0, {str(here.parent)!r}); from {here.stem} import *; assert run_all('cpu') >= 20"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -44,14 +44,21 @@ def attention_cases() -> dict[str, Case]:
     """NeMo's: an aggregate tokenizer and one of all languages, both prompts, a decoder wider than the encoder."""
     wide = {"decoder": 48, "tokenizer": "bpe"}
     return {
-        "canary": {"prompt": "canary", "decoder": 32, "tokenizer": "agg", "scale": False},
+        "canary": {
+            "prompt": "canary",
+            "decoder": 32,
+            "tokenizer": "agg",
+            "scale": False,
+        },
         "canary2": {"prompt": "canary2", "scale": False, "bins": 128, **wide},
     }
 
 
 def attention_folders() -> dict[str, Case]:
     """transformers': encoder and decoder of one width, the second prompt."""
-    return {"canary2": {"prompt": "canary2", "decoder": 32, "scale": False, "bins": 128}}
+    return {
+        "canary2": {"prompt": "canary2", "decoder": 32, "scale": False, "bins": 128}
+    }
 
 
 def attention_goldens() -> dict[str, Case]:
@@ -104,18 +111,30 @@ def members(case: Case) -> dict[str, bytes]:
         return {"9_tokenizer.model": model_of_pieces(one_vocabulary())}
     words = model_of_pieces(pieces())
     special = model_of_pieces(control_pieces())
-    return {"1_tokenizer.model": special, "2_tokenizer.model": words, "3_tokenizer.model": words}
+    return {
+        "1_tokenizer.model": special,
+        "2_tokenizer.model": words,
+        "3_tokenizer.model": words,
+    }
 
 
 def archive_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published recipe (fast-conformer_aed.yaml)."""
     how, V = ENCODER | case, vocabulary(case)
-    ctc = nemo_config({"kind": "ctc", **{k: v for k, v in case.items() if k in ENCODER}})
-    config: dict[str, Any] = {key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")}
+    ctc = nemo_config(
+        {"kind": "ctc", **{k: v for k, v in case.items() if k in ENCODER}}
+    )
+    config: dict[str, Any] = {
+        key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")
+    }
     tokenizers = "nemo.collections.common.tokenizers.canary_tokenizer."
     if case["tokenizer"] == "agg":
         langs = {
-            name: {"dir": None, "type": "bpe", "model_path": f"nemo:{number}_tokenizer.model"}
+            name: {
+                "dir": None,
+                "type": "bpe",
+                "model_path": f"nemo:{number}_tokenizer.model",
+            }
             for number, name in enumerate(("spl_tokens", "en", "de"), 1)
         }
         tokenizer = {"dir": None, "type": "agg", "langs": langs}
@@ -124,7 +143,11 @@ def archive_config(case: Case) -> dict[str, Any]:
             "tokenizers": None,
         }
     else:
-        tokenizer = {"dir": "tok", "type": "bpe", "model_path": "nemo:9_tokenizer.model"}
+        tokenizer = {
+            "dir": "tok",
+            "type": "bpe",
+            "model_path": "nemo:9_tokenizer.model",
+        }
         tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryBPETokenizer"}
     D = case["decoder"]
     slots = {
@@ -162,10 +185,15 @@ def archive_config(case: Case) -> dict[str, Any]:
 
 
 def write_archive(
-    path: Path, case: Case, weights: dict[str, Tensor], config: dict[str, Any] | None = None
+    path: Path,
+    case: Case,
+    weights: dict[str, Tensor],
+    config: dict[str, Any] | None = None,
 ) -> Path:
     """A .nemo archive of `case`."""
-    return write_nemo(path, config or archive_config(case), weights, files=members(case))
+    return write_nemo(
+        path, config or archive_config(case), weights, files=members(case)
+    )
 
 
 def canary_config(case: Case) -> dict[str, Any]:
@@ -204,7 +232,12 @@ def write_canary(path: Path, case: Case, weights: dict[str, Tensor]) -> Path:
 
 # Labels behind the prompt for which logits are compared.
 TEXT = torch.tensor(
-    [[24, 30, 41, 41, 23], [25, 25, 50, 26, 30], [29, 23, 24, 33, 28], [34, 42, 27, 27, 32]]
+    [
+        [24, 30, 41, 41, 23],
+        [25, 25, 50, 26, 30],
+        [29, 23, 24, 33, 28],
+        [34, 42, 27, 27, 32],
+    ]
 )
 # Which numbers of a stage are committed: (utterance, rows, columns).
 CHOSEN = {

@@ -63,24 +63,32 @@ def import_attention() -> types.SimpleNamespace:
     parts = "nemo.collections.common.parts"
     exportable = type("Exportable", (), {})
     vars(sys.modules["nemo.core.classes"]).update(Exportable=exportable)
-    vars(importlib.import_module("nemo.core.classes.exportable")).update(Exportable=exportable)
+    vars(importlib.import_module("nemo.core.classes.exportable")).update(
+        Exportable=exportable
+    )
     vars(sys.modules["nemo.core.classes.mixins"]).update(
         adapter_mixins=sys.modules["nemo.core.classes.mixins.adapter_mixins"]
     )
     for name in ("omegaconf.omegaconf", "nemo.collections.common.data.prompt_fn"):
         sys.modules[name] = Stub(name)
-    sys.modules["nemo.collections.common.data.prompt_fn"].registered_prompt_format_fn = lambda *_: (
-        same
-    )
+    sys.modules[
+        "nemo.collections.common.data.prompt_fn"
+    ].registered_prompt_format_fn = lambda *_: same
     vars(importlib.import_module("omegaconf")).update(DictConfig=dict)
     for file in ("transformer_utils", "multi_layer_perceptron"):
         found = importlib.import_module(f"{parts}.{file}")
-        vars(sys.modules[parts]).update({k: v for k, v in vars(found).items() if k[0] != "_"})
+        vars(sys.modules[parts]).update(
+            {k: v for k, v in vars(found).items() if k[0] != "_"}
+        )
     transformer = "nemo.collections.asr.modules.transformer."
     tokenizers = "nemo.collections.common.tokenizers."
-    aggregate = importlib.import_module(f"{tokenizers}aggregate_tokenizer").AggregateTokenizer
+    aggregate = importlib.import_module(
+        f"{tokenizers}aggregate_tokenizer"
+    ).AggregateTokenizer
     spec = importlib.import_module(f"{tokenizers}tokenizer_spec").TokenizerSpec
-    vars(sys.modules[tokenizers[:-1]]).update(AggregateTokenizer=aggregate, TokenizerSpec=spec)
+    vars(sys.modules[tokenizers[:-1]]).update(
+        AggregateTokenizer=aggregate, TokenizerSpec=spec
+    )
     canary = importlib.import_module(f"{tokenizers}canary_tokenizer")
     nemo.CanaryTokenizer, nemo.CanaryBPETokenizer = (
         canary.CanaryTokenizer,
@@ -92,7 +100,9 @@ def import_attention() -> types.SimpleNamespace:
         "canary": importlib.import_module(f"{prompts}canary").CanaryPromptFormatter,
         "canary2": importlib.import_module(f"{prompts}canary2").Canary2PromptFormatter,
     }
-    nemo.decoder = importlib.import_module(f"{transformer}transformer").TransformerDecoderNM
+    nemo.decoder = importlib.import_module(
+        f"{transformer}transformer"
+    ).TransformerDecoderNM
     nemo.generator = importlib.import_module(
         f"{transformer}transformer_generators"
     ).GreedySequenceGenerator
@@ -123,7 +133,9 @@ def of_nemo(
     config = archive_config(case)
     sizes = dict(config["transf_decoder"]["config_dict"])
     made: dict[str, nn.Module] = {
-        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(**bare(config["preprocessor"])),
+        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(
+            **bare(config["preprocessor"])
+        ),
         "encoder": encoder_of(nemo, config["encoder"]),
         "transf_decoder": nemo.decoder(**sizes),
         "log_softmax": nemo.classifier(**bare(config["head"])),
@@ -131,7 +143,9 @@ def of_nemo(
     width = config["encoder"]["d_model"]
     if width != case["decoder"]:
         made["encoder_decoder_proj"] = nn.Linear(width, case["decoder"])
-    made["log_softmax"].mlp.layer0.weight = made["transf_decoder"].embedding.token_embedding.weight
+    made["log_softmax"].mlp.layer0.weight = made[
+        "transf_decoder"
+    ].embedding.token_embedding.weight
     state = {
         f"{part}.{name}": value
         for part, module in made.items()
@@ -182,7 +196,9 @@ def of_nemo(
     }  # fmt: skip
     text = [token for token in TEXT[2].tolist() if token < tokenizer.vocab_size]
     answer |= {"tokens_of_text": text, "text": tokenizer.ids_to_text(text)}
-    return answer | {"shapes": {name: list(value.shape) for name, value in weights.items()}}
+    return answer | {
+        "shapes": {name: list(value.shape) for name, value in weights.items()}
+    }
 
 
 def until_end(said: Tensor, P: int) -> list[list[int]]:
@@ -194,14 +210,18 @@ def until_end(said: Tensor, P: int) -> list[list[int]]:
 def of_transformers(case: Case, folder: Path, path: Path | None = None) -> Answer:
     """What transformers' model computes for `case`; with `path` it saves itself there."""
     from transformers import CanaryConfig, CanaryForConditionalGeneration
-    from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
+    from transformers.models.parakeet.feature_extraction_parakeet import (
+        ParakeetFeatureExtractor,
+    )
 
     config = canary_config(case)
     model = CanaryForConditionalGeneration(CanaryConfig(**config)).eval()
     weights = fill_attention(model.state_dict(), "proj_out.bias", ("proj_out.weight",))
     weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
     model.load_state_dict(weights)
-    extractor = ParakeetFeatureExtractor(feature_size=config["encoder_config"]["num_mel_bins"])
+    extractor = ParakeetFeatureExtractor(
+        feature_size=config["encoder_config"]["num_mel_bins"]
+    )
     if path:
         model.save_pretrained(path)
         extractor.save_pretrained(path)
@@ -235,7 +255,9 @@ def of_transformers(case: Case, folder: Path, path: Path | None = None) -> Answe
         "encoded": out.last_hidden_state, "steps": steps, "prompt": prompt, "logits": logits,
         "tokens": until_end(said, len(prompt)),
     }  # fmt: skip
-    return answer | {"shapes": {name: list(value.shape) for name, value in weights.items()}}
+    return answer | {
+        "shapes": {name: list(value.shape) for name, value in weights.items()}
+    }
 
 
 def sampled(answer: Answer) -> dict[str, Any]:
@@ -254,16 +276,28 @@ def main(peer: str, folder: Path) -> None:
     if peer == "nemo":
         package, nemo = "nemo_toolkit", import_attention()
         for name, case in attention_cases().items():
-            torch.save(of_nemo(nemo, case, folder, folder / f"{name}.nemo"), folder / f"{name}.pt")
-        golden = {name: of_nemo(nemo, case, folder) for name, case in attention_goldens().items()}
+            torch.save(
+                of_nemo(nemo, case, folder, folder / f"{name}.nemo"),
+                folder / f"{name}.pt",
+            )
+        golden = {
+            name: of_nemo(nemo, case, folder)
+            for name, case in attention_goldens().items()
+        }
     else:
         package = "transformers"
         for name, case in attention_folders().items():
-            torch.save(of_transformers(case, folder, folder / name), folder / f"{name}.pt")
-        golden = {name: of_transformers(case, folder) for name, case in attention_goldens().items()}
+            torch.save(
+                of_transformers(case, folder, folder / name), folder / f"{name}.pt"
+            )
+        golden = {
+            name: of_transformers(case, folder)
+            for name, case in attention_goldens().items()
+        }
     lines = [f'"peer": "{package} {version(package)}"']
     lines += [
-        f"{json.dumps(name)}: {json.dumps(sampled(answer))}" for name, answer in golden.items()
+        f"{json.dumps(name)}: {json.dumps(sampled(answer))}"
+        for name, answer in golden.items()
     ]
     (folder / f"{peer}_attention.json").write_text("{" + ",\n".join(lines) + "}\n")
 

@@ -45,7 +45,12 @@ def cases() -> dict[str, Case]:
             "blank": 2.5,
         },
         "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], "scale": False},
-        "tdt-leaps": {"kind": "tdt", "lstm": 1, "durations": [0, 1, 2, 4, 8], "subsampling": 4},
+        "tdt-leaps": {
+            "kind": "tdt",
+            "lstm": 1,
+            "durations": [0, 1, 2, 4, 8],
+            "subsampling": 4,
+        },
     }
 
 
@@ -73,7 +78,13 @@ def nemo_cases() -> dict[str, Case]:
     hybrid = {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]}
     near = {"context": [4, 2], "subsampling": 4}
     others |= {
-        "ctc-jasper": {"kind": "ctc", "bins": 64, "width": 24, "blank": 2.0, "jasper": JASPER},
+        "ctc-jasper": {
+            "kind": "ctc",
+            "bins": 64,
+            "width": 24,
+            "blank": 2.0,
+            "jasper": JASPER,
+        },
         "hybrid": hybrid,
         "ctc-near": {"kind": "ctc", **near},
         "rnnt-past": {**cases()["rnnt"], "context": [8, 0]},
@@ -87,13 +98,21 @@ def golden_cases() -> dict[str, Case]:
     return {
         "ctc": {"kind": "ctc", **tiny},
         "rnnt": {"kind": "rnnt", "lstm": 1, "durations": [], **tiny, "bias": False},
-        "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], **tiny, "scale": False},
+        "tdt": {
+            "kind": "tdt",
+            "lstm": 2,
+            "durations": [0, 1, 2, 3, 4],
+            **tiny,
+            "scale": False,
+        },
     }
 
 
 def draws(seed: str, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers of mean 0 and variance 1 from the bits of PCG64, which no version of NumPy changes."""
-    source = np.random.PCG64(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little"))
+    source = np.random.PCG64(
+        int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
+    )
     bits = source.random_raw(math.prod(shape)) >> np.uint64(11)
     return (bits.reshape(shape) * 2.0**-53 - 0.5) * math.sqrt(12)
 
@@ -108,10 +127,12 @@ def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
     elif len(shape) == 1:  # norms' weights around 1, everything else small
         values = (1.0 if name.endswith("weight") else 0.0) + 0.1 * values
     elif "embed" not in name:
-        values *= (3.0 if "joint.pred" in name or "decoder_projector" in name else 1.0) / math.sqrt(
-            math.prod(shape[1:])
-        )
-        if spread(name):  # rows of sum zero: what all frames have in common favours no label
+        values *= (
+            3.0 if "joint.pred" in name or "decoder_projector" in name else 1.0
+        ) / math.sqrt(math.prod(shape[1:]))
+        if spread(
+            name
+        ):  # rows of sum zero: what all frames have in common favours no label
             values = 6.0 * (values - values.mean(1, keepdims=True))
     return torch.from_numpy(values).float()
 
@@ -119,7 +140,8 @@ def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
 def spread(name: str) -> bool:
     """Whether `name` is a last layer's: its logits are spread, so that no arg-max is nearly a tie."""
     return any(
-        part in name for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0")
+        part in name
+        for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0")
     )
 
 
@@ -149,7 +171,8 @@ def speech(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
             / 16_000
         )
         voiced = sum(
-            np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k)) for k in range(1, 13)
+            np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k))
+            for k in range(1, 13)
         )
         rows[b, :n] = 0.1 * voiced + 0.01 * draws(f"noise {b}", (n,))
     return torch.from_numpy(rows).float(), torch.tensor(lengths)
@@ -160,7 +183,9 @@ LENGTHS = (24_005, 15_999, 8_077, 640)
 
 
 # Labels for which the joint's logits are compared: a lattice of 6 rows for each utterance.
-TARGETS = torch.tensor([[5, 2, 9, 9, 1], [3, 3, 30, 4, 8], [7, 1, 2, 11, 6], [12, 20, 5, 5, 10]])
+TARGETS = torch.tensor(
+    [[5, 2, 9, 9, 1], [3, 3, 30, 4, 8], [7, 1, 2, 11, 6], [12, 20, 5, 5, 10]]
+)
 # Which numbers of a stage are committed: (utterance, frames, rest).
 PLACES = {
     "features": (0, slice(3, 150, 49), slice(None, None, 8)), "encoded": (1, slice(0, 13, 2), slice(None)),
@@ -196,7 +221,10 @@ def pieces() -> list[tuple[str, float, int]]:
         "an",
         "▁m",
     ]
-    return [("<unk>", 0.0, 2), *((piece, -float(i), 1) for i, piece in enumerate([*found, *"mf"]))]
+    return [
+        ("<unk>", 0.0, 2),
+        *((piece, -float(i), 1) for i, piece in enumerate([*found, *"mf"])),
+    ]
 
 
 def message(*fields: tuple[int, bytes | int | float]) -> bytes:
@@ -218,7 +246,8 @@ def message(*fields: tuple[int, bytes | int | float]) -> bytes:
 def model_of_pieces(rows: list[tuple[str, float, int]]) -> bytes:
     """A BPE model of SentencePiece: (piece, score, type) of each; type 1 is normal, 2 unknown, 4 a symbol that a user defined."""
     encoded = [
-        (1, message((1, piece.encode()), (2, score), (3, kind))) for piece, score, kind in rows
+        (1, message((1, piece.encode()), (2, score), (3, kind)))
+        for piece, score, kind in rows
     ]
     return message(*encoded, (2, message((3, 2))))
 
@@ -236,7 +265,12 @@ def tokenizer_json(texts: list[str], added: dict[str, int]) -> dict[str, Any]:
         if piece in words and piece != "<unk>" and {piece[:cut], piece[cut:]} <= words
     ]  # fmt: skip
     marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always",
+        "split": True,
+    }
     return {
         "version": "1.0", "pre_tokenizer": metaspace, "decoder": metaspace,
         "added_tokens": [
@@ -272,7 +306,9 @@ def write_nemo(
         "model_weights.ckpt": stored.getvalue(),
     }  # fmt: skip
     with tarfile.open(path, mode) as tar:
-        for name, content in (members | (files or {MODEL: sentencepiece_model()})).items():
+        for name, content in (
+            members | (files or {MODEL: sentencepiece_model()})
+        ).items():
             member = tarfile.TarInfo(f"./{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -305,7 +341,11 @@ def write_folder(
 
 def nemo_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published models."""
-    how, kind, labels = ENCODER | case, case["kind"], [piece for piece, _, _ in pieces()]
+    how, kind, labels = (
+        ENCODER | case,
+        case["kind"],
+        [piece for piece, _, _ in pieces()],
+    )
     modules = "nemo.collections.asr.modules."
     config: dict[str, Any] = {
         "sample_rate": 16000, "log_prediction": False, "skip_nan_grad": False, "labels": labels,
@@ -345,7 +385,12 @@ def nemo_config(case: Case) -> dict[str, Any]:
             "target": CLASSES[kind],
         }
         return keyed(config, case)
-    net = {"pred_hidden": 24, "pred_rnn_layers": case["lstm"], "t_max": None, "dropout": 0.2}
+    net = {
+        "pred_hidden": 24,
+        "pred_rnn_layers": case["lstm"],
+        "t_max": None,
+        "dropout": 0.2,
+    }
     decoder = {
         "_target_": f"{modules}RNNTDecoder",
         "normalization_mode": None,
@@ -364,8 +409,16 @@ def nemo_config(case: Case) -> dict[str, Any]:
         "preserve_memory": False,
         "fuse_loss_wer": False,
     }
-    joint |= {"fused_batch_size": 4, "jointnet": sizes, "num_classes": V, "vocabulary": labels}
-    decoding: dict[str, Any] = {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}}
+    joint |= {
+        "fused_batch_size": 4,
+        "jointnet": sizes,
+        "num_classes": V,
+        "vocabulary": labels,
+    }
+    decoding: dict[str, Any] = {
+        "strategy": "greedy_batch",
+        "greedy": {"max_symbols": 10},
+    }
     if case["durations"]:
         decoding |= {"model_type": "tdt", "durations": case["durations"]}
         joint["num_extra_outputs"] = len(case["durations"])
@@ -377,7 +430,12 @@ def nemo_config(case: Case) -> dict[str, Any]:
             "decoding": {"strategy": "greedy"},
         }
     decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
-    config |= {"decoder": decoder, "joint": joint, "decoding": decoding, "target": CLASSES[kind]}
+    config |= {
+        "decoder": decoder,
+        "joint": joint,
+        "decoding": decoding,
+        "target": CLASSES[kind],
+    }
     return keyed(config, case)
 
 
@@ -392,7 +450,9 @@ def jasper_config(how: Case) -> dict[str, Any]:
             "stride": [stride],
             "dilation": [dilation],
         }
-        block |= {"dropout": 0.2, "residual": dense} | ({"residual_dense": True} if dense else {})
+        block |= {"dropout": 0.2, "residual": dense} | (
+            {"residual_dense": True} if dense else {}
+        )
         blocks.append(block)
     return {
         "_target_": "nemo.collections.asr.modules.ConvASREncoder", "feat_in": how["bins"], "activation": "relu",

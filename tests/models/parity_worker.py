@@ -77,7 +77,12 @@ def import_nemo() -> types.SimpleNamespace:
     root = Path(sys.modules["nemo"].__path__[0])
     sys.meta_path.append(Absent())
     asr = "nemo.collections.asr."
-    for name in ("nemo.core", "nemo.core.classes", "nemo.core.classes.mixins", "nemo.utils"):
+    for name in (
+        "nemo.core",
+        "nemo.core.classes",
+        "nemo.core.classes.mixins",
+        "nemo.utils",
+    ):
         sys.modules[name].__path__ = []  # stubs: so are the modules in them
     for name in (
         "nemo.collections.audio",
@@ -94,7 +99,9 @@ def import_nemo() -> types.SimpleNamespace:
     ):
         package = sys.modules[name] = types.ModuleType(name)
         package.__path__ = [str(root / name.split(".", 1)[1].replace(".", "/"))]
-    access = type("AccessMixin", (), {"is_access_enabled": lambda *_: False, "access_cfg": {}})
+    access = type(
+        "AccessMixin", (), {"is_access_enabled": lambda *_: False, "access_cfg": {}}
+    )
     adapters = type(
         "Adapters",
         (),
@@ -133,17 +140,23 @@ def mel(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -
     """librosa's mel filters, as transformers has them too: 4e-9 apart. torchaudio's, made in float32, are 3e-7 off."""
     from transformers.audio_utils import mel_filter_bank
 
-    return mel_filter_bank(n_fft // 2 + 1, n_mels, fmin, fmax, sr, norm=norm, mel_scale="slaney").T
+    return mel_filter_bank(
+        n_fft // 2 + 1, n_mels, fmin, fmax, sr, norm=norm, mel_scale="slaney"
+    ).T
 
 
 Answer = dict[str, Any]
 
 
-def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -> Answer:
+def of_nemo(
+    nemo: types.SimpleNamespace, case: Case, path: Path | None = None
+) -> Answer:
     """What NeMo's modules compute for `case`; with `path` the archive is written there."""
     config, transducer = nemo_config(case), case["kind"] != "ctc"
     made: dict[str, nn.Module] = {
-        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(**bare(config["preprocessor"])),
+        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(
+            **bare(config["preprocessor"])
+        ),
         "encoder": encoder_of(nemo, config["encoder"]),
     }
     if transducer:
@@ -186,7 +199,9 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
         answer["log_probs"] = ctc(encoder_output=encoded)
         answer["ctc_tokens"] = collapsed(answer["log_probs"], steps)
     if transducer:
-        predicted = made["decoder"].predict(TARGETS, state=None, add_sos=True)[0]  # (B, U1, H)
+        predicted = made["decoder"].predict(TARGETS, state=None, add_sos=True)[
+            0
+        ]  # (B, U1, H)
         answer["joint"] = joint.joint(encoded.transpose(1, 2), predicted)
         how = {
             "decoder_model": made["decoder"],
@@ -197,13 +212,18 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, path: Path | None = None) -
         how |= {"use_cuda_graph_decoder": False} | (
             {"durations": case["durations"]} if case["durations"] else {}
         )
-        infer = (nemo.GreedyBatchedTDTInfer if case["durations"] else nemo.GreedyBatchedRNNTInfer)(
-            **how
-        )
+        infer = (
+            nemo.GreedyBatchedTDTInfer
+            if case["durations"]
+            else nemo.GreedyBatchedRNNTInfer
+        )(**how)
         found = infer.forward(encoder_output=encoded, encoded_lengths=steps)[0]
         answer["tokens"] = [[*map(int, one.y_sequence)] for one in found]
         answer["starts"] = [[*map(int, one.timestamp)] for one in found]
-    return {**answer, "shapes": {name: list(value.shape) for name, value in weights.items()}}
+    return {
+        **answer,
+        "shapes": {name: list(value.shape) for name, value in weights.items()},
+    }
 
 
 def encoder_of(nemo: types.SimpleNamespace, section: dict[str, Any]) -> nn.Module:
@@ -229,7 +249,9 @@ def collapsed(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
 def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") -> Answer:
     """What transformers' model computes for `case`; with `path` it saves itself there."""
     import transformers
-    from transformers.models.parakeet.feature_extraction_parakeet import ParakeetFeatureExtractor
+    from transformers.models.parakeet.feature_extraction_parakeet import (
+        ParakeetFeatureExtractor,
+    )
 
     config, kind = folder_config(case), case["kind"]
     (name,) = config["architectures"]
@@ -262,14 +284,20 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
         "shapes": {name: list(value.shape) for name, value in weights.items()},
     }
     if kind == "ctc":
-        answer["log_probs"] = model(features, attention_mask=mask).logits.log_softmax(-1)
+        answer["log_probs"] = model(features, attention_mask=mask).logits.log_softmax(
+            -1
+        )
         rows = [
             row[:n].unique_consecutive()
-            for row, n in zip(model.generate(features, attention_mask=mask), steps, strict=True)
+            for row, n in zip(
+                model.generate(features, attention_mask=mask), steps, strict=True
+            )
         ]
         return answer | {"ctc_tokens": [row[row != V].tolist() for row in rows]}
     start = torch.cat([torch.full((len(TARGETS), 1), V), TARGETS], 1)
-    answer["joint"] = model(features, attention_mask=mask, decoder_input_ids=start).logits
+    answer["joint"] = model(
+        features, attention_mask=mask, decoder_input_ids=start
+    ).logits
     model.generation_config.decoder_start_token_id = V
     model.generation_config.suppress_tokens = [
         *range(V + 1, V + 1 + len(case["durations"]))
@@ -278,7 +306,8 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
     starts = said.durations.cumsum(1) - said.durations
     label, inside = said.sequences != V, starts < steps[:, None]
     answer["generated"] = [
-        row[keep].tolist() for row, keep in zip(said.sequences, label & inside, strict=True)
+        row[keep].tolist()
+        for row, keep in zip(said.sequences, label & inside, strict=True)
     ]
     answer["generated_behind"] = (
         (label & ~inside).sum(1).tolist()
@@ -287,7 +316,9 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
     return answer
 
 
-def greedy(model: Any, out: Any, steps: Tensor, durations: list[int], most: int = 10) -> Answer:
+def greedy(
+    model: Any, out: Any, steps: Tensor, durations: list[int], most: int = 10
+) -> Answer:
     """Greedy tokens and their frames by definition, from the model's own modules: a loop over utterances, frames and labels."""
     tokens: list[list[int]] = []
     starts: list[list[int]] = []
@@ -296,9 +327,15 @@ def greedy(model: Any, out: Any, steps: Tensor, durations: list[int], most: int 
         said, when, t, budget, state, last = [], [], 0, most, None, V
         row, state = advance(model, last, None)
         while t < n:
-            logits = model.joint(encoder_hidden_states=frames[t], decoder_hidden_states=row)
+            logits = model.joint(
+                encoder_hidden_states=frames[t], decoder_hidden_states=row
+            )
             token = int(logits[: V + 1].argmax())
-            jump = durations[int(logits[V + 1 :].argmax())] if durations else int(token == V)
+            jump = (
+                durations[int(logits[V + 1 :].argmax())]
+                if durations
+                else int(token == V)
+            )
             if token == V:
                 jump = max(jump, 1)
             else:
@@ -312,7 +349,9 @@ def greedy(model: Any, out: Any, steps: Tensor, durations: list[int], most: int 
 
 def advance(model: Any, token: int, state: Any) -> tuple[Tensor, Any]:
     """The prediction network one label further: its projected output and its state."""
-    predicted, state = model.decoder.lstm(model.decoder.embedding(torch.tensor([[token]])), state)
+    predicted, state = model.decoder.lstm(
+        model.decoder.embedding(torch.tensor([[token]])), state
+    )
     return model.decoder.decoder_projector(predicted)[0, 0], state
 
 
@@ -321,7 +360,11 @@ def sampled(answer: Answer) -> dict[str, Any]:
     kept = {name: answer[name].tolist() for name in ("frames", "steps")} | {
         "shapes": answer["shapes"]
     }
-    kept |= {name: answer[name] for name in ("tokens", "starts", "ctc_tokens") if name in answer}
+    kept |= {
+        name: answer[name]
+        for name in ("tokens", "starts", "ctc_tokens")
+        if name in answer
+    }
     return kept | {
         name: [round(x, 6) for x in picked(name, answer[name]).tolist()]
         for name in PLACES
@@ -340,7 +383,9 @@ def main(peer: str, folder: Path) -> None:
     else:
         package, compute = "transformers", of_transformers
         for name, case in cases().items():
-            answer = of_transformers(case, folder / name, "40KB" if name == "tdt" else "5GB")
+            answer = of_transformers(
+                case, folder / name, "40KB" if name == "tdt" else "5GB"
+            )
             torch.save(answer, folder / f"{name}.pt")
     lines = [f'"peer": "{package} {version(package)}"']
     lines += [

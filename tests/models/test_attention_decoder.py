@@ -25,7 +25,12 @@ def small_batches(one_thread):
 
 def small(dtype=torch.float64, **settings):
     torch.manual_seed(0)
-    sizes = {"encoder": ConvConfig(bins=4, width=6, layers=1), "width": 8, "heads": 2, "layers": 2}
+    sizes = {
+        "encoder": ConvConfig(bins=4, width=6, layers=1),
+        "width": 8,
+        "heads": 2,
+        "layers": 2,
+    }
     model = AEDModel(AEDConfig(**SPECIAL | sizes | {"most": 16} | settings))
     for layer in model.layers:  # biases start small, and those of keys must cancel
         torch.nn.init.normal_(layer.cross_attention.key_value.bias)
@@ -42,7 +47,9 @@ def spoken(B, T, U, dtype=torch.float64):
     return encoded, lengths, tokens
 
 
-def by_steps(model, encoded, lengths, tokens, cross, past, *, chunks, room=16, bounded=True):
+def by_steps(
+    model, encoded, lengths, tokens, cross, past, *, chunks, room=16, bounded=True
+):
     """Logits of `tokens`, as many at a time as `chunks` say."""
     memory = model.remember(encoded, lengths, cross=cross)
     state = model.begin(memory, room, past=past)
@@ -51,7 +58,9 @@ def by_steps(model, encoded, lengths, tokens, cross, past, *, chunks, room=16, b
     for chunk in chunks:
         more = tokens[:, seen : seen + chunk]
         seen += chunk
-        logits, state = model.follow(more, state, memory, reach=seen if bounded else None)
+        logits, state = model.follow(
+            more, state, memory, reach=seen if bounded else None
+        )
         parts.append(logits)
     return torch.cat(parts, 1)
 
@@ -59,17 +68,28 @@ def by_steps(model, encoded, lengths, tokens, cross, past, *, chunks, room=16, b
 # ---- values
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+)
 @pytest.mark.parametrize(("cross", "past"), WAYS)
 def test_step_by_step_is_all_at_once(cross, past, dtype, most):
     model = small(dtype)
-    for (B, T, U), bounded in product([(1, 1, 1), (3, 7, 5), (33, 4, 2)], (True, False)):
+    for (B, T, U), bounded in product(
+        [(1, 1, 1), (3, 7, 5), (33, 4, 2)], (True, False)
+    ):
         encoded, lengths, tokens = spoken(B, T, U, dtype)
         with torch.no_grad():
             wanted = model.logits(encoded, lengths, tokens)
             for chunks in ([1] * U, [U]):
                 found = by_steps(
-                    model, encoded, lengths, tokens, cross, past, chunks=chunks, bounded=bounded
+                    model,
+                    encoded,
+                    lengths,
+                    tokens,
+                    cross,
+                    past,
+                    chunks=chunks,
+                    bounded=bounded,
                 )
                 torch.testing.assert_close(found, wanted, rtol=0, atol=most)
 
@@ -93,7 +113,9 @@ def test_the_reference_of_all_is_written_out():
             x = x + layer.feed_forward(layer.feed_forward_norm(x))
         wanted = model.norm(x) @ model.embedding.weight.T + model.output_bias
         found = model.logits(encoded, torch.tensor([5]), tokens)
-    torch.testing.assert_close(found[0], wanted, rtol=0, atol=1e-6)  # sines are float32's
+    torch.testing.assert_close(
+        found[0], wanted, rtol=0, atol=1e-6
+    )  # sines are float32's
 
 
 def mixed(q, k, v, H, *, causal):
@@ -145,7 +167,9 @@ def test_rows_may_be_at_different_places_and_selected(cross, past):
         memory = model.remember(encoded, lengths, cross=cross)
         state = model.begin(memory, 8, past=past)
         _, state = model.follow(tokens[:, :4], state, memory)
-        state = state._replace(place=torch.tensor([4, 1, 3]))  # what lies behind is void
+        state = state._replace(
+            place=torch.tensor([4, 1, 3])
+        )  # what lies behind is void
         rows = torch.tensor([2, 1])
         memory, state = map_state(lambda part: part[rows], (memory, state))
         assert {len(part) for part in state_tensors((memory, state))} == {2}
@@ -161,7 +185,8 @@ def test_frames_are_looked_at_by_the_same_weights_in_every_way():
     encoded, lengths, tokens = spoken(3, 7, 5)
     with torch.no_grad():
         looks = [
-            model.looks(tokens, model.remember(encoded, lengths, cross=cross)) for cross in CROSS
+            model.looks(tokens, model.remember(encoded, lengths, cross=cross))
+            for cross in CROSS
         ]
     for found in looks:
         torch.testing.assert_close(found, looks[0], rtol=0, atol=1e-12)
@@ -176,7 +201,9 @@ def test_frames_are_looked_at_by_the_same_weights_in_every_way():
 def test_everything_that_is_used_learns():
     model = small(torch.float32, ctc=True, dropout=0.5).train()
     features = torch.randn(2, 20, 4)
-    logits, ends, ctc = model(features, torch.tensor([20, 9]), torch.tensor([[1, 4, 5], [1, 3, 0]]))
+    logits, ends, ctc = model(
+        features, torch.tensor([20, 9]), torch.tensor([[1, 4, 5], [1, 3, 0]])
+    )
     assert logits.shape == (2, 3, 11)
     assert ends.tolist() == [5, 3]
     assert ctc.shape == (2, 5, 12)
@@ -212,7 +239,9 @@ def test_an_optimized_model_computes_the_same():
         wanted = model.logits(encoded, lengths, tokens)
         faster = optimize(model)
         for cross, past in product(CROSS, ("kept", "none")):
-            found = by_steps(faster, encoded, lengths, tokens, cross, past, chunks=[1, 5])
+            found = by_steps(
+                faster, encoded, lengths, tokens, cross, past, chunks=[1, 5]
+            )
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
         memory = faster.remember(encoded, lengths)
         if type(faster.layers[0].self_attention.qkv) is not torch.nn.Linear:

@@ -10,7 +10,12 @@ import torch
 
 from asrkit.decoders import aed_greedy
 from asrkit.features import FeatureConfig, log_mel
-from asrkit.models import AEDConfig, FastConformerConfig, load_checkpoint, save_checkpoint
+from asrkit.models import (
+    AEDConfig,
+    FastConformerConfig,
+    load_checkpoint,
+    save_checkpoint,
+)
 from asrkit.models.prompts import PromptFormat
 from asrkit.text import AggregateTokenizer, SentencePieceTokenizer
 
@@ -35,7 +40,9 @@ def pieces() -> SentencePieceTokenizer:
 def tokens(checkpoint, **asked):
     """Greedy tokens of some sound."""
     model = checkpoint.model
-    features, frames = log_mel(*speech(LENGTHS), config=FeatureConfig(**checkpoint.features))
+    features, frames = log_mel(
+        *speech(LENGTHS), config=FeatureConfig(**checkpoint.features)
+    )
     encoded, steps, _ = model.encode(features, frames)
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
     return aed_greedy(model, encoded, steps, prompt=prompt).tokens()
@@ -59,25 +66,51 @@ def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(tmp_pat
         heads=4,
         most=known.MOST,
     )
-    control = SentencePieceTokenizer(known.model_of_pieces(known.control_pieces())).with_control()
+    control = SentencePieceTokenizer(
+        known.model_of_pieces(known.control_pieces())
+    ).with_control()
     parts = (("spl_tokens", control), ("en", pieces()), ("de", pieces()))
     assert loaded.tokenizer == AggregateTokenizer(parts)
-    assert loaded.notes["target"] == "EncDecMultiTaskModel" and not loaded.model.training
+    assert (
+        loaded.notes["target"] == "EncDecMultiTaskModel" and not loaded.model.training
+    )
     prompt = PromptFormat.from_notes(loaded.notes)
     assert prompt.languages == ("en", "de")  # French has a token and no model
-    assert prompt.tokens() == [7, 4, 14, 18, 18, 5, 8, 11, 13]  # with numerals, as the archive says
+    assert prompt.tokens() == [
+        7,
+        4,
+        14,
+        18,
+        18,
+        5,
+        8,
+        11,
+        13,
+    ]  # with numerals, as the archive says
     save_checkpoint(tmp_path / "b.safetensors", loaded)
     again = load_checkpoint(tmp_path / "b.safetensors")
     assert again[1:] == loaded[1:]
     assert torch.equal(again.model.positions, loaded.model.positions)
-    assert tokens(again, language="de") == tokens(loaded, language="de") != tokens(loaded)
+    assert (
+        tokens(again, language="de") == tokens(loaded, language="de") != tokens(loaded)
+    )
 
 
 def test_a_folder_becomes_the_model_of_its_config(tmp_path):
     loaded = load_checkpoint(folder(tmp_path / "a"))
     assert loaded.model.config.vocab_size == 56 and loaded.tokenizer.vocab_size == 52
     assert loaded.model.config.most == known.MOST
-    assert PromptFormat.from_notes(loaded.notes).tokens() == [7, 4, 14, 18, 18, 5, 9, 11, 13]
+    assert PromptFormat.from_notes(loaded.notes).tokens() == [
+        7,
+        4,
+        14,
+        18,
+        18,
+        5,
+        9,
+        11,
+        13,
+    ]
     assert loaded.tokenizer.decode([18, 5, 22, 23, 2]) == "e"
     assert loaded.notes["source"].endswith(", canary")
 
@@ -118,8 +151,12 @@ CONFIG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, message", CONFIG, ids=[next(iter(one)) for one, _ in CONFIG])
-def test_a_setting_that_asrkit_does_not_do_is_refused_by_name(changes, message, tmp_path):
+@pytest.mark.parametrize(
+    "changes, message", CONFIG, ids=[next(iter(one)) for one, _ in CONFIG]
+)
+def test_a_setting_that_asrkit_does_not_do_is_refused_by_name(
+    changes, message, tmp_path
+):
     refused(archive(tmp_path / "a.nemo", **changes), message)
 
 
@@ -133,8 +170,12 @@ WEIGHTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, message", WEIGHTS, ids=[message for _, message in WEIGHTS])
-def test_weights_that_are_missing_unknown_or_others_are_named(changes, message, tmp_path):
+@pytest.mark.parametrize(
+    "changes, message", WEIGHTS, ids=[message for _, message in WEIGHTS]
+)
+def test_weights_that_are_missing_unknown_or_others_are_named(
+    changes, message, tmp_path
+):
     weights = weights_of("nemo") | changes
     kept = {name: value for name, value in weights.items() if value is not None}
     refused(known.write_archive(tmp_path / "a.nemo", CASE, kept), message)
@@ -148,7 +189,9 @@ def test_an_archive_without_the_outputs_own_weight_is_whole(tmp_path):
     assert torch.equal(loaded.model.embedding.weight, whole.model.embedding.weight)
 
 
-def test_one_tokenizer_has_to_hold_each_token_of_the_prompt_as_a_symbol(tmp_path, monkeypatch):
+def test_one_tokenizer_has_to_hold_each_token_of_the_prompt_as_a_symbol(
+    tmp_path, monkeypatch
+):
     """NeMo has SentencePiece split the prompt: where it falls into pieces, the model was never asked so."""
     case = CASE | {"tokenizer": "bpe"}
     rows = [
@@ -163,7 +206,8 @@ def test_one_tokenizer_has_to_hold_each_token_of_the_prompt_as_a_symbol(tmp_path
     config = changed(known.archive_config(case), prompt_defaults=None)
     path = known.write_archive(tmp_path / "a.nemo", case, weights, config)
     refused(
-        path, "tokenizer: expected a model in which each token of the prompt is a symbol, got ["
+        path,
+        "tokenizer: expected a model in which each token of the prompt is a symbol, got [",
     )
 
 
@@ -177,8 +221,12 @@ FOLDER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, message", FOLDER, ids=[next(iter(one)) for one, _ in FOLDER])
-def test_a_folders_setting_that_asrkit_does_not_do_is_refused_by_name(changes, message, tmp_path):
+@pytest.mark.parametrize(
+    "changes, message", FOLDER, ids=[next(iter(one)) for one, _ in FOLDER]
+)
+def test_a_folders_setting_that_asrkit_does_not_do_is_refused_by_name(
+    changes, message, tmp_path
+):
     refused(folder(tmp_path / "a", **changes), message)
 
 
@@ -216,7 +264,11 @@ def keys_of(config: dict, above: str = "") -> list[str]:
 
 def test_odd_values_are_read_or_refused_in_one_line(tmp_path):
     weights, config = weights_of("nemo"), known.archive_config(CASE)
-    kept = [key for key in keys_of(config) if not key.startswith(("encoder__", "preprocessor__"))]
+    kept = [
+        key
+        for key in keys_of(config)
+        if not key.startswith(("encoder__", "preprocessor__"))
+    ]
     read = 0
     for number, key in enumerate(kept):
         odd = changed(config, **{key: ODD[number % len(ODD)]})
@@ -233,9 +285,14 @@ def test_odd_values_are_read_or_refused_in_one_line(tmp_path):
 
 def test_notes_whose_prompt_is_not_the_models_are_refused(tmp_path):
     loaded = load_checkpoint(archive(tmp_path / "a.nemo"))
-    prompt = {**loaded.notes["prompt"], "ids": {**loaded.notes["prompt"]["ids"], "<|en|>": 999}}
+    prompt = {
+        **loaded.notes["prompt"],
+        "ids": {**loaded.notes["prompt"]["ids"], "<|en|>": 999},
+    }
     with pytest.raises(
         ValueError,
         match="prompt: expected tokens below 88, the size of the model's vocabulary, got 999",
     ):
-        save_checkpoint(tmp_path / "b.safetensors", loaded._replace(notes={"prompt": prompt}))
+        save_checkpoint(
+            tmp_path / "b.safetensors", loaded._replace(notes={"prompt": prompt})
+        )

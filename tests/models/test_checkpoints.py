@@ -25,14 +25,21 @@ from asrkit.text import CharTokenizer
 
 def small(**settings) -> TransducerModel:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 28, "encoder": ConvConfig(width=16, layers=1), "joint_width": 10}
+    sizes = {
+        "vocab_size": 28,
+        "encoder": ConvConfig(width=16, layers=1),
+        "joint_width": 10,
+    }
     return TransducerModel(
-        TransducerConfig(**sizes | {"predictor": StatelessConfig(width=12, context=3)} | settings)
+        TransducerConfig(
+            **sizes | {"predictor": StatelessConfig(width=12, context=3)} | settings
+        )
     ).eval()
 
 
 @pytest.mark.parametrize(
-    "encoder", [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)]
+    "encoder",
+    [ConvConfig(width=16, layers=2), FastConformerConfig(width=16, layers=1, heads=2)],
 )
 @pytest.mark.parametrize("kind", ["transducer", "ctc"])
 def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
@@ -52,12 +59,15 @@ def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
     )
     for name, value in model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
-    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]  # no temporary left behind
+    assert [p.name for p in tmp_path.iterdir()] == [
+        "model.safetensors"
+    ]  # no temporary left behind
 
 
 def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(
-        ValueError, match="model: expected a .safetensors file or a training folder, a .nemo file"
+        ValueError,
+        match="model: expected a .safetensors file or a training folder, a .nemo file",
     ):
         load_checkpoint(tmp_path / "none.safetensors")
     bad = tmp_path / "bad.safetensors"
@@ -78,10 +88,13 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
         header = json.loads(file.metadata()["asrkit"])
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     renamed = {
-        name.replace("output.bias", "output.offset"): value for name, value in weights.items()
+        name.replace("output.bias", "output.offset"): value
+        for name, value in weights.items()
     }
     save_file(renamed, path, metadata={"asrkit": json.dumps(header)})
-    with pytest.raises(ValueError, match="Missing .*output.bias.*Unexpected .*output.offset"):
+    with pytest.raises(
+        ValueError, match="Missing .*output.bias.*Unexpected .*output.offset"
+    ):
         load_checkpoint(path)
     header["model"]["surprise"] = 1
     save_file(weights, path, metadata={"asrkit": json.dumps(header)})
@@ -99,7 +112,9 @@ def test_missing_unknown_weights_and_fields_are_named(tmp_path):
     ],
     ids=["no tokenizer", "no model", "other width", "an encoder"],
 )
-def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp_path, damage):
+def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(
+    tmp_path, damage
+):
     header = edit_header(tmp_path, damage)
     with pytest.raises(
         ValueError,
@@ -110,7 +125,9 @@ def test_a_header_that_is_damaged_or_of_other_weights_is_refused_in_one_line(tmp
 
 
 @pytest.mark.parametrize("part", ["encoder", "predictor"])
-def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_made(tmp_path, part):
+def test_more_layers_than_the_file_has_tensors_are_refused_before_they_are_made(
+    tmp_path, part
+):
     edit_header(
         tmp_path,
         lambda header: header["model"][part].update(layers=10**4),
@@ -202,7 +219,9 @@ def test_a_loaded_model_has_let_go_of_its_file(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_come_in_the_dtype_asked_for(tmp_path, dtype):
     model = small(encoder=FastConformerConfig(width=16, layers=1, heads=2))
-    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {}))
+    save_checkpoint(
+        tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {})
+    )
     loaded = load_checkpoint(tmp_path, dtype=dtype).model
     counter = "encoder.blocks.0.batch_norm.num_batches_tracked"
     for name, value in model.state_dict().items():
@@ -227,15 +246,20 @@ def test_what_would_not_load_is_not_saved(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             save_checkpoint(
-                tmp_path / "model.safetensors", Checkpoint(small(), tokenizer, features, {})
+                tmp_path / "model.safetensors",
+                Checkpoint(small(), tokenizer, features, {}),
             )
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_model(tmp_path):
+def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_model(
+    tmp_path,
+):
     model = small()
     model.predictor_projection.bias.data.zero_()
-    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {}))
+    save_checkpoint(
+        tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {})
+    )
     with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
         kept = {
             name: file.get_tensor(name)
@@ -246,7 +270,8 @@ def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_mo
     save_file(kept, tmp_path / "model.safetensors", metadata=header)
     again = load_checkpoint(tmp_path).model
     assert all(
-        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+        torch.equal(value, again.state_dict()[name])
+        for name, value in model.state_dict().items()
     )
 
 
@@ -264,9 +289,14 @@ def test_a_value_of_another_type_is_refused_in_one_line(tmp_path, damage):
 
 
 def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
-    save_checkpoint(tmp_path / "model.safetensors", Checkpoint(small(), CharTokenizer(), {}, {}))
+    save_checkpoint(
+        tmp_path / "model.safetensors", Checkpoint(small(), CharTokenizer(), {}, {})
+    )
     with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
-        weights, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+        weights, header = (
+            {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118 - no dict, and not iterable
+            file.metadata(),
+        )
     weights["output.bias"] = weights["output.bias"].long()
     save_file(weights, tmp_path / "model.safetensors", metadata=header)
     with pytest.raises(

@@ -13,7 +13,9 @@ from asrkit.models import (
 ENCODERS = {
     "conv": lambda s: ConvEncoder(ConvConfig(width=16, layers=3, subsampling=s)),
     "fastconformer": lambda s: FastConformer(
-        FastConformerConfig(width=16, layers=2, heads=2, subsampling=s, subsampling_channels=4)
+        FastConformerConfig(
+            width=16, layers=2, heads=2, subsampling=s, subsampling_channels=4
+        )
     ),
     "lstm": lambda s: LSTMEncoder(
         LSTMEncoderConfig(width=16, before=1, after=1, stack_input=s // 2, phases=3)
@@ -35,7 +37,9 @@ def build(name: str, subsampling: int = 4) -> torch.nn.Module:
 @pytest.mark.parametrize("subsampling", [2, 4, 8])
 @pytest.mark.parametrize("T", [1, 2, 7, 8, 9, 63])
 def test_lengths_are_the_frames_that_come_out(name, subsampling, T):
-    encoded, lengths = build(name, subsampling)(torch.randn(2, T, 80), torch.tensor([T, 1]))
+    encoded, lengths = build(name, subsampling)(
+        torch.randn(2, T, 80), torch.tensor([T, 1])
+    )
     assert encoded.shape == (2, -(-T // subsampling), 16)
     assert lengths.tolist() == [-(-T // subsampling), 1]
 
@@ -64,7 +68,10 @@ def test_every_parameter_gets_a_gradient(name):
     ("make", "message"),
     [
         (lambda: ConvConfig(subsampling=3), "subsampling: expected 2, 4 or 8, got 3"),
-        (lambda: FastConformerConfig(heads=5), "heads: expected a divisor of width 144"),
+        (
+            lambda: FastConformerConfig(heads=5),
+            "heads: expected a divisor of width 144",
+        ),
         (
             lambda: build("conv")(torch.zeros(1, 9, 79), torch.tensor([9])),
             r"features: expected shape \(B, T, F=80\)",
@@ -80,9 +87,17 @@ def test_contradictions_fail_at_birth(make, message):
         make()
 
 
-def test_fastconformer_survives_an_autocast_that_keeps_layer_norm_in_float32(monkeypatch):
-    plain = torch.nn.LayerNorm.forward  # as CUDA's autocast does; the CPU's keeps bfloat16
-    monkeypatch.setattr(torch.nn.LayerNorm, "forward", lambda self, x: plain(self, x).float())
+def test_fastconformer_survives_an_autocast_that_keeps_layer_norm_in_float32(
+    monkeypatch,
+):
+    plain = (
+        torch.nn.LayerNorm.forward
+    )  # as CUDA's autocast does; the CPU's keeps bfloat16
+    monkeypatch.setattr(
+        torch.nn.LayerNorm, "forward", lambda self, x: plain(self, x).float()
+    )
     with torch.autocast("cpu", torch.bfloat16):
-        encoded, _ = build("fastconformer")(torch.randn(2, 20, 80), torch.tensor([20, 9]))
+        encoded, _ = build("fastconformer")(
+            torch.randn(2, 20, 80), torch.tensor([20, 9])
+        )
     assert encoded.isfinite().all()

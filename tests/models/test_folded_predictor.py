@@ -5,7 +5,13 @@ from copy import deepcopy
 import pytest
 import torch
 
-from asrkit.models import ConvConfig, LSTMConfig, StatelessConfig, TransducerConfig, TransducerModel
+from asrkit.models import (
+    ConvConfig,
+    LSTMConfig,
+    StatelessConfig,
+    TransducerConfig,
+    TransducerModel,
+)
 
 V, D, B = 30, 24, 5
 
@@ -43,7 +49,9 @@ def folded(model):
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)]
+)
 def test_folded_steps_are_the_plain_ones(layers, dtype, tolerance):
     model = model_of(layers, dtype)
     plain = steps(model.predict, model)

@@ -23,8 +23,12 @@ def folder(tmp_path):
     """folder(kind): a folder as transformers writes it, of a tiny model with the weights of tests/golden."""
 
     def write(kind="ctc"):
-        shapes = json.loads((HERE.parent / "golden/transformers.json").read_text())[kind]["shapes"]
-        weights = known.fill({name: torch.zeros(shape) for name, shape in shapes.items()})
+        shapes = json.loads((HERE.parent / "golden/transformers.json").read_text())[
+            kind
+        ]["shapes"]
+        weights = known.fill(
+            {name: torch.zeros(shape) for name, shape in shapes.items()}
+        )
         known.write_folder(
             tmp_path / kind, known.folder_config(known.golden_cases()[kind]), weights
         )
@@ -60,12 +64,17 @@ def change(folder, **changes):
 
 def features(B=2, T=60):
     """Features and lengths that suit the tiny models."""
-    return torch.from_numpy(known.draws("features", (B, T, 80))).float(), torch.tensor([T, T - 25])
+    return torch.from_numpy(known.draws("features", (B, T, 80))).float(), torch.tensor(
+        [T, T - 25]
+    )
 
 
 @pytest.mark.parametrize("kind", ["ctc", "rnnt", "tdt"])
 def test_what_the_config_says_is_in_ours(folder, kind):
-    checkpoint, how = load_checkpoint(folder(kind)), known.ENCODER | known.golden_cases()[kind]
+    checkpoint, how = (
+        load_checkpoint(folder(kind)),
+        known.ENCODER | known.golden_cases()[kind],
+    )
     encoder = checkpoint.model.config.encoder
     read = (
         encoder.width,
@@ -75,7 +84,14 @@ def test_what_the_config_says_is_in_ours(folder, kind):
         encoder.scale_input,
         encoder.dropout_input,
     )
-    assert read == (how["width"], how["heads"], how["channels"], how["bias"], how["scale"], 0.1)
+    assert read == (
+        how["width"],
+        how["heads"],
+        how["channels"],
+        how["bias"],
+        how["scale"],
+        0.1,
+    )
     assert isinstance(checkpoint.model, CTCModel if kind == "ctc" else TransducerModel)
     assert not checkpoint.model.training
     assert checkpoint.model.blank == checkpoint.tokenizer.vocab_size == V
@@ -100,14 +116,24 @@ def test_what_is_read_is_saved_as_a_checkpoint_of_ours(folder, tmp_path):
 
 
 def test_how_many_labels_a_frame_may_have_is_read_and_heeded(folder):
-    path, wave = folder("rnnt"), torch.randn(1, 16_000, generator=torch.Generator().manual_seed(0))
+    path, wave = (
+        folder("rnnt"),
+        torch.randn(1, 16_000, generator=torch.Generator().manual_seed(0)),
+    )
     for most in (1, 3):
         edit(path / "config.json", max_symbols_per_step=most)
         checkpoint = load_checkpoint(path)
         with torch.no_grad():
-            checkpoint.model.output.bias[checkpoint.model.blank] = -100.0  # a label at every turn
+            checkpoint.model.output.bias[
+                checkpoint.model.blank
+            ] = -100.0  # a label at every turn
         frames = recognize(checkpoint, wave, torch.tensor([16_000])).frames[0].tolist()
-        assert checkpoint.notes["max_symbols"] == most == frames.count(0) == frames.count(5)
+        assert (
+            checkpoint.notes["max_symbols"]
+            == most
+            == frames.count(0)
+            == frames.count(5)
+        )
 
 
 def test_a_key_that_is_left_out_has_transformers_default(folder):
@@ -128,14 +154,18 @@ def test_a_key_that_is_left_out_has_transformers_default(folder):
 
 def test_a_processor_config_has_the_extractors_keys_too(folder):
     path = folder()
-    extractor = json.loads((path / "preprocessor_config.json").read_text()) | {"hop_length": 128}
+    extractor = json.loads((path / "preprocessor_config.json").read_text()) | {
+        "hop_length": 128
+    }
     (path / "preprocessor_config.json").unlink()
     with pytest.raises(
         ValueError,
         match="preprocessor_config.json or a feature_extractor in processor_config.json, got neither",
     ):
         load_checkpoint(path)
-    (path / "processor_config.json").write_text(json.dumps({"feature_extractor": extractor}))
+    (path / "processor_config.json").write_text(
+        json.dumps({"feature_extractor": extractor})
+    )
     assert load_checkpoint(path).features["hop_s"] == 128 / 16_000
 
 
@@ -184,13 +214,17 @@ def test_shards_are_read_as_one_file_is(folder):
     for file, some in parts.items():
         save_file({name: weights[name] for name in some}, path / file)
     (path / "model.safetensors").unlink()
-    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    index = {
+        "weight_map": {name: file for file, some in parts.items() for name in some}
+    }
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     sharded = load_checkpoint(path).model
     x = features()
     assert torch.equal(whole.encode(*x)[0], sharded.encode(*x)[0])
     (path / "model-2.safetensors").unlink()
-    with pytest.raises(ValueError, match="expected model-2.safetensors, got none in rnnt"):
+    with pytest.raises(
+        ValueError, match="expected model-2.safetensors, got none in rnnt"
+    ):
         load_checkpoint(path)
 
 
@@ -202,7 +236,8 @@ def test_an_index_names_safetensors_in_its_folder_only(folder, name):
         json.dumps({"weight_map": {"ctc_head.bias": name}})
     )
     with pytest.raises(
-        ValueError, match="^weight_map: expected names of .safetensors files in the folder, got"
+        ValueError,
+        match="^weight_map: expected names of .safetensors files in the folder, got",
     ):
         load_checkpoint(path)
 
@@ -211,7 +246,8 @@ def test_pickled_weights_are_not_read(folder):
     path = folder()
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(
-        ValueError, match=r"got none in ctc. Pickled weights \(.bin, .pt\) are not read."
+        ValueError,
+        match=r"got none in ctc. Pickled weights \(.bin, .pt\) are not read.",
     ):
         load_checkpoint(path)
 
@@ -250,8 +286,12 @@ WEIGHTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, message", WEIGHTS, ids=[message for _, message in WEIGHTS])
-def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, changes, message):
+@pytest.mark.parametrize(
+    "changes, message", WEIGHTS, ids=[message for _, message in WEIGHTS]
+)
+def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(
+    folder, changes, message
+):
     path = folder()
     change(path, **changes)
     with pytest.raises(ValueError) as refused:
@@ -260,7 +300,8 @@ def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, 
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"]
+    "name",
+    ["config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"],
 )
 @pytest.mark.parametrize("damage", ["cut", "noise", "list"])
 def test_a_damaged_file_is_refused_in_one_line(folder, name, damage):
@@ -282,7 +323,8 @@ def test_a_tokenizer_of_another_size_or_kind_is_refused(folder):
     path = folder()
     edit(path / "tokenizer.json", model__type="WordPiece")
     with pytest.raises(
-        ValueError, match="tokenizer: expected a model of \\['BPE', 'Unigram'\\], got 'WordPiece'."
+        ValueError,
+        match="tokenizer: expected a model of \\['BPE', 'Unigram'\\], got 'WordPiece'.",
     ):
         load_checkpoint(path)
     edit(path / "tokenizer.json", model__type="BPE", model__vocab={"<unk>": 0, "▁a": 1})
@@ -292,5 +334,7 @@ def test_a_tokenizer_of_another_size_or_kind_is_refused(folder):
     ):
         load_checkpoint(path)
     (path / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="model: expected tokenizer.json, got none in ctc."):
+    with pytest.raises(
+        ValueError, match="model: expected tokenizer.json, got none in ctc."
+    ):
         load_checkpoint(path)

@@ -27,9 +27,12 @@ from asrkit.models.folded import fold, fold_norm
 from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, multiplies
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16), reason="needs a CPU with products of bfloat16 in oneDNN"
+    not multiplies(torch.bfloat16),
+    reason="needs a CPU with products of bfloat16 in oneDNN",
 )
-FAST = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+FAST = FastConformerConfig(
+    width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
+)
 JASPER = JasperConfig(
     bins=80,
     stages=(
@@ -45,7 +48,9 @@ ENCODERS = {
     "jasper without branches": lambda: Jasper(replace(JASPER, residual="none")),
     "fastconformer": lambda: FastConformer(FAST),
     "without bias": lambda: FastConformer(
-        FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4, bias=False)
+        FastConformerConfig(
+            width=16, layers=1, heads=2, subsampling_channels=4, bias=False
+        )
     ),
     "convolutions": lambda: ConvEncoder(ConvConfig(width=16, layers=3)),
 }
@@ -76,7 +81,12 @@ def test_a_folded_encoder_computes_the_same_in_float64(kind):
         torch.randn(2, 90, 80).double(),
         torch.tensor([90, 33]),
     )
-    assert norms(plain) and fold(model) is model and norms(model) == 0 and fold(model) is model
+    assert (
+        norms(plain)
+        and fold(model) is model
+        and norms(model) == 0
+        and fold(model) is model
+    )
     with torch.inference_mode():
         wanted, found = plain(features, lengths)[0], model(features, lengths)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -93,7 +103,12 @@ def test_branches_of_a_jasper_become_one_product():
     model = fold(copy.deepcopy(plain))
     convs = [part for part in model.modules() if isinstance(part, nn.Conv1d)]
     assert len(convs) == sum(stage.repeat for stage in JASPER.stages) + 3
-    assert [part.in_channels for part in convs if part.kernel_size == (1,)] == [16, 28, 24, 52]
+    assert [part.in_channels for part in convs if part.kernel_size == (1,)] == [
+        16,
+        28,
+        24,
+        52,
+    ]
     features = torch.randn(4, 61, 80).double()
     for lengths in ([61, 61, 61, 61], [61, 30, 1, 60]):
         wanted, frames = plain(features, torch.tensor(lengths))
@@ -156,7 +171,10 @@ def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
 
 
 def test_a_folded_convolution_is_the_formula():
-    conv, norm = nn.Conv1d(3, 3, 1, groups=3), spread(nn.Sequential(nn.BatchNorm1d(3)))[0]
+    conv, norm = (
+        nn.Conv1d(3, 3, 1, groups=3),
+        spread(nn.Sequential(nn.BatchNorm1d(3)))[0],
+    )
     x = torch.randn(2, 3, 5)
     weight, bias = fold_norm(conv, norm)
     torch.testing.assert_close(weight.view(3, 1) * x + bias[:, None], norm(conv(x)))
@@ -168,7 +186,8 @@ def test_training_is_refused_before_and_after_and_evaluation_goes_on(make):
     model, features, lengths = make(), torch.randn(1, 40, 80), torch.tensor([40])
     count = norms(model)
     with pytest.raises(
-        ValueError, match="^model: expected eval mode, got training mode. Call model.eval"
+        ValueError,
+        match="^model: expected eval mode, got training mode. Call model.eval",
     ):
         fold(model)
     assert norms(model) == count > 0

@@ -20,7 +20,9 @@ from asrkit.models.int8_numba_cpu import quantize as fast_quantize
 from asrkit.models.packed import PackedLinear
 from asrkit.models.packed_conformer import PackedFastConformer
 
-SMALL = FastConformerConfig(width=32, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+SMALL = FastConformerConfig(
+    width=32, layers=2, heads=2, subsampling=4, subsampling_channels=4
+)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 
@@ -68,9 +70,13 @@ def test_the_kernel_quantizes_as_the_reference_does(name, dtype):
     x = numbers(name).to(dtype)
     wanted, found = quantize(x), fast_quantize(x)
     assert found.values.shape == x.shape and found.values.dtype == torch.uint8
-    assert (found.scale, found.zero) == pytest.approx((wanted.scale, wanted.zero), rel=1e-6)
+    assert (found.scale, found.zero) == pytest.approx(
+        (wanted.scale, wanted.zero), rel=1e-6
+    )
     apart = (found.values.int() - wanted.values.int()).abs()
-    assert apart.max() <= 1 and (apart > 0).float().mean() < 1e-3  # a number on a boundary
+    assert (
+        apart.max() <= 1 and (apart > 0).float().mean() < 1e-3
+    )  # a number on a boundary
 
 
 @DTYPES
@@ -138,7 +144,9 @@ def test_a_residual_is_part_of_the_layer(dtype):
     x, residual = torch.randn(2, 9, 24).to(dtype), torch.randn(2, 9, 40).to(dtype)
     before = residual.clone()
     found = layer.plus(x, residual)
-    wanted = int8_linear(x, quantize_weight(linear.weight), linear.bias, residual=residual)
+    wanted = int8_linear(
+        x, quantize_weight(linear.weight), linear.bias, residual=residual
+    )
     torch.testing.assert_close(found, wanted)
     assert torch.equal(residual, before)
 
@@ -189,7 +197,9 @@ def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dty
 def test_all_linear_layers_of_blocks_are_int8_and_nothing_else_is():
     packed = optimize(build(), linear_layers="int8")
     kinds = [type(part) for part in packed.modules()]
-    assert kinds.count(Int8Linear) == 2 * 8  # blocks, and in each feeds, q k v, out, gate, mix
+    assert (
+        kinds.count(Int8Linear) == 2 * 8
+    )  # blocks, and in each feeds, q k v, out, gate, mix
     assert kinds.count(PackedLinear) == 1 + 2 + 1  # of the subsampling
     assert nn.Linear not in kinds
 

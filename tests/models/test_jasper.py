@@ -54,7 +54,11 @@ def literal(encoder, features, lengths):
 
     def conv_norm(layer, x, lengths):
         conv, norm = layer.conv, layer.norm
-        kernel, (stride,), (dilation,) = conv.weight.shape[-1], conv.stride, conv.dilation
+        kernel, (stride,), (dilation,) = (
+            conv.weight.shape[-1],
+            conv.stride,
+            conv.dilation,
+        )
         padding = dilation * (kernel - 1) // 2
         x = F.conv1d(cleared(x, lengths), conv.weight, None, stride, padding, dilation)
         columns = norm.running_mean, norm.running_var, norm.weight, norm.bias
@@ -72,7 +76,9 @@ def literal(encoder, features, lengths):
             if number:
                 x = x.clamp(min=0)
             x, lengths = conv_norm(layer, x, lengths)
-        for branch, source in zip(stage.branches, seen if how.dense else [], strict=True):
+        for branch, source in zip(
+            stage.branches, seen if how.dense else [], strict=True
+        ):
             x = x + conv_norm(branch, source, before)[0]
         x = x.clamp(min=0)
     return cleared(x, lengths).transpose(1, 2), lengths
@@ -124,7 +130,8 @@ def test_the_numbers_of_the_published_code_are_ours():
         shape.numel() for shape in ours.values()
     ]
     values = (
-        value.reshape(shape) for value, shape in zip(theirs.values(), ours.values(), strict=True)
+        value.reshape(shape)
+        for value, shape in zip(theirs.values(), ours.values(), strict=True)
     )
     model.load_state_dict(dict(zip(ours, values, strict=True)))
     features = torch.cos(torch.arange(3 * 23 * 8).double() * 0.7).view(3, 23, 8)
@@ -137,7 +144,9 @@ def test_the_numbers_of_the_published_code_are_ours():
 def test_the_preset_has_the_published_number_of_parameters_in_every_stage():
     with torch.device("meta"):
         model = CTCModel(presets.jasper_10x5dr())
-    counts = [sum(p.numel() for p in stage.parameters()) for stage in model.encoder.stages]
+    counts = [
+        sum(p.numel() for p in stage.parameters()) for stage in model.encoder.stages
+    ]
     assert counts[0] == 180_736
     assert counts[1] == 3_673_088
     assert counts[10] == 77_289_984
@@ -150,7 +159,9 @@ def test_the_preset_has_the_published_number_of_parameters_in_every_stage():
         counts[1:11], [b for b in BLOCKS for _ in range(2)], strict=True
     ):
         sources.append(inputs)
-        convolutions = kernel * channels * (inputs + 4 * channels) + channels * sum(sources)
+        convolutions = kernel * channels * (inputs + 4 * channels) + channels * sum(
+            sources
+        )
         assert count == convolutions + 2 * channels * (5 + len(sources))
         inputs = channels
 
@@ -167,7 +178,9 @@ def test_padding_and_the_rest_of_the_batch_change_nothing(filler):
     for b, length in enumerate(lengths.tolist()):
         alone, steps = encoder(features[b : b + 1, :length], lengths[b : b + 1])
         assert frames[b] == steps == -(-length // 2)
-        torch.testing.assert_close(together[b, : frames[b]], alone[0], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            together[b, : frames[b]], alone[0], rtol=1e-10, atol=1e-10
+        )
         assert not together[b, frames[b] :].any()
 
 
@@ -179,7 +192,9 @@ def test_the_padding_of_every_convolution_is_zero_also_in_training():
     inputs = []
     for part in encoder.modules():
         if isinstance(part, ConvNorm):
-            part.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
+            part.register_forward_pre_hook(
+                lambda _, args: inputs.append(args[0].detach())
+            )
     encoded, _ = encoder(features, lengths)
     assert len(inputs) == SMALL.layers
     for x in inputs:
@@ -193,7 +208,9 @@ def reach(config, frame):
     """Feature frames from the first to the last that an encoded frame's gradient touches."""
     encoder = Jasper(config).double().eval()
     for part in encoder.modules():
-        if isinstance(part, nn.Conv1d):  # all positive: nothing cancels, no unit is dead
+        if isinstance(
+            part, nn.Conv1d
+        ):  # all positive: nothing cancels, no unit is dead
             nn.init.constant_(part.weight, 1 / part.in_channels)
     T = 2 * config.receptive_field + 4
     features = torch.ones(1, T, config.bins, dtype=torch.float64, requires_grad=True)
@@ -228,12 +245,15 @@ def test_the_receptive_field_of_the_preset_is_1763_frames():
 
 
 @pytest.mark.parametrize(
-    "kernel, stride, dilation", [(1, 1, 1), (11, 2, 1), (29, 1, 2), (3, 3, 1), (5, 1, 3), (1, 2, 1)]
+    "kernel, stride, dilation",
+    [(1, 1, 1), (11, 2, 1), (29, 1, 2), (3, 3, 1), (5, 1, 3), (1, 2, 1)],
 )
 def test_lengths_are_those_of_torchs_convolution(kernel, stride, dilation):
     lengths = torch.arange(1, 201)
     layer = ConvNorm(1, 1, kernel, stride=stride, dilation=dilation)
-    frames = [layer.conv(torch.zeros(1, 1, length)).shape[2] for length in lengths.tolist()]
+    frames = [
+        layer.conv(torch.zeros(1, 1, length)).shape[2] for length in lengths.tolist()
+    ]
     assert strided(lengths, stride).tolist() == frames
 
 
@@ -268,7 +288,10 @@ def test_a_step_reads_nothing_from_the_device(where):
         model = CTCModel(presets.mini_jasper())
         features = torch.zeros(3, 40, 80)
     lengths = torch.tensor([40, 31, 2]).to(where)
-    assert host_reads(lambda: model(features, lengths)[0].sum().backward(), device="meta") == {}
+    assert (
+        host_reads(lambda: model(features, lengths)[0].sum().backward(), device="meta")
+        == {}
+    )
 
 
 BAD = {

@@ -24,11 +24,17 @@ sys.path.append(str(Path(__file__).parent))
 from parity_cases import JASPER, V, nemo_config, write_nemo
 
 FIRST = Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False)
-DENSE = (Stage(channels=12, kernel=3, repeat=2), Stage(channels=20, kernel=21, dropout=0.3))
+DENSE = (
+    Stage(channels=12, kernel=3, repeat=2),
+    Stage(channels=20, kernel=21, dropout=0.3),
+)
 WIDE = Stage(channels=24, kernel=7, repeat=1, dropout=0.4, dilation=2, dense=False)
 LAST = Stage(channels=16, kernel=1, repeat=1, dropout=0.4, dense=False)
 SMALL = JasperConfig(bins=8, stages=(FIRST, *DENSE, WIDE, LAST))
-X, LENGTHS = torch.linspace(-2, 2, 2 * 41 * 8).sin().view(2, 41, 8), torch.tensor([41, 17])
+X, LENGTHS = (
+    torch.linspace(-2, 2, 2 * 41 * 8).sin().view(2, 41, 8),
+    torch.tensor([41, 17]),
+)
 
 
 def model_of(encoder, vocab_size=28, seed=0):
@@ -99,13 +105,20 @@ def assert_same(loaded, model):
 
 def test_a_file_of_the_published_code_becomes_the_model_it_was_made_of(tmp_path):
     model = model_of(SMALL)
-    loaded = load_checkpoint(written(tmp_path / "Jasper_epoch3_checkpoint.pt", state(model)))
+    loaded = load_checkpoint(
+        written(tmp_path / "Jasper_epoch3_checkpoint.pt", state(model))
+    )
     assert loaded.model.config == model.config
     assert not loaded.model.training
     assert_same(loaded.model, model)
     assert loaded.tokenizer.decode([1, 2, 3, 0, 26, 27]) == "abc z'"
-    assert loaded.notes == {"source": "Jasper_epoch3_checkpoint.pt", "weights": "state_dict"}
-    assert FeatureConfig(**loaded.features) == FeatureConfig(window_s=0.02, bins=8, log_guard=1e-20)
+    assert loaded.notes == {
+        "source": "Jasper_epoch3_checkpoint.pt",
+        "weights": "state_dict",
+    }
+    assert FeatureConfig(**loaded.features) == FeatureConfig(
+        window_s=0.02, bins=8, log_guard=1e-20
+    )
     save_checkpoint(tmp_path / "ours.safetensors", loaded)
     again = load_checkpoint(tmp_path / "ours.safetensors")
     assert again[1:] == loaded[1:]
@@ -137,7 +150,9 @@ def without(*names):
     def change(saved):
         weights = saved["state_dict"]
         return saved | {
-            "state_dict": {name: weights[name] for name in weights if not name.startswith(names)}
+            "state_dict": {
+                name: weights[name] for name in weights if not name.startswith(names)
+            }
         }
 
     return change
@@ -229,10 +244,16 @@ def nemo_archive(path, model, **changes):
         if key.startswith("block."):
             section, key = section["jasper"][3], key.removeprefix("block.")
         section[key] = value
-    names = ("encoder.encoder.{}.mconv.{}", "encoder.encoder.{}.res.{}", "decoder.decoder_layers.0")
+    names = (
+        "encoder.encoder.{}.mconv.{}",
+        "encoder.encoder.{}.res.{}",
+        "decoder.decoder_layers.0",
+    )
     weights = published(model, *names)
     weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
-    weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig(bins=64)).T[None].contiguous()
+    weights["preprocessor.featurizer.fb"] = (
+        mel_bands(FeatureConfig(bins=64)).T[None].contiguous()
+    )
     return write_nemo(path, config, weights)
 
 
@@ -255,7 +276,9 @@ UNSUPPORTED = [
 @pytest.mark.parametrize(
     "key, value", UNSUPPORTED, ids=[f"{key}={value}" for key, value in UNSUPPORTED]
 )
-def test_what_asrkit_does_not_compute_of_a_conv_encoder_is_refused_by_its_key(key, value, tmp_path):
+def test_what_asrkit_does_not_compute_of_a_conv_encoder_is_refused_by_its_key(
+    key, value, tmp_path
+):
     model = model_of(nemo_encoder(), vocab_size=V)
     path = nemo_archive(tmp_path / "a.nemo", model, **{key: value})
     refused(path, key.removeprefix("block."))
@@ -264,9 +287,13 @@ def test_what_asrkit_does_not_compute_of_a_conv_encoder_is_refused_by_its_key(ke
 def test_dense_blocks_of_nemo_that_are_not_in_a_row_are_refused(tmp_path):
     model = model_of(nemo_encoder(), vocab_size=V)
     path = nemo_archive(
-        tmp_path / "a.nemo", model, **{"block.residual": False, "block.residual_dense": False}
+        tmp_path / "a.nemo",
+        model,
+        **{"block.residual": False, "block.residual_dense": False},
     )
     refused(path, "Unexpected key")  # a dense block less: its branches are unknown
     blocks = nemo_config(NEMO)["encoder"]["jasper"]
     blocks.insert(3, blocks[4])
-    refused(nemo_archive(tmp_path / "b.nemo", model, jasper=blocks), "dense blocks in a row")
+    refused(
+        nemo_archive(tmp_path / "b.nemo", model, jasper=blocks), "dense blocks in a row"
+    )

@@ -17,7 +17,9 @@ from asrkit.models.lstm import INITIAL_SCALE, stack_frames
 from asrkit.models.transducer import LSTMPredictor
 from asrkit.workbench.profiling import host_reads
 
-SMALL = LSTMEncoderConfig(bins=6, width=8, before=2, after=2, stack_input=3, dropout=0.0)
+SMALL = LSTMEncoderConfig(
+    bins=6, width=8, before=2, after=2, stack_input=3, dropout=0.0
+)
 BATCHES = {
     "ragged": [50, 33, 1, 8, 27, 50, 12],
     "odd": [59, 51, 47, 41, 35, 31, 25, 21],
@@ -62,7 +64,9 @@ def test_phases_give_the_frames_and_gradients_of_each_utterance_alone(name, coun
             assert ends.tolist() == [-(-length // 6) for length in lengths.tolist()]
         else:
             rows = alone(model, given, lengths)
-        loss = sum((row * torch.arange(1, row.numel() + 1).view_as(row)).sum() for row in rows)
+        loss = sum(
+            (row * torch.arange(1, row.numel() + 1).view_as(row)).sum() for row in rows
+        )
         loss.backward()
         weights = [weight.grad for weight in model.parameters()]
         results.append([*rows, given.grad, *weights])
@@ -73,7 +77,9 @@ def test_phases_give_the_frames_and_gradients_of_each_utterance_alone(name, coun
 @pytest.mark.parametrize("filler", [1e3, float("nan")])
 def test_what_lies_in_the_padding_cannot_matter_where_lengths_are_odd(count, filler):
     """Without a mask before stacking, the last pair holds a frame that the LSTM has filled."""
-    features, lengths = speech([59, 49, 41, 25, 7, 5])  # all odd, in stacked frames too: 20 17 14
+    features, lengths = speech(
+        [59, 49, 41, 25, 7, 5]
+    )  # all odd, in stacked frames too: 20 17 14
     model = encoder(count)
     wanted, _ = model(features, lengths)
     for row, length in enumerate(lengths.tolist()):
@@ -94,7 +100,10 @@ def test_frames_are_masked_before_they_are_stacked():
 
 def cells(planned):
     starts = [0, *[end for end, _ in planned]]
-    return sum((end - start) * rows for start, (end, rows) in zip(starts, planned, strict=False))
+    return sum(
+        (end - start) * rows
+        for start, (end, rows) in zip(starts, planned, strict=False)
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -168,7 +177,9 @@ def test_dropout_of_a_predictor_adds_no_weights_and_drops_in_training_only(U):
     dropped, state = dropping.train()(labels, None)
     assert 0.2 < dropped.eq(0).double().mean() < 0.8
     assert not state[0].eq(0).any(), "the state that the next label takes is whole"
-    assert not torch.allclose(state[0][:, 1], wanted_state[0][:, 1]), "dropped between layers"
+    assert not torch.allclose(state[0][:, 1], wanted_state[0][:, 1]), (
+        "dropped between layers"
+    )
     torch.testing.assert_close(state[0][:, 0], wanted_state[0][:, 0])
 
 
@@ -204,10 +215,19 @@ def test_a_step_in_phases_with_lengths_on_the_host_never_waits_for_the_device():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LSTMEncoderConfig(phases=0), "phases: expected at least 1, got 0. 1 runs"),
-        (lambda: phases([9, 4], 0), "count: expected a whole number from 1 to 5, .*got 0"),
+        (
+            lambda: LSTMEncoderConfig(phases=0),
+            "phases: expected at least 1, got 0. 1 runs",
+        ),
+        (
+            lambda: phases([9, 4], 0),
+            "count: expected a whole number from 1 to 5, .*got 0",
+        ),
         (lambda: phases([9, 0], 2), "lengths: expected at least one frame each, got 0"),
-        (lambda: encoder(2)(*speech([9, 0])), "lengths: expected at least one frame each, got 0"),
+        (
+            lambda: encoder(2)(*speech([9, 0])),
+            "lengths: expected at least one frame each, got 0",
+        ),
         (
             lambda: encoder(2)(torch.zeros(1, 9, 6), torch.tensor([10])),
             "lengths: expected at most 9, the frames of features, got 10",

@@ -29,7 +29,9 @@ def weights_of(kind):
     shapes = golden["tdt" if kind == "hybrid" else kind]["shapes"]
     if kind == "hybrid":
         head = golden["ctc"]["shapes"]
-        shapes |= {f"ctc_{name}": head[name] for name in head if name.startswith("decoder.")}
+        shapes |= {
+            f"ctc_{name}": head[name] for name in head if name.startswith("decoder.")
+        }
     states = {name: torch.zeros(shape) for name, shape in shapes.items()}
     states[f"{BUFFERS}window"] = torch.hann_window(400, periodic=False)
     states[f"{BUFFERS}fb"] = mel_bands(FeatureConfig()).T[None]
@@ -58,7 +60,9 @@ def refused(path, said):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(kind, tmp_path):
+def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(
+    kind, tmp_path
+):
     how = known.ENCODER | KINDS[kind]
     loaded = load_checkpoint(archive(tmp_path / "a.nemo", kind))
     encoder = loaded.model.config.encoder
@@ -89,7 +93,9 @@ def test_how_many_labels_a_frame_may_have_is_read(greedy, most, tmp_path):
 
 def test_gzip_archives_and_other_numbers_for_the_joint_are_read_alike(tmp_path):
     weights = weights_of("rnnt")
-    other = {name.replace("joint_net.2", "joint_net.1"): weights[name] for name in weights}
+    other = {
+        name.replace("joint_net.2", "joint_net.1"): weights[name] for name in weights
+    }
     for path in (
         archive(tmp_path / "a.nemo", "rnnt", mode="w:gz"),
         archive(tmp_path / "b.nemo", "rnnt", other),
@@ -99,7 +105,9 @@ def test_gzip_archives_and_other_numbers_for_the_joint_are_read_alike(tmp_path):
 
 
 def test_weights_come_in_the_dtype_asked_for_and_counters_stay_whole(tmp_path):
-    model = load_checkpoint(archive(tmp_path / "a.nemo", "hybrid"), dtype=torch.bfloat16).model
+    model = load_checkpoint(
+        archive(tmp_path / "a.nemo", "hybrid"), dtype=torch.bfloat16
+    ).model
     for name, value in model.state_dict().items():
         counts = name.endswith("num_batches_tracked")
         assert value.dtype == (torch.int64 if counts else torch.bfloat16), name
@@ -108,13 +116,17 @@ def test_weights_come_in_the_dtype_asked_for_and_counters_stay_whole(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_buffers_of_half_precision_are_those_of_their_settings(dtype, tmp_path):
     weights = weights_of("ctc")
-    halves = {name: weights[name].to(dtype) for name in weights if name.startswith(BUFFERS)}
+    halves = {
+        name: weights[name].to(dtype) for name in weights if name.startswith(BUFFERS)
+    }
     load_checkpoint(archive(tmp_path / "a.nemo", weights=weights | halves))
 
 
 @pytest.mark.parametrize("name", ["hann", "hamming", "blackman"])
 @pytest.mark.parametrize("periodic", [False, True])
-def test_whether_the_window_is_periodic_is_read_from_its_numbers(name, periodic, tmp_path):
+def test_whether_the_window_is_periodic_is_read_from_its_numbers(
+    name, periodic, tmp_path
+):
     window = getattr(torch, f"{name}_window")(400, periodic=periodic)
     weights = weights_of("ctc") | {f"{BUFFERS}window": window}
     path = archive(tmp_path / "a.nemo", weights=weights, preprocessor__window=name)
@@ -133,14 +145,22 @@ def test_settings_of_features_are_read(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind, target", [("ctc", "EncDecCTCModel"), ("rnnt", "EncDecRNNTModel")])
+@pytest.mark.parametrize(
+    "kind, target", [("ctc", "EncDecCTCModel"), ("rnnt", "EncDecRNNTModel")]
+)
 def test_models_of_characters_take_their_labels_as_tokenizer(kind, target, tmp_path):
     labels = [*" abcdefghijklmnopqrstuvwxyz'?.,:"][: known.V]
-    named = {"labels": labels, "target": f"x.{target}", "decoder__vocabulary": "${labels}"}
+    named = {
+        "labels": labels,
+        "target": f"x.{target}",
+        "decoder__vocabulary": "${labels}",
+    }
     loaded = load_checkpoint(archive(tmp_path / "a.nemo", kind, **named))
     assert loaded.tokenizer == CharTokenizer("".join(labels))
     named["labels"] = ["a"] * known.V
-    refused(archive(tmp_path / "b.nemo", kind, **named), "^labels: expected distinct single")
+    refused(
+        archive(tmp_path / "b.nemo", kind, **named), "^labels: expected distinct single"
+    )
 
 
 def test_references_to_other_keys_are_followed_and_circles_are_not(tmp_path):
@@ -184,7 +204,9 @@ CONFIG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, said", CONFIG, ids=[next(iter(one)) for one, _ in CONFIG])
+@pytest.mark.parametrize(
+    "changes, said", CONFIG, ids=[next(iter(one)) for one, _ in CONFIG]
+)
 def test_a_config_that_asrkit_does_not_compute_is_refused(changes, said, tmp_path):
     refused(archive(tmp_path / "a.nemo", **changes), said)
 
@@ -204,7 +226,9 @@ WEIGHTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, said", WEIGHTS, ids=[next(iter(one)) for one, _ in WEIGHTS])
+@pytest.mark.parametrize(
+    "changes, said", WEIGHTS, ids=[next(iter(one)) for one, _ in WEIGHTS]
+)
 def test_weights_that_are_missing_unknown_or_others_are_named(changes, said, tmp_path):
     weights = weights_of("ctc") | changes
     kept = {name: value for name, value in weights.items() if value is not None}
@@ -231,7 +255,9 @@ def test_pickled_code_does_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_an_archive_cut_anywhere_or_with_damaged_bytes_is_refused_or_read(mode, tmp_path):
+def test_an_archive_cut_anywhere_or_with_damaged_bytes_is_refused_or_read(
+    mode, tmp_path
+):
     whole = archive(tmp_path / "a.nemo", mode=mode).read_bytes()
     damaged, draw = tmp_path / "b.nemo", random.Random(0)
     for cut in (0, 100, 600, *(draw.randrange(len(whole) - 10_240) for _ in range(8))):
@@ -273,7 +299,9 @@ def test_odd_values_anywhere_in_the_config_are_refused_in_one_line_or_taken(tmp_
         value = draw.choice(ODD)
         said = ""
         try:
-            load_checkpoint(archive(tmp_path / "a.nemo", "hybrid", weights, **{key: value}))
+            load_checkpoint(
+                archive(tmp_path / "a.nemo", "hybrid", weights, **{key: value})
+            )
         except ValueError as error:
             said = str(error)
         assert "\n" not in said, (key, value)
@@ -282,10 +310,15 @@ def test_odd_values_anywhere_in_the_config_are_refused_in_one_line_or_taken(tmp_
 
 def test_weights_that_share_memory_become_weights_of_their_own(tmp_path):
     weights = weights_of("rnnt")
-    flat = torch.cat([value.flatten() for name, value in weights.items() if ".lstm." in name])
+    flat = torch.cat(
+        [value.flatten() for name, value in weights.items() if ".lstm." in name]
+    )
     for name, value in weights.items():
         if ".lstm." in name:  # as cuDNN lays them out
-            weights[name], flat = flat[: value.numel()].view(value.shape), flat[value.numel() :]
+            weights[name], flat = (
+                flat[: value.numel()].view(value.shape),
+                flat[value.numel() :],
+            )
     tied = "encoder.layers.{}.self_attn.pos_bias_u"
     weights[tied.format(1)] = weights[tied.format(0)]
     loaded = load_checkpoint(archive(tmp_path / "a.nemo", "rnnt", weights))

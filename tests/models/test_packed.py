@@ -26,7 +26,8 @@ from asrkit.models.packed import (
 )
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16), reason="needs a CPU with products of bfloat16 in oneDNN"
+    not multiplies(torch.bfloat16),
+    reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 DTYPES = pytest.mark.parametrize(
     "dtype, tolerance",
@@ -49,7 +50,9 @@ def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
 
 @DTYPES
 @pytest.mark.parametrize("R", [1, 2, 125, 300])
-@pytest.mark.parametrize("G, inputs, outputs", [(1, 8, 1), (2, 5, 3), (4, 64, 48), (3, 16, 250)])
+@pytest.mark.parametrize(
+    "G, inputs, outputs", [(1, 8, 1), (2, 5, 3), (4, 64, 48), (3, 16, 250)]
+)
 def test_groups_of_columns_are_multiplied_each_with_its_own_weight(
     R, G, inputs, outputs, dtype, tolerance
 ):
@@ -57,7 +60,9 @@ def test_groups_of_columns_are_multiplied_each_with_its_own_weight(
     rows = torch.randn(R, G * inputs, dtype=torch.float64)
     parts = rows.unflatten(1, (G, inputs))
     wanted = torch.einsum("rgi,goi->rgo", parts, weight)
-    summands = torch.einsum("rgi,goi->rgo", parts.abs(), weight.abs())  # which may cancel
+    summands = torch.einsum(
+        "rgi,goi->rgo", parts.abs(), weight.abs()
+    )  # which may cancel
     with torch.inference_mode():
         found = multiply_by_group(rows.to(dtype), pack_by_group(weight.to(dtype)), G)
     assert found.dtype == dtype and found.shape == wanted.shape
@@ -67,7 +72,9 @@ def test_groups_of_columns_are_multiplied_each_with_its_own_weight(
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 7, 80), (1, 300, 5)], ids=str)
 @pytest.mark.parametrize("channels", [1, 5, 64])
-def test_one_channel_becomes_several_in_a_strided_convolution(shape, channels, dtype, tolerance):
+def test_one_channel_becomes_several_in_a_strided_convolution(
+    shape, channels, dtype, tolerance
+):
     plain = nn.Conv2d(1, channels, 3, stride=2, padding=1).eval().to(dtype)
     images = torch.randn(*shape, 1).to(dtype)  # channels last
     with torch.inference_mode():
@@ -131,8 +138,12 @@ def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay():
 ENCODERS = {
     "jasper": lambda: CTCModel(presets.mini_jasper()).encoder,
     "convolutions": lambda: ConvEncoder(ConvConfig(width=32, layers=3)),
-    "fastconformer": lambda: FastConformer(FastConformerConfig(width=32, layers=1, heads=2)),
-    "a width of one": lambda: FastConformer(FastConformerConfig(width=2, layers=1, heads=1)),
+    "fastconformer": lambda: FastConformer(
+        FastConformerConfig(width=32, layers=1, heads=2)
+    ),
+    "a width of one": lambda: FastConformer(
+        FastConformerConfig(width=2, layers=1, heads=1)
+    ),
 }
 
 
@@ -165,7 +176,8 @@ def test_a_model_is_packed_whole_and_in_place():
             model.blank + 1 + len(model.durations),
         )
     assert all(
-        torch.allclose(a.float(), b.float(), atol=1e-5) for a, b in zip(wanted, found, strict=True)
+        torch.allclose(a.float(), b.float(), atol=1e-5)
+        for a, b in zip(wanted, found, strict=True)
     )
     parts = [*model.modules()]
     assert sum(type(part) is PackedLinear for part in parts) == layers and not any(
@@ -175,13 +187,20 @@ def test_a_model_is_packed_whole_and_in_place():
 
 @pytest.mark.parametrize(
     ("activation", "joined"),
-    [(nn.ReLU(), True), (nn.GELU(), True), (nn.GELU("tanh"), False), (nn.Tanh(), False)],
+    [
+        (nn.ReLU(), True),
+        (nn.GELU(), True),
+        (nn.GELU("tanh"), False),
+        (nn.Tanh(), False),
+    ],
     ids=["relu", "gelu", "tanh approximation", "tanh"],
 )
 @torch.inference_mode()
 def test_an_activation_behind_a_linear_layer_is_a_part_of_it(activation, joined):
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(24, 40), activation, nn.Linear(40, 24), activation).eval()
+    layers = nn.Sequential(
+        nn.Linear(24, 40), activation, nn.Linear(40, 24), activation
+    ).eval()
     x = torch.randn(3, 5, 24)
     wanted = layers(x)
     found = pack(layers)

@@ -16,11 +16,18 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.packed import multiplies
-from asrkit.models.packed_conformer import PackedFastConformer, pack_conformer, packs_conformer
+from asrkit.models.packed_conformer import (
+    PackedFastConformer,
+    pack_conformer,
+    packs_conformer,
+)
 
-SMALL = FastConformerConfig(width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4)
+SMALL = FastConformerConfig(
+    width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
+)
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16), reason="needs a CPU with products of bfloat16 in oneDNN"
+    not multiplies(torch.bfloat16),
+    reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=WITH_BFLOAT16)], ids=str
@@ -57,7 +64,9 @@ def expect_no_worse(encoder, features, lengths):
 
 @DTYPES
 @pytest.mark.parametrize("subsampling", [2, 4, 8])
-@pytest.mark.parametrize("lengths", [[1], [90], [90, 33], [90, 90], [1, 1], [90, 1, 8]], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[1], [90], [90, 33], [90, 90], [1, 1], [90, 1, 8]], ids=str
+)
 @torch.inference_mode()
 def test_it_computes_what_the_eager_encoder_computes(subsampling, lengths, dtype):
     encoder = build(subsampling=subsampling).to(dtype)
@@ -110,13 +119,22 @@ def test_optimize_packs_the_encoder_of_a_model_and_context_may_be_limited_before
     wanted = model.encode(features, lengths)[0]
     assert optimize(model) is model
     assert isinstance(model.encoder, PackedFastConformer)
-    torch.testing.assert_close(model.encode(features, lengths)[0], wanted, rtol=1e-3, atol=1e-4)
-    assert not any(type(part) in (nn.Linear, nn.Conv1d, nn.Conv2d) for part in model.modules())
+    torch.testing.assert_close(
+        model.encode(features, lengths)[0], wanted, rtol=1e-3, atol=1e-4
+    )
+    assert not any(
+        type(part) in (nn.Linear, nn.Conv1d, nn.Conv2d) for part in model.modules()
+    )
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda m: m.train(), lambda m: m.double(), lambda m: m.to("meta"), lambda m: m.half()],
+    [
+        lambda m: m.train(),
+        lambda m: m.double(),
+        lambda m: m.to("meta"),
+        lambda m: m.half(),
+    ],
     ids=["training", "float64", "elsewhere", "float16"],
 )
 def test_an_encoder_that_cannot_be_packed_is_refused(change):
@@ -153,7 +171,9 @@ def test_a_quantiser_of_torch_may_replace_every_linear_layer_of_the_eager_encode
     encoder = build()
     features, lengths = torch.randn(2, 90, 80), torch.tensor([90, 33])
     wanted, frames = encoder(features, lengths)
-    quantised = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear}, torch.qint8)
+    quantised = torch.ao.quantization.quantize_dynamic(
+        encoder, {nn.Linear}, torch.qint8
+    )
     assert not any(type(part) is nn.Linear for part in quantised.modules())
     found, steps = quantised(features, lengths)
     assert torch.equal(steps, frames)

@@ -43,7 +43,9 @@ def peers(tmp_path_factory):
     @functools.cache
     def folder_of(peer):
         if not PYTHON.exists():
-            pytest.skip("needs .venv-peers: `make peers` installs NeMo and transformers")
+            pytest.skip(
+                "needs .venv-peers: `make peers` installs NeMo and transformers"
+            )
         folder = tmp_path_factory.mktemp(peer)
         command = [
             str(PYTHON),
@@ -62,8 +64,14 @@ def peers(tmp_path_factory):
     def load(peer, name):
         folder = folder_of(peer)
         theirs = torch.load(folder / f"{name}.pt")
-        checkpoint = load_checkpoint(folder / (f"{name}.nemo" if peer == "nemo" else name))
-        return checkpoint, theirs, computed(checkpoint, theirs["waveforms"], theirs["lengths"])
+        checkpoint = load_checkpoint(
+            folder / (f"{name}.nemo" if peer == "nemo" else name)
+        )
+        return (
+            checkpoint,
+            theirs,
+            computed(checkpoint, theirs["waveforms"], theirs["lengths"]),
+        )
 
     load.folder_of = folder_of
     return load
@@ -73,13 +81,17 @@ def peers(tmp_path_factory):
 def computed(checkpoint, waveforms, lengths):
     """What we compute, stage by stage, each from our own stage before."""
     model = checkpoint.model
-    features, frames = log_mel(waveforms, lengths, config=FeatureConfig(**checkpoint.features))
+    features, frames = log_mel(
+        waveforms, lengths, config=FeatureConfig(**checkpoint.features)
+    )
     encoded, steps = model.encoder(features, frames)
     ours = {"features": features, "frames": frames, "encoded": encoded, "steps": steps}
     if isinstance(model, TransducerModel):
         ours["joint"], _, ours["log_probs"] = model(features, frames, known.TARGETS)
         found = transducer_greedy(model, model.encode(features, frames)[0], steps)
-        starts = [row[:n].tolist() for row, n in zip(found.frames, found.lengths, strict=True)]
+        starts = [
+            row[:n].tolist() for row, n in zip(found.frames, found.lengths, strict=True)
+        ]
         ours |= {"tokens": found.tokens(), "starts": starts}
     else:
         ours["log_probs"], _ = model(features, frames)
@@ -117,7 +129,9 @@ def test_joint_and_tokens_and_their_frames_are_the_peers(peers, peer, case):
     checkpoint, theirs, ours = peers(peer, case)
     V = checkpoint.model.blank + 1
     assert (
-        ours["joint"].shape[-1] == theirs["joint"].shape[-1] == V + len(checkpoint.model.durations)
+        ours["joint"].shape[-1]
+        == theirs["joint"].shape[-1]
+        == V + len(checkpoint.model.durations)
     )
     for part in (slice(V), slice(V, None)):  # labels and durations have a softmax each
         assert_close(
@@ -130,7 +144,9 @@ def test_joint_and_tokens_and_their_frames_are_the_peers(peers, peer, case):
     assert sum(map(len, ours["tokens"])) > 5
 
 
-def test_generate_of_transformers_takes_a_durations_place_for_its_frames_and_ours_does_not(peers):
+def test_generate_of_transformers_takes_a_durations_place_for_its_frames_and_ours_does_not(
+    peers,
+):
     """transformers 5.23: its reference loop, with durations as configured, is ours; its `generate` is so for 0, 1, 2, 3, 4 only."""
     _, theirs, ours = peers("transformers", "tdt")
     assert theirs["generated"] == ours["tokens"]
@@ -139,7 +155,9 @@ def test_generate_of_transformers_takes_a_durations_place_for_its_frames_and_our
     assert theirs["tokens"] == ours["tokens"] != theirs["generated"]
 
 
-def test_generate_of_transformers_labels_the_padding_of_shorter_utterances_and_ours_does_not(peers):
+def test_generate_of_transformers_labels_the_padding_of_shorter_utterances_and_ours_does_not(
+    peers,
+):
     """transformers 5.23: nothing stops an utterance whose frames have ended before those of the longest in its batch."""
     _, theirs, ours = peers("transformers", "rnnt")
     assert theirs["generated_behind"][0] == 0 < theirs["generated_behind"][2]
@@ -151,9 +169,13 @@ def test_generate_of_transformers_labels_the_padding_of_shorter_utterances_and_o
 def test_an_utterance_alone_is_what_it_is_beside_longer_ones(peers, peer, case):
     checkpoint, theirs, ours = peers(peer, case)
     n = int(theirs["lengths"][2])
-    alone = computed(checkpoint, theirs["waveforms"][2:3, :n].repeat(4, 1), torch.full((4,), n))
+    alone = computed(
+        checkpoint, theirs["waveforms"][2:3, :n].repeat(4, 1), torch.full((4,), n)
+    )
     steps = int(ours["steps"][2])
-    torch.testing.assert_close(alone["encoded"][2, :steps], theirs["encoded"][2, :steps], **CLOSE)
+    torch.testing.assert_close(
+        alone["encoded"][2, :steps], theirs["encoded"][2, :steps], **CLOSE
+    )
     assert alone["tokens"][2] == theirs["tokens"][2]
 
 
@@ -168,22 +190,30 @@ def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     theirs, how = golden(peer)[case], known.golden_cases()[case]
     states = {name: torch.zeros(shape) for name, shape in theirs["shapes"].items()}
     if peer == "nemo":
-        window, bands = torch.hann_window(400, periodic=False), mel_bands(FeatureConfig()).T[None]
-        states |= {"preprocessor.featurizer.window": window, "preprocessor.featurizer.fb": bands}
+        window, bands = (
+            torch.hann_window(400, periodic=False),
+            mel_bands(FeatureConfig()).T[None],
+        )
+        states |= {
+            "preprocessor.featurizer.window": window,
+            "preprocessor.featurizer.fb": bands,
+        }
         known.write_nemo(
             path := tmp_path / "model.nemo", known.nemo_config(how), known.fill(states)
         )
     else:
-        known.write_folder(path := tmp_path / "model", known.folder_config(how), known.fill(states))
+        known.write_folder(
+            path := tmp_path / "model", known.folder_config(how), known.fill(states)
+        )
     ours = computed(load_checkpoint(path), *known.speech(known.LENGTHS))
     for stage in theirs.keys() & known.PLACES.keys():
         torch.testing.assert_close(
             known.picked(stage, ours[stage]), torch.tensor(theirs[stage]), **CLOSE
         )
     for name in theirs.keys() & {"frames", "steps", "tokens", "starts", "ctc_tokens"}:
-        assert (ours[name].tolist() if torch.is_tensor(ours[name]) else ours[name]) == theirs[
-            name
-        ], name
+        assert (
+            ours[name].tolist() if torch.is_tensor(ours[name]) else ours[name]
+        ) == theirs[name], name
 
 
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])

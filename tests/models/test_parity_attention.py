@@ -41,7 +41,9 @@ def peers(tmp_path_factory):
     @functools.cache
     def folder_of(peer):
         if not PYTHON.exists():
-            pytest.skip("needs .venv-peers: `make peers` installs NeMo and transformers")
+            pytest.skip(
+                "needs .venv-peers: `make peers` installs NeMo and transformers"
+            )
         folder = tmp_path_factory.mktemp(peer)
         worker = str(HERE / "parity_attention_worker.py")
         command = [str(PYTHON), "-P", "-W", "ignore", worker, peer, str(folder)]
@@ -53,7 +55,9 @@ def peers(tmp_path_factory):
     def load(peer, name):
         folder = folder_of(peer)
         theirs = torch.load(folder / f"{name}.pt")
-        checkpoint = load_checkpoint(folder / (f"{name}.nemo" if peer == "nemo" else name))
+        checkpoint = load_checkpoint(
+            folder / (f"{name}.nemo" if peer == "nemo" else name)
+        )
         asked = known.ASKED[name]
         return checkpoint, theirs, computed(checkpoint, asked)
 
@@ -65,7 +69,9 @@ def peers(tmp_path_factory):
 def computed(checkpoint, asked):
     """What we compute, stage by stage, each from our own stage before."""
     model = checkpoint.model
-    features, frames = log_mel(*speech(LENGTHS), config=FeatureConfig(**checkpoint.features))
+    features, frames = log_mel(
+        *speech(LENGTHS), config=FeatureConfig(**checkpoint.features)
+    )
     encoded, steps, _ = model.encode(features, frames)
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
     given = torch.cat([torch.tensor([prompt] * len(LENGTHS)), known.TEXT], 1)
@@ -84,10 +90,14 @@ def test_each_stage_is_the_peers(peers, peer, case):
     assert ours["steps"].tolist() == theirs["steps"].tolist()
     assert 1 in ours["steps"]
     for stage, lengths in (("features", ours["frames"]), ("encoded", ours["steps"])):
-        for row, wanted, n in zip(ours[stage], theirs[stage], lengths.tolist(), strict=True):
+        for row, wanted, n in zip(
+            ours[stage], theirs[stage], lengths.tolist(), strict=True
+        ):
             torch.testing.assert_close(row[:n], wanted[:n], **CLOSE)
     assert ours["prompt"] == theirs["prompt"]
-    torch.testing.assert_close(ours["logits"], theirs["logits"].log_softmax(-1), **CLOSE)
+    torch.testing.assert_close(
+        ours["logits"], theirs["logits"].log_softmax(-1), **CLOSE
+    )
     assert ours["tokens"] == theirs["tokens"]
     assert sum(map(len, ours["tokens"])) > 5
 
@@ -95,7 +105,11 @@ def test_each_stage_is_the_peers(peers, peer, case):
 @pytest.mark.parametrize("case", known.attention_cases())
 def test_the_text_of_tokens_is_nemos(peers, case):
     checkpoint, theirs, _ = peers("nemo", case)
-    assert checkpoint.tokenizer.decode(theirs["tokens_of_text"]) == theirs["text"].strip() != ""
+    assert (
+        checkpoint.tokenizer.decode(theirs["tokens_of_text"])
+        == theirs["text"].strip()
+        != ""
+    )
 
 
 def test_transformers_has_its_sines_first_and_nemo_has_them_interleaved(peers):

@@ -38,7 +38,9 @@ def test_the_multilingual_model_is_the_preset_with_its_vocabulary():
 
 def test_the_mlperf_model_has_the_rounds_parameters_and_a_row_for_blank():
     config = presets.mlperf_rnnt()
-    of_the_round = 49_006_080  # training_results_v1.0, NVIDIA's rnnt, built from its own settings
+    of_the_round = (
+        49_006_080  # training_results_v1.0, NVIDIA's rnnt, built from its own settings
+    )
     row_of_blank = config.predictor.width
     assert parameters(config) == of_the_round + row_of_blank == 49_006_592
 
@@ -62,7 +64,11 @@ def test_a_canary_has_as_many_parameters_as_its_formula_and_its_card_say(name):
     projection = 0 if config.encoder.width == D else config.encoder.width * D + D
     of_the_decoder = L * (16 * D**2 + 19 * D) + V * D + V + 4 * D
     assert parameters(config) == encoder + projection + of_the_decoder
-    assert (config.encoder.bins, config.encoder.scale_input, config.heads) == (128, False, 8)
+    assert (config.encoder.bins, config.encoder.scale_input, config.heads) == (
+        128,
+        False,
+        8,
+    )
     assert V % 8 == 0
 
 
@@ -86,12 +92,25 @@ def test_a_whisper_has_the_published_parameters_and_biases_of_keys(name):
 
 
 def test_every_preset_but_the_tiny_one_is_published():
-    others = {"mlperf_rnnt", "jasper_10x5dr", "mini_jasper", "tiny", "tiny_aed", *CANARY, *WHISPER}
+    others = {
+        "mlperf_rnnt",
+        "jasper_10x5dr",
+        "mini_jasper",
+        "tiny",
+        "tiny_aed",
+        *CANARY,
+        *WHISPER,
+    }
     assert presets.PRESETS.keys() - COUNTS.keys() == others
 
 
 # What counts cannot tell: facts of the published checkpoints, as their readers state them.
-SCALED = {"parakeet_ctc_0_6b", "parakeet_ctc_1_1b", "parakeet_rnnt_0_6b", "parakeet_rnnt_1_1b"}
+SCALED = {
+    "parakeet_ctc_0_6b",
+    "parakeet_ctc_1_1b",
+    "parakeet_rnnt_0_6b",
+    "parakeet_rnnt_1_1b",
+}
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -107,4 +126,6 @@ def test_a_preset_says_what_its_checkpoint_says(name):
         8,
         (-1, -1),
     )
-    assert getattr(config, "durations", ()) == ((0, 1, 2, 3, 4) if "tdt" in name else ())
+    assert getattr(config, "durations", ()) == (
+        (0, 1, 2, 3, 4) if "tdt" in name else ()
+    )

@@ -2,7 +2,14 @@ import re
 
 import pytest
 
-from asrkit.models.prompts import LANGUAGE, PUNCTUATION, TARGET, TASK, PromptFormat, languages_of
+from asrkit.models.prompts import (
+    LANGUAGE,
+    PUNCTUATION,
+    TARGET,
+    TASK,
+    PromptFormat,
+    languages_of,
+)
 
 TEXTS = "<|start|> <|pnc|> <|nopnc|> <|de|> <|en|> <|fr|> <|transcribe|> <|translate|> <|times|>"
 VOCABULARY = {text: 10 + id_ for id_, text in enumerate(TEXTS.split())}
@@ -17,7 +24,9 @@ TEMPLATES = {
 def made(name: str, **defaults) -> PromptFormat:
     """The format of a template; the last one knows English alone."""
     languages = ["en"] if name == "english" else ["de", "en", "fr"]
-    return PromptFormat.of_vocabulary(TEMPLATES[name], VOCABULARY, languages, **defaults)
+    return PromptFormat.of_vocabulary(
+        TEMPLATES[name], VOCABULARY, languages, **defaults
+    )
 
 
 def said(prompt: PromptFormat, **asked) -> str:
@@ -66,7 +75,9 @@ def test_an_error_names_forty_languages_and_counts_the_rest():
     codes = [first + second for first in "abcde" for second in "klmnopqrst"]
     vocabulary = {f"<|{code}|>": id_ for id_, code in enumerate(codes)}
     prompt = PromptFormat.of_vocabulary((LANGUAGE,), vocabulary, codes, language="ak")
-    with pytest.raises(ValueError, match=r"one of ak, al, .*, dt and 10 more, got 'zz'\.$"):
+    with pytest.raises(
+        ValueError, match=r"one of ak, al, .*, dt and 10 more, got 'zz'\.$"
+    ):
         prompt.tokens(language="zz")
 
 
@@ -103,7 +114,8 @@ def test_a_prompt_has_to_fit_the_model():
     ):
         prompt.expect_fits(15, 6)
     with pytest.raises(
-        ValueError, match="prompt: expected fewer tokens than the model's 5 positions, got 5"
+        ValueError,
+        match="prompt: expected fewer tokens than the model's 5 positions, got 5",
     ):
         prompt.expect_fits(19, 5)
 

@@ -89,23 +89,36 @@ def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_
     )
     features, targets = torch.randn(2, 20, 80), torch.randint(0, 28, (2, 3))
     weights = model.state_dict()
-    cut = weights | {name: weights[name][:29] for name in ("output.weight", "output.bias")}
+    cut = weights | {
+        name: weights[name][:29] for name in ("output.weight", "output.bias")
+    }
     plain.load_state_dict(cut)
     both = [one(features, torch.tensor([20, 13]), targets) for one in (model, plain)]
     assert both[0][0].shape == (2, 5, 4, 33)
     torch.testing.assert_close(both[0][0][..., :29], both[1][0])
-    torch.testing.assert_close(both[0][2], both[1][2])  # the CTC head knows no durations
+    torch.testing.assert_close(
+        both[0][2], both[1][2]
+    )  # the CTC head knows no durations
 
 
-@pytest.mark.parametrize(("activation", "function"), [("tanh", torch.tanh), ("relu", torch.relu)])
-def test_the_joint_is_the_named_activation_of_the_sum_and_one_linear_layer(activation, function):
-    model, encoded, predicted = tdt(activation), torch.randn(3, 1, 10), torch.randn(5, 10)
+@pytest.mark.parametrize(
+    ("activation", "function"), [("tanh", torch.tanh), ("relu", torch.relu)]
+)
+def test_the_joint_is_the_named_activation_of_the_sum_and_one_linear_layer(
+    activation, function
+):
+    model, encoded, predicted = (
+        tdt(activation),
+        torch.randn(3, 1, 10),
+        torch.randn(5, 10),
+    )
     wanted = function(encoded + predicted) @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model.join(encoded, predicted), wanted)
 
 
 @pytest.mark.parametrize(
-    "durations", [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12", (0, 1001), {0, 1}, None, 1]
+    "durations",
+    [(0,), (-1, 2), (1, 1), (0.5, 1), (True, 2), "12", (0, 1001), {0, 1}, None, 1],
 )
 def test_durations_that_describe_no_lattice_are_refused_at_birth(durations):
     with pytest.raises(
@@ -116,7 +129,9 @@ def test_durations_that_describe_no_lattice_are_refused_at_birth(durations):
 
 
 def test_an_unknown_activation_is_refused_at_birth():
-    with pytest.raises(ValueError, match="^activation: expected 'tanh' or 'relu', got 'gelu'.$"):
+    with pytest.raises(
+        ValueError, match="^activation: expected 'tanh' or 'relu', got 'gelu'.$"
+    ):
         TransducerConfig(vocab_size=5, activation="gelu")
 
 
@@ -147,7 +162,9 @@ def cast_to(dtype):
     (torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.float32, torch.bfloat16),
     (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16),
 ])  # fmt: skip
-@pytest.mark.parametrize("predictor", [*PREDICTORS, LSTMConfig(width=12, layers=1)], ids=repr)
+@pytest.mark.parametrize(
+    "predictor", [*PREDICTORS, LSTMConfig(width=12, layers=1)], ids=repr
+)
 def test_on_a_gpu_every_prediction_has_the_dtypes_of_the_first(predictor, dtype, cast):
     """cuDNN's LSTM, which is no cell, would turn to float16 under autocast to bfloat16 and need a driver at once."""
     with FakeTensorMode(), torch.inference_mode():
@@ -156,7 +173,9 @@ def test_on_a_gpu_every_prediction_has_the_dtypes_of_the_first(predictor, dtype,
         with cast_to(cast):
             first, state = model.predict(blank, None)
             second, after = model.predict(blank, state)
-            parts = [[*one] if isinstance(one, tuple) else [one] for one in (state, after)]
+            parts = [
+                [*one] if isinstance(one, tuple) else [one] for one in (state, after)
+            ]
     assert first.dtype == second.dtype == (cast or dtype)
     assert [part.dtype for part in parts[0]] == [part.dtype for part in parts[1]]
     assert [part.shape for part in parts[0]] == [part.shape for part in parts[1]]
@@ -166,13 +185,17 @@ def test_one_label_and_several_are_predicted_alike_and_teach_alike():
     model = small(PREDICTORS[2]).double()
     both = []
     for U in (0, 1):
-        targets = torch.randint(0, 28, (3, U), generator=torch.Generator().manual_seed(U))
+        targets = torch.randint(
+            0, 28, (3, U), generator=torch.Generator().manual_seed(U)
+        )
         first = model.rows(targets)[:, 0]
         both.append(
             [
                 first,
                 *torch.autograd.grad(
-                    first.square().sum(), [*model.predictor.parameters()], allow_unused=True
+                    first.square().sum(),
+                    [*model.predictor.parameters()],
+                    allow_unused=True,
                 ),
             ]
         )

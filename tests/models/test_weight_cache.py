@@ -74,11 +74,17 @@ def test_no_change_of_the_weight_leaves_a_stale_value(attention, change, mode):
     with torch.no_grad():
         CHANGES[change](attention)
         found, wanted = projected(attention), anew(attention)
-    assert found is not first and found.dtype == wanted.dtype and torch.equal(found, wanted)
+    assert (
+        found is not first
+        and found.dtype == wanted.dtype
+        and torch.equal(found, wanted)
+    )
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_layer_as_it_was_built_keeps_nothing_and_follows_edits_that_no_count_sees(mode):
+def test_a_layer_as_it_was_built_keeps_nothing_and_follows_edits_that_no_count_sees(
+    mode,
+):
     layer = RelativeAttention(8, 2).eval()
     with mode():
         first = projected(layer)
@@ -123,4 +129,6 @@ def test_what_is_kept_is_neither_copied_nor_saved(attention):
     for twin in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
         with torch.inference_mode():
             assert projected(twin) is not first and torch.equal(projected(twin), first)
-    assert set(attention.state_dict()) == {name for name, _ in attention.named_parameters()}
+    assert set(attention.state_dict()) == {
+        name for name, _ in attention.named_parameters()
+    }

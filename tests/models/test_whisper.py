@@ -26,7 +26,9 @@ from asrkit.workbench.profiling import host_reads
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "whisper.json"
-spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "whisper_cases.py")
+spec = importlib.util.spec_from_file_location(
+    "whisper_cases", HERE / "whisper_cases.py"
+)
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
 
@@ -78,7 +80,9 @@ def test_the_encoder_is_its_definition_written_out():
             found, lengths = encoder(x, torch.tensor([T]))
             wanted = literal(encoder, x[0])
         assert lengths.tolist() == [-(-T // 2)]
-        torch.testing.assert_close(found[0], wanted, rtol=0, atol=1e-6)  # sines are float32's
+        torch.testing.assert_close(
+            found[0], wanted, rtol=0, atol=1e-6
+        )  # sines are float32's
 
 
 def literal(encoder, x):
@@ -130,7 +134,9 @@ def test_neither_padding_nor_the_rest_of_the_batch_matters(filling):
             found, ends = encoder(features, lengths)
             for b, length in enumerate(lengths):
                 alone, _ = encoder(features[b : b + 1, :length], lengths[b : b + 1])
-                torch.testing.assert_close(found[b, : ends[b]], alone[0], rtol=0, atol=1e-12)
+                torch.testing.assert_close(
+                    found[b, : ends[b]], alone[0], rtol=0, atol=1e-12
+                )
 
 
 def test_an_utterance_without_frames_has_no_frames_and_harms_nobody():
@@ -161,7 +167,9 @@ def test_no_op_of_the_encoder_waits_for_the_device():
 def test_gradients_reach_every_weight_but_biases_of_keys():
     model = small().train()
     features, lengths = sound(3, 9)
-    logits, _, _ = model(features, lengths, torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]]))
+    logits, _, _ = model(
+        features, lengths, torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]])
+    )
     logits.square().sum().backward()
     for name, weight in model.named_parameters():
         assert weight.grad is not None, name
@@ -213,10 +221,14 @@ def test_each_option_of_the_decoder_does_what_it_says():
         x = model.embedding.weight[tokens] + model.positions[:3]
         torch.testing.assert_close(model.embed(tokens, model.positions[:3]), x)
         last = model.whole(tokens, model.remember(encoded, ends))
-        torch.testing.assert_close(model.score(last), model.norm(last) @ model.embedding.weight.T)
+        torch.testing.assert_close(
+            model.score(last), model.norm(last) @ model.embedding.weight.T
+        )
         layer = model.layers[0].feed_forward
         torch.testing.assert_close(layer(x), layer[2](gelu(layer[0](x))))
-    canary = small(activation="relu", positions="sines", embedding_norm=True, output_bias=True)
+    canary = small(
+        activation="relu", positions="sines", embedding_norm=True, output_bias=True
+    )
     assert isinstance(canary.layers[0].feed_forward[1], torch.nn.ReLU)
     assert canary.output_bias is not None
     assert "positions" in dict(canary.named_buffers())
@@ -266,20 +278,34 @@ def change(path, **changes):
 def test_what_a_folder_says_is_in_ours(folder):
     checkpoint = load_checkpoint(folder())
     config = checkpoint.model.config
-    assert (config.encoder.bins, config.encoder.layers, config.layers, config.width) == (
+    assert (
+        config.encoder.bins,
+        config.encoder.layers,
+        config.layers,
+        config.width,
+    ) == (
         80,
         2,
         2,
         32,
     )
-    assert (config.encoder.expansion, config.expansion, config.most, config.encoder.most) == (
+    assert (
+        config.encoder.expansion,
+        config.expansion,
+        config.most,
+        config.encoder.most,
+    ) == (
         4,
         2,
         48,
         100,
     )
     ids = known.specials()
-    assert (config.bos, config.eos, config.pad) == (ids["<|startoftranscript|>"], 280, 280)
+    assert (config.bos, config.eos, config.pad) == (
+        ids["<|startoftranscript|>"],
+        280,
+        280,
+    )
     assert not checkpoint.model.training
     assert checkpoint.notes["source"] == "transformers of unknown version, whisper"
     said = known.generation_json(known.CASES["whisper"])
@@ -292,7 +318,8 @@ def test_the_prompt_is_that_of_the_model(folder):
     ids = known.specials()
     prompt = PromptFormat.from_notes(load_checkpoint(folder()).notes)
     named = [
-        ids[f"<|{name}|>"] for name in ("startoftranscript", "en", "transcribe", "notimestamps")
+        ids[f"<|{name}|>"]
+        for name in ("startoftranscript", "en", "transcribe", "notimestamps")
     ]
     assert prompt.tokens() == named
     named[1:3] = ids["<|de|>"], ids["<|translate|>"]
@@ -333,7 +360,8 @@ def test_without_a_generation_config_the_models_config_counts(folder):
     edit(path / "config.json", suppress_tokens=[5], begin_suppress_tokens=[6, 7])
     edit(path / "config.json", decoder_start_token_id=290)
     refused(
-        path, "decoder_start_token_id: expected the tokenizer's '<|startoftranscript|>', got 290."
+        path,
+        "decoder_start_token_id: expected the tokenizer's '<|startoftranscript|>', got 290.",
     )
     edit(path / "config.json", decoder_start_token_id=281)
     notes = load_checkpoint(path).notes
@@ -356,11 +384,15 @@ def test_a_checkpoint_of_our_own_keeps_all_of_it(folder, tmp_path):
 
 def test_an_output_that_is_the_embedding_is_left_out_and_another_refused(folder):
     path = folder()
-    embedding = load_file(path / "model.safetensors")["model.decoder.embed_tokens.weight"]
+    embedding = load_file(path / "model.safetensors")[
+        "model.decoder.embed_tokens.weight"
+    ]
     change(path, proj_out__weight=embedding.clone())
     assert load_checkpoint(path).model.config.layers == 2
     change(path, proj_out__weight=embedding + 1)
-    with pytest.raises(ValueError, match="^proj_out.weight: expected the weights of the embedding"):
+    with pytest.raises(
+        ValueError, match="^proj_out.weight: expected the weights of the embedding"
+    ):
         load_checkpoint(path)
 
 
@@ -375,7 +407,9 @@ CONFIG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes, message", CONFIG, ids=[str(changes) for changes, _ in CONFIG])
+@pytest.mark.parametrize(
+    "changes, message", CONFIG, ids=[str(changes) for changes, _ in CONFIG]
+)
 def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, message):
     path = folder()
     edit(path / "config.json", **changes)
@@ -408,7 +442,9 @@ def test_settings_of_generation_that_do_not_fit_are_refused(folder, changes, mes
     ({"model__encoder__conv1__bias": torch.zeros(3)}, "size mismatch for encoder.conv.bias"),
     ({"proj_out__weight": torch.zeros(2)}, "proj_out.weight: expected the weights of the embedding"),
 ])  # fmt: skip
-def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(folder, changes, message):
+def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(
+    folder, changes, message
+):
     path = folder()
     change(path, **changes)
     refused(path, message)
@@ -420,11 +456,17 @@ def test_a_tokenizer_that_whisper_does_not_have_is_refused(folder):
     refused(path, "tokenizer: expected a model of BPE, got 'Unigram'.")
     path = folder_again(path)
     edit(path / "tokenizer.json", added_tokens=[])
-    refused(path, "tokenizer: expected <|startoftranscript|> and <|notimestamps|>, got none for")
+    refused(
+        path,
+        "tokenizer: expected <|startoftranscript|> and <|notimestamps|>, got none for",
+    )
     added = known.tokenizer_json()["added_tokens"]
     added[-1] = {"id": added[-1]["id"], "content": "hello"}
     edit(path / "tokenizer.json", added_tokens=added)
-    refused(path, "tokenizer: expected special tokens alone behind the first one, got ['hello'].")
+    refused(
+        path,
+        "tokenizer: expected special tokens alone behind the first one, got ['hello'].",
+    )
 
 
 def folder_again(path):
@@ -437,6 +479,8 @@ def folder_again(path):
 def test_features_of_a_folder_fill_the_chunk(folder):
     checkpoint = load_checkpoint(folder())
     config = FeatureConfig(**checkpoint.features)
-    features, frames = log_mel(torch.randn(2, 900), torch.tensor([900, 5]), config=config)
+    features, frames = log_mel(
+        torch.randn(2, 900), torch.tensor([900, 5]), config=config
+    )
     assert features.shape == (2, 200, 80)
     assert frames.tolist() == [200, 200]

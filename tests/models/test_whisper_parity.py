@@ -27,7 +27,9 @@ GOLDEN = HERE.parent / "golden" / "whisper.json"
 sys.path.append(str(HERE))
 from committed import expect_the_same  # noqa: E402
 
-spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "whisper_cases.py")
+spec = importlib.util.spec_from_file_location(
+    "whisper_cases", HERE / "whisper_cases.py"
+)
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
 
@@ -78,7 +80,9 @@ def computed(checkpoint):
     """What we compute, stage by stage, each from our own stage before."""
     model = checkpoint.model
     waveforms, lengths = known.speech(known.LENGTHS)
-    features, frames = log_mel(waveforms, lengths, config=FeatureConfig(**checkpoint.features))
+    features, frames = log_mel(
+        waveforms, lengths, config=FeatureConfig(**checkpoint.features)
+    )
     encoded, ends, _ = model.encode(features, frames)
     assert ends.tolist() == [50 * known.CHUNK_S] * len(lengths)
     logits = model.logits(encoded, ends, known.TOKENS)
@@ -92,7 +96,9 @@ def decoder_of(checkpoint, case):
         asked["target_language"] = "en"
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
     suppressed = checkpoint.notes["suppressed"]
-    return Suppressing(checkpoint.model, **suppressed, prompt_tokens=len(prompt)), prompt
+    return Suppressing(
+        checkpoint.model, **suppressed, prompt_tokens=len(prompt)
+    ), prompt
 
 
 @pytest.mark.parametrize("name", known.CASES)
@@ -120,7 +126,9 @@ def test_greedy_tokens_are_those_of_generate_in_every_way(written, name):
     asked = {"prompt": prompt, "most": known.LABELS}
     wanted = golden()[name]["tokens"]
     for cross, past in product(CROSS, PAST):
-        found = aed_greedy(model, ours["encoded"], ours["ends"], cross=cross, past=past, **asked)
+        found = aed_greedy(
+            model, ours["encoded"], ours["ends"], cross=cross, past=past, **asked
+        )
         assert found.tokens() == wanted, (cross, past)
     assert wanted != golden()[name]["unsuppressed"]
 
@@ -131,8 +139,12 @@ def test_without_suppressed_tokens_generate_finds_the_same_as_well(written, name
     ours = computed(checkpoint)
     _, prompt = decoder_of(checkpoint, known.CASES[name])
     times = known.times()
-    bare = Suppressing(checkpoint.model, always=times, first=[], prompt_tokens=len(prompt))
-    found = aed_greedy(bare, ours["encoded"], ours["ends"], prompt=prompt, most=known.LABELS)
+    bare = Suppressing(
+        checkpoint.model, always=times, first=[], prompt_tokens=len(prompt)
+    )
+    found = aed_greedy(
+        bare, ours["encoded"], ours["ends"], prompt=prompt, most=known.LABELS
+    )
     assert found.tokens() == golden()[name]["unsuppressed"]
 
 
@@ -151,7 +163,9 @@ def test_features_of_the_published_models_are_those_of_transformers(bins):
 def test_all_features_of_the_published_models_are_those_of_transformers(peer, bins):
     theirs = torch.load(peer / f"features-{bins}.pt")["published"]
     waveforms, lengths = known.speech(known.LENGTHS)
-    features, _ = log_mel(waveforms, lengths, config=FeatureConfig(**published_features(bins)))
+    features, _ = log_mel(
+        waveforms, lengths, config=FeatureConfig(**published_features(bins))
+    )
     torch.testing.assert_close(features, theirs, **CLOSE)
 
 
@@ -159,7 +173,11 @@ def published_features(bins):
     """What the loader makes of the published models' preprocessor_config.json."""
     from asrkit.models.checkpoints.whisper import _features
 
-    encoder = presets.whisper_large_v3().encoder if bins == 128 else presets.whisper_tiny().encoder
+    encoder = (
+        presets.whisper_large_v3().encoder
+        if bins == 128
+        else presets.whisper_tiny().encoder
+    )
     return _features(known.extractor_json(bins, 30), encoder.most)
 
 

@@ -98,7 +98,12 @@ def vocab_size() -> int:
 
 def tokenizer_json() -> dict[str, Any]:
     """tokenizer.json of this vocabulary."""
-    marks = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    marks = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+    }
     added = [
         {"id": token, "content": text, **marks, "special": True}
         for text, token in specials().items()
@@ -144,8 +149,12 @@ def generation_json(case: Case) -> dict[str, Any]:
         "no_timestamps_token_id": ids["<|notimestamps|>"], "is_multilingual": case["multilingual"],
     }  # fmt: skip
     if case["multilingual"]:
-        values["lang_to_id"] = {f"<|{code}|>": ids[f"<|{code}|>"] for code in ("en", "de")}
-        values["task_to_id"] = {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")}
+        values["lang_to_id"] = {
+            f"<|{code}|>": ids[f"<|{code}|>"] for code in ("en", "de")
+        }
+        values["task_to_id"] = {
+            task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")
+        }
     return values
 
 

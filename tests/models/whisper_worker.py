@@ -49,7 +49,14 @@ Answer = dict[str, Any]
 
 def import_whisper() -> None:
     """Make Whisper's modules importable without the package `tokenizers`, which they name and do not use here."""
-    names = ("models", "normalizers", "decoders", "pre_tokenizers", "processors", "trainers")
+    names = (
+        "models",
+        "normalizers",
+        "decoders",
+        "pre_tokenizers",
+        "processors",
+        "trainers",
+    )
     for name in ("tokenizers", *(f"tokenizers.{part}" for part in names)):
         stub = Stub(name)
         stub.__path__ = []
@@ -59,7 +66,9 @@ def import_whisper() -> None:
 
 def extractor_of(bins: int, **settings: Any) -> Any:
     """transformers' feature extractor."""
-    from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
+    from transformers.models.whisper.feature_extraction_whisper import (
+        WhisperFeatureExtractor,
+    )
 
     return WhisperFeatureExtractor(feature_size=bins, **settings)
 
@@ -77,7 +86,11 @@ def computed(case: Case, path: Path | None = None) -> Answer:
     model = transformers.WhisperForConditionalGeneration(
         transformers.WhisperConfig(**config_json(case))
     ).eval()
-    state = {name: value for name, value in model.state_dict().items() if name != "proj_out.weight"}
+    state = {
+        name: value
+        for name, value in model.state_dict().items()
+        if name != "proj_out.weight"
+    }
     weights = fill(state)
     model.load_state_dict(weights, strict=False)
     assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
@@ -91,7 +104,12 @@ def computed(case: Case, path: Path | None = None) -> Answer:
     turned = features.transpose(1, 2)
     waveforms, lengths = speech(LENGTHS)
     shapes = {name: list(value.shape) for name, value in weights.items()}
-    answer = {"waveforms": waveforms, "lengths": lengths, "features": features, "shapes": shapes}
+    answer = {
+        "waveforms": waveforms,
+        "lengths": lengths,
+        "features": features,
+        "shapes": shapes,
+    }
     answer["encoded"] = model.model.encoder(turned).last_hidden_state
     answer["logits"] = model(turned, decoder_input_ids=TOKENS).logits
     answer["tokens"] = generated(model, turned, case)
@@ -104,13 +122,19 @@ def computed(case: Case, path: Path | None = None) -> Answer:
 def generated(model: Any, features: torch.Tensor, case: Case) -> list[list[int]]:
     """Labels that `generate` finds greedily, without prompt and end."""
     asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
-    found = model.generate(features, max_new_tokens=LABELS, do_sample=False, num_beams=1, **asked)
+    found = model.generate(
+        features, max_new_tokens=LABELS, do_sample=False, num_beams=1, **asked
+    )
     ids = specials()
     prompt = 4 if case["multilingual"] else 2
     rows = []
     for row in found.tolist():
         text = row[prompt:] if row[0] == ids["<|startoftranscript|>"] else row
-        end = text.index(ids["<|endoftext|>"]) if ids["<|endoftext|>"] in text else len(text)
+        end = (
+            text.index(ids["<|endoftext|>"])
+            if ids["<|endoftext|>"] in text
+            else len(text)
+        )
         rows.append(text[:end])
     return rows
 
@@ -130,7 +154,11 @@ def parameters(sizes: tuple[int, ...]) -> int:
 
 def sampled(answer: Answer) -> dict[str, Any]:
     """What is committed of an answer: shapes, tokens, and some numbers of each stage."""
-    kept = {name: answer[name] for name in ("shapes", "tokens", "unsuppressed") if name in answer}
+    kept = {
+        name: answer[name]
+        for name in ("shapes", "tokens", "unsuppressed")
+        if name in answer
+    }
     for name in PLACES:
         if name in answer:
             kept[name] = [round(x, 6) for x in picked(name, answer[name]).tolist()]

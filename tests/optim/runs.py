@@ -24,4 +24,6 @@ def trained(kind, shapes, steps_of_gradients, lr, dtype, **settings):
 def errors(parameters, wanted):
     """Distance of each parameter from what it should be, relative to that; 0 for an empty one."""
     pairs = zip(parameters, wanted, strict=True)
-    return [float((p.detach().double() - w).norm() / (w.norm() + 1e-300)) for p, w in pairs]
+    return [
+        float((p.detach().double() - w).norm() / (w.norm() + 1e-300)) for p, w in pairs
+    ]

@@ -164,7 +164,8 @@ def test_states_of_other_weights_and_no_weights_are_refused(model):
     average = Average(model, 0.9)
     other = Average(nn.Linear(4, 3), 0.9).state_dict()
     with pytest.raises(
-        ValueError, match="state_dict: expected averages of the same 7 weights, got others"
+        ValueError,
+        match="state_dict: expected averages of the same 7 weights, got others",
     ):
         average.load_state_dict(other)
     cut = average.state_dict()

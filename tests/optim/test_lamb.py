@@ -27,16 +27,25 @@ def oracle(weights, steps_of_gradients, lr, *, betas, eps, weight_decay, clip=1.
     exp_avg_sqs = [torch.zeros_like(weight) for weight in weights]
     for step, gradients in enumerate(steps_of_gradients, 1):
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
-        for weight, gradient, m, v in zip(weights, gradients, exp_avgs, exp_avg_sqs, strict=True):
+        for weight, gradient, m, v in zip(
+            weights, gradients, exp_avgs, exp_avg_sqs, strict=True
+        ):
             g = gradient.double() / max(1.0, norm / clip)
             m.copy_(betas[0] * m + (1 - betas[0]) * g)
             v.copy_(betas[1] * v + (1 - betas[1]) * g**2)
             unbiased_m, unbiased_v = m, v
             if bias_correction:
-                unbiased_m, unbiased_v = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
+                unbiased_m, unbiased_v = (
+                    m / (1 - betas[0] ** step),
+                    v / (1 - betas[1] ** step),
+                )
             update = unbiased_m / (unbiased_v**0.5 + eps) + weight_decay * weight
             scale = 1.0
-            if (weight_decay or ratio == "all") and weight.norm() > 0 and update.norm() > 0:
+            if (
+                (weight_decay or ratio == "all")
+                and weight.norm() > 0
+                and update.norm() > 0
+            ):
                 scale = float(weight.norm() / update.norm())
             weight -= lr * scale * update
     return weights
@@ -44,7 +53,9 @@ def oracle(weights, steps_of_gradients, lr, *, betas, eps, weight_decay, clip=1.
 
 def trained(impl, steps_of_gradients, lr=0.01, dtype=torch.float32, **settings):
     """The parameters and the optimizer after all steps."""
-    return runs.trained(Lamb, SHAPES, steps_of_gradients, lr, dtype, impl=impl, **settings)
+    return runs.trained(
+        Lamb, SHAPES, steps_of_gradients, lr, dtype, impl=impl, **settings
+    )
 
 
 OPTIONS = [
@@ -69,7 +80,9 @@ def test_every_implementation_is_the_formula(options):
     plain, _ = trained("reference", steps, **settings)
     for impl in ("foreach", "numba_cpu"):
         parameters, _ = trained(impl, steps, **settings)
-        for got, allowed in zip(errors(parameters, exact), errors(plain, exact), strict=True):
+        for got, allowed in zip(
+            errors(parameters, exact), errors(plain, exact), strict=True
+        ):
             assert got <= 2 * allowed + 1e-7, impl
     in_float64, _ = trained("foreach", steps, dtype=torch.float64, **settings)
     assert max(errors(in_float64, exact)) < 1e-12
@@ -101,7 +114,9 @@ def test_the_ratio_is_1_where_a_norm_is_0(impl):
     zero.grad = torch.tensor([0.5, -0.5, 0.5])
     still.grad = torch.zeros(3)
     optimizer.step()
-    assert torch.allclose(zero.detach(), torch.tensor([-0.5, 0.5, -0.5]))  # Adam's first step: lr
+    assert torch.allclose(
+        zero.detach(), torch.tensor([-0.5, 0.5, -0.5])
+    )  # Adam's first step: lr
     assert torch.equal(still.detach(), torch.ones(3))
 
 
@@ -119,7 +134,10 @@ def state_bits(parameters, optimizer):
 def test_a_gradient_that_is_not_finite_changes_no_bit(impl, bad, good_steps):
     # 3e38 is finite, but its norm overflows; -0.0 is a value that + 0.0 would change, and that an
     # average which decays reaches
-    parameters = [nn.Parameter(torch.tensor([-0.0, 0.5, -3.0])), nn.Parameter(torch.zeros(2))]
+    parameters = [
+        nn.Parameter(torch.tensor([-0.0, 0.5, -3.0])),
+        nn.Parameter(torch.zeros(2)),
+    ]
     optimizer = Lamb(parameters, 0.1, impl=impl, **PUBLISHED)
     for _ in range(good_steps):
         parameters[0].grad = torch.tensor([-0.0, 1.0, 2.0])
@@ -165,7 +183,9 @@ def test_a_parameter_without_a_gradient_stays_and_does_not_age(impl):
     optimizer.step()  # none has one
     moved.grad = torch.ones(3)
     optimizer.step()
-    assert torch.equal(resting.detach(), torch.ones(3)) and resting not in optimizer.state
+    assert (
+        torch.equal(resting.detach(), torch.ones(3)) and resting not in optimizer.state
+    )
     assert optimizer.state[moved]["step"] == 1
     # its first step, when it comes, is a first step
     moved.grad = torch.zeros(3)
@@ -247,7 +267,9 @@ def test_no_step_reads_a_value_on_the_host(impl):
     optimizer = Lamb(parameters, rate, impl=impl, **PUBLISHED)
     with Waits() as seen, Reads():
         for seed in (1, 2):
-            for parameter, gradient in zip(parameters, drawn(SHAPES, seed), strict=True):
+            for parameter, gradient in zip(
+                parameters, drawn(SHAPES, seed), strict=True
+            ):
                 parameter.grad = gradient
             optimizer.step()
     assert seen.names == []
@@ -271,7 +293,11 @@ def test_auto_is_the_fastest_that_fits():
     single = nn.Parameter(torch.ones(4, 3))
     double = nn.Parameter(torch.ones(3).double())
     turned = nn.Parameter(torch.ones(4, 3).T)
-    for parameter, impl in ((single, "numba_cpu"), (double, "foreach"), (turned, "foreach")):
+    for parameter, impl in (
+        (single, "numba_cpu"),
+        (double, "foreach"),
+        (turned, "foreach"),
+    ):
         assert Lamb([parameter], 0.1, **PUBLISHED).impl == impl
 
 
@@ -375,7 +401,9 @@ def test_sparse_gradients_and_states_of_other_shapes_are_refused_before_anything
     optimizer = Lamb(embedding.parameters(), **ONE)
     before = embedding.weight.detach().clone()
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="params: expected dense gradients, got a sparse one."):
+    with pytest.raises(
+        ValueError, match="params: expected dense gradients, got a sparse one."
+    ):
         optimizer.step()
     assert torch.equal(embedding.weight.detach(), before)
     embedding.weight.grad = torch.ones(3, 2)

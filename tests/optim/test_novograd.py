@@ -38,7 +38,10 @@ def oracle(steps_of_gradients, lr, *, betas=(0.95, 0.0), eps=1e-8, weight_decay=
                 second[i] = square
             else:
                 second[i] = betas[1] * second[i] + (1 - betas[1]) * square
-            added = gradient.double() / (math.sqrt(second[i]) + eps) + weight_decay * weights[i]
+            added = (
+                gradient.double() / (math.sqrt(second[i]) + eps)
+                + weight_decay * weights[i]
+            )
             if average:
                 added = (1 - betas[0]) * added
             momenta[i] = betas[0] * momenta[i] + added
@@ -48,7 +51,9 @@ def oracle(steps_of_gradients, lr, *, betas=(0.95, 0.0), eps=1e-8, weight_decay=
 
 def trained(impl, steps_of_gradients, lr=0.01, dtype=torch.float32, **settings):
     """The parameters and the optimizer after all steps."""
-    return runs.trained(NovoGrad, SHAPES, steps_of_gradients, lr, dtype, impl=impl, **settings)
+    return runs.trained(
+        NovoGrad, SHAPES, steps_of_gradients, lr, dtype, impl=impl, **settings
+    )
 
 
 OPTIONS = [
@@ -71,7 +76,9 @@ def test_fifty_steps_of_every_implementation_are_the_formula(options):
         assert max(errors(in_float64, exact)) < 1e-12, impl
     plain, _ = trained("reference", steps, **options)
     parameters, _ = trained("foreach", steps, **options)
-    for got, allowed in zip(errors(parameters, exact), errors(plain, exact), strict=True):
+    for got, allowed in zip(
+        errors(parameters, exact), errors(plain, exact), strict=True
+    ):
         assert got <= 2 * allowed + 1e-6
 
 
@@ -124,7 +131,10 @@ def state_bits(parameters, optimizer):
 @pytest.mark.parametrize("good_steps", [0, 2])
 def test_a_gradient_that_is_not_finite_changes_no_bit(impl, bad, good_steps):
     # 3e38 is finite, but its norm overflows; -0.0 is a value that + 0.0 would change
-    parameters = [nn.Parameter(torch.tensor([-0.0, 0.5, -3.0])), nn.Parameter(torch.zeros(2))]
+    parameters = [
+        nn.Parameter(torch.tensor([-0.0, 0.5, -3.0])),
+        nn.Parameter(torch.zeros(2)),
+    ]
     optimizer = NovoGrad(parameters, 0.1, impl=impl)
     for _ in range(good_steps):
         parameters[0].grad = torch.tensor([-0.0, 1.0, 2.0])
@@ -154,7 +164,9 @@ def test_the_step_after_a_skipped_first_one_is_a_first_step(impl):
     good = [drawn(seed) for seed in (1, 2)]
     bad = drawn(3)
     bad[0][0, 0] = math.nan
-    settings = {"betas": (0.95, 0.9)}  # where v of the first step is not an average with 0
+    settings = {
+        "betas": (0.95, 0.9)
+    }  # where v of the first step is not an average with 0
     parameters, optimizer = trained(impl, [bad, good[0], bad, good[1]], **settings)
     wanted, wanted_optimizer = trained(impl, good, **settings)
     got_bits = state_bits(parameters, optimizer)
@@ -169,19 +181,29 @@ def test_a_parameter_without_a_gradient_stays_and_does_not_age(impl):
     optimizer.step()  # none has one
     moved.grad = torch.ones(3)
     optimizer.step()
-    assert torch.equal(resting.detach(), torch.ones(3)) and resting not in optimizer.state
+    assert (
+        torch.equal(resting.detach(), torch.ones(3)) and resting not in optimizer.state
+    )
     assert optimizer.state[moved]["step"] == 1
     resting.grad = torch.ones(3)
     optimizer.step()
-    assert optimizer.state[resting]["exp_avg_sq"] == 3  # its first step, when it comes, is one
+    assert (
+        optimizer.state[resting]["exp_avg_sq"] == 3
+    )  # its first step, when it comes, is one
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_groups_keep_their_settings(impl):
     together = [nn.Parameter(weight) for weight in drawn(0, shapes=[(6,), (4,)])]
     alone = [nn.Parameter(parameter.detach().clone()) for parameter in together]
-    changes = [{"weight_decay": 0.0, "betas": (0.5, 0.5)}, {"lr": 0.2, "average": True, "eps": 0.1}]
-    groups = [{"params": [one]} | change for one, change in zip(together, changes, strict=True)]
+    changes = [
+        {"weight_decay": 0.0, "betas": (0.5, 0.5)},
+        {"lr": 0.2, "average": True, "eps": 0.1},
+    ]
+    groups = [
+        {"params": [one]} | change
+        for one, change in zip(together, changes, strict=True)
+    ]
     optimizer = NovoGrad(groups, 0.01, impl=impl)
     singles = [
         NovoGrad([one], impl="reference", **({"lr": 0.01} | change))
@@ -282,7 +304,9 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, said):
 
 
 def test_a_group_without_parameters_is_refused():
-    with pytest.raises(ValueError, match="^params: expected a parameter in each group, got none"):
+    with pytest.raises(
+        ValueError, match="^params: expected a parameter in each group, got none"
+    ):
         NovoGrad([{"params": [nn.Parameter(torch.ones(2))]}, {"params": []}], 0.1)
 
 
@@ -313,11 +337,15 @@ def test_sparse_gradients_are_refused_before_anything_is_written():
     optimizer = NovoGrad(embedding.parameters(), 0.1)
     before = embedding.weight.detach().clone()
     embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(ValueError, match="params: expected dense gradients, got a sparse one."):
+    with pytest.raises(
+        ValueError, match="params: expected dense gradients, got a sparse one."
+    ):
         optimizer.step()
     assert torch.equal(embedding.weight.detach(), before)
 
 
 def test_parameters_in_half_precision_are_refused():
-    with pytest.raises(ValueError, match="params: expected float32 or float64, got torch.bfloat16"):
+    with pytest.raises(
+        ValueError, match="params: expected float32 or float64, got torch.bfloat16"
+    ):
         NovoGrad([nn.Parameter(torch.ones(2).bfloat16())], 0.1)

@@ -24,5 +24,12 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        assert name not in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__"), name
+        assert name not in (
+            "item",
+            "tolist",
+            "numpy",
+            "__bool__",
+            "__float__",
+            "__int__",
+        ), name
         return func(*args, **(kwargs or {}))

@@ -45,7 +45,9 @@ SHORT = TrainConfig(
 )
 ENCODERS = {
     "conv": ConvConfig(width=16, layers=1, dropout=0.1),
-    "fastconformer": FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=8),
+    "fastconformer": FastConformerConfig(
+        width=16, layers=1, heads=2, subsampling_channels=8
+    ),
     "lstm": LSTMEncoderConfig(width=16),
     "jasper": JasperConfig(
         bins=80,
@@ -79,7 +81,9 @@ ATTENTION = AEDConfig(
 
 def run(speech, out, config=SHORT, model=TRANSDUCER, **given):
     """`train` of one of these models."""
-    return train(model, TOKENIZER, speech, out=out, config=config, progress=False, **given)
+    return train(
+        model, TOKENIZER, speech, out=out, config=config, progress=False, **given
+    )
 
 
 def losses(result):

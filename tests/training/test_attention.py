@@ -72,7 +72,9 @@ def test_the_loss_is_the_cross_entropy_written_out_plus_ctc_and_so_are_gradients
     wanted_gradients = torch.autograd.grad(wanted, weights)
     loss, lean = training_loss(model, batch, SHORT)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-12) and not lean
-    for gradient, other in zip(torch.autograd.grad(loss, weights), wanted_gradients, strict=True):
+    for gradient, other in zip(
+        torch.autograd.grad(loss, weights), wanted_gradients, strict=True
+    ):
         torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-12)
 
 
@@ -97,7 +99,9 @@ def test_a_prompt_is_read_and_not_counted(prompt):
     assert found.item() == pytest.approx(wanted.item(), rel=1e-12)
     if prompt == [model.bos]:
         assert attention_loss(*given).item() == found.item()
-    with pytest.raises(ValueError, match=r"^prompt: expected 1 to 511 tokens, .* got 0"):
+    with pytest.raises(
+        ValueError, match=r"^prompt: expected 1 to 511 tokens, .* got 0"
+    ):
         attention_loss(*given, prompt=[])
 
 
@@ -146,17 +150,26 @@ def test_whole_numbers_of_32_bits_are_taken_and_a_prompt_may_differ_by_utterance
     batch = four_utterances()
     model = model_in_float64()
     encoded, lengths, _ = model.encode(batch.features, batch.lengths)
-    wanted = attention_loss(model, encoded, lengths, batch.targets, batch.target_lengths)
+    wanted = attention_loss(
+        model, encoded, lengths, batch.targets, batch.target_lengths
+    )
     narrow = (lengths.int(), batch.targets.int(), batch.target_lengths.int())
     assert attention_loss(model, encoded, *narrow).item() == wanted.item()
     prompts = [[model.bos, token] for token in (3, 4, 5, 6)]
     parts = 0.0
     for b, prompt in enumerate(prompts):
         one = slice(b, b + 1)
-        row = (encoded[one], lengths[one], batch.targets[one], batch.target_lengths[one])
+        row = (
+            encoded[one],
+            lengths[one],
+            batch.targets[one],
+            batch.target_lengths[one],
+        )
         parts += attention_loss(model, *row, prompt=prompt).item()
     given = (model, encoded, lengths, batch.targets, batch.target_lengths)
-    assert attention_loss(*given, prompt=prompts).item() == pytest.approx(parts, rel=1e-12)
+    assert attention_loss(*given, prompt=prompts).item() == pytest.approx(
+        parts, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.3])
@@ -174,7 +187,9 @@ def test_smoothing_is_nemos_which_is_torchs_of_v_over_v_minus_1(smoothing):
         logp = model.logits(encoded, lengths, given)[0].log_softmax(-1)
     right = torch.cat([lone[0], torch.tensor([model.eos])])
     torch_share = smoothing * V / (V - 1)
-    by_torch = F.cross_entropy(logp, right, label_smoothing=torch_share, reduction="sum")
+    by_torch = F.cross_entropy(
+        logp, right, label_smoothing=torch_share, reduction="sum"
+    )
     # NeMo's SmoothedCrossEntropyLoss mixes the target's log-probability with the mean of all
     of_target = logp.gather(1, right[:, None])[:, 0]
     by_nemo = -((1 - torch_share) * of_target + torch_share * logp.mean(1)).sum()
@@ -199,9 +214,13 @@ def test_what_lies_in_the_padding_does_not_matter_and_silence_has_an_end_to_lear
     found = training_loss(model, dirty, replace(SHORT, ctc_weight=0.0)).per_label
     found.backward()
     assert found.item() == pytest.approx(
-        training_loss(model, batch, replace(SHORT, ctc_weight=0.0)).per_label.item(), rel=1e-12
+        training_loss(model, batch, replace(SHORT, ctc_weight=0.0)).per_label.item(),
+        rel=1e-12,
     )
-    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+    assert all(
+        weight.grad is None or weight.grad.isfinite().all()
+        for weight in model.parameters()
+    )
     model.zero_grad()
     clean = dirty._replace(targets=batch.targets)
     training_loss(model, clean, SHORT).per_label.backward()
@@ -212,16 +231,21 @@ def test_what_lies_in_the_padding_does_not_matter_and_silence_has_an_end_to_lear
     nats = training_loss(model, alone, replace(SHORT, ctc_weight=0.0)).per_label
     assert nats.isfinite() and nats > 0  # eos, once for each utterance
     assert nats.item() == pytest.approx(
-        training_loss(model, silent, replace(SHORT, ctc_weight=0.0)).per_label.item(), rel=1e-12
+        training_loss(model, silent, replace(SHORT, ctc_weight=0.0)).per_label.item(),
+        rel=1e-12,
     )
 
 
 def test_ctc_beside_is_optional_and_its_head_then_idle(tiny_speech, tmp_path):
     alone = replace(SHORT, ctc_weight=0.0)
-    without_head = run(tiny_speech, tmp_path / "a", alone, replace(ATTENTION, ctc=False))
+    without_head = run(
+        tiny_speech, tmp_path / "a", alone, replace(ATTENTION, ctc=False)
+    )
     assert all(math.isfinite(loss) for loss in losses(without_head))
     idle = run(tiny_speech, tmp_path / "b", alone, ATTENTION)
     head = load_checkpoint(idle.path).model.ctc_head
     torch.manual_seed(alone.seed)
     start = AEDModel(ATTENTION).ctc_head
-    torch.testing.assert_close(head.weight, start.weight, rtol=1e-2, atol=1e-4)  # decays alone
+    torch.testing.assert_close(
+        head.weight, start.weight, rtol=1e-2, atol=1e-4
+    )  # decays alone

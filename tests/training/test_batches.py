@@ -8,7 +8,9 @@ from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, prepare_batch
 
 
-def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(tiny_speech):
+def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(
+    tiny_speech,
+):
     batch = tiny_speech.batch(range(4), CharTokenizer())
     config = TrainConfig()
     first = prepare_batch(batch, config, 3)
@@ -28,11 +30,14 @@ def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(t
 def test_rate_and_formants_are_among_what_changes_a_batch(tiny_speech):
     batch = tiny_speech.batch(range(4), CharTokenizer())
     config = TrainConfig()
-    plain = replace(config, augment=replace(config.augment, rate=(1, 1), formants=(1, 1)))
+    plain = replace(
+        config, augment=replace(config.augment, rate=(1, 1), formants=(1, 1))
+    )
     for change in ({"rate": (1.2, 1.25)}, {"formants": (1.2, 1.25)}):
         changed = replace(plain, augment=replace(plain.augment, **change))
         same_time = torch.equal(
-            prepare_batch(batch, plain, 0).lengths, prepare_batch(batch, changed, 0).lengths
+            prepare_batch(batch, plain, 0).lengths,
+            prepare_batch(batch, changed, 0).lengths,
         )
         assert same_time == ("formants" in change)
         if same_time:

@@ -27,7 +27,9 @@ def score(rows, scored):
         raise ZeroDivisionError("on purpose")
     if what == DIES:
         os.kill(os.getpid(), signal.SIGKILL)
-    return scored(torch.linspace(-1, 1, 6 * rows).view(rows, 6)).double().mean().item(), os.getpid()
+    return scored(
+        torch.linspace(-1, 1, 6 * rows).view(rows, 6)
+    ).double().mean().item(), os.getpid()
 
 
 SCORE = functools.partial(score, 50)
@@ -66,7 +68,9 @@ def test_scores_are_those_in_turn_bit_for_bit_and_a_failure_is_an_error(one_thre
         assert {pid for _, pid in scores.values()} == {process.pid} != {os.getpid()}
 
         beside.submit(8, that(RAISES))
-        with pytest.raises(RuntimeError, match=r"(?s)^evaluation: step 8 failed:.*on purpose"):
+        with pytest.raises(
+            RuntimeError, match=r"(?s)^evaluation: step 8 failed:.*on purpose"
+        ):
             beside.collect()
         beside.submit(9, trained)
         assert beside.collect().keys() == {2, 4, 6, 9}

@@ -32,25 +32,50 @@ def command(tmp_path):
         (["--joint", "full"], TransducerModel, "full"),
         (["--joint", "lean", "--predictor", "lstm"], TransducerModel, "lean"),
         (["--durations", "0", "1", "2"], TransducerModel, "lean"),
-        (["--head", "ctc", "--encoder", "jasper", "--optimizer", "novograd"], CTCModel, None),
-        (["--head", "ctc", "--encoder", "fastconformer", "--accumulate", "2"], CTCModel, None),
-        (["--head", "attention", "--decoder-layers", "2", "--smoothing", "0.1"], AEDModel, None),
+        (
+            ["--head", "ctc", "--encoder", "jasper", "--optimizer", "novograd"],
+            CTCModel,
+            None,
+        ),
+        (
+            ["--head", "ctc", "--encoder", "fastconformer", "--accumulate", "2"],
+            CTCModel,
+            None,
+        ),
+        (
+            ["--head", "attention", "--decoder-layers", "2", "--smoothing", "0.1"],
+            AEDModel,
+            None,
+        ),
     ],
 )
-def test_it_trains_a_model_that_transcribes(command, tmp_path, capsys, arguments, kind, joint):
+def test_it_trains_a_model_that_transcribes(
+    command, tmp_path, capsys, arguments, kind, joint
+):
     assert main([*command, "--json", *arguments]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["steps"] == 2 and summary.get("joint") == joint
     assert type(load_checkpoint(tmp_path / "run").model) is kind
-    assert main(["transcribe", str(tmp_path / "one.wav"), "--model", str(tmp_path / "run")]) == 0
+    assert (
+        main(
+            ["transcribe", str(tmp_path / "one.wav"), "--model", str(tmp_path / "run")]
+        )
+        == 0
+    )
     assert "1 of 1 file transcribed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--head", "ctc", "--predictor", "lstm"], "--predictor: expected none with --head ctc"),
-        (["--head", "ctc", "--durations", "0", "1"], "--durations: expected none with --head ctc"),
+        (
+            ["--head", "ctc", "--predictor", "lstm"],
+            "--predictor: expected none with --head ctc",
+        ),
+        (
+            ["--head", "ctc", "--durations", "0", "1"],
+            "--durations: expected none with --head ctc",
+        ),
         (
             ["--head", "attention", "--joint", "lean"],
             "--joint: expected none with --head attention",
@@ -59,14 +84,19 @@ def test_it_trains_a_model_that_transcribes(command, tmp_path, capsys, arguments
             ["--decoder-layers", "3"],
             "--decoder-layers: expected none with --head transducer, got 3",
         ),
-        (["--head", "attention", "--decoder-layers", "0"], "expected 1 to 100 layers, got 0"),
+        (
+            ["--head", "attention", "--decoder-layers", "0"],
+            "expected 1 to 100 layers, got 0",
+        ),
         (["--ema", "1.5"], "--ema: expected a share from 0 to 1, got 1.5"),
         (["--accumulate", "0"], "--accumulate: expected at least 1, got 0"),
         (["--durations", "-1", "2"], "durations: expected"),
         (["--hold-out", "eve"], "--hold-out: expected one of the speakers"),
     ],
 )
-def test_what_it_cannot_do_is_refused_in_one_line(command, tmp_path, capsys, arguments, said):
+def test_what_it_cannot_do_is_refused_in_one_line(
+    command, tmp_path, capsys, arguments, said
+):
     assert main([*command, *arguments]) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and "\n" not in error

@@ -36,13 +36,17 @@ def model_in_float64(encoder=CTC.encoder):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_loss_is_that_of_the_recursion_over_frames_for_each_label_and_so_are_gradients(name):
+def test_the_loss_is_that_of_the_recursion_over_frames_for_each_label_and_so_are_gradients(
+    name,
+):
     batch = four_utterances()
     if name == "lstm":  # it stacks pairs of frames
         batch = batch._replace(lengths=batch.lengths.clamp(min=2))
     model = model_in_float64(ENCODERS[name])
     log_probs, lengths = model(batch.features, batch.lengths)
-    nats = ctc_loss(log_probs, batch.targets, lengths, batch.target_lengths, model.blank)
+    nats = ctc_loss(
+        log_probs, batch.targets, lengths, batch.target_lengths, model.blank
+    )
     assert nats[1] == 0 < nats[2]  # six labels do not fit; silence has a loss as well
     wanted = nats.sum() / 12  # labels of all utterances
     wanted_gradients = torch.autograd.grad(wanted, list(model.parameters()))
@@ -63,7 +67,9 @@ def test_what_lies_in_the_padding_does_not_matter_and_a_batch_of_silence_has_no_
         features[row, batch.lengths[row] :] = math.nan
         targets[row, batch.target_lengths[row] :] = 0
     dirty = batch._replace(features=features, targets=targets)
-    assert training_loss(model, dirty, SHORT).per_label.item() == pytest.approx(loss.item())
+    assert training_loss(model, dirty, SHORT).per_label.item() == pytest.approx(
+        loss.item()
+    )
     silent = batch._replace(target_lengths=torch.zeros(4, dtype=torch.long))
     assert training_loss(model, silent, SHORT).per_label.isfinite()
 

@@ -123,7 +123,9 @@ def corpus(folder):
         noise = 0.1 * torch.randn(4000 + 2000 * words, generator=generator)
         soundfile.write(str(folder / f"{words}.wav"), noise.numpy(), 16_000)
         text = " ".join(["yes"] * words)
-        rows.append({"audio": f"{words}.wav", "text": text, "split": "train", "id": str(words)})
+        rows.append(
+            {"audio": f"{words}.wav", "text": text, "split": "train", "id": str(words)}
+        )
     (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return str(folder / "manifest.jsonl")
 
@@ -131,7 +133,15 @@ def corpus(folder):
 @contextmanager
 def torchrun(command):
     """Two processes of `asrkit`, restarted when one dies; ended with the block."""
-    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "-m", "asrkit"]
+    flags = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "3",
+        "-m",
+        "asrkit",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     agent = subprocess.Popen(
@@ -148,11 +158,21 @@ def torchrun(command):
         agent.wait()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the processes of torchrun")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="asks /proc for the processes of torchrun"
+)
 def test_a_killed_process_of_torchrun_starts_all_again_from_the_state_even_with_fresh(
     tmp_path, capfd, two_cores
 ):
-    command = ["train", "--manifest", corpus(tmp_path), "--steps", "16", "--seconds", "inf"]
+    command = [
+        "train",
+        "--manifest",
+        corpus(tmp_path),
+        "--steps",
+        "16",
+        "--seconds",
+        "inf",
+    ]
     command += ["--no-progress", "--checkpoint-seconds", "0", "--out"]
     log = tmp_path / "run/log.jsonl"
     with torchrun([*command, str(tmp_path / "run"), "--fresh"]) as agent:
@@ -160,7 +180,9 @@ def test_a_killed_process_of_torchrun_starts_all_again_from_the_state_even_with_
         while not log.exists() or log.read_bytes().count(b"\n") < 4:
             assert agent.poll() is None and time.monotonic() < patience
             time.sleep(0.01)
-        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        )
         assert len(children) == 2
         os.kill(int(children[1]), signal.SIGKILL)
         said, _ = agent.communicate(timeout=240)

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.training.graphs import bucket, capture_all, check_lengths, graphed_training, pad_to
+from asrkit.training.graphs import (
+    bucket,
+    capture_all,
+    check_lengths,
+    graphed_training,
+    pad_to,
+)
 
 LENGTHS = [4, 8, 16]
 
@@ -25,7 +31,10 @@ class Net(nn.Module):
 
 def samples(device="cpu"):
     return [
-        (torch.randn(2, length, 3, device=device), torch.full((2,), length, device=device))
+        (
+            torch.randn(2, length, 3, device=device),
+            torch.full((2,), length, device=device),
+        )
         for length in LENGTHS
     ]
 
@@ -81,9 +90,7 @@ def test_a_capture_that_fails_leaves_the_module_as_it_was_and_names_the_line():
             raise RuntimeError("operation not permitted when stream is capturing")
         return view
 
-    wanted = (
-        r"^module: its passes at length 8 cannot be captured, by test_graphs\.py:\d+: operation"
-    )
+    wanted = r"^module: its passes at length 8 cannot be captured, by test_graphs\.py:\d+: operation"
     with pytest.raises(RuntimeError, match=wanted):
         capture_all(net, samples(), LENGTHS, fails_at_8)
     torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
@@ -157,5 +164,7 @@ def test_on_a_gpu_a_read_inside_a_graph_is_named():
         def forward(self, x, lengths):
             return super().forward(x, lengths) * float(lengths.sum())
 
-    with pytest.raises(RuntimeError, match=r"at length 4 cannot be captured, by test_graphs\.py:"):
+    with pytest.raises(
+        RuntimeError, match=r"at length 4 cannot be captured, by test_graphs\.py:"
+    ):
         graphed_training(Reads().cuda(), samples("cuda"), LENGTHS)

@@ -79,7 +79,15 @@ def loss_and_gradients(model, config):
         ({"device_type": "cuda", "memory_bytes": 2**28}, False),
         ({"T": 200, "device_type": "cuda", "memory_bytes": 2**28}, True),
         ({"U1": 60, "device_type": "cuda", "memory_bytes": 2**28}, True),
-        ({"T": 200, "dtype": torch.bfloat16, "device_type": "cuda", "memory_bytes": 2**28}, False),
+        (
+            {
+                "T": 200,
+                "dtype": torch.bfloat16,
+                "device_type": "cuda",
+                "memory_bytes": 2**28,
+            },
+            False,
+        ),
     ],
 )
 def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change, lean):
@@ -132,7 +140,9 @@ def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("durations", [(), (0, 1, 2)])
-def test_losses_of_half_precision_logits_are_those_of_the_same_numbers_in_float32(half, durations):
+def test_losses_of_half_precision_logits_are_those_of_the_same_numbers_in_float32(
+    half, durations
+):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 30, 9, 40 + len(durations), generator=generator).to(half)
     targets = torch.randint(39, (3, 8), generator=generator)
@@ -146,7 +156,9 @@ def test_losses_of_half_precision_logits_are_those_of_the_same_numbers_in_float3
             costs = rnnt_loss(given, *rest, reduction="none")
         made[dtype] = costs.detach(), *torch.autograd.grad(costs.sum(), given)
     assert made[half][0].dtype == torch.float32 and made[half][1].dtype == half
-    torch.testing.assert_close(made[half][0], made[torch.float32][0], rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        made[half][0], made[torch.float32][0], rtol=1e-6, atol=1e-5
+    )
     rounding = torch.finfo(half).eps
     torch.testing.assert_close(
         made[half][1].float(), made[torch.float32][1], rtol=rounding, atol=1e-5
@@ -172,7 +184,9 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
     assert abs(ours.mean() - theirs.mean()) < 4 * error
     assert 0.5 < ours.std() / theirs.std() < 2
     model.dropout.eval()
-    torch.testing.assert_close(losses(lean, [1]), losses(full, [2]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        losses(lean, [1]), losses(full, [2]), rtol=1e-5, atol=1e-5
+    )
 
 
 # --- joints that the lean losses cannot express
@@ -224,11 +238,15 @@ def with_other_dropout(model):
         (with_other_dropout, "its dropout is AlphaDropout"),
     ],
 )
-def test_a_joint_that_lean_cannot_express_is_built_by_auto_and_refused_by_lean(change, why):
+def test_a_joint_that_lean_cannot_express_is_built_by_auto_and_refused_by_lean(
+    change, why
+):
     model = make(SMALL)
     change(model)
     assert training_loss(model, batch(), FLOAT32).lean is False
-    with pytest.raises(ValueError, match=f"^joint: expected a model whose joint .* {why}"):
+    with pytest.raises(
+        ValueError, match=f"^joint: expected a model whose joint .* {why}"
+    ):
         training_loss(model, batch(), replace(FLOAT32, joint="lean"))
 
 

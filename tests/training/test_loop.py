@@ -73,7 +73,9 @@ run(torch.load({speech!r}, weights_only=False), Path({out!r}), replace(SAVED, st
 def expect_same_models(one, two):
     """Equal weights, bit for bit."""
     weights = [load_checkpoint(path).model.state_dict() for path in (one, two)]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert all(
+        torch.equal(value, weights[1][name]) for name, value in weights[0].items()
+    )
 
 
 def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tiny_speech, tmp_path):
@@ -82,7 +84,9 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tiny_speech, tmp_
     torch.save(tiny_speech, tmp_path / "speech.pt")
     out = tmp_path / "broken"
     script = CHILD.format(
-        tests=str(Path(__file__).parent), speech=str(tmp_path / "speech.pt"), out=str(out)
+        tests=str(Path(__file__).parent),
+        speech=str(tmp_path / "speech.pt"),
+        out=str(out),
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log = out / "log.jsonl"
@@ -103,7 +107,9 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tiny_speech, tmp_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_every_kind_resumes_and_exports_its_averages(tiny_speech, tmp_path, kind):
+def test_a_run_of_every_kind_resumes_and_exports_its_averages(
+    tiny_speech, tmp_path, kind
+):
     model, settings = KINDS[kind]
     config = replace(SAVED, steps=4, **settings)
     unbroken = run(tiny_speech, tmp_path / "a", config, model)
@@ -116,11 +122,15 @@ def test_a_run_of_every_kind_resumes_and_exports_its_averages(tiny_speech, tmp_p
     saved = load_checkpoint(resumed.path).model
     assert saved.config == model
     averages = torch.load(tmp_path / "b/state.pt")["ema"]
-    assert all(torch.equal(value, averages[key]) for key, value in saved.state_dict().items())
+    assert all(
+        torch.equal(value, averages[key]) for key, value in saved.state_dict().items()
+    )
     assert resumed.joint == {"rnnt": "lean", "lean": "lean", "tdt": "full"}.get(kind)
 
 
-def test_other_settings_model_data_or_tokenizer_do_not_resume_a_run(tiny_speech, tmp_path):
+def test_other_settings_model_data_or_tokenizer_do_not_resume_a_run(
+    tiny_speech, tmp_path
+):
     run(tiny_speech, tmp_path)
     for change, said in (
         ({"steps": 5}, "steps 4 -> 5"),
@@ -167,7 +177,9 @@ def test_a_disk_that_is_full_is_said_to_be(tmp_path):
     training = TrainingRun(TRANSDUCER, SHORT, torch.device("cpu"), {})
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match="state.pt cannot be written. Is the disk full?"):
+        with pytest.raises(
+            OSError, match="state.pt cannot be written. Is the disk full?"
+        ):
             training.save(RunFolder(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -181,8 +193,15 @@ def test_a_damaged_state_is_refused_in_one_line(tmp_path, damage):
     folder.save_state({"step": 1, "weights": torch.arange(1000.0)})
     content = folder.state.read_bytes()
     flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 0x10  # in the middle of the weights, which torch does not notice
-    contents = {"half": content[:999], "flipped": bytes(flipped), "empty": b"", "junk": b"x"}
+    flipped[len(content) // 2] ^= (
+        0x10  # in the middle of the weights, which torch does not notice
+    )
+    contents = {
+        "half": content[:999],
+        "flipped": bytes(flipped),
+        "empty": b"",
+        "junk": b"x",
+    }
     folder.state.write_bytes(contents[damage])
     said = r"^state: expected a whole file, got .*state\.pt, which is damaged \(.*\)\. Pass resume"
     with pytest.raises(ValueError, match=said):
@@ -195,7 +214,10 @@ LEARNERS = {
     "lstm": (replace(TRANSDUCER, predictor=LSTMConfig(width=48)), {"steps": 240}),
     "tdt": (replace(TDT, activation="relu"), {"steps": 160}),
     "ctc": (CTC, {"steps": 100}),
-    "attention": (replace(ATTENTION, width=64, dropout=0.0), {"steps": 150, "peak_lr": 3e-3}),
+    "attention": (
+        replace(ATTENTION, width=64, dropout=0.0),
+        {"steps": 150, "peak_lr": 3e-3},
+    ),
 }
 
 
@@ -204,7 +226,9 @@ def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, kind):
     model, settings = LEARNERS[kind]
     few = tiny_speech.select(range(2))
     config = replace(
-        TrainConfig(seconds=math.inf, batch_seconds=5.0, threads=1, augment=PLAIN, ema=0.9),
+        TrainConfig(
+            seconds=math.inf, batch_seconds=5.0, threads=1, augment=PLAIN, ema=0.9
+        ),
         **{"peak_lr": 5e-3, "curriculum": (99.0, 0.5)} | settings,
     )
     model = replace(model, encoder=WIDE)
@@ -214,11 +238,21 @@ def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, kind):
     assert result.history[-1]["loss"] < 0.1 * result.history[0]["loss"]
     assert result.dev is not None and result.dev.rate < 1  # it knows what, not yet when
     checkpoint = load_checkpoint(result.path)
-    scored = evaluate(checkpoint, replace(few, texts=[text.upper() for text in few.texts]))
-    assert scored.errors == result.dev and set(scored.texts) == set(few.ids) and scored.rtfx > 0
+    scored = evaluate(
+        checkpoint, replace(few, texts=[text.upper() for text in few.texts])
+    )
+    assert (
+        scored.errors == result.dev
+        and set(scored.texts) == set(few.ids)
+        and scored.rtfx > 0
+    )
     if kind == "tdt":
         sound = few.waveforms[0].float()[None] / 32768
-        jumps = recognize(checkpoint, sound, torch.tensor([sound.shape[1]])).durations[0].tolist()
+        jumps = (
+            recognize(checkpoint, sound, torch.tensor([sound.shape[1]]))
+            .durations[0]
+            .tolist()
+        )
         assert set(jumps) <= {0, 1, 2, 4} and max(jumps) > 1
 
 
@@ -248,7 +282,9 @@ def plain_loop(speech, config):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_run_is_the_plain_loop_bit_for_bit(tiny_speech, tmp_path, one_thread, optimizer):
+def test_a_run_is_the_plain_loop_bit_for_bit(
+    tiny_speech, tmp_path, one_thread, optimizer
+):
     config = replace(SHORT, steps=8, optimizer=optimizer)
     seen, ema = plain_loop(tiny_speech, config)
     result = run(tiny_speech, tmp_path, config)
@@ -258,13 +294,21 @@ def test_a_run_is_the_plain_loop_bit_for_bit(tiny_speech, tmp_path, one_thread, 
 
 
 def test_accumulated_batches_are_weighed_by_their_labels(tiny_speech, tmp_path):
-    longest_first = sorted(range(len(tiny_speech)), key=lambda row: -len(tiny_speech.texts[row]))
+    longest_first = sorted(
+        range(len(tiny_speech)), key=lambda row: -len(tiny_speech.texts[row])
+    )
     parts = [longest_first[:3], longest_first[-1:]]
     config = replace(SHORT, steps=1, accumulate=2, augment=PLAIN)
     given = [tiny_speech.batch(rows, TOKENIZER) for rows in parts]
-    model = replace(TRANSDUCER, dropout=0.0, encoder=replace(TRANSDUCER.encoder, dropout=0.0))
+    model = replace(
+        TRANSDUCER, dropout=0.0, encoder=replace(TRANSDUCER.encoder, dropout=0.0)
+    )
     (line,) = run(
-        tiny_speech, tmp_path, config, model, batches=lambda first: itertools.cycle(given)
+        tiny_speech,
+        tmp_path,
+        config,
+        model,
+        batches=lambda first: itertools.cycle(given),
     ).history
 
     torch.manual_seed(0)
@@ -275,7 +319,9 @@ def test_accumulated_batches_are_weighed_by_their_labels(tiny_speech, tmp_path):
     per_label = [training_loss(alone, batch, config).per_label for batch in prepared]
     loss = (torch.stack(per_label) @ labels) / labels.sum()
     loss.backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in alone.parameters() if p.grad is not None])
+    norm = torch.nn.utils.get_total_norm(
+        [p.grad for p in alone.parameters() if p.grad is not None]
+    )
     assert line["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert line["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
@@ -295,7 +341,9 @@ def test_batches_of_ones_own_are_trained_on_in_order_and_a_resumed_run_asks_for_
     whole = run(tiny_speech, tmp_path / "a", **given)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_speech, tmp_path / "b", on_step=stop_after(4), **given)
-    with torch.no_grad():  # as a notebook may have it: training wants gradients all the same
+    with (
+        torch.no_grad()
+    ):  # as a notebook may have it: training wants gradients all the same
         resumed = run(tiny_speech, tmp_path / "b", **given)
     assert asked == [0, 0, 3]
     assert losses(resumed) == losses(whole)
@@ -304,7 +352,9 @@ def test_batches_of_ones_own_are_trained_on_in_order_and_a_resumed_run_asks_for_
     for line in whole.history:
         seen.append(round(line["rtfx"] * (line["seconds"] - ended) * 16_000))
         ended = line["seconds"]
-    assert seen == pytest.approx([lengths[step % len(lengths)] for step in range(6)], abs=1)
+    assert seen == pytest.approx(
+        [lengths[step % len(lengths)] for step in range(6)], abs=1
+    )
     said = "batches: expected batches without end, got none for step 4. Begin anew where they end"
     given["batches"] = lambda first: itertools.islice(own(first), 4)
     with pytest.raises(ValueError, match=said):
@@ -315,7 +365,9 @@ def test_a_dev_set_scored_beside_gives_what_it_gives_in_turn(tiny_speech, tmp_pa
     dev = tiny_speech.select(range(3))
     config = replace(SHORT, evaluate_s=0.0)
     in_turn = run(tiny_speech, tmp_path / "a", config, dev_set=dev)
-    beside = run(tiny_speech, tmp_path / "b", replace(config, evaluate="beside"), dev_set=dev)
+    beside = run(
+        tiny_speech, tmp_path / "b", replace(config, evaluate="beside"), dev_set=dev
+    )
     assert losses(beside) == losses(in_turn) and beside.dev == in_turn.dev is not None
 
 
@@ -323,7 +375,9 @@ def test_the_rate_climbs_then_falls_to_zero_and_the_curriculum_opens():
     config = TrainConfig()
     rates = [config.learning_rate(i / 100) for i in range(101)]
     assert rates.index(max(rates)) == 5 and rates[-1] < 1e-9
-    assert rates[:6] == sorted(rates[:6]) and rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[:6] == sorted(rates[:6]) and rates[5:] == sorted(
+        rates[5:], reverse=True
+    )
     lengths = [config.longest_s(i / 100) for i in range(101)]
     assert lengths == sorted(lengths)
     assert lengths[0] == config.curriculum[0] and lengths[-1] == math.inf
@@ -343,7 +397,9 @@ def test_each_optimizer_has_its_rate_unless_one_is_named(
     tiny_speech, tmp_path, encoder, given, rate
 ):
     config = replace(SHORT, **{"steps": 1, "peak_lr": None, "warmup": 0.0} | given)
-    (line,) = run(tiny_speech, tmp_path, config, replace(CTC, encoder=ENCODERS[encoder])).history
+    (line,) = run(
+        tiny_speech, tmp_path, config, replace(CTC, encoder=ENCODERS[encoder])
+    ).history
     assert line["lr"] == rate
 
 
@@ -354,7 +410,9 @@ def test_the_loss_of_tdt_depends_on_sigma_and_omega_and_that_of_rnnt_on_neither(
         first = set()
         for sigma, omega in ((0.05, 0.0), (0.5, 0.0), (0.05, 1.0)):
             config = replace(SHORT, steps=1, sigma=sigma, omega=omega)
-            first.update(losses(run(tiny_speech, tmp_path, config, model, resume=False)))
+            first.update(
+                losses(run(tiny_speech, tmp_path, config, model, resume=False))
+            )
         assert len(first) == different
 
 
@@ -367,8 +425,13 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(one_thread):
     buckets = Buckets([0.5, 1.0, 2.0], [4, 8, 16], [1, 1, 1])
     config = replace(SHORT, joint="full")
     step = training_step(model, optimizer, config)
-    found = oom_search(step, buckets, budget_bytes=budget, state=(model, optimizer), progress=False)
-    assert all(map(torch.equal, before, model.state_dict().values())) and not optimizer.state
+    found = oom_search(
+        step, buckets, budget_bytes=budget, state=(model, optimizer), progress=False
+    )
+    assert (
+        all(map(torch.equal, before, model.state_dict().values()))
+        and not optimizer.state
+    )
     training = TrainingRun(TRANSDUCER, config, torch.device("cpu"), {})
 
     def advance(n, seconds, tokens):
@@ -387,7 +450,9 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(one_thread):
         return peak_memory(step)
 
     advance(1, 1.0, 1)  # makes the optimizer's state
-    table = zip(buckets.seconds, buckets.tokens, found.table.sizes.tolist(), strict=True)
+    table = zip(
+        buckets.seconds, buckets.tokens, found.table.sizes.tolist(), strict=True
+    )
     for seconds, tokens, n in table:
         assert n > 3
         assert advance(n, seconds, tokens) <= budget
@@ -406,12 +471,24 @@ def test_sizes_that_oom_search_finds_are_those_that_a_run_survives(one_thread):
         ({"warmup": 1}, "warmup: expected a share from 0 to below 1, got 1"),
         ({"ema": 1.5}, "ema: expected a share from 0 to 1, got 1.5"),
         ({"peak_lr": 0.0}, "peak_lr: expected above 0, or None, got 0.0"),
-        ({"peak_lr": 1e300}, "peak_lr: expected a number of at most 1,000,000, or None"),
+        (
+            {"peak_lr": 1e300},
+            "peak_lr: expected a number of at most 1,000,000, or None",
+        ),
         ({"smoothing": 0.6}, "smoothing: expected a share from 0 to 0.5, got 0.6"),
-        ({"curriculum": 2.5}, r"curriculum: expected a pair \(seconds, share\), got 2.5"),
+        (
+            {"curriculum": 2.5},
+            r"curriculum: expected a pair \(seconds, share\), got 2.5",
+        ),
         ({"augment": None}, "augment: expected AugmentConfig, got None"),
-        ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'lean', got 'thin'"),
-        ({"evaluate": "never"}, "evaluate: expected one of 'in turn', 'beside', got 'never'"),
+        (
+            {"joint": "thin"},
+            "joint: expected one of 'auto', 'full', 'lean', got 'thin'",
+        ),
+        (
+            {"evaluate": "never"},
+            "evaluate: expected one of 'in turn', 'beside', got 'never'",
+        ),
     ],
 )
 def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
@@ -427,18 +504,32 @@ def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
             "model_config: expected TransducerConfig or CTCConfig or AEDConfig, got",
         ),
         ({"model": replace(CTC, vocab_size=5)}, "vocab_size: expected 28, got 5"),
-        ({"model": replace(ATTENTION, pad=0)}, "bos, eos, pad: expected tokens behind the tokeni"),
-        ({"model": replace(ATTENTION, most=3)}, "train_set: expected texts of at most 2 tokens"),
-        ({"model": replace(ATTENTION, ctc=False)}, "ctc_weight: expected 0 for a model without"),
+        (
+            {"model": replace(ATTENTION, pad=0)},
+            "bos, eos, pad: expected tokens behind the tokeni",
+        ),
+        (
+            {"model": replace(ATTENTION, most=3)},
+            "train_set: expected texts of at most 2 tokens",
+        ),
+        (
+            {"model": replace(ATTENTION, ctc=False)},
+            "ctc_weight: expected 0 for a model without",
+        ),
         ({"speech": ["a.wav"]}, "train_set: expected Utterances, got list"),
         ({"dev_set": "dev"}, "dev_set: expected Utterances or None, got str"),
         ({"config": {"steps": 3}}, "config: expected TrainConfig or None, got dict"),
-        ({"config": replace(SHORT, accumulate=999)}, "batches: expected from 1 to the number of"),
+        (
+            {"config": replace(SHORT, accumulate=999)},
+            "batches: expected from 1 to the number of",
+        ),
         ({"device": "gpu"}, "device: expected 'cpu' or 'cuda', got 'gpu'"),
         ({"out": None}, "out: expected a path, got NoneType"),
     ],
 )
-def test_what_train_cannot_take_is_refused_in_one_line(wrong, said, tiny_speech, tmp_path):
+def test_what_train_cannot_take_is_refused_in_one_line(
+    wrong, said, tiny_speech, tmp_path
+):
     given = {"speech": tiny_speech, "out": tmp_path / "run"} | wrong
     with pytest.raises(ValueError, match=f"^{said}") as error:
         run(**given)
@@ -446,7 +537,9 @@ def test_what_train_cannot_take_is_refused_in_one_line(wrong, said, tiny_speech,
     assert not (tmp_path / "run/log.jsonl").exists()
 
 
-def test_speech_that_could_not_be_trained_on_is_named_before_the_run_begins(tiny_speech, tmp_path):
+def test_speech_that_could_not_be_trained_on_is_named_before_the_run_begins(
+    tiny_speech, tmp_path
+):
     dev = replace(tiny_speech, texts=[*tiny_speech.texts[:-1], "room 5"])
     with pytest.raises(ValueError, match=r"\['5'\] in 'room 5'"):
         run(tiny_speech, tmp_path / "run", dev_set=dev)
@@ -458,4 +551,6 @@ def test_speech_that_could_not_be_trained_on_is_named_before_the_run_begins(tiny
         run(short, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     lstm = replace(CTC, encoder=ENCODERS["lstm"])  # has no batch norm
-    assert len(run(short, tmp_path / "lstm", replace(SHORT, steps=1), lstm).history) == 1
+    assert (
+        len(run(short, tmp_path / "lstm", replace(SHORT, steps=1), lstm).history) == 1
+    )

@@ -56,8 +56,12 @@ def one_step(model, optimizer, batch, config):
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2)])
-@pytest.mark.parametrize("encoder", [ConvConfig(layers=1), FastConformerConfig(layers=1)])
-def test_no_step_of_a_shipped_model_reads_from_the_device(encoder, durations, fused_on_meta):
+@pytest.mark.parametrize(
+    "encoder", [ConvConfig(layers=1), FastConformerConfig(layers=1)]
+)
+def test_no_step_of_a_shipped_model_reads_from_the_device(
+    encoder, durations, fused_on_meta
+):
     sizes = TransducerConfig(
         vocab_size=9,
         encoder=encoder,
@@ -70,11 +74,15 @@ def test_no_step_of_a_shipped_model_reads_from_the_device(encoder, durations, fu
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = on_meta(B=3, T=40, U=4, V=10)
     for config in (FULL, LEAN):
-        reads = host_reads(lambda c=config: one_step(model, optimizer, batch, c), device="meta")
+        reads = host_reads(
+            lambda c=config: one_step(model, optimizer, batch, c), device="meta"
+        )
         assert reads == {}
 
 
-@pytest.mark.parametrize("encoder", [ConvConfig(layers=1), presets.mini_jasper().encoder])
+@pytest.mark.parametrize(
+    "encoder", [ConvConfig(layers=1), presets.mini_jasper().encoder]
+)
 def test_no_step_of_a_ctc_model_by_novograd_reads_from_the_device(encoder):
     with torch.device("meta"):
         model = CTCModel(CTCConfig(vocab_size=9, encoder=encoder))
@@ -84,9 +92,13 @@ def test_no_step_of_a_ctc_model_by_novograd_reads_from_the_device(encoder):
     assert reads == {}
 
 
-@pytest.mark.parametrize("encoder", [ConvConfig(layers=1), FastConformerConfig(layers=1)])
+@pytest.mark.parametrize(
+    "encoder", [ConvConfig(layers=1), FastConformerConfig(layers=1)]
+)
 def test_no_step_of_an_attention_decoder_reads_from_the_device(encoder, fused_on_meta):
-    sizes = AEDConfig(vocab_size=12, pad=9, bos=10, eos=11, encoder=encoder, layers=2, ctc=True)
+    sizes = AEDConfig(
+        vocab_size=12, pad=9, bos=10, eos=11, encoder=encoder, layers=2, ctc=True
+    )
     with torch.device("meta"):
         model = AEDModel(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -145,7 +157,9 @@ def test_at_published_size_and_length_fake_tensors_read_nothing_and_tell_the_pea
         run = lambda: fake_step(model, optimizer, batch)  # noqa: E731
         assert host_reads(run) == {}
         held = (model, optimizer)
-        peak = fake_peak(lambda b: fake_step(model, optimizer, b), batch, held=held, device="cpu")
+        peak = fake_peak(
+            lambda b: fake_step(model, optimizer, b), batch, held=held, device="cpu"
+        )
     weights = 4 * 49_006_592
     assert peak > 4 * weights  # weights, gradients, and two of Adam's states
     assert 3.5 < peak / 2**30 < 6
@@ -154,7 +168,9 @@ def test_at_published_size_and_length_fake_tensors_read_nothing_and_tell_the_pea
 OPTIMIZERS = {
     "fused AdamW": lambda parameters: torch.optim.AdamW(parameters, fused=True),
     "AdamW by foreach": torch.optim.AdamW,
-    "LAMB": lambda parameters: Lamb(parameters, lr=0.1, betas=(0.9, 0.98), weight_decay=0.01),
+    "LAMB": lambda parameters: Lamb(
+        parameters, lr=0.1, betas=(0.9, 0.98), weight_decay=0.01
+    ),
     "NovoGrad": lambda parameters: NovoGrad(parameters, lr=0.1),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
 }
@@ -183,7 +199,13 @@ def test_what_clips_by_itself_gets_the_gradient_as_it_is_and_the_norm_is_that_be
     layer = nn.Linear(3, 2)
     x = 100 * torch.randn(4, 3)  # a norm far above FULL.clip
     gradient = torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]
-    lamb = Lamb(layer.parameters(), lr=0.1, betas=(0.9, 0.98), weight_decay=0.01, clip=float("inf"))
+    lamb = Lamb(
+        layer.parameters(),
+        lr=0.1,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+        clip=float("inf"),
+    )
     everything = [layer.weight, layer.bias]
     gradients = torch.autograd.grad(layer(x).square().sum(), everything)
     norm = update(layer, lamb, layer(x).square().sum(), FULL)

@@ -51,26 +51,33 @@ def learned(tiny_speech):
     torch.manual_seed(0)
     config, tokenizer, steps = FeatureConfig(normalization="none"), CharTokenizer(), 45
     rows = [torch.randint(6, (3,), generator=generator).tolist() for _ in range(12)]
-    waveforms = [torch.cat([tiny_speech.waveforms[n] for n in row]).float() / 32768 for row in rows]
+    waveforms = [
+        torch.cat([tiny_speech.waveforms[n] for n in row]).float() / 32768
+        for row in rows
+    ]
     features, frames = log_mel(
         pad_sequence(waveforms, batch_first=True),
         torch.tensor([*map(len, waveforms)]),
         config=config,
     )
     texts = [
-        torch.tensor(tokenizer.encode(" ".join(tiny_speech.texts[n] for n in row))) for row in rows
+        torch.tensor(tokenizer.encode(" ".join(tiny_speech.texts[n] for n in row)))
+        for row in rows
     ]
     targets, sizes = torch.cat(texts), torch.tensor([*map(len, texts)])
     model = CTCModel(
         CTCConfig(
-            vocab_size=tokenizer.vocab_size, encoder=ConvConfig(width=64, layers=3, dropout=0.0)
+            vocab_size=tokenizer.vocab_size,
+            encoder=ConvConfig(width=64, layers=3, dropout=0.0),
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
     for _ in range(steps):
         log_probs, lengths = model(features, frames)
-        loss = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, sizes, blank=model.blank)
+        loss = F.ctc_loss(
+            log_probs.transpose(0, 1), targets, lengths, sizes, blank=model.blank
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -86,7 +93,9 @@ def speech(tiny_speech, tmp_path_factory):
     """Files of the six utterances that `learned` knows."""
     folder = tmp_path_factory.mktemp("speech")
     for n in range(6):
-        soundfile.write(str(folder / f"{n}.wav"), tiny_speech.waveforms[n].numpy(), 16_000)
+        soundfile.write(
+            str(folder / f"{n}.wav"), tiny_speech.waveforms[n].numpy(), 16_000
+        )
     return sorted(folder.iterdir())
 
 
@@ -95,5 +104,7 @@ def long_file(tiny_speech, tmp_path_factory):
     """Two minutes of them in random order, in one file."""
     order = torch.randint(6, (60,), generator=torch.Generator().manual_seed(1)).tolist()
     path = tmp_path_factory.mktemp("long") / "long.flac"
-    soundfile.write(str(path), torch.cat([tiny_speech.waveforms[n] for n in order]).numpy(), 16_000)
+    soundfile.write(
+        str(path), torch.cat([tiny_speech.waveforms[n] for n in order]).numpy(), 16_000
+    )
     return path

@@ -65,7 +65,9 @@ def recognised(checkpoint, **config):
     return recognizer(*speech(LENGTHS))
 
 
-def test_the_recogniser_says_what_the_decoder_says_behind_the_prompt_asked_for(checkpoint):
+def test_the_recogniser_says_what_the_decoder_says_behind_the_prompt_asked_for(
+    checkpoint,
+):
     asked = recognised(checkpoint, prompt=PromptOptions(**ASKED)).tokens()
     assert asked == by_hand(checkpoint, **ASKED)
     assert recognised(checkpoint).tokens() == by_hand(checkpoint) != asked
@@ -76,7 +78,9 @@ def test_ways_to_decode_agree(checkpoint):
     wanted = recognised(checkpoint).tokens()
     assert recognised(checkpoint, strategy="batched").tokens() == wanted
     assert recognised(checkpoint, search=BeamOptions(beam=1)).tokens() == wanted
-    assert recognised(checkpoint, search=BeamOptions(beam=4)).impl.startswith("attention, beam")
+    assert recognised(checkpoint, search=BeamOptions(beam=4)).impl.startswith(
+        "attention, beam"
+    )
 
 
 def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
@@ -86,7 +90,9 @@ def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
     for weight in model.parameters():
         weight.data += 0.3 * torch.randn_like(weight)
     model.output_bias.data[model.eos] -= 20  # else it says nothing
-    checkpoint = Checkpoint(model, CharTokenizer(), {"bins": model.config.encoder.bins}, {})
+    checkpoint = Checkpoint(
+        model, CharTokenizer(), {"bins": model.config.encoder.bins}, {}
+    )
     recognizer = Recognizer.from_checkpoint(checkpoint)
     plain = Recognizer(model)
     waveforms, lengths = speech(LENGTHS)
@@ -106,16 +112,27 @@ def test_what_is_asked_for_reaches_the_decoder_from_the_command_line(
     checkpoint, canary, talk, capsys
 ):
     texts = []
-    for options in ([], ["--language", "de", "--task", "translate", "--no-punctuation"]):
+    for options in (
+        [],
+        ["--language", "de", "--task", "translate", "--no-punctuation"],
+    ):
         assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 0
         texts.append(capsys.readouterr().out.rstrip("\n").partition("\t")[2])
-    wanted = [checkpoint.tokenizer.decode(by_hand(checkpoint, **asked)[0]) for asked in ({}, ASKED)]
+    wanted = [
+        checkpoint.tokenizer.decode(by_hand(checkpoint, **asked)[0])
+        for asked in ({}, ASKED)
+    ]
     assert texts == wanted
     assert texts[0] != texts[1]
 
 
 def test_words_have_times_that_never_go_back_and_confidences(canary, talk, capsys):
-    assert main(["transcribe", str(talk), "--model", str(canary), "--json", "--timestamps"]) == 0
+    assert (
+        main(
+            ["transcribe", str(talk), "--model", str(canary), "--json", "--timestamps"]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["words"]
     last = 0.0
@@ -131,7 +148,9 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
     path = tmp_path / "long.wav"
     soundfile.write(str(path), torch.cat([piece] * 6).numpy(), 16_000)
     (one,) = transcribe(
-        checkpoint, path, options=WindowOptions(window_s=3.0, overlap_s=1.0, timestamps=True)
+        checkpoint,
+        path,
+        options=WindowOptions(window_s=3.0, overlap_s=1.0, timestamps=True),
     )
     assert one.error == ""
     assert one.audio_s == pytest.approx(6 * int(lengths[0]) / 16_000)
@@ -146,7 +165,9 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
     (["--task", "translate"], "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
     (["--beam", "4", "--label-bonus", "1"], "--label-bonus: expected none for an AEDModel, got 1.0."),
 ])  # fmt: skip
-def test_what_the_model_cannot_do_is_refused_in_one_line(canary, talk, options, message, capsys):
+def test_what_the_model_cannot_do_is_refused_in_one_line(
+    canary, talk, options, message, capsys
+):
     assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""

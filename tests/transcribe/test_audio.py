@@ -22,10 +22,15 @@ def noise(duration_s, rate, channels=1, seed=0):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_a_tone_keeps_its_frequency_and_phase_at_any_rate_over_all_blocks(tmp_path, rate):
+def test_a_tone_keeps_its_frequency_and_phase_at_any_rate_over_all_blocks(
+    tmp_path, rate
+):
     time = np.arange(21 * rate + 7) / rate
     soundfile.write(
-        str(tmp_path / "a.wav"), 0.5 * np.sin(2 * np.pi * 440 * time), rate, subtype="FLOAT"
+        str(tmp_path / "a.wav"),
+        0.5 * np.sin(2 * np.pi * 440 * time),
+        rate,
+        subtype="FLOAT",
     )
     heard = read_audio(tmp_path / "a.wav", 16_000)
     wanted = 0.5 * torch.sin(
@@ -42,14 +47,19 @@ def test_blocks_have_no_seams(tmp_path, rate, monkeypatch):
     soundfile.write(str(tmp_path / "a.wav"), wave, rate, subtype="FLOAT")
     assert max(map(len, blocks(tmp_path / "a.wav", 16_000))) <= 11 * 16_000
     whole = resample(torch.from_numpy(wave[:, 0]), rate, 16_000)
-    torch.testing.assert_close(read_audio(tmp_path / "a.wav", 16_000), whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        read_audio(tmp_path / "a.wav", 16_000), whole, rtol=0, atol=1e-6
+    )
 
 
 def test_channels_are_averaged(tmp_path):
     wave = noise(0.5, 16_000, channels=6)
     soundfile.write(str(tmp_path / "a.wav"), wave, 16_000, subtype="FLOAT")
     torch.testing.assert_close(
-        read_audio(tmp_path / "a.wav", 16_000), torch.from_numpy(wave.mean(1)), rtol=0, atol=1e-7
+        read_audio(tmp_path / "a.wav", 16_000),
+        torch.from_numpy(wave.mean(1)),
+        rtol=0,
+        atol=1e-7,
     )
 
 
@@ -64,8 +74,12 @@ def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(
     signal = torch.arange(float(total))
     found = [*windows(signal.split(chunk), size, overlap)]
     assert [last for _, _, last in found] == [False] * (len(found) - 1) + [True]
-    assert all(torch.equal(part, signal[start : start + len(part)]) for start, part, _ in found)
-    assert [start for start, _, _ in found] == [n * (size - overlap) for n in range(len(found))]
+    assert all(
+        torch.equal(part, signal[start : start + len(part)]) for start, part, _ in found
+    )
+    assert [start for start, _, _ in found] == [
+        n * (size - overlap) for n in range(len(found))
+    ]
     assert (
         all(len(part) == size for _, part, _ in found[:-1])
         and found[-1][0] + len(found[-1][1]) == total
@@ -74,13 +88,15 @@ def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(
 
 
 def test_batches_hold_the_budget_with_padding_counted_and_every_piece_once():
-    lengths = torch.randint(1, 100, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    lengths = torch.randint(
+        1, 100, (200,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     plan = plan_batches(lengths, 250)
     assert sorted(row for batch in plan for row in batch) == [*range(200)]
     assert all(len(batch) * max(lengths[row] for row in batch) <= 250 for batch in plan)
-    assert sum(len(batch) * max(lengths[row] for row in batch) for batch in plan) < 1.1 * sum(
-        lengths
-    )
+    assert sum(
+        len(batch) * max(lengths[row] for row in batch) for batch in plan
+    ) < 1.1 * sum(lengths)
     assert plan_batches([300, 10], 250) == [[0], [1]] and plan_batches([], 250) == []
     assert plan_batches([10, 300], math.inf) == [[1, 0]]
 
@@ -93,7 +109,9 @@ def test_a_batch_ends_where_another_utterance_would_bring_too_much_padding():
     assert plan_batches(lengths, 60, most_padding=4) == [[1, 5], [2, 3], [0, 4]]
 
 
-def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itself(tmp_path):
+def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itself(
+    tmp_path,
+):
     for name in (
         *(f"b/{n}.wav" for n in (7, 3, 9, 4, 1, 8)),
         "b/2.FLAC",
@@ -105,8 +123,15 @@ def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itse
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     names = [str(name) for _, name in find([tmp_path])]
-    assert names == ["a.ogg", "b/1.wav", "b/2.FLAC", *(f"b/{n}.wav" for n in (3, 4, 7, 8, 9))]
-    assert [str(name) for _, name in find([tmp_path / "notes.txt", tmp_path / "b"])][:3] == [
+    assert names == [
+        "a.ogg",
+        "b/1.wav",
+        "b/2.FLAC",
+        *(f"b/{n}.wav" for n in (3, 4, 7, 8, 9)),
+    ]
+    assert [str(name) for _, name in find([tmp_path / "notes.txt", tmp_path / "b"])][
+        :3
+    ] == [
         "notes.txt",
         "1.wav",
         "2.FLAC",
@@ -154,18 +179,24 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_it(tmp_path):
 @pytest.mark.parametrize(("suffix", "subtype"), [
     ("wav", "PCM_16"), ("wav", "FLOAT"), ("aiff", "PCM_16"), ("au", "PCM_16"), ("ogg", "VORBIS"), ("ogg", "OPUS"),
 ])  # fmt: skip
-def test_a_file_that_is_cut_short_is_refused_and_a_whole_one_read(tmp_path, suffix, subtype):
+def test_a_file_that_is_cut_short_is_refused_and_a_whole_one_read(
+    tmp_path, suffix, subtype
+):
     path = tmp_path / f"a.{suffix}"
     soundfile.write(str(path), noise(3, 16_000), 16_000, subtype=subtype)
     assert len(read_audio(path, 16_000)) == 48_000
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match="^audio: .* a part of a.* The file is truncated"):
+    with pytest.raises(
+        ValueError, match="^audio: .* a part of a.* The file is truncated"
+    ):
         read_audio(path, 16_000)
 
 
 def test_a_format_that_libsndfile_lacks_comes_with_a_remedy(tmp_path):
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(64))
-    with pytest.raises(ValueError, match=r"a.m4a cannot be read .* Convert it first: ffmpeg"):
+    with pytest.raises(
+        ValueError, match=r"a.m4a cannot be read .* Convert it first: ffmpeg"
+    ):
         read_audio(tmp_path / "a.m4a", 16_000)
 
 
@@ -179,11 +210,18 @@ def test_a_wav_whose_writer_did_not_know_its_length_is_read(tmp_path, size):
     assert len(read_audio(path, 16_000)) == 16_000
 
 
-def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside_it(tmp_path):
+def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside_it(
+    tmp_path,
+):
     for name in ("a.wav", "b.m4a", "sub/c.webm", "d.m4a", "d.wav", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * 64)
-    assert [str(name) for _, name in find(tmp_path)] == ["a.wav", "b.m4a", "d.wav", "sub/c.webm"]
+    assert [str(name) for _, name in find(tmp_path)] == [
+        "a.wav",
+        "b.m4a",
+        "d.wav",
+        "sub/c.webm",
+    ]
 
 
 def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder):
@@ -191,7 +229,9 @@ def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder
     soundfile.write(str(ordinary_folder / "a.wav"), noise(1, 16_000), 16_000)
     closed.mkdir(mode=0)
     found = find(ordinary_folder)
-    with pytest.raises(ValueError, match="closed', which cannot be read .Permission denied"):
+    with pytest.raises(
+        ValueError, match="closed', which cannot be read .Permission denied"
+    ):
         read_audio(found[1][0], 16_000)
     assert [str(name) for _, name in found] == ["a.wav", "closed"]
 
@@ -223,9 +263,21 @@ def test_a_part_of_a_recording_is_its_samples_and_ends_where_the_recording_does(
 @pytest.mark.parametrize(
     ("name", "read", "said"),
     [
-        ("cut.wav", lambda path: Sound(path, path.read_bytes()[:4000]), "The file is truncated."),
-        ("none.wav", lambda path: Sound(path, b""), "expected a sound file, got 0 bytes in none."),
-        ("late.wav", lambda path: Sound(path, start_s=3.5), "begins before 3.00 s, where late.wav"),
+        (
+            "cut.wav",
+            lambda path: Sound(path, path.read_bytes()[:4000]),
+            "The file is truncated.",
+        ),
+        (
+            "none.wav",
+            lambda path: Sound(path, b""),
+            "expected a sound file, got 0 bytes in none.",
+        ),
+        (
+            "late.wav",
+            lambda path: Sound(path, start_s=3.5),
+            "begins before 3.00 s, where late.wav",
+        ),
     ],
 )
 def test_what_is_wrong_with_bytes_or_a_part_is_one_line(tmp_path, name, read, said):

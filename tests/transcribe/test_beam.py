@@ -10,7 +10,13 @@ from asrkit.cli import main
 from asrkit.decoders import NGram, WordNGram, ctc_beam
 from asrkit.models import save_checkpoint
 from asrkit.text import SentencePieceTokenizer, token_texts
-from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions, transcribe
+from asrkit.transcribe import (
+    BeamOptions,
+    PipelineConfig,
+    Recognizer,
+    WindowOptions,
+    transcribe,
+)
 from asrkit.transcribe.decoding import read_lm
 from asrkit.transcribe.folder import text_settings
 
@@ -39,7 +45,9 @@ def waveforms(tiny_speech):
     return pad_sequence(parts, batch_first=True), torch.tensor([*map(len, parts)])
 
 
-def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(learned, waveforms, words):
+def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(
+    learned, waveforms, words
+):
     tokenizer = learned.tokenizer
     recognizer = Recognizer.from_checkpoint(learned, PipelineConfig(encoder="eager"))
     encoded, lengths = recognizer.encode(*recognizer.features(*waveforms))
@@ -70,9 +78,16 @@ def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(learned, wavefo
     assert len(heard) == 3
 
 
-def test_the_command_takes_a_beam_and_a_model_of_words(learned, speech, words, tmp_path, capsys):
+def test_the_command_takes_a_beam_and_a_model_of_words(
+    learned, speech, words, tmp_path, capsys
+):
     save_checkpoint(tmp_path / "model.safetensors", learned)
-    command = ["transcribe", str(speech[0]), "--model", str(tmp_path / "model.safetensors")]
+    command = [
+        "transcribe",
+        str(speech[0]),
+        "--model",
+        str(tmp_path / "model.safetensors"),
+    ]
     said = {}
     for name, options in {
         "greedy": [],
@@ -82,7 +97,10 @@ def test_the_command_takes_a_beam_and_a_model_of_words(learned, speech, words, t
         assert main([*command, *options]) == 0
         said[name] = capsys.readouterr().out.split("\t")[1]
     assert said["greedy"] == said["beam"] != said["cut"] == "\n"
-    assert main([*command, "--beam", "4", "--json", "--format", "json", "--timestamps"]) == 0
+    assert (
+        main([*command, "--beam", "4", "--json", "--format", "json", "--timestamps"])
+        == 0
+    )
     timed = json.loads(capsys.readouterr().out)["words"]
     assert " ".join(word["word"] for word in timed) == said["greedy"].strip()
     assert all(0 < word["confidence"] <= 1 for word in timed)
@@ -90,12 +108,16 @@ def test_the_command_takes_a_beam_and_a_model_of_words(learned, speech, words, t
 
 def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
     def settings(**options):
-        return text_settings(WindowOptions(), PipelineConfig(search=BeamOptions(**options)))
+        return text_settings(
+            WindowOptions(), PipelineConfig(search=BeamOptions(**options))
+        )
 
     before = settings(lm=words)
     copy = words.with_name("copy.arpa")
     copy.write_bytes(words.read_bytes())
-    assert before == settings(lm=copy) != settings(lm=words, lm_weight=0.5) != settings()
+    assert (
+        before == settings(lm=copy) != settings(lm=words, lm_weight=0.5) != settings()
+    )
     words.write_text(arpa(["other"]))
     assert settings(lm=words) != before
 
@@ -105,7 +127,9 @@ def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words
     config = PipelineConfig(search=BeamOptions(beam=1, lm=words))
     recognizer = Recognizer.from_checkpoint(learned, config)
     [one] = transcribe(learned, speech[0], recognizer=recognizer)
-    assert one.error.startswith("model: expected finite scores, got -inf in torch.float32. ")
+    assert one.error.startswith(
+        "model: expected finite scores, got -inf in torch.float32. "
+    )
     assert "<unk>" in one.error
 
 
@@ -134,5 +158,7 @@ def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path):
     nat = 2.302585
     assert cost("the cat") == pytest.approx(-(0.5 + 0.5 + 1) * nat, abs=1e-4)
     assert cost("the mat") == pytest.approx(-(0.5 + 6 + 1) * nat, abs=1e-4)
-    with pytest.raises(ValueError, match="^tokenizer: expected one of asrkit.text, got object"):
+    with pytest.raises(
+        ValueError, match="^tokenizer: expected one of asrkit.text, got object"
+    ):
         token_texts(object())

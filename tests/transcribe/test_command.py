@@ -32,7 +32,14 @@ def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(
         joint_width=24,
     )
     short = TrainConfig(steps=1, seconds=math.inf, batch_seconds=6.0, threads=1)
-    train(config, CharTokenizer(), tiny_speech, out=tmp_path / "demo", config=short, progress=False)
+    train(
+        config,
+        CharTokenizer(),
+        tiny_speech,
+        out=tmp_path / "demo",
+        config=short,
+        progress=False,
+    )
     assert main(["transcribe", str(speech[0])]) == 0
     assert capsys.readouterr().err.startswith("1 of 1 file transcribed; ")
 
@@ -47,7 +54,9 @@ def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
 
 
-def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(model, speech, tmp_path, capsys):
+def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(
+    model, speech, tmp_path, capsys
+):
     files = [str(speech[1]), str(tmp_path / "none.wav"), str(speech[0])]
     assert main(["transcribe", *files, "--model", model]) == 1
     out, err = capsys.readouterr()
@@ -61,30 +70,55 @@ def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(model, speech
         == f"{files[1]}: audio: expected a WAV, FLAC, OGG or MP3 file, got {files[1]!r}. Check the path."
     )
     assert (
-        last.startswith("2 of 3 files transcribed, 1 failed; ") and " s of audio at RTFx " in last
+        last.startswith("2 of 3 files transcribed, 1 failed; ")
+        and " s of audio at RTFx " in last
     )
 
 
 def test_with_a_folder_the_last_line_names_it_and_json_has_the_counts(
     model, speech, tmp_path, capsys
 ):
-    command = ["transcribe", str(speech[0]), "--model", model, "--out", str(tmp_path / "text")]
+    command = [
+        "transcribe",
+        str(speech[0]),
+        "--model",
+        model,
+        "--out",
+        str(tmp_path / "text"),
+    ]
     assert main(command) == 0
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and out.endswith(f". Transcripts: {tmp_path / 'text'}\n")
+    assert out.count("\n") == 1 and out.endswith(
+        f". Transcripts: {tmp_path / 'text'}\n"
+    )
     assert err == "" and main([*command, "--json"]) == 0
     out, err = capsys.readouterr()
     counts = json.loads(out)
-    assert [*counts] == ["files", "failed", "skipped", "audio_s", "rtfx", "out"] and err == ""
+    assert [*counts] == [
+        "files",
+        "failed",
+        "skipped",
+        "audio_s",
+        "rtfx",
+        "out",
+    ] and err == ""
     assert (counts["files"], counts["failed"], counts["skipped"]) == (1, 0, 1)
     assert counts["out"] == str(tmp_path / "text")
 
 
-def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(model, speech, capsys):
+def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
+    model, speech, capsys
+):
     plain = ["--format", "json"]
-    for more, has in ((plain, False), (["--json"], False), ([*plain, "--timestamps"], True)):
+    for more, has in (
+        (plain, False),
+        (["--json"], False),
+        ([*plain, "--timestamps"], True),
+    ):
         assert main(["transcribe", str(speech[0].parent), "--model", model, *more]) == 0
-        out, err = capsys.readouterr()  # what is redirected to a file is of recordings only
+        out, err = (
+            capsys.readouterr()
+        )  # what is redirected to a file is of recordings only
         lines = [json.loads(line) for line in out.splitlines()]
         assert err.startswith(f"{len(speech)} of {len(speech)} files transcribed; ")
         assert [line["file"] for line in lines] == [str(path) for path in speech]
@@ -96,7 +130,14 @@ def test_an_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
 ):
     (tmp_path / "file").touch()
     for out in (tmp_path / "file/transcripts", tmp_path / "file/a/b"):
-        arguments = ["transcribe", str(speech[0]), "--model", "none.nemo", "--out", str(out)]
+        arguments = [
+            "transcribe",
+            str(speech[0]),
+            "--model",
+            "none.nemo",
+            "--out",
+            str(out),
+        ]
         assert main(arguments) == 2
         wanted = f"asrkit transcribe: {out} cannot be written: Not a directory\n"
         assert capsys.readouterr().err == wanted

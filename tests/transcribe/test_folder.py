@@ -30,7 +30,12 @@ main(sys.argv[2:])
 def command(learned, speech, tmp_path):
     """`asrkit transcribe` of six files, the trained model and a folder to write to, which is its last argument."""
     save_checkpoint(tmp_path / "model.safetensors", learned)
-    files = ["transcribe", *map(str, speech), "--model", str(tmp_path / "model.safetensors")]
+    files = [
+        "transcribe",
+        *map(str, speech),
+        "--model",
+        str(tmp_path / "model.safetensors"),
+    ]
     return [
         *files,
         "--batch-seconds",
@@ -54,7 +59,9 @@ def counts(capsys):
     return json.loads(out), err
 
 
-def test_a_file_each_is_written_in_any_format_and_a_second_run_skips_all(command, tmp_path, capsys):
+def test_a_file_each_is_written_in_any_format_and_a_second_run_skips_all(
+    command, tmp_path, capsys
+):
     for format_ in FORMATS:
         assert main([*command, "--format", format_]) == 0
         assert counts(capsys)[0]["skipped"] == 0
@@ -63,10 +70,14 @@ def test_a_file_each_is_written_in_any_format_and_a_second_run_skips_all(command
     assert main(command) == 0
     said, err = counts(capsys)
     assert (said["files"], said["skipped"], said["audio_s"], err) == (6, 6, 0.0, "")
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert before == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()
+    }
 
 
-@pytest.mark.parametrize("renames", [1, 4])  # one of them is of what made the transcripts
+@pytest.mark.parametrize(
+    "renames", [1, 4]
+)  # one of them is of what made the transcripts
 def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(
     command, tmp_path, capsys, renames
 ):
@@ -78,7 +89,9 @@ def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == -signal.SIGKILL
-    finished = [name for name in contents(tmp_path / "again") if not name.startswith(".")]
+    finished = [
+        name for name in contents(tmp_path / "again") if not name.startswith(".")
+    ]
     assert len(finished) == renames - 1
     assert len(contents(tmp_path / "again")) == renames  # and what it was writing
     capsys.readouterr()
@@ -92,7 +105,9 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
 ):
     wanted = "asrkit transcribe: --out: expected transcripts of this model and these settings, got "
     assert main(command) == 0
-    assert main([*command, "--batch-seconds", "9", "--readers", "2"]) == 0  # change no text
+    assert (
+        main([*command, "--batch-seconds", "9", "--readers", "2"]) == 0
+    )  # change no text
     first = contents(tmp_path / "out")
     other = copy.deepcopy(learned.model)
     other.output.bias.data += 1e-3
@@ -114,7 +129,9 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
     assert contents(tmp_path / "out") == first and mine.read_text() == "my own notes"
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(command, tmp_path, capsys):
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
+    command, tmp_path, capsys
+):
     command = [*command, "--format", "json"]
     assert main([*command[:-3], str(tmp_path / "all"), "--format", "json"]) == 0
     sizes = [path.stat().st_size for path in (tmp_path / "all").glob("*.json")]
@@ -140,9 +157,21 @@ def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
 ):
     for name in ("a/one.wav", "b/one.flac"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        soundfile.write(str(tmp_path / "in" / name), soundfile.read(str(speech[0]))[0], 16_000)
+        soundfile.write(
+            str(tmp_path / "in" / name), soundfile.read(str(speech[0]))[0], 16_000
+        )
     rest = command[7:]
-    assert main(["transcribe", str(tmp_path / "in/a"), str(tmp_path / "in/b/one.flac"), *rest]) == 2
+    assert (
+        main(
+            [
+                "transcribe",
+                str(tmp_path / "in/a"),
+                str(tmp_path / "in/b/one.flac"),
+                *rest,
+            ]
+        )
+        == 2
+    )
     err = capsys.readouterr().err.strip()
     assert (
         "out: expected recordings of different names, got" in err
@@ -157,7 +186,8 @@ def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
     )
     assert main(["transcribe", str(tmp_path / "in"), *rest, "--format", "ctm"]) == 0
     assert [
-        (tmp_path / f"out/{name}.ctm").read_text().split()[0] for name in ("a/one", "b/one")
+        (tmp_path / f"out/{name}.ctm").read_text().split()[0]
+        for name in ("a/one", "b/one")
     ] == ["a/one", "b/one"]
 
 
@@ -179,13 +209,17 @@ def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, c
     bad.write_bytes(b"nothing")
     assert main([*command[:1], str(bad), *command[1:]]) == 1
     said, err = counts(capsys)
-    assert said["failed"] == 1 and str(bad) in err and len(contents(tmp_path / "out")) == 6
+    assert (
+        said["failed"] == 1 and str(bad) in err and len(contents(tmp_path / "out")) == 6
+    )
     assert main([*command[:1], str(bad), *command[1:]]) == 1 and counts(capsys)[0] | {"rtfx": 0} == {
         "files": 7, "failed": 1, "skipped": 6, "audio_s": 0.0, "rtfx": 0, "out": command[-1],
     }  # fmt: skip
 
 
-def test_processes_that_share_a_folder_end_with_what_one_gives(command, tmp_path, capsys):
+def test_processes_that_share_a_folder_end_with_what_one_gives(
+    command, tmp_path, capsys
+):
     assert main(command) == 0
     whole = contents(tmp_path / "out")
     shared = [*command[:-1], str(tmp_path / "shared")]
@@ -198,7 +232,9 @@ def test_processes_that_share_a_folder_end_with_what_one_gives(command, tmp_path
     assert contents(tmp_path / "shared") == whole
 
 
-def test_a_file_whose_name_is_no_utf_8_is_transcribed_with_the_rest(command, tmp_path, speech):
+def test_a_file_whose_name_is_no_utf_8_is_transcribed_with_the_rest(
+    command, tmp_path, speech
+):
     odd = tmp_path / os.fsdecode(b"odd-\xff.wav")
     odd.write_bytes(speech[0].read_bytes())
     assert main(["transcribe", str(odd), *command[1:]]) == 0

@@ -43,9 +43,16 @@ def test_ctm_has_name_channel_start_duration_word_and_confidence():
 
 def test_json_has_words_where_there_are_some_and_nothing_that_differs_from_run_to_run():
     read = json.loads(render(ONE, "json"))
-    assert read["words"][0] == {"word": "good", "start_s": 1.0, "end_s": 1.2, "confidence": 0.9}
+    assert read["words"][0] == {
+        "word": "good",
+        "start_s": 1.0,
+        "end_s": 1.2,
+        "confidence": 0.9,
+    }
     assert [*read] == ["file", "text", "audio_s", "words"]
-    assert [*json.loads(render(Transcript(path=Path("a"), text="é", audio_s=1.0), "json"))] == [
+    assert [
+        *json.loads(render(Transcript(path=Path("a"), text="é", audio_s=1.0), "json"))
+    ] == [
         "file",
         "text",
         "audio_s",
@@ -54,7 +61,12 @@ def test_json_has_words_where_there_are_some_and_nothing_that_differs_from_run_t
 
 def test_nothing_said_makes_a_valid_file_of_each_format():
     empty = Transcript(path=Path("a.wav"), audio_s=1.0)
-    assert [render(empty, kind) for kind in FORMATS if kind != "json"] == ["\n", "", "WEBVTT\n", ""]
+    assert [render(empty, kind) for kind in FORMATS if kind != "json"] == [
+        "\n",
+        "",
+        "WEBVTT\n",
+        "",
+    ]
 
 
 @st.composite
@@ -63,7 +75,9 @@ def talks(draw):
     time, found = 0.0, []
     for text in draw(
         st.lists(
-            st.sampled_from(["a", "b-c", "seven", "d" * 30, "e" * 42, "f" * 43, "g" * 100]),
+            st.sampled_from(
+                ["a", "b-c", "seven", "d" * 30, "e" * 42, "f" * 43, "g" * 100]
+            ),
             max_size=40,
         )
     ):
@@ -81,10 +95,17 @@ def test_cues_are_short_enough_do_not_overlap_and_hold_every_letter(said):
         word.text for word in said
     )
     for start, end, text in shown:
-        assert end > start and text.count("\n") < LINES and max(map(len, text.splitlines())) <= LINE
+        assert (
+            end > start
+            and text.count("\n") < LINES
+            and max(map(len, text.splitlines())) <= LINE
+        )
     starts = [start for start, _, _ in shown]
     assert starts == sorted(starts)
-    assert all(end <= start + 0.0011 for (_, end, _), start in zip(shown, starts[1:], strict=False))
+    assert all(
+        end <= start + 0.0011
+        for (_, end, _), start in zip(shown, starts[1:], strict=False)
+    )
 
 
 def test_a_cue_ends_at_a_long_pause_or_when_it_was_shown_for_long():
@@ -94,6 +115,11 @@ def test_a_cue_ends_at_a_long_pause_or_when_it_was_shown_for_long():
         word._replace(start_s=word.start_s + PAUSE_S, end_s=word.end_s + PAUSE_S)
         for word in quick[4:]
     ]
-    assert [text for *_, text in cues([*quick[:4], *later])] == ["word word word word"] * 2
+    assert [text for *_, text in cues([*quick[:4], *later])] == [
+        "word word word word"
+    ] * 2
     slow = [Word("a", n * 0.5, n * 0.5 + 0.5, 1.0) for n in range(30)]
-    assert all(end - start <= LONGEST_S for start, end, _ in cues(slow)) and len(cues(slow)) == 3
+    assert (
+        all(end - start <= LONGEST_S for start, end, _ in cues(slow))
+        and len(cues(slow)) == 3
+    )

@@ -32,13 +32,17 @@ def checkpoint():
     """A transducer of random weights that finds some labels in noise."""
     torch.manual_seed(0)
     model = TransducerModel(presets.tiny(vocab_size=28)).eval()
-    return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3})
+    return Checkpoint(
+        model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3}
+    )
 
 
 def noise(seconds=1.5):
     samples = round(16_000 * seconds)
     generator = torch.Generator().manual_seed(1)
-    return 0.1 * torch.randn(2, samples, generator=generator), torch.tensor([samples, samples // 2])
+    return 0.1 * torch.randn(2, samples, generator=generator), torch.tensor(
+        [samples, samples // 2]
+    )
 
 
 @ON_THIS_CPU
@@ -46,10 +50,17 @@ def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkp
     variants = ModelVariants(checkpoint.model)
     plain = Recognizer(variants, PipelineConfig(precision="float32"))
     int8 = Recognizer(variants, INT8)
-    assert (int8.dtype, int8.config.encoder) == (getattr(torch, fast_dtype()), "optimized")
+    assert (int8.dtype, int8.config.encoder) == (
+        getattr(torch, fast_dtype()),
+        "optimized",
+    )
     assert Recognizer(variants, INT8).model is int8.model is not plain.model
     assert not any(isinstance(part, Packed) for part in checkpoint.model.modules())
-    others = [part for name, part in int8.model.named_modules() if not name.startswith("encoder.")]
+    others = [
+        part
+        for name, part in int8.model.named_modules()
+        if not name.startswith("encoder.")
+    ]
     assert any(isinstance(part, Int8Linear) for part in int8.model.encoder.modules())
     assert not any(isinstance(part, Int8Linear) for part in others)
     features = plain.features(*noise())
@@ -65,12 +76,16 @@ def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkp
 def test_int8_is_a_way_to_optimize(checkpoint, encoder):
     said = f"^encoder: expected 'auto' or 'optimized' with int8, got '{encoder}'"
     with pytest.raises(ValueError, match=said):
-        Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision="int8", encoder=encoder))
+        Recognizer.from_checkpoint(
+            checkpoint, PipelineConfig(precision="int8", encoder=encoder)
+        )
 
 
 @ON_THIS_CPU
 def test_a_model_without_a_fastconformer_is_refused():
-    model = CTCModel(CTCConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))).eval()
+    model = CTCModel(
+        CTCConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))
+    ).eval()
     said = "^model: expected one with a FastConformer for int8, got a CTCModel with ConvEncoder"
     with pytest.raises(ValueError, match=said):
         Recognizer(model, INT8)
@@ -97,7 +112,16 @@ def saved(checkpoint, tmp_path):
 @pytest.mark.parametrize("shards", [False, True])
 def test_the_command_transcribes_in_int8(saved, speech, tmp_path, capsys, shards):
     out = tmp_path / "text"
-    command = ["transcribe", str(speech[0]), "--model", saved, "--dtype", "int8", "--out", str(out)]
+    command = [
+        "transcribe",
+        str(speech[0]),
+        "--model",
+        saved,
+        "--dtype",
+        "int8",
+        "--out",
+        str(out),
+    ]
     if shards:
         command.append("--shards")
     assert main(command) == 0, capsys.readouterr().err

@@ -38,9 +38,13 @@ def saved(model, tmp_path_factory):
     """The model and a second and a half of sound, as files."""
     folder = tmp_path_factory.mktemp("joint")
     features = {"bins": model.config.encoder.bins}
-    save_checkpoint(folder / "aed.safetensors", Checkpoint(model, CharTokenizer(), features, {}))
+    save_checkpoint(
+        folder / "aed.safetensors", Checkpoint(model, CharTokenizer(), features, {})
+    )
     waveforms, lengths = speech(LENGTHS)
-    soundfile.write(str(folder / "talk.wav"), waveforms[0, : lengths[0]].numpy(), 16_000)
+    soundfile.write(
+        str(folder / "talk.wav"), waveforms[0, : lengths[0]].numpy(), 16_000
+    )
     return folder
 
 
@@ -54,12 +58,18 @@ def encoded(model):
     return model.encode(*Recognizer(model).features(*speech(LENGTHS)))
 
 
-@pytest.mark.parametrize("given, weight", [(None, 0.3), (0.3, 0.3), (0.8, 0.8), (1, 1.0)])
+@pytest.mark.parametrize(
+    "given, weight", [(None, 0.3), (0.3, 0.3), (0.8, 0.8), (1, 1.0)]
+)
 def test_a_beam_of_a_model_with_a_ctc_head_asks_both(model, given, weight):
     frames, ends, ctc = encoded(model)
     found = recognised(model, search=BeamOptions(beam=3, ctc_weight=given))
     wanted = aed_beam(model, frames, ends, width=3, ctc=ctc, ctc_weight=weight)
-    assert found.tokens() == wanted.tokens() != aed_beam(model, frames, ends, width=3).tokens()
+    assert (
+        found.tokens()
+        == wanted.tokens()
+        != aed_beam(model, frames, ends, width=3).tokens()
+    )
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-3)
     assert found.impl == wanted.impl
     assert f"with CTC ({weight:g})" in found.impl
@@ -112,7 +122,9 @@ def test_a_joint_beam_has_its_times_from_the_ctc_head(brief):
     found = timed(brief, search=BeamOptions(beam=3))
     frames, ends, ctc = encoded(brief)
     aligned = ctc_alignment(ctc, ends, found)
-    assert aligned.scores.isfinite().all()  # CTC had a say in the texts, so that they fit
+    assert (
+        aligned.scores.isfinite().all()
+    )  # CTC had a say in the texts, so that they fit
     assert torch.equal(found.frames, aligned.frames)
     assert not torch.equal(found.frames, attention_frames(brief, frames, ends, found))
 
@@ -126,7 +138,12 @@ def test_a_beam_that_is_not_to_ask_the_ctc_head_has_its_times_by_attention(brief
 def test_the_command_decodes_jointly_unless_told_otherwise(model, saved, capsys):
     said = {}
     for name, options in {"default": [], "told": ["0.3"], "none": ["0"]}.items():
-        command = ["transcribe", str(saved / "talk.wav"), "--model", str(saved / "aed.safetensors")]
+        command = [
+            "transcribe",
+            str(saved / "talk.wav"),
+            "--model",
+            str(saved / "aed.safetensors"),
+        ]
         weight = ["--ctc-weight", *options] if options else []
         assert main([*command, "--beam", "3", *weight]) == 0
         said[name] = capsys.readouterr().out.rstrip("\n").partition("\t")[2]
@@ -141,7 +158,14 @@ def test_the_command_decodes_jointly_unless_told_otherwise(model, saved, capsys)
 def test_a_beam_of_attention_has_no_confidences_and_so_no_formats_with_times(
     saved, tmp_path, capsys
 ):
-    command = ["transcribe", str(saved / "talk.wav"), "--model", str(saved / "aed.safetensors")]
-    assert main([*command, "--beam", "3", "--out", str(tmp_path), "--format", "srt"]) == 2
+    command = [
+        "transcribe",
+        str(saved / "talk.wav"),
+        "--model",
+        str(saved / "aed.safetensors"),
+    ]
+    assert (
+        main([*command, "--beam", "3", "--out", str(tmp_path), "--format", "srt"]) == 2
+    )
     wanted = "--timestamps: expected greedy decoding of this model, got a beam search. "
     assert wanted in capsys.readouterr().err

@@ -24,19 +24,59 @@ BAD = [
     (WindowOptions, {"batch_s": 0}, "batch_s: expected more than 0 seconds, got 0"),
     (WindowOptions, {"batch_s": math.inf}, "batch_s: expected a finite number"),
     (WindowOptions, {"batch_s": "30"}, f"batch_s{SECONDS}"),
-    (WindowOptions, {"window_s": 0.5}, "window_s: expected 1 to 86,400 seconds, got 0.5"),
-    (WindowOptions, {"overlap_s": 16}, "overlap_s: expected 0 to half a window, got 16"),
+    (
+        WindowOptions,
+        {"window_s": 0.5},
+        "window_s: expected 1 to 86,400 seconds, got 0.5",
+    ),
+    (
+        WindowOptions,
+        {"overlap_s": 16},
+        "overlap_s: expected 0 to half a window, got 16",
+    ),
     (WindowOptions, {"readers": 0}, READERS),
     (BeamOptions, {"ctc_weight": -0.1}, SHARE),
-    (PromptOptions, {"language": ""}, "language: expected a language's code, or None, got ''."),
-    (PromptOptions, {"target_language": 7}, "target_language: expected a language's code, or None"),
-    (PromptOptions, {"task": "sing"}, "task: expected 'transcribe', 'translate' or None, got"),
-    (PromptOptions, {"punctuation": "yes"}, "punctuation: expected True, False or None, got"),
-    (PipelineConfig, {"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
-    (PipelineConfig, {"encoder": "fast"}, "encoder: expected one of 'auto', 'eager', 'packed', "),
-    (PipelineConfig, {"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or"),
+    (
+        PromptOptions,
+        {"language": ""},
+        "language: expected a language's code, or None, got ''.",
+    ),
+    (
+        PromptOptions,
+        {"target_language": 7},
+        "target_language: expected a language's code, or None",
+    ),
+    (
+        PromptOptions,
+        {"task": "sing"},
+        "task: expected 'transcribe', 'translate' or None, got",
+    ),
+    (
+        PromptOptions,
+        {"punctuation": "yes"},
+        "punctuation: expected True, False or None, got",
+    ),
+    (
+        PipelineConfig,
+        {"max_symbols": 0},
+        "max_symbols: expected at least 1, or None, got 0",
+    ),
+    (
+        PipelineConfig,
+        {"encoder": "fast"},
+        "encoder: expected one of 'auto', 'eager', 'packed', ",
+    ),
+    (
+        PipelineConfig,
+        {"graphs": "full", "strategy": "label_looping"},
+        "graphs: expected 'auto' or",
+    ),
     (PipelineConfig, {"search": 8}, "search: expected BeamOptions or None, got 8"),
-    (PipelineConfig, {"prompt": {"language": "de"}}, "prompt: expected PromptOptions or None"),
+    (
+        PipelineConfig,
+        {"prompt": {"language": "de"}},
+        "prompt: expected PromptOptions or None",
+    ),
     (
         PipelineConfig,
         {"search": BeamOptions(), "strategy": "one_by_one"},
@@ -55,7 +95,11 @@ def test_options_that_cannot_be_are_refused(kind, options, wanted):
 
 NO_HEAD = "ctc_weight: expected none but for an encoder-decoder model with a CTC head, got 0.3 for"
 REFUSED = [
-    ("ctc", {"encoder_graphs": "per_shape"}, "encoder_graphs: expected 'off' on a CPU, got"),
+    (
+        "ctc",
+        {"encoder_graphs": "per_shape"},
+        "encoder_graphs: expected 'off' on a CPU, got",
+    ),
     ("ctc", {"graphs": "full"}, "graphs: expected 'auto' or 'off' for a CTCModel"),
     ("rnnt", {"graphs": "full"}, "graphs: expected 'off' on a CPU, got 'full'"),
     ("aed", {"graphs": "step"}, "graphs: expected 'auto' or 'off' for an AEDModel"),
@@ -64,9 +108,17 @@ REFUSED = [
         {"precision": "autocast", "encoder": "packed"},
         "encoder: expected 'eager' or 'compiled' on a CPU with precision='autocast', got 'packed'.",
     ),
-    ("rnnt", {"search": BeamOptions()}, "beam: expected none for a TransducerModel, got 8."),
+    (
+        "rnnt",
+        {"search": BeamOptions()},
+        "beam: expected none for a TransducerModel, got 8.",
+    ),
     ("aed", {"search": BeamOptions(ctc_weight=0.3)}, f"{NO_HEAD} an AEDModel"),
-    ("aed", {"search": BeamOptions(lm=Path("words.arpa"))}, "lm: expected none for an AEDModel"),
+    (
+        "aed",
+        {"search": BeamOptions(lm=Path("words.arpa"))},
+        "lm: expected none for an AEDModel",
+    ),
     (
         "aed",
         {"prompt": PromptOptions(language="de")},
@@ -93,18 +145,28 @@ def test_what_a_model_or_a_device_cannot_do_is_refused(models, kind, config, wan
 
 
 def test_a_model_or_a_config_of_another_type_is_refused(learned):
-    with pytest.raises(ValueError, match="^model: expected TransducerModel.*, got Identity"):
+    with pytest.raises(
+        ValueError, match="^model: expected TransducerModel.*, got Identity"
+    ):
         Recognizer(torch.nn.Identity())
     for config in ("bfloat16", {}, WindowOptions()):
-        with pytest.raises(ValueError, match="^config: expected PipelineConfig or None, got "):
+        with pytest.raises(
+            ValueError, match="^config: expected PipelineConfig or None, got "
+        ):
             Recognizer.from_checkpoint(learned, config)
 
 
 BEAM = ["--beam", "4"]
 NO_PROMPT = "expected none, since this CTCModel has no prompt with a place for it, got"
 COMMANDS = [
-    (["--batch-seconds", "0"], "--batch-seconds: expected more than 0 seconds, got 0.0."),
-    (["--format", "vtt"], "--format: expected txt or json without --out, got vtt. Pass --out DIR."),
+    (
+        ["--batch-seconds", "0"],
+        "--batch-seconds: expected more than 0 seconds, got 0.0.",
+    ),
+    (
+        ["--format", "vtt"],
+        "--format: expected txt or json without --out, got vtt. Pass --out DIR.",
+    ),
     (
         ["--format", "txt", "--json"],
         "--json: expected --out DIR, or transcripts in JSON, got --format txt.",
@@ -113,12 +175,18 @@ COMMANDS = [
         ["--timestamps"],
         "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt.",
     ),
-    (["--lm", "x.arpa"], "--lm: expected a beam search with it, got x.arpa. Pass --beam 8."),
+    (
+        ["--lm", "x.arpa"],
+        "--lm: expected a beam search with it, got x.arpa. Pass --beam 8.",
+    ),
     (
         [*BEAM, "--lm-weight", "1"],
         "--lm-weight: expected an n-gram model with it, got 1.0. Pass --lm FILE.",
     ),
-    ([*BEAM, "--lm", "none.arpa"], "--lm: expected a file in ARPA format, got none.arpa."),
+    (
+        [*BEAM, "--lm", "none.arpa"],
+        "--lm: expected a file in ARPA format, got none.arpa.",
+    ),
     (
         [*BEAM, "--label-bonus", "nan"],
         "--label-bonus: expected a number from -1,000,000 to 1,000,000, got nan.",
@@ -131,7 +199,10 @@ COMMANDS = [
         ["--language", "de"],
         f"--language: {NO_PROMPT} 'de'. Some encoder-decoder models have one.",
     ),
-    (["--context", "4", "4"], "--model: expected one with a FastConformer, got ConvEncoder."),
+    (
+        ["--context", "4", "4"],
+        "--model: expected one with a FastConformer, got ConvEncoder.",
+    ),
 ]
 
 
@@ -144,7 +215,9 @@ def saved(learned, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("arguments", "message"), COMMANDS)
-def test_bad_arguments_of_the_command_are_one_line(speech, saved, arguments, message, capsys):
+def test_bad_arguments_of_the_command_are_one_line(
+    speech, saved, arguments, message, capsys
+):
     assert main(["transcribe", str(speech[0]), "--model", str(saved), *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -7,7 +7,14 @@ import torch
 
 from asrkit.decoders import ctc_greedy, transducer_greedy
 from asrkit.features import FeatureConfig, log_mel
-from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel, TransducerModel, presets
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    CTCConfig,
+    CTCModel,
+    TransducerModel,
+    presets,
+)
 from asrkit.models.execution import cast_copy
 from asrkit.models.packed import PackedLinear
 from asrkit.text import CharTokenizer
@@ -48,18 +55,24 @@ def checkpoint(request):
             model.output.weight *= 20  # tokens change from frame to frame
     else:
         model = TransducerModel(config).eval()
-    return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3})
+    return Checkpoint(
+        model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3}
+    )
 
 
 @pytest.fixture(scope="module")
 def noise():
     generator = torch.Generator().manual_seed(1)
-    return 0.1 * torch.randn(3, 24_000, generator=generator), torch.tensor([24_000, 15_000, 700])
+    return 0.1 * torch.randn(3, 24_000, generator=generator), torch.tensor(
+        [24_000, 15_000, 700]
+    )
 
 
 def by_hand(checkpoint, waveforms, lengths):
     """What `recognize` did before there was a class, in plain code."""
-    features, frames = log_mel(waveforms, lengths, config=FeatureConfig(**checkpoint.features))
+    features, frames = log_mel(
+        waveforms, lengths, config=FeatureConfig(**checkpoint.features)
+    )
     with torch.inference_mode():
         if isinstance(checkpoint.model, CTCModel):
             return ctc_greedy(*checkpoint.model(features, frames))
@@ -77,13 +90,18 @@ def test_the_recogniser_returns_to_the_bit_what_plain_code_does(checkpoint, nois
         recognizer(*noise),
         recognizer.decode(encoded, ends),
     ):
-        assert all(torch.equal(a, b) for a, b in zip(found.parts(), wanted.parts(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(found.parts(), wanted.parts(), strict=True)
+        )
     assert recognizer.model is checkpoint.model, "a copy of the weights was made"
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=str)
 def test_how_it_computes_does_not_change_what_it_finds(checkpoint, noise, change):
-    before = {name: weight.clone() for name, weight in checkpoint.model.state_dict().items()}
+    before = {
+        name: weight.clone() for name, weight in checkpoint.model.state_dict().items()
+    }
     recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(**change))
     assert recognizer(*noise).tokens() == by_hand(checkpoint, *noise).tokens()
     after = checkpoint.model.state_dict()
@@ -111,20 +129,27 @@ def test_the_ctc_head_reads_the_frames_that_are_decoded(checkpoint, noise, preci
 def test_options_reach_the_stage_that_they_are_about(checkpoint, noise):
     ctc = isinstance(checkpoint.model, CTCModel)
     for strategy in KINDS[type(checkpoint.model)].strategies:
-        impl = Recognizer.from_checkpoint(checkpoint, PipelineConfig(strategy=strategy))(
-            *noise
-        ).impl
+        impl = Recognizer.from_checkpoint(
+            checkpoint, PipelineConfig(strategy=strategy)
+        )(*noise).impl
         if strategy == "one_by_one":
             assert impl == ("sequential" if ctc else "one_by_one")
         elif not ctc:
             wanted = {"fastest": "windowed_looping", "batched": "frame_looping"}
             assert impl.startswith(wanted.get(strategy, strategy))
-    for precision, dtype in {"as_loaded": torch.float32, "bfloat16": torch.bfloat16}.items():
-        one = Recognizer.from_checkpoint(checkpoint, PipelineConfig(precision=precision))
+    for precision, dtype in {
+        "as_loaded": torch.float32,
+        "bfloat16": torch.bfloat16,
+    }.items():
+        one = Recognizer.from_checkpoint(
+            checkpoint, PipelineConfig(precision=precision)
+        )
         assert one.encode(*one.features(*noise))[0].dtype == one.dtype == dtype
     packed = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="packed"))
     assert any(isinstance(part, PackedLinear) for part in packed.model.modules())
-    assert not any(isinstance(part, PackedLinear) for part in checkpoint.model.modules())
+    assert not any(
+        isinstance(part, PackedLinear) for part in checkpoint.model.modules()
+    )
     limited = recognize(checkpoint, *noise, max_symbols=1)
     frames = limited.frames[0, : limited.lengths[0]].tolist()
     assert len(frames) == len({*frames})
@@ -132,10 +157,14 @@ def test_options_reach_the_stage_that_they_are_about(checkpoint, noise):
     assert known.confidence.shape == known.labels.shape
     plain = replace(FeatureConfig(**checkpoint.features), normalization="none")
     with pytest.raises(ValueError, match="Only per-feature normalisation"):
-        Recognizer(checkpoint.model, PipelineConfig(normalization="one_by_one"), features=plain)
+        Recognizer(
+            checkpoint.model, PipelineConfig(normalization="one_by_one"), features=plain
+        )
 
 
-def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(checkpoint, noise):
+def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(
+    checkpoint, noise
+):
     def is_packed(model):
         return any(isinstance(part, PackedLinear) for part in model.modules())
 
@@ -145,15 +174,25 @@ def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(checkpoin
     one_batch = recognize(checkpoint, *noise)
     assert torch.equal(one_batch.scores, by_hand(checkpoint, *noise).scores)
     on_cuda = encoder_form(PipelineConfig(), torch.device("cuda"))
-    assert on_cuda == "eager" and encoder_form(PipelineConfig(encoder="packed"), None) == "packed"
-    assert encoder_form(PipelineConfig(precision="autocast"), torch.device("cpu")) == "eager"
+    assert (
+        on_cuda == "eager"
+        and encoder_form(PipelineConfig(encoder="packed"), None) == "packed"
+    )
+    assert (
+        encoder_form(PipelineConfig(precision="autocast"), torch.device("cpu"))
+        == "eager"
+    )
 
 
 def test_a_model_prepared_in_place_is_not_copied(checkpoint, noise):
     own = cast_copy(checkpoint.model, torch.float32)
     config = PipelineConfig(encoder="optimized")
-    recognizer = Recognizer.from_checkpoint(checkpoint._replace(model=own), config, in_place=True)
-    assert recognizer.model is own and any(isinstance(part, PackedLinear) for part in own.modules())
+    recognizer = Recognizer.from_checkpoint(
+        checkpoint._replace(model=own), config, in_place=True
+    )
+    assert recognizer.model is own and any(
+        isinstance(part, PackedLinear) for part in own.modules()
+    )
     assert recognizer(*noise).tokens() == by_hand(checkpoint, *noise).tokens()
 
 
@@ -162,9 +201,16 @@ def test_variants_are_made_once_and_share_weights_of_their_dtype(checkpoint):
     half = PipelineConfig(encoder="eager", precision="bfloat16")
     first, again = (Recognizer(variants, half) for _ in range(2))
     assert first.model is again.model is not checkpoint.model
-    assert Recognizer(variants, replace(half, precision="float32")).model is checkpoint.model
-    assert Recognizer(variants).model is Recognizer(variants).model is not checkpoint.model
-    half, whole = (cast_copy(checkpoint.model, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert (
+        Recognizer(variants, replace(half, precision="float32")).model
+        is checkpoint.model
+    )
+    assert (
+        Recognizer(variants).model is Recognizer(variants).model is not checkpoint.model
+    )
+    half, whole = (
+        cast_copy(checkpoint.model, dtype) for dtype in (torch.bfloat16, torch.float32)
+    )
     pairs = zip(whole.parameters(), checkpoint.model.parameters(), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
@@ -194,7 +240,8 @@ def test_batches_as_given_keep_the_order_and_the_budget():
 def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
     def key(options=None, config=None):
         return made_by(
-            checkpoint, text_settings(options or WindowOptions(), config or PipelineConfig())
+            checkpoint,
+            text_settings(options or WindowOptions(), config or PipelineConfig()),
         )
 
     same = [
@@ -204,7 +251,10 @@ def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
     other = [key(WindowOptions(**{name: value})) for name, value in
              (("window_s", 20), ("overlap_s", 1), ("timestamps", True))]  # fmt: skip
     other += [
-        key(config=PipelineConfig(**one)) for one in ({"precision": "bfloat16"}, {"max_symbols": 1})
+        key(config=PipelineConfig(**one))
+        for one in ({"precision": "bfloat16"}, {"max_symbols": 1})
     ]
-    other += [key(config=PipelineConfig(search=BeamOptions(beam=beam))) for beam in (2, 3)]
+    other += [
+        key(config=PipelineConfig(search=BeamOptions(beam=beam))) for beam in (2, 3)
+    ]
     assert {*same} == {key()} and len({key(), *other}) == 8

@@ -21,13 +21,22 @@ from asrkit.models import (
 from asrkit.models.dtypes import device_of, dtype_of, one_dtype
 from asrkit.transcribe import PipelineConfig, Recognizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.ao moves to torchao
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch.ao moves to torchao
 CONFORMER = FastConformerConfig(width=32, layers=2, heads=2, subsampling_channels=8)
 LSTM = LSTMEncoderConfig(width=32, before=1, after=1)
 JASPER = JasperConfig(
     bins=80, stages=(Stage(channels=24, kernel=5, repeat=1, stride=2, dense=False),)
 )
-AED = {"vocab_size": 31, "encoder": CONFORMER, "width": 32, "layers": 1, "heads": 2, "most": 16}
+AED = {
+    "vocab_size": 31,
+    "encoder": CONFORMER,
+    "width": 32,
+    "layers": 1,
+    "heads": 2,
+    "most": 16,
+}
 MODELS = {
     "ctc conformer": lambda: CTCModel(CTCConfig(vocab_size=28, encoder=CONFORMER)),
     "ctc lstm": lambda: CTCModel(CTCConfig(vocab_size=28, encoder=LSTM)),
@@ -36,7 +45,9 @@ MODELS = {
         CTCConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))
     ),
     "rnnt conformer": lambda: TransducerModel(
-        TransducerConfig(vocab_size=28, encoder=CONFORMER, predictor=LSTMConfig(width=24, layers=2))
+        TransducerConfig(
+            vocab_size=28, encoder=CONFORMER, predictor=LSTMConfig(width=24, layers=2)
+        )
     ),
     "tdt lstm": lambda: TransducerModel(
         TransducerConfig(vocab_size=28, encoder=LSTM, durations=(0, 1, 2))
@@ -54,7 +65,9 @@ def made(kind):
 @pytest.mark.parametrize("form", ["eager", "optimized"])
 def test_a_model_with_replaced_layers_is_recognised_with(kind, form):
     plain = made(kind)
-    replaced = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear, nn.LSTM}, torch.qint8)
+    replaced = torch.ao.quantization.quantize_dynamic(
+        plain, {nn.Linear, nn.LSTM}, torch.qint8
+    )
     assert not any(
         type(part) is nn.Linear and type(part.weight) is nn.Parameter
         for part in replaced.encoder.modules()
@@ -78,7 +91,9 @@ def test_a_model_without_weights_is_float32_on_the_cpu():
     assert dtype_of(nn.Identity()) == torch.float32
     assert device_of(nn.Identity()) == torch.device("cpu")
     layer = nn.Linear(2, 2).to(torch.bfloat16)
-    layer.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.int8), requires_grad=False)
+    layer.weight = nn.Parameter(
+        torch.zeros(2, 2, dtype=torch.int8), requires_grad=False
+    )
     assert dtype_of(layer) == torch.bfloat16
 
 

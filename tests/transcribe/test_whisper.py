@@ -16,7 +16,9 @@ from asrkit.models.prompts import PromptFormat
 from asrkit.transcribe import Recognizer
 
 HERE = Path(__file__).resolve().parents[1]
-spec = importlib.util.spec_from_file_location("whisper_cases", HERE / "models" / "whisper_cases.py")
+spec = importlib.util.spec_from_file_location(
+    "whisper_cases", HERE / "models" / "whisper_cases.py"
+)
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
 
@@ -54,7 +56,9 @@ def talk(tmp_path):
     files = []
     for name, samples in (("short", 24_005), ("long", 70_000)):
         waveforms, _ = known.speech((samples,))
-        soundfile.write(tmp_path / f"{name}.wav", waveforms[0].numpy(), 16_000, subtype="FLOAT")
+        soundfile.write(
+            tmp_path / f"{name}.wav", waveforms[0].numpy(), 16_000, subtype="FLOAT"
+        )
         files.append(str(tmp_path / f"{name}.wav"))
     return files
 
@@ -72,11 +76,15 @@ def by_hand(folder, path, **asked):
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
     samples = torch.from_numpy(soundfile.read(path, dtype="float32")[0])
     config = FeatureConfig(**checkpoint.features)
-    features, frames = log_mel(samples[None], torch.tensor([len(samples)]), config=config)
+    features, frames = log_mel(
+        samples[None], torch.tensor([len(samples)]), config=config
+    )
     model = checkpoint.model
     with torch.no_grad():
         encoded, ends, _ = model.encode(features, frames)
-    quiet = Suppressing(model, **checkpoint.notes["suppressed"], prompt_tokens=len(prompt))
+    quiet = Suppressing(
+        model, **checkpoint.notes["suppressed"], prompt_tokens=len(prompt)
+    )
     found = aed_greedy(quiet, encoded, ends, prompt=prompt).tokens()[0]
     texts = [token for token in found if token < checkpoint.tokenizer.vocab_size]
     return checkpoint.tokenizer.decode(texts)
@@ -91,9 +99,17 @@ def test_a_file_of_one_window_says_what_its_parts_say(any_folder, talk, capsys):
 def test_language_and_task_go_into_the_prompt(folder, talk, capsys):
     plain = said(capsys, talk[0], "--model", str(folder), *WINDOWS)[talk[0]]
     texts = set()
-    for asked in ({"language": "de"}, {"language": "de", "task": "translate"}, {"language": "en"}):
-        options = [part for name, value in asked.items() for part in (f"--{name}", value)]
-        found = said(capsys, talk[0], "--model", str(folder), *WINDOWS, *options)[talk[0]]
+    for asked in (
+        {"language": "de"},
+        {"language": "de", "task": "translate"},
+        {"language": "en"},
+    ):
+        options = [
+            part for name, value in asked.items() for part in (f"--{name}", value)
+        ]
+        found = said(capsys, talk[0], "--model", str(folder), *WINDOWS, *options)[
+            talk[0]
+        ]
         assert found == by_hand(folder, talk[0], **asked)
         texts.add(found)
     assert plain in texts
@@ -107,11 +123,16 @@ def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, caps
         (english, ["--task", "translate"], "--target-language: expected another language than language='en'"),
         (folder, ["--no-punctuation"], "punctuation: expected none, since the model's prompt has no place for it"),
     ):  # fmt: skip
-        assert main(["transcribe", talk[0], "--model", str(model), *WINDOWS, *options]) == 2
+        assert (
+            main(["transcribe", talk[0], "--model", str(model), *WINDOWS, *options])
+            == 2
+        )
         assert wanted in capsys.readouterr().err
 
 
-def test_windows_longer_than_the_model_has_positions_for_are_refused(folder, talk, capsys):
+def test_windows_longer_than_the_model_has_positions_for_are_refused(
+    folder, talk, capsys
+):
     assert main(["transcribe", talk[0], "--model", str(folder)]) == 2
     wanted = "expected at most 2 seconds, as the model has positions, got 30.0."
     assert wanted in capsys.readouterr().err
@@ -127,7 +148,9 @@ def test_labels_have_times_within_their_file(folder, talk, capsys):
             assert 0 <= word["start_s"] <= word["end_s"] <= row["audio_s"] + 0.02
 
 
-def test_a_batch_counts_the_silence_that_fills_its_windows(folder, talk, capsys, monkeypatch):
+def test_a_batch_counts_the_silence_that_fills_its_windows(
+    folder, talk, capsys, monkeypatch
+):
     sizes = []
     features = Recognizer.features
 
@@ -144,7 +167,8 @@ def test_a_batch_counts_the_silence_that_fills_its_windows(folder, talk, capsys,
 
 
 @pytest.mark.parametrize(
-    "damaged", [[5], {"always": [5]}, {"always": 5, "first": []}, {"always": [400], "first": []}]
+    "damaged",
+    [[5], {"always": [5]}, {"always": 5, "first": []}, {"always": [400], "first": []}],
 )
 def test_notes_of_suppressed_tokens_that_are_damaged_are_refused(folder, damaged):
     checkpoint = load_checkpoint(folder)
@@ -155,6 +179,10 @@ def test_notes_of_suppressed_tokens_that_are_damaged_are_refused(folder, damaged
 
 def test_a_beam_decodes_whisper_too(any_folder, talk, capsys):
     greedy = said(capsys, talk[0], "--model", str(any_folder), *WINDOWS)[talk[0]]
-    one = said(capsys, talk[0], "--model", str(any_folder), *WINDOWS, "--beam", "1")[talk[0]]
+    one = said(capsys, talk[0], "--model", str(any_folder), *WINDOWS, "--beam", "1")[
+        talk[0]
+    ]
     assert one == greedy
-    assert said(capsys, talk[0], "--model", str(any_folder), *WINDOWS, "--beam", "4")[talk[0]]
+    assert said(capsys, talk[0], "--model", str(any_folder), *WINDOWS, "--beam", "4")[
+        talk[0]
+    ]

@@ -34,15 +34,26 @@ def test_work_has_the_parts_of_a_published_model_and_one_encoder_in_all_ways():
     assert sum(parts["NeMo 3.0"].values()) == pytest.approx(2388.7, abs=0.1)
     assert parts["absorbed"]["projections of frames"] == 0
     again = {name: one["earlier tokens again"] for name, one in parts.items()}
-    assert again["no cache"] > again["NeMo 3.0"] > again["K/V kept"] == again["absorbed"] == 0
+    assert (
+        again["no cache"]
+        > again["NeMo 3.0"]
+        > again["K/V kept"]
+        == again["absorbed"]
+        == 0
+    )
     convolutions = replace(config, encoder=ConvConfig(width=16))
-    with pytest.raises(ValueError, match="config: expected a model with a FastConformer, got Conv"):
+    with pytest.raises(
+        ValueError, match="config: expected a model with a FastConformer, got Conv"
+    ):
         aed_studies.gigaflops(convolutions, WAYS["absorbed"], seconds=1, tokens=2)
 
 
 def test_the_two_models_have_about_equal_parameters():
     counts = [
-        sum(weight.numel() for weight in aed_studies.random_model(layers, width=64).parameters())
+        sum(
+            weight.numel()
+            for weight in aed_studies.random_model(layers, width=64).parameters()
+        )
         for layers in LAYERS.values()
     ]
     assert max(counts) / min(counts) < 1.1
@@ -50,7 +61,9 @@ def test_the_two_models_have_about_equal_parameters():
         aed_studies.random_model((1, 1), width=100)
 
 
-def test_texts_have_the_length_that_is_asked_for_and_all_ways_write_the_same(model, speech):
+def test_texts_have_the_length_that_is_asked_for_and_all_ways_write_the_same(
+    model, speech
+):
     encoded, lengths = aed_studies.noise_frames(model, speech)
     found = aed_studies.decode(model, encoded, lengths, WAYS["K/V kept"], tokens=TOKENS)
     assert found.lengths.tolist() == [TOKENS - 1] * 3
@@ -117,7 +130,9 @@ def test_drafts_change_the_calls_and_never_the_text(model, speech):
     assert plain.speedups == (1.0,)
 
 
-def test_the_first_error_of_a_draft_is_counted_and_behind_it_the_draft_goes_on(model, speech):
+def test_the_first_error_of_a_draft_is_counted_and_behind_it_the_draft_goes_on(
+    model, speech
+):
     encoded, lengths = aed_studies.noise_frames(model, speech)
     way = WAYS["K/V kept"]
     text = aed_studies.decode(model, encoded, lengths, way, tokens=TOKENS)
@@ -125,7 +140,9 @@ def test_the_first_error_of_a_draft_is_counted_and_behind_it_the_draft_goes_on(m
     accepted = list(aed_studies.right_beginnings(text, draft))
     assert 0 < sum(accepted) < 3 * (TOKENS - 1)
     counted = aed_studies.Counting(model)
-    found = aed_studies.decode(counted, encoded, lengths, way, tokens=TOKENS, draft=draft)
+    found = aed_studies.decode(
+        counted, encoded, lengths, way, tokens=TOKENS, draft=draft
+    )
     assert found.tokens() == text.tokens()
     assert 1 < counted.follows <= TOKENS - min(accepted)
     with pytest.raises(ValueError, match="rate: expected a chance from 0 to 1, got 2"):

@@ -55,7 +55,9 @@ def test_noise_makes_no_model_faster_than_a_part_of_it():
 
 
 def test_its_speed_carries_quartiles_and_says_that_it_is_an_estimate():
-    way = core_study.WayOnCore(name="optimized_int8", rtfx=(4.0, 1.0, 2.0, 5.0, 3.0), error=0.1)
+    way = core_study.WayOnCore(
+        name="optimized_int8", rtfx=(4.0, 1.0, 2.0, 5.0, 3.0), error=0.1
+    )
     speed = way.speed("parakeet_rnnt_1_1b")
     assert speed.rtfx.ends == [2.0, 3.0, 4.0] and way.middle == 3.0
     assert (speed.per, speed.origin, speed.batch) == ("core", "estimated here", 1)

@@ -14,7 +14,9 @@ def test_a_model_in_the_cache_is_loaded_and_not_trained(tmp_path, monkeypatch):
     for name, durations in (("demo", ()), ("demo_tdt", (0, 1, 2))):
         config = TransducerConfig(vocab_size=tokenizer.vocab_size, durations=durations)
         features = vars(FeatureConfig())
-        checkpoint = Checkpoint(TransducerModel(config), tokenizer, features, {"step": 7})
+        checkpoint = Checkpoint(
+            TransducerModel(config), tokenizer, features, {"step": 7}
+        )
         (tmp_path / name).mkdir()
         save_checkpoint(tmp_path / name / "model.safetensors", checkpoint)
     loaded = demo_model(seconds=60)
@@ -25,10 +27,14 @@ def test_a_model_in_the_cache_is_loaded_and_not_trained(tmp_path, monkeypatch):
 
 def test_balanced_batches_are_found_that_make_about_as_many_steps_as_random_ones():
     lengths = web_like(400, seed=0)
-    training = BatchedTraining(speech={}, lengths=lengths, config=None, passes=2, threads=1)
+    training = BatchedTraining(
+        speech={}, lengths=lengths, config=None, passes=2, threads=1
+    )
     random = Random(limit=at_most_seconds(120))
     steps = training.steps(random, seed=0)
-    assert steps == sum(len(plan(random, lengths, seed=0, epoch=n).steps) for n in (0, 1))
+    assert steps == sum(
+        len(plan(random, lengths, seed=0, epoch=n).steps) for n in (0, 1)
+    )
     balanced = training.balanced_with_steps(steps, 120, seed=0)
     assert abs(training.steps(balanced, seed=0) / steps - 1) < 0.15
     assert training.steps(Balanced(limit=at_most_seconds(120)), seed=0) < 0.85 * steps

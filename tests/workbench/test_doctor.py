@@ -24,13 +24,21 @@ def status(name):
 def test_everything_that_asrkit_needs_is_found_here():
     checks = doctor.diagnose()
     assert not [check for check in checks if check.status == "missing"]
-    assert {"packages", "pins", "memory", "cache", "GPU", "torchaudio", "espeak-ng"} <= {
-        c.name for c in checks
-    }
+    assert {
+        "packages",
+        "pins",
+        "memory",
+        "cache",
+        "GPU",
+        "torchaudio",
+        "espeak-ng",
+    } <= {c.name for c in checks}
 
 
 @pytest.mark.parametrize("extra, state", [("", "missing"), ("notebooks", "note")])
-def test_only_a_required_package_that_is_absent_counts_as_missing(monkeypatch, extra, state):
+def test_only_a_required_package_that_is_absent_counts_as_missing(
+    monkeypatch, extra, state
+):
     monkeypatch.setitem(doctor.EXTRAS, extra, ("somebody", "torch no_such_module"))
     check = status(extra or "packages")
     assert (
@@ -43,8 +51,12 @@ def test_only_a_required_package_that_is_absent_counts_as_missing(monkeypatch, e
 def test_a_library_that_does_not_load_is_found_without_harm(monkeypatch):
     monkeypatch.setitem(doctor.LOADS, ("torchaudio", ""), "import os; os.abort()")
     monkeypatch.delitem(sys.modules, "espeakng_loader", raising=False)
-    assert status("torchaudio").status == "missing" and status("espeak-ng").status == "ok"
-    assert "espeakng_loader" not in sys.modules  # a GPL library stays out of this process
+    assert (
+        status("torchaudio").status == "missing" and status("espeak-ng").status == "ok"
+    )
+    assert (
+        "espeakng_loader" not in sys.modules
+    )  # a GPL library stays out of this process
 
 
 def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
@@ -67,8 +79,12 @@ def test_the_command_prints_text_and_with_json_every_check(capsys):
     assert err == "" and [*told] == ["missing", "note", "ok", "checks"]
     assert code == bool(told["missing"]) and len(told["checks"]) > 6
     assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**told)
-    marks = [line.partition("]")[0].strip("[ ") for line in text if line.startswith("[")]
-    assert marks == sorted(marks, key=doctor.STATUSES.index)  # what is missing comes first
+    marks = [
+        line.partition("]")[0].strip("[ ") for line in text if line.startswith("[")
+    ]
+    assert marks == sorted(
+        marks, key=doctor.STATUSES.index
+    )  # what is missing comes first
     for check in told["checks"]:
         assert bool(check["remedy"]) == (check["status"] != "ok")
         assert f"[{check['status']:^7}] {check['name']}: {check['detail']}" in text

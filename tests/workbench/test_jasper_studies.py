@@ -55,7 +55,9 @@ class LiveBytes(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 weak = StorageWeakRef(storage)
                 self.alive[weak.cdata] = (weak, storage.nbytes())
-        self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+        self.alive = {
+            key: one for key, one in self.alive.items() if not one[0].expired()
+        }
         self.most = max(self.most, sum(size for _, size in self.alive.values()))
 
 
@@ -116,7 +118,8 @@ def test_the_published_model_takes_what_the_limits_are_reckoned_with(precision):
 def test_published_batches_beside_those_that_fit():
     limits = studies.batch_limits(FULL["float32"], FULL["mixed"])
     found = {
-        (one.card_GiB, one.precision): (one.printed, one.counted, one.verdict) for one in limits
+        (one.card_GiB, one.precision): (one.printed, one.counted, one.verdict)
+        for one in limits
     }
     assert found == {
         (16, "float32"): (16, 16, "agrees"),
@@ -127,8 +130,12 @@ def test_published_batches_beside_those_that_fit():
         (80, "mixed"): (64, 256, "no maximum"),
     }
     for one in limits:
-        assert one.peak_GiB + one.left_GiB == pytest.approx(one.card_GiB - studies.DRIVER_GIB)
-    tight = studies.batch_limits(replace(FULL["float32"], utterance_GiB=2.0), FULL["mixed"])
+        assert one.peak_GiB + one.left_GiB == pytest.approx(
+            one.card_GiB - studies.DRIVER_GIB
+        )
+    tight = studies.batch_limits(
+        replace(FULL["float32"], utterance_GiB=2.0), FULL["mixed"]
+    )
     assert tight[0].verdict == "does not fit"
 
 
@@ -161,7 +168,9 @@ def test_masks_in_each_convolution_change_nothing(lengths):
 def test_lengths_and_masks_are_most_of_the_published_launches():
     """Each of the 108 convolutions: mask of 3 launches, length of 7, itself, its norm."""
     model = random_model(studies.narrowed(presets.jasper_10x5dr(), 64))
-    theirs = studies.launches_of_call(lambda x, n: studies.masked_everywhere(model, x, n))
+    theirs = studies.launches_of_call(
+        lambda x, n: studies.masked_everywhere(model, x, n)
+    )
     assert theirs == 108 * 12 + 53 + 55 + 4  # ReLUs, sums of branches, head
     ragged = studies.launches_of_call(model)
     full = studies.launches_of_call(model, ragged=False)
@@ -181,24 +190,35 @@ def test_folded_norms_and_branches_leave_a_launch_or_two_for_each_convolution():
 
 
 def test_the_published_seeds_have_their_printed_mean_and_the_reported_one_is_among_them():
-    lines = {(line["system"], line["set"]): line for line in published("jasper_seeds.csv")}
+    lines = {
+        (line["system"], line["set"]): line for line in published("jasper_seeds.csv")
+    }
     runs = studies.seed_runs()
     assert len(runs) == 8
     for run in runs:
         line = lines[run.system, run.set]
         assert run.mean == pytest.approx(line["mean_percent"], abs=0.0055)
-        assert run.std * math.sqrt(7 / 8) == pytest.approx(line["std_percent"], abs=0.0055)
+        assert run.std * math.sqrt(7 / 8) == pytest.approx(
+            line["std_percent"], abs=0.0055
+        )
         assert run.reported in run.percent
         assert run.gain == pytest.approx(run.mean - run.reported)
     (one,) = studies.seed_runs("DGX A100", "test-clean")
     assert one.gain == pytest.approx(0.24, abs=0.005)
-    with pytest.raises(ValueError, match="system, of: expected a line of jasper_seeds.csv"):
+    with pytest.raises(
+        ValueError, match="system, of: expected a line of jasper_seeds.csv"
+    ):
         studies.seed_runs("T4")
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_the_smallest_of_n_normals_is_expected_where_it_is(n):
-    known = {1: 0.0, 2: -1 / math.sqrt(math.pi), 3: -1.5 / math.sqrt(math.pi), 8: -1.42360}
+    known = {
+        1: 0.0,
+        2: -1 / math.sqrt(math.pi),
+        3: -1.5 / math.sqrt(math.pi),
+        8: -1.42360,
+    }
     assert studies.expected_minimum(n) == pytest.approx(known[n], abs=1e-4)
 
 
@@ -242,7 +262,8 @@ def test_the_claim_of_parameters_has_those_of_the_model():
     with torch.device("meta"):
         model = CTCModel(presets.jasper_10x5dr())
     first, *blocks, wide, last = [
-        sum(weight.numel() for weight in stage.parameters()) for stage in model.encoder.stages
+        sum(weight.numel() for weight in stage.parameters())
+        for stage in model.encoder.stages
     ]
     head = sum(weight.numel() for weight in model.output.parameters())
     assert claim.params == {
@@ -257,7 +278,9 @@ def test_the_claim_of_parameters_has_those_of_the_model():
 def test_claims_about_latencies_have_the_numbers_that_are_fitted_and_counted():
     from asrkit.workbench.cost import encoder_flops, published_latencies, two_numbers
 
-    claims = {one.id: one.params for one in load_claims() if one.id.startswith("jasper-")}
+    claims = {
+        one.id: one.params for one in load_claims() if one.id.startswith("jasper-")
+    }
     rate = encoder_flops(JasperConfig(), B=1, T=100) / 1e9
     for name in ("jasper-two-numbers", "jasper-fp32-above-peak"):
         assert claims[name]["GFLOP_per_s"] == pytest.approx(rate, abs=0.005)

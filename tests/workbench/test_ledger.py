@@ -54,12 +54,19 @@ def claim(**changed):
     return Claim(**given | changed)
 
 
-def record(value=2.0, samples=None, machine=CPU, arms=("slow", "fast"), on_cpu=False, **more):
+def record(
+    value=2.0, samples=None, machine=CPU, arms=("slow", "fast"), on_cpu=False, **more
+):
     """A record of that machine; `more` are fields of a measurement, and sizes among its params."""
     device = "cuda" if machine["gpus"] and not on_cpu else "cpu"
     names = {one.name for one in fields(Measurement)}
     sizes = {name: more.pop(name) for name in [*more] if name not in names}
-    given = {"what": "c", "metric": "ratio", "unit": "1", "samples": samples or (value,) * 3}
+    given = {
+        "what": "c",
+        "metric": "ratio",
+        "unit": "1",
+        "samples": samples or (value,) * 3,
+    }
     params = {"arms": [*arms], "device": device, **sizes}
     made = Measurement(**given | {"value": value, "params": params} | more).record()
     return {**made, "machine": {**made["machine"], **machine}}
@@ -92,7 +99,9 @@ def test_a_record_of_something_else_or_of_toy_sizes_is_no_evidence(other):
 
 
 @pytest.mark.parametrize("value, there", [(2.0, "reproduced"), (1.4, "direction only")])
-def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(value, there):
+def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
+    value, there
+):
     made = record(value, machine=GPU)
     found = verdict(claim(needs="cuda"), [made], CPU)
     assert (found.label, found.measured) == ("not measurable here", None)
@@ -125,14 +134,24 @@ def test_a_claim_without_number_or_baseline_is_ill_defined_whatever_is_measured(
     assert verdict(vague, [], CPU).label == "ill-defined"
     here = verdict(vague, [record(1.5, arms=vague.arms)], CPU)
     there = verdict(vague, [record(machine=GPU, arms=vague.arms)], CPU)
-    assert (here.label, here.measured, here.recorded) == ("evidence, not comparable", 1.5, None)
-    assert (there.label, there.measured, there.there) == ("evidence, not comparable", None, "")
+    assert (here.label, here.measured, here.recorded) == (
+        "evidence, not comparable",
+        1.5,
+        None,
+    )
+    assert (there.label, there.measured, there.there) == (
+        "evidence, not comparable",
+        None,
+        "",
+    )
     assert there.recorded["value"] == 2.0
     assert "no number and baseline to compare with" in here.why
 
 
 def test_records_of_other_names_are_shown_beside_a_claim_that_names_them():
-    named = [{"what": "alike", "arms": ["slow", "ours"], "impl": "x", "why": "another loop"}]
+    named = [
+        {"what": "alike", "arms": ["slow", "ours"], "impl": "x", "why": "another loop"}
+    ]
     with_evidence = claim(needs="cuda", evidence=named)
     settings = {"what": "alike", "arms": ("slow", "ours"), "impl": "x"}
     for other in ({"impl": "y"}, {"arms": ("slow", "fast")}, {"metric": "latency"}):
@@ -153,10 +172,14 @@ def test_records_of_other_names_are_shown_beside_a_claim_that_names_them():
 @pytest.mark.parametrize(("cores", "value", "label"), [
     (8, 1.0, "reproduced"), (7, 1.0, "direction only"), (None, 1.0, "direction only"), (2, 0.6, "not reproduced"), (64, 0.6, "not reproduced"),
 ])  # fmt: skip
-def test_a_few_cores_confirm_only_the_direction_of_a_claim_about_many(cores, value, label):
+def test_a_few_cores_confirm_only_the_direction_of_a_claim_about_many(
+    cores, value, label
+):
     scaling = CLAIMS["cpu-linear-scaling"]
     sizes = {"cores": cores} if cores else {}
-    found = verdict(scaling, [record(value, what=scaling.id, arms=scaling.arms, **sizes)], CPU)
+    found = verdict(
+        scaling, [record(value, what=scaling.id, arms=scaling.arms, **sizes)], CPU
+    )
     assert found.label == label
     is_told = "fewer than 8" in found.why.partition("Reproduced")[0]
     assert is_told == (cores in (None, 2, 7))
@@ -176,7 +199,9 @@ def test_arithmetic_is_computed_not_believed(change, label, value):
 SPEEDUP = {"kind": "arithmetic", "metric": "lines", "unit": "lines", "quoted": 2, "arms": (), "grid": "table.csv",
            "keys": ("gpu", "batch", "half"),
            "base": {"half": 0}, "formula": "base_ms / ms", "column": "printed", "tolerance": {"abs": 0.0055}}  # fmt: skip
-LINES = "gpu,batch,half,ms,printed\nA,1,0,30,\nA,1,1,20,1.50\nB,8,0,90,\nB,8,1,20,4.50\n"
+LINES = (
+    "gpu,batch,half,ms,printed\nA,1,0,30,\nA,1,1,20,1.50\nB,8,0,90,\nB,8,1,20,4.50\n"
+)
 
 
 @pytest.fixture
@@ -218,7 +243,12 @@ def test_a_grid_is_computed_line_by_line_and_what_is_off_is_named(
 
 @pytest.mark.parametrize(
     ("formula", "value"),
-    [("mean(a, 4)", 3), ("max(a, 7) - min(a, 7)", 5), ("pstdev(a, 4)", 1), ("1 < a <= 2", True)],
+    [
+        ("mean(a, 4)", 3),
+        ("max(a, 7) - min(a, 7)", 5),
+        ("pstdev(a, 4)", 1),
+        ("1 < a <= 2", True),
+    ],
 )
 def test_a_formula_may_ask_for_means_extremes_and_order(formula, value):
     assert evaluate(formula, {"a": 2}) == value
@@ -230,7 +260,10 @@ def test_the_shipped_ledger_holds_and_its_arithmetic_is_right():
     assert {
         name: label for name, label in labels.items() if label != "arithmetic checked"
     } == FINDINGS
-    assert Counter(row["document"] for row in rows if row["document"][:2] == "00") == COUNTS
+    assert (
+        Counter(row["document"] for row in rows if row["document"][:2] == "00")
+        == COUNTS
+    )
     assert len(CLAIMS) == len(rows)
 
 
@@ -238,20 +271,43 @@ def test_the_shipped_ledger_holds_and_its_arithmetic_is_right():
 def test_a_shipped_claim_stands_alone_and_its_fields_fit_together(claim):
     for name, words in WORDS.items():
         assert getattr(claim, name) in words
-    assert len(claim.tolerance) == 1 and {*claim.tolerance} <= {"rel", "abs", "above", "below"}
+    assert len(claim.tolerance) == 1 and {*claim.tolerance} <= {
+        "rel",
+        "abs",
+        "above",
+        "below",
+    }
     assert bool(claim.grid) == bool(claim.keys)
     assert claim.kind in ("ratio", "arithmetic") or not claim.formula
     assert claim.formula or not (claim.kind == "arithmetic" or claim.grid)
     assert len(claim.arms) in (0, 2) and (claim.kind == "ratio" or not claim.arms)
     assert not (claim.formula and claim.status == "planned")
     document, url = claim.source["document"], claim.source["url"]
-    assert re.fullmatch(r"00[0-4]|arXiv \d{4}\.\d{5}|secondary", document) and claim.source["title"]
-    assert re.fullmatch(r"https://[a-z0-9.]+\.[a-z]+/\S+", url) and claim.source["section"]
-    assert not document.startswith("arXiv") or document.split()[1] in url + claim.source["title"]
+    assert (
+        re.fullmatch(r"00[0-4]|arXiv \d{4}\.\d{5}|secondary", document)
+        and claim.source["title"]
+    )
+    assert (
+        re.fullmatch(r"https://[a-z0-9.]+\.[a-z]+/\S+", url) and claim.source["section"]
+    )
+    assert (
+        not document.startswith("arXiv")
+        or document.split()[1] in url + claim.source["title"]
+    )
     # What the documents of the series do not say themselves is marked.
     assert document in COUNTS or claim.notes.startswith("Secondary")
     first = claim.text.split()[0]
-    assert first not in {"So", "That", "It", "This", "They", "Or", "These", "Its", "Then"}
+    assert first not in {
+        "So",
+        "That",
+        "It",
+        "This",
+        "They",
+        "Or",
+        "These",
+        "Its",
+        "Then",
+    }
     assert claim.text.endswith(".") and "the same" not in claim.text[:12]
     assert sum(other.text == claim.text for other in CLAIMS.values()) == 1
 
@@ -267,7 +323,9 @@ def test_every_published_table_is_as_it_was_read_and_its_source_is_told():
     assert {name: digest for digest, name in listed} == digests
     assert all(f"| `{name}` | " in told for name in digests)
     assert {claim.grid for claim in load_claims()} - {""} <= {*digests}
-    runs = list(csv.DictReader((folder / "mlperf_rnnt_runs.csv").read_text().splitlines()))
+    runs = list(
+        csv.DictReader((folder / "mlperf_rnnt_runs.csv").read_text().splitlines())
+    )
     assert len({(run["round"], run["file"]) for run in runs}) == len(runs) > 0
     assert {run["status"] for run in runs} == {"success", "aborted"}
     assert f"| {len(runs)} training runs" in told
@@ -293,11 +351,17 @@ TWICE = {  # claims that quote one cell of a published table: the table, the col
 
 def test_a_cell_of_a_table_that_a_claim_quotes_is_the_same_in_both():
     for name, (of, column, where) in TWICE.items():
-        (line,) = [line for line in ledger.published(f"{of}.csv") if where.items() <= line.items()]
+        (line,) = [
+            line
+            for line in ledger.published(f"{of}.csv")
+            if where.items() <= line.items()
+        ]
         assert CLAIMS[name].quoted == line[column], name
 
 
-IN_SUITE = {name for studies in claims_suite.STUDIES.values() for ids in studies for name in ids}
+IN_SUITE = {
+    name for studies in claims_suite.STUDIES.values() for ids in studies for name in ids
+}
 
 
 def unread(claim):
@@ -308,11 +372,15 @@ def unread(claim):
     if not path.exists():
         return "its notebook is not there, and it is not planned"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = "\n".join(
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"
+    )
     is_named = f'"{claim.id}"' in code
     if not is_named and not ("load_claims" in code and f'"{claim.notebook}"' in code):
         return "its notebook does not read it"
-    is_measured = is_named or claim.id in IN_SUITE or claim.formula or claim.quoted is None
+    is_measured = (
+        is_named or claim.id in IN_SUITE or claim.formula or claim.quoted is None
+    )
     if not is_measured and claim.needs != "cluster":  # which no notebook can measure
         return "its notebook does not measure it"
     return ""
@@ -335,7 +403,9 @@ def test_each_claim_is_read_and_measured_by_the_notebook_that_it_names():
     ("feature-norm-batched", 1.1, GPU, None, "reproduced"),
     ("ctc-greedy-share", 0.15, GPU, None, "reproduced"),
 ])  # fmt: skip
-def test_a_shipped_claim_is_judged_by_what_it_is_about(name, value, machine, arms, label):
+def test_a_shipped_claim_is_judged_by_what_it_is_about(
+    name, value, machine, arms, label
+):
     claimed = CLAIMS[name]
     made = []
     if value is not None:
@@ -351,9 +421,16 @@ def test_the_claim_of_five_times_the_batch_is_reckoned_with_what_the_package_shi
     known = {"D": seconds.mean(), "D2": (seconds**2).mean(), "U": tokens.mean()}
     for name in ("per_second", "per_token", "per_second2"):
         known[name] = getattr(CANARY_MEMORY, name)
-    assert {name: claim.params[name] for name in known} == pytest.approx(known, rel=1e-3)
-    first = at_most_seconds(claim.params["batch_s"], quadratic=claim.params["quadratic"])
-    share = first.share(1, seconds, tokens).mean() / CANARY_MEMORY(1, seconds, tokens).mean()
+    assert {name: claim.params[name] for name in known} == pytest.approx(
+        known, rel=1e-3
+    )
+    first = at_most_seconds(
+        claim.params["batch_s"], quadratic=claim.params["quadratic"]
+    )
+    share = (
+        first.share(1, seconds, tokens).mean()
+        / CANARY_MEMORY(1, seconds, tokens).mean()
+    )
     assert evaluate(claim.formula, claim.params) == pytest.approx(share, rel=1e-3)
 
 
@@ -402,4 +479,7 @@ def test_the_answer_of_a_document_follows_from_its_verdicts(labels, sentence):
 def test_what_the_appendix_contradicts_is_named():
     rows = [row("reproduced"), row("not reproduced", id="d", appendix="not speech")]
     (answer,) = document_answers(rows)
-    assert "Not reproduced: d (3× where 2× is published, in the appendix)." in answer.sentence
+    assert (
+        "Not reproduced: d (3× where 2× is published, in the appendix)."
+        in answer.sentence
+    )

@@ -21,13 +21,17 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 def picture_in(html):
     """The SVG inside an `<img>`."""
-    data = re.fullmatch(r'<img alt="[^"<]+" src="data:image/svg\+xml;base64,([^"]+)">', html)[1]
+    data = re.fullmatch(
+        r'<img alt="[^"<]+" src="data:image/svg\+xml;base64,([^"]+)">', html
+    )[1]
     return base64.b64decode(data).decode()
 
 
 def words_in(html):
     """The words in the SVG of an `<img>`."""
-    texts = ElementTree.fromstring(picture_in(html)).iter("{http://www.w3.org/2000/svg}text")
+    texts = ElementTree.fromstring(picture_in(html)).iter(
+        "{http://www.w3.org/2000/svg}text"
+    )
     return ["".join(text.itertext()).strip() for text in texts]
 
 
@@ -36,7 +40,9 @@ def test_html_holds_the_picture_itself_and_its_escaped_alt_text():
     html = plots.as_html(figure, 'A plot of "this" & that thing')
     assert "&quot;this&quot; &amp; that" in html
     root = ElementTree.fromstring(picture_in(html))
-    assert "A title" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "A title" in [
+        text.text for text in root.iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def test_colours_of_the_palette_change_with_the_scheme_and_no_others():
@@ -70,7 +76,8 @@ def test_a_slider_draws_every_frame_and_shows_the_first_one_only(monkeypatch):
     data, drawn = framed(monkeypatch, [2, 3, 5], start=3)
     assert drawn == [2, 3, 5]
     frames = re.findall(
-        r'<div class="frame" data-name="(\d)"( hidden)?><img alt="([^"]*)"', data["text/html"]
+        r'<div class="frame" data-name="(\d)"( hidden)?><img alt="([^"]*)"',
+        data["text/html"],
     )
     assert frames == [
         ("2", " hidden", "Some 2 bars of a slider"),
@@ -174,7 +181,9 @@ def test_a_thing_has_one_colour_in_every_picture_and_no_other_name_has_it():
     _, ax = plots.canvas("title")
     plots.stacked({"a": {"other": 1, "logits": 2}}, ax)
     shades = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    assert shades["logits"].patches[0].get_facecolor() == to_rgba(plots.colour("logits"))
+    assert shades["logits"].patches[0].get_facecolor() == to_rgba(
+        plots.colour("logits")
+    )
 
 
 def test_numbers_that_marks_compute_are_right():
@@ -188,4 +197,8 @@ def test_many_points_become_a_picture():
     figure, ax = plots.canvas("title")
     ax.scatter(*np.random.default_rng(0).random((2, 5000)))
     picture = picture_in(plots.as_html(figure, "Five thousand points at random"))
-    assert picture.count("<image") == 1 and "<text" in picture and len(picture) < HEAVY_BYTES
+    assert (
+        picture.count("<image") == 1
+        and "<text" in picture
+        and len(picture) < HEAVY_BYTES
+    )

@@ -90,12 +90,17 @@ def told(text: str) -> Iterator[tuple[str, str, str, str]]:
     text = re.sub(r"<!--(.*?)-->", mark, text, flags=re.DOTALL)
     for pattern in EXEMPT:
         text = re.sub(
-            pattern, lambda found: "¤" * (len(found[0]) > 0), text, flags=re.DOTALL | re.MULTILINE
+            pattern,
+            lambda found: "¤" * (len(found[0]) > 0),
+            text,
+            flags=re.DOTALL | re.MULTILINE,
         )
     for found in NUMBER.finditer(text):
         comment = comments[ord(found["mark"]) - ord(MARK)] if found["mark"] else ""
         near = re.sub(
-            r"[\s\ue000-\uf8ff]+", " ", text[max(found.start() - 40, 0) : found.end() + 20]
+            r"[\s\ue000-\uf8ff]+",
+            " ",
+            text[max(found.start() - 40, 0) : found.end() + 20],
         )
         yield found["number"].rstrip(","), found["unit"] or "", comment, near
 
@@ -124,7 +129,9 @@ def sources(comment: str, notebook: dict) -> list[tuple[float, str]]:
             raise ValueError(f"no cell and no file {place!r}")
         return [
             (value, "")
-            for value in constants(ast.parse(code.get(place) or (ROOT / place).read_text("utf-8")))
+            for value in constants(
+                ast.parse(code.get(place) or (ROOT / place).read_text("utf-8"))
+            )
         ]
     if kind == "record":
         name, _, digits = place.partition(" ")

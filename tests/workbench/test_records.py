@@ -39,7 +39,9 @@ def test_the_last_run_of_a_case_is_found_by_implementation():
     other = made(4, "c", "slow", shape=[3])
     found = records.newest_run([*old, *new, other], "demo", metric="ratio", shape=[2])
     assert found == {"slow": new[0], "fast": new[1]}
-    with pytest.raises(ValueError, match="found: expected a record of demo with {'shape': .9.}"):
+    with pytest.raises(
+        ValueError, match="found: expected a record of demo with {'shape': .9.}"
+    ):
         records.newest_run(old, "demo", metric="ratio", shape=[9])
 
 
@@ -86,7 +88,9 @@ def gpu_machine(tmp_path, monkeypatch):
     return build
 
 
-def test_gpus_are_listed_their_serials_hashed_and_a_driver_update_keeps_the_id(gpu_machine):
+def test_gpus_are_listed_their_serials_hashed_and_a_driver_update_keeps_the_id(
+    gpu_machine,
+):
     line = "NVIDIA H200, 143771 MiB, 9.0, 700.00 W, {}, GPU-{}\\n"
     found = gpu_machine(line.format("570.1", "a") + line.format("570.1", "b"))
     assert [gpu["name"] for gpu in found["gpus"]] == [
@@ -102,7 +106,9 @@ def test_gpus_are_listed_their_serials_hashed_and_a_driver_update_keeps_the_id(g
 
 def test_the_command_line_is_kept_without_its_folders(monkeypatch):
     monkeypatch.setattr(
-        sys, "argv", ["/srv/ann lee/bin/asrkit", "--out=/srv/ann/x", r"C:\Users\ann\y.wav", "-q"]
+        sys,
+        "argv",
+        ["/srv/ann lee/bin/asrkit", "--out=/srv/ann/x", r"C:\Users\ann\y.wav", "-q"],
     )
     assert machine.code.__wrapped__()["argv"] == ["asrkit", "--out=x", "y.wav", "-q"]
 
@@ -110,14 +116,16 @@ def test_the_command_line_is_kept_without_its_folders(monkeypatch):
 def test_an_atomic_file_is_whole_or_not_there(tmp_path):
     path = tmp_path / "new" / "a.txt"
     with kept.atomic(path) as part:
-        assert part.parent == path.parent and part.suffix == ".txt" and not path.exists()
+        assert (
+            part.parent == path.parent and part.suffix == ".txt" and not path.exists()
+        )
         part.write_text("whole")
     with pytest.raises(RuntimeError), kept.atomic(path) as part:  # noqa: PT012
         part.write_text("half")
         raise RuntimeError
-    assert path.read_text() == "whole" and [entry.name for entry in path.parent.iterdir()] == [
-        "a.txt"
-    ]
+    assert path.read_text() == "whole" and [
+        entry.name for entry in path.parent.iterdir()
+    ] == ["a.txt"]
 
 
 def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
@@ -129,28 +137,38 @@ def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
         env=os.environ | {"PYTHONPATH": str(kept.HERE.parent)},
     )
     deadline = time.monotonic() + 20
-    while (not path.exists() or path.stat().st_size < 20000) and time.monotonic() < deadline:
+    while (
+        not path.exists() or path.stat().st_size < 20000
+    ) and time.monotonic() < deadline:
         time.sleep(0.01)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     assert records.read(path)
 
 
-def test_a_published_record_is_one_line_to_read_and_a_whole_record_to_collect(monkeypatch):
+def test_a_published_record_is_one_line_to_read_and_a_whole_record_to_collect(
+    monkeypatch,
+):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     measurement = ratio(impl="fast")
     records.publish(measurement)
     records.publish(measurement.record())
     assert (
-        shown == [{records.MIME: measurement.record(), "text/plain": "demo: ratio 1.5 x fast"}] * 2
+        shown
+        == [
+            {records.MIME: measurement.record(), "text/plain": "demo: ratio 1.5 x fast"}
+        ]
+        * 2
     )
 
 
 def test_a_folder_one_holds_is_lent_to_nobody_else_until_it_ends(tmp_path):
     with (
         kept.lock(tmp_path / "out"),
-        pytest.raises(ValueError, match="out: expected a folder that nobody else writes"),
+        pytest.raises(
+            ValueError, match="out: expected a folder that nobody else writes"
+        ),
     ):
         kept.lock(tmp_path / "out").__enter__()
     with kept.lock(tmp_path / "out"):
@@ -195,22 +213,40 @@ NO_RECORDS = {  # line -> why it is none
 
 
 @pytest.mark.parametrize("line", NO_RECORDS, ids=range(len(NO_RECORDS)))
-def test_a_line_that_is_no_record_is_left_out_with_its_place_and_swallows_nothing(tmp_path, line):
+def test_a_line_that_is_no_record_is_left_out_with_its_place_and_swallows_nothing(
+    tmp_path, line
+):
     path = tmp_path / "a.jsonl"
     records.append(path, ratio(), ratio(value=2.0, samples=()))
     with path.open("a") as file:
         file.write(line)  # as a crash leaves it: without a line end
     records.append(path, ratio(what="later").record())
     with pytest.warns(UserWarning, match=f"left out .*a.jsonl:3: .*{NO_RECORDS[line]}"):
-        assert [one["what"] for one in records.read(tmp_path)] == ["demo", "demo", "later"]
+        assert [one["what"] for one in records.read(tmp_path)] == [
+            "demo",
+            "demo",
+            "later",
+        ]
 
 
 def test_a_record_holds_quartiles_machine_software_code_and_time():
     record = ratio(warmup=2).record()
-    assert record["stats"] == {"n": 3, "warmup": 2, "min": 1.4, "p25": 1.45, "p50": 1.5, "p75": 1.7}
-    assert record["machine"]["id"] == machine.this_machine()["id"] and record["software"]["torch"]
+    assert record["stats"] == {
+        "n": 3,
+        "warmup": 2,
+        "min": 1.4,
+        "p25": 1.45,
+        "p50": 1.5,
+        "p75": 1.7,
+    }
+    assert (
+        record["machine"]["id"] == machine.this_machine()["id"]
+        and record["software"]["torch"]
+    )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["captured_at"])
-    assert {*record["code"]} == {"commit", "dirty", "argv"} and records.problem(record) == ""
+    assert {*record["code"]} == {"commit", "dirty", "argv"} and records.problem(
+        record
+    ) == ""
     of_torch = ratio(value=torch.tensor(1.5), samples=(np.float32(1.5),)).record()
     assert type(of_torch["value"]) is float and of_torch["samples"] == [1.5]
 
@@ -220,8 +256,14 @@ def test_a_record_holds_quartiles_machine_software_code_and_time():
     ("only_label_looping", "only_windowed_looping"), ("label_looping, graphs=step", "windowed_looping, graphs=step"),
     ("nemo_label_looping", "nemo_label_looping"),
 ])  # fmt: skip
-def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(tmp_path, then, today):
-    params = {"arms": ["nemo_label_looping", then], "ms": {then: 1.5}, "claim": "label-looping-2x"}
+def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(
+    tmp_path, then, today
+):
+    params = {
+        "arms": ["nemo_label_looping", then],
+        "ms": {then: 1.5},
+        "claim": "label-looping-2x",
+    }
     old = ratio(impl=then, params=params).record() | {"schema": records.FIRST_SCHEMA}
     path = tmp_path / "bench.jsonl"
     records.append(path, old)

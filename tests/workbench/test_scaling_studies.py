@@ -13,7 +13,9 @@ from asrkit.workbench import scaling_studies
 
 @pytest.fixture(scope="module")
 def batches(tiny_speech):
-    return list(islice(scaling_studies.prepared_batches(tiny_speech, batch_seconds=3.0), 6))
+    return list(
+        islice(scaling_studies.prepared_batches(tiny_speech, batch_seconds=3.0), 6)
+    )
 
 
 def test_a_trust_ratio_is_that_of_the_step(batches):
@@ -39,7 +41,9 @@ def test_training_with_lamb_notes_each_matrix_in_each_step(tiny_speech):
 
 
 def test_the_mean_of_means_is_right_for_equal_batches_only(batches):
-    assert scaling_studies.mean_of_means_error([batches[0], batches[0]]) == pytest.approx(0)
+    assert scaling_studies.mean_of_means_error(
+        [batches[0], batches[0]]
+    ) == pytest.approx(0)
     labels = [int(batch.target_lengths.sum()) for batch in batches]
     unequal = [batches[labels.index(min(labels))], batches[labels.index(max(labels))]]
     assert scaling_studies.mean_of_means_error(unequal) > 1e-3
@@ -54,16 +58,25 @@ def test_evaluation_beside_scores_as_in_turn(tiny_speech, batches):
         {},
         {},
     )
-    training = scaling_studies.EvaluatedTraining(checkpoint, batches[:4], tiny_speech, every=2)
+    training = scaling_studies.EvaluatedTraining(
+        checkpoint, batches[:4], tiny_speech, every=2
+    )
     in_turn = training.in_turn()
     beside = training.beside()
     assert in_turn.scores == beside.scores
     assert set(in_turn.scores) == {2, 4}
     assert [name for name, _ in in_turn.rows["in turn"]].count("evaluation") == 2
     assert [name for name, _ in beside.rows["evaluation"]].count("evaluation") == 2
-    assert [name for name, _ in beside.rows["training"]] == 2 * ["step", "step", "wait", "copy"]
+    assert [name for name, _ in beside.rows["training"]] == 2 * [
+        "step",
+        "step",
+        "wait",
+        "copy",
+    ]
 
 
 def test_a_failed_training_says_why(tmp_path):
     with pytest.raises(RuntimeError, match=r"(?s)torchrun ended with 1.*--steps"):
-        scaling_studies.train_in_processes(tmp_path / "run", processes=2, accumulate=1, steps=0)
+        scaling_studies.train_in_processes(
+            tmp_path / "run", processes=2, accumulate=1, steps=0
+        )

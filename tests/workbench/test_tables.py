@@ -8,7 +8,11 @@ ROWS = [["name", "ms", ""], ["a longer one", "3", "x"], ["b", "12.5", ""]]
 
 
 def test_columns_are_aligned_left_or_right_and_lines_end_without_spaces():
-    assert aligned(ROWS) == ["name          ms", "a longer one  3     x", "b             12.5"]
+    assert aligned(ROWS) == [
+        "name          ms",
+        "a longer one  3     x",
+        "b             12.5",
+    ]
     assert aligned(ROWS, right=[1]) == [
         "name            ms",
         "a longer one     3  x",
@@ -23,7 +27,10 @@ def test_a_row_with_another_number_of_cells_is_an_error():
 
 
 def test_a_table_of_limited_width_wraps_its_widest_columns_between_words():
-    rows = [["claim", "tolerance", "ms"], ["padding-half", "within 10% of 200 frames", "3"]]
+    rows = [
+        ["claim", "tolerance", "ms"],
+        ["padding-half", "within 10% of 200 frames", "3"],
+    ]
     lines = aligned(rows, right=[2], width=34)
     assert lines == [
         "claim         tolerance         ms",
@@ -31,7 +38,9 @@ def test_a_table_of_limited_width_wraps_its_widest_columns_between_words():
         "              200 frames",
     ]
     assert aligned(rows, width=100) == aligned(rows)
-    assert all(len(line) > 10 for line in aligned(rows, width=10)[:2])  # no word is broken
+    assert all(
+        len(line) > 10 for line in aligned(rows, width=10)[:2]
+    )  # no word is broken
 
 
 def test_a_paragraph_keeps_an_address_whole():

@@ -31,9 +31,15 @@ def lengths_of(rows):
 @given(utterances, utterances, st.integers(-1, 8))
 def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above):
     cells = sorted(cells)
-    buckets = Buckets([cell[0] for cell in cells], [cell[1] for cell in cells], [1] * len(cells))
+    buckets = Buckets(
+        [cell[0] for cell in cells], [cell[1] for cell in cells], [1] * len(cells)
+    )
     fits = [
-        [k for k, cell in enumerate(cells) if k > above and s <= cell[0] and u <= cell[1]]
+        [
+            k
+            for k, cell in enumerate(cells)
+            if k > above and s <= cell[0] and u <= cell[1]
+        ]
         for s, u in rows
     ]
     assert buckets.cell(lengths_of(rows), above=above).tolist() == [
@@ -51,7 +57,11 @@ def test_bins_hold_all_lengths_and_are_lengths_that_occur(rows, count):
 
 
 @pytest.mark.parametrize(
-    "lengths", [web_like(20_000, most_s=1e9), Lengths(np.linspace(1, 3, 5000) ** 5, np.zeros(5000))]
+    "lengths",
+    [
+        web_like(20_000, most_s=1e9),
+        Lengths(np.linspace(1, 3, 5000) ** 5, np.zeros(5000)),
+    ],
 )
 def test_bins_hold_the_same_seconds_of_speech_each_however_skewed(lengths):
     of_bin = np.searchsorted(duration_bins(lengths, 30), lengths.seconds)
@@ -64,7 +74,9 @@ def test_bins_hold_the_same_seconds_of_speech_each_however_skewed(lengths):
 
 @settings(deadline=None)
 @given(utterances, st.integers(1, 6), st.integers(1, 4))
-def test_tables_have_room_for_every_utterance_and_their_full_cells_fit(rows, count, parts):
+def test_tables_have_room_for_every_utterance_and_their_full_cells_fit(
+    rows, count, parts
+):
     lengths = lengths_of(rows)
     for buckets in (
         buckets_1d(lengths, LIMIT, count=count),
@@ -96,7 +108,11 @@ def test_equal_lengths_make_one_bucket():
         buckets_1d(lengths, at_most_seconds(100)),
         buckets_2d(lengths, at_most_seconds(100)),
     ):
-        assert (buckets.seconds.tolist(), buckets.tokens.tolist(), buckets.sizes.tolist()) == (
+        assert (
+            buckets.seconds.tolist(),
+            buckets.tokens.tolist(),
+            buckets.sizes.tolist(),
+        ) == (
             [5.0],
             [0],
             [20],
@@ -119,7 +135,14 @@ def test_a_table_that_is_written_reads_as_it_was(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"seconds": [1]}', '{"seconds": "a", "tokens": [1], "sizes": [1]}', None],
+    [
+        "",
+        "{",
+        "[]",
+        '{"seconds": [1]}',
+        '{"seconds": "a", "tokens": [1], "sizes": [1]}',
+        None,
+    ],
 )
 def test_a_damaged_table_is_refused_in_one_line(tmp_path, text):
     if text is not None:
@@ -144,7 +167,9 @@ def test_tables_that_cannot_be_are_refused(table, said):
 
 
 def test_bins_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="lengths: expected at least one utterance, got none"):
+    with pytest.raises(
+        ValueError, match="lengths: expected at least one utterance, got none"
+    ):
         duration_bins(Lengths([], []), 3)
     with pytest.raises(ValueError, match="count: expected at least 1, got 0"):
         duration_bins(web_like(5), 0)

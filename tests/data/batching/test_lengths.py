@@ -22,12 +22,18 @@ def cut_saying(number, seconds, *texts):
 
 def test_lengths_of_cuts_are_their_seconds_and_the_characters_or_tokens_of_all_they_say():
     cuts = CutSet.from_cuts(
-        [cut_saying(0, 2.5, "ab", "c"), cut_saying(1, 4.0), cut_saying(2, 1.0, None, "dd")]
+        [
+            cut_saying(0, 2.5, "ab", "c"),
+            cut_saying(1, 4.0),
+            cut_saying(2, 1.0, None, "dd"),
+        ]
     )
     assert Lengths.of_cuts(cuts).seconds.tolist() == [2.5, 4.0, 1.0]
     assert Lengths.of_cuts(cuts).tokens.tolist() == [4, 0, 2]
     assert Lengths.of_cuts(cuts, tokens=CharTokenizer()).tokens.tolist() == [4, 0, 2]
-    assert Lengths.of_cuts(cuts, tokens=lambda text: len(text.split())).tokens.tolist() == [2, 0, 1]
+    assert Lengths.of_cuts(
+        cuts, tokens=lambda text: len(text.split())
+    ).tokens.tolist() == [2, 0, 1]
     assert len(Lengths.of_cuts([])) == 0
 
 
@@ -36,7 +42,9 @@ def test_a_tokenizer_that_can_also_be_called_is_asked_to_encode():
         def __call__(self, text):
             return {"input_ids": [[0] * 99]}
 
-    assert Lengths.of_cuts([cut_saying(0, 1.0, "abc")], tokens=Callable()).tokens.tolist() == [3]
+    assert Lengths.of_cuts(
+        [cut_saying(0, 1.0, "abc")], tokens=Callable()
+    ).tokens.tolist() == [3]
 
 
 def test_what_follows_from_lengths():
@@ -65,11 +73,16 @@ def test_a_table_that_is_written_reads_as_it_was(tmp_path_factory, rows, compres
     )  # no date: equal tables are equal files
 
 
-def test_tokens_may_be_unknown_and_other_columns_and_a_byte_order_mark_do_not_matter(tmp_path):
+def test_tokens_may_be_unknown_and_other_columns_and_a_byte_order_mark_do_not_matter(
+    tmp_path,
+):
     for text in ("seconds\n1.5\n2\n", "\ufeffseconds,id,tokens\n1.5,a,\n2,b,\n"):
         (tmp_path / "l.csv").write_text(text, encoding="utf-8")
         lengths = Lengths.read(tmp_path / "l.csv")
-        assert lengths.seconds.tolist() == [1.5, 2.0] and lengths.tokens.tolist() == [0, 0]
+        assert lengths.seconds.tolist() == [1.5, 2.0] and lengths.tokens.tolist() == [
+            0,
+            0,
+        ]
 
 
 ZIPPED = gzip.compress(
@@ -88,7 +101,9 @@ ZIPPED = gzip.compress(
     (ZIPPED[:-9], "end-of-stream"),
     (None, "No such file"),
 ])  # fmt: skip
-def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(tmp_path, raw, said):
+def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
+    tmp_path, raw, said
+):
     path = tmp_path / "broken.csv"
     if raw is not None:
         path.write_bytes(raw)
@@ -96,7 +111,9 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(tmp_path, ra
         Lengths.read(path)
     message = str(caught.value)
     assert (
-        message.startswith("lengths: expected CSV with the columns seconds and tokens, got ")
+        message.startswith(
+            "lengths: expected CSV with the columns seconds and tokens, got "
+        )
         and "broken.csv" in message
     )
     assert "\n" not in message
@@ -127,7 +144,9 @@ def test_counts_and_seeds_of_web_like_lengths_are_whole_numbers(options, said):
 
 @pytest.mark.parametrize("tokens", ["char", 3])
 def test_tokens_that_cannot_be_counted_by_are_refused(tokens):
-    with pytest.raises(ValueError, match="tokens: expected a tokenizer, a function of a text"):
+    with pytest.raises(
+        ValueError, match="tokens: expected a tokenizer, a function of a text"
+    ):
         Lengths.of_cuts([], tokens=tokens)
 
 
@@ -140,7 +159,11 @@ def test_web_like_lengths_are_a_function_of_their_seed_and_as_wide_as_they_say()
     assert np.array_equal(first.seconds, again.seconds) and not np.array_equal(
         first.seconds, other.seconds
     )
-    assert first.seconds.min() == 0.5 and first.seconds.max() == 40.0 and first.tokens.min() >= 1
+    assert (
+        first.seconds.min() == 0.5
+        and first.seconds.max() == 40.0
+        and first.tokens.min() >= 1
+    )
     assert abs(np.median(first.seconds) / 6.7 - 1) < 0.03
     inside = (first.seconds > 2) & (
         first.seconds < 39

@@ -28,10 +28,14 @@ def table(*cells: tuple[float, int]) -> Buckets:
     return Buckets(np.array(seconds), np.array(tokens), np.ones(len(cells)))
 
 
-CELLS = table(*[(seconds, seconds * rate) for seconds in range(1, 25, 4) for rate in (2, 5, 9)])
+CELLS = table(
+    *[(seconds, seconds * rate) for seconds in range(1, 25, 4) for rate in (2, 5, 9)]
+)
 FEW = table((1, 4), (7, 28), (23, 92))
 SHAPES = {
-    "sum of terms": lambda n, D, U: 300_000 + n * (5_000 + 2_000 * D + 300 * U + 7 * D * U),
+    "sum of terms": lambda n, D, U: (
+        300_000 + n * (5_000 + 2_000 * D + 300 * U + 7 * D * U)
+    ),
     "two peaks": lambda n, D, U: 300_000 + max(n * D * 9_000, n * D * U * 900, 700_000),
     "squared": lambda n, D, U: 10_000 + 40 * (n * D) ** 2 + n * U,
     "stairs": lambda n, D, U: 2**17 * (1 + n * (D + U) // 30),
@@ -49,21 +53,29 @@ def allocates(shape):
 
 
 def find(step, buckets, **changes):
-    return oom_search(step, buckets, **{"budget_bytes": BUDGET, "progress": False} | changes)
+    return oom_search(
+        step, buckets, **{"budget_bytes": BUDGET, "progress": False} | changes
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tolerance", [0.0, 0.05, 0.3])
-def test_the_largest_sizes_are_found_as_well_as_promised_and_in_few_steps(shape, tolerance):
+def test_the_largest_sizes_are_found_as_well_as_promised_and_in_few_steps(
+    shape, tolerance
+):
     result = find(allocates(shape), CELLS, tolerance=tolerance)
     assert np.array_equal(result.table.seconds, CELLS.seconds)
     assert np.array_equal(result.table.tokens, CELLS.tokens)
     for row in result.rows():
         cell = (row["seconds"], row["tokens"])
         n = row["found"]
-        fails_at = next(m for m in itertools.count(n) if int(SHAPES[shape](m, *cell)) > BUDGET)
+        fails_at = next(
+            m for m in itertools.count(n) if int(SHAPES[shape](m, *cell)) > BUDGET
+        )
         assert fails_at > n
-        assert fails_at == n + 1 or fails_at - n <= 1.01 * tolerance * fails_at / (1 - tolerance)
+        assert fails_at == n + 1 or fails_at - n <= 1.01 * tolerance * fails_at / (
+            1 - tolerance
+        )
         assert row["filled"] == int(SHAPES[shape](n, *cell)) / BUDGET
     assert sum(row["steps"] for row in result.rows()) == len(result.trials)
     if tolerance == 0.05:
@@ -92,14 +104,21 @@ def cuda_has_none():
 
 
 def cublas_has_none():
-    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    raise RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    )
 
 
 @pytest.mark.parametrize(
-    "error", [too_much, cuda_has_none, cublas_has_none, lambda: np.empty(2**60, dtype=np.uint8)]
+    "error",
+    [too_much, cuda_has_none, cublas_has_none, lambda: np.empty(2**60, dtype=np.uint8)],
 )
-@pytest.mark.parametrize("budget_bytes", [600_000, 30_000_000])  # near the truth, and no help
-def test_an_allocator_that_gives_up_is_survived_and_bounds_the_size(error, budget_bytes):
+@pytest.mark.parametrize(
+    "budget_bytes", [600_000, 30_000_000]
+)  # near the truth, and no help
+def test_an_allocator_that_gives_up_is_survived_and_bounds_the_size(
+    error, budget_bytes
+):
     result = find(fails(error), FEW, budget_bytes=budget_bytes, tolerance=0)
     assert result.table.sizes.tolist() == [500, 500 // 7, 500 // 23]
     assert {trial.bytes is None for trial in result.trials if not trial.ok} == {True}
@@ -109,7 +128,9 @@ def test_tensors_of_a_failed_step_are_gone_before_the_next_even_if_frames_hold_t
     alive: list[weakref.ref] = []
 
     def step(n, seconds, tokens):
-        assert not any(ref() is not None for ref in alive), "a step before still holds memory"
+        assert not any(ref() is not None for ref in alive), (
+            "a step before still holds memory"
+        )
         held = torch.zeros(int(1_000 * n * seconds), dtype=torch.uint8)
         alive.append(weakref.ref(held))
         if n * seconds > 500:
@@ -121,7 +142,9 @@ def test_tensors_of_a_failed_step_are_gone_before_the_next_even_if_frames_hold_t
 
     gc.disable()
     try:
-        assert not all(trial.ok for trial in find(step, FEW, budget_bytes=600_000).trials)
+        assert not all(
+            trial.ok for trial in find(step, FEW, budget_bytes=600_000).trials
+        )
     finally:
         gc.enable()
 
@@ -158,7 +181,9 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
         moments = optimizer.state_dict()
         for state in moments.pop("state").values():
             tensors += state.values()
-        return [tensor.clone() for tensor in tensors], repr((moments, schedule.state_dict()))
+        return [tensor.clone() for tensor in tensors], repr(
+            (moments, schedule.state_dict())
+        )
 
     if trained:
         step(3, 1.0, 1)
@@ -172,17 +197,31 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
     assert len(seen) >= 4
     tensors_after, plain_after = everything()
     assert plain_after == plain
-    assert all(map(torch.equal, tensors_after, tensors)) and len(tensors_after) == len(tensors)
+    assert all(map(torch.equal, tensors_after, tensors)) and len(tensors_after) == len(
+        tensors
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"step": 3}, r"step: expected a function of \(n, seconds, tokens\), got int\."),
-        ({"step": lambda *_: None}, "step: expected tensors on 'cpu', got none. Pass the device"),
+        (
+            {"step": 3},
+            r"step: expected a function of \(n, seconds, tokens\), got int\.",
+        ),
+        (
+            {"step": lambda *_: None},
+            "step: expected tensors on 'cpu', got none. Pass the device",
+        ),
         ({"buckets": [(1.0, 4)]}, r"buckets: expected asrkit.data.Buckets, got list\."),
-        ({"buckets": table((2.0, ENDLESS))}, "buckets: expected tokens for every cell, got a cell"),
-        ({"budget_bytes": None}, "budget_bytes: expected how many bytes a step may take, got None"),
+        (
+            {"buckets": table((2.0, ENDLESS))},
+            "buckets: expected tokens for every cell, got a cell",
+        ),
+        (
+            {"budget_bytes": None},
+            "budget_bytes: expected how many bytes a step may take, got None",
+        ),
         ({"budget_bytes": 0}, r"budget_bytes: expected above 0, got 0\."),
         (
             {"budget_bytes": 400_000},
@@ -193,8 +232,14 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
             {"step": fails(too_much, most=0)},
             "budget_bytes: expected room for .* got a step that takes more than there is",
         ),
-        ({"tolerance": 1.0}, r"tolerance: expected a share from 0 to below 1, got 1\.0\."),
-        ({"state": [torch.zeros(3)]}, "state: expected modules, optimizers and others with a stat"),
+        (
+            {"tolerance": 1.0},
+            r"tolerance: expected a share from 0 to below 1, got 1\.0\.",
+        ),
+        (
+            {"state": [torch.zeros(3)]},
+            "state: expected modules, optimizers and others with a stat",
+        ),
     ],
 )
 def test_bad_input_is_one_line(change, said):

@@ -57,7 +57,9 @@ def test_formulas_name_their_terms():
     assert linear().formula == "n (1 D) padded s"
     assert attention(quadratic=20).formula == "n (1 D + 0.05 D²) padded s"
     assert (
-        Cost(name="c", unit="u", source="", per_batch=3, per_utterance=2, per_pair=0.5).formula
+        Cost(
+            name="c", unit="u", source="", per_batch=3, per_utterance=2, per_pair=0.5
+        ).formula
         == "3 + n (2 + 0.5 D·U) u"
     )
     assert Cost(name="c", unit="u", source="").formula == "n (0) u"
@@ -67,7 +69,11 @@ def test_what_the_named_costs_say_holds():
     assert attention(quadratic=15)(1, 15, 0) == 2 * 15  # both terms weigh the same
     assert attention(per_second=3, quadratic=15)(1, 15, 0) == 3 * 2 * 15
     parts = joint_bytes("numba", B=3, T=25, U1=8, V=1025, D=0).parts  # 2 s
-    assert transducer_joint()(3, 2.0, 7) == 2 * parts["logits"] == 2 * 3 * 25 * 8 * 1025 * 4
+    assert (
+        transducer_joint()(3, 2.0, 7)
+        == 2 * parts["logits"]
+        == 2 * 3 * 25 * 8 * 1025 * 4
+    )
     # cells of the profile that NeMo's documentation prints: seconds, tokens, batch size
     assert CANARY_MEMORY(1, 40.0, 480) == pytest.approx(1 / 21, rel=0.07)
 
@@ -86,18 +92,25 @@ def test_the_largest_batch_fits_and_one_more_does_not(cost, most, D, U):
 def test_a_limit_that_is_met_exactly_is_met(D, n):
     assert at_most_seconds(n * D).largest(D, 0) == n
     assert at_most_seconds(np.nextafter(n * D, 0)).largest(D, 0) == n - 1
-    assert at_most_utterances(n).largest(np.array([D, 40.0]), np.array([0, 999])).tolist() == [n, n]
+    assert at_most_utterances(n).largest(
+        np.array([D, 40.0]), np.array([0, 999])
+    ).tolist() == [n, n]
 
 
 def test_what_a_batch_costs_for_itself_leaves_less_room():
     limit = Limit(Cost(name="c", unit="u", source="", per_batch=6, per_second=1), 10)
     assert limit.largest(np.array([1.0, 2.0, 4.0, 5.0]), 0).tolist() == [4, 2, 1, 0]
-    assert Limit(Cost(name="c", unit="u", source="", per_batch=11), 10).largest(1.0, 0) == 0
     assert (
-        Limit(Cost(name="c", unit="u", source="", per_batch=10), 10).largest(1.0, 0) > 2**30
+        Limit(Cost(name="c", unit="u", source="", per_batch=11), 10).largest(1.0, 0)
+        == 0
+    )
+    assert (
+        Limit(Cost(name="c", unit="u", source="", per_batch=10), 10).largest(1.0, 0)
+        > 2**30
     )  # each costs nothing
     assert (
-        Limit(Cost(name="c", unit="u", source="", per_second=1), 10).largest(1.0, 2**62) == 10
+        Limit(Cost(name="c", unit="u", source="", per_second=1), 10).largest(1.0, 2**62)
+        == 10
     )  # ENDLESS tokens
 
 
@@ -115,7 +128,9 @@ def test_the_account_of_batches_worked_out_by_hand():
     assert account.hours == pytest.approx(16 / 3600)
     assert account.audio_padding == pytest.approx(1 - 16 / (6 + 2 + 12))
     assert account.token_padding == pytest.approx(1 - 17 / (8 + 5 + 12))
-    assert account.lattice_padding == pytest.approx(1 - (2 + 12 + 10 + 4 + 4 + 8) / (24 + 10 + 48))
+    assert account.lattice_padding == pytest.approx(
+        1 - (2 + 12 + 10 + 4 + 4 + 8) / (24 + 10 + 48)
+    )
     assert account.compute_padding == pytest.approx(1 - 49 / (20 + 9 + 36))
     assert account.memory == pytest.approx(
         (0.6 + 0.2 + 1.2) / 3
@@ -139,7 +154,9 @@ def test_equal_lengths_pad_nothing_and_only_missing_batches_wait(sizes, ranks):
     assert account.memory is None and account.memory_max is None
     steps = -(-len(sizes) // ranks)
     assert (
-        account.utilisation == pytest.approx(len(sizes) / (steps * ranks)) == 1 - account.straggler
+        account.utilisation
+        == pytest.approx(len(sizes) / (steps * ranks))
+        == 1 - account.straggler
     )
 
 
@@ -147,7 +164,10 @@ def test_tokens_that_nobody_knows_are_not_padded():
     account = padding_account(
         [([1.0, 2.0], [0, 0])], cost=CANARY_COMPUTE, limit=Limit(CANARY_MEMORY, 1.0)
     )
-    assert account.token_padding == account.lattice_padding == 0 and account.audio_padding == 0.25
+    assert (
+        account.token_padding == account.lattice_padding == 0
+        and account.audio_padding == 0.25
+    )
 
 
 @pytest.mark.parametrize("call, said", [

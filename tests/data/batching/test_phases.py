@@ -29,7 +29,9 @@ LIMIT = at_most_utterances(6)
 STRATEGIES = {
     "random": Random(limit=LIMIT),
     "balanced": Balanced(limit=LIMIT),
-    "bucketed": Bucketed(buckets=buckets_1d(web_like(500), LIMIT, count=3), tails="keep"),
+    "bucketed": Bucketed(
+        buckets=buckets_1d(web_like(500), LIMIT, count=3), tails="keep"
+    ),
 }
 
 
@@ -69,7 +71,9 @@ def test_presorting_evens_out_two_phases_and_makes_whole_batches_worse():
     for name, one in (("random", strategy), ("presorted", Presorted(strategy))):
         epoch = plan(one, lengths, ranks=8)
         for phases in (1, 2, 8):
-            account = padding_account(epoch.pairs(lengths), cost=linear(), ranks=8, phases=phases)
+            account = padding_account(
+                epoch.pairs(lengths), cost=linear(), ranks=8, phases=phases
+            )
             slowest[name, phases] = 1 / account.utilisation
     assert slowest["presorted", 1] >= slowest["random", 1]
     assert slowest["presorted", 2] < 0.95 * slowest["random", 2]
@@ -81,7 +85,11 @@ def test_the_account_in_phases_is_that_worked_out_by_hand():
     batches = [([4.0, 2.0, 1.0], [8, 5, 3]), ([3.0, 3.0], [1, 1])]
     # two phases of the first batch: all three to 2 s, and the longest to 4 s; or 1 s and 4 s: 9
     assert computed_seconds([4.0, 2.0, 1.0], 2) == 2 * 3 + 2 * 1
-    assert computed_seconds([4.0, 2.0, 1.0], 3) == computed_seconds([1.0, 4.0, 2.0], 9) == 7
+    assert (
+        computed_seconds([4.0, 2.0, 1.0], 3)
+        == computed_seconds([1.0, 4.0, 2.0], 9)
+        == 7
+    )
     account = padding_account(batches, cost=linear(), ranks=2, phases=2)
     assert account.audio_padding == pytest.approx(1 - 13 / 14)
     assert account.compute_padding == pytest.approx(1 - 13 / 14)
@@ -129,7 +137,10 @@ def test_data_stats_estimates_the_padding_in_phases(capsys):
             lambda: padding_account([([1.0], [1])], cost=CANARY_MEMORY, phases=2),
             "cost: expected one linear in seconds",
         ),
-        (lambda: Presorted(None), "strategy: expected Random, Sorted, Bucketed, Balanced, Pre"),
+        (
+            lambda: Presorted(None),
+            "strategy: expected Random, Sorted, Bucketed, Balanced, Pre",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_error(make, message):

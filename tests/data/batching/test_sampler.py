@@ -30,9 +30,13 @@ from asrkit.data import (
 
 LIMIT = at_most_seconds(120)
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:You are using DynamicBucketingSampler with an eagerly"),
+    pytest.mark.filterwarnings(
+        "ignore:You are using DynamicBucketingSampler with an eagerly"
+    ),
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+    ),
 ]
 
 
@@ -94,8 +98,12 @@ def test_ranks_share_all_cuts_and_have_equally_many_batches(cuts, world_size):
         for rank in range(world_size)
     ]
     batches = [ids(one) for one in ranks]
-    assert flat(itertools.chain.from_iterable(batches)) == sorted(cut.id for cut in cuts)
-    assert {len(own) for own in batches} == {len(one) for one in ranks} and len(batches[0]) > 0
+    assert flat(itertools.chain.from_iterable(batches)) == sorted(
+        cut.id for cut in cuts
+    )
+    assert {len(own) for own in batches} == {len(one) for one in ranks} and len(
+        batches[0]
+    ) > 0
     assert len({one.fingerprint for one in ranks}) == 1
     report = sum((one.diagnostics for one in ranks[1:]), ranks[0].diagnostics)
     assert (report.kept_cuts, report.discarded_cuts) == (500, 0)
@@ -156,27 +164,45 @@ def test_lazy_cuts_are_read_once(cuts, tmp_path):
 def test_a_loader_gives_the_same_with_any_workers_and_in_worker_processes(cuts):
     sampler = LengthSampler(cuts, Balanced(limit=LIMIT))
     plain = list(DataLoader(Ids(), sampler=sampler, batch_size=None))
-    assert len(plain) == len(sampler) == len(DataLoader(Ids(), sampler=sampler, batch_size=None))
-    assert list(DataLoader(Ids(), sampler=sampler, batch_size=None, num_workers=2)) == plain
-    assert list(DataLoader(IterableDatasetWrapper(Ids(), sampler), batch_size=None)) == plain
+    assert (
+        len(plain)
+        == len(sampler)
+        == len(DataLoader(Ids(), sampler=sampler, batch_size=None))
+    )
+    assert (
+        list(DataLoader(Ids(), sampler=sampler, batch_size=None, num_workers=2))
+        == plain
+    )
+    assert (
+        list(DataLoader(IterableDatasetWrapper(Ids(), sampler), batch_size=None))
+        == plain
+    )
     for workers in (1, 3):  # lhotse's samplers would give everything `workers` times
         assert (
             list(
                 DataLoader(
-                    IterableDatasetWrapper(Ids(), sampler), batch_size=None, num_workers=workers
+                    IterableDatasetWrapper(Ids(), sampler),
+                    batch_size=None,
+                    num_workers=workers,
                 )
             )
             == plain
         )
 
 
-@pytest.mark.filterwarnings("ignore:We detected you're trying to use a CutSampler with rank")
-def test_worker_processes_of_several_ranks_share_the_cuts_and_go_on_to_other_epochs(cuts):
+@pytest.mark.filterwarnings(
+    "ignore:We detected you're trying to use a CutSampler with rank"
+)
+def test_worker_processes_of_several_ranks_share_the_cuts_and_go_on_to_other_epochs(
+    cuts,
+):
     seen: list[list[str]] = [[], []]
     for rank in range(2):
         sampler = LengthSampler(cuts, Balanced(limit=LIMIT), world_size=2, rank=rank)
         wrapped = IterableDatasetWrapper(Ids(), sampler, auto_increment_epoch=True)
-        loader = DataLoader(wrapped, batch_size=None, num_workers=2, persistent_workers=True)
+        loader = DataLoader(
+            wrapped, batch_size=None, num_workers=2, persistent_workers=True
+        )
         for epoch in range(2):
             sampler.set_epoch(epoch)
             batches = list(loader)
@@ -194,7 +220,9 @@ def sampler_at(epoch, *args, **kwargs):
     return sampler
 
 
-@pytest.mark.parametrize("kind", ["balanced", "own", "random", "sorted", "bucketed", "dropping"])
+@pytest.mark.parametrize(
+    "kind", ["balanced", "own", "random", "sorted", "bucketed", "dropping"]
+)
 @pytest.mark.parametrize("done", [0, 1, 7])
 def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(cuts, kind, done):
     def make():
@@ -253,8 +281,9 @@ def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(cuts):
     for make in (lambda one: one, lambda one: IterableDatasetWrapper(Ids(), one)):
         resumed = LengthSampler(cuts, Balanced(limit=LIMIT))
         resumed.load_state_dict(state)
-        assert resumed.diagnostics.kept_batches == 3 and resumed.diagnostics.kept_cuts == sum(
-            map(len, trained)
+        assert (
+            resumed.diagnostics.kept_batches == 3
+            and resumed.diagnostics.kept_cuts == sum(map(len, trained))
         )
         if isinstance(made := make(resumed), IterableDatasetWrapper):
             rest = list(DataLoader(made, batch_size=None, num_workers=2))
@@ -276,10 +305,14 @@ def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(cuts):
     ({"tokens": lambda text: 1}, "data: expected"),
     ({"cuts": made_cuts(500, seed=1)}, "data: expected"),
 ])  # fmt: skip
-def test_a_state_of_something_else_is_refused_in_a_line_that_names_it(cuts, other, said):
+def test_a_state_of_something_else_is_refused_in_a_line_that_names_it(
+    cuts, other, said
+):
     first = LengthSampler(cuts, Balanced(limit=LIMIT))
     next(iter(first))
-    resumed = LengthSampler(**({"cuts": cuts, "strategy": Balanced(limit=LIMIT)} | other))
+    resumed = LengthSampler(
+        **({"cuts": cuts, "strategy": Balanced(limit=LIMIT)} | other)
+    )
     before = resumed.state_dict()
     with pytest.raises(ValueError, match=said) as caught:
         resumed.load_state_dict(first.state_dict())
@@ -291,7 +324,8 @@ def test_a_state_of_something_else_is_refused_in_a_line_that_names_it(cuts, othe
 
 def test_the_same_order_cut_into_other_batches_is_another_epoch(cuts):
     first, second = (
-        LengthSampler(cuts, Sorted(limit=at_most_seconds(seconds))) for seconds in (120, 100)
+        LengthSampler(cuts, Sorted(limit=at_most_seconds(seconds)))
+        for seconds in (120, 100)
     )
     orders = [[*itertools.chain.from_iterable(ids(one))] for one in (first, second)]
     assert orders[0] == orders[1]
@@ -304,7 +338,9 @@ def test_drop_last_halves_nothing_and_counts_what_it_leaves_out(cuts):
     whole = ids(LengthSampler(cuts, Sorted(limit=LIMIT)))
     assert len(whole) % 3
     ranks = [
-        LengthSampler(cuts, Sorted(limit=LIMIT), world_size=3, rank=rank, drop_last=True)
+        LengthSampler(
+            cuts, Sorted(limit=LIMIT), world_size=3, rank=rank, drop_last=True
+        )
         for rank in range(3)
     ]
     kept = [batch for step in zip(*map(ids, ranks), strict=True) for batch in step]
@@ -316,7 +352,9 @@ def test_filters_drop_what_they_are_asked_to_and_count_it(cuts):
     sampler = LengthSampler(
         cuts, Balanced(limit=LIMIT), seconds=(2.0, 15.0), tokens_per_second=(1.0, 6.0)
     )
-    assert len(ids(sampler)) == len(sampler)  # an epoch is planned, which the filter has to undo
+    assert len(ids(sampler)) == len(
+        sampler
+    )  # an epoch is planned, which the filter has to undo
     assert sampler.filter(lambda cut: not cut.id.endswith("7")) is sampler
 
     def characters(cut):
@@ -326,9 +364,14 @@ def test_filters_drop_what_they_are_asked_to_and_count_it(cuts):
     off = [
         cut
         for cut in cuts
-        if 2.0 <= cut.duration <= 15.0 and not 1.0 <= characters(cut) / cut.duration <= 6.0
+        if 2.0 <= cut.duration <= 15.0
+        and not 1.0 <= characters(cut) / cut.duration <= 6.0
     ]
-    sevens = [cut for cut in cuts if cut not in outside and cut not in off and cut.id.endswith("7")]
+    sevens = [
+        cut
+        for cut in cuts
+        if cut not in outside and cut not in off and cut.id.endswith("7")
+    ]
     assert sampler.dropped == {
         "seconds": len(outside), "tokens_per_second": len(off), "filter": len(sevens), "strategy": 0
     }  # fmt: skip
@@ -341,7 +384,9 @@ def test_filters_drop_what_they_are_asked_to_and_count_it(cuts):
 
 def test_what_a_strategy_drops_is_counted_once_over_the_ranks(cuts):
     strategy = strategies(cuts)["dropping"]
-    ranks = [LengthSampler(cuts, strategy, world_size=3, rank=rank) for rank in range(3)]
+    ranks = [
+        LengthSampler(cuts, strategy, world_size=3, rank=rank) for rank in range(3)
+    ]
     kept = sum(len(own) for one in ranks for own in ids(one))
     assert (
         ranks[0].dropped
@@ -353,7 +398,8 @@ def test_what_a_strategy_drops_is_counted_once_over_the_ranks(cuts):
 
 def test_what_remains_is_counted_on_all_ranks(cuts):
     ranks = [
-        LengthSampler(cuts, Balanced(limit=LIMIT), world_size=2, rank=rank) for rank in range(2)
+        LengthSampler(cuts, Balanced(limit=LIMIT), world_size=2, rank=rank)
+        for rank in range(2)
     ]
     seconds, number = sum(cut.duration for cut in cuts), 500
     assert (ranks[0].remaining_cuts, ranks[0].num_cuts) == (500, 500)
@@ -390,18 +436,24 @@ def test_speech_is_read_and_collated_by_lhotses_dataset(tiny_speech, tmp_path):
         zip(tiny_speech.waveforms, tiny_speech.texts, strict=True)
     ):
         soundfile.write(tmp_path / f"{number}.wav", waveform.numpy(), 16_000)
-        cut = Recording.from_file(tmp_path / f"{number}.wav", recording_id=str(number)).to_cut()
+        cut = Recording.from_file(
+            tmp_path / f"{number}.wav", recording_id=str(number)
+        ).to_cut()
         cut.supervisions = [
             SupervisionSegment(f"s{number}", str(number), 0, cut.duration, text=text)
         ]
         cuts.append(cut)
-    dataset = K2SpeechRecognitionDataset(input_strategy=AudioSamples(), return_cuts=True)
+    dataset = K2SpeechRecognitionDataset(
+        input_strategy=AudioSamples(), return_cuts=True
+    )
     sampler = LengthSampler(cuts, Balanced(limit=at_most_seconds(12)))
     seen = []
     for batch in DataLoader(dataset, sampler=sampler, batch_size=None):
         assert batch["inputs"].numel() <= 12 * 16_000
         for row, (cut, text) in enumerate(
-            zip(batch["supervisions"]["cut"], batch["supervisions"]["text"], strict=True)
+            zip(
+                batch["supervisions"]["cut"], batch["supervisions"]["text"], strict=True
+            )
         ):
             number = int(cut.recording.id)
             waveform = tiny_speech.waveforms[number] / 32768

@@ -24,7 +24,10 @@ SECONDS, TEXTS = [1.5, 0.25, 4.0], ["hello", "né", "a longer one"]
 @pytest.fixture
 def manifests(tmp_path):
     """Files with SECONDS, one a kind of manifest; there is no audio."""
-    sounds = [Recording(f"r{n}", [], 16_000, int(s * 16_000), s) for n, s in enumerate(SECONDS)]
+    sounds = [
+        Recording(f"r{n}", [], 16_000, int(s * 16_000), s)
+        for n, s in enumerate(SECONDS)
+    ]
     said = [
         SupervisionSegment(one.id, one.id, 0, one.duration, text=text)
         for one, text in zip(sounds, TEXTS, strict=True)
@@ -34,14 +37,20 @@ def manifests(tmp_path):
     )
     cuts.to_file(tmp_path / "mono.jsonl.gz")
     whole = list(cuts)
-    CutSet.from_cuts([whole[0].pad(duration=2.0), whole[0].append(whole[1]), whole[2]]).to_file(
-        tmp_path / "mixed.jsonl"
-    )
+    CutSet.from_cuts(
+        [whole[0].pad(duration=2.0), whole[0].append(whole[1]), whole[2]]
+    ).to_file(tmp_path / "mixed.jsonl")
     (tmp_path / "folder").mkdir()
-    RecordingSet.from_recordings(sounds).to_file(tmp_path / "folder" / "x_recordings_dev.jsonl.gz")
+    RecordingSet.from_recordings(sounds).to_file(
+        tmp_path / "folder" / "x_recordings_dev.jsonl.gz"
+    )
     (tmp_path / "sounds").mkdir()
-    RecordingSet.from_recordings(sounds).to_file(tmp_path / "sounds" / "recordings.jsonl.gz")
-    SupervisionSet.from_segments(said).to_file(tmp_path / "folder" / "x_supervisions_dev.jsonl.gz")
+    RecordingSet.from_recordings(sounds).to_file(
+        tmp_path / "sounds" / "recordings.jsonl.gz"
+    )
+    SupervisionSet.from_segments(said).to_file(
+        tmp_path / "folder" / "x_supervisions_dev.jsonl.gz"
+    )
     rows = [
         {"audio_filepath": "/none.wav", "duration": s, "text": text}
         for s, text in zip(SECONDS, TEXTS, strict=True)
@@ -51,12 +60,17 @@ def manifests(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["mono.jsonl.gz", "folder", "nemo.json", "folder/x_supervisions_dev.jsonl.gz"]
+    "name",
+    ["mono.jsonl.gz", "folder", "nemo.json", "folder/x_supervisions_dev.jsonl.gz"],
 )
 def test_any_manifest_gives_its_lengths_without_audio(manifests, name):
     lengths = read_lengths(manifests / name)
     assert lengths.seconds.tolist() == SECONDS and lengths.tokens.tolist() == [5, 2, 12]
-    assert read_lengths(manifests / name, tokens=lambda text: 7).tokens.tolist() == [7, 7, 7]
+    assert read_lengths(manifests / name, tokens=lambda text: 7).tokens.tolist() == [
+        7,
+        7,
+        7,
+    ]
 
 
 def test_mixed_cuts_have_the_length_of_the_mix_and_the_texts_of_all(manifests):
@@ -136,8 +150,16 @@ def test_the_shipped_tables_are_what_their_readme_says():
     }
     for name, utterances, hours, tokens in rows:
         lengths = shipped_lengths(name)
-        said = int(utterances.replace(",", "")), float(hours), int(tokens.replace(",", ""))
-        assert (len(lengths), round(lengths.hours, 2), int(lengths.tokens.sum())) == said
+        said = (
+            int(utterances.replace(",", "")),
+            float(hours),
+            int(tokens.replace(",", "")),
+        )
+        assert (
+            len(lengths),
+            round(lengths.hours, 2),
+            int(lengths.tokens.sum()),
+        ) == said
     assert sum(path.stat().st_size for path in shipped("lengths").iterdir()) < 300_000
 
 
@@ -145,7 +167,9 @@ def test_the_shipped_tables_are_what_their_readme_says():
 def test_the_padding_of_random_batches_is_that_of_all_batches_there_are(batch):
     values = np.array([1.0, 4.0, 2.0, 2.0, 8.0, 0.5])
     longest = np.mean([max(some) for some in itertools.combinations(values, batch)])
-    assert padding_of_random(values, batch) == pytest.approx(1 - values.mean() / longest)
+    assert padding_of_random(values, batch) == pytest.approx(
+        1 - values.mean() / longest
+    )
 
 
 def test_the_stats_are_those_of_the_lengths_and_json():
@@ -153,7 +177,9 @@ def test_the_stats_are_those_of_the_lengths_and_json():
     stats = length_stats(lengths, batch=2)
     assert json.loads(json.dumps(stats)) == stats
     assert (
-        stats["utterances"] == 3 and stats["hours"] == round(6 / 3600, 4) and stats["tokens"] == 80
+        stats["utterances"] == 3
+        and stats["hours"] == round(6 / 3600, 4)
+        and stats["tokens"] == 80
     )
     assert stats["quantiles"]["seconds"] == {
         "min": 1,
@@ -178,7 +204,9 @@ def test_the_stats_are_those_of_the_lengths_and_json():
 
 def test_without_tokens_nothing_is_said_of_them():
     stats = length_stats(Lengths([1.0, 2.0], [0, 0]))
-    assert [*stats["quantiles"]] == ["seconds"] and [*stats["random_batch_padding"]] == ["seconds"]
+    assert [*stats["quantiles"]] == ["seconds"] and [
+        *stats["random_batch_padding"]
+    ] == ["seconds"]
     assert stats["random_batch"] == 2 and "tokens not known" in length_table(stats)
     with pytest.raises(ValueError, match="batch: expected at least 1, got 0"):
         length_stats(Lengths([1.0], [0]), batch=0)

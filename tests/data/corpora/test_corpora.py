@@ -46,21 +46,29 @@ def speak(jobs, folder):
     """Hash of each job's WAV, by id."""
     folder.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    subprocess.run([sys.executable, synthetic.WORKER, folder / "jobs.json", folder], check=True)
+    subprocess.run(
+        [sys.executable, synthetic.WORKER, folder / "jobs.json", folder], check=True
+    )
     return {
-        job["id"]: hashlib.sha256((folder / f"{job['id']}.wav").read_bytes()).hexdigest()
+        job["id"]: hashlib.sha256(
+            (folder / f"{job['id']}.wav").read_bytes()
+        ).hexdigest()
         for job in jobs
     }
 
 
-def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which_process(tmp_path):
+def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which_process(
+    tmp_path,
+):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     jobs = synthetic._jobs({"train": 12}, 0)
     there = speak(jobs, tmp_path / "there")
     assert there == speak(jobs[::-1], tmp_path / "back")
     assert {jobs[5]["id"]: there[jobs[5]["id"]]} == speak([jobs[5]], tmp_path / "alone")
     assert len(set(there.values())) == 12
-    other = speak([{**job, "seed": job["seed"] + 1} for job in jobs], tmp_path / "other")
+    other = speak(
+        [{**job, "seed": job["seed"] + 1} for job in jobs], tmp_path / "other"
+    )
     assert any(
         other[name] != there[name] for name in there
     )  # not all: a voice without breath draws nothing at random
@@ -68,9 +76,19 @@ def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which
 
 def test_every_voice_exists_and_has_a_sound_of_its_own(tmp_path):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    voices = [(accent, variant) for accent in synthetic.ACCENTS for variant in synthetic.VARIANTS]
+    voices = [
+        (accent, variant)
+        for accent in synthetic.ACCENTS
+        for variant in synthetic.VARIANTS
+    ]
     jobs = [
-        {"id": f"{n}", "text": "turn on the kitchen light", "voice": v, "variant": w, "seed": 1}
+        {
+            "id": f"{n}",
+            "text": "turn on the kitchen light",
+            "voice": v,
+            "variant": w,
+            "seed": 1,
+        }
         for n, (v, w) in enumerate(voices)
     ]
     assert len(set(speak(jobs, tmp_path / "voices").values())) == len(voices) == 112
@@ -82,12 +100,18 @@ def test_voices_and_long_texts_are_in_one_split_only():
     def of(split, *keys):
         rows = [job for job in jobs if job["id"].startswith(split)]
         if keys == ("text",):
-            rows = [job for job in rows if "digits" not in job["id"] or job["text"].count(" ") > 2]
+            rows = [
+                job
+                for job in rows
+                if "digits" not in job["id"] or job["text"].count(" ") > 2
+            ]
         return {tuple(job[key] for key in keys) for job in rows}
 
     for keys in (("voice", "variant"), ("text",)):
         train, dev, test = (of(split, *keys) for split in ("train", "dev", "test"))
-        assert train and dev and test and not (train & dev or train & test or dev & test)
+        assert (
+            train and dev and test and not (train & dev or train & test or dev & test)
+        )
     assert len(of("train", "voice", "variant")) >= 60
     assert len({job["id"] for job in jobs}) == len(jobs) and len(
         {job["seed"] for job in jobs}
@@ -105,14 +129,20 @@ def test_cuts_are_16_khz_with_text_speaker_and_kind_and_can_be_heard(built):
     assert {split: len(some) for split, some in cuts.items()} == SIZES
     for cut in (cut for some in cuts.values() for cut in some):
         (said,) = cut.supervisions
-        assert cut.sampling_rate == 16_000 and said.text and said.custom["kind"] in corpora.KINDS
+        assert (
+            cut.sampling_rate == 16_000
+            and said.text
+            and said.custom["kind"] in corpora.KINDS
+        )
         assert said.speaker.partition("+")[0] in synthetic.ACCENTS
         audio = cut.load_audio()
         assert audio.shape == (1, cut.num_samples) and np.sqrt(np.mean(audio**2)) > 0.01
         assert 0.2 < cut.duration < 12
 
 
-def test_a_second_call_reads_what_the_first_one_built_and_two_builds_are_equal(built, a_home):
+def test_a_second_call_reads_what_the_first_one_built_and_two_builds_are_equal(
+    built, a_home
+):
     _, folder = built
     corpora.spoken_commands(**SIZES, workers=1, progress=False)
     (again,) = (a_home / "corpora").iterdir()
@@ -128,16 +158,26 @@ def audio_of(folder):
     return {name: told for name, told in index.items() if name.startswith("audio/")}
 
 
-def test_one_kind_is_what_the_whole_corpus_has_of_it_and_nothing_else_is_synthesised(built, a_home):
+def test_one_kind_is_what_the_whole_corpus_has_of_it_and_nothing_else_is_synthesised(
+    built, a_home
+):
     cuts, folder = built
     digits = corpora.spoken_commands(**SIZES, kinds=["digits"], progress=False)
     for split, some in digits.items():
-        wanted = [cut for cut in cuts[split] if cut.supervisions[0].custom["kind"] == "digits"]
-        assert [cut.id for cut in some] == [cut.id for cut in wanted] and len(wanted) > 0
-        assert [cut.supervisions for cut in some] == [cut.supervisions for cut in wanted]
+        wanted = [
+            cut for cut in cuts[split] if cut.supervisions[0].custom["kind"] == "digits"
+        ]
+        assert [cut.id for cut in some] == [cut.id for cut in wanted] and len(
+            wanted
+        ) > 0
+        assert [cut.supervisions for cut in some] == [
+            cut.supervisions for cut in wanted
+        ]
     (alone,) = (a_home / "corpora").iterdir()
     whole = audio_of(folder)
-    assert audio_of(alone) == {name: whole[name] for name in whole if "-digits-" in name}
+    assert audio_of(alone) == {
+        name: whole[name] for name in whole if "-digits-" in name
+    }
 
 
 def test_a_corpus_can_be_moved_and_read_from_its_own_manifest(built, tmp_path):
@@ -148,7 +188,9 @@ def test_a_corpus_can_be_moved_and_read_from_its_own_manifest(built, tmp_path):
     assert [cut.supervisions[0].text for cut in cuts] == [
         cut.supervisions[0].text for cut in built[0]["test"]
     ]
-    assert all(str(cut.recording.sources[0].source).startswith(str(moved)) for cut in cuts)
+    assert all(
+        str(cut.recording.sources[0].source).startswith(str(moved)) for cut in cuts
+    )
     assert Utterances.load(cuts, progress=False).total_seconds == pytest.approx(
         sum(cut.duration for cut in cuts)
     )
@@ -187,11 +229,17 @@ def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothi
     for process in [python(code, tmp_path, wait=False) for _ in range(2)]:
         out, error = process.communicate(timeout=120)
         assert (out.strip(), process.returncode) == ("200", 0), error
-    (whole,) = (path for path in (tmp_path / "corpora").iterdir() if not path.name.startswith("."))
+    (whole,) = (
+        path
+        for path in (tmp_path / "corpora").iterdir()
+        if not path.name.startswith(".")
+    )
     assert corpora.intact(whole)
 
 
-def test_without_espeak_the_package_imports_and_the_corpus_says_in_one_line_what_to_do(tmp_path):
+def test_without_espeak_the_package_imports_and_the_corpus_says_in_one_line_what_to_do(
+    tmp_path,
+):
     block = (
         "import sys, importlib.metadata as m; version = m.version\n"
         "def none(name):\n"
@@ -211,18 +259,24 @@ def test_without_espeak_the_package_imports_and_the_corpus_says_in_one_line_what
 
 
 @pytest.mark.parametrize("name", ["fsdd", "librispeech", "librivox"])
-def test_real_recordings_load_at_16_khz_with_their_texts_and_durations(shared_speech, name):
+def test_real_recordings_load_at_16_khz_with_their_texts_and_durations(
+    shared_speech, name
+):
     lines = [
         json.loads(line)
         for line in (shared_speech / f"manifests/{name}.jsonl").read_text().splitlines()
     ][:40]
-    cuts = corpora.from_manifest(shared_speech / f"manifests/{name}.jsonl").subset(first=40)
+    cuts = corpora.from_manifest(shared_speech / f"manifests/{name}.jsonl").subset(
+        first=40
+    )
     held = Utterances.load(cuts, progress=False)
     assert list(held.texts) == [line["text"] for line in lines] and list(held.ids) == [
         line["id"] for line in lines
     ]
     assert list(held.speakers) == [line["speaker"] for line in lines]
-    assert held.durations == pytest.approx([line["duration"] for line in lines], abs=0.01)
+    assert held.durations == pytest.approx(
+        [line["duration"] for line in lines], abs=0.01
+    )
     assert all(waveform.abs().max() > 100 for waveform in held.waveforms)
 
 
@@ -243,14 +297,20 @@ def manifest(folder, *rows):
     return path
 
 
-@pytest.mark.parametrize("rate_hz, channels", [(8000, 1), (16_000, 1), (44_100, 2), (22_050, 2)])
+@pytest.mark.parametrize(
+    "rate_hz, channels", [(8000, 1), (16_000, 1), (44_100, 2), (22_050, 2)]
+)
 def test_any_rate_and_channel_count_becomes_16_khz_mono(tmp_path, rate_hz, channels):
     tone(tmp_path / "audio/a.wav", rate_hz, channels)
-    cuts = corpora.from_manifest(manifest(tmp_path, {"audio": "audio/a.wav", "text": "hello"}))
+    cuts = corpora.from_manifest(
+        manifest(tmp_path, {"audio": "audio/a.wav", "text": "hello"})
+    )
     held = Utterances.load(cuts, progress=False)
     audio = held.waveforms[0].numpy() / 32768
     assert (
-        list(held.texts) == ["hello"] and audio.shape == (8000,) and cuts[0].sampling_rate == 16_000
+        list(held.texts) == ["hello"]
+        and audio.shape == (8000,)
+        and cuts[0].sampling_rate == 16_000
     )
     assert np.argmax(np.abs(np.fft.rfft(audio))) == 220 and np.abs(
         audio[2000:6000]
@@ -258,13 +318,22 @@ def test_any_rate_and_channel_count_becomes_16_khz_mono(tmp_path, rate_hz, chann
 
 
 def test_a_folder_of_recordings_and_supervisions_is_cut_at_its_supervisions(tmp_path):
-    from lhotse import AudioSource, Recording, RecordingSet, SupervisionSegment, SupervisionSet
+    from lhotse import (
+        AudioSource,
+        Recording,
+        RecordingSet,
+        SupervisionSegment,
+        SupervisionSet,
+    )
 
     tone(tmp_path / "a.wav", 16_000, seconds=2.0)
     recording = Recording("r", [AudioSource("file", [0], "a.wav")], 16_000, 32_000, 2.0)
-    RecordingSet.from_recordings([recording]).to_file(tmp_path / "x_recordings.jsonl.gz")
+    RecordingSet.from_recordings([recording]).to_file(
+        tmp_path / "x_recordings.jsonl.gz"
+    )
     said = [
-        SupervisionSegment(f"s{n}", "r", n, 0.5, text=f"text {n}", speaker="me") for n in range(2)
+        SupervisionSegment(f"s{n}", "r", n, 0.5, text=f"text {n}", speaker="me")
+        for n in range(2)
     ]
     SupervisionSet.from_segments(said).to_file(tmp_path / "x_supervisions.jsonl.gz")
     held = Utterances.load(corpora.from_manifest(tmp_path), progress=False)
@@ -296,7 +365,9 @@ def test_a_manifest_that_cannot_serve_is_refused_in_one_line(tmp_path, row, mess
     (tmp_path / "audio/not.wav").write_text("not audio")
     with pytest.raises(ValueError, match=message) as raised:
         corpora.from_manifest(manifest(tmp_path, row))
-    assert str(raised.value).startswith("manifest: expected") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith("manifest: expected") and "\n" not in str(
+        raised.value
+    )
 
 
 def test_a_missing_manifest_and_an_empty_folder_are_refused_in_one_line(tmp_path):
@@ -304,14 +375,19 @@ def test_a_missing_manifest_and_an_empty_folder_are_refused_in_one_line(tmp_path
         ValueError, match=r"manifest: expected a file or a folder, got .*none\.jsonl"
     ):
         corpora.from_manifest(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match="manifest: expected at least one utterance, got none"):
+    with pytest.raises(
+        ValueError, match="manifest: expected at least one utterance, got none"
+    ):
         corpora.from_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"kinds": ["numbers"]}, r"kinds: expected some of digits, commands, sentences, got \['nu"),
+        (
+            {"kinds": ["numbers"]},
+            r"kinds: expected some of digits, commands, sentences, got \['nu",
+        ),
         ({"train": -1}, "train, dev, test: expected whole numbers, 0 or more"),
     ],
 )
@@ -324,9 +400,16 @@ def test_resampling_to_flac_keeps_pitch_loudness_and_length(tmp_path):
     tone(tmp_path / "a.wav", 22_050, seconds=1.0)
     samples = synthetic._to_flac(tmp_path / "a.wav", tmp_path / "a.flac")
     audio, rate_hz = soundfile.read(tmp_path / "a.flac")
-    assert rate_hz == 16_000 and len(audio) == samples and 16_000 <= samples < 16_000 + 8 * 320
+    assert (
+        rate_hz == 16_000
+        and len(audio) == samples
+        and 16_000 <= samples < 16_000 + 8 * 320
+    )
     seconds = np.arange(1000, 15_000) / 16_000
-    assert np.abs(audio[1000:15_000] - 0.5 * np.sin(2 * np.pi * 440 * seconds)).max() < 2e-3
+    assert (
+        np.abs(audio[1000:15_000] - 0.5 * np.sin(2 * np.pi * 440 * seconds)).max()
+        < 2e-3
+    )
 
 
 def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
@@ -352,7 +435,8 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
         "train": {"ann"}, "dev": set(), "test": {"bob"},
     }  # fmt: skip
     with pytest.raises(
-        ValueError, match=r"hold_out: expected one of the speakers \['ann', 'bob'\], got 'eve'"
+        ValueError,
+        match=r"hold_out: expected one of the speakers \['ann', 'bob'\], got 'eve'",
     ):
         corpora.load([path], hold_out="eve")
 
@@ -361,7 +445,8 @@ def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     job = {**synthetic._jobs({"train": 1}, 0)[0], "voice": "en-gb"}
     with pytest.raises(
-        RuntimeError, match=r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb"
+        RuntimeError,
+        match=r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb",
     ):
         synthetic._build(a_home / "corpora/x", [job], 2, False)
     assert not list((a_home / "corpora").iterdir())
@@ -372,7 +457,9 @@ def test_sound_that_cannot_be_read_is_refused_by_its_id(tmp_path, damage):
     noise = np.random.default_rng(0).normal(size=64_000) * 0.1
     noise[5] = np.nan if damage == "nan" else 0
     path = tmp_path / ("a.wav" if damage == "nan" else "a.flac")
-    soundfile.write(path, noise, 16_000, **({"subtype": "FLOAT"} if damage == "nan" else {}))
+    soundfile.write(
+        path, noise, 16_000, **({"subtype": "FLOAT"} if damage == "nan" else {})
+    )
     path.write_bytes(path.read_bytes()[: None if damage == "nan" else 30_000])
     cuts = corpora.from_manifest(
         manifest(tmp_path, {"audio": path.name, "text": "x", "id": "mine"})
@@ -383,31 +470,41 @@ def test_sound_that_cannot_be_read_is_refused_by_its_id(tmp_path, damage):
 
 
 def test_speakers_and_splits_may_be_numbers_null_or_capitalised(tmp_path):
-    rows = [{"speaker": 3}, {"speaker": "x", "split": None}, {"speaker": None, "split": "Test"}]
+    rows = [
+        {"speaker": 3},
+        {"speaker": "x", "split": None},
+        {"speaker": None, "split": "Test"},
+    ]
     for n in range(3):
         tone(tmp_path / f"{n}.wav")
     path = manifest(
-        tmp_path, *({"audio": f"{n}.wav", "text": "a"} | row for n, row in enumerate(rows))
+        tmp_path,
+        *({"audio": f"{n}.wav", "text": "a"} | row for n, row in enumerate(rows)),
     )
     assert {split: len(cuts) for split, cuts in corpora.load([path]).items()} == {
         "train": 2,
         "dev": 0,
         "test": 1,
     }
-    assert [cut.supervisions[0].speaker for cut in corpora.load([path], hold_out="3")["test"]] == [
-        "3"
-    ]
+    assert [
+        cut.supervisions[0].speaker
+        for cut in corpora.load([path], hold_out="3")["test"]
+    ] == ["3"]
 
 
 @pytest.mark.parametrize("dot", ["", "./"])
-def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(tmp_path, dot):
+def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(
+    tmp_path, dot
+):
     from lhotse import CutSet, Recording, SupervisionSegment
 
     tone(tmp_path / "wav/1.wav")
     recording = Recording.from_file(tmp_path / "wav/1.wav", recording_id="r")
     recording.sources[0].source = f"{dot}wav/1.wav"
     cut = recording.to_cut()
-    cut.supervisions = [SupervisionSegment("s", "r", 0, cut.duration, text="one", speaker="ann")]
+    cut.supervisions = [
+        SupervisionSegment("s", "r", 0, cut.duration, text="one", speaker="ann")
+    ]
     CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
     (found,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
     assert found.load_audio().shape[1] == found.num_samples
@@ -416,12 +513,16 @@ def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(tmp
 @pytest.mark.parametrize("suffix, subtype", [
     ("wav", "PCM_16"), ("aiff", "PCM_16"), ("au", "PCM_16"), ("ogg", "VORBIS"), ("ogg", "OPUS"), ("flac", "PCM_16"), ("mp3", "MPEG_LAYER_III"),
 ])  # fmt: skip
-def test_training_refuses_a_sound_that_is_cut_short_with_its_whole_text(tmp_path, suffix, subtype):
+def test_training_refuses_a_sound_that_is_cut_short_with_its_whole_text(
+    tmp_path, suffix, subtype
+):
     path = tmp_path / f"a.{suffix}"
     noise = np.random.default_rng(0).normal(size=64_000) * 0.1
     soundfile.write(path, noise, 16_000, subtype=subtype)
     (tmp_path / "a.txt").write_text("a whole text")
-    listed = manifest(tmp_path, {"audio": path.name, "text": "a whole text", "id": "mine"})
+    listed = manifest(
+        tmp_path, {"audio": path.name, "text": "a whole text", "id": "mine"}
+    )
     assert len(Utterances.load(corpora.from_manifest(listed), progress=False)) == 1
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ValueError, match="cuts: 'mine' cannot be read"):
@@ -441,7 +542,11 @@ def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_p
     lines = ["", *(json.dumps(row) for row in rows), "  ", ""]
     path.write_text("\r\n\n".join(lines), encoding="utf-8-sig")
     held = Utterances.load(corpora.from_manifest(path), progress=False)
-    assert list(held.texts) == ["one", "two", "three"] and held.durations == [2.0, 0.5, 2.0]
+    assert list(held.texts) == ["one", "two", "three"] and held.durations == [
+        2.0,
+        0.5,
+        2.0,
+    ]
     assert read_lengths(path).seconds.tolist() == [2.0, 0.5, 2.0]
 
 
@@ -451,8 +556,14 @@ def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_p
         ("{broken", r"no JSON \(.*, column 2\) at .*m.jsonl:3\."),
         ('{"text": "x"}', r"KeyError: 'audio' at .*m.jsonl:3\."),
         ('{"audio": "b.wav", "text": "x"}', r"no file 'b.wav'.* See .*m.jsonl:3\."),
-        ('{"audio_filepath": "a.wav", "text": "x", "offset": 9}', r"got 9.0 for .* See .*:3\."),
-        ('{"audio_filepath": "a.wav", "text": "x", "duration": -1}', r"got -1 for .* See .*:3\."),
+        (
+            '{"audio_filepath": "a.wav", "text": "x", "offset": 9}',
+            r"got 9.0 for .* See .*:3\.",
+        ),
+        (
+            '{"audio_filepath": "a.wav", "text": "x", "duration": -1}',
+            r"got -1 for .* See .*:3\.",
+        ),
     ],
 )
 def test_an_error_in_a_manifest_names_its_line(tmp_path, line, message):

@@ -29,29 +29,49 @@ def mini(mirror, libri):
     return mirror
 
 
-def test_a_damaged_archive_is_refused_and_leaves_nothing_that_looks_whole(mini, tmp_path):
+def test_a_damaged_archive_is_refused_and_leaves_nothing_that_looks_whole(
+    mini, tmp_path
+):
     whole = mini.files["/31/dev-clean-2.tar.gz"]
     mini.files["/31/dev-clean-2.tar.gz"] = whole[: len(whole) // 2]
-    with pytest.raises(ValueError, match=r"mirror: expected whole archives in .* Remove the dam"):
+    with pytest.raises(
+        ValueError, match=r"mirror: expected whole archives in .* Remove the dam"
+    ):
         quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url)
     assert not list((tmp_path / "out").rglob(".completed"))
     assert not list((tmp_path / "out").rglob("cuts*"))
 
 
 def test_a_mirror_that_does_not_answer_is_an_error_of_one_line(mirror, tmp_path):
-    with pytest.raises(ConnectionError, match=r"^mirror: expected an answer from .*404") as error:
+    with pytest.raises(
+        ConnectionError, match=r"^mirror: expected an answer from .*404"
+    ) as error:
         quiet("mini_librispeech", out=tmp_path / "out", mirror=mirror.url)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of lhotse
-def test_a_published_corpus_is_loaded_once_and_becomes_cuts_that_train_takes(mini, tmp_path):
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of lhotse
+def test_a_published_corpus_is_loaded_once_and_becomes_cuts_that_train_takes(
+    mini, tmp_path
+):
     summary, said = quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url)
     assert said == []
-    assert summary["parts"] == {"dev-clean-2": 4, "train-clean-5": 4} and summary["utterances"] == 8
-    assert summary["hours"] == pytest.approx(2 * 1.8 / 3600, abs=1e-3) and summary["left_out"] == 0
+    assert (
+        summary["parts"] == {"dev-clean-2": 4, "train-clean-5": 4}
+        and summary["utterances"] == 8
+    )
+    assert (
+        summary["hours"] == pytest.approx(2 * 1.8 / 3600, abs=1e-3)
+        and summary["left_out"] == 0
+    )
     sets = corpora.load(summary["manifests"], progress=False)
-    assert {split: len(cuts) for split, cuts in sets.items()} == {"train": 4, "dev": 4, "test": 0}
+    assert {split: len(cuts) for split, cuts in sets.items()} == {
+        "train": 4,
+        "dev": 4,
+        "test": 0,
+    }
     held = Utterances.load(sets["dev"], progress=False)
     assert (
         list(held.ids) == ["19-7-0000", "19-7-0001", "84-7-0000", "84-7-0001"]
@@ -63,11 +83,14 @@ def test_a_published_corpus_is_loaded_once_and_becomes_cuts_that_train_takes(min
     theirs = CutSet.from_file(
         summary["manifests"][0]
     )  # paths are absolute: lhotse reads them from anywhere
-    assert sum(cut.load_audio().shape[1] for cut in theirs) == pytest.approx(1.8 * 16_000)
+    assert sum(cut.load_audio().shape[1] for cut in theirs) == pytest.approx(
+        1.8 * 16_000
+    )
     asked = len(mini.asked)
     mini.close()
     assert (
-        quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url) == (summary, [])
+        quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url)
+        == (summary, [])
         and len(mini.asked) == asked == 2
     )
 
@@ -76,9 +99,15 @@ def test_only_the_parts_asked_for_are_loaded_and_unknown_ones_refused_before_any
     mini, tmp_path
 ):
     with pytest.raises(
-        ValueError, match="parts: expected some of dev-clean-2, train-clean-5, got dev-clean."
+        ValueError,
+        match="parts: expected some of dev-clean-2, train-clean-5, got dev-clean.",
     ):
-        quiet("mini_librispeech", out=tmp_path / "out", mirror=mini.url, parts=["dev-clean"])
+        quiet(
+            "mini_librispeech",
+            out=tmp_path / "out",
+            mirror=mini.url,
+            parts=["dev-clean"],
+        )
     assert not (tmp_path / "out").exists() and not mini.asked
     summary, _ = quiet(
         "mini_librispeech", out=tmp_path / "out", mirror=mini.url, parts=["dev-clean-2"]
@@ -93,7 +122,9 @@ def test_two_at_once_are_kept_apart(mini, tmp_path):
             ValueError, match="out: expected a folder that nobody else is preparing"
         ):
             quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
-    assert quiet("mini_librispeech", out=tmp_path, mirror=mini.url)[0]["utterances"] == 8
+    assert (
+        quiet("mini_librispeech", out=tmp_path, mirror=mini.url)[0]["utterances"] == 8
+    )
 
 
 def test_digits_are_spoken_here_without_a_network(a_home, monkeypatch):
@@ -101,11 +132,15 @@ def test_digits_are_spoken_here_without_a_network(a_home, monkeypatch):
     small = functools.partial(synthetic.spoken_commands, train=6, dev=3, test=3)
     monkeypatch.setattr(synthetic, "spoken_commands", small)
     summary, _ = quiet("digits")
-    assert summary["parts"] == {"train": 2, "dev": 1, "test": 1} and summary["out"] == str(
-        a_home / "corpora" / "digits"
-    )
+    assert summary["parts"] == {"train": 2, "dev": 1, "test": 1} and summary[
+        "out"
+    ] == str(a_home / "corpora" / "digits")
     sets = corpora.load(summary["manifests"], progress=False)
-    assert {split: len(cuts) for split, cuts in sets.items()} == {"train": 2, "dev": 1, "test": 1}
+    assert {split: len(cuts) for split, cuts in sets.items()} == {
+        "train": 2,
+        "dev": 1,
+        "test": 1,
+    }
     assert {cut.supervisions[0].custom["kind"] for cut in sets["train"]} == {"digits"}
     assert quiet("spoken_commands")[0]["utterances"] == 12
 
@@ -118,22 +153,29 @@ def test_a_folder_in_librispeechs_layout_needs_no_official_part_names_and_lines_
     (part / "19" / "7" / "19-7-0001.flac").unlink()
     for folder in (part.parent, part.parent.parent):
         summary, said = quiet(folder, out=tmp_path / "out")
-        assert summary["parts"] == {"dev-x": 4, "my-train": 3} and summary["left_out"] == 1
+        assert (
+            summary["parts"] == {"dev-x": 4, "my-train": 3} and summary["left_out"] == 1
+        )
         assert said == ["1 left out: no sound of 19-7-0001"]
     alone, _ = quiet(part, out=tmp_path / "alone")
     assert alone["parts"] == {"my-train": 3}
     with pytest.raises(
-        ValueError, match="corpus: expected parts of different names, each speaker/chapter"
+        ValueError,
+        match="corpus: expected parts of different names, each speaker/chapter",
     ):
         quiet(part / "84", out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(libri, tmp_path):
+def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(
+    libri, tmp_path
+):
     folder, _ = libri("some")
     (cut_short, *_) = sorted(folder.rglob("*.flac"))
     cut_short.write_bytes(cut_short.read_bytes()[: cut_short.stat().st_size * 9 // 10])
-    with pytest.raises(ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"):
+    with pytest.raises(
+        ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"
+    ):
         quiet(folder.parent, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -156,11 +198,18 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
         if text is not None:
             (tmp_path / "in" / name).with_suffix(".txt").write_text(text)
     summary, said = quiet("in", out="out")
-    assert summary["parts"] == {"test-x": 1, "all": 2, "train": 2} and summary["left_out"] == 2
+    assert (
+        summary["parts"] == {"test-x": 1, "all": 2, "train": 2}
+        and summary["left_out"] == 2
+    )
     assert summary["out"] == str(tmp_path / "out")
     monkeypatch.chdir("/")
-    assert said == [f"2 left out: no text of {tmp_path}/in/d.wav; no text of {tmp_path}/in/e.wav"]
-    held = Utterances.load(corpora.from_manifest(summary["manifests"][-1]), progress=False)
+    assert said == [
+        f"2 left out: no text of {tmp_path}/in/d.wav; no text of {tmp_path}/in/e.wav"
+    ]
+    held = Utterances.load(
+        corpora.from_manifest(summary["manifests"][-1]), progress=False
+    )
     assert dict(zip(held.ids, held.texts, strict=True)) == {
         "train/a": "one",
         "train/deep/b": "two three",
@@ -172,7 +221,9 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
     assert not (tmp_path / "other").exists()
 
 
-def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out(ordinary_folder):
+def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out(
+    ordinary_folder,
+):
     corpus = ordinary_folder / "in"
     corpus.mkdir()
     soundfile.write(corpus / "a.wav", np.ones(4000) / 2, 16_000)
@@ -182,7 +233,9 @@ def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out
     summary, said = quiet(corpus, out=ordinary_folder / "out")
     assert (summary["utterances"], summary["left_out"]) == (1, 2)
     no_permission = f"no permission to read {corpus}/closed"
-    no_decoder = f"no decoder for {corpus}/talk.m4a (Convert it first: ffmpeg -i IN OUT.wav)"
+    no_decoder = (
+        f"no decoder for {corpus}/talk.m4a (Convert it first: ffmpeg -i IN OUT.wav)"
+    )
     assert said == [f"2 left out: {no_permission}; {no_decoder}"]
 
 
@@ -209,7 +262,9 @@ def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(tmp_path):
+def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(
+    tmp_path,
+):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("hello")
     with pytest.raises(
@@ -217,7 +272,9 @@ def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(t
         match=r"corpus: expected \*\.trans\.txt, or sound files .* got none of them in ",
     ):
         quiet(tmp_path / "in", out=tmp_path / "out")
-    with pytest.raises(ValueError, match="corpus: expected digits, .* or a folder, got 'nowhere'"):
+    with pytest.raises(
+        ValueError, match="corpus: expected digits, .* or a folder, got 'nowhere'"
+    ):
         quiet("nowhere", out=tmp_path / "out")
     with pytest.raises(ValueError, match="out: expected a folder"):
         quiet(tmp_path / "in", out=tmp_path / "in" / "notes.txt")
@@ -227,15 +284,21 @@ def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(t
 def test_real_recordings_become_cuts(shared_speech, tmp_path):
     rows = [
         json.loads(line)
-        for line in (shared_speech / "manifests/librispeech.jsonl").read_text().splitlines()
+        for line in (shared_speech / "manifests/librispeech.jsonl")
+        .read_text()
+        .splitlines()
     ][:5]
     (tmp_path / "in").mkdir()
     for row in rows:
         (tmp_path / "in" / f"{row['id']}.flac").symlink_to(shared_speech / row["audio"])
         (tmp_path / "in" / f"{row['id']}.txt").write_text(row["text"])
     summary, _ = quiet(tmp_path / "in", out=tmp_path / "out", jobs=1)
-    held = Utterances.load(corpora.from_manifest(summary["manifests"][0]), progress=False)
+    held = Utterances.load(
+        corpora.from_manifest(summary["manifests"][0]), progress=False
+    )
     assert sorted(zip(held.ids, held.texts, strict=True)) == sorted(
         (row["id"], row["text"]) for row in rows
     )
-    assert sum(held.durations) == pytest.approx(sum(row["duration"] for row in rows), abs=0.01)
+    assert sum(held.durations) == pytest.approx(
+        sum(row["duration"] for row in rows), abs=0.01
+    )

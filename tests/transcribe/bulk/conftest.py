@@ -85,7 +85,11 @@ def make_tar():
         with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
             for name, data in members.items():
                 add(tar, name, data)
-                add(tar, name.rpartition(".")[0] + ".json", b'{"text": "nobody reads this"}')
+                add(
+                    tar,
+                    name.rpartition(".")[0] + ".json",
+                    b'{"text": "nobody reads this"}',
+                )
         return path
 
     return make

@@ -19,7 +19,15 @@ def one_core(monkeypatch):
 def command(talks, model, tmp_path):
     """`asrkit transcribe --shards` of the twelve recordings."""
     out = ["--out", str(tmp_path / "out"), "--shards", "--no-progress"]
-    return ["transcribe", str(talks), "--model", str(model), *out, "--shard-hours", "0.01"]
+    return [
+        "transcribe",
+        str(talks),
+        "--model",
+        str(model),
+        *out,
+        "--shard-hours",
+        "0.01",
+    ]
 
 
 def said(capsys):
@@ -31,7 +39,9 @@ def said(capsys):
 def test_the_counts_are_of_all_results_also_when_nothing_is_left_to_do(
     command, talks, learned, tmp_path, capsys, monkeypatch
 ):
-    assert main([*command, "--json", "--timestamps", "--readers", "2"]) == 1  # three cannot be read
+    assert (
+        main([*command, "--json", "--timestamps", "--readers", "2"]) == 1
+    )  # three cannot be read
     first, err = said(capsys)
     assert [*first] == [
         "recordings",
@@ -44,7 +54,12 @@ def test_the_counts_are_of_all_results_also_when_nothing_is_left_to_do(
         "rtfx",
         "out",
     ]
-    assert (first["recordings"], first["failed"], first["missing"], err) == (12, 3, 0, "")
+    assert (first["recordings"], first["failed"], first["missing"], err) == (
+        12,
+        3,
+        0,
+        "",
+    )
     plain = {str(one.path): one.text for one in transcribe(learned, talks)}
     found = {row["source"]: row["text"] for row in rows(tmp_path / "out")}
     assert found == plain
@@ -55,9 +70,12 @@ def test_the_counts_are_of_all_results_also_when_nothing_is_left_to_do(
     assert again == first | {"transcribed_s": 0.0, "rtfx": 0.0}
     assert main([*command, "--timestamps"]) == 1
     line = capsys.readouterr().out
-    assert f"{first['done']} of {first['shards']} shards done: 12 recordings, 0.0" in line
     assert (
-        " h of audio, 3 failed; now 0.00 h at RTFx 0.0. Results: " in line and line.count("\n") == 1
+        f"{first['done']} of {first['shards']} shards done: 12 recordings, 0.0" in line
+    )
+    assert (
+        " h of audio, 3 failed; now 0.00 h at RTFx 0.0. Results: " in line
+        and line.count("\n") == 1
     )
 
 
@@ -74,7 +92,14 @@ def test_a_finished_run_answers_without_torch(command, capsys, tmp_path):
 
 
 def test_without_errors_the_exit_code_is_0(speech, model, tmp_path, learned):
-    files = ["transcribe", *map(str, speech), "--model", str(model), "--out", str(tmp_path / "out")]
+    files = [
+        "transcribe",
+        *map(str, speech),
+        "--model",
+        str(model),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main([*files, "--shards", "--no-progress"]) == 0
     found = {row["source"]: row["text"] for row in rows(tmp_path / "out")}
     assert found == {str(one.path): one.text for one in transcribe(learned, speech)}
@@ -87,7 +112,10 @@ def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
     monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", worker])
     assert main([*command, "--part", "1/2"]) == 1
     line = capsys.readouterr().out
-    assert " of this part missing, which another process transcribes, or the same command." in line
+    assert (
+        " of this part missing, which another process transcribes, or the same command."
+        in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +133,14 @@ def test_a_part_that_leaves_a_shard_to_another_process_says_so_and_fails(
 def test_a_wrong_argument_is_one_line_and_nothing_is_planned(
     speech, model, capsys, tmp_path, more, wanted
 ):
-    command = ["transcribe", str(speech[0]), "--model", str(model), "--out", str(tmp_path / "out")]
+    command = [
+        "transcribe",
+        str(speech[0]),
+        "--model",
+        str(model),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main([*command, *more]) == 2
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
     assert not (tmp_path / "out" / "plan.json").exists()

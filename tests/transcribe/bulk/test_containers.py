@@ -21,13 +21,17 @@ def sound_of(recording):
 
 def test_a_recording_is_itself_whole_where_only_its_header_told_the_length(speech):
     path = speech[0]
-    assert sound_of(Recording("a", str(path), 1.0, 2.0, 1)) == Sound(path, None, 1.0, 2.0, 1)
+    assert sound_of(Recording("a", str(path), 1.0, 2.0, 1)) == Sound(
+        path, None, 1.0, 2.0, 1
+    )
     assert sound_of(Recording("a", str(path), 0.0, 2.0, state=(1, 2))) == Sound(path)
 
 
 @pytest.mark.parametrize("name", ["set.tar", "set.tar.gz"])
 def test_the_sound_files_of_a_tar_come_in_its_order(tmp_path, speech, make_tar, name):
-    members = {f"{n}/utt.{9 - n}.wav": path.read_bytes() for n, path in enumerate(speech)}
+    members = {
+        f"{n}/utt.{9 - n}.wav": path.read_bytes() for n, path in enumerate(speech)
+    }
     found = held(make_tar(tmp_path / name, members))
     assert [label for label, _ in found] == [f"set/{member}" for member in members]
     assert [sound.data for _, sound in found] == [*members.values()]
@@ -38,7 +42,8 @@ def test_of_a_torn_tar_what_is_whole_is_kept_and_one_error_stands_for_the_rest(
     tmp_path, speech, make_tar
 ):
     path = make_tar(
-        tmp_path / "set.tar", {f"{n}.wav": one.read_bytes() for n, one in enumerate(speech)}
+        tmp_path / "set.tar",
+        {f"{n}.wav": one.read_bytes() for n, one in enumerate(speech)},
     )
     data = path.read_bytes()
     for size in (len(data) // 2, 700, 0):
@@ -48,7 +53,9 @@ def test_of_a_torn_tar_what_is_whole_is_kept_and_one_error_stands_for_the_rest(
             one.read_bytes() for one in speech[: len(whole)]
         ]
         assert (
-            label == "set/" and last.error.startswith("audio: set.tar ") and "\n" not in last.error
+            label == "set/"
+            and last.error.startswith("audio: set.tar ")
+            and "\n" not in last.error
         )
         assert bool(whole) == (size > 700)
     assert "has no recording to read" in last.error
@@ -56,17 +63,26 @@ def test_of_a_torn_tar_what_is_whole_is_kept_and_one_error_stands_for_the_rest(
 
 def test_a_tar_without_sounds_or_with_a_name_twice_says_so(tmp_path, speech, make_tar):
     (only,) = held(make_tar(tmp_path / "set.tar", {"notes.txt": b"x"}))
-    assert only[1].error == "audio: set.tar has no recording to read (it holds no recording)."
+    assert (
+        only[1].error
+        == "audio: set.tar has no recording to read (it holds no recording)."
+    )
     with tarfile.open(tmp_path / "two.tar", "w") as tar:
         tar.add(speech[0], "x.wav")
         tar.add(speech[1], "x.wav")
     first, second = held(tmp_path / "two.tar")
     assert first[0] == "set/x.wav" and not first[1].error
-    assert second == ("set/x.wav#1", second[1]) and second[1].error.endswith("has 'x.wav' twice.")
+    assert second == ("set/x.wav#1", second[1]) and second[1].error.endswith(
+        "has 'x.wav' twice."
+    )
 
 
 def test_links_in_a_tar_are_errors_and_hidden_files_are_left_out(tmp_path, speech):
-    first, again, link = tmp_path / "x.wav", tmp_path / "hard.wav", tmp_path / "soft.wav"
+    first, again, link = (
+        tmp_path / "x.wav",
+        tmp_path / "hard.wav",
+        tmp_path / "soft.wav",
+    )
     first.write_bytes(speech[0].read_bytes())
     again.hardlink_to(first)
     link.symlink_to("x.wav")
@@ -89,7 +105,9 @@ def test_shar_that_lhotse_writes_is_read(tmp_path, speech):
     from lhotse.shar import SharWriter
 
     cuts = CutSet.from_cuts(Lhotse.from_file(path).to_cut() for path in speech)
-    with SharWriter(str(tmp_path), fields={"recording": "flac"}, shard_size=10) as writer:
+    with SharWriter(
+        str(tmp_path), fields={"recording": "flac"}, shard_size=10
+    ) as writer:
         for cut in cuts:
             writer.write(cut)
     (tar,) = tmp_path.glob("recording*.tar")

@@ -11,7 +11,9 @@ from asrkit.transcribe.bulk import plan, run
 from asrkit.transcribe.bulk.forked import in_processes
 from asrkit.transcribe.bulk.shards import ENDED
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this system forks no process"
+)
 TWO = Layout(cores=((), ()), threads=1, why="")
 
 
@@ -39,8 +41,13 @@ def test_recordings_that_end_a_process_are_errors_and_the_rest_is_transcribed(
     warned = []
     report = run(made, executor=partial(in_processes, layout=TWO, warn=warned.append))
     assert report.missing == 0 and report.counts.failed == 5
-    assert found(made.out) == good | dict.fromkeys(("poison.wav", "odd.wav"), ("", ENDED))
+    assert found(made.out) == good | dict.fromkeys(
+        ("poison.wav", "odd.wav"), ("", ENDED)
+    )
     names = {shard.name for shard in made.shards}
     assert len(warned) >= 4
-    lost = [line.split("; shard ")[1].removesuffix(" is transcribed again") for line in warned]
+    lost = [
+        line.split("; shard ")[1].removesuffix(" is transcribed again")
+        for line in warned
+    ]
     assert {*lost} <= names

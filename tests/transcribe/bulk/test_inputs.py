@@ -30,7 +30,9 @@ def cut(**changes):
     return row | changes
 
 
-def test_a_folder_is_its_recordings_and_containers_with_lengths_of_headers(talks, make_tar, speech):
+def test_a_folder_is_its_recordings_and_containers_with_lengths_of_headers(
+    talks, make_tar, speech
+):
     make_tar(talks / "b" / "set.tar", {"x.wav": speech[0].read_bytes()})
     (talks / "notes.txt").touch()
     rows = read(talks)
@@ -55,7 +57,9 @@ def test_a_folder_is_its_recordings_and_containers_with_lengths_of_headers(talks
     assert [row.path for row in rows] == [str(talks / row.id) for row in rows]
     lengths = {row.id: row.duration_s for row in rows}
     assert lengths["a/0.wav"] == soundfile.info(str(speech[0])).duration
-    assert lengths["a/empty.wav"] is lengths["b/text.wav"] is lengths["b/set.tar"] is None
+    assert (
+        lengths["a/empty.wav"] is lengths["b/text.wav"] is lengths["b/set.tar"] is None
+    )
     assert [row.id for row in rows if row.is_container] == ["b/set.tar"]
     assert rows[0].state[0] == speech[0].stat().st_size
 
@@ -82,7 +86,9 @@ def test_lines_name_a_file_or_a_part_of_it_relative_to_the_manifest_or_its_paren
     ]
     assert read(manifest) == wanted and wanted[3].is_container
     packed = tmp_path / "lists" / "m.jsonl.gz"
-    packed.write_bytes(gzip.compress(b"\xef\xbb\xbf\n" + manifest.read_bytes() + b"\n\n"))
+    packed.write_bytes(
+        gzip.compress(b"\xef\xbb\xbf\n" + manifest.read_bytes() + b"\n\n")
+    )
     assert read(packed) == wanted
     assert read(packed.rename(tmp_path / "lists" / "M.JSONL.GZ")) == wanted
 
@@ -97,7 +103,11 @@ def test_lhotse_cuts_are_parts_of_their_recordings(tmp_path, make_manifest):
         cut(id="right", channel=1, recording=both),
         cut(id="all", channel=[0, 1], type="MultiCut", recording=both),
         cut(id="begin", duration=9.0),
-        cut(id="unknown", duration=9.0, recording=cut()["recording"] | {"duration": None}),
+        cut(
+            id="unknown",
+            duration=9.0,
+            recording=cut()["recording"] | {"duration": None},
+        ),
     ]
     rows = read(make_manifest(tmp_path / "cuts.jsonl", lines))
     parts = [(row.id, row.start_s, row.duration_s, row.channel) for row in rows]
@@ -105,7 +115,10 @@ def test_lhotse_cuts_are_parts_of_their_recordings(tmp_path, make_manifest):
         ("c", 0.0, 10.0, None), ("part", 2.5, 4.25, None), ("right", 0.0, 10.0, 1), ("all", 0.0, 10.0, None),
         ("begin", 0.0, 9.0, None), ("unknown", 0.0, 9.0, None),
     ]  # fmt: skip
-    assert {row.path for row in rows} == {str(tmp_path / "a.wav"), str(tmp_path / "b.wav")}
+    assert {row.path for row in rows} == {
+        str(tmp_path / "a.wav"),
+        str(tmp_path / "b.wav"),
+    }
 
 
 def test_cuts_that_lhotse_writes_are_read(tmp_path, speech):
@@ -153,7 +166,9 @@ def test_a_damaged_manifest_is_one_line_that_names_the_line(tmp_path, line, said
 def test_a_torn_gzip_is_one_line(tmp_path):
     path = tmp_path / "m.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"audio": "a.wav"}\n' * 9000)[:-30])
-    with pytest.raises(ValueError, match="^manifest: expected .* got EOFError: .*m.jsonl.gz:"):
+    with pytest.raises(
+        ValueError, match="^manifest: expected .* got EOFError: .*m.jsonl.gz:"
+    ):
         read(path)
 
 
@@ -171,7 +186,9 @@ def test_what_is_no_input_is_one_line(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_the_state_of_an_input_changes_when_a_recording_does(talks, make_manifest, tmp_path):
+def test_the_state_of_an_input_changes_when_a_recording_does(
+    talks, make_manifest, tmp_path
+):
     manifest = make_manifest(tmp_path / "m.jsonl", [{"audio": "a.wav"}])
     before = [inputs.state(talks), inputs.state(manifest)]
     assert [inputs.state(talks), inputs.state(manifest)] == before

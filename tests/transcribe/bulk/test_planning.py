@@ -17,7 +17,9 @@ from asrkit.transcribe.bulk.tasks import as_json, from_json
 def lines(tmp_path, make_manifest):
     """A manifest of 200 recordings of 1 to 200 s, which nobody opens, and two tars."""
     rows = [{"audio": f"{n}.wav", "duration": 1.0 + n * 37 % 200} for n in range(200)]
-    return make_manifest(tmp_path / "m.jsonl", [*rows, {"audio": "a.tar"}, {"audio": "b.tar"}])
+    return make_manifest(
+        tmp_path / "m.jsonl", [*rows, {"audio": "a.tar"}, {"audio": "b.tar"}]
+    )
 
 
 def test_a_plan_has_every_recording_once_longest_first_in_shards_of_some_hours(
@@ -91,10 +93,14 @@ def changed_window(lines, task):
 
 
 def changed_beam(lines, task):
-    return replace(task, config=PipelineConfig(search=BeamOptions(beam=2))), "other settings"
+    return replace(
+        task, config=PipelineConfig(search=BeamOptions(beam=2))
+    ), "other settings"
 
 
-@pytest.mark.parametrize("change", [changed_manifest, changed_model, changed_window, changed_beam])
+@pytest.mark.parametrize(
+    "change", [changed_manifest, changed_model, changed_window, changed_beam]
+)
 def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
     change, lines, task, tmp_path
 ):
@@ -111,7 +117,10 @@ def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
 
 def test_names_of_shards_depend_on_model_settings_and_recordings(lines, task, tmp_path):
     def names(task, out):
-        return {shard.name for shard in plan(lines, task, tmp_path / out, shard_h=0.25).shards}
+        return {
+            shard.name
+            for shard in plan(lines, task, tmp_path / out, shard_h=0.25).shards
+        }
 
     first = names(task, "a")
     assert names(task, "b") == first
@@ -145,14 +154,20 @@ def test_wrong_arguments_and_damaged_plans_are_one_line(lines, task, tmp_path):
             plan(lines, task, tmp_path / "out", shard_h=hours)
     with pytest.raises(ValueError, match="^out: expected a folder, got"):
         plan(lines, task, lines)
-    with pytest.raises(ValueError, match="^files: expected a folder, a manifest .* Check the path"):
+    with pytest.raises(
+        ValueError, match="^files: expected a folder, a manifest .* Check the path"
+    ):
         plan(tmp_path / "none", task, tmp_path / "out")
-    with pytest.raises(ValueError, match="^out: expected a folder with a plan, got no plan.json"):
+    with pytest.raises(
+        ValueError, match="^out: expected a folder with a plan, got no plan.json"
+    ):
         load_plan(tmp_path)
     (tmp_path / "out").mkdir(exist_ok=True)
     for text in ("{", "[]", "{}", '{"shards": [], "task": {"model": "m"}}'):
         (tmp_path / "out" / PLAN).write_text(text)
-        with pytest.raises(ValueError, match="^out: expected a plan of asrkit, got something else"):
+        with pytest.raises(
+            ValueError, match="^out: expected a plan of asrkit, got something else"
+        ):
             load_plan(tmp_path / "out")
     with pytest.raises(ValueError, match="^dtype: expected one of float32"):
         Task(model=Path("m"), dtype="int8")
@@ -162,9 +177,17 @@ def test_a_file_of_shards_that_somebody_changed_is_one_line(lines, task, tmp_pat
     made = plan(lines, task, tmp_path / "out", shard_h=0.25)
     file = tmp_path / "out" / planning.SHARDS
     first = file.read_bytes().splitlines(keepends=True)[0]
-    for data in (b"", first[:99], b"[]\n", b'{"name": "other"}\n', first.replace(b'","', b'",7]')):
+    for data in (
+        b"",
+        first[:99],
+        b"[]\n",
+        b'{"name": "other"}\n',
+        first.replace(b'","', b'",7]'),
+    ):
         file.write_bytes(data)
-        with pytest.raises(ValueError, match="^out: expected a plan of asrkit, got .*plan.shards"):
+        with pytest.raises(
+            ValueError, match="^out: expected a plan of asrkit, got .*plan.shards"
+        ):
             made.recordings(made.shards[0])
     file.write_bytes(first)
     assert len(made.recordings(made.shards[0])) == made.shards[0].recordings
@@ -195,7 +218,9 @@ def test_a_task_is_the_same_after_json(task):
     assert from_json(BeamOptions, json.loads(json.dumps(as_json(search)))) == search
 
 
-def test_a_plan_names_its_files_for_processes_in_any_folder(lines, model, tmp_path, monkeypatch):
+def test_a_plan_names_its_files_for_processes_in_any_folder(
+    lines, model, tmp_path, monkeypatch
+):
     monkeypatch.chdir(model.parent)
     (tmp_path / "words.arpa").touch()
     search = BeamOptions(lm=Path(os.path.relpath(tmp_path / "words.arpa")))

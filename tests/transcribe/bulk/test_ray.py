@@ -95,11 +95,20 @@ class Network:
 
     def start(self, *command, **how):
         """A process of this network, in a session of its own."""
-        enter = ["nsenter", f"--target={self.first}", "--net", "--pid", "--mount", f"--wd={ROOT}"]
+        enter = [
+            "nsenter",
+            f"--target={self.first}",
+            "--net",
+            "--pid",
+            "--mount",
+            f"--wd={ROOT}",
+        ]
         env = self.env | how.pop("env", {})
         env = {name: value for name, value in env.items() if value is not None}
         how = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True} | how
-        self.started.append(subprocess.Popen([*enter, str(PYTHON), *command], env=env, **how))
+        self.started.append(
+            subprocess.Popen([*enter, str(PYTHON), *command], env=env, **how)
+        )
         return self.started[-1]
 
     def node(self, *arguments):
@@ -119,7 +128,10 @@ class Network:
     def head(self):
         """The started first node of a cluster, with a token."""
         return self.node(
-            "--head", "--port=6399", "--include-dashboard=false", f"--temp-dir={self.folder}"
+            "--head",
+            "--port=6399",
+            "--include-dashboard=false",
+            f"--temp-dir={self.folder}",
         )
 
     def asrkit(self, *arguments, **how):
@@ -139,7 +151,9 @@ class Network:
 @pytest.fixture(scope="module")
 def network():
     """A network of the tests of this module."""
-    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a socket's path has to be short
+    folder = Path(
+        tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    )  # a socket's path has to be short
     made = Network(folder)
     try:
         yield made
@@ -188,7 +202,9 @@ def done(process):
     out, err = process.communicate(timeout=ENOUGH_S)
     # the others are of Ray's C++, and of what it says of actors
     ours = [
-        line for line in err.splitlines() if not line.startswith("[20") and "(raylet)" not in line
+        line
+        for line in err.splitlines()
+        if not line.startswith("[20") and "(raylet)" not in line
     ]
     return process.returncode, out, ours
 
@@ -296,8 +312,18 @@ def test_a_command_killed_with_signal_9_goes_on_and_a_finished_one_imports_no_ra
     assert found(out) == wanted(talks)
     assert before.items() <= written(out).items()
     program = "import sys; from asrkit.cli import main; code = main(sys.argv[1:]); print(code, 'ray' in sys.modules)"
-    again = ["transcribe", "--shards", "--on", "ray", "--address", "127.0.0.1:1", "--json"]
-    finished = cluster.start("-c", program, *again, *map(str, command), stderr=subprocess.PIPE)
+    again = [
+        "transcribe",
+        "--shards",
+        "--on",
+        "ray",
+        "--address",
+        "127.0.0.1:1",
+        "--json",
+    ]
+    finished = cluster.start(
+        "-c", program, *again, *map(str, command), stderr=subprocess.PIPE
+    )
     code, said, err = done(finished)
     first, second = said.splitlines()
     assert json.loads(first) == result | {"transcribed_s": 0.0, "rtfx": 0.0}
@@ -315,7 +341,10 @@ def test_a_recording_that_ends_its_process_is_an_error_and_the_rest_is_transcrib
 
 
 NO_ROOM = {
-    "actors": (["--actors", 2], "--actors: expected room for 2 with 1 CPU each, got room for 1."),
+    "actors": (
+        ["--actors", 2],
+        "--actors: expected room for 2 with 1 CPU each, got room for 1.",
+    ),
     "gpu": (
         ["--device", "cuda"],
         "--actors: expected room for 1 with 1 CPU and 1 GPU each, got room for 0.",

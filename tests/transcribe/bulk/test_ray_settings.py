@@ -32,7 +32,9 @@ def test_ray_that_is_absent_is_one_line_that_names_parts(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "ray" else find("os")
     )
     remedy = "pip install .asrkit.scale.., or pass --part K/N, which needs no Ray"
-    with pytest.raises(ValueError, match=f"^on: expected Ray Data, got no ray. {remedy}"):
+    with pytest.raises(
+        ValueError, match=f"^on: expected Ray Data, got no ray. {remedy}"
+    ):
         RayActors(address="local")
 
 
@@ -53,7 +55,9 @@ def test_device_and_gpus_of_an_actor(installed):
         ([], "--on: expected --shards with it, got ray."),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_one_line(installed, talks, model, tmp_path, capsys, more, wanted):
+def test_a_wrong_argument_is_one_line(
+    installed, talks, model, tmp_path, capsys, more, wanted
+):
     out = ["--out", str(tmp_path / "out"), "--on", "ray", "--no-progress"]
     assert main(["transcribe", str(talks), "--model", str(model), *out, *more]) == 2
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
@@ -64,14 +68,20 @@ def test_an_actor_transcribes_shards_in_one_process_and_answers_with_their_count
     talks, task, tmp_path, wanted, found
 ):
     made = plan(talks, task, tmp_path / "out", shard_h=4 / 3600)
-    actor = ray_actors.ShardActor(str(made.out), json.dumps(as_json(Machine(threads=1))))
+    actor = ray_actors.ShardActor(
+        str(made.out), json.dumps(as_json(Machine(threads=1)))
+    )
     with actor.worker:
         answers = [answer_of(actor, shard.name) for shard in made.shards]
         process = actor.worker.process
-        again = answer_of(actor, made.shards[0].name)  # done before: nothing of it is done now
+        again = answer_of(
+            actor, made.shards[0].name
+        )  # done before: nothing of it is done now
         assert actor.worker.process is process
     assert found(made.out) == wanted(talks)
-    assert [answer["shard"] for answer in answers] == [shard.name for shard in made.shards]
+    assert [answer["shard"] for answer in answers] == [
+        shard.name for shard in made.shards
+    ]
     assert sum(answer["counts"]["recordings"] for answer in answers) == 12
     audio_s = sum(answer["counts"]["audio_s"] for answer in answers)
     transcribed_s = sum(answer["transcribed_s"] for answer in answers)

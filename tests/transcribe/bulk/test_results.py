@@ -10,7 +10,10 @@ from asrkit.transcribe.bulk.containers import Entry
 
 def made(timestamps=True):
     """Three rows: with words, without, and with an error."""
-    entries = [Entry(f"id {n} \u2028é", "a.wav", 0.5 * n, Sound(Path("a.wav"))) for n in range(3)]
+    entries = [
+        Entry(f"id {n} \u2028é", "a.wav", 0.5 * n, Sound(Path("a.wav")))
+        for n in range(3)
+    ]
     word = Word("hé", 0.1, 0.4, 0.987654)
     transcripts = [
         Transcript(path=Path("a.wav"), text="hé\ud800", audio_s=1.23456, words=(word,)),
@@ -35,14 +38,20 @@ def test_what_is_written_is_read_again_with_its_counts(tmp_path):
 def test_rows_have_words_only_with_timestamps_and_no_time_of_the_run():
     plain, timed = made(False)[0], made()[0]
     assert [*plain] == ["id", "source", "start_s", "audio_s", "text", "error"]
-    assert timed["words"] == [{"word": "hé", "start_s": 0.1, "end_s": 0.4, "confidence": 0.988}]
+    assert timed["words"] == [
+        {"word": "hé", "start_s": 0.1, "end_s": 0.4, "confidence": 0.988}
+    ]
 
 
-@pytest.mark.parametrize("data", [b'{"id": "a", "au', b'{"id": 1}\n', b"[]\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "data", [b'{"id": "a", "au', b'{"id": 1}\n', b"[]\n", b"\xff\n"]
+)
 def test_a_result_that_somebody_changed_is_one_line_that_names_it(tmp_path, data):
     path = tmp_path / "part-0.jsonl"
     path.write_bytes(data)
-    wanted = f"out: expected a result of asrkit, got something else in {path}. Remove it: "
+    wanted = (
+        f"out: expected a result of asrkit, got something else in {path}. Remove it: "
+    )
     with pytest.raises(ValueError) as error:
         results.count([path])
     assert str(error.value) == wanted + "the same command makes it again."

@@ -69,7 +69,9 @@ def faulty(monkeypatch):
 @pytest.fixture
 def nobody(monkeypatch):
     """No worker may be started."""
-    monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", "raise SystemExit(9)"])
+    monkeypatch.setattr(
+        workers, "WORKER", [sys.executable, "-c", "raise SystemExit(9)"]
+    )
 
 
 @pytest.fixture
@@ -101,7 +103,8 @@ def test_a_run_transcribes_all_and_a_finished_one_starts_nothing(
     assert (report.done, report.missing) == (len(many.shards), 0)
     assert (report.counts.recordings, report.counts.failed) == (12, 3)
     assert (
-        report.transcribed_s == pytest.approx(report.counts.audio_s) and report.transcribed_s > 100
+        report.transcribed_s == pytest.approx(report.counts.audio_s)
+        and report.transcribed_s > 100
     )
     before = written(many.out)
     monkeypatch.setattr(workers, "WORKER", ["/nowhere"])
@@ -128,18 +131,25 @@ def test_parts_share_the_shards_and_each_knows_all_counts(many, talks, wanted, f
     first = run(many, part=(0, 2), executor=here)
     assert (first.missing, first.done) == (0, -(-len(many.shards) // 2))
     second = run(many, part=(1, 2), executor=here)
-    assert (second.missing, second.done) == (0, len(many.shards)) and second.counts.failed == 3
+    assert (second.missing, second.done) == (
+        0,
+        len(many.shards),
+    ) and second.counts.failed == 3
     assert found(many.out) == wanted(talks)
 
 
 def test_a_worker_killed_in_the_midst_of_writing_is_started_again(
     many, talks, wanted, found, faulty, monkeypatch
 ):
-    monkeypatch.setenv("KILL_AT", "4")  # each worker writes three results and dies of the fourth
+    monkeypatch.setenv(
+        "KILL_AT", "4"
+    )  # each worker writes three results and dies of the fourth
     monkeypatch.setattr(workers, "MOST_DEATHS", 2)  # without a result in between
     run(many)
     assert found(many.out) == wanted(talks)
-    assert not [path.name for path in many.out.iterdir() if path.name.startswith(".part")]
+    assert not [
+        path.name for path in many.out.iterdir() if path.name.startswith(".part")
+    ]
 
 
 def test_a_recording_that_ends_the_process_is_an_error_and_the_rest_is_transcribed(
@@ -182,7 +192,9 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_done_is_kept(
     monkeypatch.setenv(
         "MOST_BYTES", "800"
     )  # the result of one recording is smaller, some are larger
-    with pytest.raises(RuntimeError, match="part-.* cannot be written: File too large. Make room"):
+    with pytest.raises(
+        RuntimeError, match="part-.* cannot be written: File too large. Make room"
+    ):
         run(many)
     assert found(many.out).items() < wanted(talks).items()
     monkeypatch.delenv("MOST_BYTES")
@@ -212,7 +224,9 @@ def test_a_worker_whose_sender_is_gone_ends(many):
         ),
     ],
 )
-def test_workers_that_end_again_and_again_are_one_line(many, monkeypatch, program, wanted):
+def test_workers_that_end_again_and_again_are_one_line(
+    many, monkeypatch, program, wanted
+):
     monkeypatch.setattr(workers, "MOST_DEATHS", 5)
     monkeypatch.setattr(workers, "WORKER", [sys.executable, "-c", program])
     with pytest.raises(RuntimeError, match=f"the process that transcribes {wanted}"):
@@ -221,7 +235,9 @@ def test_workers_that_end_again_and_again_are_one_line(many, monkeypatch, progra
 
 def test_a_part_that_runs_already_and_one_that_is_none_are_one_line(many, nobody):
     with lock(many.work / "part-0-of-2"):
-        with pytest.raises(ValueError, match="^out: part 0/2 of .* is being transcribed already."):
+        with pytest.raises(
+            ValueError, match="^out: part 0/2 of .* is being transcribed already."
+        ):
             run(many, part=(0, 2))
     for part in ((2, 2), (-1, 2), (0, 0), (0, -1)):
         with pytest.raises(ValueError, match="^part: expected K/"):
@@ -230,7 +246,9 @@ def test_a_part_that_runs_already_and_one_that_is_none_are_one_line(many, nobody
             missing(many, part)
 
 
-def test_any_executor_that_transcribes_a_shard_at_least_once_will_do(many, talks, wanted, found):
+def test_any_executor_that_transcribes_a_shard_at_least_once_will_do(
+    many, talks, wanted, found
+):
     def twice(made, shards, machine):
         yield from here(made, [*shards, *shards], machine)
 

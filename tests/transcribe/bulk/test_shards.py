@@ -21,18 +21,28 @@ def test_all_texts_are_those_of_transcribe_and_the_counts_say_what_failed(
     transcriber = ShardTranscriber(made)
     counts = [transcriber.transcribe(shard) for shard in made.shards]
     assert found(tmp_path / "out") == wanted(talks)
-    assert sum(one.recordings for one in counts) == 12 and sum(one.failed for one in counts) == 3
+    assert (
+        sum(one.recordings for one in counts) == 12
+        and sum(one.failed for one in counts) == 3
+    )
     assert sum(one.audio_s for one in counts) > 100
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
-    assert [ShardTranscriber(made).transcribe(shard) for shard in made.shards[:1]] == counts[:1]
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")
+    }
+    assert [
+        ShardTranscriber(made).transcribe(shard) for shard in made.shards[:1]
+    ] == counts[:1]
+    assert before == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")
+    }
 
 
 def test_parts_of_recordings_and_members_of_containers_are_transcribed(
     speech, long_file, task, tmp_path, make_manifest, make_tar, learned
 ):
     tar = make_tar(
-        tmp_path / "set.tar", {f"{n}.wav": path.read_bytes() for n, path in enumerate(speech)}
+        tmp_path / "set.tar",
+        {f"{n}.wav": path.read_bytes() for n, path in enumerate(speech)},
     )
     lines = [
         {"audio": str(long_file), "id": "whole"},
@@ -42,16 +52,30 @@ def test_parts_of_recordings_and_members_of_containers_are_transcribed(
     whole = soundfile.read(str(speech[2]))[0]
     both = tmp_path / "both.wav"
     soundfile.write(str(both), [*soundfile.read(str(speech[1]))[0], *whole], 16_000)
-    lines += [{"audio": "both.wav", "id": "second", "offset": lengths[1], "duration": lengths[2]}]
-    made = plan([make_manifest(tmp_path / "m.jsonl", lines), tar], task, tmp_path / "out")
+    lines += [
+        {
+            "audio": "both.wav",
+            "id": "second",
+            "offset": lengths[1],
+            "duration": lengths[2],
+        }
+    ]
+    made = plan(
+        [make_manifest(tmp_path / "m.jsonl", lines), tar], task, tmp_path / "out"
+    )
     transcriber = ShardTranscriber(made)
     for shard in made.shards:
         transcriber.transcribe(shard)
     heard = {row["id"]: row for row in rows(tmp_path / "out")}
     plain = [one.text for one in transcribe(learned, speech, options=task.windows)]
     assert [heard[f"set.tar/{n}.wav"]["text"] for n in range(6)] == plain
-    assert (heard["second"]["text"], heard["second"]["audio_s"]) == (plain[2], round(lengths[2], 3))
-    assert heard["second"]["start_s"] == lengths[1] and heard["second"]["source"] == str(both)
+    assert (heard["second"]["text"], heard["second"]["audio_s"]) == (
+        plain[2],
+        round(lengths[2], 3),
+    )
+    assert heard["second"]["start_s"] == lengths[1] and heard["second"][
+        "source"
+    ] == str(both)
     assert "a part that begins before" in heard["late"]["error"]
     assert heard["whole"]["text"] and len(heard) == 9
 
@@ -107,7 +131,9 @@ def test_a_cuda_error_that_is_not_about_memory_ends_the_process_and_leaves_no_re
     assert not made.done()
 
 
-def test_another_model_than_the_one_of_the_plan_is_refused(talks, task, model, tmp_path, learned):
+def test_another_model_than_the_one_of_the_plan_is_refused(
+    talks, task, model, tmp_path, learned
+):
     copy = tmp_path / "copy.safetensors"
     shutil.copy(model, copy)
     made = plan(talks, replace(task, model=copy), tmp_path / "out")
@@ -122,5 +148,7 @@ def test_another_model_than_the_one_of_the_plan_is_refused(talks, task, model, t
 
 def test_another_asrkit_than_the_one_of_the_plan_is_refused(talks, task, tmp_path):
     made = replace(plan(talks, task, tmp_path / "out"), version="0.0.1")
-    with pytest.raises(ValueError, match="^asrkit: expected version 0.0.1, which made the plan in"):
+    with pytest.raises(
+        ValueError, match="^asrkit: expected version 0.0.1, which made the plan in"
+    ):
         ShardTranscriber(made)

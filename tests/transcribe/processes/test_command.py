@@ -16,7 +16,9 @@ from asrkit.models import save_checkpoint
 from asrkit.runtime import usable_cores
 from asrkit.transcribe import transcribe
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this system forks no process"
+)
 ENOUGH_S = 60.0
 # Recordings named `slow`, or $SLOW_NAME, take a while to open.
 SLOW = """
@@ -65,7 +67,9 @@ def command(talks, model, *more):
 def children(pid):
     """Processes that a process has started."""
     folder = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in folder.read_text().split()] if folder.exists() else []
+    return (
+        [int(child) for child in folder.read_text().split()] if folder.exists() else []
+    )
 
 
 def running(pid):
@@ -93,7 +97,9 @@ def wait_until(condition):
 
 
 @two_cores
-def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, model, capsys):
+def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(
+    talks, model, capsys
+):
     assert main(command(talks, model)) == 1
     one = capsys.readouterr()
     assert main(command(talks, model, "--workers", "2")) == 1
@@ -104,7 +110,9 @@ def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, mo
     assert chosen.endswith("; float32")
     assert broken == one.err.splitlines()[0]
     assert last.startswith("12 of 13 files transcribed, 1 failed; ")
-    assert " by 2 workers (without " in last and last.endswith(" s in which the model was loaded)")
+    assert " by 2 workers (without " in last and last.endswith(
+        " s in which the model was loaded)"
+    )
 
 
 def test_auto_takes_the_dtype_of_this_cpu_and_says_why(talks, model, capsys):
@@ -145,7 +153,9 @@ def test_a_folder_goes_on_where_a_killed_run_stopped_and_ends_as_one_process_doe
 ):
     out = tmp_path / "text"
     arguments = command(talks, model, "--workers", "2", "--out", str(out))
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *arguments], stderr=subprocess.DEVNULL
+    )
     wait_until(lambda: len(written(out)) >= 2)
     workers = children(process.pid)
     process.kill()
@@ -159,7 +169,10 @@ def test_a_folder_goes_on_where_a_killed_run_stopped_and_ends_as_one_process_doe
     assert found == {
         one.path.stem: f"{one.text}\n" for one in transcribe(learned, talks) if one.text
     }
-    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in out.glob("*")}.items()
+    assert (
+        kept.items()
+        <= {path.name: path.stat().st_mtime_ns for path in out.glob("*")}.items()
+    )
     assert main([*arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["skipped"] == 12
 
@@ -186,7 +199,9 @@ def test_ctrl_c_and_sigterm_end_all_processes(talks, model, how):
     _, err = process.communicate(timeout=ENOUGH_S)
     wait_until(lambda: not any(map(running, workers)))
     if how == signal.SIGINT:
-        assert process.returncode == 130 and err.endswith("asrkit transcribe: stopped\n")
+        assert process.returncode == 130 and err.endswith(
+            "asrkit transcribe: stopped\n"
+        )
         assert "Traceback" not in err
     else:
         assert process.returncode == -how

@@ -47,21 +47,30 @@ def test_each_of_as_many_processes_as_cores_has_one_of_them():
 def test_the_affinity_mask_of_this_process_is_what_is_divided(one_core):
     layout = choose_layout("auto")
     assert (layout.workers, layout.threads) == (1, 1)
-    assert layout.cores in (((one_core,),), ((),))  # a quota below one core pins nothing
-    with pytest.raises(ValueError, match="^workers: expected auto, or 1 to 1, the cores of this"):
+    assert layout.cores in (
+        ((one_core,),),
+        ((),),
+    )  # a quota below one core pins nothing
+    with pytest.raises(
+        ValueError, match="^workers: expected auto, or 1 to 1, the cores of this"
+    ):
         choose_layout(2)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 10**6, 1.5, True, "many", ""])
 def test_a_number_of_processes_that_cannot_be_is_one_line(wrong):
-    with pytest.raises(ValueError, match="^workers: expected auto, or 1 to .*, got") as error:
+    with pytest.raises(
+        ValueError, match="^workers: expected auto, or 1 to .*, got"
+    ) as error:
         choose_layout(wrong)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("wrong", [0, 10**6])
 def test_more_threads_than_cores_are_one_line(wrong):
-    with pytest.raises(ValueError, match="^threads: expected 1 to .* with 1 workers on .* cores"):
+    with pytest.raises(
+        ValueError, match="^threads: expected 1 to .* with 1 workers on .* cores"
+    ):
         choose_layout(1, threads=wrong)
 
 
@@ -76,12 +85,19 @@ def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
     machine = tmp_path / "meminfo"
     machine.write_text("MemAvailable:    524288 kB\n")
     (tmp_path / "memory.current").write_text("300\n")
-    for limit, wanted in (("max", 2**29), ("1000", 700), ("200", 0), (f"{2**40}", 2**29)):
+    for limit, wanted in (
+        ("max", 2**29),
+        ("1000", 700),
+        ("200", 0),
+        (f"{2**40}", 2**29),
+    ):
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         assert free_memory(machine, tmp_path) == wanted
     (tmp_path / "memory.max").write_text("1000\n")
     assert free_memory(tmp_path / "none", tmp_path) == 700
-    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 50\nactive_file 50\n")
+    (tmp_path / "memory.stat").write_text(
+        "anon 200\ninactive_file 50\nactive_file 50\n"
+    )
     assert free_memory(machine, tmp_path) == 750
 
 

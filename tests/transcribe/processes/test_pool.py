@@ -23,7 +23,9 @@ from asrkit.transcribe.processes import (
     pool,
 )
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this system forks no process"
+)
 TWO = Layout(cores=((), ()), threads=1, why="")
 ENOUGH_S = 60.0
 ORPHANS = """
@@ -92,24 +94,33 @@ def doubled(channel):
 
 def test_each_job_is_done_once_and_said_in_its_order():
     events, said = outcome(TWO, doubled, drawn_from([*range(7)]))
-    assert sorted(event.job for event in events if isinstance(event, Done)) == [*range(7)]
+    assert sorted(event.job for event in events if isinstance(event, Done)) == [
+        *range(7)
+    ]
     assert all(said[job][0] == 2 * job for job in range(7))
     pids = {values[1] for values in said.values()}
     assert len(pids) == 2 and os.getpid() not in pids
     wait_until(lambda: not any(map(running, pids)))
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no process")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system pins no process"
+)
 def test_a_process_has_the_cores_and_the_threads_of_its_layout():
     def work(channel):
         for _ in channel.jobs():
-            channel.send((tuple(sorted(os.sched_getaffinity(0))), torch.get_num_threads()))
+            channel.send(
+                (tuple(sorted(os.sched_getaffinity(0))), torch.get_num_threads())
+            )
             channel.done()
 
     cpus = sorted(os.sched_getaffinity(0))
     layout = Layout(cores=((cpus[0],), (cpus[-1],)), threads=1, why="")
     _, said = outcome(layout, work, drawn_from([1, 2]))
-    assert {values[0] for values in said.values()} == {((cpus[0],), 1), ((cpus[-1],), 1)}
+    assert {values[0] for values in said.values()} == {
+        ((cpus[0],), 1),
+        ((cpus[-1],), 1),
+    }
     assert sorted(os.sched_getaffinity(0)) == cpus
     assert choose_layout(1).pinned or len(cpus) > 1
 
@@ -130,19 +141,26 @@ def test_a_killed_process_is_told_with_what_it_held_and_another_one_goes_on():
     assert (ended.number, ended.why, ended.jobs[0]) == (1, "signal 9", "die")
     assert said["fine"] == [ended.pid]
     lost = {*ended.jobs} - {"die"}
-    assert {*said} | lost == {"fine", "late"}  # the next job may have been given to it already
+    assert {*said} | lost == {
+        "fine",
+        "late",
+    }  # the next job may have been given to it already
 
 
 def test_several_threads_want_a_process_that_has_used_one(one_thread):
     layout = Layout(cores=((),), threads=2, why="")
     torch.set_num_threads(2)
-    with pytest.raises(ValueError, match="^threads: expected 1, or torch.set_num_threads.1. befo"):
+    with pytest.raises(
+        ValueError, match="^threads: expected 1, or torch.set_num_threads.1. befo"
+    ):
         Pool(layout, doubled, drawn_from([]))
 
 
 def test_processes_that_end_again_and_again_are_one_line(monkeypatch):
     monkeypatch.setattr(pool, "MOST_DEATHS", 4)
-    with pytest.raises(RuntimeError, match="ended 4 times in a row .exit code 7.. Fewer --workers"):
+    with pytest.raises(
+        RuntimeError, match="ended 4 times in a row .exit code 7.. Fewer --workers"
+    ):
         outcome(TWO, lambda channel: os._exit(7), lambda held: None if held else 1)
 
 
@@ -168,8 +186,12 @@ def test_no_process_outlives_the_one_that_forked_it_however_that_ended():
         wait_until(lambda these=pids: not any(map(running, these)))
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps_rollup here")
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="no smaps_rollup here"
+)
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here"
+)
 @torch.inference_mode()
 def test_packed_weights_are_in_memory_once():
     layer = PackedLinear(nn.Linear(4096, 8192).eval())  # in oneDNN's own layout
@@ -182,7 +204,10 @@ def test_packed_weights_are_in_memory_once():
             right = torch.equal(layer(row), wanted)
             rollup = Path("/proc/self/smaps_rollup").read_text()
             own, all_of_it = (
-                sum(int(size) * 1024 for size in re.findall(rf"^{kind}: *(\d+) kB", rollup, re.M))
+                sum(
+                    int(size) * 1024
+                    for size in re.findall(rf"^{kind}: *(\d+) kB", rollup, re.M)
+                )
                 for kind in ("Private_(?:Clean|Dirty)", "Rss")
             )
             channel.send((right, own, all_of_it))

@@ -20,7 +20,9 @@ from asrkit.transcribe import (
 )
 from asrkit.transcribe.processes.recordings import ENDED
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this system forks no process"
+)
 TWO = Layout(cores=((), ()), threads=1, why="")
 SMALL = WindowOptions(batch_s=4.0, readers=1)
 
@@ -47,7 +49,10 @@ def talks(speech, long_file, tmp_path):
 
 def results(transcripts):
     """(name, text, seconds, words, error) of each transcript, in order."""
-    return [(one.path.name, one.text, one.audio_s, one.words, one.error) for one in transcripts]
+    return [
+        (one.path.name, one.text, one.audio_s, one.words, one.error)
+        for one in transcripts
+    ]
 
 
 def alone(learned, paths, **options):
@@ -83,13 +88,18 @@ def test_a_process_killed_in_mid_run_loses_nothing_and_is_named(learned, talks, 
         path.rename(talks / f"{path.stem}-slow{path.suffix}")
     wanted = alone(learned, talks)
     warned = []
-    heard = transcribe_in_processes(learned, talks, TWO, options=SMALL, warn=warned.append)
+    heard = transcribe_in_processes(
+        learned, talks, TWO, options=SMALL, warn=warned.append
+    )
     first = next(heard)
     victim = multiprocessing.active_children()[0].pid
     os.kill(victim, signal.SIGKILL)
     assert results([first, *heard]) == wanted
     (line,) = warned
-    assert line.startswith("worker ") and f" (process {victim}) ended by signal 9; " in line
+    assert (
+        line.startswith("worker ")
+        and f" (process {victim}) ended by signal 9; " in line
+    )
     assert line.endswith((" transcribed again", "; it held nothing"))
 
 
@@ -102,7 +112,9 @@ def test_a_recording_that_ends_its_process_twice_is_an_error_and_the_rest_is_tra
     for path in (poison, odd):
         shutil.copy(talks / "1-0.wav", path)
     warned = []
-    heard = results(transcribe_in_processes(learned, talks, TWO, options=SMALL, warn=warned.append))
+    heard = results(
+        transcribe_in_processes(learned, talks, TWO, options=SMALL, warn=warned.append)
+    )
     lost = [one for one in heard if one not in wanted]
     assert lost == [(path.name, "", 0.0, (), ENDED) for path in (poison, odd)]
     assert len(heard) == len(wanted) + 2

@@ -25,15 +25,27 @@ def plan():
 def test_every_way_is_timed_beside_drafts_and_packed_weights(found):
     timed = {one["impl"] for one in found if one["what"] == "aed-greedy"}
     drafts = {f"draft_{per_cent}" for per_cent in aed.ERRORS}
-    assert timed == {*aed.WAYS, *aed.SLOW_WAYS, "kept_packed", "absorbed_packed"} | drafts
+    assert (
+        timed == {*aed.WAYS, *aed.SLOW_WAYS, "kept_packed", "absorbed_packed"} | drafts
+    )
     ratios = {(*one["params"]["arms"],) for one in found if one["metric"] == "ratio"}
     assert {("recomputed", "kept"), ("absorbed", "kept"), ("kept", "draft_0")} <= ratios
 
 
 def test_calls_of_the_decoder_are_counted_and_a_right_draft_takes_one(found):
-    rows = [one for one in found if one["what"] == "aed-greedy" and one["metric"] == "latency"]
-    calls = {one["impl"]: one["params"]["follow"] for one in rows if one["params"]["shape"][0] == 3}
-    (steps,) = {one["params"]["steps"] for one in rows if one["params"]["shape"][0] == 3}
+    rows = [
+        one
+        for one in found
+        if one["what"] == "aed-greedy" and one["metric"] == "latency"
+    ]
+    calls = {
+        one["impl"]: one["params"]["follow"]
+        for one in rows
+        if one["params"]["shape"][0] == 3
+    }
+    (steps,) = {
+        one["params"]["steps"] for one in rows if one["params"]["shape"][0] == 3
+    }
     assert calls["kept"] == calls["recomputed"] == calls["absorbed_packed"] == steps > 5
     assert calls["draft_0"] == 1 <= calls["draft_20"] <= steps
 
@@ -44,7 +56,9 @@ def test_least_bytes_are_those_of_the_tensors_that_a_step_reads(plan):
     layers = sum(weight.numel() for weight in model.layers.parameters())
     assert weights == layers + model.embedding.weight.numel() + 33 + 2 * 112
     unread = sum(
-        weight.numel() for name, weight in model.named_parameters() if ".key_value." in name
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if ".key_value." in name
     )
     assert aed.decoder_weights(model, keys_values=False) == weights - unread > 0
     one = planted_text(planted_decoder(**SMALL), 1, 20, prompt=2)
@@ -56,7 +70,10 @@ def test_least_bytes_are_those_of_the_tensors_that_a_step_reads(plan):
     assert aed.least_bytes(one, {}) == 4 * (steps * (weights - unread + frames) + past)
     absorbed = aed.least_bytes(one, {"cross": "absorbed"})
     assert absorbed == 4 * (steps * (weights + D * T) + past)
-    assert aed.least_bytes(one, {"cross": "recomputed", "past": "none"}) == absorbed - 4 * past
+    assert (
+        aed.least_bytes(one, {"cross": "recomputed", "past": "none"})
+        == absorbed - 4 * past
+    )
     states = aed.least_bytes(one, {"cross": "recomputed", "past": "states"})
     assert states == absorbed - 2 * past
     # an utterance that has ended reads nothing more
@@ -96,5 +113,7 @@ def test_the_claims_are_recorded_as_published_and_beside_them_with_keys_kept():
 def test_a_study_that_hears_something_else_ends(monkeypatch):
     empty = SimpleNamespace(tokens=list)
     monkeypatch.setattr(claims_attention, "aed_greedy", lambda *given, **options: empty)
-    with pytest.raises(AssertionError, match="recomputed finds other labels than were planted"):
+    with pytest.raises(
+        AssertionError, match="recomputed finds other labels than were planted"
+    ):
         [*claims_attention.moved_layers("cpu", True)]

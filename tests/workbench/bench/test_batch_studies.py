@@ -56,7 +56,9 @@ def test_drawn_padding_is_near_what_the_formula_expects():
     from asrkit.data.batching.statistics import padding_of_random
 
     drawn = [studies.drawn_padding(LENGTHS, 8, seed=seed) for seed in range(4)]
-    assert np.mean(drawn) == pytest.approx(padding_of_random(LENGTHS.seconds, 8), abs=0.03)
+    assert np.mean(drawn) == pytest.approx(
+        padding_of_random(LENGTHS.seconds, 8), abs=0.03
+    )
 
 
 def test_published_runs_are_compared_at_one_bucket_and_at_one_batch():
@@ -71,6 +73,6 @@ def test_published_runs_are_compared_at_one_bucket_and_at_one_batch():
 
 
 def test_the_spread_of_lengths_is_that_of_their_logarithm():
-    assert studies.log_spread(web_like(20_000, seed=0, spread=0.5, most_s=1e6)) == pytest.approx(
-        0.5, abs=0.02
-    )
+    assert studies.log_spread(
+        web_like(20_000, seed=0, spread=0.5, most_s=1e6)
+    ) == pytest.approx(0.5, abs=0.02)

@@ -71,16 +71,23 @@ def found(few, tmp_path_factory):
 def test_each_arm_is_recorded_once_a_metric_and_says_all_about_itself(found):
     made, out, err = found
     assert out.splitlines()[-1].startswith(f"{len(made):,} records appended to ")
-    keys = [(record["params"]["ranks"], record["impl"], record["metric"]) for record in made]
+    keys = [
+        (record["params"]["ranks"], record["impl"], record["metric"]) for record in made
+    ]
     assert len(set(keys)) == len(keys)
     assert {impl for _, impl, _ in keys} == {*OURS, *THEIRS}
     for record in made:
         params = record["params"]
         assert (params["set"], params["utterances"], params["seed"]) == ("mine", 700, 0)
-        assert params["limit"] == "n (0.0004667 D + 2.896e-05 U + 7.721e-06 D²) of a GPU <= 1"
+        assert (
+            params["limit"]
+            == "n (0.0004667 D + 2.896e-05 U + 7.721e-06 D²) of a GPU <= 1"
+        )
         assert params["compute"] == "n (7.5 D + 0.4 U) GMAC"
     assert {impl for _, impl, metric in keys if metric == "sampler_time"} == TIMED
-    shown = [line.split()[0] for line in out.splitlines()[:-1] if not line.startswith(" ")]
+    shown = [
+        line.split()[0] for line in out.splitlines()[:-1] if not line.startswith(" ")
+    ]
     arms = ["batching:", *OURS[:3], *THEIRS, *OURS[3:]]
     assert shown == 2 * arms
     assert err.splitlines() == [
@@ -92,16 +99,26 @@ def test_a_record_is_the_account_of_the_plan_that_it_names(found, few):
     (record,) = [
         one
         for one in found[0]
-        if (one["impl"], one["metric"], one["params"]["ranks"]) == ("balanced", "utilisation", 8)
+        if (one["impl"], one["metric"], one["params"]["ranks"])
+        == ("balanced", "utilisation", 8)
     ]
     shuffled = few.take(np.random.default_rng(0).permutation(len(few)))
     accounts = []
     for epoch in range(3):
         steps = data.plan(
-            data.Balanced(limit=LIMIT, work=data.CANARY_COMPUTE), shuffled, ranks=8, epoch=epoch
+            data.Balanced(limit=LIMIT, work=data.CANARY_COMPUTE),
+            shuffled,
+            ranks=8,
+            epoch=epoch,
         ).steps
-        pairs = [(shuffled.seconds[rows], shuffled.tokens[rows]) for step in steps for rows in step]
-        accounts.append(data.padding_account(pairs, cost=data.CANARY_COMPUTE, limit=LIMIT, ranks=8))
+        pairs = [
+            (shuffled.seconds[rows], shuffled.tokens[rows])
+            for step in steps
+            for rows in step
+        ]
+        accounts.append(
+            data.padding_account(pairs, cost=data.CANARY_COMPUTE, limit=LIMIT, ranks=8)
+        )
     assert record["samples"] == [account.utilisation for account in accounts]
     assert record["stats"]["n"] == 3
 
@@ -112,17 +129,24 @@ def test_ours_keep_every_utterance_within_the_limit_and_what_theirs_lose_is_told
         for one in found[0]
         if one["metric"] == "kept"
     }
-    most = {one["impl"]: one["value"] for one in found[0] if one["metric"] == "memory_max"}
+    most = {
+        one["impl"]: one["value"] for one in found[0] if one["metric"] == "memory_max"
+    }
     assert all(kept[ranks, arm] == 1 for ranks in (1, 8) for arm in OURS)
     assert all(most[arm] <= 1 for arm in OURS)
-    assert kept[8, "nemo_like_2d_drop_last"] == 0  # 700 utterances fill no bucket for 8 ranks
+    assert (
+        kept[8, "nemo_like_2d_drop_last"] == 0
+    )  # 700 utterances fill no bucket for 8 ranks
     assert "utilisation" not in {
         one["metric"] for one in found[0] if one["impl"] == "nemo_like_2d_drop_last"
     }
 
 
 def test_a_wrong_arm_is_refused_and_says_why(few):
-    good, made = data.plan(data.Random(limit=LIMIT), few, ranks=2).steps, comparison(few)
+    good, made = (
+        data.plan(data.Random(limit=LIMIT), few, ranks=2).steps,
+        comparison(few),
+    )
     (first, second), *rest = good
     everything = np.arange(len(few))
 
@@ -139,11 +163,31 @@ def test_a_wrong_arm_is_refused_and_says_why(few):
             False,
             r"bad, of which nothing was recorded, keeps 99\.857% of the utterances",
         ),
-        ([(first, np.append(second, first[0])), *rest], False, "has 1 utterances twice"),
-        ([(first, np.append(second, first[:2])), *rest], True, "has 2 utterances twice"),
-        ([(first, second), *rest, (first[:0], second[:0])], True, "has ranks without a batch"),
-        ([(np.concatenate([first, second]),), *rest], True, "has ranks without a batch"),
-        ([np.array_split(everything, 2)], False, r"has a batch of \d+\.\d+ of the limit"),
+        (
+            [(first, np.append(second, first[0])), *rest],
+            False,
+            "has 1 utterances twice",
+        ),
+        (
+            [(first, np.append(second, first[:2])), *rest],
+            True,
+            "has 2 utterances twice",
+        ),
+        (
+            [(first, second), *rest, (first[:0], second[:0])],
+            True,
+            "has ranks without a batch",
+        ),
+        (
+            [(np.concatenate([first, second]),), *rest],
+            True,
+            "has ranks without a batch",
+        ),
+        (
+            [np.array_split(everything, 2)],
+            False,
+            r"has a batch of \d+\.\d+ of the limit",
+        ),
     ]:
         with pytest.raises(AssertionError, match=why):
             refused(steps, theirs)
@@ -180,7 +224,10 @@ def test_the_batches_of_all_ranks_are_those_that_lhotse_gives_to_each(few, ranks
 def test_an_utterance_that_lhotse_repeats_for_a_rank_is_the_one_repeated():
     tiny = data.Lengths(np.full(101, 20.0), np.full(101, 60))
     epoch = samplers.every_rank(
-        samplers.bucketing(samplers.cuts_of(tiny), ranks=8, max_duration=20.0, num_buckets=2), 0
+        samplers.bucketing(
+            samplers.cuts_of(tiny), ranks=8, max_duration=20.0, num_buckets=2
+        ),
+        0,
     )
     rows = np.concatenate(epoch.batches)
     assert len(rows) == 104 and set(rows) == {*range(101)} and len(epoch.drawn) == 101
@@ -210,7 +257,9 @@ def test_strict_selection_is_that_of_a_plain_loop():
         )
         fixed = samplers.strict()(cells, [1] * len(cells))
         for D, U in itertools.product(np.arange(0.5, 7, 0.5), range(11)):
-            assert fixed.select_bucket(None, example_len=(D, U)) == plainly(cells, D, U), (
+            assert fixed.select_bucket(None, example_len=(D, U)) == plainly(
+                cells, D, U
+            ), (
                 cells,
                 D,
                 U,
@@ -223,9 +272,14 @@ def test_nemo_like_batches_hold_one_bucket_each_and_leave_out_what_has_none(few)
     buckets = batching.nemo_buckets(lengths, LIMIT)
     assert 100 < len(buckets) <= 150
     cells = [*zip(buckets.seconds, buckets.tokens, strict=True)]
-    of = [plainly(cells, *pair) for pair in zip(lengths.seconds, lengths.tokens, strict=True)]
+    of = [
+        plainly(cells, *pair)
+        for pair in zip(lengths.seconds, lengths.tokens, strict=True)
+    ]
     assert of[700] is None and of.count(None) < 10
-    epoch = samplers.every_rank(samplers.nemo_like(samplers.cuts_of(lengths), buckets, ranks=1), 0)
+    epoch = samplers.every_rank(
+        samplers.nemo_like(samplers.cuts_of(lengths), buckets, ranks=1), 0
+    )
     assert sorted(np.concatenate(epoch.batches)) == [
         row for row, cell in enumerate(of) if cell is not None
     ]
@@ -239,14 +293,22 @@ def test_the_limit_in_seconds_is_the_largest_that_fits():
     n = int(LIMIT.largest(10.0, 0))
     made = comparison(same, ranks=1)
     arm = made.with_largest_seconds(
-        lambda seconds: made.planned_arm("x", data.Random(limit=data.at_most_seconds(seconds)), a=1)
+        lambda seconds: made.planned_arm(
+            "x", data.Random(limit=data.at_most_seconds(seconds)), a=1
+        )
     )
-    assert 10 * n / 1.02 <= arm.params["max_seconds"] < 10 * (n + 1) and arm.params["a"] == 1
+    assert (
+        10 * n / 1.02 <= arm.params["max_seconds"] < 10 * (n + 1)
+        and arm.params["a"] == 1
+    )
     assert made.largest_share(arm.epoch(0)) <= 1 < float(LIMIT.share(n + 1, 10.0, 0))
 
     def grows(seconds):
         return batching.BatchingArm(
-            "x", lambda number: Epoch([], [np.arange(int(seconds / 10) + 20 * number)]), None, {}
+            "x",
+            lambda number: Epoch([], [np.arange(int(seconds / 10) + 20 * number)]),
+            None,
+            {},
         )
 
     arm = made.with_largest_seconds(grows)  # the last epoch has the largest batch
@@ -256,7 +318,9 @@ def test_the_limit_in_seconds_is_the_largest_that_fits():
     )  # fits alone, beyond where the search begins
     made = comparison(long, ranks=1)
     arm = made.with_largest_seconds(
-        lambda seconds: made.planned_arm("x", data.Random(limit=data.at_most_seconds(seconds)))
+        lambda seconds: made.planned_arm(
+            "x", data.Random(limit=data.at_most_seconds(seconds))
+        )
     )
     assert made.largest_share(arm.epoch(0)) <= 1
 
@@ -264,8 +328,16 @@ def test_the_limit_in_seconds_is_the_largest_that_fits():
 def test_pairs_that_meet_again_are_counted_as_one_by_one():
     random = np.random.default_rng(0)
     one, other = (np.array_split(random.permutation(40)[:size], 7) for size in (40, 33))
-    pairs = {frozenset(pair) for rows in one for pair in itertools.combinations(rows.tolist(), 2)}
-    again = {frozenset(pair) for rows in other for pair in itertools.combinations(rows.tolist(), 2)}
+    pairs = {
+        frozenset(pair)
+        for rows in one
+        for pair in itertools.combinations(rows.tolist(), 2)
+    }
+    again = {
+        frozenset(pair)
+        for rows in other
+        for pair in itertools.combinations(rows.tolist(), 2)
+    }
     epochs = [Epoch([[rows] for rows in batches], batches) for batches in (one, other)]
     assert batching.met_again(*epochs) == pytest.approx(len(pairs & again) / len(pairs))
     assert batching.met_again(epochs[0], epochs[0]) == 1
@@ -278,7 +350,9 @@ def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few)
     arm = comparison(few, cuts=True).planned_arm("balanced", balanced)
     epochs = [arm.epoch(0), arm.epoch(1)]
     steps_ms, next_ms = samplers.pace(arm.sampler(), epochs)
-    assert len(steps_ms) == 2 and len(next_ms) == sum(len(epoch.steps) - 1 for epoch in epochs)
+    assert len(steps_ms) == 2 and len(next_ms) == sum(
+        len(epoch.steps) - 1 for epoch in epochs
+    )
     with pytest.raises(AssertionError, match="LengthSampler draws other batches"):
         samplers.pace(samplers.ours(cuts, balanced, ranks=2), epochs[::-1])
 
@@ -286,7 +360,11 @@ def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few)
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("a,b\n1,2\n", [], "--lengths: expected CSV with the columns seconds and tokens"),
+        (
+            "a,b\n1,2\n",
+            [],
+            "--lengths: expected CSV with the columns seconds and tokens",
+        ),
         (
             "seconds,tokens\n" + "-1,3\n" * 100,
             [],

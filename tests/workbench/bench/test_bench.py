@@ -58,7 +58,9 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
             "bfloat16" if record["impl"].endswith("bfloat16") else "float32"
         )
         assert any(key.startswith("floor_") for key in record["params"])
-        by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(record)
+        by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(
+            record
+        )
     assert len(lines) == len(by_case)
     assert {what for what, _ in by_case} == {*PAIRS[suite]}
     for (what, _), case in by_case.items():
@@ -66,14 +68,20 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
         assert {one["impl"] for one in case if one["metric"] == "cpu_time"} == {*arms}
         if suite == "losses":
             assert {
-                one["impl"] for one in case if one["metric"] == "peak_memory" and one["value"] > 0
+                one["impl"]
+                for one in case
+                if one["metric"] == "peak_memory" and one["value"] > 0
             } == {*arms}
         ratios = [one for one in case if one["metric"] == "ratio"]
         alone = {("one_by_one", "windowed_looping")} if "one_by_one" in arms else set()
-        assert {tuple(one["params"]["arms"]) for one in ratios} == {*PAIRS[suite][what]} | alone
+        assert {tuple(one["params"]["arms"]) for one in ratios} == {
+            *PAIRS[suite][what]
+        } | alone
         for one in ratios:
             slow, fast = (arms[name]["samples"] for name in one["params"]["arms"])
-            assert one["samples"] == pytest.approx([a / b for a, b in zip(slow, fast, strict=True)])
+            assert one["samples"] == pytest.approx(
+                [a / b for a, b in zip(slow, fast, strict=True)]
+            )
             assert one["stats"]["n"] >= 3
 
 
@@ -91,13 +99,20 @@ def test_a_rows_least_work_is_that_of_its_arm():
 def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
     one = torch.ones(4)
     arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
-    case = bench.Case(what="x", arms=arms, params={}, arm_params={"rounded": {"tolerance": 0.02}})
+    case = bench.Case(
+        what="x", arms=arms, params={}, arm_params={"rounded": {"tolerance": 0.02}}
+    )
     bench.check(case)
-    with pytest.raises(AssertionError, match="rounded disagrees with exact.* of 2; 0.005"):
+    with pytest.raises(
+        AssertionError, match="rounded disagrees with exact.* of 2; 0.005"
+    ):
         bench.check(replace(case, arm_params={}, tolerance=0.005))
     with pytest.raises(AssertionError, match="exact disagrees with nan"):
         bench.check(
-            replace(case, arms={"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)})
+            replace(
+                case,
+                arms={"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)},
+            )
         )
 
 
@@ -112,7 +127,9 @@ def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
                 "wrong": lambda f=field, w=wrong: replace(found, **{f: w}),
             },
         )
-        declared = bench.Suite(name="bad", cases=lambda device, quick, bad=bad: iter([bad]))
+        declared = bench.Suite(
+            name="bad", cases=lambda device, quick, bad=bad: iter([bad])
+        )
         monkeypatch.setitem(bench.SUITES, "bad", declared)
         with pytest.raises(
             AssertionError, match="wrong disagrees with right, so it was not measured"
@@ -135,7 +152,9 @@ def test_one_arm_that_differs_or_raises_does_not_take_the_others_along_unless_it
         suite(small(slow=wrong), replace(small(), what="next"))
         with pytest.raises(AssertionError, match=said):
             bench.run("own", quick=True, out=tmp_path / "out.jsonl")
-        found = {(one["what"], one["impl"]) for one in records.read(tmp_path / "out.jsonl")}
+        found = {
+            (one["what"], one["impl"]) for one in records.read(tmp_path / "out.jsonl")
+        }
         assert found == {
             *product(["small"], ["plain", "fast"]),
             *product(["next"], ["plain", "slow", "fast"]),
@@ -154,7 +173,8 @@ def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_s
     refused = bench.Case(what="y", refused="y: ValueError: y: too long")
     suite(bench.Case(what="claims: x", measure=raises), refused, small())
     with pytest.raises(
-        AssertionError, match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$"
+        AssertionError,
+        match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$",
     ):
         bench.run("own", quick=True, out=tmp_path / "out.jsonl")
     assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
@@ -188,19 +208,25 @@ def test_a_table_that_would_be_too_wide_has_a_heading_for_each_case():
 
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
     cases = bench.SUITES["decoders"].cases("cpu", True)
-    case = next(one for one in cases if one.what == "tdt-greedy" and "one_by_one" in one.arms)
+    case = next(
+        one for one in cases if one.what == "tdt-greedy" and "one_by_one" in one.arms
+    )
     counted, (_, _, D, V) = case.arm_params, case.params["shape"]
     # a call each: what the plan needs is what the definition does
     assert counted["one_by_one"]["join"] == case.params["looks"]
     assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
     assert counted["windowed_looping"]["join"] < counted["frame_looping"]["join"]
-    assert all(one["syncs"] > 0 and one["launches"] > one["join"] for one in counted.values())
+    assert all(
+        one["syncs"] > 0 and one["launches"] > one["join"] for one in counted.values()
+    )
     step = 2 * (8 * D * D + D * D)
     joints = case.params["looks"] * 2 * D * (V + 5)
     assert case.params["floor_FLOP"] == joints + case.params["labels"] * step
     params = {**case.params, **counted["windowed_looping"], "device": "cpu"}
     record = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y"}
-    (_, line) = bench.table([{**record, "params": params, "stats": {"p25": 1.0, "p75": 3.0}}])
+    (_, line) = bench.table(
+        [{**record, "params": params, "stats": {"p25": 1.0, "p75": 3.0}}]
+    )
     calls = f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches"
     assert calls in line
 
@@ -247,7 +273,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_n
 
     monkeypatch.setattr(records, "append", full)
     suite(small())
-    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"):
+    with pytest.raises(
+        OSError, match=r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"
+    ):
         bench.run("own", quick=True, out=tmp_path / "out.jsonl")
 
 
@@ -275,7 +303,9 @@ def test_a_headline_whose_encoder_goes_wrong_is_refused(monkeypatch):
         return encoded, ends
 
     monkeypatch.setattr(headline.MemoryRecognizer, "_encode", wrong)
-    with pytest.raises(AssertionError, match="headline-full: optimized disagrees with eager"):
+    with pytest.raises(
+        AssertionError, match="headline-full: optimized disagrees with eager"
+    ):
         bench.run("headline", quick=True)
 
 

@@ -22,7 +22,9 @@ def test_a_comparison_makes_no_copy_of_what_it_compares():
     assert found == pytest.approx([LARGE**0.5] * 2)
 
 
-def test_an_error_that_ends_the_gpus_context_is_not_blamed_on_the_arms_that_follow(monkeypatch):
+def test_an_error_that_ends_the_gpus_context_is_not_blamed_on_the_arms_that_follow(
+    monkeypatch,
+):
     """What CUDA does then: every call fails, the wait too."""
     dead, ran = [], []
 
@@ -66,7 +68,9 @@ def layouts():
     yield "none", wide[:, :0], wide[:, :0]
 
 
-@pytest.mark.parametrize("x, y", [pytest.param(x, y, id=name) for name, x, y in layouts()])
+@pytest.mark.parametrize(
+    "x, y", [pytest.param(x, y, id=name) for name, x, y in layouts()]
+)
 def test_norms_are_those_of_the_whole_in_every_layout(x, y):
     off, size = apart(x, y)
     assert (off, size) == pytest.approx(
@@ -78,6 +82,9 @@ def test_norms_are_those_of_the_whole_in_every_layout(x, y):
 
 
 def test_differences_of_halves_neither_overflow_nor_vanish():
-    x, y = torch.full((4,), 6e4, dtype=torch.float16), torch.full((4,), -6e4, dtype=torch.float16)
+    x, y = (
+        torch.full((4,), 6e4, dtype=torch.float16),
+        torch.full((4,), -6e4, dtype=torch.float16),
+    )
     assert apart(x, y)[0] == pytest.approx(2 * x.double().norm().item())
     assert apart(torch.tensor([torch.nan]), torch.ones(1))[0] != 0.0

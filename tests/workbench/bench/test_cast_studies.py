@@ -8,15 +8,26 @@ from asrkit.models import FastConformerConfig
 from asrkit.workbench.bench import cast_studies as studies
 from asrkit.workbench.bench.suites import precision
 
-LAYER = {"inputs": 8, "outputs": 16, "memory_GB_per_s": 1.0, "bfloat16_TFLOP_per_s": 0.001}
+LAYER = {
+    "inputs": 8,
+    "outputs": 16,
+    "memory_GB_per_s": 1.0,
+    "bfloat16_TFLOP_per_s": 0.001,
+}
 
 
 def test_a_frozen_layer_casts_its_weights_in_every_call_and_one_that_learns_casts_them_once():
     linear = torch.nn.Linear(8, 4)
     frozen = copy.deepcopy(linear).requires_grad_(False)
     x = torch.randn(3, 8)
-    assert studies.casts_by_operand(linear, x, 3) == {"cast of weight": 2, "cast of activation": 3}
-    assert studies.casts_by_operand(frozen, x, 3) == {"cast of weight": 6, "cast of activation": 3}
+    assert studies.casts_by_operand(linear, x, 3) == {
+        "cast of weight": 2,
+        "cast of activation": 3,
+    }
+    assert studies.casts_by_operand(frozen, x, 3) == {
+        "cast of weight": 6,
+        "cast of activation": 3,
+    }
 
 
 def test_bytes_of_an_encoders_casts_grow_linearly_between_the_ends_that_are_counted():
@@ -34,9 +45,13 @@ def test_bytes_of_an_encoders_casts_grow_linearly_between_the_ends_that_are_coun
 
 def test_a_layers_least_times_are_its_bytes_and_operations_over_the_cards_rates():
     times = studies.layer_us(100, **LAYER)
-    assert times["cast of input and weight"] == pytest.approx(6 * (100 * 8 + 8 * 16) / 1e3)
+    assert times["cast of input and weight"] == pytest.approx(
+        6 * (100 * 8 + 8 * 16) / 1e3
+    )
     assert times["cast of the input alone"] == pytest.approx(6 * 100 * 8 / 1e3)
-    assert times["product"] == pytest.approx(2 * 100 * 8 * 16 / 1e3)  # limited by arithmetic
+    assert times["product"] == pytest.approx(
+        2 * 100 * 8 * 16 / 1e3
+    )  # limited by arithmetic
     by_memory = studies.layer_us(1, **LAYER | {"bfloat16_TFLOP_per_s": 1.0})
     assert by_memory["product"] == pytest.approx(2 * (8 + 8 * 16 + 16) / 1e3)
     many = studies.layer_us(np.array([1, 100]), **LAYER)

@@ -15,7 +15,9 @@ def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
     names = ["float32", "bfloat16", "float16"]
     streams = [("copy", "float32"), *(("weight_stream", name) for name in names)]
     assert set(by) == {*streams, *(("matrix_product", name) for name in names)}
-    assert found.flops == {name: max(by["matrix_product", name].samples) for name in names}
+    assert found.flops == {
+        name: max(by["matrix_product", name].samples) for name in names
+    }
     assert found.bytes_per_s == max(max(by[stream].samples) for stream in streams)
     for one in found.measurements:
         assert one.params["threads"] == 1 and records.problem(one.record()) == ""
@@ -24,8 +26,12 @@ def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
 @pytest.mark.parametrize(
     "FLOP, B, least_ms", [(4_000, 10, 2000.0), (4_000, 90, 3000.0), (0, 0, 0.0)]
 )
-def test_work_takes_as_long_as_the_slower_of_its_operations_and_its_bytes(FLOP, B, least_ms):
-    found = Ceilings(flops={"float32": 2e3, "bfloat16": 9e9}, bytes_per_s=30.0, measurements=())
+def test_work_takes_as_long_as_the_slower_of_its_operations_and_its_bytes(
+    FLOP, B, least_ms
+):
+    found = Ceilings(
+        flops={"float32": 2e3, "bfloat16": 9e9}, bytes_per_s=30.0, measurements=()
+    )
     assert found.floor_ms(FLOP, B, "float32") == pytest.approx(least_ms)
 
 

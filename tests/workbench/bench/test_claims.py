@@ -24,11 +24,18 @@ def found():
 
 
 def test_every_study_is_of_claims_that_need_a_gpu():
-    ids = {name for studies in claims.STUDIES.values() for names in studies for name in names}
+    ids = {
+        name
+        for studies in claims.STUDIES.values()
+        for names in studies
+        for name in names
+    }
     assert {ASKED[name].needs for name in ids} == {"cuda"} and len(ids) > 15
 
 
-def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_none(found):
+def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_none(
+    found,
+):
     assert {
         "half-over-autocast",
         "label-looping-2x",
@@ -41,7 +48,9 @@ def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_non
             assert (one["metric"], one["unit"]) == (claim.metric, claim.unit), claim.id
             assert one["params"].get("arms", []) == [*claim.arms], claim.id
             assert one["params"]["quick"] and one["params"]["suite"] == "claims"
-            assert one["stats"]["n"] >= 3 and ledger.verdict(claim, found).measured is None
+            assert (
+                one["stats"]["n"] >= 3 and ledger.verdict(claim, found).measured is None
+            )
             on_gpu = {**one, "params": one["params"] | {"device": "cuda"}}
             assert ledger.verdict(claim, [on_gpu], one["machine"]).measured is None, (
                 "toy sizes settle something"
@@ -111,7 +120,8 @@ def test_graphs_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(
     found = dict[str, str]()
     study = next(claims.suite("cpu", True, only=("loops",)))
     with pytest.raises(
-        AssertionError, match="^windowed_looping_\\w+ finds other labels than were planted"
+        AssertionError,
+        match="^windowed_looping_\\w+ finds other labels than were planted",
     ):
         found.update((one.what, one.params.get("graph", "")) for one in study.measure())
     assert found == {

@@ -17,14 +17,18 @@ def test_an_arm_that_runs_but_cannot_be_counted_stays_and_says_why(plan, monkeyp
         raise RuntimeError("broken triton\nline 2")
 
     monkeypatch.setattr(decoders, "counts", broken)
-    case = decoders.transducer(plan, "cpu", {"windowed_looping": {}}, torch.float32, "greedy")
-    assert case.arm_params == {"windowed_looping": {"not_counted": "broken triton"}} and [
-        *case.arms
-    ] == ["windowed_looping"]
+    case = decoders.transducer(
+        plan, "cpu", {"windowed_looping": {}}, torch.float32, "greedy"
+    )
+    assert case.arm_params == {
+        "windowed_looping": {"not_counted": "broken triton"}
+    } and [*case.arms] == ["windowed_looping"]
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])
-def test_counts_of_a_graph_are_of_its_replay_not_of_its_capture(plan, monkeypatch, mode):
+def test_counts_of_a_graph_are_of_its_replay_not_of_its_capture(
+    plan, monkeypatch, mode
+):
     models = []
 
     def captures_once(model, encoded, lengths, **how):
@@ -34,20 +38,30 @@ def test_counts_of_a_graph_are_of_its_replay_not_of_its_capture(plan, monkeypatc
 
     monkeypatch.setattr(decoders, "transducer_greedy", captures_once)
     case = decoders.transducer(
-        plan, "cpu", {f"windowed_looping_{mode}": {"graphs": mode}}, torch.float32, "greedy"
+        plan,
+        "cpu",
+        {f"windowed_looping_{mode}": {"graphs": mode}},
+        torch.float32,
+        "greedy",
     )
     assert case.arm_params == {
         f"windowed_looping_{mode}": {"launches": 1, "syncs": 0}
     }  # no joint: a replay has no calls to see
-    assert all(model is plan.model for model in models)  # which is what the graph was captured for
+    assert all(
+        model is plan.model for model in models
+    )  # which is what the graph was captured for
 
 
-def test_graphs_have_an_arm_each_and_one_that_cannot_run_has_none(plan, monkeypatch, capsys):
+def test_graphs_have_an_arm_each_and_one_that_cannot_run_has_none(
+    plan, monkeypatch, capsys
+):
     asked = dict[str, str]()
 
     def transducer(plan, device, ways, dtype, what):
         asked.update({name: way["graphs"] for name, way in ways.items()})
-        return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1]})
+        return decoders.Case(
+            what=what, arms=dict.fromkeys(ways, tuple), params={"shape": [1]}
+        )
 
     made = decoders.transducer
     monkeypatch.setattr(decoders, "transducer", transducer)
@@ -59,7 +73,9 @@ def test_graphs_have_an_arm_each_and_one_that_cannot_run_has_none(plan, monkeypa
     ways = {"windowed_looping": {}} | decoders.by_graphs(["step"])
     arms = made(plan, "cpu", ways, torch.float32, "greedy").arms
     assert [*arms] == ["windowed_looping"]
-    assert "windowed_looping_step is left out: graphs: expected" in capsys.readouterr().err
+    assert (
+        "windowed_looping_step is left out: graphs: expected" in capsys.readouterr().err
+    )
 
 
 def test_on_a_gpu_the_cases_come_in_the_order_of_their_worth(monkeypatch):
@@ -68,7 +84,9 @@ def test_on_a_gpu_the_cases_come_in_the_order_of_their_worth(monkeypatch):
         params = {"shape": shape, "dtype": str(dtype)[6:]}
         return decoders.Case(what=what, arms=dict.fromkeys(ways, tuple), params=params)
 
-    monkeypatch.setattr(decoders, "planted", lambda B, T, **_: planted(B, T, V=33, width=240))
+    monkeypatch.setattr(
+        decoders, "planted", lambda B, T, **_: planted(B, T, V=33, width=240)
+    )
     monkeypatch.setattr(decoders, "transducer", made)
     monkeypatch.setattr(decoders, "write", lambda *given: None)
     monkeypatch.setattr(decoders, "ctc", lambda plan, device: decoders.Case(what="ctc"))

@@ -40,17 +40,27 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
     monkeypatch,
 ):
     found = run(islice(encoder.suite("cpu", True), 4), monkeypatch)
-    rates = {one["impl"]: max(one["samples"]) for one in found if one["metric"] == "matrix_product"}
-    timed = {(one["what"], one["impl"]): one for one in found if one["metric"] == "latency"}
+    rates = {
+        one["impl"]: max(one["samples"])
+        for one in found
+        if one["metric"] == "matrix_product"
+    }
+    timed = {
+        (one["what"], one["impl"]): one for one in found if one["metric"] == "latency"
+    }
     kinds = ("float32", "autocast_bfloat16", "bfloat16")
     wanted = {*kinds, "packed_float32", "optimized_float32", "optimized_bfloat16"}
     if multiplies(torch.bfloat16):
         wanted.add("packed_bfloat16")
     assert {name for _, name in timed} == wanted
-    assert {what for what, _ in timed} == {"encoder-" + kind.replace("_", "-") for kind in kinds}
+    assert {what for what, _ in timed} == {
+        "encoder-" + kind.replace("_", "-") for kind in kinds
+    }
     for (what, name), one in timed.items():
         params = one["params"]
-        assert params["dtype"] == ("float32" if name.endswith("float32") else "bfloat16")
+        assert params["dtype"] == (
+            "float32" if name.endswith("float32") else "bfloat16"
+        )
         assert (
             params["preset"] == "tiny"
             and params["weights"] == "random"
@@ -64,17 +74,27 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
             max(by_products, 1e3 * params["floor_B"] / params["peak_B"])
         )
         speed = next(
-            r for r in found if (r["what"], r["impl"], r["metric"]) == (what, name, "rtfx")
+            r
+            for r in found
+            if (r["what"], r["impl"], r["metric"]) == (what, name, "rtfx")
         )
-        assert speed["value"] == pytest.approx(3e3 / one["value"]) and speed["unit"] == "s/s"
-    line = next(line for line in bench.table(found) if line.startswith("encoder-float32"))
+        assert (
+            speed["value"] == pytest.approx(3e3 / one["value"])
+            and speed["unit"] == "s/s"
+        )
+    line = next(
+        line for line in bench.table(found) if line.startswith("encoder-float32")
+    )
     assert "GFLOP/s (" in line and "%)" in line
 
 
 def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkeypatch):
     monkeypatch.setitem(ways.TOLERANCE, "bfloat16", 1e-6)
     made = encoder.case(
-        "encoder-bfloat16", encoder.groups(False, False)["encoder-bfloat16"], *small, True
+        "encoder-bfloat16",
+        encoder.groups(False, False)["encoder-bfloat16"],
+        *small,
+        True,
     )
     with pytest.raises(AssertionError, match="bfloat16 disagrees with float32"):
         run([made], monkeypatch)
@@ -98,11 +118,15 @@ def test_an_arm_without_cudnns_attention_forbids_it_for_itself_only(small, monke
     assert seen == [True] * layers + [True] * layers + [False] * layers
     assert torch.backends.cuda.cudnn_sdp_enabled()
     assert ("bfloat16", "without_cudnn_bfloat16") in made.ratios
-    assert next(iter(encoder.groups(True, False))) == "encoder-bfloat16", "worth most on a GPU"
+    assert next(iter(encoder.groups(True, False))) == "encoder-bfloat16", (
+        "worth most on a GPU"
+    )
 
 
 WAYS_OF_A_GPU = {
-    name: way for ways in encoder.groups(True, compiled=True).values() for name, way in ways.items()
+    name: way
+    for ways in encoder.groups(True, compiled=True).values()
+    for name, way in ways.items()
 }
 
 
@@ -148,17 +172,23 @@ def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
     q, k, v = (found[f"layers.0.self_attn.{part}.weight"] for part in parts.split())
     assert torch.equal(torch.cat([q, k, v]), weights["blocks.0.attention.qkv.weight"])
     assert found["layers.0.conv.pointwise_conv1.weight"].shape == (48, 24, 1)
-    assert found["layers.0.self_attn." + ("pos_bias_u" if peer == "nemo" else "bias_u")].shape == (
+    assert found[
+        "layers.0.self_attn." + ("pos_bias_u" if peer == "nemo" else "bias_u")
+    ].shape == (
         2,
         12,
     )
     assert not [
-        name for name in found if "blocks" in name or "attention." in name or "feed." in name
+        name
+        for name in found
+        if "blocks" in name or "attention." in name or "feed." in name
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs NeMo and transformers: make peers")
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs NeMo and transformers: make peers"
+)
 def test_peers_encode_the_same_with_the_same_weights(monkeypatch):
     with bench.Peers() as peers:
         found = run(islice(encoder.suite("cpu", True), 4), monkeypatch, peers=peers)
@@ -197,6 +227,7 @@ def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch)
     assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == 2
     frames, labels = case.run("float32")
     assert (
-        labels.shape[1] == case.params["labels"] > 0 and frames.shape[1] == case.params["shape"][1]
+        labels.shape[1] == case.params["labels"] > 0
+        and frames.shape[1] == case.params["shape"][1]
     )
     assert case.params["threads"] == case.params["cores"] == 1

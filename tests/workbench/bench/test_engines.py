@@ -23,7 +23,9 @@ def measured(monkeypatch, encoder, B, peers=None):
     features = torch.randn(B, 90, 80)
 
     def cases(device, quick):
-        return engines.cases(engines.conformer("small", encoder, features), quick, peers)
+        return engines.cases(
+            engines.conformer("small", encoder, features), quick, peers
+        )
 
     suite = bench.Suite(name="engines", cases=cases)
     monkeypatch.setitem(bench.SUITES, "engines", suite)
@@ -84,7 +86,9 @@ def test_ours_alone_eager_and_optimized_with_errors_and_floors(small, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers")
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers"
+)
 @pytest.mark.parametrize(
     "B, kinds",
     [
@@ -92,15 +96,22 @@ def test_ours_alone_eager_and_optimized_with_errors_and_floors(small, monkeypatc
         (2, ["float32", "bfloat16", "int8"]),
     ],
 )
-def test_engines_compute_the_same_from_the_same_weights(small, monkeypatch, capfd, B, kinds):
+def test_engines_compute_the_same_from_the_same_weights(
+    small, monkeypatch, capfd, B, kinds
+):
     asked = {f"engines-{kind}": NAMES[f"engines-{kind}"] for kind in kinds}
     with bench.Peers(names=asked) as peers:
         records = measured(monkeypatch, small, B, peers)
         assert not peers.running
     found = errors(records)
-    timed = {one["impl"]: one["params"] for one in records if one["metric"] == "latency"}
+    timed = {
+        one["impl"]: one["params"] for one in records if one["metric"] == "latency"
+    }
     names = {(what, name) for what in asked for name in asked[what]}
-    if ("engines-bfloat16", "openvino_bfloat16") in names - found.keys():  # which then says so
+    if (
+        "engines-bfloat16",
+        "openvino_bfloat16",
+    ) in names - found.keys():  # which then says so
         assert "it computes in f32 on this CPU, not in bf16" in capfd.readouterr().err
         names.remove(("engines-bfloat16", "openvino_bfloat16"))
     assert len(names) >= 2 * len({*kinds} - {"bfloat16"}) and names <= found.keys()
@@ -134,5 +145,7 @@ def test_an_engine_with_other_weights_is_not_measured(small, monkeypatch):
 
 
 def test_a_gpu_is_refused_in_a_line():
-    with pytest.raises(ValueError, match="^device: expected cpu for the suite engines, got cuda"):
+    with pytest.raises(
+        ValueError, match="^device: expected cpu for the suite engines, got cuda"
+    ):
         next(engines.suite("cuda", True))

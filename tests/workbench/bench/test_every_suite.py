@@ -98,19 +98,27 @@ def test_half_of_what_is_left_is_a_suites_limit_and_none_begins_without_time(
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, monkeypatch, passes):
+def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(
+    suites, tmp_path, monkeypatch, passes
+):
     tests = tmp_path / "test_kernel.py"
     marked = "import pytest\n\n@pytest.mark.gpu\ndef test_kernel():\n    "
-    tests.write_text(f"{marked}assert {passes}\n\ndef test_other():\n    assert False\n")
+    tests.write_text(
+        f"{marked}assert {passes}\n\ndef test_other():\n    assert False\n"
+    )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     suites("first", "second", gpu_tests=(str(tests),))
     outcomes = every_suite.run_all(tmp_path / "out", device="cuda", say=bool)
     status = "done" if passes else "failed"
-    assert [(one.status, one.records) for one in outcomes] == [(status, int(passes))] * 2
+    assert [(one.status, one.records) for one in outcomes] == [
+        (status, int(passes))
+    ] * 2
     assert ("1 failed" in (tmp_path / "out/first.log").read_text()) is not passes
     assert ("not measured: its gpu tests fail" in outcomes[0].note) is not passes
     again = (tmp_path / "out/second.log").read_text()
-    assert (" failed" in again) is not passes and "passed" not in again, "a file runs once a folder"
+    assert (" failed" in again) is not passes and "passed" not in again, (
+        "a file runs once a folder"
+    )
 
 
 def test_suites_without_gpu_code_are_left_out_on_a_gpu(suites, tmp_path):
@@ -148,4 +156,10 @@ def test_the_gpu_tests_of_every_suite_are_there_on_a_machine_with_torch_and_pyte
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{file}::" in done.stdout for file in files)
-    assert [*bench.SUITES][:5] == ["headline", "losses", "decoders", "encoder", "ladder"]
+    assert [*bench.SUITES][:5] == [
+        "headline",
+        "losses",
+        "decoders",
+        "encoder",
+        "ladder",
+    ]

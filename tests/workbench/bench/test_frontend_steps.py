@@ -31,11 +31,16 @@ def test_the_steps_of_both_variants_lead_to_the_same_labels():
     model = steps.recogniser_for(speech, encoder, V=12)
     arms = steps.step_arms(model, speech)
     with torch.no_grad():
-        loop, batched = (arms[f"decoding, {variant}"]() for variant in ("sequential", "batched"))
+        loop, batched = (
+            arms[f"decoding, {variant}"]() for variant in ("sequential", "batched")
+        )
     assert loop.tokens() == batched.tokens()
-    assert isinstance(batched, type(ctc_greedy(torch.zeros(1, 2, 3), torch.tensor([2]))))
+    assert isinstance(
+        batched, type(ctc_greedy(torch.zeros(1, 2, 3), torch.tensor([2])))
+    )
     times = {
-        name: Timing(samples_ms=(float(n),), warmup=0, timer="") for n, name in enumerate(arms)
+        name: Timing(samples_ms=(float(n),), warmup=0, timer="")
+        for n, name in enumerate(arms)
     }
     for variant in ("sequential", "batched"):
         by_step = steps.step_ms(times, variant)

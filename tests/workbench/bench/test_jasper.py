@@ -36,9 +36,13 @@ def run(monkeypatch, cases, peers=None):
 
 def test_arms_agree_and_have_their_least_work(small, monkeypatch):
     inputs = ways.speech(2, 0.3, 80, "cpu")
-    case = jasper.inference_case(small, inputs, jasper.ways_of(cuda=False), True, "mini_jasper")
+    case = jasper.inference_case(
+        small, inputs, jasper.ways_of(cuda=False), True, "mini_jasper"
+    )
     records = run(monkeypatch, [case])
-    timed = {one["impl"]: one["params"] for one in records if one["metric"] == "latency"}
+    timed = {
+        one["impl"]: one["params"] for one in records if one["metric"] == "latency"
+    }
     kinds = ("float32", "bfloat16")
     assert [*timed] == [name for kind in kinds for name in (kind, f"optimized_{kind}")]
     weights = sum(weight.numel() for weight in small.parameters())
@@ -46,8 +50,13 @@ def test_arms_agree_and_have_their_least_work(small, monkeypatch):
         assert params["floor_FLOP"] == encoder_flops(SMALL.encoder, B=2, T=30)
         assert params["floor_B"] == weights * (2 if name.endswith("bfloat16") else 4)
         assert params["cores"] == 1 and params["quick"]
-    pairs = {tuple(one["params"]["arms"]) for one in records if one["metric"] == "ratio"}
-    assert ("float32", "optimized_float32") in pairs and ("bfloat16", "optimized_bfloat16") in pairs
+    pairs = {
+        tuple(one["params"]["arms"]) for one in records if one["metric"] == "ratio"
+    }
+    assert ("float32", "optimized_float32") in pairs and (
+        "bfloat16",
+        "optimized_bfloat16",
+    ) in pairs
 
 
 def test_the_studies_record_the_claims_that_wait_for_a_gpu(monkeypatch):
@@ -85,7 +94,9 @@ def test_a_model_without_lengths_is_the_model_on_a_whole_utterance(small, T):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers")
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers"
+)
 def test_engines_compute_the_same_from_the_same_weights(small, monkeypatch, capfd):
     with bench.Peers() as peers:
         subject = jasper.engine_subject(small, [0.3, 0.41], "mini_jasper")
@@ -107,7 +118,9 @@ def test_engines_compute_the_same_from_the_same_weights(small, monkeypatch, capf
             assert params["dtype"] == kind and params["cores"] == 1
             assert params["tolerance"] == {"float32": 1e-4, "bfloat16": 5e-2}[kind]
             assert params["peer"].split()[0] == name.rpartition("_")[0]
-    pairs = {tuple(one["params"]["arms"]) for one in records if one["metric"] == "ratio"}
+    pairs = {
+        tuple(one["params"]["arms"]) for one in records if one["metric"] == "ratio"
+    }
     for name in running:
         kind = name.rpartition("_")[2]
         assert {("float32", name), (name, f"optimized_{kind}")} <= pairs
@@ -119,7 +132,11 @@ def test_the_peers_that_are_installed_are_the_pinned_ones_and_none_sends_telemet
     lines = (root / "requirements-peers.txt").read_text(encoding="utf-8").splitlines()
     pins = {tuple(line.split("==")) for line in lines if "==" in line}
     (packages,) = PYTHON.parents[1].glob("lib/python*/site-packages")
-    found = {one.metadata["Name"]: one.version for one in distributions(path=[str(packages)])}
+    found = {
+        one.metadata["Name"]: one.version for one in distributions(path=[str(packages)])
+    }
     same = {name.replace("_", "-"): version for name, version in found.items()}
-    assert {(name.replace("_", "-"), version) for name, version in pins} <= {*same.items()}
+    assert {(name.replace("_", "-"), version) for name, version in pins} <= {
+        *same.items()
+    }
     assert not [name for name in found if "telemetry" in name]

@@ -50,7 +50,9 @@ def suite(tmp_path_factory):
     )
     threads = torch.get_num_threads()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["bench", "ladder", "--quick", "--threads", "1", "--out", str(file)])
+        code = main(
+            ["bench", "ladder", "--quick", "--threads", "1", "--out", str(file)]
+        )
     torch.set_num_threads(threads)
     assert code == 0, err.getvalue()
     return records.read(file), out.getvalue(), err.getvalue()
@@ -63,8 +65,12 @@ def test_every_rung_says_what_the_script_says(made, what):
     assert sum(map(len, one.labels)) > 10
     for name, arm in arms.items():
         assert arm.recognizer().tokens() == one.labels, name
-    left_out = LEFT_OUT - (ladder.TRANSDUCER_RUNGS if what == "ladder-ctc-tiny" else set())
-    assert {*said} == {f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in left_out}
+    left_out = LEFT_OUT - (
+        ladder.TRANSDUCER_RUNGS if what == "ladder-ctc-tiny" else set()
+    )
+    assert {*said} == {
+        f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in left_out
+    }
     check(ladder.case(what, one, arms, {}, quick=True))
 
 
@@ -81,8 +87,14 @@ def test_a_rung_that_hears_something_else_when_it_is_tried_is_left_out_and_those
     monkeypatch.setattr(execution, "optimize", spoiled)
     said = list[str]()
     arms = ladder.climb(replace(one.task), say=said.append, probe=True)
-    assert "to_optimized_encoder is left out: the labels are not those that are known" in said
-    assert "to_optimized_encoder" not in arms and arms[LAST].recognizer().tokens() == one.labels
+    assert (
+        "to_optimized_encoder is left out: the labels are not those that are known"
+        in said
+    )
+    assert (
+        "to_optimized_encoder" not in arms
+        and arms[LAST].recognizer().tokens() == one.labels
+    )
 
 
 def _swapped(monkeypatch):
@@ -126,7 +138,9 @@ def _frame_short(monkeypatch):
 
 def _dropped(monkeypatch):
     plain = FileRecognizer.__call__
-    monkeypatch.setattr(FileRecognizer, "__call__", lambda self: plain(self, only=slice(0, -1)))
+    monkeypatch.setattr(
+        FileRecognizer, "__call__", lambda self: plain(self, only=slice(0, -1))
+    )
 
 
 def _not_a_number(monkeypatch):
@@ -141,7 +155,9 @@ def _not_a_number(monkeypatch):
 
 
 def _not_normalised(monkeypatch):
-    monkeypatch.setattr(pipeline, "normalize_sequential", lambda features, frames: features)
+    monkeypatch.setattr(
+        pipeline, "normalize_sequential", lambda features, frames: features
+    )
 
 
 def _cut_short(monkeypatch):
@@ -165,7 +181,9 @@ def _one_coarser(monkeypatch):
 def test_a_pipeline_with_a_mistake_is_not_measured(made, what, spoil, monkeypatch):
     one = made[what]
     how = replace(BASELINE, order="by_length", strategy=FASTEST[what])
-    arms = {"baseline": ladder.LadderArm(FileRecognizer(one.task, BASELINE), "", "baseline")}
+    arms = {
+        "baseline": ladder.LadderArm(FileRecognizer(one.task, BASELINE), "", "baseline")
+    }
     case = ladder.case(what, one, arms, {}, quick=True)
     spoil(monkeypatch)
     spoiled = FileRecognizer(one.task, BASELINE if spoil is _not_normalised else how)
@@ -185,7 +203,9 @@ def test_the_script_catches_a_mistake_that_all_arms_share(made, monkeypatch):
     one = made["ladder-tdt-tiny"]
     arms = ladder.climb(one.task)
     _cut_short(monkeypatch)
-    with pytest.raises(AssertionError, match="baseline finds other labels than planted"):
+    with pytest.raises(
+        AssertionError, match="baseline finds other labels than planted"
+    ):
         ladder.case("ladder-tdt-tiny", one, arms, {}, quick=True)
 
 
@@ -197,8 +217,14 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
     }
     for what in KINDS:
         of = [record for record in found if record["what"] == what]
-        arms = {record["impl"]: record for record in of if record["metric"] == "latency"}
-        rtfx = {record["impl"]: record["value"] for record in of if record["metric"] == "rtfx"}
+        arms = {
+            record["impl"]: record for record in of if record["metric"] == "latency"
+        }
+        rtfx = {
+            record["impl"]: record["value"]
+            for record in of
+            if record["metric"] == "rtfx"
+        }
         assert (
             arms.keys()
             == rtfx.keys()
@@ -211,7 +237,11 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
             }
         )
         assert ("only_windowed_looping" in arms) == (what != "ladder-ctc-tiny")
-        ratios = {tuple(record["params"]["arms"]) for record in of if record["metric"] == "ratio"}
+        ratios = {
+            tuple(record["params"]["arms"])
+            for record in of
+            if record["metric"] == "ratio"
+        }
         assert ratios >= {("baseline", name) for name in arms if name != "baseline"}
         assert ("to_autocast", "to_bfloat16") in ratios
         for name, record in arms.items():
@@ -221,10 +251,19 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
                 and params["labels"] > 5
                 and params["audio_s"] == pytest.approx(8, abs=0.5)
             )
-            assert params["how"] == {"b": "baseline", "t": "cumulative", "o": "alone"}[name[0]]
+            assert (
+                params["how"]
+                == {"b": "baseline", "t": "cumulative", "o": "alone"}[name[0]]
+            )
             assert PipelineConfig(**params["pipeline"]) in seen[what]
-            assert params["least_ms"] > 0 and params["floor_FLOP"] > 0 and params["device"] == "cpu"
-            assert rtfx[name] == pytest.approx(1e3 * params["audio_s"] / record["value"])
+            assert (
+                params["least_ms"] > 0
+                and params["floor_FLOP"] > 0
+                and params["device"] == "cpu"
+            )
+            assert rtfx[name] == pytest.approx(
+                1e3 * params["audio_s"] / record["value"]
+            )
     assert "ladder-rnnt-tiny: graph whole is left out: needs a GPU" in err
     assert "only_by_length" in out
 
@@ -233,7 +272,11 @@ def test_the_quick_suite_records_every_rung_both_ways(suite, made):
 @pytest.mark.parametrize("what", KINDS)
 def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     made = ladder.scripted(
-        KINDS[what], [16_000, 40_000, 25_001, 33_333, 8_000], tmp_path, batch=2, device="cuda"
+        KINDS[what],
+        [16_000, 40_000, 25_001, 33_333, 8_000],
+        tmp_path,
+        batch=2,
+        device="cuda",
     )
     arms = ladder.climb(made.task, say=print)
     assert {"to_graphed_encoder", "to_optimized_encoder"} <= {*arms}
@@ -244,7 +287,9 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
 
 
 def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
-    frames = sorted((samples // ladder.HOP + 1 for samples in ladder.lengths(512)), reverse=True)
+    frames = sorted(
+        (samples // ladder.HOP + 1 for samples in ladder.lengths(512)), reverse=True
+    )
     longest = frames[::16]  # of each batch of 16
     sizes = [rounded(T) for T in longest]
     encoded = torch.tensor(sizes)

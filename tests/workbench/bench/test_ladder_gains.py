@@ -2,12 +2,19 @@
 
 from asrkit import files
 from asrkit.workbench import records
-from asrkit.workbench.bench.ladder_gains import gains, recorded_gains, recorded_run, spread
+from asrkit.workbench.bench.ladder_gains import (
+    gains,
+    recorded_gains,
+    recorded_run,
+    spread,
+)
 from asrkit.workbench.profiling import Timing
 
 
 def timing(*samples_ms):
-    return Timing(samples_ms=samples_ms, cpu_ms=None, warmup=0, timer="time.perf_counter_ns")
+    return Timing(
+        samples_ms=samples_ms, cpu_ms=None, warmup=0, timer="time.perf_counter_ns"
+    )
 
 
 def test_the_median_lies_within_its_quartiles():

@@ -13,7 +13,9 @@ def test_a_loss_summed_in_float64_is_the_reference_and_one_in_bfloat16_is_not():
     logits, targets = loss_versions.random_lattices(1, 60, 5, 7)
     arcs = studies.arc_log_probs(logits[0].detach().double(), targets[0][0])
     exact = rnnt_loss(logits.detach().double(), *targets, impl="reference").item()
-    assert studies.loss_summed_in(torch.float64, *arcs).item() == pytest.approx(exact, rel=1e-12)
+    assert studies.loss_summed_in(torch.float64, *arcs).item() == pytest.approx(
+        exact, rel=1e-12
+    )
     assert abs(studies.loss_summed_in(torch.bfloat16, *arcs).item() / exact - 1) > 1e-3
 
 
@@ -22,7 +24,9 @@ def test_the_sum_by_diagonals_is_right_on_lattices_of_any_shape(T, U1):
     logits, targets = loss_versions.random_lattices(1, T, U1, 4)
     arcs = studies.arc_log_probs(logits[0].detach().double(), targets[0][0])
     exact = rnnt_loss(logits.detach().double(), *targets, impl="reference").item()
-    assert studies.loss_summed_in(torch.float64, *arcs).item() == pytest.approx(exact, rel=1e-12)
+    assert studies.loss_summed_in(torch.float64, *arcs).item() == pytest.approx(
+        exact, rel=1e-12
+    )
 
 
 def test_rounding_errors_are_two_rows_for_each_length_and_format():
@@ -36,14 +40,18 @@ def test_rounding_errors_are_two_rows_for_each_length_and_format():
 
 
 def test_fastemit_makes_labels_earlier_and_posteriors_of_a_label_add_up_to_one():
-    without, with_it = (studies.label_posteriors_after_descent(LABELS, 9, x) for x in (0.0, 0.5))
+    without, with_it = (
+        studies.label_posteriors_after_descent(LABELS, 9, x) for x in (0.0, 0.5)
+    )
     torch.testing.assert_close(without.sum(0), torch.ones(3), rtol=1e-5, atol=1e-5)
     assert (studies.expected_frames(with_it) < studies.expected_frames(without)).all()
 
 
 def test_expected_tokens_are_the_frames_where_each_advances_one_and_the_fewest_under_a_large_penalty():
     assert studies.expected_tokens(0.05, 12, 4, (1,)) == pytest.approx(12, abs=1e-6)
-    assert studies.expected_tokens(40.0, 12, 2, (0, 1, 2, 3, 4)) == pytest.approx(3, abs=1e-3)
+    assert studies.expected_tokens(40.0, 12, 2, (0, 1, 2, 3, 4)) == pytest.approx(
+        3, abs=1e-3
+    )
 
 
 def test_a_band_of_all_rows_loses_nothing_and_a_narrow_one_loses_paths():
@@ -62,7 +70,9 @@ def test_the_band_follows_the_posterior_and_stays_connected():
     assert (starts[0], starts[-1]) == (0, 3)
     assert rises.min() >= 0
     assert rises.max() <= 1
-    assert all(first <= row <= first + 1 for first, row in zip(starts, path, strict=True))
+    assert all(
+        first <= row <= first + 1 for first, row in zip(starts, path, strict=True)
+    )
 
 
 def test_phases_of_a_version_lead_from_logits_to_the_losss_own_gradient():
@@ -93,4 +103,6 @@ def test_the_reference_recursions_agree_with_arc_log_probs():
     logits, targets = loss_versions.random_lattices(1, 4, 3, 5)
     blank_logp, label_logp = studies.arc_log_probs(logits[0].detach(), targets[0][0])
     beta = reference.backward_variables(blank_logp.tolist(), label_logp.tolist())
-    assert -beta[0][0] == pytest.approx(rnnt_loss(logits, *targets, impl="reference").item())
+    assert -beta[0][0] == pytest.approx(
+        rnnt_loss(logits, *targets, impl="reference").item()
+    )

@@ -9,7 +9,12 @@ from asrkit.workbench.bench.suites import losses
 def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
     leaves, rest = losses.joint_inputs((2, 12, 5, 16, 12), "cpu")
     ways = losses.joint_arms(leaves, rest, gpu=True)
-    more = {"lean_triton", "lean_triton_bfloat16", "joint_triton_bfloat16", "torchaudio_bfloat16"}
+    more = {
+        "lean_triton",
+        "lean_triton_bfloat16",
+        "joint_triton_bfloat16",
+        "torchaudio_bfloat16",
+    }
     assert {*ways} - {*losses.joint_arms(leaves, rest)} == more
     half, whole = ways["torchaudio_bfloat16"](), ways["torchaudio"]()
     near(half, whole, 0.05)

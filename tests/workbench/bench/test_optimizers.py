@@ -14,7 +14,9 @@ def test_all_arms_are_timed_beside_their_floors():
     for record in records:
         if record["metric"] == "latency":
             count = record["params"]["shape"][0]
-            floors[record["what"], record["impl"]] = record["params"].get("floor_B", 0) / count
+            floors[record["what"], record["impl"]] = (
+                record["params"].get("floor_B", 0) / count
+            )
     assert floors == {
         ("optimizer-step", "lamb_reference"): 44,
         ("optimizer-step", "lamb_foreach"): 44,

@@ -18,7 +18,9 @@ from asrkit.workbench.bench.peers.processes import PYTHON, Answer, Peer
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.suites import losses
 
-installed = pytest.mark.skipif(not PYTHON.exists(), reason="needs nemo_toolkit: make peers")
+installed = pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs nemo_toolkit: make peers"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def case():
     """The smallest lattice, without our own arm of the same name."""
     made = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
     return replace(
-        made, arms={name: arm for name, arm in made.arms.items() if name != "torchaudio"}, ratios=()
+        made,
+        arms={name: arm for name, arm in made.arms.items() if name != "torchaudio"},
+        ratios=(),
     )
 
 
@@ -60,13 +64,17 @@ def test_records_name_the_peer_and_its_version(peers, case, monkeypatch):
         for record in bench.run("one", quick=True, peers=peers)
         if record["impl"] == "torchaudio"
     ]
-    assert {record["metric"] for record in found} == {"latency", "cpu_time", "peak_memory"}
+    assert {record["metric"] for record in found} == {
+        "latency",
+        "cpu_time",
+        "peak_memory",
+    }
     assert {record["params"]["peer"] for record in found} == {
         f"torchaudio {torch.__version__.split('+')[0]}"
     }
-    assert {record["timer"] for record in found if record["metric"] == "peak_memory"} == {
-        "VmHWM of its process"
-    }
+    assert {
+        record["timer"] for record in found if record["metric"] == "peak_memory"
+    } == {"VmHWM of its process"}
 
 
 def test_a_peer_that_disagrees_is_not_measured(peers, case, monkeypatch):
@@ -83,14 +91,21 @@ def test_a_peer_that_disagrees_is_not_measured(peers, case, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [0, 1, 2], ids=["labels", "lengths", "frames"])
 def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
-    found = ctc_greedy(torch.eye(3)[torch.tensor([[0, 2, 1], [2, 2, 1]])], torch.tensor([3, 3]))
+    found = ctc_greedy(
+        torch.eye(3)[torch.tensor([[0, 2, 1], [2, 2, 1]])], torch.tensor([3, 3])
+    )
     parts = list(digest(found, None))
 
     def check():
         answer = Answer(wall_ms=1.0, cpu_ms=1.0, digest=tuple(parts))
         arms = {"ours": lambda: found, "theirs": lambda: answer}
         bench.check(
-            bench.Case(what="x", arms=arms, params={}, peers=bench.PeerArms(request={"loss": "x"}))
+            bench.Case(
+                what="x",
+                arms=arms,
+                params={},
+                peers=bench.PeerArms(request={"loss": "x"}),
+            )
         )
 
     check()
@@ -104,7 +119,9 @@ def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
 
 def test_a_peer_that_is_not_installed_is_one_line_and_left_out(case, capfd):
     with bench.Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
-        assert absent.arms(**case.peers.request) == absent.arms(**case.peers.request) == {}
+        assert (
+            absent.arms(**case.peers.request) == absent.arms(**case.peers.request) == {}
+        )
     (line,) = capfd.readouterr().err.splitlines()
     assert "peer warprnnt_numba: ModuleNotFoundError" in line and "`make peers`" in line
 
@@ -121,8 +138,13 @@ def test_a_peer_whose_process_dies_is_heard():
 
 
 def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("asrkit.workbench.bench.peers.processes.PYTHON", tmp_path / "none")
-    assert main(["bench", "losses", "--quick", "--peers", "--out", str(tmp_path / "out")]) == 2
+    monkeypatch.setattr(
+        "asrkit.workbench.bench.peers.processes.PYTHON", tmp_path / "none"
+    )
+    assert (
+        main(["bench", "losses", "--quick", "--peers", "--out", str(tmp_path / "out")])
+        == 2
+    )
     err = capsys.readouterr().err.strip()
     assert (
         err
@@ -134,7 +156,10 @@ def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, cap
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """A planted batch, and the request for it."""
-    made, path = planted(2, 30, V=33, width=240), tmp_path_factory.mktemp("plan") / "plan.pt"
+    made, path = (
+        planted(2, 30, V=33, width=240),
+        tmp_path_factory.mktemp("plan") / "plan.pt",
+    )
     write(path, made.model, made.encoded, made.lengths)
     return made, {"plan": str(path), "max_symbols": 10}
 

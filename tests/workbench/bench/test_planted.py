@@ -16,7 +16,11 @@ class Watched:
     """A model that notes by how much the best token, and the best duration, is ahead of the next."""
 
     def __init__(self, model):
-        self.blank, self.durations, self.predict = model.blank, model.durations, model.predict
+        self.blank, self.durations, self.predict = (
+            model.blank,
+            model.durations,
+            model.predict,
+        )
         self.model, self.margin = model, float("inf")
 
     def join(self, encoded, predicted):
@@ -38,7 +42,8 @@ def test_every_strategy_finds_what_was_planted(strategy, durations, dtype):
     )
     assert found.tokens() == plan.labels
     assert [
-        row[:n] for row, n in zip(found.frames.tolist(), found.lengths.tolist(), strict=True)
+        row[:n]
+        for row, n in zip(found.frames.tolist(), found.lengths.tolist(), strict=True)
     ] == plan.frames
     assert all(plan.labels) and plan.lengths.tolist() == [60, 52, 45, 37, 30]
 
@@ -63,7 +68,9 @@ def test_labels_lie_as_in_speech():
     frames = [speech(10_000, 0.28, seed) for seed in range(4)]
     assert sum(map(len, frames)) / 40_000 == pytest.approx(0.28, rel=0.05)
     gaps = torch.cat([torch.tensor(row).diff() for row in frames])
-    assert gaps.min() == 0 and (gaps > 12).any()  # two on a frame, and pauses of more than a second
+    assert (
+        gaps.min() == 0 and (gaps > 12).any()
+    )  # two on a frame, and pauses of more than a second
     assert (
         gaps.double().std() > gaps.double().mean()
     )  # in bursts: a Poisson process has the same of both at most

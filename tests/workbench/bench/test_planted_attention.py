@@ -48,14 +48,20 @@ def test_every_way_says_what_was_planted_and_with_the_same_scores(decoder, cross
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_rounding_is_far_from_changing_a_choice(dtype, seed):
-    plan = planted_text(planted_decoder(seed=seed, **SMALL), 4, 50, seed=seed).to("cpu", dtype)
+    plan = planted_text(planted_decoder(seed=seed, **SMALL), 4, 50, seed=seed).to(
+        "cpu", dtype
+    )
     for b, labels in enumerate(plan.labels):
         watched = Watched(plan.model)
         row = slice(b, b + 1)
-        found = aed_greedy(watched, plan.encoded[row], plan.lengths[row], prompt=plan.prompt)
+        found = aed_greedy(
+            watched, plan.encoded[row], plan.lengths[row], prompt=plan.prompt
+        )
         assert found.tokens() == [labels]
         assert len(watched.margins) == len(labels) + 1
         assert min(watched.margins) > 2  # nats
@@ -77,12 +83,16 @@ def test_the_ctc_head_mishears_the_share_that_was_asked_for(decoder, errors):
     plan = planted_text(decoder, 30, 50)
     ctc = ctc_text(plan, errors)
     rows = zip(ctc.argmax(-1), plan.frames, plan.labels, strict=True)
-    wrong = torch.cat([best[frames] != torch.tensor(labels) for best, frames, labels in rows])
+    wrong = torch.cat(
+        [best[frames] != torch.tensor(labels) for best, frames, labels in rows]
+    )
     assert wrong.double().mean() == pytest.approx(errors, rel=0.2)
     if not errors:
         assert ctc_greedy(ctc, plan.lengths).tokens() == plan.labels
 
 
 def test_codes_that_cannot_be_kept_apart_are_refused():
-    with pytest.raises(ValueError, match="width: expected at least 100 for V=33 and most=64"):
+    with pytest.raises(
+        ValueError, match="width: expected at least 100 for V=33 and most=64"
+    ):
         planted_decoder(**SMALL | {"width": 96})

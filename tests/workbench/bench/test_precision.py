@@ -47,7 +47,9 @@ CONFIG = FastConformerConfig(width=32, layers=LAYERS, heads=4, subsampling_chann
 
 @pytest.fixture
 def given():
-    return torch.randn(B, T, F, generator=torch.Generator().manual_seed(0)), torch.tensor([T, 60])
+    return torch.randn(
+        B, T, F, generator=torch.Generator().manual_seed(0)
+    ), torch.tensor([T, 60])
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ def test_a_deviation_is_what_a_hand_computes_and_blind_to_padding():
     assert found.log_prob_max == pytest.approx(
         off.max().item()
     ) and found.log_prob_mean == pytest.approx(off.mean().item())
-    assert found.kl == pytest.approx((0.5 * math.log(0.5 / 0.2) + 0.3 * math.log(0.3 / 0.6)) / 2)
+    assert found.kl == pytest.approx(
+        (0.5 * math.log(0.5 / 0.2) + 0.3 * math.log(0.3 / 0.6)) / 2
+    )
     assert found.flips == 0.5 and found.token_errors == 1.0  # two edits of two tokens
     apart = (p[0, 0] - p[0, 1]) / 2  # from the mean of two frames, of each
     assert found.noise == pytest.approx(
@@ -103,9 +107,9 @@ def speech_like() -> tuple[torch.Tensor, torch.Tensor]:
     tones = [
         torch.sin(2 * math.pi * f * time) / f for f in (150, 450, 900)
     ]  # falls with the frequency, as speech does
-    return (60 * torch.stack(tones).sum(0))[None] * torch.tensor([[0.5], [0.05]]), torch.tensor(
-        [16_000, 9_000]
-    )
+    return (60 * torch.stack(tones).sum(0))[None] * torch.tensor(
+        [[0.5], [0.05]]
+    ), torch.tensor([16_000, 9_000])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -114,7 +118,8 @@ def test_features_lose_least_when_they_are_rounded_last(dtype):
     exact, frames = log_mel(waveforms, lengths)
     off = {
         where: (
-            (rounded_features(waveforms, lengths, dtype, where=where) - exact).norm() / exact.norm()
+            (rounded_features(waveforms, lengths, dtype, where=where) - exact).norm()
+            / exact.norm()
         ).item()
         for where in precision.ROUNDED
     }
@@ -131,13 +136,17 @@ def counted(casts):
 
 
 def test_without_a_gpu_the_casts_of_a_cpu_are_those_that_it_makes(given):
-    without_memory = autocast_casts(lambda: FastConformer(CONFIG), B, T, F, device="cpu")
+    without_memory = autocast_casts(
+        lambda: FastConformer(CONFIG), B, T, F, device="cpu"
+    )
     with torch.no_grad():
         made = cast_profile(
             FastConformer(CONFIG).eval(), given, "autocast", repeats=1, warmup=0
         ).casts
     assert counted(without_memory) == counted(made)
-    assert sorted(cast.bytes for cast in without_memory) == sorted(cast.bytes for cast in made)
+    assert sorted(cast.bytes for cast in without_memory) == sorted(
+        cast.bytes for cast in made
+    )
 
 
 def test_on_a_gpu_norms_are_float32_and_what_they_feed_is_cast_again():
@@ -155,8 +164,12 @@ def test_on_a_gpu_norms_are_float32_and_what_they_feed_is_cast_again():
         cuda[weights] == cpu[weights] - 1
     )  # there the first convolution's is widened to 4 x 4 before it is cast
     assert cuda[down] == cpu[down] + 4 * LAYERS + 1
-    assert up not in cpu and cuda[up] == 5  # norms of the first block, until the sum is float32
-    assert not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu")
+    assert (
+        up not in cpu and cuda[up] == 5
+    )  # norms of the first block, until the sum is float32
+    assert not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled(
+        "cpu"
+    )
 
 
 def test_casts_of_weights_are_six_bytes_each_and_do_not_grow_with_the_batch():
@@ -170,7 +183,9 @@ def test_casts_of_weights_are_six_bytes_each_and_do_not_grow_with_the_batch():
     (weights, few), (same, twice), (_, thrice) = of(1), of(2), of(3)
     encoder = FastConformer(CONFIG)
     products = [
-        part for part in encoder.modules() if isinstance(part, (nn.Linear, nn.Conv1d, nn.Conv2d))
+        part
+        for part in encoder.modules()
+        if isinstance(part, (nn.Linear, nn.Conv1d, nn.Conv2d))
     ]
     widened = encoder.subsampling.convs[
         0
@@ -178,7 +193,11 @@ def test_casts_of_weights_are_six_bytes_each_and_do_not_grow_with_the_batch():
     assert (
         weights
         == same
-        == 6 * (sum(weight.numel() for part in products for weight in part.parameters()) - widened)
+        == 6
+        * (
+            sum(weight.numel() for part in products for weight in part.parameters())
+            - widened
+        )
     )
     assert few < twice and thrice - twice == twice - few
 
@@ -196,12 +215,16 @@ def speech(checkpoint, **_):
     return precision.Speech(checkpoint, waves, lengths, ["one two", "three"])
 
 
-def test_the_suite_records_times_and_what_they_cost_in_accuracy(small_suite, monkeypatch):
+def test_the_suite_records_times_and_what_they_cost_in_accuracy(
+    small_suite, monkeypatch
+):
     tokenizer = CharTokenizer()
     with torch.random.fork_rng(devices=[]):
         demo = TransducerModel(presets.tiny(tokenizer.vocab_size)).eval()
     monkeypatch.setattr(
-        precision, "load_checkpoint", lambda *_, **__: Checkpoint(demo, tokenizer, {}, {})
+        precision,
+        "load_checkpoint",
+        lambda *_, **__: Checkpoint(demo, tokenizer, {}, {}),
     )
     monkeypatch.setattr(precision, "unheard_digits", speech)
     (small_suite / "demo").mkdir()
@@ -214,23 +237,32 @@ def test_the_suite_records_times_and_what_they_cost_in_accuracy(small_suite, mon
     assert sum(map(len, by_case.values())) == len(found)
     for what, case in by_case.items():
         assert {one["impl"] for one in case if one["metric"] == "latency"} == {*MODES}
-        assert {tuple(one["params"]["arms"]) for one in case if one["metric"] == "ratio"} == {
-            *precision.PAIRS
+        assert {
+            tuple(one["params"]["arms"]) for one in case if one["metric"] == "ratio"
+        } == {*precision.PAIRS}
+        off = {
+            one["impl"]: one["value"]
+            for one in case
+            if one["metric"] == "log_prob_mean"
         }
-        off = {one["impl"]: one["value"] for one in case if one["metric"] == "log_prob_mean"}
         assert off["float32"] < off["float16"] < off["bfloat16"]
         weights = "trained" if what == "precision-demo" else "random"
         assert {one["params"]["weights"] for one in case} == {weights}
     rates = {one["impl"] for one in by_case["precision-demo"] if one["metric"] == "wer"}
     assert rates == {*MODES} | {f"{where} in bfloat16" for where in precision.ROUNDED}
-    assert not [one for one in by_case["precision-tiny"] if one["metric"] in ("wer", "cer")]
+    assert not [
+        one for one in by_case["precision-tiny"] if one["metric"] in ("wer", "cer")
+    ]
     shown = [line for line in bench.table(found) if " kl " in line]
     assert len(shown) == 2 * len(MODES) and all(
-        ("random weights" in line) == line.startswith("precision-tiny") for line in shown
+        ("random weights" in line) == line.startswith("precision-tiny")
+        for line in shown
     )
 
 
-def test_speech_that_counts_the_words_is_of_voices_and_texts_without_training(saved_model):
+def test_speech_that_counts_the_words_is_of_voices_and_texts_without_training(
+    saved_model,
+):
     speech = unheard_speech(None, 60)
     train = corpora.spoken_commands(train=300, dev=0, test=0, progress=False)["train"]
     trained = [cut.supervisions[0] for cut in train]
@@ -248,7 +280,9 @@ def test_int8_is_left_out_where_the_encoder_is_no_fastconformer(caplog):
 
 
 @pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
-def test_what_precisions_cost_a_trained_model_is_recorded_in_words(saved_model, tmp_path, capsys):
+def test_what_precisions_cost_a_trained_model_is_recorded_in_words(
+    saved_model, tmp_path, capsys
+):
     out = tmp_path / "bench.jsonl"
     asked = ["bench", "precision", "--quick", "--out", str(out), "--kinds", "digits"]
     assert main([*asked, "--model", str(saved_model)]) == 0
@@ -304,7 +338,9 @@ def saved_model(tmp_path_factory):
         model.output.bias[-1] = -10
     path = folder / "model.safetensors"
     notes = {"step": 3}
-    save_checkpoint(path, Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), notes))
+    save_checkpoint(
+        path, Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), notes)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASRKIT_HOME", str(folder))
         yield path

@@ -18,7 +18,9 @@ def by_the_script(latencies, shares=(0.9, 0.95, 0.99)):
     """The rule of the published script, transcribed: thresholds first, in the order of its list."""
     ordered = sorted(latencies, reverse=True)
     places = {share: int(len(latencies) * (1 - share)) for share in shares}
-    return [ordered[places[share]] for share in shares] + [sum(latencies) / len(latencies)]
+    return [ordered[places[share]] for share in shares] + [
+        sum(latencies) / len(latencies)
+    ]
 
 
 @pytest.mark.parametrize("count", [20, 21, 99, 100, 101, 495, 500, 1000])
@@ -38,11 +40,15 @@ def test_the_published_average_is_the_mean_and_ours_the_median():
     assert found == {"p25": 2.0, "p50": 3.0, "p75": 4.0}
     draws = np.random.default_rng(1).gamma(2.0, size=101)
     for name, percent in (("p25", 25), ("p50", 50), ("p75", 75)):
-        assert ours(draws.tolist())[name] == pytest.approx(np.percentile(draws, percent))
+        assert ours(draws.tolist())[name] == pytest.approx(
+            np.percentile(draws, percent)
+        )
 
 
 def test_a_list_of_which_the_script_makes_no_table_is_refused():
-    with pytest.raises(ValueError, match="samples_s: expected at least 20, got 19. The published"):
+    with pytest.raises(
+        ValueError, match="samples_s: expected at least 20, got 19. The published"
+    ):
         published_latency([1.0] * 19)
     with pytest.raises(ValueError, match="samples_s: expected at least 2, got 1"):
         ours([1.0])
@@ -69,7 +75,9 @@ def test_the_first_six_of_the_published_iterations_do_not_count(monkeypatch):
 
     autotune = torch.backends.cudnn.benchmark
     device = torch.device("cpu")
-    samples = protocols.protocol_samples(call, device, protocols.ITERATIONS, protocols.WARM_UP)
+    samples = protocols.protocol_samples(
+        call, device, protocols.ITERATIONS, protocols.WARM_UP
+    )
     assert len(calls) == 10 + 501 and len(samples) == 495
     assert samples[0] == 10 + 6 + 1 and samples[-1] == 511
     assert torch.backends.cudnn.benchmark == autotune
@@ -103,7 +111,9 @@ def test_a_grid_has_a_cell_for_each_combination_with_both_statistics(small):
         assert cell.published["avg"] == pytest.approx(statistics.fmean(cell.samples_s))
         assert cell.published["p99"] == max(cell.samples_s)  # int(20 * (1 - 0.99)) is 0
         latency = cell.as_latency()
-        assert latency.latency_ms == pytest.approx(1e3 * statistics.median(cell.samples_s))
+        assert latency.latency_ms == pytest.approx(
+            1e3 * statistics.median(cell.samples_s)
+        )
         assert (latency.batch, latency.FLOP) == (cell.batch, cell.FLOP)
     assert cells[1].FLOP == 2 * cells[0].FLOP
     assert next(small.parameters()).dtype == torch.float32
@@ -117,12 +127,19 @@ def test_a_grid_has_a_cell_for_each_combination_with_both_statistics(small):
     ({"iterations": 25}, "iterations: expected at least 26, got 25"),
 ])  # fmt: skip
 def test_a_grid_that_cannot_be_measured_is_refused(small, changes, said):
-    how = {"batches": (1,), "seconds": (0.1,), "precisions": ("float32",), "iterations": 26}
+    how = {
+        "batches": (1,),
+        "seconds": (0.1,),
+        "precisions": ("float32",),
+        "iterations": 26,
+    }
     with pytest.raises(ValueError, match=said):
         protocols.grid(small, **how | changes)
 
 
 def test_a_model_that_trains_is_refused():
     model = CTCModel(presets.mini_jasper()).train()
-    with pytest.raises(ValueError, match="model: expected eval mode, got training mode"):
+    with pytest.raises(
+        ValueError, match="model: expected eval mode, got training mode"
+    ):
         protocols.grid(model, (1,), (0.1,), iterations=26)

@@ -14,12 +14,16 @@ TIMES = {
 def shown(monkeypatch):
     """What a notebook would show."""
     data = []
-    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: data.append(bundle))
+    monkeypatch.setattr(
+        "IPython.display.display", lambda bundle, **_: data.append(bundle)
+    )
     return data
 
 
 def test_the_latency_of_each_arm_is_published_with_its_implementation(shown):
-    publish_times("a-loss", TIMES, {"shape": [1]}, impls={"slow": "loops", "fast": "kernel"})
+    publish_times(
+        "a-loss", TIMES, {"shape": [1]}, impls={"slow": "loops", "fast": "kernel"}
+    )
     sealed = [bundle[records.MIME] for bundle in shown]
     assert [record["impl"] for record in sealed] == ["loops", "kernel"]
     assert [record["value"] for record in sealed] == [6.0, 2.0]
@@ -32,5 +36,7 @@ def test_a_ratio_is_taken_within_each_repeat_and_names_its_arms(shown):
     assert record["samples"] == [2.0, 3.0, 3.0] and record["value"] == 3.0
     assert record["params"] == {"device": "cpu", "arms": ["slow", "fast"]}
     assert record["impl"] == "fast" and shown[0][records.MIME] == record
-    named = publish_ratio("a-claim", TIMES, "slow", "fast", {}, impl="batched", arms=("a", "b"))
+    named = publish_ratio(
+        "a-claim", TIMES, "slow", "fast", {}, impl="batched", arms=("a", "b")
+    )
     assert named["impl"] == "batched" and named["params"]["arms"] == ["a", "b"]

@@ -24,7 +24,11 @@ def _check_lstm(records):
         if record["metric"] == "latency":
             arms.setdefault(record["what"], {})[record["impl"]] = record["params"]
     ways = {"whole", "phases_2", "phases_4", "phases_8"}
-    assert arms.keys() == {"lstm-phases-librispeech", "lstm-phases-equal", "lstm-packed"}
+    assert arms.keys() == {
+        "lstm-phases-librispeech",
+        "lstm-phases-equal",
+        "lstm-packed",
+    }
     phased = arms["lstm-phases-librispeech"]
     assert phased.keys() == ways
     assert arms["lstm-packed"].keys() == {"whole", "phases_8", "packed"}
@@ -39,7 +43,9 @@ def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_sa
     def lacking(device, quick):
         raise ModuleNotFoundError("No module named 'tqdm'")
 
-    monkeypatch.setitem(bench.SUITES, "training", bench.Suite(name="training", cases=lacking))
+    monkeypatch.setitem(
+        bench.SUITES, "training", bench.Suite(name="training", cases=lacking)
+    )
     out = tmp_path / "bench.jsonl"
     assert main(["bench", "training", "--quick", "--out", str(out)]) == 0
     said = capsys.readouterr()

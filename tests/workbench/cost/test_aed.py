@@ -50,7 +50,9 @@ def test_operations_are_those_that_torch_counts(cross, past, U, changed):
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     ways = {"cross": cross, "past": past}
     with torch.inference_mode(), math, FlopCounterMode(display=False) as counter:
-        found = aed_greedy(endless(config), encoded, torch.tensor([T]), most=U - 1, **ways)
+        found = aed_greedy(
+            endless(config), encoded, torch.tensor([T]), most=U - 1, **ways
+        )
     assert (found.lengths == U - 1).all()
     count = counter.get_total_flops()
     sizes = {"D": config.width, "layers": config.layers, "V": 19, "heads": config.heads}
@@ -63,9 +65,13 @@ def test_operations_are_those_that_torch_counts(cross, past, U, changed):
 def test_what_is_kept_is_what_a_model_allocates(cross, past):
     B, U, dtype = 3, 9, torch.bfloat16
     model = endless().to(dtype)
-    memory = model.remember(torch.randn(B, T, 16, dtype=dtype), torch.full((B,), T), cross=cross)
+    memory = model.remember(
+        torch.randn(B, T, 16, dtype=dtype), torch.full((B,), T), cross=cross
+    )
     state = model.begin(memory, U, past=past)
-    found = aed_bytes(B=B, T=T, U=U, cross=cross, past=past, itemsize=dtype.itemsize, **SIZES)
+    found = aed_bytes(
+        B=B, T=T, U=U, cross=cross, past=past, itemsize=dtype.itemsize, **SIZES
+    )
     of_frames = sum(part.nbytes for part in state_tensors(memory[1:]))
     of_past = sum(part.nbytes for part in state_tensors(state[1:]))
     assert found.frames == of_frames
@@ -78,7 +84,9 @@ def test_a_step_reads_all_weights_but_the_frames_projections_which_are_read_once
     matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
     encoder = [*model.encoder.parameters(), *model.encoder_projection.parameters()]
     matrices -= sum(weight.numel() for weight in encoder if weight.dim() == 2)
-    again = aed_bytes(B=2, T=T, U=9, cross="recomputed", past="kept", itemsize=4, **SIZES)
+    again = aed_bytes(
+        B=2, T=T, U=9, cross="recomputed", past="kept", itemsize=4, **SIZES
+    )
     kept = aed_bytes(B=2, T=T, U=9, cross="kept", past="kept", itemsize=4, **SIZES)
     assert again.weights_read == 4 * matrices
     assert again.weights_read - kept.weights_read == 4 * SIZES["layers"] * 2 * 16**2
@@ -97,10 +105,13 @@ def test_canarys_operations_for_20_seconds_are_those_of_the_claim():
     names = ("deep_encoder", "deep_decoder", "shallow_encoder", "shallow_decoder")
     claimed = [claim.params[name] for name in names]
     as_nemo = ("recomputed", "states")
-    counts = work(presets.canary_1b(), *as_nemo) + work(presets.canary_1b_flash(), *as_nemo)
+    counts = work(presets.canary_1b(), *as_nemo) + work(
+        presets.canary_1b_flash(), *as_nemo
+    )
     assert claimed == pytest.approx(counts, abs=0.005)
     kept = [
-        work(config(), "kept", "kept") for config in (presets.canary_1b, presets.canary_1b_flash)
+        work(config(), "kept", "kept")
+        for config in (presets.canary_1b, presets.canary_1b_flash)
     ]
     assert sum(kept[0]) / sum(kept[1]) == pytest.approx(0.90, abs=0.005)
 

@@ -56,7 +56,9 @@ def test_the_document_is_rebuilt_and_what_it_leaves_out_is_listed(capsys):
     assert usd == [("p4de.24xlarge", 2494), ("c7a.48xlarge", 11404)]
     assert "document 000, Accelerating Leaderboard-Topping ASR Models" in text
     assert "prices" in told["not_stated"]
-    assert all(f"{name}; here {taken}" in text for name, taken in told["not_stated"].items())
+    assert all(
+        f"{name}; here {taken}" in text for name, taken in told["not_stated"].items()
+    )
 
 
 def test_a_machine_of_ones_own_by_hand(capsys):
@@ -69,12 +71,16 @@ def test_a_machine_of_ones_own_by_hand(capsys):
 
 
 def test_own_price_and_rtfx_stand_for_those_of_an_instance(capsys):
-    _, told = run(capsys, "--instance", "p4de.24xlarge", "--price", "8", "--rtfx", "1000")
+    _, told = run(
+        capsys, "--instance", "p4de.24xlarge", "--price", "8", "--rtfx", "1000"
+    )
     (row,) = told["rows"]
     assert (row["usd"], row["origin"], row["units"]) == ([1000] * 3, "assumed", 8)
 
 
-def test_what_was_measured_takes_the_place_of_what_others_said_of_cores(tmp_path, capsys):
+def test_what_was_measured_takes_the_place_of_what_others_said_of_cores(
+    tmp_path, capsys
+):
     params = {"preset": "parakeet_rnnt_1_1b", "audio_s": 16}
     value = ("recogniser-one-core", "rtfx", "s/s", 6.0)
     records.append(tmp_path / "own.jsonl", records.Measurement(*value, params=params))
@@ -82,10 +88,14 @@ def test_what_was_measured_takes_the_place_of_what_others_said_of_cores(tmp_path
     _, found = run(capsys, *arguments, "--measured", str(tmp_path / "own.jsonl"))
     cores = [row["rtfx"] for row in found["rows"] if row["per"] == "core"]
     assert cores == [[6.0] * 3]
-    assert {row["origin"] for row in found["rows"] if row["per"] == "gpu"} == {"published"}
+    assert {row["origin"] for row in found["rows"] if row["per"] == "gpu"} == {
+        "published"
+    }
 
 
-def test_a_model_that_is_asked_for_is_the_only_one_and_machines_without_it_are_named(capsys):
+def test_a_model_that_is_asked_for_is_the_only_one_and_machines_without_it_are_named(
+    capsys,
+):
     text, told = run(capsys, "--model", "parakeet_ctc_1_1b")
     assert {row["model"] for row in told["rows"]} == {"parakeet_ctc_1_1b"}
     assert {"c7a.48xlarge", "hf-h200"} <= {*told["left_out"]}
@@ -107,4 +117,6 @@ def test_a_model_that_is_asked_for_is_the_only_one_and_machines_without_it_are_n
 def test_nonsense_is_one_line(arguments, message, capsys):
     assert main(["cost", *arguments.split()]) == 2
     out, err = capsys.readouterr()
-    assert err.startswith(f"asrkit cost: {message}") and err.count("\n") == 1 and out == ""
+    assert (
+        err.startswith(f"asrkit cost: {message}") and err.count("\n") == 1 and out == ""
+    )

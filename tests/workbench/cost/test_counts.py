@@ -38,9 +38,13 @@ def test_operations_of_a_fastconformer_are_those_that_torch_counts(changed, B, T
 
 
 @pytest.mark.parametrize("T", [1, 20, 24])
-@pytest.mark.parametrize("changed", [{}, {"before": 1, "after": 1}, {"stack_input": 1, "stack": 3}])
+@pytest.mark.parametrize(
+    "changed", [{}, {"before": 1, "after": 1}, {"stack_input": 1, "stack": 3}]
+)
 def test_operations_of_an_lstm_encoder_are_those_that_torch_counts(changed, T):
-    config = LSTMEncoderConfig(**{"bins": 8, "width": 12, "before": 2, "after": 3, **changed})
+    config = LSTMEncoderConfig(
+        **{"bins": 8, "width": 12, "before": 2, "after": 3, **changed}
+    )
     # in float64, since the counter does not see a CPU's fused LSTM
     encoder = LSTMEncoder(config).double()
     features = torch.randn(2, T, 8, dtype=torch.float64)
@@ -70,7 +74,9 @@ STAGES = (
 
 @pytest.mark.parametrize("frames", [1, 2, 17, 40])
 @pytest.mark.parametrize("changed", [{}, {"residual": "none"}])
-def test_operations_of_a_jasper_are_those_of_its_convolutions(changed, frames, monkeypatch):
+def test_operations_of_a_jasper_are_those_of_its_convolutions(
+    changed, frames, monkeypatch
+):
     config = JasperConfig(bins=8, stages=STAGES, **changed)
     monkeypatch.setattr(CountedConv, "total", 0)
     encoder = Jasper(config).eval()
@@ -84,6 +90,9 @@ def test_operations_of_a_jasper_are_those_of_its_convolutions(changed, frames, m
 
 def test_the_weights_of_canarys_encoders_are_those_of_the_claims():
     claims = {claim.id: claim for claim in load_claims()}
-    for name, preset in (("canary-883m", "canary_1b_flash"), ("canary-182m", "canary_180m_flash")):
+    for name, preset in (
+        ("canary-883m", "canary_1b_flash"),
+        ("canary-182m", "canary_180m_flash"),
+    ):
         config = presets.PRESETS[preset]()
         assert encoder_parameters(config.encoder) == claims[name].params["encoder"]

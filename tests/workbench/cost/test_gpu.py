@@ -11,7 +11,10 @@ def cells(floor_ms, TFLOP_per_s, noise=0.0):
     ms = np.maximum(floor_ms, works / TFLOP_per_s / 1e9)
     ms *= np.exp(noise * np.random.default_rng(0).normal(size=15))
     same = {"batch": 1, "seconds": 1.0, "precision": "FP16"}
-    return [LatencyCell(FLOP=a, latency_ms=b, **same) for a, b in zip(works, ms, strict=True)]
+    return [
+        LatencyCell(FLOP=a, latency_ms=b, **same)
+        for a, b in zip(works, ms, strict=True)
+    ]
 
 
 def test_two_numbers_are_found_again():
@@ -29,7 +32,10 @@ def test_no_other_two_numbers_are_nearer():
 
     def spread(floor, rate):
         predicted = [max(floor, cell.FLOP / rate / 1e9) for cell in noisy]
-        gaps = [np.log(cell.latency_ms / ms) for cell, ms in zip(noisy, predicted, strict=True)]
+        gaps = [
+            np.log(cell.latency_ms / ms)
+            for cell, ms in zip(noisy, predicted, strict=True)
+        ]
         return float(np.sqrt(np.mean(np.square(gaps))))
 
     assert spread(found.floor_ms, found.TFLOP_per_s) == pytest.approx(found.deviation)
@@ -43,7 +49,9 @@ def test_no_other_two_numbers_are_nearer():
     ("FP16", 35.0, 146, 0.06),
     ("TF32", 37.0, 78, 0.11),
 ])  # fmt: skip
-def test_the_published_cells_of_an_a100_are_two_numbers(precision, floor_ms, rate, deviation):
+def test_the_published_cells_of_an_a100_are_two_numbers(
+    precision, floor_ms, rate, deviation
+):
     found = two_numbers(published_latencies("DGX A100", precision))
     assert found.floor_ms == pytest.approx(floor_ms, rel=0.01)
     assert found.TFLOP_per_s == pytest.approx(rate, rel=0.01)
@@ -53,5 +61,7 @@ def test_the_published_cells_of_an_a100_are_two_numbers(precision, floor_ms, rat
 def test_tables_are_read_whole_and_unknown_cells_are_refused():
     assert len(published_latencies()) == 150
     assert len(published_latencies("DGX A100", "TF32")) == 15
-    with pytest.raises(ValueError, match="^system, precision: expected those of a table"):
+    with pytest.raises(
+        ValueError, match="^system, precision: expected those of a table"
+    ):
         published_latencies("DGX A100", "FP32")

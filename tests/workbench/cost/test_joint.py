@@ -3,14 +3,26 @@
 import pytest
 import torch
 
-from asrkit.losses import pack_joint, rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches
+from asrkit.losses import (
+    pack_joint,
+    rnnt_loss,
+    rnnt_loss_lean,
+    rnnt_loss_packed,
+    split_batches,
+)
 from asrkit.workbench.cost import VARIANTS, joint_bytes, largest_batch
 from asrkit.workbench.profiling import peak_memory
 
 SHAPE = {"B": 2, "T": 66, "U1": 31, "V": 256, "D": 160}
 NARROW = SHAPE | {"D": 16}  # logits outweigh the workspace of products
 FEW_TOKENS = SHAPE | {"V": 8}  # the peak is in the hidden layer
-SHORT = {"B": 2, "T": 16, "U1": 9, "V": 64, "D": 16}  # an utterance is smaller than a tile
+SHORT = {
+    "B": 2,
+    "T": 16,
+    "U1": 9,
+    "V": 64,
+    "D": 16,
+}  # an utterance is smaller than a tile
 PEAKS = [
     *((variant, torch.float32, SHAPE, 0.02) for variant in VARIANTS),
     *((one, torch.float16, NARROW, 0.05) for one in ("torchaudio", "wavefront", "numba", "split", "packed")),
@@ -30,7 +42,8 @@ def step(variant, dtype, B, T, U1, V, D):
     generator = torch.Generator().manual_seed(0)
     sizes = (B, T, D), (B, U1, D), (V, D), (V,)
     leaves = [
-        torch.randn(size, generator=generator).mul(0.3).to(dtype).requires_grad_() for size in sizes
+        torch.randn(size, generator=generator).mul(0.3).to(dtype).requires_grad_()
+        for size in sizes
     ]
     encoded, predicted, weight, bias = leaves
     given = torch.randint(0, V - 1, (B, U1 - 1), generator=generator), lengths, labels
@@ -45,13 +58,18 @@ def step(variant, dtype, B, T, U1, V, D):
             loss = split_batches(join, encoded, predicted, *given, size=1)
         elif variant == "packed":
             hidden = pack_joint(encoded, predicted, *given[1:], activation="relu")
-            loss = rnnt_loss_packed(torch.nn.functional.linear(hidden, weight, bias), *given)
+            loss = rnnt_loss_packed(
+                torch.nn.functional.linear(hidden, weight, bias), *given
+            )
         elif variant == "lean":
             loss = rnnt_loss_lean(*leaves, *given, impl="numba_cpu")
         else:
             impl = "numba_cpu" if variant in ("numba", "overwrite") else variant
             loss = rnnt_loss(
-                join(encoded, predicted), *given, impl=impl, overwrite_logits=variant == "overwrite"
+                join(encoded, predicted),
+                *given,
+                impl=impl,
+                overwrite_logits=variant == "overwrite",
             )
         loss.backward()
 
@@ -62,7 +80,9 @@ def step(variant, dtype, B, T, U1, V, D):
 def test_the_predicted_peak_is_near_the_allocators(variant, dtype, shape, share):
     lengths, labels = lengths_of(shape["T"], shape["U1"])
     nodes = int((lengths * (labels + 1)).sum())
-    predicted = joint_bytes(variant, **shape, itemsize=dtype.itemsize, nodes=nodes).total
+    predicted = joint_bytes(
+        variant, **shape, itemsize=dtype.itemsize, nodes=nodes
+    ).total
     run = step(variant, dtype, **shape)
     run()  # what a first call compiles and sets up is not the loss's own
     assert peak_memory(run) == pytest.approx(predicted, rel=share)
@@ -74,7 +94,9 @@ def test_the_largest_batch_fits_and_one_more_does_not(variant, padding):
     shape = {"T": 200, "U1": 101, "V": 1024, "D": 640}
     B = largest_batch(16 << 30, variant, padding=padding, **shape)
     fitting, too_many = (
-        joint_bytes(variant, B=one, nodes=int(one * 200 * 101 * (1 - padding)), **shape).total
+        joint_bytes(
+            variant, B=one, nodes=int(one * 200 * 101 * (1 - padding)), **shape
+        ).total
         for one in (B, B + 1)
     )
     assert fitting <= 16 << 30 < too_many

@@ -53,7 +53,9 @@ def test_every_combination_lies_within_the_range_and_two_of_them_are_its_ends(
     all_ends = [by_hand(a, b, 7, 500, c, d, 3) for a, b, c, d in combinations]
     assert found.low == pytest.approx(min(all_ends))
     assert found.high == pytest.approx(max(all_ends))
-    inside = [data.draw(st.floats(one.low, one.high)) for one in (usd, rtfx, used, startup)]
+    inside = [
+        data.draw(st.floats(one.low, one.high)) for one in (usd, rtfx, used, startup)
+    ]
     usd_inside = by_hand(inside[0], inside[1], 7, 500, inside[2], inside[3], 3)
     assert found.low * (1 - 1e-9) <= usd_inside <= found.high * (1 + 1e-9)
     middle = by_hand(usd.middle, rtfx.middle, 7, 500, used.middle, startup.middle, 3)
@@ -61,20 +63,38 @@ def test_every_combination_lies_within_the_range_and_two_of_them_are_its_ends(
 
 
 def test_parts_add_up_and_each_is_what_its_words_say():
-    terms = {"startup_s": 1800, "instances": 4, "storage_usd_per_GB_month": 0.02, "months": 3}
-    found = transcription_cost(machine(), speed(), hours=1000, egress_usd_per_GB=0.09, **terms)
+    terms = {
+        "startup_s": 1800,
+        "instances": 4,
+        "storage_usd_per_GB_month": 0.02,
+        "months": 3,
+    }
+    found = transcription_cost(
+        machine(), speed(), hours=1000, egress_usd_per_GB=0.09, **terms
+    )
     parts = {name: part.middle for name, part in found.parts.items()}
-    by_words = {"compute": 40, "startup": 4, "storage": 115.2 * 0.06, "egress": 115.2 * 0.09}
+    by_words = {
+        "compute": 40,
+        "startup": 4,
+        "storage": 115.2 * 0.06,
+        "egress": 115.2 * 0.09,
+    }
     assert parts == pytest.approx(by_words)
-    assert found.usd_per_million_hours.middle == pytest.approx(1000 * sum(by_words.values()))
+    assert found.usd_per_million_hours.middle == pytest.approx(
+        1000 * sum(by_words.values())
+    )
 
 
 def test_document_000_by_hand():
     then = cost.load_prices(on="2024-09-24")
     cores = transcription_cost(then["c7a.48xlarge"], CORE)
     gpus = transcription_cost(then["p4de.24xlarge"], BOARD)
-    assert cores.usd.middle == pytest.approx(1_000_000 / (4.5 * 192) * 9.85344)  # 11,404
-    assert gpus.usd.middle == pytest.approx(1_000_000 / (2053.15 * 8) * 40.96575)  # 2,494
+    assert cores.usd.middle == pytest.approx(
+        1_000_000 / (4.5 * 192) * 9.85344
+    )  # 11,404
+    assert gpus.usd.middle == pytest.approx(
+        1_000_000 / (2053.15 * 8) * 40.96575
+    )  # 2,494
     assert cores.kWh.middle == pytest.approx(1e6 / 4.5 * 290 / 48 / 1000)
     assert gpus.kWh.middle == pytest.approx(1e6 / 2053.15 * 0.4)
 
@@ -103,7 +123,10 @@ def test_only_costs_of_one_model_are_set_against_each_other():
 
 def test_what_is_taken_for_granted_is_said():
     said = transcription_cost(PRICES["c7a.48xlarge"], CORE).caveats
-    assert said[:2] == ["RTFx of AMD EPYC 9454, price of AMD EPYC 9R14", "linear over 192 cores"]
+    assert said[:2] == [
+        "RTFx of AMD EPYC 9454, price of AMD EPYC 9R14",
+        "linear over 192 cores",
+    ]
     threads = transcription_cost(PRICES["c7i.48xlarge"], speed()).caveats
     assert "96 cores are sold as 192 vCPUs" in threads[0]
     assert transcription_cost(machine(units=1), speed()).caveats == []
@@ -121,17 +144,25 @@ def test_every_price_speed_and_power_has_a_source_and_a_day():
         for row in rows_of(name):
             assert None not in row and None not in row.values(), row
             assert row["source"].startswith("https://"), row
-            pinned = "/issues/" in row["source"] or re.search(r"/blob/[0-9a-f]{40}/", row["source"])
+            pinned = "/issues/" in row["source"] or re.search(
+                r"/blob/[0-9a-f]{40}/", row["source"]
+            )
             assert "github.com" not in row["source"] or pinned, row
             if name != "power.csv":
-                assert date(2024, 1, 1) <= date.fromisoformat(row["date"]) and row["note"]
+                assert (
+                    date(2024, 1, 1) <= date.fromisoformat(row["date"]) and row["note"]
+                )
             assert float(row.get("usd_per_hour") or row.get("rtfx") or row["watts"]) > 0
 
 
 def test_no_price_stands_twice_and_the_rows_of_an_instance_agree_on_its_cores():
     rows = rows_of("prices.csv")
-    assert len({(row["instance"], row["region"], row["date"]) for row in rows}) == len(rows)
-    assert len({(row["instance"], row["cores"], row["gpus"]) for row in rows}) == len(PRICES)
+    assert len({(row["instance"], row["region"], row["date"]) for row in rows}) == len(
+        rows
+    )
+    assert len({(row["instance"], row["cores"], row["gpus"]) for row in rows}) == len(
+        PRICES
+    )
 
 
 def test_prices_are_those_of_the_day_and_range_over_regions():
@@ -145,7 +176,9 @@ def test_prices_are_those_of_the_day_and_range_over_regions():
 
 def test_a_speed_fits_its_gpu_and_the_cores_of_its_maker():
     def rtfx(name, **model):
-        return [one.rtfx.middle for one in cost.speeds_for(PRICES[name], SPEEDS, **model)]
+        return [
+            one.rtfx.middle for one in cost.speeds_for(PRICES[name], SPEEDS, **model)
+        ]
 
     assert rtfx("p4de.24xlarge") == [2053.15, 638.7]
     assert rtfx("c7a.48xlarge") == [4.5]
@@ -154,10 +187,14 @@ def test_a_speed_fits_its_gpu_and_the_cores_of_its_maker():
     assert rtfx("hf-h200") == [6098.2]  # of another model, for want of the asked one
 
 
-def record(at, impl="bfloat16", values=(3.0, 4.0, 5.0), what="recogniser-one-core", **params):
+def record(
+    at, impl="bfloat16", values=(3.0, 4.0, 5.0), what="recogniser-one-core", **params
+):
     params = {"preset": "parakeet_rnnt_1_1b", "audio_s": 16} | params
     value = (what, "rtfx", "s/s", values[1])
-    made = records.Measurement(*value, samples=values, params=params, impl=impl).record()
+    made = records.Measurement(
+        *value, samples=values, params=params, impl=impl
+    ).record()
     gpu = dict.fromkeys(GPU_FIELDS, "") | {"name": "NVIDIA H200"}
     other = {"id": "0123456789ab", "cpu_model": "AMD EPYC", "gpus": [gpu]}
     return made | {"captured_at": at, "machine": made["machine"] | other}
@@ -178,7 +215,9 @@ def test_the_newest_records_count_and_of_a_ladder_on_a_gpu_the_fastest_rung(tmp_
     ]
     records.append(tmp_path / "a.jsonl", *lines)
     found = cost.recorded_speeds(tmp_path)
-    assert [(one.per, one.rtfx) for one in sorted(found, key=lambda one: one.rtfx.middle)] == [
+    assert [
+        (one.per, one.rtfx) for one in sorted(found, key=lambda one: one.rtfx.middle)
+    ] == [
         ("core", Range(1.5, 2, 2.5)),
         ("core", Range(7.5, 8, 8.5)),
         ("gpu", Range.of(800.0)),
@@ -206,11 +245,15 @@ def test_a_device_is_known_by_what_its_driver_calls_it(driver, instance, watts):
         for name, one in PRICES.items()
         if one.gpus and cost.speeds_for(one, [replace(BOARD, device=driver)])
     ]
-    assert (instance in found) == bool(instance) == bool(found) and cost.power(driver) == watts
+    assert (instance in found) == bool(instance) == bool(found) and cost.power(
+        driver
+    ) == watts
 
 
 def test_a_range_is_its_middle_and_its_ends_or_one_number():
-    shown = [str(one) for one in (Range(1, 2, 4), Range(1000, 2000, 30_000.4), Range.of(4.5))]
+    shown = [
+        str(one) for one in (Range(1, 2, 4), Range(1000, 2000, 30_000.4), Range.of(4.5))
+    ]
     assert shown == ["2 (1–4)", "2,000 (1,000–30,000)", "4.5"]
 
 

@@ -97,21 +97,32 @@ def test_switches_need_half_of_a_rings_time_where_bandwidth_is_the_limit():
 
 
 def test_a_ring_waits_in_proportion_to_ranks_and_a_tree_to_their_logarithm():
-    seconds = {name: all_reduce_s(name, size=0, ranks=1024, link=LINK) for name in ("ring", "tree")}
+    seconds = {
+        name: all_reduce_s(name, size=0, ranks=1024, link=LINK)
+        for name in ("ring", "tree")
+    }
     assert seconds["ring"] == pytest.approx(2 * 1023 * LINK.latency_s)
     assert seconds["tree"] == pytest.approx(2 * math.log2(1024) * LINK.latency_s)
 
 
 def test_a_ring_of_a_cluster_moves_each_byte_as_one_ring_of_its_machine_does():
     one = cluster_all_reduce_s("ring", size=8e9, gpus=8)
-    assert one == pytest.approx(all_reduce_s("ring", size=8e9, ranks=8, link=DGX_A100.inside))
+    assert one == pytest.approx(
+        all_reduce_s("ring", size=8e9, ranks=8, link=DGX_A100.inside)
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: all_reduce_s("rings", size=1, ranks=2, link=LINK), "algorithm: expected one of"),
-        (lambda: cluster_all_reduce_s("ring", size=1, gpus=12), "gpus: expected up to 8, or a"),
+        (
+            lambda: all_reduce_s("rings", size=1, ranks=2, link=LINK),
+            "algorithm: expected one of",
+        ),
+        (
+            lambda: cluster_all_reduce_s("ring", size=1, gpus=12),
+            "gpus: expected up to 8, or a",
+        ),
         (
             lambda: predict(64, 63, EpochFit(30.0, 0.01), StepFit(0.02, 0.001)),
             "batch: expected an utterance for each of 64 GPUs",

@@ -11,11 +11,20 @@ from asrkit.models.fastconformer import (
     FastConformer,
     FastConformerConfig,
 )
-from asrkit.workbench.profiling import Timing, cast_profile, median_profile, profiles_in_turns
+from asrkit.workbench.profiling import (
+    Timing,
+    cast_profile,
+    median_profile,
+    profiles_in_turns,
+)
 from asrkit.workbench.profiling.casts import CastProfile, Op
 
 B, I, O = 4, 8, 16
-LAYERS, MODES, HALVES = 2, ("float32", "autocast", "half"), (torch.bfloat16, torch.float16)
+LAYERS, MODES, HALVES = (
+    2,
+    ("float32", "autocast", "half"),
+    (torch.bfloat16, torch.float16),
+)
 WEIGHTS_OF_A_BLOCK = 9 + 9 + 1  # nine layers with weight and bias, one without bias
 ACTIVATIONS_OF_A_BLOCK = 2  # both queries, which meet biases in float32
 
@@ -25,7 +34,10 @@ class Two(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(I, O), nn.ModuleDict({"deep": nn.Linear(O, I)})
+        self.first, self.second = (
+            nn.Linear(I, O),
+            nn.ModuleDict({"deep": nn.Linear(O, I)}),
+        )
 
     def forward(self, x):
         return self.second["deep"](self.first(x)) @ self.first.weight[:I].t()
@@ -44,13 +56,19 @@ def x():
 @pytest.fixture
 def encoder(one_thread):
     torch.manual_seed(0)
-    config = FastConformerConfig(width=32, layers=LAYERS, heads=4, subsampling_channels=8)
-    return FastConformer(config).eval(), (torch.randn(2, 64, 80), torch.tensor([64, 40]))
+    config = FastConformerConfig(
+        width=32, layers=LAYERS, heads=4, subsampling_channels=8
+    )
+    return FastConformer(config).eval(), (
+        torch.randn(2, 64, 80),
+        torch.tensor([64, 40]),
+    )
 
 
 def count(profile, *by):
     return {
-        tuple(row[field] for field in by): row["ops"] for row in profile.table(*by, kind="cast")
+        tuple(row[field] for field in by): row["ops"]
+        for row in profile.table(*by, kind="cast")
     }
 
 
@@ -64,7 +82,12 @@ def test_autocast_casts_weight_bias_and_input_of_a_linear_layer(linear, x, dtype
         size * (4 + 2) for size in (O * I, O, B * I)
     )
     assert count(profile, "module", "site", "source", "target") == {
-        ("Linear", f"tests/workbench/profiling/test_casts.py:{line}", "float32", name): 3
+        (
+            "Linear",
+            f"tests/workbench/profiling/test_casts.py:{line}",
+            "float32",
+            name,
+        ): 3
     }
     (product,) = (op for op in profile.ops if op.kind != "cast")
     assert (product.kind, product.name, product.source, product.target, product.operand) == (
@@ -76,7 +99,9 @@ def test_autocast_casts_weight_bias_and_input_of_a_linear_layer(linear, x, dtype
 @pytest.mark.parametrize("mode", ["float32", "half"])
 def test_one_precision_needs_no_cast(linear, x, mode):
     profile = cast_profile(linear, (x,), mode, repeats=1)
-    assert [op.kind for op in profile.ops] == ["matrix product"] and profile.share("cast") == 0
+    assert [op.kind for op in profile.ops] == ["matrix product"] and profile.share(
+        "cast"
+    ) == 0
     assert profile.ops[0].source == ("float32" if mode == "float32" else "bfloat16")
     assert linear.weight.dtype == x.dtype == torch.float32  # a copy was moved
 
@@ -94,8 +119,13 @@ def test_the_cache_of_a_region(linear, x, case):
     context, trained, casts = CACHED[case]
     linear.requires_grad_(trained)
     with context():
-        assert len(cast_profile(linear, (x,), "autocast", calls=3, repeats=1).casts) == casts
-        assert len(cast_profile(linear, (x,), "autocast", calls=1, repeats=1).casts) == 3
+        assert (
+            len(cast_profile(linear, (x,), "autocast", calls=3, repeats=1).casts)
+            == casts
+        )
+        assert (
+            len(cast_profile(linear, (x,), "autocast", calls=1, repeats=1).casts) == 3
+        )
 
 
 def test_casts_are_found_by_module_and_views_of_weights_are_weights(x):
@@ -104,7 +134,9 @@ def test_casts_are_found_by_module_and_views_of_weights_are_weights(x):
         ("first", "weight"): 2, ("first", "activation"): 1, ("second.deep", "weight"): 2, ("Two", "weight"): 1
     }  # fmt: skip
     assert [op.module for op in profile.within("second").ops] == ["second.deep"] * 3
-    with pytest.raises(ValueError, match="^path: expected a submodule in which ops ran, got 'sec'"):
+    with pytest.raises(
+        ValueError, match="^path: expected a submodule in which ops ran, got 'sec'"
+    ):
         profile.within("sec")
 
 
@@ -120,7 +152,9 @@ class Copies(nn.Module):
             x.view(-1),
             x.new_empty(3),
         )  # nothing, layout, nothing, nothing
-        torch.arange(5).float()  # a tensor that is filled, and a conversion that is no cast
+        torch.arange(
+            5
+        ).float()  # a tensor that is filled, and a conversion that is no cast
         x.new_zeros(B, I).copy_(x)  # a fill, a copy
         x[:1].expand(B, I).double()  # a cast that reads one row
         return x[:0].half()  # nothing to do
@@ -139,8 +173,14 @@ def test_only_one_floating_dtype_made_into_another_is_a_cast(x):
 
 
 KNOWN = {
-    "matrix product": lambda x: (x @ x.t(), torch.bmm(x[None], x.t()[None]), torch.mv(x, x[0])),
-    "convolution": lambda x: nn.functional.conv1d(x[None], x[:, :, None].expand(-1, -1, 1)[:, :B]),
+    "matrix product": lambda x: (
+        x @ x.t(),
+        torch.bmm(x[None], x.t()[None]),
+        torch.mv(x, x[0]),
+    ),
+    "convolution": lambda x: nn.functional.conv1d(
+        x[None], x[:, :, None].expand(-1, -1, 1)[:, :B]
+    ),
     "attention": lambda x: nn.functional.scaled_dot_product_attention(
         *[x.view(1, 2, B, I // 2)] * 3
     ),
@@ -181,7 +221,11 @@ def test_autocast_of_an_encoder_casts_what_arithmetic_says(encoder):
         ("blocks.1.attention.out", "weight"): 2, ("blocks.1.attention.position", "weight"): 1,
     }  # fmt: skip
     weights = sum(op.bytes for op in profile.casts if op.operand == "weight")
-    norms = [part for part in model.modules() if isinstance(part, nn.LayerNorm | nn.BatchNorm1d)]
+    norms = [
+        part
+        for part in model.modules()
+        if isinstance(part, nn.LayerNorm | nn.BatchNorm1d)
+    ]
     uncast = sum(p.numel() for part in norms for p in part.parameters()) + sum(
         p.numel()
         for name, p in model.named_parameters()
@@ -207,14 +251,27 @@ def test_tables_add_up_and_begin_with_what_takes_longest():
     ops = (op("cast", "a", 1.0), op("layout", "b", 2.0), op("cast", "c", 5.0))
     total = Timing(samples_ms=(16.0,), warmup=0, timer="")
     profile = CastProfile(
-        mode="half", dtype="bfloat16", device="cpu", threads=1, calls=1, ops=ops, total=total
+        mode="half",
+        dtype="bfloat16",
+        device="cpu",
+        threads=1,
+        calls=1,
+        ops=ops,
+        total=total,
     )
     assert profile.table() == [
         {"kind": "cast", "ops": 2, "ms": 6.0, "share": 0.75, "bytes": 20},
         {"kind": "layout", "ops": 1, "ms": 2.0, "share": 0.25, "bytes": 10},
     ]
-    assert [row["name"] for row in profile.table("kind", "name", kind="cast")] == ["c", "a"]
-    assert (profile.op_ms, profile.share("cast"), profile.share("attention")) == (8.0, 0.75, 0.0)
+    assert [row["name"] for row in profile.table("kind", "name", kind="cast")] == [
+        "c",
+        "a",
+    ]
+    assert (profile.op_ms, profile.share("cast"), profile.share("attention")) == (
+        8.0,
+        0.75,
+        0.0,
+    )
     for asked in (profile.share, lambda kind: profile.table(kind=kind)):
         with pytest.raises(
             ValueError, match="^kind: expected one of cast, attention, .*, got 'casts'"
@@ -229,7 +286,10 @@ def test_the_caller_finds_all_as_it_was(linear, x):
     with pytest.raises(RuntimeError):
         cast_profile(linear, (x[:, :3],), "autocast")
     cast_profile(linear, (x,), "half", repeats=1)
-    assert (len(hooks._global_forward_hooks), len(hooks._global_forward_pre_hooks)) == before
+    assert (
+        len(hooks._global_forward_hooks),
+        len(hooks._global_forward_pre_hooks),
+    ) == before
     assert not torch.is_autocast_enabled("cpu") and linear.weight.dtype == torch.float32
 
 
@@ -274,7 +334,8 @@ def test_on_a_gpu_the_kernels_are_timed():
     )
     with torch.no_grad():
         profiles = {
-            mode: cast_profile(model, (x,), mode, device="cuda", repeats=3) for mode in MODES
+            mode: cast_profile(model, (x,), mode, device="cuda", repeats=3)
+            for mode in MODES
         }
     assert {mode: len(profile.casts) for mode, profile in profiles.items()} == {
         "float32": 0,
@@ -282,7 +343,10 @@ def test_on_a_gpu_the_kernels_are_timed():
         "half": 0,
     }
     assert all(op.ms > 0 for profile in profiles.values() for op in profile.ops)
-    assert {op.kind for op in profiles["half"].ops} == {"matrix product", "normalisation"}
+    assert {op.kind for op in profiles["half"].ops} == {
+        "matrix product",
+        "normalisation",
+    }
 
 
 def test_modes_take_turns_and_the_median_is_that_of_each_op():

@@ -31,7 +31,9 @@ def test_one_by_one_computes_a_row_a_step_of_the_paths(plan, path):
     assert {b for b, _, _ in path} == {0, 1, 2}
 
 
-def test_every_step_is_computed_once_as_work_and_nobody_waits_in_windowed_looping(plan, path):
+def test_every_step_is_computed_once_as_work_and_nobody_waits_in_windowed_looping(
+    plan, path
+):
     for strategy in ("frame_looping", "label_looping", "windowed_looping"):
         watched = watch(plan.model, plan.encoded, plan.lengths, strategy=strategy)
         assert watched.steps >= path
@@ -46,8 +48,16 @@ def test_every_step_is_computed_once_as_work_and_nobody_waits_in_windowed_loopin
 
 def test_waiting_is_charged_to_those_who_work():
     of = np.array(
-        [[WORKING, WORKING, WORKING], [WAITING, WORKING, FINISHED], [WAITING, WAITING, 0]]
+        [
+            [WORKING, WORKING, WORKING],
+            [WAITING, WORKING, FINISHED],
+            [WAITING, WAITING, 0],
+        ]
     )
     shares = waits_for(of)
     assert shares.sum() == (of == WAITING).sum() == 3
-    assert shares[2].tolist() == [1.5, 0.5, 0.0] and shares[1].tolist() == [1.0, 0.0, 0.0]
+    assert shares[2].tolist() == [1.5, 0.5, 0.0] and shares[1].tolist() == [
+        1.0,
+        0.0,
+        0.0,
+    ]

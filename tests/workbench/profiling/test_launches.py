@@ -32,7 +32,11 @@ KNOWN = {
     "a cast": (lambda: X.to(torch.bfloat16), 1, 0),
     "a linear layer": (lambda: F.linear(X, X, X[:, 0][:4]), 1, 0),
     "where": (lambda: torch.where(MASK, X, X), 1, 0),
-    "where with a number, which is filled in first": (lambda: torch.where(MASK, X, 0.0), 2, 0),
+    "where with a number, which is filled in first": (
+        lambda: torch.where(MASK, X, 0.0),
+        2,
+        0,
+    ),
     "log_softmax": (lambda: X.log_softmax(-1), 1, 0),
     "indexing with positions": (lambda: X[ROWS], 1, 0),
     "copies in one call": (
@@ -41,8 +45,16 @@ KNOWN = {
         0,
     ),
     "masked_fill": (lambda: X.masked_fill(MASK, 0), 1, 0),
-    "a number where a mask says so": (lambda: torch.zeros(4, 5).__setitem__(MASK, 1.0), 2, 0),
-    "repeats whose number is told": (lambda: ROWS.repeat_interleave(ROWS, output_size=1), 2, 0),
+    "a number where a mask says so": (
+        lambda: torch.zeros(4, 5).__setitem__(MASK, 1.0),
+        2,
+        0,
+    ),
+    "repeats whose number is told": (
+        lambda: ROWS.repeat_interleave(ROWS, output_size=1),
+        2,
+        0,
+    ),
     "item": (lambda: X[0, 0].item(), 0, 1),
     "bool": (lambda: bool(MASK.any()), 1, 1),
     "int": (lambda: int(ROWS.sum()), 1, 1),
@@ -66,7 +78,11 @@ KNOWN = {
     "unique_consecutive": (lambda: ROWS.unique_consecutive(), 1, 1),
     "equal": (lambda: torch.equal(X, X), 1, 1),
     "allclose": (lambda: torch.allclose(X, X), 1, 1),
-    "repeats whose number only the device knows": (lambda: ROWS.repeat_interleave(ROWS), 2, 1),
+    "repeats whose number only the device knows": (
+        lambda: ROWS.repeat_interleave(ROWS),
+        2,
+        1,
+    ),
 }
 
 
@@ -91,7 +107,8 @@ def test_ops_and_sites_are_counted_by_name_and_line():
     assert found.ops == Counter(add=3, sum=3, mul=3, _local_scalar_dense=3, tolist=3)
     here = inspect.getsourcelines(fn)[1]
     assert found.sync_sites == {
-        f"tests/workbench/profiling/test_launches.py:{line}": 3 for line in (here + 2, here + 3)
+        f"tests/workbench/profiling/test_launches.py:{line}": 3
+        for line in (here + 2, here + 3)
     }
 
 

@@ -14,12 +14,18 @@ def timing(*samples_ms):
 def test_every_repeat_calls_all_arms_and_each_goes_first_in_turn():
     calls = []
     timings = measure(
-        {name: lambda name=name: calls.append(name) for name in "abc"}, repeats=4, warmup=2
+        {name: lambda name=name: calls.append(name) for name in "abc"},
+        repeats=4,
+        warmup=2,
     )
     rounds = ["".join(calls[i : i + 3]) for i in range(0, len(calls), 3)]
     assert rounds == ["bca", "cab", "abc", "bca", "cab", "abc"]
     for one in timings.values():
-        assert (len(one.samples_ms), one.warmup, one.timer) == (4, 2, "time.perf_counter_ns")
+        assert (len(one.samples_ms), one.warmup, one.timer) == (
+            4,
+            2,
+            "time.perf_counter_ns",
+        )
         assert min(one.samples_ms) >= 0
     assert list(timings) == ["a", "b", "c"]
 
@@ -35,7 +41,9 @@ def test_work_is_told_from_waiting():
         while time.process_time() < end:
             pass
 
-    found = measure({"work": work, "wait": lambda: time.sleep(0.03)}, repeats=2, warmup=0)
+    found = measure(
+        {"work": work, "wait": lambda: time.sleep(0.03)}, repeats=2, warmup=0
+    )
     assert min(found["work"].cpu_ms) >= 20 > max(found["wait"].cpu_ms)
     assert min(found["wait"].samples_ms) >= 30
 
@@ -43,7 +51,9 @@ def test_work_is_told_from_waiting():
 def test_a_setup_runs_before_every_call_and_outside_the_time():
     made = []
     calls = {"a": made.append}
-    found = measure(calls, setups={"a": lambda: time.sleep(0.02) or len(made)}, repeats=3, warmup=1)
+    found = measure(
+        calls, setups={"a": lambda: time.sleep(0.02) or len(made)}, repeats=3, warmup=1
+    )
     assert made == [0, 1, 2, 3]
     assert sum(found["a"].samples_ms) < 3 * 20
 
@@ -51,7 +61,8 @@ def test_a_setup_runs_before_every_call_and_outside_the_time():
 def test_slow_arms_get_few_repeats():
     seconds = {"fast": 0.1, "middle": 4, "slow": 31, "slowest": 100}
     arms = {
-        name: lambda s=s: Sample(wall_ms=1e3 * s, cpu_ms=None) for name, s in seconds.items()
+        name: lambda s=s: Sample(wall_ms=1e3 * s, cpu_ms=None)
+        for name, s in seconds.items()
     }  # timed elsewhere
     found = measure(arms, repeats=20, warmup=0, enough_s=10, most_s=60)
     assert [len(one.samples_ms) for one in found.values()] == [20, 3, 2, 1]
@@ -66,7 +77,9 @@ def test_percentiles_interpolate_and_do_not_mind_the_order():
 
 
 def test_ratios_pair_the_repeats():
-    assert ratio({"slow": timing(6.0, 9.0), "fast": timing(2.0, 1.0)}, "slow", "fast") == (3, 9)
+    assert ratio(
+        {"slow": timing(6.0, 9.0), "fast": timing(2.0, 1.0)}, "slow", "fast"
+    ) == (3, 9)
 
 
 @pytest.mark.parametrize(("arguments", "wanted"), [

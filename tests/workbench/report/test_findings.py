@@ -6,7 +6,13 @@ from asrkit.workbench import records
 from asrkit.workbench.report import NotebookRun
 from asrkit.workbench.report.findings import DECLARED, LEAST_FACTOR, findings_of
 
-UNITS = {"latency": "ms", "peak": "B", "share": "fraction", "cost": "USD", "syncs": "1/s"}
+UNITS = {
+    "latency": "ms",
+    "peak": "B",
+    "share": "fraction",
+    "cost": "USD",
+    "syncs": "1/s",
+}
 
 
 def record(declared, arm, value, **params):
@@ -53,32 +59,47 @@ def test_a_finding_says_what_its_records_say(declared):
 @pytest.mark.parametrize(("values", "texts", "number"), [
     ((3.96, 1.418), ["3.96", "1.42"], "2.8×"), ((120.6, 74.88), ["121", "74.9"], "1.6×"), ((2849.9, 1000.2), ["2,850", "1,000"], "2.9×"),
 ])  # fmt: skip
-def test_a_factor_is_the_quotient_of_the_values_that_stand_beside_it(values, texts, number):
+def test_a_factor_is_the_quotient_of_the_values_that_stand_beside_it(
+    values, texts, number
+):
     loss = DECLARED[0]
-    both = (record(loss, loss.baselines[0], values[0]), record(loss, loss.ours, values[1]))
+    both = (
+        record(loss, loss.baselines[0], values[0]),
+        record(loss, loss.ours, values[1]),
+    )
     (finding,) = findings_of([run(loss, *both)])
     assert finding.number == number
     assert [bar.text for bar in finding.bars] == [f"{text}\u00a0ms" for text in texts]
 
 
 @pytest.mark.parametrize(
-    "declared", [one for one in DECLARED if len(one.baselines) > 1], ids=lambda one: one.notebook
+    "declared",
+    [one for one in DECLARED if len(one.baselines) > 1],
+    ids=lambda one: one.notebook,
 )
 def test_ours_is_compared_with_the_best_baseline_and_every_baseline_is_shown(declared):
-    made = [record(declared, arm, value) for value, arm in enumerate(declared.baselines, 4)]
+    made = [
+        record(declared, arm, value) for value, arm in enumerate(declared.baselines, 4)
+    ]
     ours = record(declared, declared.ours, 2.0)
     (finding,) = findings_of([run(declared, *made, ours)])
     assert finding.number == "2×" and declared.baselines[0].label in finding.sentence
     assert [bar.label for bar in finding.bars] == [
         arm.label for arm in (*declared.baselines, declared.ours)
     ]
-    assert findings_of([run(declared, *made, record(declared, declared.ours, 3.9))]) == []
+    assert (
+        findings_of([run(declared, *made, record(declared, declared.ours, 3.9))]) == []
+    )
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)
 def test_a_finding_that_its_records_do_not_support_is_left_out(declared):
     baseline, ours = pair(declared)
-    assert findings_of([run(declared, baseline)]) == findings_of([run(declared, ours)]) == []
+    assert (
+        findings_of([run(declared, baseline)])
+        == findings_of([run(declared, ours)])
+        == []
+    )
     for factor in (0.5, 1.0, LEAST_FACTOR - 0.01):
         assert findings_of([run(declared, *pair(declared, factor))]) == []
     assert findings_of([run(declared, *pair(declared, T=160))]) == []

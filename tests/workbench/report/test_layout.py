@@ -23,7 +23,10 @@ def tagged(source, *tags, outputs=()):
 
 def markdown(text):
     """What `display(Markdown(text))` leaves."""
-    data = {"text/markdown": text, "text/plain": "<IPython.core.display.Markdown object>"}
+    data = {
+        "text/markdown": text,
+        "text/plain": "<IPython.core.display.Markdown object>",
+    }
     return new_output("display_data", data=data)
 
 
@@ -46,7 +49,9 @@ def folded(body):
     """Ids of the cells whose code is folded, with what stands in its place."""
     places = {}
     for fold in body.find_all("details", class_="code"):
-        cell = fold.find_parent(id=re.compile("cell-id="))["id"].removeprefix("cell-id=")
+        cell = fold.find_parent(id=re.compile("cell-id="))["id"].removeprefix(
+            "cell-id="
+        )
         assert fold.find(class_="input") and not fold.has_attr("open")
         places[cell] = fold.summary.get_text()
     return places
@@ -85,9 +90,13 @@ def test_a_takeaway_moves_to_the_top_with_its_formulas(tmp_path):
 
 def test_a_page_lists_its_headings_and_each_link_lands(tmp_path):
     page, body = page_of(
-        tmp_path, new_markdown_cell("# Why `x`?\n\n## One & two\n\n### Inside\n\n## Three")
+        tmp_path,
+        new_markdown_cell("# Why `x`?\n\n## One & two\n\n### Inside\n\n## Three"),
     )
-    assert [heading.text.rstrip("¶") for heading in page.headings] == ["One & two", "Three"]
+    assert [heading.text.rstrip("¶") for heading in page.headings] == [
+        "One & two",
+        "Three",
+    ]
     assert all(body.find("h2", id=heading.id) for heading in page.headings)
     assert page.heading == "Why <code>x</code>?" and body.find("h1") is None
 
@@ -118,8 +127,12 @@ def test_frames_of_a_slider_reach_the_page_and_its_widget_does_not(tmp_path):
         True,
         True,
     ]
-    assert body.find(class_="frames")["data-label"] == "T" and "model_id" not in page.body
-    assert [figure["alt"] for figure in page.figures] == ["frame 0"] and page.defects == []
+    assert (
+        body.find(class_="frames")["data-label"] == "T" and "model_id" not in page.body
+    )
+    assert [figure["alt"] for figure in page.figures] == [
+        "frame 0"
+    ] and page.defects == []
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +142,12 @@ def site(tmp_path_factory):
     (folder / "runs").mkdir()
     cells = {
         "01_first": [
-            new_markdown_cell("# Is it fast?\n\nSee [02_second.ipynb](02_second.ipynb)."),
-            tagged("show()", "takeaway", outputs=[markdown(TAKEAWAY), picture("a lattice")]),
+            new_markdown_cell(
+                "# Is it fast?\n\nSee [02_second.ipynb](02_second.ipynb)."
+            ),
+            tagged(
+                "show()", "takeaway", outputs=[markdown(TAKEAWAY), picture("a lattice")]
+            ),
         ],
         "02_second": [new_markdown_cell("# Is it small?")],
     }
@@ -149,7 +166,9 @@ def test_links_to_notebooks_say_their_titles(site):
     links = [link.get_text() for link in first.find_all("a", href="02_second.html")]
     assert sorted(set(links)) == ["Is it small?", "Is it small?\u00a0→"]
     second = BeautifulSoup(site["02_second"], "html.parser")
-    assert {link.get_text() for link in second.find_all("a", rel="prev")} == {"←\u00a0Is it fast?"}
+    assert {link.get_text() for link in second.find_all("a", rel="prev")} == {
+        "←\u00a0Is it fast?"
+    }
 
 
 def test_a_card_has_the_question_the_answer_a_picture_and_minutes(site):
@@ -157,7 +176,10 @@ def test_a_card_has_the_question_the_answer_a_picture_and_minutes(site):
     first, second = index.select(".cards > li")
     assert first.h3.get_text().split() == ["01", "Is", "it", "fast?"]
     assert "The loss is 3 times as fast" in first.get_text()
-    assert first.img["alt"] == "a lattice" and "1 min to read · ran in 0 s" in first.get_text()
+    assert (
+        first.img["alt"] == "a lattice"
+        and "1 min to read · ran in 0 s" in first.get_text()
+    )
     assert second.img is None and "3 times" not in second.get_text()
 
 
@@ -171,6 +193,8 @@ def test_every_page_about_the_run_leads_to_the_others(site):
 
 
 def test_a_power_in_a_takeaway_is_still_one_on_the_index(tmp_path):
-    many = markdown("* There are $7.1 \\times 10^{19}$ paths, and 10<sup>-3</sup> of them matter.")
+    many = markdown(
+        "* There are $7.1 \\times 10^{19}$ paths, and 10<sup>-3</sup> of them matter."
+    )
     page, _ = page_of(tmp_path, tagged("show()", "takeaway", outputs=[many]))
     assert page.answer == "There are 7.1×10¹⁹ paths, and 10⁻³ of them matter."

@@ -19,7 +19,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from asrkit import files
 from asrkit.workbench import records
-from asrkit.workbench.report import NotebookRun, ReportResult, execute, report, run_notebooks
+from asrkit.workbench.report import (
+    NotebookRun,
+    ReportResult,
+    execute,
+    report,
+    run_notebooks,
+)
 from asrkit.workbench.report.notebook_run import outcome
 from asrkit.workbench.report.prose import prose
 from asrkit.workbench.report.site import build
@@ -29,7 +35,9 @@ GOOD = [
     new_markdown_cell(
         "# Does it run?\n\nA formula $\\alpha_t + 1$, code `$x$`, and\n\n$$\\binom{T}{U} = 1$$"
     ),
-    new_code_cell("from asrkit.workbench import machine, records\nprint(machine.stamp())"),
+    new_code_cell(
+        "from asrkit.workbench import machine, records\nprint(machine.stamp())"
+    ),
     new_code_cell("size: int = 2  # how many", metadata={"tags": ["parameters"]}),
     new_code_cell(
         "import os, sys\nprint('size', size, type(size).__name__, sys.executable, os.environ['CUDA_VISIBLE_DEVICES'] == '')"
@@ -42,7 +50,9 @@ GOOD = [
         "records.publish(records.Measurement(what='demo', metric='ratio', unit='1', value=2.0))"
     ),
     new_code_cell("import ipywidgets; ipywidgets.HTML('<b>live only</b>')"),
-    new_code_cell("from IPython.display import Audio; Audio([0.0, 0.5, -0.5] * 100, rate=8000)"),
+    new_code_cell(
+        "from IPython.display import Audio; Audio([0.0, 0.5, -0.5] * 100, rate=8000)"
+    ),
 ]
 LONGEST_S = 600.0  # that a test waits for a process, on however busy a machine
 PLAN = {"size": "quick", "device": "auto"}
@@ -51,7 +61,9 @@ PLAN = {"size": "quick", "device": "auto"}
 def write(folder: Path, name: str, cells, after=(), untimed=False) -> Path:
     folder.mkdir(exist_ok=True)
     settings = {"after": list(after), "untimed": untimed}
-    notebook = new_notebook(cells=[cell.copy() for cell in cells], metadata={"asrkit": settings})
+    notebook = new_notebook(
+        cells=[cell.copy() for cell in cells], metadata={"asrkit": settings}
+    )
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"c{number}"
     path = folder / f"{name}.ipynb"
@@ -63,14 +75,19 @@ def write(folder: Path, name: str, cells, after=(), untimed=False) -> Path:
 def built(tmp_path_factory):
     """Folder of the reports on a notebook that is good, one that fails and one that dies."""
     folder = tmp_path_factory.mktemp("notebooks")
-    fails = [new_code_cell("x = 1"), new_code_cell("raise ValueError('on purpose <b>')")]
+    fails = [
+        new_code_cell("x = 1"),
+        new_code_cell("raise ValueError('on purpose <b>')"),
+    ]
     paths = [
         write(folder, "a_good", GOOD),
         write(folder, "b_fails", fails, after=["a_good"]),
         write(folder, "d_dies", [new_code_cell("import os; os._exit(9)")]),
     ]
     out = tmp_path_factory.mktemp("reports")
-    result = report(paths, out, parameters={"size": 3}, device="cpu", jobs=2, progress=False)
+    result = report(
+        paths, out, parameters={"size": 3}, device="cpu", jobs=2, progress=False
+    )
     return out, result
 
 
@@ -97,11 +114,15 @@ def test_parameters_arrive_typed_the_kernel_is_this_python_and_no_gpu_is_visible
 def test_records_come_out_of_the_notebook_whole(built):
     out, result = built
     (record,) = result.runs[0].records
-    assert (record["what"], record["value"]) == ("demo", 2.0) and records.problem(record) == ""
+    assert (record["what"], record["value"]) == ("demo", 2.0) and records.problem(
+        record
+    ) == ""
     assert records.read(out / "latest/records/a_good.jsonl") == [record]
 
 
-def test_pages_load_nothing_allow_only_what_they_hold_and_every_picture_has_words(built):
+def test_pages_load_nothing_allow_only_what_they_hold_and_every_picture_has_words(
+    built,
+):
     pages = sorted((built[0] / "latest").glob("*.html"))
     assert [page.stem for page in pages] == [
         "a_good", "b_fails", "d_dies", "figures", "index", "ledger", "machine", "records"
@@ -113,16 +134,24 @@ def test_pages_load_nothing_allow_only_what_they_hold_and_every_picture_has_word
         loaded += [tag["href"] for tag in page.find_all(["link", "base"])]
         assert all(source.startswith("data:") for source in loaded)
         assert not page.find_all(style=True)
-        assert not page.find_all(lambda tag: any(name.startswith("on") for name in tag.attrs))
+        assert not page.find_all(
+            lambda tag: any(name.startswith("on") for name in tag.attrs)
+        )
         assert all(image["alt"].strip() for image in page.find_all("img"))
-        policy = page.find("meta", attrs={"http-equiv": "Content-Security-Policy"})["content"]
+        policy = page.find("meta", attrs={"http-equiv": "Content-Security-Policy"})[
+            "content"
+        ]
         assert policy.startswith("default-src 'none'; ") and "img-src data:;" in policy
         assert "unsafe" not in policy
         for kind in ("style", "script"):
             (inside,) = page.find_all(kind)
-            digest = base64.b64encode(hashlib.sha256(inside.string.encode()).digest()).decode()
+            digest = base64.b64encode(
+                hashlib.sha256(inside.string.encode()).digest()
+            ).decode()
             assert f"{kind}-src 'sha256-{digest}'" in policy
-        levels = [int(heading.name[1]) for heading in page.find_all(re.compile("^h[1-6]$"))]
+        levels = [
+            int(heading.name[1]) for heading in page.find_all(re.compile("^h[1-6]$"))
+        ]
         assert levels[0] == levels.count(1) == 1
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
@@ -147,7 +176,9 @@ def test_neither_the_command_nor_its_workers_load_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_long_name_of_the_folder_for_temporary_files_is_no_matter(tmp_path, monkeypatch):
+def test_a_long_name_of_the_folder_for_temporary_files_is_no_matter(
+    tmp_path, monkeypatch
+):
     long = tmp_path / ("x" * 113)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
@@ -199,7 +230,10 @@ def test_a_hanging_notebook_and_one_that_kills_its_worker_are_stopped_alone(tmp_
         "kills": "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
         "then": "x = 1",
     }
-    paths = [write(tmp_path, name, [new_code_cell(source)]) for name, source in sources.items()]
+    paths = [
+        write(tmp_path, name, [new_code_cell(source)])
+        for name, source in sources.items()
+    ]
     runs = run_notebooks(paths, tmp_path / "out", jobs=1, timeout_s=6, progress=False)
     assert [run.status for run in runs] == ["failed", "failed", "ran"]
     line = runs[0].line()
@@ -236,7 +270,9 @@ def test_what_is_wrong_with_a_page_is_a_defect_and_costs_nothing_else(tmp_path):
         "wrong: a picture has no alt text",
         "wrong: a picture has no alt text",
     ]
-    result = ReportResult(path=tmp_path, runs=[run], sentence="", seconds=1.0, defects=defects)
+    result = ReportResult(
+        path=tmp_path, runs=[run], sentence="", seconds=1.0, defects=defects
+    )
     assert result.exit_code == 1
 
 
@@ -264,7 +300,9 @@ if __name__ == '__main__':
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="looks for processes in /proc"
+)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path, how):
     cell = "import os, pathlib, time\npathlib.Path('pid').write_text(f'{os.getpid()} ')\ntime.sleep(600)"
@@ -300,5 +338,8 @@ def test_formulas_become_mathml_and_code_stays_code(markdown, formulas):
 
 def test_comments_that_are_no_claims_are_left_out():
     named = []
-    assert prose("1<!-- code: a.py --> 2<!-- = 1 + 1 --> 3<!-- joint-x -->", {}, named) == "1 2 3"
+    assert (
+        prose("1<!-- code: a.py --> 2<!-- = 1 + 1 --> 3<!-- joint-x -->", {}, named)
+        == "1 2 3"
+    )
     assert named == ["joint-x"]

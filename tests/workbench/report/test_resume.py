@@ -24,7 +24,9 @@ from asrkit.workbench.report.plan import unfinished
 
 def notebook(path: Path, *sources: str, **told) -> Path:
     """A notebook of code cells; the first has the tag `parameters` if it looks like one."""
-    cells = [new_code_cell(source, id=f"c{number}") for number, source in enumerate(sources)]
+    cells = [
+        new_code_cell(source, id=f"c{number}") for number, source in enumerate(sources)
+    ]
     cells[0].metadata["tags"] = ["parameters"] * (": int" in sources[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     write(
@@ -46,11 +48,17 @@ def wait_until(holds, seconds=600.0):
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
-    waits = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)"
+    waits = (
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)"
+    )
     fails = "import pathlib\nassert pathlib.Path('go').exists(), 'not yet'"
-    notebook(tmp_path / "notebooks/01_done.ipynb", "size: int = 1  # of it", "print(size)")
+    notebook(
+        tmp_path / "notebooks/01_done.ipynb", "size: int = 1  # of it", "print(size)"
+    )
     notebook(tmp_path / "notebooks/02_fails.ipynb", fails)
-    notebook(tmp_path / "notebooks/03_hangs.ipynb", waits, after=["01_done", "02_fails"])
+    notebook(
+        tmp_path / "notebooks/03_hangs.ipynb", waits, after=["01_done", "02_fails"]
+    )
     asked = ["report", "--jobs", "2", "-p", "size", "5", "--out", "out"]
     environment = os.environ | {"PYTHONPATH": str(files.HERE.parent)}
     log = tmp_path / "said"
@@ -65,9 +73,18 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
             running.send_signal(signal.SIGKILL)
             running.wait()
     (folder,) = (tmp_path / "out").iterdir()  # no `latest`: the site is not whole
-    assert not (folder / "manifest.json").exists() and not (folder / "runs/03_hangs.json").exists()
-    (folder / "runs/.ipynb_checkpoints").mkdir()  # as Jupyter leaves it where a copy was opened
-    lines = {"01_done: started", "02_fails: AssertionError: not yet (cell c0)", "03_hangs: started"}
+    assert (
+        not (folder / "manifest.json").exists()
+        and not (folder / "runs/03_hangs.json").exists()
+    )
+    (
+        folder / "runs/.ipynb_checkpoints"
+    ).mkdir()  # as Jupyter leaves it where a copy was opened
+    lines = {
+        "01_done: started",
+        "02_fails: AssertionError: not yet (cell c0)",
+        "03_hangs: started",
+    }
     assert lines <= {*log.read_text().splitlines()}
     before = (folder / "runs/01_done.ipynb").read_bytes()
     (tmp_path / "notebooks/go").touch()
@@ -85,8 +102,12 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     assert (tmp_path / "out/latest").resolve() == folder
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["runs"][0]["parameters"] == {"size": 5}
-    typed = "asrkit report --jobs 2 -p size 5 --out out\nasrkit report --resume --out out"
-    assert manifest["command"] == typed and typed in (folder / "machine.html").read_text()
+    typed = (
+        "asrkit report --jobs 2 -p size 5 --out out\nasrkit report --resume --out out"
+    )
+    assert (
+        manifest["command"] == typed and typed in (folder / "machine.html").read_text()
+    )
 
 
 def test_only_a_result_that_is_whole_and_of_the_same_work_is_kept(tmp_path):
@@ -120,9 +141,13 @@ def test_the_newest_run_is_taken_up_only_where_something_is_left_to_do(tmp_path)
     manifest.write_text(json.dumps({"runs": [{"name": "x", "status": "failed"}]}))
     assert unfinished(tmp_path).name == "2"
     manifest.write_text(json.dumps({"runs": [{"name": "x", "status": "ran"}]}))
-    with pytest.raises(ValueError, match="a run that was cut short or had failures, got 2, which"):
+    with pytest.raises(
+        ValueError, match="a run that was cut short or had failures, got 2, which"
+    ):
         unfinished(tmp_path)
-    (tmp_path / "latest").unlink()  # killed when all was written and `latest` had not moved yet
+    (
+        tmp_path / "latest"
+    ).unlink()  # killed when all was written and `latest` had not moved yet
     assert unfinished(tmp_path).name == "2"
 
 
@@ -154,7 +179,9 @@ def test_a_plan_that_is_torn_or_anothers_is_refused_by_name(plan, tmp_path, caps
     ],
 )
 def test_a_parameter_is_what_yaml_says_but_days_stay_text(text, value):
-    assert parse_value("x", text) == value and type(parse_value("x", text)) is type(value)
+    assert parse_value("x", text) == value and type(parse_value("x", text)) is type(
+        value
+    )
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, monkeypatch, capsys):
@@ -177,7 +204,9 @@ def test_two_runs_do_not_share_a_folder(tmp_path, monkeypatch, capsys):
     ("6 00", "06_loop 00_a"), ("02", "02_joint 02_joint_more"), ("02_joint", "02_joint"), ("02_joint.ipynb", "02_joint"),
     ("02_joint_", "02_joint_more"), ("elsewhere/mine.ipynb 06_l 6", "mine 06_loop"),
 ])  # fmt: skip
-def test_notebooks_are_chosen_by_number_name_and_beginning(tmp_path, monkeypatch, named, stems):
+def test_notebooks_are_chosen_by_number_name_and_beginning(
+    tmp_path, monkeypatch, named, stems
+):
     monkeypatch.chdir(tmp_path)
     for name in ("00_a", "02_joint", "02_joint_more", "06_loop", "../elsewhere/mine"):
         notebook(tmp_path / f"notebooks/{name}.ipynb", "1")
@@ -209,9 +238,13 @@ def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
     assert not (tmp_path / "reports").exists()
 
 
-def test_full_size_takes_the_parameters_that_the_notebook_names_and_what_is_typed_wins(tmp_path):
+def test_full_size_takes_the_parameters_that_the_notebook_names_and_what_is_typed_wins(
+    tmp_path,
+):
     one = notebook(
-        tmp_path / "one.ipynb", "size: int = 1\nwidth: int = 2", full={"size": 100, "width": 200}
+        tmp_path / "one.ipynb",
+        "size: int = 1\nwidth: int = 2",
+        full={"size": 100, "width": 200},
     )
     two = notebook(tmp_path / "two.ipynb", "size: int = 1")
 
