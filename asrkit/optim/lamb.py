@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from asrkit.optim.norms import is_dtensor, local
+from asrkit.optim.norms import local
 from asrkit.optim.queued import (
     QueuedOptimizer,
     check_settings,
@@ -190,15 +190,3 @@ def settings_of(group: dict[str, Any]) -> Settings:
         ratio=group["ratio"] == "all" or group["weight_decay"] != 0,
         bias_correction=group["bias_correction"],
     )
-
-
-def check_local_state(state_dict: dict[str, Any]) -> None:
-    """Raise ValueError for a state of DTensors, of which a process may hold a part only.
-
-    Args:
-        state_dict: of an optimizer.
-    """
-    for index, state in state_dict["state"].items():
-        remedy = "Save it by get_optimizer_state_dict with StateDictOptions(full_state_dict=True)."
-        parts = any(map(is_dtensor, state.values()))
-        expect(not parts, "state_dict", "whole tensors", f"DTensors of parameter {index}", remedy)

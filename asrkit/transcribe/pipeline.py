@@ -21,7 +21,6 @@ from asrkit.models.dtypes import device_of, dtype_of, one_dtype, weight_dtypes
 from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
 from asrkit.models.packed import Packed
 from asrkit.models.prompts import SUPPRESSED, PromptFormat
-from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, read_lm
@@ -298,30 +297,6 @@ class Recognizer:
         """
         with self._arithmetic():
             return self.run_encoder(features, lengths)
-
-    @torch.inference_mode()
-    def encode_with_ctc(
-        self, features: Tensor, lengths: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What `encode` returns, and what the CTC head makes of the same encoder frames.
-
-        It replays no CUDA graph.
-
-        Args:
-            features: (B, T, F) float32.
-            lengths: (B,) in feature frames.
-
-        Returns:
-            Frames (B, T, P) and lengths (B,) for `decode`, and log-probabilities (B, T, V) float32;
-            None in their place where the model has no CTC head.
-        """
-        with self._arithmetic(), self._casts():
-            encoded, ends = self.model.encoder(features, lengths)
-            projected = self.kind.project(self.model, encoded)
-            head = self.kind.ctc_head(self.model)
-            if head is None:
-                return projected, ends, None
-            return projected, ends, log_probs(head(encoded))
 
     @torch.inference_mode()
     def decode(

@@ -108,24 +108,6 @@ def test_how_it_computes_does_not_change_what_it_finds(checkpoint, noise, change
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
 
-@pytest.mark.parametrize("precision", ["as_loaded", "autocast"])
-def test_the_ctc_head_reads_the_frames_that_are_decoded(checkpoint, noise, precision):
-    config = PipelineConfig(precision=precision, encoder="eager")
-    recognizer = Recognizer.from_checkpoint(checkpoint, config)
-    features, frames = recognizer.features(*noise)
-    encoded, ends, ctc = recognizer.encode_with_ctc(features, frames)
-    plain, plain_ends = recognizer.encode(features, frames)
-    assert torch.equal(encoded, plain) and torch.equal(ends, plain_ends)
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast")
-    with torch.inference_mode(), autocast:
-        if isinstance(checkpoint.model, CTCModel):
-            own, _ = checkpoint.model(features, frames)
-        else:
-            _, _, own = checkpoint.model.encode(features, frames)
-    assert ctc.dtype == torch.float32
-    torch.testing.assert_close(ctc, own)
-
-
 def test_options_reach_the_stage_that_they_are_about(checkpoint, noise):
     ctc = isinstance(checkpoint.model, CTCModel)
     for strategy in KINDS[type(checkpoint.model)].strategies:
