@@ -75,9 +75,9 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
 
     The machine code is kept in `__pycache__` beside the function's file, or in the user's cache
     folder (or $NUMBA_CACHE_DIR); where none can be written, or what is kept there cannot be read,
-    the process compiles in memory, and a warning says so once. When a
-    Python file that the kernel may be made of has changed (`_source_hash`), it is compiled again
-    and replaces what was kept. Only kernels that were renamed or moved leave files behind there.
+    the process compiles in memory, and a warning says so once. When a Python file that the kernel
+    may be made of has changed (`_source_hash`), it is compiled again and replaces what was kept.
+    Only kernels that were renamed or moved leave files behind there.
 
     Args:
         function: the kernel.

@@ -189,7 +189,7 @@ def _add_lengths_arguments(parser: argparse.ArgumentParser) -> None:
 
 PREPARE = Command(
     name="data prepare",
-    summary="Download, check and unpack a corpus, or find it in a folder; write lhotse cuts.",
+    summary="Download and unpack a corpus, or find it in a folder; write lhotse cuts.",
     details="Run it again to continue after an interruption.",
     run=_prepare,
     add_arguments=_add_prepare_arguments,

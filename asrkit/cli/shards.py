@@ -60,8 +60,7 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="processes that transcribe, each with --threads CPUs (1 where it is not given) and, "
-        "with --device cuda, a GPU ("
-        "default: as many as there is room for)",
+        "with --device cuda, a GPU (default: as many as there is room for)",
     )
 
 

@@ -1,8 +1,8 @@
 """The plan of a bulk transcription: recordings in shards, kept in the folder of the results.
 
 A plan is two files. `plan.json` says what is planned and where each shard's recordings stand in
-`plan.shards`, which has a shard a line. A process needs the
-folder and a shard's name to transcribe it.
+`plan.shards`, which has a shard a line. A process needs the folder and a shard's name to transcribe
+it.
 """
 
 import contextlib
