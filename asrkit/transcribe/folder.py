@@ -155,6 +155,7 @@ class Folder:
 
         Raises:
             OSError: It cannot be written.
+            ValueError: Another run began the folder meanwhile, with another model or settings.
         """
         target = self.target[transcript.path]
         recording = target.with_suffix("").relative_to(self.path).as_posix()  # unlike b/one, a/one
@@ -170,7 +171,9 @@ class Folder:
 
     def _write(self, target: Path, text: bytes) -> None:
         """Write a transcript, in a locked folder: nobody else is writing what is removed here."""
-        if not self.key_file.exists():
+        if self.key_file.exists():
+            self._check_key()  # since others may have begun the folder
+        else:
             with atomic(self.key_file) as part:
                 part.write_text(self.key, encoding="utf-8")
         for torn in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):

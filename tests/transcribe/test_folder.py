@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -11,7 +12,7 @@ import soundfile
 from asrkit.cli import main
 from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
-from asrkit.transcribe import FORMATS
+from asrkit.transcribe import FORMATS, Folder, Transcript, WindowOptions
 
 KILLED = """
 import os, signal, sys
@@ -127,6 +128,21 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
     assert main([*command[:-1], str(mine.parent)]) == 2
     assert capsys.readouterr().err == f"{wanted}{mine}. Name another folder.\n"
     assert contents(tmp_path / "out") == first and mine.read_text() == "my own notes"
+
+
+def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
+    learned, speech, tmp_path
+):
+    recordings = [(path, Path(path.name)) for path in speech[:2]]
+    one, other = (
+        Folder(tmp_path / "out", recordings, learned, windows, kind="txt")
+        for windows in (WindowOptions(), WindowOptions(window_s=20))
+    )
+    one.write(Transcript(path=speech[0]))
+    with pytest.raises(ValueError, match="^out: .* those of others in"):
+        other.write(Transcript(path=speech[1]))
+    one.write(Transcript(path=speech[1]))
+    assert len(contents(tmp_path / "out")) == 2
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
