@@ -1,5 +1,4 @@
-"""Linear layers in int8 for inference on a CPU: the layer by oneDNN, and the same arithmetic in
-floats to read and to compare with.
+"""Linear layers in int8 for inference on a CPU, by oneDNN.
 
 Weights are quantized once: signed numbers of 8 bits with a scale for each output (channel).
 Activations are quantized in each call: unsigned numbers of 8 bits with one scale and one zero point
@@ -13,7 +12,6 @@ Numbers of an utterance depend a little on what else is in its batch: the scale 
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.cpu import expect_int8, fast_dtype
@@ -63,56 +61,6 @@ def quantize_weight(weight: Tensor) -> QuantizedWeight:
     scale = (largest / LARGEST_WEIGHT).clamp(min=torch.finfo(torch.float32).tiny)
     values = (wide / scale[:, None]).round()
     return QuantizedWeight(values.to(torch.int8), scale)
-
-
-def quantize(x: Tensor) -> QuantizedRows:
-    """Activations (..., in) in 8 bits: the reference of `asrkit.models.int8_numba_cpu.quantize`.
-
-    The lowest and the highest number become 0 and 255, or the steps next to them; where all lie on
-    one side of zero, zero takes the place of the other end. Zero itself is exact. Halves are
-    rounded up. No number is more than a step away from what it was.
-    """
-    wide = x.detach().float()
-    lowest = wide.min().clamp(max=0.0)
-    highest = wide.max().clamp(min=0.0)
-    scale = ((highest - lowest) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
-    if not scale.isfinite():
-        return QuantizedRows(torch.zeros_like(wide, dtype=torch.uint8), torch.nan, 1)
-    steps = 1 / scale
-    zero = (-lowest * steps + 0.5).floor().clamp(1, LEVELS)
-    values = (wide * steps + (zero + 0.5)).floor().clamp(0, LEVELS)
-    return QuantizedRows(values.to(torch.uint8), scale.item(), int(zero))
-
-
-def int8_linear(
-    x: Tensor,
-    weight: QuantizedWeight,
-    bias: Tensor | None,
-    activation: Activation = "none",
-    residual: Tensor | None = None,
-) -> Tensor:
-    """What `Int8Linear` computes, in float32 from quantized numbers: (..., out) in the dtype of x.
-
-    Args:
-        x: Activations (..., in).
-        weight: Of `quantize_weight`.
-        bias: (out,), or None.
-        activation: Behind the sum; only without `residual`.
-        residual: Added to the layer, (..., out), or None.
-    """
-    rows = quantize(x)
-    plain = (rows.values.float() - rows.zero) * rows.scale
-    plain_weight = weight.values.float() * weight.scale[:, None]
-    if bias is not None:
-        bias = bias.float()
-    out = F.linear(plain, plain_weight, bias)
-    if activation == "relu":
-        out = out.relu()
-    if activation == "swish":
-        out = F.silu(out)
-    if residual is not None:
-        out = out + residual.float()
-    return out.to(x.dtype)
 
 
 class Int8Linear(Packed):

@@ -26,9 +26,11 @@ PATTERNS = {  # signed and unsigned integers of a dtype's size, and what that la
 
 @eager
 def quantize(x: Tensor) -> QuantizedRows:
-    """Activations (..., in), float32 or bfloat16, in 8 bits; see `asrkit.models.int8.quantize`.
+    """Activations (..., in), float32 or bfloat16, in 8 bits, by one thread, however many torch has.
 
-    By one thread, however many torch has.
+    The lowest and the highest number become 0 and 255, or the steps next to them; where all lie on
+    one side of zero, zero takes the place of the other end. Zero itself is exact. Halves are
+    rounded up. No number is more than a step away from what it was.
     """
     signed_dtype, unsigned_dtype, shift = PATTERNS[x.dtype]
     signed = x.contiguous().view(signed_dtype).numpy().reshape(-1)

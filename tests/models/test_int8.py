@@ -10,10 +10,10 @@ from torch import nn
 from asrkit.cpu import has_int8
 from asrkit.models import FastConformer, FastConformerConfig, optimize, packed_conformer
 from asrkit.models.int8 import (
+    LEVELS,
     Int8Linear,
-    int8_linear,
+    QuantizedRows,
     loaded_dtype,
-    quantize,
     quantize_weight,
 )
 from asrkit.models.int8_numba_cpu import quantize as fast_quantize
@@ -25,6 +25,34 @@ SMALL = FastConformerConfig(
 )
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
+
+
+def quantize(x):
+    """The reference of `asrkit.models.int8_numba_cpu.quantize`."""
+    wide = x.float()
+    lowest, highest = wide.min().clamp(max=0.0), wide.max().clamp(min=0.0)
+    scale = ((highest - lowest) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
+    if not scale.isfinite():
+        return QuantizedRows(torch.zeros_like(wide, dtype=torch.uint8), torch.nan, 1)
+    steps = 1 / scale
+    zero = (-lowest * steps + 0.5).floor().clamp(1, LEVELS)
+    values = (wide * steps + (zero + 0.5)).floor().clamp(0, LEVELS)
+    return QuantizedRows(values.to(torch.uint8), scale.item(), int(zero))
+
+
+def int8_linear(x, weight, bias, activation="none", residual=None):
+    """What `Int8Linear` computes, in float32 from quantized numbers."""
+    rows = quantize(x)
+    plain = (rows.values.float() - rows.zero) * rows.scale
+    plain_weight = weight.values.float() * weight.scale[:, None]
+    out = nn.functional.linear(
+        plain, plain_weight, None if bias is None else bias.float()
+    )
+    if activation != "none":
+        out = out.relu() if activation == "relu" else nn.functional.silu(out)
+    if residual is not None:
+        out = out + residual.float()
+    return out.to(x.dtype)
 
 
 def build(**changes):
