@@ -95,7 +95,7 @@ def all_reduce_s(algorithm: str, *, size: float, ranks: int, link: Link) -> floa
 def cluster_all_reduce_s(
     algorithm: str, *, size: float, gpus: int, cluster: Cluster = DGX_A100
 ) -> float:
-    """Seconds of an all-reduce over several machines, as the sharded optimizer does it.
+    """Seconds of an all-reduce over several machines, as distributed LAMB does it.
 
     A reduce-scatter inside each machine, an all-reduce of each part across machines, an all-gather
     inside each machine. The first and the last are half a ring each.
