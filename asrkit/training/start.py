@@ -56,8 +56,7 @@ class TrainResult:
         """
         if not self.has_joint:
             return None
-        # a log from before the lean loss was used does not name it
-        lean_steps = sum(bool(line.get("lean", False)) for line in self.history)
+        lean_steps = sum(bool(line["lean"]) for line in self.history)
         if lean_steps == 0:
             return "full"
         if lean_steps == len(self.history):
