@@ -116,7 +116,7 @@ def test_a_folder_becomes_the_model_of_its_config(tmp_path):
 
 
 def test_the_first_prompt_and_its_defaults_are_read(tmp_path):
-    slots = {"source_lang": "de", "pnc": "no"}
+    slots = {"source_lang": "de", "pnc": "no", "decodercontext": None}
     turns = [{"role": "user", "slots": slots}]
     path = archive(tmp_path / "a.nemo", prompt_format="canary", prompt_defaults=turns)
     prompt = PromptFormat.from_notes(load_checkpoint(path).notes)
@@ -215,6 +215,7 @@ FOLDER = [
     ({"decoder_config__hidden_act": "gelu"}, "decoder_config.hidden_act: expected 'relu', got 'gelu'."),
     ({"decoder_config__num_attention_heads": 3}, "heads: expected a divisor of width=16, got 3."),
     ({"decoder_config__eos_token_id": 5}, "decoder_config.eos_token_id: expected 3, got 5."),
+    ({"decoder_config__max_position_embeddings": 2 * 10**6}, "decoder_config.max_position_embeddings: expected 1 to 1000000 positions, got 2000000."),
     ({"pad_token_id": 0}, "config.json.pad_token_id: expected 2, got 0."),
     ({"decoder_start_token_id": 4}, "decoder_start_token_id: expected that of <|startofcontext|>, or of a space, got 4."),
     ({"encoder_config__": None}, "is damaged (KeyError: 'encoder_config')"),

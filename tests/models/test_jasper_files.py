@@ -172,6 +172,8 @@ WRONG = {
     "another alphabet": (replaced(HEAD, torch.zeros(32, 16, 1)), "size mismatch for output.weight"),
     "no encoder": (without("encoder"), "damaged .KeyError: 'encoder.layers.0.conv.0.weight'"),
     "an even kernel": (replaced("encoder.layers.0.conv.0.weight", torch.zeros(16, 8, 4)), "^kernel: expected an odd number"),
+    "a last stage of seven frames": (lambda saved: state(model_of(JasperConfig(bins=8, stages=(FIRST, *DENSE, WIDE, WIDE)))), "^encoder.layers.4: expected a strided convolution, dense blocks, .* got .24, 24, 7. 1 times in stage 4 of 5"),
+    "two stages": (lambda saved: state(model_of(JasperConfig(bins=8, stages=(FIRST, LAST)))), "^encoder.layers.0: expected a strided .* in stage 0 of 2"),
     "residuals that are not dense": (without("encoder.layers.2.res.1"), "Missing key.*encoder.stages.2.branches.1.conv.weight"),
     "a missing norm": (without(f"{BLOCK}.conv.1.bias"), "Missing key.*encoder.stages.1.repeats.0.norm.bias"),
     "an unknown weight": (replaced("encoder.other.weight", torch.zeros(1)), "Unexpected key.*encoder.other.weight"),
@@ -267,7 +269,7 @@ def test_an_archive_of_nemos_jasper_becomes_the_model_it_was_made_of(tmp_path):
 
 
 UNSUPPORTED = [
-    ("activation", "selu"), ("residual_mode", "stride_add"), ("conv_mask", False), ("frame_splicing", 2),
+    ("activation", "selu"), ("residual_mode", "stride_add"), ("conv_mask", False), ("frame_splicing", 2), ("quantize", True),
     ("block.residual", False), ("block.residual_mode", "max"), ("block.kernel_size_factor", 0.5),
     ("block.stride_last", True), ("block.future_context", 0), ("block.repeat", 0), ("block.dropout", 2.0),
 ]  # fmt: skip

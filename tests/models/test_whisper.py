@@ -416,6 +416,14 @@ def test_a_config_that_asrkit_does_not_do_is_refused_by_name(folder, changes, me
     refused(path, message)
 
 
+@pytest.mark.parametrize("key, value", [("sampling_rate", 8_000), ("dither", 1e-5)])
+def test_features_that_asrkit_does_not_compute_are_refused(folder, key, value):
+    path = folder()
+    other = {"hop_length": 80} if key == "sampling_rate" else {}
+    edit(path / "preprocessor_config.json", **{key: value}, **other)
+    refused(path, f"preprocessor_config.json.{key}: expected")
+
+
 def refused(path, message):
     """Assert that the folder is refused in one line that holds `message`."""
     with pytest.raises(ValueError) as said:

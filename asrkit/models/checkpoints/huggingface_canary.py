@@ -118,6 +118,9 @@ def _decoder(
     expect_only(section, ids | _ONLY, "decoder_config")
     get = {**_DECODER, **section}.__getitem__
     D = get("hidden_size")
+    most = get("max_position_embeddings")
+    wanted = f"1 to {MAX_SIZE} positions"  # their table is made here
+    expect(whole(most, 1, MAX_SIZE), "decoder_config.max_position_embeddings", wanted, most)
     return AEDConfig(
         vocab_size=get("vocab_size"),
         encoder=encoder,
@@ -125,7 +128,7 @@ def _decoder(
         layers=get("num_hidden_layers"),
         heads=get("num_attention_heads"),
         expansion=get("intermediate_size") // D,
-        most=get("max_position_embeddings"),
+        most=most,
         dropout=get("attention_dropout") or 0.0,
         bos=special["bos"],
         eos=special["eos"],

@@ -34,6 +34,7 @@ FEATURES: dict[str, Any] = {
     "normalization": "per_feature",
 }
 STATES = ("ema_state_dict", "state_dict")  # averaged weights are preferred
+LAYOUT = "a strided convolution, dense blocks, a dilated convolution and one of a single frame"
 HEAD = "decoder.layers.0."
 NAME = re.compile(
     r"encoder\.(?:layers|encoder)\.(?P<stage>\d{1,5})\.(?P<place>m?conv|res)\.(?P<index>\d{1,5})\."
@@ -46,6 +47,7 @@ NEMO_ENCODER: dict[str, Any] = {
     "residual_mode": "add",
     "conv_mask": True,
     "frame_splicing": 1,
+    "quantize": False,
 }
 NEMO_BLOCK: dict[str, Any] = {
     "residual_mode": "add",
@@ -59,8 +61,7 @@ def read(path: Path) -> Contents:
     """Contents of a `.pt` file of the published training code.
 
     Sizes follow from the shapes of the weights. No shape tells a stride, a dilation or a dropout:
-    they are those of the published model, and the stages have to come in its order: a strided
-    convolution, dense blocks, a dilated convolution and one of a single frame.
+    they are those of the published model, and the stages have to come in its order.
 
     Raises:
         ValueError: Something is damaged, missing or not supported; it is named.
@@ -105,9 +106,12 @@ def _stage(weights: dict[str, Tensor], number: int, count: int) -> Stage:
     repeat = 1
     while f"{name}.conv.{4 * repeat}.weight" in weights:
         repeat += 1
+    dense = 0 < number < count - 2
     is_last = number == count - 1
     is_wide = number == count - 2
-    dense = not (number == 0 or is_wide or is_last)
+    fits = count > 2 and (dense or repeat == 1) and (not is_last or shape[-1] == 1)
+    got = f"{tuple(shape)} {repeat} times in stage {number} of {count}"
+    expect(fits, name, LAYOUT, got, "Other .pt files are not supported.")
     dropout = 0.2
     if dense and shape[-1] >= 21:
         dropout = 0.3

@@ -43,6 +43,7 @@ ONLY: dict[str, dict[str, Any]] = {
         "att_context_style": "regular",
         "att_chunk_context_size": None,
         "conv_context_style": "regular",
+        "global_tokens": 0,
     },
 }
 NORMALIZATIONS = {
@@ -101,6 +102,8 @@ def _features(values: dict[str, Any]) -> dict[str, Any]:
     single = torch.finfo(torch.float32)
     guards = {"tiny": single.tiny, "eps": single.eps}
     log_guard = values.get("log_zero_guard_value", 2.0**-24)
+    power = values.get("mag_power", 2.0)
+    expect(power in (1, 2), "preprocessor.mag_power", "1 or 2", f"{power!r:.80}")
     return {
         "rate_hz": rate,
         "window_s": window / rate,
@@ -109,7 +112,7 @@ def _features(values: dict[str, Any]) -> dict[str, Any]:
         "fft": values.get("n_fft") or 2 ** (window - 1).bit_length(),
         "window": values.get("window", "hann"),
         "preemphasis": float(values.get("preemph", 0.97) or 0.0),
-        "power": int(values.get("mag_power", 2.0)),
+        "power": int(power),
         "guard": values.get("log_zero_guard_type", "add"),
         "log_guard": float(guards.get(log_guard, log_guard)),  # YAML reads 1e-5 as text
         "normalization": NORMALIZATIONS[values.get("normalize", "per_feature")],
@@ -172,15 +175,15 @@ def _encoder(config: dict[str, Any], bins: int) -> FastConformerConfig | JasperC
     )
 
 
-def _context(values: dict[str, Any]) -> tuple[int, int]:
+def _context(values: dict[str, Any]) -> Any:
     """Frames that a frame attends to on its left and right; -1 is all."""
-    left, right = values.get("att_context_size") or (-1, -1)
+    context = values.get("att_context_size") or (-1, -1)
     # With unequal sides NeMo adds the position terms of one distance to the scores of another,
     # which are not our numbers.
     local = values.get("self_attention_model", "rel_pos") == "rel_pos_local_attn"
-    fits = not local or left == right > 0
-    expect(fits, "encoder.att_context_size", "equal sides of local attention", [left, right])
-    return left, right
+    fits = not local or context[0] == context[-1] > 0
+    expect(fits, "encoder.att_context_size", "equal sides of local attention", context)
+    return context
 
 
 def _max_symbols(decoding: dict[str, Any]) -> int:

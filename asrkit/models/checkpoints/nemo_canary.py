@@ -175,7 +175,8 @@ def _chosen(config: dict[str, Any], languages: list[str]) -> dict[str, Any]:
     for turn in config.get("prompt_defaults") or []:
         if turn.get("role") == "user":
             slots = turn.get("slots") or {}
-    expect_only(slots, {"decodercontext": ""}, "prompt_defaults")
+    if slots.get("decodercontext") is not None:
+        expect_only(slots, {"decodercontext": ""}, "prompt_defaults")
     chosen: dict[str, Any] = {}
     for key in ("itn", "timestamp", "diarize"):
         if slots.get(key) is not None:

@@ -53,6 +53,8 @@ _EXTRACTOR: dict[str, Any] = {
 _EXTRACTOR_ONLY: dict[str, Any] = {
     "feature_extractor_type": "WhisperFeatureExtractor",
     "padding_value": 0.0,
+    "sampling_rate": 16_000,  # of another rate, transformers' mel bands end at 8 kHz all the same
+    "dither": 0.0,
 }
 # Arguments of FeatureConfig that are not in the file: transformers' extractor has them in its code.
 _EXTRACTOR_CODE: dict[str, Any] = {
