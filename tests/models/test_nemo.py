@@ -189,6 +189,8 @@ CONFIG = [
     ({"preprocessor": 3}, "^model: a.nemo is damaged .AttributeError"),
     ({"preprocessor__log": False}, "^preprocessor.log: expected True, got False. Other values are not"),
     ({"preprocessor__frame_splicing": 3}, "^preprocessor.frame_splicing: expected 1"),
+    ({"preprocessor__sample_rate": float("nan")}, "^preprocessor.sample_rate, window_size, window_stride: expected numbers above 0, got .nan, 0.025"),
+    ({"preprocessor__window_size": "1e5"}, "^preprocessor.sample_rate, window_size, window_stride: expected numbers above 0, got .16000, '1e5'"),
     ({"preprocessor__mag_power": 1.5}, "^preprocessor.mag_power: expected 1 or 2, got 1.5"),
     ({"preprocessor__pad_value": 1.0}, "^preprocessor.pad_value: expected 0"),
     ({"preprocessor__normalize": {"fixed_mean": [0]}}, "^model: a.nemo is damaged .TypeError"),

@@ -97,8 +97,12 @@ def _features(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of FeatureConfig, all but `periodic`."""
     expect_only(values, ONLY["preprocessor"], "preprocessor")
     rate = values.get("sample_rate", 16_000)
-    window = int(values.get("window_size", 0.02) * rate)  # NeMo cuts off
-    hop = int(values.get("window_stride", 0.01) * rate)
+    sizes = (rate, values.get("window_size", 0.02), values.get("window_stride", 0.01))
+    numbers = all(isinstance(size, int | float) and 0 < size < 10**6 for size in sizes)
+    named = "preprocessor.sample_rate, window_size, window_stride"
+    expect(numbers, named, "numbers above 0", f"{sizes!r:.80}")
+    window = int(sizes[1] * rate)  # NeMo cuts off
+    hop = int(sizes[2] * rate)
     single = torch.finfo(torch.float32)
     guards = {"tiny": single.tiny, "eps": single.eps}
     log_guard = values.get("log_zero_guard_value", 2.0**-24)
