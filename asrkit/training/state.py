@@ -155,8 +155,10 @@ class TrainingRun:
             folder: Of the run.
 
         Raises:
-            ValueError: The state is of a run with other settings.
+            ValueError: The state is of a run with other settings, or of no run.
         """
+        known = "config" in state
+        expect(known, "state", "that of a training", f"{folder.state} without settings", FRESH)
         saved = json.loads(state["config"])
         changed = []
         for name, value in self.settings.items():

@@ -208,6 +208,13 @@ def test_a_damaged_state_is_refused_in_one_line(tmp_path, damage):
         folder.load_state()
 
 
+def test_a_state_that_is_of_no_training_is_refused_in_one_line(tiny_speech, tmp_path):
+    RunFolder(tmp_path).save_state({"weights": torch.ones(3)})
+    said = "^state: expected that of a training, got .*state.pt without settings. Pass"
+    with pytest.raises(ValueError, match=said):
+        run(tiny_speech, tmp_path)
+
+
 WIDE = ConvConfig(width=64, layers=2, dropout=0.0)
 LEARNERS = {
     "stateless": (TRANSDUCER, {"steps": 240}),
