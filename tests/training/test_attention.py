@@ -14,11 +14,11 @@ from asrkit.models import AEDModel, load_checkpoint
 from asrkit.training import Prepared, attention_loss, training_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-import runs
-from runs import ATTENTION, ENCODERS, losses, run
-from runs import V as N
+import trainings
+from trainings import ATTENTION, ENCODERS, losses, run
+from trainings import V as N
 
-SHORT = replace(runs.SHORT, smoothing=0.1)
+SHORT = replace(trainings.SHORT, smoothing=0.1)
 
 
 def four_utterances():

@@ -15,7 +15,7 @@ from asrkit.optim import NovoGrad
 from asrkit.training import Prepared, training_loss, update
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import CTC, ENCODERS, SHORT, TOKENIZER, losses, run
+from trainings import CTC, ENCODERS, SHORT, TOKENIZER, losses, run
 
 
 def four_utterances():

@@ -19,7 +19,7 @@ from asrkit.cli import main
 from asrkit.files import lock
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import ATTENTION, CTC, ENCODERS, SHORT, TDT, TRANSDUCER, losses, run
+from trainings import ATTENTION, CTC, ENCODERS, SHORT, TDT, TRANSDUCER, losses, run
 
 TRAINED = {  # what two processes train to the losses of one that accumulates
     "transducer": (TRANSDUCER, SHORT),

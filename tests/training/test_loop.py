@@ -35,7 +35,7 @@ from asrkit.training.state import TrainingRun, make_optimizer, set_rate
 from asrkit.transcribe import recognize
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import (
+from trainings import (
     ATTENTION,
     CTC,
     ENCODERS,
