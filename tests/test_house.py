@@ -436,10 +436,9 @@ def test_the_lock_has_an_exact_pin_of_each_package_that_is_needed_and_of_no_othe
         assert need.specifier.contains(version), (
             f"{need}: the lock has {version}; `make lock`"
         )
-    installed = {
-        canonicalize_name(one.name): one.version
-        for one in importlib.metadata.distributions()
-    }
+    # of two versions on the path the first counts: setuptools appends its own copies
+    found = reversed([*importlib.metadata.distributions()])
+    installed = {canonicalize_name(one.name): one.version for one in found}
     if pins.items() <= installed.items():
         assert pins.keys() == requirements(*declared)
     else:
