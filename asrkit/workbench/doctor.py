@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -131,11 +132,13 @@ def _pins() -> Finding:
     """Which installed packages have another version than requirements.lock says."""
     if not LOCK.exists():
         return _finding("pins", "not checked: only a checkout has requirements.lock")
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE))
+    pins = defaultdict[str, set[str]](set)  # a version for each Python or system
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE):
+        pins[name].add(version)
     different = set()
     for one in distributions():
         name = re.sub(r"[-_.]+", "-", one.name).lower()
-        if pins.get(name, one.version) != one.version:
+        if name in pins and one.version not in pins[name]:
             different.add(f"{name} {one.version}")
     if not different:
         return _finding("pins", "as in requirements.lock")
