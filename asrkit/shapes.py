@@ -9,6 +9,7 @@ A letter means one thing everywhere in asrkit. Importing this file loads no torc
 arguments starts at once.
 """
 
+from collections.abc import Sequence
 from math import inf
 from sys import float_info
 from types import UnionType
@@ -36,6 +37,11 @@ def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") 
     """
     if not ok:
         raise ValueError(f"{argument}: expected {wanted}, got {got}. {remedy}".rstrip())
+
+
+def expect_choice(argument: str, value: object, choices: Sequence[str]) -> None:
+    """ValueError unless `value` is one of `choices`."""
+    expect(value in choices, argument, "one of " + ", ".join(map(repr, choices)), repr(value))
 
 
 def whole(value: object, low: float, high: float = inf) -> bool:

@@ -19,7 +19,6 @@ from asrkit.decoders.attention.steps import (
     Prompt,
     check_model,
     draft_of,
-    expect_choice,
     limits_of,
     prompt_of,
     with_confidence,
@@ -28,6 +27,7 @@ from asrkit.decoders.attention.suppressed import Suppressing
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence
 from asrkit.runtime import eager
+from asrkit.shapes import expect_choice
 
 __all__ = [
     "Attention",

@@ -14,7 +14,6 @@ from asrkit.decoders.attention.steps import (
     Attention,
     Prompt,
     check_model,
-    expect_choice,
     limits_of,
     prompt_of,
 )
@@ -22,7 +21,7 @@ from asrkit.decoders.beams import check_width
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager
-from asrkit.shapes import expect, is_finite, valid_mask
+from asrkit.shapes import expect, expect_choice, is_finite, valid_mask
 
 MOST_PENALTY = 10  # a text of 1,000 tokens is divided by 10^22 then, still a number with meaning
 

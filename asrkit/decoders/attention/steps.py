@@ -67,11 +67,6 @@ def check_model(model: Any) -> None:
     expect(not missing, "model", "bos, eos, most, vocab_size, remember, begin and follow", got)
 
 
-def expect_choice(argument: str, value: object, choices: Sequence[str]) -> None:
-    """ValueError unless `value` is one of `choices`."""
-    expect(value in choices, argument, "one of " + ", ".join(map(repr, choices)), repr(value))
-
-
 def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tensor:
     """The prompt of each utterance, (B, P) int64 on the frames' device.
 

@@ -1,6 +1,5 @@
 """Greedy transducer decoding: `transducer_greedy`, for any model that can `predict` and `join`."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -20,7 +19,7 @@ from asrkit.decoders.transducer.steps import (
     check_rules,
 )
 from asrkit.runtime import eager
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, expect_choice, whole
 
 STRATEGIES = {
     "windowed_looping": windowed_looping.decode,
@@ -112,7 +111,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     longest = check_batch(encoded, lengths, "B T E", "encoded")
     _check_strategy(strategy, graphs)
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
-    _expect_choice("confidence", confidence, CONFIDENCE)
+    expect_choice("confidence", confidence, CONFIDENCE)
     check_rules(model, max_symbols)
     if carry is not None:
         _check_carry(carry, encoded)
@@ -133,14 +132,10 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     return hypotheses
 
 
-def _expect_choice(argument: str, value: object, choices: Sequence[str]) -> None:
-    expect(value in choices, argument, "one of " + ", ".join(map(repr, choices)), repr(value))
-
-
 def _check_strategy(strategy: str, graphs: str) -> None:
     """ValueError for names that do not exist, or that do not go together."""
-    _expect_choice("strategy", strategy, list(STRATEGIES))
-    _expect_choice("graphs", graphs, GRAPH_MODES)
+    expect_choice("strategy", strategy, list(STRATEGIES))
+    expect_choice("graphs", graphs, GRAPH_MODES)
     expect(
         graphs in ("auto", "off") or strategy == "windowed_looping",
         "graphs",

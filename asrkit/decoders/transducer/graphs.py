@@ -303,9 +303,10 @@ def cache_of(model: nn.Module) -> GraphCache:
 
 
 def _forget(key: int) -> None:
+    """Let go of a model that is gone; a finalizer may run in any line, so it waits for nothing."""
     cache = MODELS.pop(key, None)
-    if cache is not None:
-        cache.close()
+    if cache is not None and cache.stream is not None:
+        FREE_STREAMS.append(cache.stream)
 
 
 def free_stream(device: torch.device) -> torch.cuda.Stream:

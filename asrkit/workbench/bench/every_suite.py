@@ -111,7 +111,8 @@ def _measure(
     before = _lines(out / RECORDS)
     note = ""
     with (out / f"{suite.name}.log").open("ab") as log:
-        files = [file for file in suite.gpu_tests if file not in _finished(out)]
+        finished = _finished(out)
+        files = [file for file in suite.gpu_tests if file not in finished]
         if device.startswith("cuda") and files:
             note = _lacks_tests(suite)
             if not note:
