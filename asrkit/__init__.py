@@ -1,8 +1,8 @@
 """Fast speech recognition, and the workbench that measures it.
 
 The library: asrkit.features, .text, .models, .losses, .decoders, .data, .transcribe and .training.
-The workbench, which the library never imports: asrkit.workbench with .profiling, .cost, .bench,
-.ledger, .plots and .report.
+The workbench, which the library never imports: asrkit.workbench with .measure, .cost, .bench,
+.claims, .plots, .lessons and .report.
 
 Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded.
 """

@@ -13,7 +13,7 @@ import yaml
 from asrkit.cli import COMMANDS, PARENTS, parser
 from asrkit.cli.docs import document
 from asrkit.workbench import records
-from asrkit.workbench.ledger import LABELS, load_claims
+from asrkit.workbench.claims import LABELS, load_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

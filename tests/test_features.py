@@ -14,7 +14,7 @@ from asrkit.features import (
     normalize,
     normalize_sequential,
 )
-from asrkit.workbench.profiling import launch_profile
+from asrkit.workbench.measure import launch_profile
 
 
 def reference_log_mel(waveform: np.ndarray, config: FeatureConfig) -> np.ndarray:

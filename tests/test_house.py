@@ -29,17 +29,12 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"workbench.records"},
     {
         "workbench.cost",
-        "workbench.profiling",
-        "workbench.ledger",
+        "workbench.measure",
+        "workbench.claims",
     },
     {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
     {
-        "workbench.demo",
-        "workbench.scaling_studies",
-        "workbench.jasper_studies",
-        "workbench.aed_studies",
-        "workbench.core_study",
-        "workbench.halo",
+        "workbench.lessons",
     },
     {"cli"},
 ]
@@ -52,7 +47,7 @@ BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and
         "workbench.machine",
         "workbench.tables",
         "workbench.records",
-        "workbench.profiling",
+        "workbench.measure",
         "workbench.bench",
     }
     | {"workbench.doctor", "cli", "__init__", "__main__"}
@@ -78,6 +73,7 @@ FILE_LINES = 500
 FUNCTION_LINES = 60
 # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
 LONG: dict[str, str] = {}
+LESSONS = {path.stem[3:] for path in (ROOT / "notebooks").glob("*.ipynb")}
 
 EXTRAS = (
     "notebooks",
@@ -211,11 +207,18 @@ def drawn_rooms() -> set[str]:
     return drawn
 
 
+def test_a_lesson_has_the_name_of_its_notebook():
+    inside = (PACKAGE / "workbench" / "lessons").iterdir()
+    found = {path.stem for path in inside if not path.name.startswith("__")}
+    assert found <= LESSONS, found - LESSONS
+
+
 def test_the_picture_of_the_house_equals_the_tree():
     drawn = drawn_rooms()
     missing = [name for name in drawn if not (PACKAGE / name).exists()]
     assert not missing, f"CONTRIBUTING.md draws what is not there: {missing}"
     folders = {relative(path.parent).partition("/")[2] for path in sources()} - {""}
+    folders -= {f"workbench/lessons/{name}" for name in LESSONS}
     rooms = {
         room(path).replace(".", "/") for path in sources() if path.stem[:2] != "__"
     }

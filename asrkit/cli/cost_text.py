@@ -40,7 +40,7 @@ def cost_lines(result: Mapping[str, Any]) -> Iterable[str]:
 
 def _unstated(taken: Mapping[str, str]) -> Iterable[str]:
     """What document 000 leaves open, and what is assumed here instead."""
-    from asrkit.workbench import ledger
+    from asrkit.workbench import claims as ledger
 
     sources = {claim.id: claim.source for claim in ledger.load_claims()}
     source = sources["cpu-rtfx-parakeet"]

@@ -21,7 +21,8 @@ COLUMNS = {  # key of a row -> heading
 def _ledger(args: argparse.Namespace) -> int:
     from asrkit.files import shipped
     from asrkit.shapes import expect
-    from asrkit.workbench import ledger, records
+    from asrkit.workbench import claims as ledger
+    from asrkit.workbench import records
     from asrkit.workbench.tables import paragraph
 
     claims = ledger.load_claims()
@@ -30,7 +31,7 @@ def _ledger(args: argparse.Namespace) -> int:
         expect(args.document in known, "document", f"one of {', '.join(known)}", args.document)
         claims = [claim for claim in claims if claim.source["document"] == args.document]
     found = [record for path in args.paths for record in records.read(path)]
-    rows = ledger.table(claims, [*records.read(shipped("records")), *found])
+    rows = ledger.claims_table(claims, [*records.read(shipped("records")), *found])
     answers = ledger.document_answers(rows)
     shown = rows if args.appendix else ledger.headline(rows)
     for answer in answers:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc import IMPLS, numba_cpu
-from asrkit.workbench.profiling import launch_profile
+from asrkit.workbench.measure import launch_profile
 
 BATCHED = {impl: partial(ctc_greedy, impl=impl) for impl in IMPLS}
 BOTH = [

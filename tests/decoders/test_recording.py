@@ -17,8 +17,8 @@ from asrkit.models import (
     TransducerModel,
 )
 from asrkit.runtime import CaptureGuard
-from asrkit.workbench.profiling import launch_profile
-from asrkit.workbench.profiling.launches import CountOps
+from asrkit.workbench.measure import launch_profile
+from asrkit.workbench.measure.launches import CountOps
 
 
 def ours(kind, durations=()):

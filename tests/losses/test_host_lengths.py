@@ -12,7 +12,7 @@ from asrkit.losses import (
     tdt_loss,
     tdt_loss_lean,
 )
-from asrkit.workbench.profiling import host_reads
+from asrkit.workbench.measure import host_reads
 
 B, T, U1, D, V = 3, 7, 5, 8, 6
 SIZES = {"rnnt": (B, T, U1, V), "tdt": (B, T, U1, V + 5)}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.losses import dropout, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
-from asrkit.workbench.profiling import peak_memory
+from asrkit.workbench.measure import peak_memory
 
 IMPLS = ["plain", "numba_cpu"]
 NAMES = ["encoded", "predicted", "weight", "bias"]

@@ -9,7 +9,7 @@ import torch
 from asrkit.losses import pack_joint, packed_offsets, rnnt_loss, rnnt_loss_packed
 from asrkit.losses.dropout import mask, node_keys
 from asrkit.losses.packed import IMPLS
-from asrkit.workbench.profiling import peak_memory
+from asrkit.workbench.measure import peak_memory
 
 EXACT = ["reference", "wavefront"]
 ON_GPU = {"numba_cuda", "triton"}

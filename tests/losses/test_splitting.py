@@ -5,7 +5,7 @@ import torch
 
 from asrkit.losses import rnnt_loss, split_batches, tdt_loss
 from asrkit.models import ConvConfig, TransducerConfig, TransducerModel
-from asrkit.workbench.profiling import peak_memory
+from asrkit.workbench.measure import peak_memory
 
 FRAMES, LABELS = (
     torch.tensor([3, 6, 1, 5, 2]),

@@ -19,7 +19,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.jasper import ConvNorm, strided
-from asrkit.workbench.profiling import host_reads
+from asrkit.workbench.measure import host_reads
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "jasper.json"
 FIRST = Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False)

@@ -15,7 +15,7 @@ from asrkit.models import (
 )
 from asrkit.models.lstm import INITIAL_SCALE, stack_frames
 from asrkit.models.transducer import LSTMPredictor
-from asrkit.workbench.profiling import host_reads
+from asrkit.workbench.measure import host_reads
 
 SMALL = LSTMEncoderConfig(
     bins=6, width=8, before=2, after=2, stack_input=3, dropout=0.0

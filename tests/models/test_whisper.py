@@ -22,7 +22,7 @@ from asrkit.models import (
 from asrkit.models.attention_memory import CROSS, PAST
 from asrkit.models.prompts import PromptFormat
 from asrkit.models.whisper import sines
-from asrkit.workbench.profiling import host_reads
+from asrkit.workbench.measure import host_reads
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "whisper.json"

@@ -24,7 +24,7 @@ from asrkit.models import (
 from asrkit.optim import Lamb, NovoGrad
 from asrkit.training import Prepared, TrainConfig, training_loss, update
 from asrkit.training.steps import step_if_finite
-from asrkit.workbench.profiling import fake_peak, host_reads
+from asrkit.workbench.measure import fake_peak, host_reads
 
 FULL = TrainConfig(joint="full", precision="float32")
 WITHOUT_CTC = TrainConfig(joint="full", precision="float32", ctc_weight=0.0)

@@ -12,9 +12,10 @@ import torch
 from matplotlib.colors import to_rgba
 
 from asrkit.workbench import plots
+from asrkit.workbench.lessons import batching, bf16_casting, label_looping, loss_kernels
+from asrkit.workbench.measure import Timing
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
-from asrkit.workbench.profiling import Timing
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -125,6 +126,11 @@ BATCHES = pd.DataFrame(
     [("success", 1, 512, 50), ("success", 1, 512, 60), ("aborted", 1, 512, 120)],
     columns=["status", "buckets", "global_batch", "epochs"],
 )
+LESSONS = {
+    "time_bars": bf16_casting,
+    "time_over_memory": loss_kernels,
+    "waiting": label_looping,
+}
 # Marks of several lessons -> their arguments before the axes, and those by name
 # fmt: off
 MARKS = {
@@ -156,7 +162,8 @@ def test_every_mark_is_drawn_by_a_notebook_or_here():
 def test_a_mark_is_drawn_with_words(mark):
     arguments, options = MARKS[mark]
     figure, axes = plots.canvas("The title", columns=3 if mark == "lengths" else 1)
-    getattr(plots, mark)(*arguments, axes, **options)
+    draw = getattr(LESSONS.get(mark, plots), mark)
+    draw(*arguments, axes, **options)
     words = words_in(plots.as_html(figure, "A picture of a mark"))
     assert "The title" in words and len(words) > 1
 
@@ -187,9 +194,9 @@ def test_a_thing_has_one_colour_in_every_picture_and_no_other_name_has_it():
 
 
 def test_numbers_that_marks_compute_are_right():
-    epochs = plots.epochs_over_batch(BATCHES, plots.canvas("title")[1])
+    epochs = batching.epochs_over_batch(BATCHES, plots.canvas("title")[1])
     assert list(epochs.lines[0].get_ydata()) == [55]
-    once = plots.nodes_at_once(4, 3).tolist()
+    once = loss_kernels.nodes_at_once(4, 3).tolist()
     assert once == [sum(0 <= k - u < 4 for u in range(3)) for k in range(6)]
 
 

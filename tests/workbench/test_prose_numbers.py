@@ -23,7 +23,7 @@ import pytest
 
 from asrkit import files
 from asrkit.workbench import records
-from asrkit.workbench.ledger import Claim, evaluate, load_claims
+from asrkit.workbench.claims import Claim, evaluate, load_claims
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

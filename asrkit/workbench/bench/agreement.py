@@ -10,7 +10,7 @@ from asrkit.decoders import Hypotheses
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.peers.peer_encoders import sketch
 from asrkit.workbench.bench.peers.processes import Answer, Peer
-from asrkit.workbench.profiling import peak_memory
+from asrkit.workbench.measure import peak_memory
 
 CHUNK = 2**20  # elements converted to float64 at a time: 8 MiB
 

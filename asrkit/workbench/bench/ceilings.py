@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from asrkit.models.execution import tf32
 from asrkit.models.packed import multiplies
-from asrkit.workbench.profiling import Timing, measure
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure import Timing, measure
+from asrkit.workbench.measure.ops import dtype_name
 from asrkit.workbench.records import Measurement
 
 WHAT = "machine-ceiling"

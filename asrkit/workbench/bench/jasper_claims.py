@@ -19,7 +19,7 @@ from asrkit.optim import NovoGrad
 from asrkit.workbench.bench import protocols
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.studies import StudyRecords
-from asrkit.workbench.profiling import Timing
+from asrkit.workbench.measure import Timing
 from asrkit.workbench.records import Measurement
 
 LATENCY = ("jasper-latency-a100", "jasper-fp16-a100", "jasper-fp16-fp32")

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from asrkit.workbench import records
-from asrkit.workbench.profiling import Timing, ratio
+from asrkit.workbench.measure import Timing, ratio
 
 Params = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.peers.processes import Peer, Peers
 from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.machine import gpu_state
-from asrkit.workbench.profiling import Timing, measure, ratio
+from asrkit.workbench.measure import Timing, measure, ratio
 from asrkit.workbench.records import Measurement
 
 Record = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from asrkit.workbench.profiling import Timing, ratio
+from asrkit.workbench.measure import Timing, ratio
 from asrkit.workbench.records import Measurement
 
 

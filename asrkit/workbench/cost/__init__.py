@@ -1,9 +1,8 @@
-"""What models cost: operations and bytes counted (`counts`, `aed`, `joint`), GPUs (`gpu`), the
+"""What models cost: operations and bytes counted (`counts`, `joint`), GPUs (`gpu`), the
 money that transcription takes (`prices`, `speeds`, `transcription`), and training on many GPUs
 (`scaling`).
 """
 
-from asrkit.workbench.cost.aed import DecoderBytes, DecoderFLOP, aed_bytes, aed_flops
 from asrkit.workbench.cost.counts import encoder_flops, encoder_parameters
 from asrkit.workbench.cost.gpu import (
     CARDS,
@@ -70,8 +69,6 @@ __all__ = [
     "UNITS",
     "VARIANTS",
     "Card",
-    "DecoderBytes",
-    "DecoderFLOP",
     "EpochFit",
     "Instance",
     "LatencyCell",
@@ -84,8 +81,6 @@ __all__ = [
     "Terms",
     "TranscriptionCost",
     "TwoNumbers",
-    "aed_bytes",
-    "aed_flops",
     "all_reduce_s",
     "break_even_rtfx",
     "cheapest_pair",

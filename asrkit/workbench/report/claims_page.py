@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from asrkit.workbench.ledger import (
+from asrkit.workbench.claims import (
     DocumentAnswer,
     count_verdicts,
     document_answers,
     headline,
     summary,
 )
-from asrkit.workbench.ledger.answers import Row
+from asrkit.workbench.claims.answers import Row
 from asrkit.workbench.report.marks import MEANINGS, PLURALS, mark_of
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from asrkit.workbench.ledger import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
-from asrkit.workbench.ledger.labels import NOT_COMPARABLE
-from asrkit.workbench.ledger.notebook_table import claim_row, value_elsewhere
+from asrkit.workbench.claims import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
+from asrkit.workbench.claims.labels import NOT_COMPARABLE
+from asrkit.workbench.claims.notebook_table import claim_row, value_elsewhere
 from asrkit.workbench.machine import code, software, this_machine
 
 Record = Mapping[str, Any]

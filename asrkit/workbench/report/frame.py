@@ -11,7 +11,7 @@ import jinja2
 from pygments.formatters import HtmlFormatter
 
 from asrkit import files
-from asrkit.workbench.ledger import LEGEND
+from asrkit.workbench.claims import LEGEND
 from asrkit.workbench.report.columns import filled_columns
 from asrkit.workbench.report.marks import MEANINGS, SIGNS, mark_of
 

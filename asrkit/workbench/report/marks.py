@@ -2,7 +2,7 @@
 
 from bs4 import BeautifulSoup
 
-from asrkit.workbench.ledger import LEGEND
+from asrkit.workbench.claims import LEGEND
 
 MARKS = {  # verdict -> mark; any other is "soft"
     "reproduced": "good",

@@ -12,7 +12,7 @@ import nbformat
 
 from asrkit import files
 from asrkit.workbench import machine, records
-from asrkit.workbench.ledger import summary
+from asrkit.workbench.claims import summary
 from asrkit.workbench.report.claims_page import claims_context, claims_sentence
 from asrkit.workbench.report.columns import Record, Row, claim_rows, machine_facts, record_columns
 from asrkit.workbench.report.findings import Finding, findings_of

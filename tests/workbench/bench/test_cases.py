@@ -7,7 +7,7 @@ import torch
 
 from asrkit.workbench.bench.agreement import CHUNK, apart, chunks, compare_arms
 from asrkit.workbench.bench.cases import Case
-from asrkit.workbench.profiling import peak_memory
+from asrkit.workbench.measure import peak_memory
 
 MIB = 2**20
 SCALARS = 1024  # bytes, for norms and other single numbers

@@ -6,7 +6,8 @@ import pytest
 
 from asrkit.transcribe import Recognizer
 from asrkit.transcribe import decoding as decoding_table
-from asrkit.workbench import bench, ledger
+from asrkit.workbench import bench
+from asrkit.workbench import claims as ledger
 from asrkit.workbench.bench.suites import claims, claims_frontend
 
 pytestmark = pytest.mark.usefixtures("one_thread")

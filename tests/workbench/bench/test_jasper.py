@@ -13,8 +13,8 @@ from asrkit.workbench.bench import jasper_claims
 from asrkit.workbench.bench.peers.peer_engines import WholeUtterances
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
 from asrkit.workbench.bench.suites import engines, jasper, ways
+from asrkit.workbench.claims import load_claims
 from asrkit.workbench.cost import encoder_flops
-from asrkit.workbench.ledger import load_claims
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = presets.mini_jasper()

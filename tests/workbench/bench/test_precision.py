@@ -37,7 +37,7 @@ from asrkit.workbench.bench.suites.precision import (
     rounded_features,
 )
 from asrkit.workbench.bench.suites.precision_costs import unheard_speech
-from asrkit.workbench.profiling import cast_profile
+from asrkit.workbench.measure import cast_profile
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 B, T, F = 2, 96, 80

@@ -2,7 +2,7 @@ import pytest
 
 from asrkit.workbench import records
 from asrkit.workbench.bench.publishing import publish_ratio, publish_times
-from asrkit.workbench.profiling import Timing
+from asrkit.workbench.measure import Timing
 
 TIMES = {
     "slow": Timing(samples_ms=(4.0, 6.0, 9.0), warmup=2, timer="clock"),

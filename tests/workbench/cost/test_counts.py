@@ -15,8 +15,8 @@ from asrkit.models import (
     Stage,
     presets,
 )
+from asrkit.workbench.claims import load_claims
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
-from asrkit.workbench.ledger import load_claims
 
 ENCODERS = [
     {}, {"subsampling": 4, "bins": 41}, {"bias": False, "kernel": 5, "expansion": 2, "heads": 2, "subsampling_channels": 24},

@@ -11,7 +11,7 @@ from asrkit.losses import (
     split_batches,
 )
 from asrkit.workbench.cost import VARIANTS, joint_bytes, largest_batch
-from asrkit.workbench.profiling import peak_memory
+from asrkit.workbench.measure import peak_memory
 
 SHAPE = {"B": 2, "T": 66, "U1": 31, "V": 256, "D": 160}
 NARROW = SHAPE | {"D": 16}  # logits outweigh the workspace of products

@@ -8,8 +8,9 @@ from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from asrkit import files
-from asrkit.workbench import ledger, records
-from asrkit.workbench.ledger import LEGEND
+from asrkit.workbench import claims as ledger
+from asrkit.workbench import records
+from asrkit.workbench.claims import LEGEND
 from asrkit.workbench.report import NotebookRun
 from asrkit.workbench.report.columns import record_columns
 from asrkit.workbench.report.marks import MARKS, MEANINGS, SIGNS, mark_verdicts

@@ -17,7 +17,7 @@ from asrkit.shapes import expect
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS
 from asrkit.workbench.bench.peers.peer_encoders import ENCODERS
 from asrkit.workbench.bench.peers.peer_engines import ENGINES
-from asrkit.workbench.profiling import Sample
+from asrkit.workbench.measure import Sample
 
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parents[3] / ".venv-peers/bin/python"

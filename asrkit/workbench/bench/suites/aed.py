@@ -29,8 +29,8 @@ from asrkit.workbench.bench.planted_attention import (
     planted_decoder,
     planted_text,
 )
-from asrkit.workbench.profiling import launch_profile
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure import launch_profile
+from asrkit.workbench.measure.ops import dtype_name
 
 Options = dict[str, Any]  # of aed_greedy
 WHAT = "aed-greedy"

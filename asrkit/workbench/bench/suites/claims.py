@@ -31,7 +31,7 @@ from asrkit.workbench.bench.studies import StudyRecords, idle, repeats
 from asrkit.workbench.bench.suites import claims_attention, claims_frontend, decoders
 from asrkit.workbench.bench.suites.claims_frontend import RATE_HZ
 from asrkit.workbench.bench.suites.encoder import random_transducer, shrunk
-from asrkit.workbench.profiling import measure
+from asrkit.workbench.measure import measure
 from asrkit.workbench.records import Measurement
 
 Make = Callable[[str, bool], Iterable[Measurement]]

@@ -24,8 +24,8 @@ from asrkit.workbench.bench.planted_attention import (
     planted_text,
 )
 from asrkit.workbench.bench.studies import StudyRecords, repeats
-from asrkit.workbench.profiling import Timing, measure
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure import Timing, measure
+from asrkit.workbench.measure.ops import dtype_name
 from asrkit.workbench.records import Measurement
 
 NAMES = ("deep_decoder", "shallow_decoder")

@@ -25,7 +25,7 @@ from asrkit.workbench.bench.studies import StudyRecords, StudySizes, idle, repea
 from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.bench.suites.encoder import random_encoder
 from asrkit.workbench.bench.suites.ways import Way, arm, speech
-from asrkit.workbench.profiling import Timing, measure
+from asrkit.workbench.measure import Timing, measure
 from asrkit.workbench.records import Measurement
 
 # sizes of the claim cast-200us, whose table is not read here

@@ -29,8 +29,8 @@ from asrkit.models import TransducerModel
 from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite, rows
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
 from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
-from asrkit.workbench.profiling import launch_profile
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure import launch_profile
+from asrkit.workbench.measure.ops import dtype_name
 
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
 WINDOWS = (1, 2, 4, 6, 8, 16)

@@ -28,7 +28,7 @@ from asrkit.workbench.bench.suites.joint_arms import (
     joint_arms,
     joint_inputs,
 )
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure.ops import dtype_name
 
 DURATIONS = (0, 1, 2, 3, 4)
 ROUNDED = {  # relative distance of gradients that rounding excuses

@@ -18,7 +18,7 @@ from asrkit.models import LSTMEncoder, LSTMEncoderConfig, phases
 from asrkit.models.lstm import stack_frames
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.cost import encoder_flops
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure.ops import dtype_name
 
 COUNTS = (2, 4, 8)
 FRAMES_PER_S = 100

@@ -32,7 +32,7 @@ from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.suites import precision_costs
-from asrkit.workbench.profiling.ops import EachOp, dtype_name
+from asrkit.workbench.measure.ops import EachOp, dtype_name
 from asrkit.workbench.records import Measurement
 
 MODES = {

@@ -17,7 +17,7 @@ from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
 from asrkit.models.transducer import LSTMPredictor
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.suites import phases
-from asrkit.workbench.profiling.ops import dtype_name
+from asrkit.workbench.measure.ops import dtype_name
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
     from asrkit.training import Prepared

@@ -1,0 +1,1 @@
+"""What each notebook measures and draws beyond its cells, under the notebook's name."""

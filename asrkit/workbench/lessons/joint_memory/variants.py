@@ -1,0 +1,198 @@
+"""Seven ways from the inputs of a joint to the same loss, and the memory that each takes."""
+
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from asrkit.losses import pack_joint, rnnt_loss, rnnt_loss_lean, rnnt_loss_packed, split_batches
+from asrkit.shapes import expect
+from asrkit.workbench.measure import peak_memory
+from asrkit.workbench.tables import percent
+
+Inputs = Sequence[Tensor]  # encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)
+Targets = tuple[Any, ...]  # labels (B, U), frames (B,) and numbers of labels (B,)
+LARGEST_ERROR = 0.05  # of a predicted peak
+
+
+def join(encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The whole joint: logits (B, T, U1, V).
+
+    Args:
+        encoded: (B, T, D).
+        predicted: (B, U1, D).
+        weight: Of the output layer, (V, D).
+        bias: (V,).
+    """
+    hidden = (encoded[:, :, None] + predicted[:, None]).relu()
+    return linear(hidden, weight, bias)
+
+
+def dense(inputs: Inputs, targets: Targets, **options: Any) -> Tensor:
+    """The loss on the whole joint.
+
+    Args:
+        inputs: Of the joint.
+        targets: Of the loss.
+        **options: Of `rnnt_loss`.
+    """
+    return rnnt_loss(join(*inputs), *targets, **options)
+
+
+def packed(inputs: Inputs, targets: Targets) -> Tensor:
+    """The loss on a joint without padding.
+
+    Args:
+        inputs: Of the joint.
+        targets: Of the loss.
+    """
+    encoded, predicted, weight, bias = inputs
+    _, *lengths = targets
+    hidden = pack_joint(encoded, predicted, *lengths, activation="relu")  # (N, D)
+    return rnnt_loss_packed(linear(hidden, weight, bias), *targets)
+
+
+def split(inputs: Inputs, targets: Targets, size: int = 1) -> Tensor:
+    """The loss with the joint of a few utterances at a time.
+
+    Args:
+        inputs: Of the joint.
+        targets: Of the loss.
+        size: Utterances at a time.
+    """
+    encoded, predicted, weight, bias = inputs
+    joint = partial(join, weight=weight, bias=bias)
+    return split_batches(joint, encoded, predicted, *targets, size=size)
+
+
+def lean(inputs: Inputs, targets: Targets, **options: Any) -> Tensor:
+    """The loss without the joint.
+
+    Args:
+        inputs: Of the joint.
+        targets: Of the loss.
+        **options: Of `rnnt_loss_lean`.
+    """
+    return rnnt_loss_lean(*inputs, *targets, **options)
+
+
+VARIANTS: dict[str, Callable[..., Tensor]] = {
+    "torchaudio": partial(dense, impl="torchaudio"),
+    "wavefront": partial(dense, impl="wavefront"),
+    "numba": partial(dense, impl="numba_cpu"),
+    "overwrite": partial(dense, impl="numba_cpu", overwrite_logits=True),
+    "split": split,
+    "packed": packed,
+    "lean": lean,
+}
+
+
+def joint_inputs(
+    B: int, T: int, U1: int, V: int, D: int, *, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> list[Tensor]:
+    """Random encoded, predicted, weight and bias, which require gradients.
+
+    Args:
+        B: Utterances.
+        T: Frames.
+        U1: Lattice rows.
+        V: Tokens with blank.
+        D: Width of the hidden layer.
+        dtype: Of all four.
+        seed: Of the values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs = []
+    for size in ((B, T, D), (B, U1, D), (V, D), (V,)):
+        values = 0.1 * torch.randn(size, generator=generator)
+        inputs.append(values.to(dtype).requires_grad_())
+    return inputs
+
+
+def targets_of(lengths: Tensor, label_lengths: Tensor, V: int, *, seed: int = 0) -> Targets:
+    """Random labels (B, U), with the lengths.
+
+    Args:
+        lengths: Frames of each utterance, (B,).
+        label_lengths: Labels of each utterance, (B,).
+        V: Tokens with blank, which is no label.
+        seed: Of the labels.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    U = int(label_lengths.max())
+    labels = torch.randint(0, V - 1, (len(lengths), U), generator=generator)
+    return labels, lengths, label_lengths
+
+
+def full_targets(B: int, T: int, U: int, V: int, *, seed: int = 0) -> Targets:
+    """Random labels of utterances that all have the full length.
+
+    Args:
+        B: Utterances.
+        T: Frames.
+        U: Labels.
+        V: Tokens with blank.
+        seed: Of the labels.
+    """
+    return targets_of(torch.full((B,), T), torch.full((B,), U), V, seed=seed)
+
+
+def loss_of_zeros(size: tuple[int, ...], dtype: torch.dtype, *targets: Any) -> Tensor:
+    """The loss of logits that are all 0, without a joint.
+
+    Args:
+        size: (B, T, U1, V).
+        dtype: Of the logits.
+        *targets: Of the loss.
+    """
+    logits = torch.zeros(size, dtype=dtype, requires_grad=True)
+    return rnnt_loss(logits, *targets, impl="numba_cpu")
+
+
+def peak_B(
+    loss: Callable[..., Tensor], *arguments: Any, device: str = "cpu", **options: Any
+) -> int:
+    """Peak memory in bytes of a loss and its gradients, beyond what was allocated before.
+
+    Args:
+        loss: What is measured, forward and backward.
+        *arguments: Of the loss; its leaves have gradients afterwards.
+        device: "cpu" or "cuda".
+        **options: Of the loss.
+    """
+    # The first call compiles, and the compiler keeps references to that call's tensors.
+    loss(*copy.deepcopy(arguments), **options).backward()
+    gc.collect()  # now, so that nothing is freed during the measurement
+    return peak_memory(lambda: loss(*arguments, **options).backward(), device=device)
+
+
+def check_prediction(name: str, measured: float, predicted: float) -> None:
+    """Raise ValueError unless a measured peak is within 5 % of the prediction.
+
+    Args:
+        name: What was measured.
+        measured: In bytes.
+        predicted: In bytes.
+    """
+    error = measured / predicted - 1
+    wanted = f"within {percent(LARGEST_ERROR)} of the predicted {predicted:.4g} B"
+    expect(abs(error) < LARGEST_ERROR, name, wanted, f"{measured:.4g} B ({percent(error, 1)})")
+
+
+def gradient_error(inputs: Inputs, expected: Sequence[Tensor]) -> float:
+    """The largest relative distance of the inputs' gradients from the expected ones.
+
+    Args:
+        inputs: Leaves with gradients.
+        expected: A gradient for each.
+    """
+    errors = []
+    for leaf, gradient in zip(inputs, expected, strict=True):
+        assert leaf.grad is not None
+        errors.append(float((leaf.grad - gradient).norm() / gradient.norm()))
+    return max(errors)

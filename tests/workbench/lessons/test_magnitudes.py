@@ -1,0 +1,44 @@
+"""Magnitudes that a number format has to hold."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from asrkit.features import FeatureConfig
+from asrkit.models import TransducerConfig, TransducerModel
+from asrkit.workbench.bench.suites.precision import Speech
+from asrkit.workbench.lessons.bf16_casting import magnitudes
+
+
+@dataclass
+class Trained:
+    """What a checkpoint has and this needs."""
+
+    model: Any
+    features: dict[str, Any] = field(default_factory=dict)
+
+
+def test_every_quantity_is_positive_and_without_padding():
+    torch.manual_seed(0)
+    model = TransducerModel(TransducerConfig(vocab_size=12)).eval()
+    waves = torch.randn(2, 16_000)
+    waves[1, 8000:] = 1e6  # padding, which must not be seen
+    speech = Speech(Trained(model), waves, torch.tensor([16_000, 8000]), ["", ""])
+    found = magnitudes.of_recogniser(speech)
+    assert [*found] == ["waveform", "power", "features", "weights", "activations"]
+    assert all(bool((part > 0).all()) for part in found.values())
+    assert len(found["waveform"]) <= 24_000 and found["waveform"].max() < 10
+
+
+def test_a_tone_has_its_power_at_its_frequency():
+    config = FeatureConfig()
+    seconds = torch.arange(16_000) / 16_000
+    power = magnitudes.power_spectrum((2000 * torch.pi * seconds).sin()[None], config)
+    assert int(power[0, 50].argmax()) == round(1000 * config.fft / 16_000)
+
+
+def test_the_ends_leave_out_the_rarest_values():
+    values = torch.arange(1.0, 10_001.0)
+    low, high = magnitudes.spans({"x": values})["x"]
+    assert 1 < low < 20 and 9980 < high < 10_000

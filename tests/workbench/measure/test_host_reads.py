@@ -1,0 +1,93 @@
+"""Host reads of a step that has a known number of them, and peaks that follow from shapes."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from asrkit.workbench.measure import fake_peak, host_reads
+
+HERE = "tests/workbench/measure/test_host_reads.py"
+
+
+def planted(x):
+    y = (x * 2).sum()
+    if y.isfinite():
+        y = y + x.max().item()
+    return y.backward()
+
+
+def lines(function, *numbers):
+    first = inspect.getsourcelines(function)[1]
+    return {f"{HERE}:{first + number}": 1 for number in numbers}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_planted_read_is_found_with_its_file_and_line(device):
+    x = torch.ones(3, 4, device=device, requires_grad=True)
+    assert host_reads(lambda: planted(x), device=device) == lines(planted, 2, 3)
+    assert x.grad.shape == x.shape
+    assert host_reads(lambda: (x * 2).sum().backward(), device=device) == {}
+
+
+READS = {
+    "tolist": lambda x, host: x.tolist(),
+    "a copy to the host": lambda x, host: x.to("cpu"),
+    "a copy to the host, by name": lambda x, host: x.cpu() + host,
+    "a copy into host memory": lambda x, host: host.copy_(x),
+    "a copy of pageable memory": lambda x, host: host.to("meta"),
+    "equal": lambda x, host: torch.equal(x, x),
+    "a whole number": lambda x, host: host[x.long().sum()],
+}
+WAITLESS = {
+    "host tensors": lambda x, host: (host.tolist(), host.sum().item(), host.nonzero()),
+    "a copy that does not block": lambda x, host: host.to("meta", non_blocking=True),
+    "a copy back that does not block": lambda x, host: x.to("cpu", non_blocking=True),
+    "work on the device": lambda x, host: x.softmax(0).where(x > 0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_every_way_to_read_counts_once(name):
+    found = host_reads(
+        lambda: READS[name](torch.ones(2, device="meta"), torch.ones(2)), device="meta"
+    )
+    assert found.total() == 1, found
+
+
+@pytest.mark.parametrize("name", WAITLESS)
+def test_what_stays_on_its_side_counts_nothing(name):
+    run = lambda: WAITLESS[name](torch.ones(2, device="meta"), torch.ones(2))  # noqa: E731
+    assert host_reads(run, device="meta") == {}
+
+
+def test_a_size_that_numbers_decide_is_refused_by_its_line():
+    line = inspect.currentframe().f_lineno + 2
+    with pytest.raises(RuntimeError) as caught:
+        host_reads(lambda: torch.ones(3, device="meta").nonzero(), device="meta")
+    assert f"nonzero at {HERE}:{line}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function", [host_reads, lambda run, device: fake_peak(run, (), device=device)]
+)
+def test_another_device_is_refused(function):
+    with pytest.raises(ValueError, match="^device: expected '"):
+        function(lambda *_: None, device="gpu")
+
+
+def test_the_peak_is_the_one_that_torchs_own_tracker_notes():
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        x = torch.randn(100, 8)
+    step = lambda x: model(x).sum().backward()  # noqa: E731
+    tracker = MemTracker()
+    tracker.track_external(model, x)
+    with tracker:
+        step(x)
+    wanted = tracker.get_tracker_snapshot("peak")[torch.device("meta")]["Total"]
+    model.zero_grad()
+    assert fake_peak(step, x, held=[model], steps=1) == wanted > 0

@@ -1,0 +1,485 @@
+"""Verdicts follow from claims and records alone, and never from another machine's."""
+
+import csv
+import hashlib
+import json
+import re
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from asrkit import files
+from asrkit.data import CANARY_MEMORY, at_most_seconds, shipped_lengths
+from asrkit.workbench import claims as ledger
+from asrkit.workbench.bench.suites import claims as claims_suite
+from asrkit.workbench.claims import (
+    Claim,
+    claims_table,
+    computed,
+    count_verdicts,
+    document_answers,
+    evaluate,
+    grids,
+    headline,
+    load_claims,
+    summary,
+    verdict,
+)
+from asrkit.workbench.records import Measurement
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+CLAIMS = {claim.id: claim for claim in load_claims()}
+FINDINGS = {  # what arithmetic on published figures does not give; everything else that has a formula holds
+    "unet-9.7x": "not reproduced",  # 9.55 by the same text's table
+    "batch-5x": "direction only",  # an estimate, with lengths and memory that are at hand
+}
+# Claims of each document: none goes unnoticed.
+COUNTS = {"000": 16, "001": 25, "002": 11, "003": 15, "004": 50}
+WORDS = {  # field of a claim -> what it may say
+    "kind": {"arithmetic", "ratio", "latency", "throughput", "memory", "quality"},
+    "needs": {"cpu", "cuda", "cluster"},
+    "status": {"measured", "planned"},
+    "take": {"", "max", "min"},
+    "appendix": {"", "tautology", "not speech", "ours"},
+}
+SOURCE = {"document": "000", "title": "A paper", "url": "a blog", "section": "2"}
+CPU, GPU = {"id": "cpu", "gpus": []}, {"id": "gpu", "gpus": [{"name": "H200"}]}
+
+
+def claim(**changed):
+    given = {"id": "c", "text": "Twice as fast.", "source": SOURCE, "kind": "ratio", "metric": "ratio", "unit": "1", "quoted": 2.0,
+             "notebook": "00", "arms": ("slow", "fast")}  # fmt: skip
+    return Claim(**given | changed)
+
+
+def record(
+    value=2.0, samples=None, machine=CPU, arms=("slow", "fast"), on_cpu=False, **more
+):
+    """A record of that machine; `more` are fields of a measurement, and sizes among its params."""
+    device = "cuda" if machine["gpus"] and not on_cpu else "cpu"
+    names = {one.name for one in fields(Measurement)}
+    sizes = {name: more.pop(name) for name in [*more] if name not in names}
+    given = {
+        "what": "c",
+        "metric": "ratio",
+        "unit": "1",
+        "samples": samples or (value,) * 3,
+    }
+    params = {"arms": [*arms], "device": device, **sizes}
+    made = Measurement(**given | {"value": value, "params": params} | more).record()
+    return {**made, "machine": {**made["machine"], **machine}}
+
+
+@pytest.mark.parametrize(("samples", "label"), [
+    ((1.9, 2.0, 2.1), "reproduced"), ((1.4, 1.5, 1.6), "direction only"), ((0.7, 0.8, 0.9), "not reproduced"),
+    ((0.9, 1.1, 1.3), "not reproduced"), ((1.0, 2.0, 9.0), "too noisy"), ((2.0, 2.0), "too noisy"),
+])  # fmt: skip
+def test_a_ratio_is_judged_by_its_median_its_spread_and_its_direction(samples, label):
+    found = verdict(claim(notes="Only indoors."), [record(samples[1], samples)], CPU)
+    assert found.label == label
+    assert found.why.endswith(". Reproduced means within 10 % of 2×. Only indoors.")
+
+
+@pytest.mark.parametrize(("change", "rule"), [
+    ({"tolerance": {"above": 0}}, "above 2×"), ({"tolerance": {"below": 0.5}}, "at least 0.5 below 2×"),
+    ({"tolerance": {"abs": 0.25}}, "within 0.25 of 2×"), ({"tolerance": {"rel": 0}}, "exactly 2×"),
+    ({"least": {"cores": 8}}, "within 10 % of 2× with at least 8 cores"), ({"quoted": None}, "–"), ({"arms": ()}, "–"),
+])  # fmt: skip
+def test_a_claim_says_what_counts_as_reproduced(change, rule):
+    assert claim(**change).rule == rule
+
+
+@pytest.mark.parametrize("other", [
+    {"arms": ("slow", "else")}, {"what": "d"}, {"metric": "latency"}, {"origin": "derived"}, {"origin": "estimated"}, {"quick": True},
+])  # fmt: skip
+def test_a_record_of_something_else_or_of_toy_sizes_is_no_evidence(other):
+    assert verdict(claim(), [record(**other)], CPU).label == "not measured yet"
+
+
+@pytest.mark.parametrize("value, there", [(2.0, "reproduced"), (1.4, "direction only")])
+def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
+    value, there
+):
+    made = record(value, machine=GPU)
+    found = verdict(claim(needs="cuda"), [made], CPU)
+    assert (found.label, found.measured) == ("not measurable here", None)
+    assert (found.recorded, found.there) == (made, there)
+    assert verdict(claim(), [made], CPU).label == "not measured yet"
+    at_home = verdict(claim(needs="cuda"), [made], GPU)
+    assert (at_home.label, at_home.there) == (there, "")
+    (row,) = claims_table([claim(needs="cuda")], [made], CPU)
+    assert row["recorded"].startswith(f"{value:g}× ({there} there) on H200, commit ")
+    assert summary([row]) == f"1 claim: 1 not measurable here. On H200: 1 {there}."
+
+
+def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
+    for made, machine in ((record(), CPU), (record(machine=GPU, on_cpu=True), GPU)):
+        found = verdict(claim(needs="cuda"), [made], machine)
+        assert (found.label, found.measured) == ("evidence, not comparable", 2.0)
+        (beside,) = found.evidence
+        assert beside.record is made and beside.is_here
+        assert "measured on a CPU, and the claim is about a GPU" in found.why
+
+
+def test_the_newest_record_of_this_machine_counts():
+    old = record(2.0) | {"captured_at": "2026-01-01T00:00:00Z"}
+    new = record(1.0) | {"captured_at": "2026-01-02T00:00:00Z"}
+    assert verdict(claim(), [new, old], CPU).measured == 1.0
+
+
+@pytest.mark.parametrize("vague", [claim(quoted=None, notes="Whose?"), claim(arms=())])
+def test_a_claim_without_number_or_baseline_is_ill_defined_whatever_is_measured(vague):
+    assert verdict(vague, [], CPU).label == "ill-defined"
+    here = verdict(vague, [record(1.5, arms=vague.arms)], CPU)
+    there = verdict(vague, [record(machine=GPU, arms=vague.arms)], CPU)
+    assert (here.label, here.measured, here.recorded) == (
+        "evidence, not comparable",
+        1.5,
+        None,
+    )
+    assert (there.label, there.measured, there.there) == (
+        "evidence, not comparable",
+        None,
+        "",
+    )
+    assert there.recorded["value"] == 2.0
+    assert "no number and baseline to compare with" in here.why
+
+
+def test_records_of_other_names_are_shown_beside_a_claim_that_names_them():
+    named = [
+        {"what": "alike", "arms": ["slow", "ours"], "impl": "x", "why": "another loop"}
+    ]
+    with_evidence = claim(needs="cuda", evidence=named)
+    settings = {"what": "alike", "arms": ("slow", "ours"), "impl": "x"}
+    for other in ({"impl": "y"}, {"arms": ("slow", "fast")}, {"metric": "latency"}):
+        made = record(2.4, **settings | other)
+        assert verdict(with_evidence, [made], CPU).label == "not measurable here"
+    for origin in ("measured", "estimated"):
+        alike = record(2.4, **settings, origin=origin)
+        found = verdict(with_evidence, [alike], CPU)
+        assert (found.label, found.measured) == ("evidence, not comparable", 2.4)
+        assert "2.4× (slow over ours)" in found.why and "another loop" in found.why
+    decided = verdict(with_evidence, [alike, record(machine=GPU)], GPU)
+    assert (decided.label, decided.measured) == ("reproduced", 2.0)
+    assert [one.is_here for one in decided.evidence] == [False]
+    comparable_elsewhere = verdict(with_evidence, [alike, record(machine=GPU)], CPU)
+    assert comparable_elsewhere.label == "not measurable here"
+
+
+@pytest.mark.parametrize(("cores", "value", "label"), [
+    (8, 1.0, "reproduced"), (7, 1.0, "direction only"), (None, 1.0, "direction only"), (2, 0.6, "not reproduced"), (64, 0.6, "not reproduced"),
+])  # fmt: skip
+def test_a_few_cores_confirm_only_the_direction_of_a_claim_about_many(
+    cores, value, label
+):
+    scaling = CLAIMS["cpu-linear-scaling"]
+    sizes = {"cores": cores} if cores else {}
+    found = verdict(
+        scaling, [record(value, what=scaling.id, arms=scaling.arms, **sizes)], CPU
+    )
+    assert found.label == label
+    is_told = "fewer than 8" in found.why.partition("Reproduced")[0]
+    assert is_told == (cores in (None, 2, 7))
+
+
+@pytest.mark.parametrize(("change", "label", "value"), [
+    ({"kind": "arithmetic", "formula": "a * b / 10 ** 3", "params": {"a": 40, "b": 41}, "quoted": 1.6}, "arithmetic checked", 1.64),
+    ({"kind": "arithmetic", "formula": "a * b / 10 ** 3", "params": {"a": 40, "b": 41}, "quoted": 2.5}, "not reproduced", 1.64),
+    ({"formula": "a / b", "params": {"a": 15, "b": 2}, "quoted": 5}, "direction only", 7.5),  # a ratio that is estimated
+    ({"formula": "1 / 2"}, "not reproduced", 0.5),
+])  # fmt: skip
+def test_arithmetic_is_computed_not_believed(change, label, value):
+    found = verdict(claim(arms=(), **change), [], CPU)
+    assert (found.label, found.measured) == (label, value)
+
+
+SPEEDUP = {"kind": "arithmetic", "metric": "lines", "unit": "lines", "quoted": 2, "arms": (), "grid": "table.csv",
+           "keys": ("gpu", "batch", "half"),
+           "base": {"half": 0}, "formula": "base_ms / ms", "column": "printed", "tolerance": {"abs": 0.0055}}  # fmt: skip
+LINES = (
+    "gpu,batch,half,ms,printed\nA,1,0,30,\nA,1,1,20,1.50\nB,8,0,90,\nB,8,1,20,4.50\n"
+)
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """Writes published/table.csv, where the ledger looks for it, and forgets what was read before."""
+
+    def write(text, name="table.csv"):
+        (tmp_path / "published").mkdir(exist_ok=True)
+        (tmp_path / "published" / name).write_text(text)
+        forget()
+
+    def forget():
+        ledger.published.cache_clear()
+        computed.verdict_by_formula.cache_clear()
+
+    monkeypatch.setattr(grids, "shipped", lambda name: tmp_path / name)
+    yield write
+    forget()
+
+
+LARGEST = {"take": "max", "column": "", "metric": "ratio", "unit": "1", "quoted": 4.5, "where": {"half": 1}}  # fmt: skip
+ORDERED = {"column": "", "base": {}, "formula": "20 <= ms < 90", "quoted": 4}
+
+
+@pytest.mark.parametrize(("text", "change", "label", "value", "why"), [
+    (LINES, {}, "arithmetic checked", 2, "2 of 2 lines agree"),
+    (LINES.replace("4.50", "4.40"), {}, "not reproduced", 1, "1 of 2 lines agree; not B, batch 8, half 1: 4.5 where 4.4 is printed."),
+    (LINES.partition("B,")[0], {}, "not reproduced", 1, "1 of 1 lines agree"),  # one line where two are claimed
+    (LINES, LARGEST, "arithmetic checked", 4.5, "the max of 2 lines is at B, batch 8, half 1"),
+    (LINES, ORDERED, "not reproduced", 3, "not B, batch 8, half 0."),
+])  # fmt: skip
+def test_a_grid_is_computed_line_by_line_and_what_is_off_is_named(
+    grid, text, change, label, value, why
+):
+    grid(text)
+    found = verdict(claim(**SPEEDUP | change), [], CPU)
+    assert (found.label, found.measured) == (label, value) and why in found.why
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [
+        ("mean(a, 4)", 3),
+        ("max(a, 7) - min(a, 7)", 5),
+        ("pstdev(a, 4)", 1),
+        ("1 < a <= 2", True),
+    ],
+)
+def test_a_formula_may_ask_for_means_extremes_and_order(formula, value):
+    assert evaluate(formula, {"a": 2}) == value
+
+
+def test_the_shipped_ledger_holds_and_its_arithmetic_is_right():
+    rows = claims_table(load_claims(), [])
+    labels = {row["id"]: row["verdict"] for row in rows if CLAIMS[row["id"]].formula}
+    assert {
+        name: label for name, label in labels.items() if label != "arithmetic checked"
+    } == FINDINGS
+    assert (
+        Counter(row["document"] for row in rows if row["document"][:2] == "00")
+        == COUNTS
+    )
+    assert len(CLAIMS) == len(rows)
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_a_shipped_claim_stands_alone_and_its_fields_fit_together(claim):
+    for name, words in WORDS.items():
+        assert getattr(claim, name) in words
+    assert len(claim.tolerance) == 1 and {*claim.tolerance} <= {
+        "rel",
+        "abs",
+        "above",
+        "below",
+    }
+    assert bool(claim.grid) == bool(claim.keys)
+    assert claim.kind in ("ratio", "arithmetic") or not claim.formula
+    assert claim.formula or not (claim.kind == "arithmetic" or claim.grid)
+    assert len(claim.arms) in (0, 2) and (claim.kind == "ratio" or not claim.arms)
+    assert not (claim.formula and claim.status == "planned")
+    document, url = claim.source["document"], claim.source["url"]
+    assert (
+        re.fullmatch(r"00[0-4]|arXiv \d{4}\.\d{5}|secondary", document)
+        and claim.source["title"]
+    )
+    assert (
+        re.fullmatch(r"https://[a-z0-9.]+\.[a-z]+/\S+", url) and claim.source["section"]
+    )
+    assert (
+        not document.startswith("arXiv")
+        or document.split()[1] in url + claim.source["title"]
+    )
+    # What the documents of the series do not say themselves is marked.
+    assert document in COUNTS or claim.notes.startswith("Secondary")
+    first = claim.text.split()[0]
+    assert first not in {
+        "So",
+        "That",
+        "It",
+        "This",
+        "They",
+        "Or",
+        "These",
+        "Its",
+        "Then",
+    }
+    assert claim.text.endswith(".") and "the same" not in claim.text[:12]
+    assert sum(other.text == claim.text for other in CLAIMS.values()) == 1
+
+
+def test_every_published_table_is_as_it_was_read_and_its_source_is_told():
+    folder = files.shipped("published")
+    told = (folder / "README.md").read_text()
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in folder.glob("*.csv")
+    }
+    listed = re.findall(r"^ {4}([0-9a-f]{16}) (\S+)$", told, re.MULTILINE)
+    assert {name: digest for digest, name in listed} == digests
+    assert all(f"| `{name}` | " in told for name in digests)
+    assert {claim.grid for claim in load_claims()} - {""} <= {*digests}
+    runs = list(
+        csv.DictReader((folder / "mlperf_rnnt_runs.csv").read_text().splitlines())
+    )
+    assert len({(run["round"], run["file"]) for run in runs}) == len(runs) > 0
+    assert {run["status"] for run in runs} == {"success", "aborted"}
+    assert f"| {len(runs)} training runs" in told
+
+
+A100_64 = {"system": "DGX A100", "batch": 64, "precision": "mixed"}
+FP16_16 = {"batch": 16, "duration_s": 16.7, "precision": "FP16"}
+TWICE = {  # claims that quote one cell of a published table: the table, the column, the line
+    "jasper-wer-a100": ("jasper_accuracy", "wer_percent", {"system": "DGX A100", "set": "test-clean"}),
+    "jasper-wer-v100": ("jasper_accuracy", "wer_percent", {"system": "DGX-1 32GB", "set": "test-clean"}),
+    "jasper-time-a100": ("jasper_accuracy", "train_hours", {"system": "DGX A100", "set": "dev-clean"}),
+    "jasper-time-v100": ("jasper_accuracy", "train_hours", {"system": "DGX-1 32GB", "set": "dev-clean"}),
+    "jasper-throughput-a100": ("jasper_training", "sequences_per_s", {**A100_64, "gpus": 1}),
+    "jasper-mixed-a100": ("jasper_training", "speedup", {**A100_64, "gpus": 1}),
+    "jasper-scaling-8": ("jasper_training", "weak_scaling", {**A100_64, "gpus": 8}),
+    "jasper-latency-a100": ("jasper_inference", "avg_ms", {"system": "DGX A100", **FP16_16}),
+    "jasper-fp16-a100": ("jasper_inference", "speedup", {"system": "DGX A100", **FP16_16}),
+    "jasper-fp16-fp32": ("jasper_inference", "speedup", {"system": "DGX-1 32GB", **FP16_16}),
+    "rnnt-2.75-min": ("mlperf_v1_0", "max_scale_min", {"workload": "RNN-T"}),
+    "rnnt-309-min": ("mlperf_v1_0", "per_accelerator_min", {"workload": "RNN-T"}),
+}  # fmt: skip
+
+
+def test_a_cell_of_a_table_that_a_claim_quotes_is_the_same_in_both():
+    for name, (of, column, where) in TWICE.items():
+        (line,) = [
+            line
+            for line in ledger.published(f"{of}.csv")
+            if where.items() <= line.items()
+        ]
+        assert CLAIMS[name].quoted == line[column], name
+
+
+IN_SUITE = {
+    name for studies in claims_suite.STUDIES.values() for ids in studies for name in ids
+}
+
+
+def unread(claim):
+    """Why the notebook of a claim neither reads nor measures it; empty where it does."""
+    path = NOTEBOOKS / f"{claim.notebook}.ipynb"
+    if claim.status == "planned" or (claim.formula and not path.exists()):
+        return ""  # said to be unmeasured, or settled by the ledger itself
+    if not path.exists():
+        return "its notebook is not there, and it is not planned"
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = "\n".join(
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"
+    )
+    is_named = f'"{claim.id}"' in code
+    if not is_named and not ("load_claims" in code and f'"{claim.notebook}"' in code):
+        return "its notebook does not read it"
+    is_measured = (
+        is_named or claim.id in IN_SUITE or claim.formula or claim.quoted is None
+    )
+    if not is_measured and claim.needs != "cluster":  # which no notebook can measure
+        return "its notebook does not measure it"
+    return ""
+
+
+def test_each_claim_is_read_and_measured_by_the_notebook_that_it_names():
+    assert {claim.id: unread(claim) for claim in load_claims() if unread(claim)} == {}
+    for claim in load_claims():
+        is_planned = verdict(claim, [], GPU).label == "planned"
+        assert not is_planned or claim.id not in IN_SUITE, claim.id
+
+
+@pytest.mark.parametrize(("name", "value", "machine", "arms", "label"), [
+    ("ladder-rnnt", 12.0, GPU, None, "evidence, not comparable"),  # over a baseline that nobody named
+    ("ten-times", None, GPU, None, "ill-defined"),
+    ("sharp-2x", None, GPU, None, "planned"),  # which no formula of ours settles
+    ("ctc-greedy-batched", 1.1, GPU, ("sequential", "batched"), "not measured yet"),  # a step alone, not its worth to the whole
+    ("ctc-greedy-batched", 1.1, GPU, None, "reproduced"),
+    ("ctc-greedy-batched", 1.1, CPU, None, "not measurable here"),
+    ("feature-norm-batched", 1.1, GPU, None, "reproduced"),
+    ("ctc-greedy-share", 0.15, GPU, None, "reproduced"),
+])  # fmt: skip
+def test_a_shipped_claim_is_judged_by_what_it_is_about(
+    name, value, machine, arms, label
+):
+    claimed = CLAIMS[name]
+    made = []
+    if value is not None:
+        arms = claimed.arms if arms is None else arms
+        made = [record(value, what=name, metric=claimed.metric, arms=arms, machine=GPU)]
+    assert verdict(claimed, made, machine).label == label
+
+
+def test_the_claim_of_five_times_the_batch_is_reckoned_with_what_the_package_ships():
+    claim = CLAIMS["batch-5x"]
+    lengths = shipped_lengths("librispeech_train_clean_100")
+    seconds, tokens = lengths.seconds, lengths.tokens
+    known = {"D": seconds.mean(), "D2": (seconds**2).mean(), "U": tokens.mean()}
+    for name in ("per_second", "per_token", "per_second2"):
+        known[name] = getattr(CANARY_MEMORY, name)
+    assert {name: claim.params[name] for name in known} == pytest.approx(
+        known, rel=1e-3
+    )
+    first = at_most_seconds(
+        claim.params["batch_s"], quadratic=claim.params["quadratic"]
+    )
+    share = (
+        first.share(1, seconds, tokens).mean()
+        / CANARY_MEMORY(1, seconds, tokens).mean()
+    )
+    assert evaluate(claim.formula, claim.params) == pytest.approx(share, rel=1e-3)
+
+
+def test_headline_counts_leave_out_tautologies_and_what_is_not_about_speech():
+    rows = claims_table(load_claims(), [], CPU)
+    main = headline(rows)
+    appendix = {name for name, claim in CLAIMS.items() if claim.appendix}
+    assert {row["id"] for row in main} == {*CLAIMS} - appendix
+    assert sum(count_verdicts(main).values()) == len(main) < len(rows)
+    assert summary(rows).startswith(f"{len(main)} claims: ")
+    assert summary(rows).endswith(f"; {len(appendix)} more in the appendix.")
+    answers = document_answers(rows)
+    assert (sum(one.claims for one in answers), sum(one.appendix for one in answers)) == (
+        len(main), len(appendix),
+    )  # fmt: skip
+
+
+def row(verdict, **changed):
+    given = {"id": "c", "document": "000", "title": "A paper", "url": "https://x", "appendix": "",
+             "published": "2×", "measured": "3×", "verdict": verdict, "there": "", "device": ""}  # fmt: skip
+    return given | changed
+
+
+@pytest.mark.parametrize(("labels", "sentence"), [
+    (["reproduced"], "Of 1 claim: 1 reproduced. Our view: what could be tested holds."),
+    (["arithmetic checked", "arithmetic checked", "planned"],
+     "Of 3 claims: 2 arithmetic checked; 1 planned. Our view: its arithmetic is right, and none of its measurements is confirmed here."),
+    (["reproduced", "not reproduced", "direction only"],
+     "Of 3 claims: 1 reproduced; 1 direction only; 1 not reproduced. Direction only: c (3× where 2× is published). "
+     "Not reproduced: c (3× where 2× is published). Our view: what could be tested holds, except as noted."),
+    (["not reproduced"], "Of 1 claim: 1 not reproduced. Not reproduced: c (3× where 2× is published). "
+     "Our view: do not rely on its figures without measuring."),
+    (["direction only"], "Of 1 claim: 1 direction only. Direction only: c (3× where 2× is published). "
+     "Our view: the direction is right as far as tested; the size is not confirmed."),
+    (["ill-defined", "ill-defined", "evidence, not comparable"], "Of 3 claims: 1 evidence, not comparable; 2 ill-defined. "
+     "Our view: it states too little, or conditions too far from ours, to be tested."),
+    ([], "All of its claims are in the appendix."),
+])  # fmt: skip
+def test_the_answer_of_a_document_follows_from_its_verdicts(labels, sentence):
+    rows = [*map(row, labels), row("reproduced", id="d", appendix="not speech")]
+    (answer,) = document_answers(rows)
+    assert answer.sentence == sentence
+    assert (answer.title, answer.url, answer.appendix) == ("A paper", "https://x", 1)
+
+
+def test_what_the_appendix_contradicts_is_named():
+    rows = [row("reproduced"), row("not reproduced", id="d", appendix="not speech")]
+    (answer,) = document_answers(rows)
+    assert (
+        "Not reproduced: d (3× where 2× is published, in the appendix)."
+        in answer.sentence
+    )
