@@ -85,7 +85,7 @@ def _known_speeds(args: argparse.Namespace) -> list[Any]:
     if args.document:
         return cost.published_speeds()
     if args.measured:
-        remedy = "asrkit bench encoder makes them."
+        remedy = "asrkit bench encoders makes them."
         found = args.measured.is_file()
         expect(found, "measured", "a file of records", repr(str(args.measured)), remedy)
     recorded = cost.recorded_speeds(args.measured)
@@ -205,7 +205,7 @@ def _add_speed_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         const=OWN_RECORDS,
         metavar="FILE",
-        help="take the RTFx of cores from the records in FILE, which asrkit bench encoder makes "
+        help="take the RTFx of cores from the records in FILE, which asrkit bench encoders makes "
         f"(without FILE: {OWN_RECORDS})",
     )
 

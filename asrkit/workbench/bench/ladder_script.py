@@ -32,7 +32,7 @@ from asrkit.models.execution import tf32
 from asrkit.shapes import expect, whole
 from asrkit.workbench.bench.ladder_pipeline import Task, read_wav, write_wav
 from asrkit.workbench.bench.planted import LOGIT, Planted, planted
-from asrkit.workbench.bench.suites.encoder import random_transducer
+from asrkit.workbench.bench.suites.encoders import random_transducer
 
 Config = TransducerConfig | CTCConfig
 RATE_HZ = 16_000

@@ -160,6 +160,6 @@ def test_the_gpu_tests_of_every_suite_are_there_on_a_machine_with_torch_and_pyte
         "headline",
         "losses",
         "decoders",
-        "encoder",
+        "encoders",
         "ladder",
     ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from asrkit.models import presets
-from asrkit.workbench.bench.suites.encoder import shrunk
+from asrkit.workbench.bench.suites.encoders import shrunk
 from asrkit.workbench.bench.suites.ways import TOLERANCE
 from asrkit.workbench.lessons.cost import core as core_study
 from asrkit.workbench.measure import Timing

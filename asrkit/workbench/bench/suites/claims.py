@@ -30,7 +30,7 @@ from asrkit.workbench.bench.planted import kind as kind_of_durations
 from asrkit.workbench.bench.studies import StudyRecords, idle, repeats
 from asrkit.workbench.bench.suites import claims_attention, claims_frontend, decoders
 from asrkit.workbench.bench.suites.claims_frontend import RATE_HZ
-from asrkit.workbench.bench.suites.encoder import random_transducer, shrunk
+from asrkit.workbench.bench.suites.encoders import random_transducer, shrunk
 from asrkit.workbench.measure import measure
 from asrkit.workbench.records import Measurement
 

@@ -23,8 +23,8 @@ from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import near
 from asrkit.workbench.bench.studies import StudyRecords, StudySizes, idle, repeats
 from asrkit.workbench.bench.suites import precision
-from asrkit.workbench.bench.suites.encoder import random_encoder
-from asrkit.workbench.bench.suites.ways import Way, arm, speech
+from asrkit.workbench.bench.suites.encoders import random_encoder
+from asrkit.workbench.bench.suites.ways import arm, speech
 from asrkit.workbench.measure import Timing, measure
 from asrkit.workbench.records import Measurement
 
@@ -264,7 +264,7 @@ def launches(device: str, quick: bool) -> Iterator[Measurement]:
     encoder = random_encoder(config, device).bfloat16()
     for B in (1, 8, 32, 128):
         features, lengths = speech(B, 10, config.bins, device)
-        call = arm(encoder, (features.bfloat16(), lengths), Way(arithmetic="bfloat16"))
+        call = arm(encoder, (features.bfloat16(), lengths), "bfloat16")
         timing = measure({"eager": call}, **repeats(device, quick))["eager"]
         shape = [*features.shape]
         records = StudyRecords(device, quick, shape=shape, dtype="bfloat16", preset="tdt_ctc_110m")

@@ -21,7 +21,7 @@ from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, LoadedBatch, Task
 from asrkit.workbench.bench.ladder_script import RATE_HZ, Scripted, lengths, scripted
 from asrkit.workbench.bench.suites import ladder
-from asrkit.workbench.bench.suites.encoder import shrunk
+from asrkit.workbench.bench.suites.encoders import shrunk
 
 SECONDS = 10  # of each utterance of a full batch
 DISTINCT = 32  # utterances with their own audio and labels; larger batches repeat them
@@ -163,5 +163,5 @@ class MemoryRecognizer(FileRecognizer):
 SUITE = Suite(
     name="headline",
     cases=suite,
-    gpu_tests=("tests/decoders/test_graphs_gpu.py", "tests/workbench/bench/test_encoder.py"),
+    gpu_tests=("tests/decoders/test_graphs_gpu.py", "tests/workbench/bench/test_encoders.py"),
 )

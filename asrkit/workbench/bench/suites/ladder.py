@@ -30,7 +30,7 @@ from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.ladder_pipeline import FileRecognizer, Task
 from asrkit.workbench.bench.ladder_script import HOP, RATE_HZ, Config, Scripted, lengths, scripted
-from asrkit.workbench.bench.suites.encoder import work
+from asrkit.workbench.bench.suites.encoders import work
 
 BASELINE = PipelineConfig(
     normalization="one_by_one",

@@ -1,23 +1,34 @@
-"""Ways to compute a model's forward pass, as arms of a case: the arithmetic of its products, how it
-is executed, and beside each the least work, and the time of that at the machine's ceilings.
+"""Ways to compute a model's forward pass, as arms of a case.
+
+The name of an arm says how it computes: what is done to the model, then the arithmetic of its
+products, as in "compiled_graphed_bfloat16".
+
+    float32 bfloat16 float16    weights of that dtype, products too
+    tf32                        products of float32 on a GPU
+    int8                        linear layers on a CPU, the rest in its fast dtype
+    autocast                    weights stay float32, products take them cast
+    packed optimized compiled   see `asrkit.models.execution.prepare`
+    graphed                     replayed as a CUDA graph
+    without_cudnn               attention by other kernels than cuDNN's, which torch prefers on
+                                Hopper, and which make a plan for each new (B, T)
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from shutil import which
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from asrkit.cpu import fast_dtype
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
-from asrkit.workbench.bench.cases import Case
+from asrkit.models.packed import multiplies
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.machine import this_machine
 
-M = TypeVar("M", bound=nn.Module)
 TOLERANCE = {  # distance from eager float32 over its norm
     "float32": 1e-4,
     "tf32": 0.02,
@@ -25,6 +36,12 @@ TOLERANCE = {  # distance from eager float32 over its norm
     "float16": 0.01,
     "int8": 0.1,
 }
+FORMS: tuple[EncoderForm, ...] = ("int8", "packed", "optimized", "compiled")  # int8 optimizes too
+WITHOUT_CUDNN = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 Inputs = tuple[Tensor, Tensor]
 Encode = Callable[[], tuple[Tensor, Tensor]]
 
@@ -36,75 +53,65 @@ class Work(NamedTuple):
     weights: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """How an arm computes: the arithmetic of its products, and how the model is executed."""
-
-    arithmetic: str = "float32"
-    autocast: bool = False  # weights stay float32, products take them cast
-    form: EncoderForm = "eager"  # of `asrkit.models.execution.prepare`
-    graphed: bool = False  # replayed as a CUDA graph
-    # attention by cuDNN where torch prefers that, as on Hopper: it makes a plan for each new (B, T)
-    cudnn: bool = True
-
-    @property
-    def weights(self) -> torch.dtype:
-        """The dtype of the weights."""
-        if self.autocast or self.arithmetic == "tf32":
-            return torch.float32
-        if self.arithmetic == "int8":  # those that do not become int8
-            return getattr(torch, fast_dtype())
-        return getattr(torch, self.arithmetic)
+def arithmetic(way: str) -> str:
+    """The arithmetic of the products."""
+    return way.rpartition("_")[2]
 
 
-def case(
-    what: str,
-    ways: Mapping[str, Way],
+def weights_dtype(way: str) -> torch.dtype:
+    """The dtype of the weights."""
+    name = arithmetic(way)
+    if name == "int8":  # those that do not become int8
+        name = fast_dtype()
+    elif name == "tf32" or way.startswith("autocast"):
+        name = "float32"
+    return getattr(torch, name)
+
+
+def runs(way: str) -> bool:
+    """Whether this machine computes so."""
+    if way.startswith("compiled"):  # for a CPU, and for Triton too, by a compiler of C++
+        return which("g++") is not None
+    if way.startswith("packed"):
+        return multiplies(weights_dtype(way))
+    return arithmetic(way) != "int8" or has_int8()
+
+
+def arm(
     model: nn.Module,
     inputs: Inputs,
-    work: Work,
-    quick: bool,
-    **params: Any,
-) -> Case:
-    """An arm for each way, and beside it its least work; on a CPU `cores=1` keeps all on one core.
+    way: str,
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Encode:
+    """A call that computes the model's outputs.
 
     Args:
-        what: the name of the case.
-        ways: by name of the arm; the first is what the others are compared with.
-        model: float32, returns frames or log-probabilities, and lengths.
-        inputs: features (B, T, F) and lengths (B,), where the model is.
-        work: of a call.
-        quick: take the ceilings at smaller sizes.
-        params: more params of all records.
+        model: with weights of `weights_dtype(way)`.
+        inputs: features (B, T, F) and lengths (B,).
+        way: how to compute.
+        scope: makes a context that each call runs in, such as one core.
     """
     features, lengths = inputs
-    device = features.device.type
-    scope = scope_of(params.get("cores"))
-    models = {dtype: twin(model, dtype) for dtype in {way.weights for way in ways.values()}}
-    with scope():
-        params_of_arms = {name: arm_params(way, work, device, quick) for name, way in ways.items()}
-    first, *others = ways
-    return Case(
-        what=what,
-        arms={name: arm(models[way.weights], inputs, way, scope) for name, way in ways.items()},
-        params={
-            "shape": [*features.shape[:2]],
-            "audio_s": lengths.sum().item() / 100,
-            "weights": "random",
-            **params,
-        },
-        arm_params=params_of_arms,
-        ratios=[(first, name) for name in others],
-        warmup=1,
-    )
+    form = next((form for form in FORMS if form in way), None)
+    if form is not None:
+        model = prepare(cast_copy(model, weights_dtype(way)), form)
+
+    def encode() -> tuple[Tensor, Tensor]:
+        with ExitStack() as stack:
+            stack.enter_context(scope())
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(tf32(way == "tf32"))
+            if way.startswith("autocast"):
+                dtype = getattr(torch, arithmetic(way))
+                stack.enter_context(torch.autocast(features.device.type, dtype))
+            if way.startswith("without_cudnn"):
+                stack.enter_context(sdpa_kernel(WITHOUT_CUDNN))
+            return model(features, lengths)
+
+    return capture(encode) if "graphed" in way else encode
 
 
-def scope_of(cores: int | None) -> Callable[[], AbstractContextManager[Any]]:
-    """What makes the context of each call: one core, or nothing."""
-    return one_thread if cores == 1 else nullcontext
-
-
-def arm_params(way: Way, work: Work, device: str, quick: bool) -> dict[str, Any]:
+def arm_params(way: str, work: Work, device: str, quick: bool) -> dict[str, Any]:
     """Params of an arm: its arithmetic, its least work, and the time that this takes at the
     ceilings of that arithmetic, but for int8, whose rate is not measured.
 
@@ -114,67 +121,18 @@ def arm_params(way: Way, work: Work, device: str, quick: bool) -> dict[str, Any]
         device: "cpu" or "cuda".
         quick: take the ceilings at smaller sizes.
     """
-    params = {
-        "dtype": way.arithmetic,
-        "tolerance": TOLERANCE[way.arithmetic],
-        "floor_FLOP": work.FLOP,
-    }
-    if way.arithmetic == "int8":
+    name = arithmetic(way)
+    params = {"dtype": name, "tolerance": TOLERANCE[name], "floor_FLOP": work.FLOP}
+    if name == "int8":
         return params
-    read_B = work.weights * way.weights.itemsize
+    read_B = work.weights * weights_dtype(way).itemsize
     top = ceilings(device, quick)
     return params | {
         "floor_B": read_B,
-        "least_ms": top.floor_ms(work.FLOP, read_B, way.arithmetic),
-        "peak_FLOP": top.flops[way.arithmetic],
+        "least_ms": top.floor_ms(work.FLOP, read_B, name),
+        "peak_FLOP": top.flops[name],
         "peak_B": top.bytes_per_s,
     }
-
-
-def twin(model: M, dtype: torch.dtype) -> M:
-    """Another model with these weights in `dtype`: not copies of them where that is theirs."""
-    return cast_copy(model, dtype).eval().requires_grad_(False)
-
-
-def arm(
-    model: nn.Module,
-    inputs: Inputs,
-    way: Way,
-    scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> Encode:
-    """A call that computes the model's outputs.
-
-    Args:
-        model: with the weights of `way`.
-        inputs: features (B, T, F) and lengths (B,).
-        way: how to compute.
-        scope: makes a context that each call runs in, such as one core.
-    """
-    features, lengths = inputs
-    if way.form != "eager":
-        model = prepare(twin(model, way.weights), way.form)
-
-    def encode() -> tuple[Tensor, Tensor]:
-        autocast: AbstractContextManager[Any] = nullcontext()
-        if way.autocast:
-            autocast = torch.autocast(features.device.type, getattr(torch, way.arithmetic))
-        exact = tf32(way.arithmetic == "tf32")
-        attention = cudnn_attention(way.cudnn)
-        with scope(), torch.inference_mode(), exact, autocast, attention:
-            return model(features, lengths)
-
-    return capture(encode) if way.graphed else encode
-
-
-@contextmanager
-def cudnn_attention(allowed: bool) -> Iterator[None]:
-    """Whether cuDNN may compute attention inside the block; afterwards it is as before."""
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(allowed and before)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
-from asrkit.workbench.bench.suites.encoder import one_utterance
+from asrkit.workbench.bench.suites.encoders import one_utterance
 from asrkit.workbench.cost import Range, Speed
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.measure import measure
