@@ -7,7 +7,7 @@ from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
 from asrkit.models.assembly import Model
 from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
-from asrkit.transcribe import Recognizer
+from asrkit.transcribe import PipelineConfig, Recognizer
 
 
 class Evaluation(NamedTuple):
@@ -29,6 +29,7 @@ def evaluate(
     utterances: Utterances,
     *,
     batch_seconds: float = 120.0,
+    config: PipelineConfig | None = None,
 ) -> Evaluation:
     """Word error rate (case ignored), recognised text by utterance id, and RTFx.
 
@@ -39,9 +40,10 @@ def evaluate(
         checkpoint: Model, tokenizer and features.
         utterances: Speech with its transcripts.
         batch_seconds: Audio of a batch at most, in seconds.
+        config: Of the recogniser; None: the defaults.
     """
     tokenizer = checkpoint.tokenizer
-    recognizer = Recognizer.from_checkpoint(checkpoint)
+    recognizer = Recognizer.from_checkpoint(checkpoint, config)
     texts = dict[str, str]()
     busy_s = 0.0
     for batch in batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted"):

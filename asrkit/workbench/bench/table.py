@@ -43,10 +43,8 @@ LEGEND = (
     "measured peak. calls: of the joint and the predictor, or of a decoder by attention, what they "
     "start on a GPU, waits for a GPU. shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of "
     "decoders by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of "
-    "features and precision B×T×F. noise: error over what tells frames apart; flips: share of "
-    "frames with another best token; kl: nats a frame; token_errors: edits of the tokens over "
-    "their number; all against float64. With random weights these four say nothing of a trained "
-    "model."
+    "features and precision B×T×F. token_errors: edits of the tokens over their number, against "
+    "float64."
 )
 
 

@@ -91,21 +91,15 @@ WAYS = {  # of a FastConformer, eager float32 first; on a GPU bfloat16 is worth 
         "encoder-autocast-bfloat16": "float32 autocast_bfloat16",
     },
     "cuda": {
-        "encoder-bfloat16": "float32 bfloat16 compiled_bfloat16 graphed_bfloat16 "
-        "compiled_graphed_bfloat16 without_cudnn_bfloat16",
+        "encoder-bfloat16": "float32 bfloat16 compiled_bfloat16 graphed_bfloat16",
         "encoder-autocast-bfloat16": "float32 autocast_bfloat16",
-        "encoder-float32": "float32 compiled_float32 graphed_float32 compiled_graphed_float32 tf32",
-        "encoder-float16": "float32 float16 compiled_float16 graphed_float16 "
-        "compiled_graphed_float16 without_cudnn_float16",
-        "encoder-autocast-float16": "float32 autocast_float16",
+        "encoder-float32": "float32 compiled_float32 graphed_float32 tf32",
     },
 }
 JASPER_WAYS = {
     "cpu": "float32 optimized_float32 bfloat16 optimized_bfloat16",
-    "cuda": "float32 optimized_float32 graphed_float32 optimized_graphed_float32 compiled_float32 "
-    "tf32 bfloat16 optimized_bfloat16 graphed_bfloat16 optimized_graphed_bfloat16 "
-    "compiled_bfloat16 float16 optimized_float16 graphed_float16 optimized_graphed_float16 "
-    "compiled_float16",
+    "cuda": "float32 optimized_float32 tf32 bfloat16 optimized_bfloat16 optimized_graphed_bfloat16 "
+    "float16 optimized_float16 optimized_graphed_float16",
 }
 ENGINE_WAYS = {  # on one core, in the arithmetic of the engines beside them
     "float32": "float32 optimized_float32",

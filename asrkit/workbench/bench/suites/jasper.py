@@ -45,13 +45,11 @@ def random_jasper(config: CTCConfig, device: str) -> CTCModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = CTCModel(config).requires_grad_(False)
-        norms = [part for part in model.modules() if isinstance(part, nn.BatchNorm1d)]
-        for norm in norms:
-            norm.momentum = None  # the statistics are those of the next batch
+        for part in model.modules():
+            if isinstance(part, nn.BatchNorm1d):
+                part.momentum = None  # its statistics are those of the next batch
         noise = torch.randn(1, 100, config.encoder.bins)
         model.train()(noise, torch.tensor([100]))
-        for norm in norms:
-            norm.momentum = 0.1
     return model.eval().to(device)
 
 

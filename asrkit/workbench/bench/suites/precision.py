@@ -1,5 +1,5 @@
 """What half precision does to a model's output, beside what it does to its time; what autocast has
-to cast; and with `--model` what precisions cost a trained model in words (`precision_costs`).
+to cast; and with `--model` the words that bfloat16 and int8 cost a trained model.
 """
 
 import copy
@@ -11,27 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torchaudio.functional import edit_distance
 
+from asrkit.cpu import has_int8
 from asrkit.features import FeatureConfig, log_mel, normalize
 from asrkit.files import home
-from asrkit.models import (
-    Checkpoint,
-    load_checkpoint,
-    make_model,
-    presets,
-)
+from asrkit.models import Checkpoint, FastConformer, load_checkpoint
 from asrkit.models.assembly import Model
 from asrkit.models.transducer import log_probs
 from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
+from asrkit.transcribe.options import PipelineConfig
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.suites import precision_costs
 from asrkit.workbench.measure.ops import EachOp, dtype_name
 from asrkit.workbench.records import Measurement
 
@@ -41,9 +37,11 @@ MODES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-PRESETS_MEASURED = ("tdt_ctc_110m", "parakeet_ctc_0_6b")  # of two sizes and heads; quick: the first
-ROUNDED = ("features", "log-mel", "waveform")
 PAIRS = [("float32", mode) for mode in MODES if mode != "float32"] + [("autocast", "bfloat16")]
+ROUNDED = ("features", "log-mel", "waveform")
+COST = "precision-cost"
+JOBS = 3000  # utterances of the test set and of the development set, a third of each kind
+RESAMPLES = 1000
 
 
 class ModelOutput(NamedTuple):
@@ -67,11 +65,11 @@ def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
     """
     known = ", ".join(MODES)
     expect(mode in (*MODES, "float64"), "mode", f"one of {known} or float64", repr(mode))
-    dtype = MODES.get(mode, torch.float64)
     if mode not in ("float32", "autocast"):
-        model = copy.deepcopy(model).to(dtype)
+        model = copy.deepcopy(model).to(getattr(torch, mode))
     device = next(model.parameters()).device.type
     kind = kind_of(model)
+    head = kind.ctc_head(model)
     options = DecodeOptions(strategy=kind.strategies["fastest"])
 
     @torch.inference_mode()
@@ -80,7 +78,7 @@ def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
         with torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"):
             encoded, ends = model.encoder(features, lengths)
             frames = kind.project(model, encoded)
-            scores = ctc_log_probs(model, encoded)
+            scores = encoded[..., :0] if head is None else log_probs(head(encoded))
             tokens: list[list[int]] = []
             if decode:
                 tokens = kind.decode(model, frames, ends, options).tokens()
@@ -89,44 +87,23 @@ def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
     return read
 
 
-def ctc_log_probs(model: Model, encoded: Tensor) -> Tensor:
-    """Log-probs (B, T, V) of the model's CTC head; (B, T, 0) where it has none."""
-    head = kind_of(model).ctc_head(model)
-    if head is None:
-        return encoded.new_empty((*encoded.shape[:2], 0))
-    return log_probs(head(encoded))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
     """How far one output is from another, over the frames of speech."""
 
     log_prob_max: float  # nats, of any token in any frame
     log_prob_mean: float  # nats
-    # the error over what tells frames apart: both root mean squares of a token's log-probs
-    noise: float
-    kl: float  # nats a frame, from the exact distribution to the other
-    flips: float  # share of frames whose best token changed
     token_errors: float  # edits of the greedy tokens over their number in the exact
 
 
 def deviation(exact: ModelOutput, other: ModelOutput) -> Deviation:
     """The Deviation of `other` from `exact`, computed in float64."""
     valid = valid_mask(exact.lengths, exact.log_probs.shape[1])
-    p = exact.log_probs[valid].double()  # (N, V)
-    q = other.log_probs[valid].double()
-    error = (p - q).abs()
-    spread = p - p.mean(0)
-    # log-probs sum to one only in their own precision
-    p = p.log_softmax(-1)
-    q = q.log_softmax(-1)
+    error = (exact.log_probs[valid].double() - other.log_probs[valid].double()).abs()
     edits = sum(edit_distance(a, b) for a, b in zip(exact.tokens, other.tokens, strict=True))
     return Deviation(
         log_prob_max=error.max().item(),
         log_prob_mean=error.mean().item(),
-        noise=(error.norm() / spread.norm()).item(),
-        kl=(p.exp() * (p - q)).sum(-1).mean().item(),
-        flips=(p.argmax(-1) != q.argmax(-1)).double().mean().item(),
         token_errors=edits / max(1, sum(map(len, exact.tokens))),
     )
 
@@ -137,7 +114,7 @@ def rounded_features(
     dtype: torch.dtype,
     *,
     where: str,
-    config: FeatureConfig | None = None,
+    config: FeatureConfig,
 ) -> Tensor:
     """Log-mel features (B, T, F), float32, with one tensor on the way rounded.
 
@@ -148,10 +125,9 @@ def rounded_features(
         where: one of ROUNDED. "features": the result, as at the door of a model in half precision.
             "log-mel": before the normalisation, which is then computed in `dtype` too. "waveform":
             the samples.
-        config: of the features; None: the defaults.
+        config: of the features.
     """
     expect(where in ROUNDED, "where", f"one of {', '.join(ROUNDED)}", repr(where))
-    config = config or FeatureConfig()
     if where == "log-mel":
         plain = replace(config, normalization="none")
         bands, frames = log_mel(waveforms, lengths, config=plain)
@@ -201,21 +177,6 @@ def unheard_digits(
     return Speech(checkpoint, batch.waveforms.to(device), batch.sample_lengths.to(device), texts)
 
 
-def random_model(preset: str, *, device: str = "cpu", seed: int = 0) -> Model:
-    """A model with random weights, in eval mode; global random state is left as it was.
-
-    Args:
-        preset: a name in asrkit.models.presets.PRESETS.
-        device: of the model.
-        seed: of the weights.
-    """
-    known = ", ".join(presets.PRESETS)
-    expect(preset in presets.PRESETS, "preset", f"one of {known}", repr(preset))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_model(presets.PRESETS[preset]()).eval().to(device)
-
-
 class Cast(NamedTuple):
     """One cast of an operand."""
 
@@ -225,11 +186,9 @@ class Cast(NamedTuple):
     bytes: int  # read and written
 
 
-def autocast_casts(
-    make: Callable[[], nn.Module], *shape: int, device: str, dtype: torch.dtype = torch.bfloat16
-) -> list[Cast]:
-    """Casts of one call of an encoder under the autocast of a device that need not be there:
-    tensors have no memory.
+def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str) -> list[Cast]:
+    """Casts of one call of an encoder under the autocast to bfloat16 of a device that need not be
+    there: tensors have no memory.
 
     CPU and CUDA have different lists of ops that autocast computes in half precision and in
     float32. Attention is one op here: which kernel takes it, the GPU decides.
@@ -238,29 +197,27 @@ def autocast_casts(
         make: returns a module of (features, lengths).
         shape: (B, T, F) of the features.
         device: "cpu" or "cuda".
-        dtype: of the autocast region.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
+    with FakeTensorMode(), torch.device(device):
         module = make().eval()
-        weights = {name: value.to(device) for name, value in module.state_dict().items()}
-        features = torch.randn(shape).to(device)
-        lengths = torch.full(shape[:1], shape[1]).to(device)
-        watch = _Casts({weight.untyped_storage()._cdata for weight in weights.values()})
+        features = torch.randn(shape)
+        lengths = torch.full(shape[:1], shape[1])
+        watch = _Casts(module)
         # in inference mode attention arrives whole
-        with torch.inference_mode(), _region(device, dtype), watch:
-            functional_call(module, weights, (features, lengths))
+        with torch.inference_mode(), _region(device), watch:
+            module(features, lengths)
     return watch.casts
 
 
 @contextmanager
-def _region(device: str, dtype: torch.dtype) -> Iterator[None]:
+def _region(device: str) -> Iterator[None]:
     """What torch.autocast does, which opens no region for a device that is not there."""
     enabled = torch.is_autocast_enabled(device)
-    dtype_before = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_dtype(device, torch.bfloat16)
     torch.autocast_increment_nesting()
     try:
         yield
@@ -268,15 +225,16 @@ def _region(device: str, dtype: torch.dtype) -> Iterator[None]:
         torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()
         torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype_before)
+        torch.set_autocast_dtype(device, dtype)
 
 
 class _Casts(EachOp):
-    """Writes down each cast; `weights` are the storages of the model's weights."""
+    """Writes down each cast of a module's call."""
 
-    def __init__(self, weights: set[int]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.weights = weights
+        tensors = [*module.parameters(), *module.buffers()]
+        self.weights = {tensor.untyped_storage()._cdata for tensor in tensors}
         self.casts: list[Cast] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -291,12 +249,10 @@ class _Casts(EachOp):
             return result
         source = args[0]
         if source.dtype != result.dtype:
-            operand = "activation"
-            if source.untyped_storage()._cdata in self.weights:
-                operand = "weight"
+            is_weight = source.untyped_storage()._cdata in self.weights
             self.casts.append(
                 Cast(
-                    operand,
+                    "weight" if is_weight else "activation",
                     dtype_name(source.dtype),
                     dtype_name(result.dtype),
                     source.nbytes + result.nbytes,
@@ -312,14 +268,14 @@ def suite(
     model: Path | None = None,
     kinds: Sequence[str] | None = None,
 ) -> Iterator[Case]:
-    """Yield the trained model of notebook 00, where there is one, and published sizes with random
-    weights; or instead of them what precisions cost a trained model of the caller.
+    """Yield the trained model of notebook 00, where there is one, or instead of it what precisions
+    cost a trained model of the caller.
 
     Args:
         device: "cpu" or "cuda".
-        quick: one small size and few utterances.
+        quick: few utterances.
         model: a checkpoint whose words are counted, on a CPU.
-        kinds: of the speech that `model` hears, as `asrkit train --kinds` names them; None for all.
+        kinds: of the speech that `model` reads, as `asrkit train --kinds` names them; None for all.
 
     Raises:
         ValueError: `kinds` without a model, or a model and a GPU.
@@ -327,111 +283,159 @@ def suite(
     expect(model is not None or kinds is None, "kinds", "--model beside it", "none")
     if model is not None:
         expect(device == "cpu", "device", "cpu with --model", device)
-        yield precision_costs.case(load_checkpoint(model), kinds, quick)
+        yield Case(what=COST, measure=partial(costs, load_checkpoint(model), kinds, quick))
         return
     path = home(make=False) / "demo" / "model.safetensors"
     if path.exists():
         checkpoint = load_checkpoint(path, device=device)
-        most = None
-        if quick:
-            most = 32
-        yield _trained(unheard_digits(checkpoint, device=device, most=most))
+        yield demo(unheard_digits(checkpoint, device=device, most=32 if quick else None))
     else:
-        logging.getLogger(__name__).warning(
-            "No trained model: run notebook 00 first to have error rates too."
-        )
-    presets_measured: Sequence[str] = PRESETS_MEASURED
-    shape = (2, 1600, 80)
-    if quick:
-        presets_measured = PRESETS_MEASURED[:1]
-        shape = (2, 200, 80)
-    for preset in presets_measured:
-        yield _random(preset, device, shape)
+        logging.getLogger(__name__).warning("No trained model to measure: run notebook 00 first.")
 
 
-def _trained(speech: Speech) -> Case:
-    """Times, deviations and error rates of a trained model, and of rounded features."""
-    inputs = speech.features()
+def demo(speech: Speech) -> Case:
+    """Time of each mode, features in, log-probs out; beside it how far they are from float64, and
+    error rates, also of rounded features.
+
+    Decoding is not timed: how long it takes depends on the tokens.
+    """
+    what = "precision-demo"
+    model = speech.checkpoint.model
+    features, lengths = speech.features()
     config = FeatureConfig(**speech.checkpoint.features)
-    made = _case("precision-demo", speech.checkpoint.model, inputs, "trained")
-    deviations = made.more
+    read = {mode: reader(model, mode) for mode in MODES}
+    dtypes = {mode: dtype_name(dtype) for mode, dtype in MODES.items()}
+    params = {
+        "shape": list(features.shape),
+        "device": str(features.device),
+        "threads": torch.get_num_threads(),
+        "weights": "trained",
+    }
 
-    def rates(output: ModelOutput, impl: str, dtype: str) -> Iterator[Measurement]:
-        for metric, rate in zip(("wer", "cer"), speech.rates(output), strict=True):
-            spread = {"low": rate.low, "high": rate.high, "units": rate.units}
-            params = made.params | {"dtype": dtype} | spread
-            yield Measurement(made.what, metric, "fraction", rate.rate, impl=impl, params=params)
+    def arm(mode: str) -> tuple[Tensor]:
+        return (read[mode](features, lengths, decode=False).log_probs,)
 
     def more() -> Iterator[Measurement]:
-        yield from deviations()
-        for mode, dtype in MODES.items():
-            output = reader(speech.checkpoint.model, mode)(*inputs)
-            yield from rates(output, mode, dtype_name(dtype))
-        read = reader(speech.checkpoint.model, "float32")
+        exact = reader(model, "float64")(features, lengths)
+        outputs = {mode: read_mode(features, lengths) for mode, read_mode in read.items()}
+        for mode, output in outputs.items():
+            of_mode = params | {"dtype": dtypes[mode]}
+            for metric, value in asdict(deviation(exact, output)).items():
+                unit = "nats" if metric.startswith("log") else "fraction"
+                yield Measurement(what, metric, unit, value, impl=mode, params=of_mode)
         for where in ROUNDED:
             rounded = rounded_features(
                 speech.waveforms, speech.lengths, torch.bfloat16, where=where, config=config
             )
-            output = read(rounded, inputs[1])
-            yield from rates(output, f"{where} in bfloat16", "float32")
+            outputs[f"{where} in bfloat16"] = read["float32"](rounded, lengths)
+        for impl, output in outputs.items():
+            of_impl = params | {"dtype": dtypes.get(impl, "float32")}
+            for metric, rate in zip(("wer", "cer"), speech.rates(output), strict=True):
+                yield _error_rate(what, metric, rate, impl, of_impl)
 
-    return replace(made, more=more)
-
-
-def _random(preset: str, device: str, shape: tuple[int, int, int]) -> Case:
-    """Times and deviations of a preset with random weights."""
-    features = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
-    lengths = torch.linspace(shape[1], shape[1] // 2, shape[0]).long().to(device)
-    model = random_model(preset, device=device)
-    return _case(f"precision-{preset}", model, (features, lengths), "random")
-
-
-def _case(what: str, model: Model, inputs: tuple[Tensor, Tensor], weights: str) -> Case:
-    """Time of each mode, features in, log-probs out; beside it each mode's Deviation from float64.
-
-    Decoding is not timed: how long it takes depends on the tokens, and those of random weights are
-    arbitrary.
-
-    Args:
-        what: the name of the case.
-        model: float32.
-        inputs: features and lengths.
-        weights: "random" or "trained".
-    """
-    read = {mode: reader(model, mode) for mode in MODES}
-    params = {
-        "shape": list(inputs[0].shape),
-        "device": str(inputs[0].device),
-        "threads": torch.get_num_threads(),
-        "weights": weights,
-    }
-
-    def deviations() -> Iterator[Measurement]:
-        exact = reader(model, "float64")(*inputs)
-        for mode, read_mode in read.items():
-            of_mode = params | {"dtype": dtype_name(MODES[mode])}
-            for metric, value in asdict(deviation(exact, read_mode(*inputs))).items():
-                unit = "nats" if metric.startswith(("log", "kl")) else "fraction"
-                yield Measurement(what, metric, unit, value, impl=mode, params=of_mode)
-
-    arm_params = {mode: {"dtype": dtype_name(MODES[mode]), "tolerance": 0.1} for mode in MODES}
     return Case(
         what=what,
         params=params,
-        arms={mode: partial(_log_probs, one, inputs) for mode, one in read.items()},
+        arms={mode: partial(arm, mode) for mode in MODES},
         ratios=PAIRS,
-        arm_params=arm_params,
-        more=deviations,
+        arm_params={mode: {"dtype": dtype, "tolerance": 0.1} for mode, dtype in dtypes.items()},
+        more=more,
     )
 
 
-def _log_probs(read: Callable[..., ModelOutput], inputs: tuple[Tensor, Tensor]) -> tuple[Tensor]:
-    return (read(*inputs, decode=False).log_probs,)
+def _error_rate(
+    what: str, metric: str, rate: ErrorRate, impl: str, params: dict[str, Any]
+) -> Measurement:
+    """The measurement of an error rate, with its interval."""
+    spread = {"low": rate.low, "high": rate.high, "units": rate.units}
+    return Measurement(what, metric, "fraction", rate.rate, impl=impl, params=params | spread)
 
 
-SUITE = Suite(
-    name="precision",
-    cases=suite,
-    options=("model", "kinds"),
-    pivoted=(precision_costs.WHAT,),
-)
+def costs(
+    checkpoint: Checkpoint, kinds: Sequence[str] | None, quick: bool
+) -> Iterator[Measurement]:
+    """Word error rate of a trained model in float32, bfloat16 and, where this CPU and the encoder
+    have it, int8; beside the last two, what changes by them. Neither voices nor texts of four
+    words and more are in the training set.
+
+    Args:
+        checkpoint: of the model, float32 on a CPU.
+        kinds: of the speech; None for all.
+        quick: little speech.
+    """
+    from asrkit.data import Utterances, corpora
+    from asrkit.training import evaluate
+
+    jobs = 60 if quick else JOBS
+    sets = corpora.spoken_commands(train=0, dev=jobs, test=jobs, kinds=kinds, progress=False)
+    speech = Utterances.load([*sets["test"], *sets["dev"]], progress=False)
+    params: dict[str, Any] = {
+        "weights": "trained",
+        "kinds": [*(kinds or ["all"])],
+        "utterances": len(speech),
+        "threads": torch.get_num_threads(),
+        "case": f"{len(speech):,} utterances",
+    }
+    if quick:
+        params["quick"] = True
+    plain: list[str] = []
+    for precision in precisions_of(checkpoint):
+        found = evaluate(checkpoint, speech, config=PipelineConfig(precision=precision))
+        yield _error_rate(COST, "wer", found.errors, precision, params)
+        texts = [found.texts[id_] for id_ in speech.ids]
+        if plain:
+            references = [normalize_text(text) for text in speech.texts]
+            yield from changes(precision, references, plain, texts, params)
+        else:
+            plain = texts
+
+
+def precisions_of(checkpoint: Checkpoint) -> list[Any]:
+    """float32, bfloat16, and int8 where this CPU has it and the encoder is a FastConformer."""
+    if has_int8() and isinstance(checkpoint.model.encoder, FastConformer):
+        return ["float32", "bfloat16", "int8"]
+    logging.getLogger(__name__).warning(
+        "int8 is left out: it needs a FastConformer, and a CPU with VNNI or AMX."
+    )
+    return ["float32", "bfloat16"]
+
+
+def changes(
+    precision: str,
+    references: Sequence[str],
+    plain: Sequence[str],
+    other: Sequence[str],
+    params: dict[str, Any],
+) -> Iterator[Measurement]:
+    """How many more word errors the texts of a precision have than those of float32, with an
+    interval by a bootstrap of utterances, and how many texts differ.
+
+    Args:
+        precision: of the texts.
+        references: what was said.
+        plain: texts of float32.
+        other: texts of the precision.
+        params: of the measurements.
+    """
+    said = [text.split() for text in references]
+    words = np.array([*map(len, said)])
+    more = _word_errors(said, other) - _word_errors(said, plain)
+    draws = np.random.default_rng(0).integers(0, len(words), (RESAMPLES, len(words)))
+    rates = more[draws].sum(1) / words[draws].sum(1)
+    low, high = np.quantile(rates, [0.025, 0.975]).tolist()
+    spread = {"low": low, "high": high, "units": int(words.sum())}
+    rate = float(more.sum() / words.sum())
+    yield Measurement(
+        COST, "more_word_errors", "fraction", rate, impl=precision, params=params | spread
+    )
+    differ = sum(a != b for a, b in zip(plain, other, strict=True)) / len(plain)
+    yield Measurement(COST, "other_texts", "fraction", differ, impl=precision, params=params)
+
+
+def _word_errors(said: Sequence[list[str]], texts: Sequence[str]) -> Any:
+    """Word errors of each text (N,)."""
+    pairs = zip(said, texts, strict=True)
+    return np.array([edit_distance(words, text.split()) for words, text in pairs])
+
+
+SUITE = Suite(name="precision", cases=suite, options=("model", "kinds"), pivoted=(COST,))

@@ -6,22 +6,19 @@ products, as in "compiled_graphed_bfloat16".
     float32 bfloat16 float16    weights of that dtype, products too
     tf32                        products of float32 on a GPU
     int8                        linear layers on a CPU, the rest in its fast dtype
-    autocast                    weights stay float32, products take them cast
+    autocast                    weights stay float32, products take them cast to bfloat16
     packed optimized compiled   see `asrkit.models.execution.prepare`
     graphed                     replayed as a CUDA graph
-    without_cudnn               attention by other kernels than cuDNN's, which torch prefers on
-                                Hopper, and which make a plan for each new (B, T)
 """
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from shutil import which
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
@@ -37,11 +34,6 @@ TOLERANCE = {  # distance from eager float32 over its norm
     "int8": 0.1,
 }
 FORMS: tuple[EncoderForm, ...] = ("int8", "packed", "optimized", "compiled")  # int8 optimizes too
-WITHOUT_CUDNN = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 Inputs = tuple[Tensor, Tensor]
 Encode = Callable[[], tuple[Tensor, Tensor]]
 
@@ -97,15 +89,8 @@ def arm(
         model = prepare(cast_copy(model, weights_dtype(way)), form)
 
     def encode() -> tuple[Tensor, Tensor]:
-        with ExitStack() as stack:
-            stack.enter_context(scope())
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(tf32(way == "tf32"))
-            if way.startswith("autocast"):
-                dtype = getattr(torch, arithmetic(way))
-                stack.enter_context(torch.autocast(features.device.type, dtype))
-            if way.startswith("without_cudnn"):
-                stack.enter_context(sdpa_kernel(WITHOUT_CUDNN))
+        autocast = torch.autocast(features.device.type, torch.bfloat16, enabled="autocast" in way)
+        with scope(), torch.inference_mode(), tf32(way == "tf32"), autocast:
             return model(features, lengths)
 
     return capture(encode) if "graphed" in way else encode

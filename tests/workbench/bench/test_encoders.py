@@ -1,0 +1,378 @@
+"""The suite of encoders at small sizes: records, floors, errors, peers, and arms that are refused."""
+
+import os
+from copy import deepcopy
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from asrkit.cpu import has_int8
+from asrkit.models import CTCConfig, CTCModel, FastConformerConfig, presets
+from asrkit.models.packed import multiplies
+from asrkit.transcribe import pipeline
+from asrkit.workbench import bench
+from asrkit.workbench.bench.peers.peer_encoders import renamed, sketch
+from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
+from asrkit.workbench.bench.peers.whole_conformer import WholeConformer
+from asrkit.workbench.bench.suites import encoders, ways
+from asrkit.workbench.cost import encoder_flops, encoder_parameters
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = presets.tiny().encoder
+SMALL = replace(TINY, width=24, heads=2, layers=2)
+JASPER = presets.mini_jasper()
+LARGEST = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}  # errors
+
+
+@pytest.fixture(scope="module")
+def small():
+    """An encoder with random weights, and a batch of two."""
+    return encoders.random_encoder(TINY, "cpu"), ways.speech(2, 1, 80, "cpu")
+
+
+def run(cases, monkeypatch, **how):
+    """Records of these cases."""
+    suite = bench.Suite(name="encoders", cases=lambda device, quick: iter(cases))
+    monkeypatch.setitem(bench.SUITES, "encoders", suite)
+    return bench.run("encoders", quick=True, **how)
+
+
+def by_impl(records, metric="latency"):
+    """Records of a metric by (case, arm)."""
+    return {
+        (one["what"], one["impl"]): one for one in records if one["metric"] == metric
+    }
+
+
+def pairs_of(records):
+    """The pairs of arms that a ratio was recorded of."""
+    ratios = [one for one in records if one["metric"] == "ratio"]
+    return {tuple(one["params"]["arms"]) for one in ratios}
+
+
+def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_ceiling(
+    monkeypatch,
+):
+    found = run(islice(encoders.suite("cpu", True), 4), monkeypatch)
+    rates = {
+        one["impl"]: max(one["samples"])
+        for one in found
+        if one["metric"] == "matrix_product"
+    }
+    timed = by_impl(found)
+    kinds = ("float32", "autocast_bfloat16", "bfloat16")
+    wanted = {*kinds, "packed_float32", "optimized_float32", "optimized_bfloat16"}
+    if multiplies(torch.bfloat16):
+        wanted.add("packed_bfloat16")
+    assert {name for _, name in timed} == wanted
+    assert {what for what, _ in timed} == {
+        "encoder-" + kind.replace("_", "-") for kind in kinds
+    }
+    for (what, name), one in timed.items():
+        params = one["params"]
+        assert params["dtype"] == (
+            "float32" if name.endswith("float32") else "bfloat16"
+        )
+        assert (
+            params["preset"] == "tiny"
+            and params["weights"] == "random"
+            and params["audio_s"] == 3.0
+        )
+        assert params["floor_FLOP"] == encoder_flops(TINY, B=2, T=200)
+        halved = name in ("bfloat16", "packed_bfloat16", "optimized_bfloat16")
+        assert params["floor_B"] == encoder_parameters(TINY) * (2 if halved else 4)
+        by_products = 1e3 * params["floor_FLOP"] / rates[params["dtype"]]
+        assert params["least_ms"] == pytest.approx(
+            max(by_products, 1e3 * params["floor_B"] / params["peak_B"])
+        )
+        speed = next(
+            r
+            for r in found
+            if (r["what"], r["impl"], r["metric"]) == (what, name, "rtfx")
+        )
+        assert (
+            speed["value"] == pytest.approx(3e3 / one["value"])
+            and speed["unit"] == "s/s"
+        )
+    line = next(
+        line for line in bench.table(found) if line.startswith("encoder-float32")
+    )
+    assert "GFLOP/s (" in line and "%)" in line
+
+
+def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkeypatch):
+    monkeypatch.setitem(ways.TOLERANCE, "bfloat16", 1e-6)
+    made = encoders.case("encoder-bfloat16", "float32 bfloat16", *small, True)
+    with pytest.raises(AssertionError, match="bfloat16 disagrees with float32"):
+        run([made], monkeypatch)
+
+
+def test_what_this_machine_lacks_is_no_arm(small, monkeypatch):
+    monkeypatch.setattr(ways, "multiplies", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr(ways, "has_int8", lambda: False)
+    monkeypatch.setattr(ways, "which", lambda name: None)
+    names = "float32 compiled_float32 packed_float32 packed_bfloat16 optimized_int8"
+    made = encoders.case("encoder-float32", names, *small, False)
+    assert [*made.arms] == ["float32", "packed_float32"]
+
+
+WAYS_OF_A_GPU = sorted({*" ".join(encoders.WAYS["cuda"].values()).split()})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WAYS_OF_A_GPU)
+def test_on_a_gpu_every_way_encodes_what_float64_does_on_a_cpu(name):
+    model = encoders.random_encoder(TINY, "cpu")
+    features, lengths = ways.speech(3, 2, 80, "cpu")
+    moved = deepcopy(model).to("cuda", ways.weights_dtype(name))
+    buffer = features.cuda()
+    call = ways.arm(moved, (buffer, lengths.cuda()), name)
+    for sign in (1, -1):  # a graph has to read its inputs anew
+        buffer.copy_(sign * features)
+        with torch.inference_mode():
+            wanted, ends = model.double()(sign * features.double(), lengths)
+        encoded, encoded_lengths = call()
+        assert torch.equal(encoded_lengths.cpu(), ends)
+        off = (encoded.cpu().double() - wanted).norm() / wanted.norm()
+        assert off <= ways.TOLERANCE[ways.arithmetic(name)]
+
+
+def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
+    frames, lengths = torch.randn(2, 5, 32), torch.tensor([5, 3])
+    seen = sketch(frames, lengths)
+    assert seen.shape == (2, 5, 9)
+    for b, t in [(0, 4), (1, 2), (1, 3)]:
+        other = frames.clone()
+        other[b, t, 7] += 1
+        assert torch.equal(sketch(other, lengths), seen) == (t >= lengths[b])
+
+
+@pytest.mark.parametrize(
+    "peer, parts",
+    [("nemo", "linear_q linear_k linear_v"), ("transformers", "q_proj k_proj v_proj")],
+)
+def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
+    weights = encoders.random_encoder(
+        FastConformerConfig(width=24, heads=2, layers=1, subsampling_channels=4), "cpu"
+    ).state_dict()
+    found = renamed(weights, peer)
+    assert len(found) == len(weights) + 4  # weight and bias of q, k and v apart
+    q, k, v = (found[f"layers.0.self_attn.{part}.weight"] for part in parts.split())
+    assert torch.equal(torch.cat([q, k, v]), weights["blocks.0.attention.qkv.weight"])
+    assert found["layers.0.conv.pointwise_conv1.weight"].shape == (48, 24, 1)
+    assert found[
+        "layers.0.self_attn." + ("pos_bias_u" if peer == "nemo" else "bias_u")
+    ].shape == (
+        2,
+        12,
+    )
+    assert not [
+        name
+        for name in found
+        if "blocks" in name or "attention." in name or "feed." in name
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs NeMo and transformers: make peers"
+)
+def test_peers_encode_the_same_with_the_same_weights(small, monkeypatch):
+    encoder, inputs = small
+    with bench.Peers() as peers:
+        cases = encoders.fastconformer(encoder, inputs, True, peers)
+        found = run(cases, monkeypatch, peers=peers)
+        assert not peers.running
+    names = {"nemo_encoder", "transformers_encoder", "transformers_encoder_eager"}
+    timed = by_impl(found)
+    for what in encoders.WAYS["cpu"]:
+        ours = what.removeprefix("encoder-").replace("-", "_")
+        for name in names:
+            assert timed[what, name]["params"]["dtype"] == ways.arithmetic(ours)
+            assert (name, ours) in pairs_of(found)
+
+
+def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
+    where, plain, cores = [], pipeline.log_mel, os.sched_getaffinity(0)
+
+    def watched(*given, **how):
+        where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
+        return plain(*given, **how)
+
+    monkeypatch.setattr(pipeline, "log_mel", watched)
+    torch.set_num_threads(2)
+    case = encoders.one_core(True)
+    bench.check(case)
+    assert {"float32", "bfloat16", "optimized_bfloat16"} <= {*case.arms}
+    assert ("optimized_int8" in case.arms) == has_int8()
+    assert where == [(1, 1)] * len(case.arms)
+    assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == 2
+    frames, labels = case.run("float32")
+    assert (
+        labels.shape[1] == case.params["labels"] > 0
+        and frames.shape[1] == case.params["shape"][1]
+    )
+    assert case.params["threads"] == case.params["cores"] == 1
+
+
+def engine_cases(encoder, B, peers=None):
+    """The cases of engines with `encoder`."""
+    exported = CTCModel(CTCConfig(encoder=encoder.config, vocab_size=1)).eval()
+    exported.encoder = encoder
+    batches = [torch.randn(B, 90, 80)]
+    return encoders.engines(
+        "engines", encoder, exported, batches, True, peers, preset="small"
+    )
+
+
+def jasper_cases(monkeypatch, peers=None):
+    """The cases of a small Jasper on a CPU, of 30 and of 41 frames."""
+    sizes = {"quick": ((1, 0.3), (1, 0.41)), "cpu": ()}
+    monkeypatch.setattr(encoders, "JASPER_BATCHES", sizes)
+    return encoders.jaspers("cpu", True, peers)
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    return encoders.random_encoder(SMALL, "cpu")
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("B, T", [(1, 1), (1, 9), (2, 130)])
+@torch.inference_mode()
+def test_an_encoder_without_lengths_is_the_encoder_on_whole_utterances(B, T, scale):
+    encoder = encoders.random_encoder(replace(SMALL, scale_input=scale), "cpu")
+    features = torch.randn(B, T, 80)
+    wanted, lengths = encoder(features, torch.full((B,), T))
+    whole = WholeConformer(encoder, int(lengths[0])).eval()
+    torch.testing.assert_close(whole(features), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_ours_alone_on_one_core_with_errors_and_floors(narrow, monkeypatch):
+    records = run(engine_cases(narrow, B=2), monkeypatch)
+    found = by_impl(records, "relative_error")
+    kinds = ["float32", "bfloat16", *["int8"] * has_int8()]
+    assert found.keys() == {
+        (f"engines-{kind}", way)
+        for kind in kinds
+        for way in encoders.ENGINE_WAYS[kind].split()[1:]
+    }
+    for (what, _), one in found.items():
+        assert 0 < one["value"] < LARGEST[what.partition("-")[2]]
+    if has_int8():
+        errors = [
+            found["engines-int8", f"optimized_{kind}"]["value"]
+            for kind in ("int8", "bfloat16")
+        ]
+        assert errors[0] != errors[1]
+    for one in records:
+        params = one["params"]
+        assert (params["cores"], params["preset"]) == (1, "small")
+        if one["metric"] == "latency":
+            assert params["floor_FLOP"] > 0
+            if params["dtype"] == "int8":  # whose rate is not measured
+                assert "peak_FLOP" not in params
+            else:
+                assert params["peak_FLOP"] > 0 and params["least_ms"] > 0
+            assert params["audio_s"] == 2 * 90 / 100
+
+
+def test_jasper_on_one_core_has_its_least_work(monkeypatch):
+    records = run(jasper_cases(monkeypatch), monkeypatch)
+    timed = by_impl(records)
+    arms = encoders.JASPER_WAYS["cpu"].split()
+    assert [*timed] == [("jasper-inference", way) for way in arms]
+    weights = encoder_parameters(JASPER.encoder)
+    for (_, name), one in timed.items():
+        params = one["params"]
+        assert params["shape"] == [1, 41]
+        assert params["floor_FLOP"] == encoder_flops(JASPER.encoder, B=1, T=41)
+        assert params["floor_B"] == weights * (2 if name.endswith("bfloat16") else 4)
+        assert params["cores"] == 1 and params["quick"]
+    assert {
+        ("float32", "optimized_float32"),
+        ("float32", "optimized_bfloat16"),
+        ("bfloat16", "optimized_bfloat16"),
+    } <= pairs_of(records)
+
+
+def expect_engines(records, names, capfd):
+    """Each engine that runs has the arithmetic of its case, its version and an error."""
+    errors, timed = by_impl(records, "relative_error"), by_impl(records)
+    for what, name in [*names]:
+        if "bfloat16" in what and (what, name) not in errors:  # which then says so
+            message = "it computes in f32 on this CPU, not in bf16"
+            assert message in capfd.readouterr().err
+            names.remove((what, name))
+    for what, name in names:
+        kind, params = what.rpartition("-")[2], timed[what, name]["params"]
+        assert 0 < errors[what, name]["value"] < LARGEST[kind]
+        assert (params["dtype"], params["cores"]) == (kind, 1)
+        assert params["peer"].split()[0] == name.rpartition("_")[0]
+        assert ("peak_FLOP" in params) == (kind != "int8")
+        assert (name, f"optimized_{kind}") in pairs_of(records)
+    assert names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers"
+)
+@pytest.mark.parametrize(
+    "B, kinds",
+    [
+        (1, ["float32"]),  # the others are made of its graph, weight by weight
+        (2, ["float32", "bfloat16", *["int8"] * has_int8()]),
+    ],
+)
+def test_engines_compute_the_same_from_the_same_weights(
+    narrow, monkeypatch, capfd, B, kinds
+):
+    asked = {f"engines-{kind}": NAMES[f"engines-{kind}"] for kind in kinds}
+    with bench.Peers(names=asked) as peers:
+        records = run(engine_cases(narrow, B, peers), monkeypatch, peers=peers)
+        assert not peers.running
+    names = [(what, name) for what in asked for name in asked[what]]
+    expect_engines(records, names, capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers"
+)
+def test_engines_compute_a_jasper_of_any_length(monkeypatch, capfd):
+    with bench.Peers() as peers:
+        records = run(jasper_cases(monkeypatch, peers), monkeypatch, peers=peers)
+        assert not peers.running
+    asked = ("jasper-engines-float32", "jasper-engines-bfloat16")
+    names = [(what, name) for what in asked for name in NAMES[what]]
+    expect_engines(records, names, capfd)
+    for what, name in names:
+        shapes = [
+            one["params"]["shape"]
+            for one in records
+            if (one["what"], one["impl"], one["metric"]) == (what, name, "latency")
+        ]
+        assert shapes == [[1, 30], [1, 41]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs OpenVINO: make peers")
+def test_an_engine_with_other_weights_is_not_measured(narrow, monkeypatch):
+    plain = encoders.write_model
+
+    def write_other(folder, model):
+        other = deepcopy(model)
+        with torch.no_grad():
+            other.encoder.blocks[-1].final_norm.weight.mul_(1.01)
+        plain(folder, other)
+
+    monkeypatch.setattr(encoders, "write_model", write_other)
+    names = {"engines-float32": ("openvino_float32",)}
+    with (
+        bench.Peers(names=names) as peers,
+        pytest.raises(AssertionError, match="openvino_float32 disagrees with float32"),
+    ):
+        run(engine_cases(narrow, 1, peers), monkeypatch, peers=peers)
