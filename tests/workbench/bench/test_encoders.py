@@ -227,11 +227,9 @@ def engine_cases(encoder, B, peers=None):
     )
 
 
-def jasper_cases(monkeypatch, peers=None):
+def jasper_cases(peers=None):
     """The cases of a small Jasper on a CPU, of 30 and of 41 frames."""
-    sizes = {"quick": ((1, 0.3), (1, 0.41)), "cpu": ()}
-    monkeypatch.setattr(encoders, "JASPER_BATCHES", sizes)
-    return encoders.jaspers("cpu", True, peers)
+    return encoders.jaspers("cpu", True, ((1, 0.3), (1, 0.41)), peers)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +278,7 @@ def test_ours_alone_on_one_core_with_errors_and_floors(narrow, monkeypatch):
 
 
 def test_jasper_on_one_core_has_its_least_work(monkeypatch):
-    records = run(jasper_cases(monkeypatch), monkeypatch)
+    records = run(jasper_cases(), monkeypatch)
     timed = by_impl(records)
     arms = encoders.JASPER_WAYS["cpu"].split()
     assert [*timed] == [("jasper-inference", way) for way in arms]
@@ -344,7 +342,7 @@ def test_engines_compute_the_same_from_the_same_weights(
 )
 def test_engines_compute_a_jasper_of_any_length(monkeypatch, capfd):
     with bench.Peers() as peers:
-        records = run(jasper_cases(monkeypatch, peers), monkeypatch, peers=peers)
+        records = run(jasper_cases(peers), monkeypatch, peers=peers)
         assert not peers.running
     asked = ("jasper-engines-float32", "jasper-engines-bfloat16")
     names = [(what, name) for what in asked for name in NAMES[what]]

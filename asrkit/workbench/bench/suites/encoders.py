@@ -63,7 +63,7 @@ from asrkit.workbench.cost import encoder_flops, encoder_parameters
 from asrkit.workbench.records import Measurement
 
 RATE_HZ = 16_000
-PEERS_MOST = 700_000_000  # parameters: every peer's process holds them too
+PEERS_MOST = 1_000_000_000  # parameters times utterances
 COLUMNS = 8  # of a sketch, which are numbers of the frames themselves
 
 SECONDS = 10  # of the longest utterance
@@ -72,12 +72,6 @@ BATCHES: dict[str, dict[str, tuple[int, ...]]] = {  # utterances
     "cuda": dict.fromkeys(("parakeet_ctc_0_6b", "tdt_ctc_110m", "parakeet_ctc_1_1b"), (1, 32, 128)),
     "quick": {"tiny": (2,)},
 }
-WHOLE = (  # batches of whole utterances for engines
-    ("tiny", 2),
-    ("tdt_ctc_110m", 1),
-    ("tdt_ctc_110m", 8),
-    ("parakeet_ctc_0_6b", 1),
-)
 JASPER_BATCHES = {  # utterances, and seconds of the longest
     "cpu": ((1, 2.0), (1, 7.0), (2, 7.0), (1, 16.7)),
     "cuda": ((1, 2.0), (1, 16.7), (16, 16.7)),
@@ -118,22 +112,25 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
     """
     yield Case(what="machine-ceiling", measure=lambda: ceilings(device, quick).measurements)
     kind = torch.device(device).type
+    size = "quick" if quick else kind
     if kind == "cuda":
-        yield from jaspers(device, quick, peers)
-    for preset, batches in BATCHES["quick" if quick else kind].items():
+        yield from jaspers(device, quick, JASPER_BATCHES[size], None)
+    for preset, batches in BATCHES[size].items():
         config = presets.PRESETS[preset]().encoder
         assert isinstance(config, FastConformerConfig)
         encoder = random_encoder(config, device)
         for B in batches:
             inputs = speech(B, 2 if quick else SECONDS, config.bins, device)
+            if kind == "cuda" or B * encoder_parameters(config) > PEERS_MOST:
+                yield from fastconformer(encoder, inputs, quick, None, preset=preset)
+                continue
             yield from fastconformer(encoder, inputs, quick, peers, preset=preset)
-            if kind == "cpu" and (preset, B) in WHOLE:
-                around = CTCModel(CTCConfig(encoder=config, vocab_size=1)).eval()
-                around.encoder = encoder
-                whole = [torch.where(inputs[0] == 0, 0.5, inputs[0])]  # without padding
-                yield from engines("engines", encoder, around, whole, quick, peers, preset=preset)
+            exported = CTCModel(CTCConfig(encoder=config, vocab_size=1)).eval()
+            exported.encoder = encoder
+            whole = [torch.where(inputs[0] == 0, 0.5, inputs[0])]  # without padding
+            yield from engines("engines", encoder, exported, whole, quick, peers, preset=preset)
     if kind == "cpu":
-        yield from jaspers(device, quick, peers)
+        yield from jaspers(device, quick, JASPER_BATCHES[size], peers)
         yield one_core(quick)
 
 
@@ -207,14 +204,11 @@ def fastconformer(
     encoder: FastConformer, inputs: Inputs, quick: bool, peers: Peers | None, **params: Any
 ) -> Iterator[Case]:
     """A case for each arithmetic, on a CPU beside NeMo and transformers where they take part."""
-    device = inputs[0].device.type
-    if device != "cpu" or encoder_parameters(encoder.config) > PEERS_MOST:
-        peers = None
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.pt"
         if peers is not None:
             write(plan, encoder, *inputs)
-        for what, ways in WAYS[device].items():
+        for what, ways in WAYS[inputs[0].device.type].items():
             made = case(what, ways, encoder, inputs, quick, **params)
             if peers is not None:
                 ours = what.removeprefix("encoder-").replace("-", "_")
@@ -227,27 +221,34 @@ def fastconformer(
             peers.end("encoder")
 
 
-def jaspers(device: str, quick: bool, peers: Peers | None) -> Iterator[Case]:
+def jaspers(
+    device: str, quick: bool, batches: Sequence[tuple[int, float]], peers: Peers | None
+) -> Iterator[Case]:
     """Jasper 10x5 DR: on a GPU the claims about it and inference, on a CPU inference on one core,
     with peers beside OpenVINO and ONNX Runtime, which take one utterance of any length.
+
+    Args:
+        device: "cpu" or "cuda".
+        quick: a small Jasper.
+        batches: utterances, and seconds of the longest.
+        peers: whose processes run the engines, on a CPU; None: ours alone.
     """
-    kind = torch.device(device).type
-    preset, config = "jasper_10x5dr", presets.jasper_10x5dr()
-    batches = JASPER_BATCHES[kind]
-    if quick:
-        preset, config = "mini_jasper", presets.mini_jasper()
-        batches = JASPER_BATCHES["quick"]
+    preset = "mini_jasper" if quick else "jasper_10x5dr"
+    config = presets.PRESETS[preset]()
+    assert isinstance(config, CTCConfig)
     model = random_jasper(config, device)
     params: dict[str, Any] = {"preset": preset}
-    if kind == "cuda":
-        yield from claims(model, device, quick)
-    else:
+    ways = JASPER_WAYS["cpu"]
+    if device == "cpu":
         params["cores"] = 1
-    made = {size: speech(*size, model.encoder.config.bins, device) for size in batches}
-    for inputs in made.values():
-        yield case("jasper-inference", JASPER_WAYS[kind], model, inputs, quick, **params)
-    if peers is not None and kind == "cpu":
-        whole = [features for (B, _), (features, _) in made.items() if B == 1]
+    else:
+        ways = JASPER_WAYS["cuda"]
+        yield from claims(model, device, quick)
+    made = [speech(B, seconds, config.encoder.bins, device) for B, seconds in batches]
+    for inputs in made:
+        yield case("jasper-inference", ways, model, inputs, quick, **params)
+    if peers is not None:
+        whole = [features for features, lengths in made if len(lengths) == 1]
         yield from engines("jasper-engines", model, model, whole, quick, peers, preset=preset)
 
 
