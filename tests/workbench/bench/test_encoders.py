@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from asrkit.cpu import has_int8
-from asrkit.models import CTCConfig, CTCModel, FastConformerConfig, presets
+from asrkit.models import (
+    CTCConfig,
+    CTCModel,
+    FastConformer,
+    FastConformerConfig,
+    presets,
+)
 from asrkit.models.packed import multiplies
 from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
@@ -109,10 +115,26 @@ def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkey
         run([made], monkeypatch)
 
 
+def test_one_core_is_that_of_each_call_alone(small, monkeypatch):
+    where, plain, cores = [], FastConformer.forward, os.sched_getaffinity(0)
+
+    def watched(*given, **how):
+        where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
+        return plain(*given, **how)
+
+    monkeypatch.setattr(FastConformer, "forward", watched)
+    torch.set_num_threads(2)
+    made = encoders.case("engines-float32", "float32", *small, True, cores=1)
+    made.run("float32")
+    assert where == [(1, 1)]
+    assert os.sched_getaffinity(0) == cores and torch.get_num_threads() == 2
+
+
 def test_what_this_machine_lacks_is_no_arm(small, monkeypatch):
     monkeypatch.setattr(ways, "multiplies", lambda dtype: dtype == torch.float32)
     monkeypatch.setattr(ways, "has_int8", lambda: False)
     monkeypatch.setattr(ways, "which", lambda name: None)
+    monkeypatch.setattr(encoders, "arm_params", lambda *given: {})
     names = "float32 compiled_float32 packed_float32 packed_bfloat16 optimized_int8"
     made = encoders.case("encoder-float32", names, *small, False)
     assert [*made.arms] == ["float32", "packed_float32"]

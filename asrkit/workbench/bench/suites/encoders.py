@@ -177,9 +177,7 @@ def case(
         params_of_arms = {way: arm_params(way, least, device, quick) for way in names}
     first, *others = names
     pairs = [(first, way) for way in others]
-    pairs += [
-        (arithmetic(way), way) for way in others if arithmetic(way) in {*others} - {way, first}
-    ]
+    pairs += [(arithmetic(way), way) for way in others if "_" in way and arithmetic(way) in others]
     return Case(
         what=what,
         arms={way: arm(models[weights_dtype(way)], inputs, way, scope) for way in names},
