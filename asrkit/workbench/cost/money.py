@@ -216,10 +216,10 @@ def recorded_speeds(path: str | Path | None = None) -> list[Speed]:
         path: A file or folder of records; by default those that come with asrkit.
     """
     found = filter(_is_of_recogniser, records.read(path or files.shipped("records")))
-    newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    newest: dict[tuple[str, str, str], Any] = {}
     for record in sorted(found, key=lambda record: record["captured_at"]):
         newest[record["machine"]["id"], record["what"], record["impl"]] = record
-    chosen: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    chosen: dict[tuple[str, ...], Any] = {}
     for (machine, what, impl), record in newest.items():
         rank = (machine, what) if what.startswith(LADDER) else (machine, what, impl)
         if rank not in chosen or chosen[rank]["value"] < record["value"]:
