@@ -64,7 +64,9 @@ class Range:
     @classmethod
     def of(cls, value: "Range | float") -> "Range":
         """`value` itself, or a number as a range without width."""
-        return value if isinstance(value, Range) else cls(value, value, value)
+        if isinstance(value, Range):
+            return value
+        return cls(value, value, value)
 
     @classmethod
     def parse(cls, text: str, argument: str) -> "Range":
@@ -85,7 +87,9 @@ class Range:
             "a number, 0 or in 1e-12..1e12, or LOW:HIGH, or LOW:MIDDLE:HIGH",
             repr(text),
         )
-        middle = ends[1] if len(ends) == 3 else sum(ends) / len(ends)
+        middle = sum(ends) / len(ends)
+        if len(ends) == 3:
+            middle = ends[1]
         return cls(ends[0], middle, ends[-1])
 
     def __add__(self, other: "Range | float") -> "Range":
@@ -104,8 +108,16 @@ class Range:
 
     def __str__(self) -> str:
         """`5 (4–8)`; a range without width is its number."""
-        low, middle, high = (f"{end:,.0f}" if end >= 1000 else f"{end:.4g}" for end in self.ends)
-        return middle if low == high else f"{middle} ({low}–{high})"
+        low, middle, high = map(_number_text, self.ends)
+        if low == high:
+            return middle
+        return f"{middle} ({low}–{high})"
+
+
+def _number_text(number: float) -> str:
+    if number >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +144,9 @@ class Instance:
     @property
     def per(self) -> str:
         """The unit that transcribes: "gpu" where there is one, else "core"."""
-        return "gpu" if self.gpus else "core"
+        if self.gpus:
+            return "gpu"
+        return "core"
 
     def units(self, per: str) -> int:
         """The number of cores ("core") or GPUs ("gpu"); ValueError where there are none."""
@@ -241,12 +255,17 @@ def _speed(record: Mapping[str, Any]) -> Speed:
     stats = record["stats"]
     params = record["params"]
     machine = record["machine"]
-    on_core = record["what"] == ON_ONE_CORE
+    if record["what"] == ON_ONE_CORE:
+        per = "core"
+        device = machine["cpu_model"]
+    else:
+        per = "gpu"
+        device = machine["gpus"][0]["name"]
     return Speed(
         rtfx=Range(stats["p25"], stats["p50"], stats["p75"]),
-        per="core" if on_core else "gpu",
+        per=per,
         origin="recorded",
-        device=machine["cpu_model"] if on_core else machine["gpus"][0]["name"],
+        device=device,
         model=params["preset"],
         batch=params.get("batch", 1),
         date=record["captured_at"][:10],
@@ -420,11 +439,8 @@ def compare(costs: Sequence[TranscriptionCost]) -> list[dict[str, Any]]:
 
 def _row(cost: TranscriptionCost, ordered: Sequence[TranscriptionCost]) -> dict[str, Any]:
     speed = cost.speed
-    rivals = [
-        other
-        for other in ordered
-        if other.speed.model == speed.model and other.speed.per != speed.per
-    ]
+    same_model = (other for other in ordered if other.speed.model == speed.model)
+    rivals = [other for other in same_model if other.speed.per != speed.per]
     return {
         "instance": cost.instance.name,
         "usd_per_hour": cost.instance.usd_per_hour.ends,
@@ -448,7 +464,9 @@ def _row(cost: TranscriptionCost, ordered: Sequence[TranscriptionCost]) -> dict[
 
 def range_text(ends: Sequence[float] | None) -> str:
     """[lowest, middle, highest] as text, and a dash for what is not known."""
-    return str(Range(*ends)) if ends else "–"
+    if not ends:
+        return "–"
+    return str(Range(*ends))
 
 
 def cheapest_pair(
@@ -459,7 +477,9 @@ def cheapest_pair(
     for cost in sorted(costs, key=lambda cost: cost.usd.middle, reverse=True):
         if cost.speed.model == model:
             cheapest[cost.speed.per] = cost
-    return (cheapest["core"], cheapest["gpu"]) if len(cheapest) == len(UNITS) else None
+    if len(cheapest) < len(UNITS):
+        return None
+    return cheapest["core"], cheapest["gpu"]
 
 
 def unequal(a: Speed, b: Speed) -> list[str]:

@@ -85,7 +85,8 @@ def aed_flops(config: AEDConfig, way: tuple[str, str], *, T: int, U: int) -> dic
     again = 0
     tokens = 0
     for earlier in range(U):
-        token = products * D * D + 2 * (earlier + 1) * D + 2 * looks * T * D
+        attention = 2 * (earlier + 1) * D + 2 * looks * T * D
+        token = products * D * D + attention
         tokens += token
         again += earlier * {"kept": 0, "states": 2 * D * D, "none": token}[past]
     return {
