@@ -210,8 +210,7 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     elif variant == "packed":
         in_hidden_gradient["gradient of hidden layer"] = hidden_B
         in_hidden_gradient["gradient of halves"] = 4 * halves
-        utterance_B = 8 * T * U1 * D  # in float64
-        in_hidden_gradient["tiles"] = min(tile_bytes, utterance_B) * 9 // 8
+        in_hidden_gradient["tiles"] = min(tile_bytes, 8 * T * U1 * D) * 9 // 8  # in float64
     moments = [in_loss, in_weight_gradient, in_hidden_gradient] + [behind_loss] * kept
     most = max(moments, key=lambda parts: sum(parts.values()))
     if at_once < B:  # the gradients of earlier sub-batches are kept
