@@ -24,6 +24,14 @@ def test_shares_of_the_ranks_time_add_up_to_all_of_it():
     assert sum(shares.values()) == pytest.approx(100)
     assert shares["useful"] == pytest.approx(100 * account.utilisation)
     assert min(shares.values()) > 0
+    seconds, tokens = (
+        sum(len(batch) * max(batch) - sum(batch) for batch in batches)
+        for batches in zip(*pairs, strict=True)
+    )
+    lost = CANARY_COMPUTE.per_second * seconds, CANARY_COMPUTE.per_token * tokens
+    assert shares["padded audio"] / shares["padded text"] == pytest.approx(
+        lost[0] / lost[1]
+    )
 
 
 def test_random_batches_by_seconds_fill_the_memory_and_never_exceed_it():
