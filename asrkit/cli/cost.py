@@ -15,30 +15,27 @@ DOCUMENT = {  # what document 000 compares
     "on": "2024-09-24",
     "model": "parakeet_rnnt_1_1b",
 }
-TERMS = {  # option -> field of Terms that has its range
+TERMS = {  # option -> argument of transcription_cost that is its range
     "utilisation": "utilisation",
     "startup": "startup_s",
-    "storage": "storage_usd_per_GB_month",
-    "months": "months",
-    "egress": "egress_usd_per_GB",
+    "per_gb": "usd_per_GB",
 }
 
 
 def _cost(args: argparse.Namespace) -> int:
     from asrkit.shapes import expect
-    from asrkit.workbench import cost
-    from asrkit.workbench.cost import Range
+    from asrkit.workbench.cost import money
 
     if args.document:
         for name, value in DOCUMENT.items():
             passed = getattr(args, name)
             expect(passed is None, name, "none beside --document", passed)
             setattr(args, name, value)
-    terms = {field: Range.parse(getattr(args, name), name) for name, field in TERMS.items()}
+    terms = {field: money.Range.parse(getattr(args, name), name) for name, field in TERMS.items()}
     instances = _instances(args)
     known = _known_speeds(args)
     costs = [
-        cost.transcription_cost(
+        money.transcription_cost(
             instance, speed, hours=args.hours, instances=args.instances, **terms
         )
         for instance in instances
@@ -55,7 +52,7 @@ def _cost(args: argparse.Namespace) -> int:
 def _instances(args: argparse.Namespace) -> list[Any]:
     """The instances that were asked for, at the price that was asked for; or one of --units."""
     from asrkit.shapes import expect
-    from asrkit.workbench.cost import Instance, Range, load_prices
+    from asrkit.workbench.cost.money import Instance, Range, load_prices
 
     if args.units is not None:
         complete = args.price is not None and args.rtfx is not None and not args.instance
@@ -80,17 +77,17 @@ def _instances(args: argparse.Namespace) -> list[Any]:
 def _known_speeds(args: argparse.Namespace) -> list[Any]:
     """RTFx that were published, and but for --document those that were recorded."""
     from asrkit.shapes import expect
-    from asrkit.workbench import cost
+    from asrkit.workbench.cost import money
 
     if args.document:
-        return cost.published_speeds()
+        return money.published_speeds()
     if args.measured:
         remedy = "asrkit bench encoders makes them."
         found = args.measured.is_file()
         expect(found, "measured", "a file of records", repr(str(args.measured)), remedy)
-    recorded = cost.recorded_speeds(args.measured)
+    recorded = money.recorded_speeds(args.measured)
     expect(bool(recorded), "measured", "records of a whole recogniser", "none")
-    speeds = [*cost.published_speeds(), *recorded]
+    speeds = [*money.published_speeds(), *recorded]
     models = dict.fromkeys(speed.model for speed in speeds)
     expect(args.model in (None, *models), "model", "one of " + ", ".join(models), repr(args.model))
     return speeds
@@ -102,15 +99,15 @@ def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[A
     None at all is an error only for an instance that was asked for by name.
     """
     from asrkit.shapes import expect
-    from asrkit.workbench import cost
+    from asrkit.workbench.cost import money
 
     if args.rtfx is not None:
-        rtfx = cost.Range.parse(args.rtfx, "rtfx")
-        return [cost.Speed(rtfx=rtfx, per=args.per or instance.per, origin="assumed")]
+        rtfx = money.Range.parse(args.rtfx, "rtfx")
+        return [money.Speed(rtfx=rtfx, per=args.per or instance.per, origin="assumed")]
     if args.measured and instance.per == "core":  # of whatever maker
         fitting = [speed for speed in known if (speed.per, speed.origin) == ("core", "recorded")]
     else:
-        fitting = cost.speeds_for(instance, known, model=args.model or cost.DEFAULT_MODEL)
+        fitting = money.speeds_for(instance, known, model=args.model or money.DEFAULT_MODEL)
     if args.model is not None:
         fitting = [speed for speed in fitting if speed.model == args.model]
     known_one = bool(fitting) or not args.instance
@@ -122,20 +119,20 @@ def _speeds(args: argparse.Namespace, instance: Any, known: list[Any]) -> list[A
 
 def _result(args: argparse.Namespace, costs: list[Any]) -> dict[str, Any]:
     """What --json prints, and what the text is made of."""
-    from asrkit.workbench import cost
+    from asrkit.workbench.cost import money
 
-    result: dict[str, Any] = {"hours": args.hours, "on": args.on, "rows": cost.compare(costs)}
-    model = args.model or cost.DEFAULT_MODEL
+    result: dict[str, Any] = {"hours": args.hours, "on": args.on, "rows": money.compare(costs)}
+    model = args.model or money.DEFAULT_MODEL
     if args.rtfx is not None:
         model = ""
-    pair = cost.cheapest_pair(costs, model=model)
+    pair = money.cheapest_pair(costs, model=model)
     if pair:
         on_cores, on_gpus = pair
         result["cores_over_gpus"] = (on_cores.usd / on_gpus.usd).ends
         result["model"] = model
-        result["unequal"] = cost.unequal(on_cores.speed, on_gpus.speed)
+        result["unequal"] = money.unequal(on_cores.speed, on_gpus.speed)
     if args.document:
-        unstated = [row for row in cost.stated_inputs() if not row["stated"]]
+        unstated = [row for row in money.read_table("cost_inputs.csv") if not row["stated"]]
         result["not_stated"] = {row["input"]: row["taken"] for row in unstated}
     return result
 
@@ -222,16 +219,10 @@ def _add_other_costs(parser: argparse.ArgumentParser) -> None:
         "--instances", type=int, default=1, metavar="N", help="how many instances are started"
     )
     other.add_argument(
-        "--storage",
+        "--per-gb",
         default="0",
         metavar="RANGE",
-        help="USD a GB and month; an hour of speech is 0.1152 GB",
-    )
-    other.add_argument(
-        "--months", default="1", metavar="RANGE", help="how long the speech is stored"
-    )
-    other.add_argument(
-        "--egress", default="0", metavar="RANGE", help="USD for moving a GB of speech"
+        help="USD for storing and moving a GB of speech; an hour of speech is 0.1152 GB",
     )
 
 

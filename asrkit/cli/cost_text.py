@@ -6,6 +6,10 @@ from typing import Any
 from asrkit.cli.command import count, table_width
 
 LEGEND = "RTFx: seconds of speech that one core or GPU transcribes in a second"
+WIDER = (  # why these costs differ from those of notebook 12
+    "a row for each RTFx that is known, published or recorded; document 000 and notebook 12\n"
+    "compare the published ones of c7a.48xlarge and p4de.24xlarge alone (--document)"
+)
 
 
 def cost_lines(result: Mapping[str, Any]) -> Iterable[str]:
@@ -17,6 +21,8 @@ def cost_lines(result: Mapping[str, Any]) -> Iterable[str]:
     rows = result["rows"]
     yield from _table([_cost_cells(*row, result["hours"]) for row in enumerate(rows, 1)])
     yield LEGEND
+    if any(row["origin"] == "recorded" for row in rows):
+        yield WIDER
     yield ""
     yield from _table([_source_cells(*row) for row in enumerate(rows, 1)])
     yield ""
@@ -85,6 +91,6 @@ def _source_cells(number: int, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _range_text(ends: Sequence[float] | None) -> str:
-    from asrkit.workbench.cost import range_text
+    from asrkit.workbench.cost.money import range_text
 
     return range_text(ends)

@@ -6,13 +6,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import to_rgba
 
 from asrkit.workbench import plots
-from asrkit.workbench.lessons import batching, bf16_casting, label_looping, loss_kernels
+from asrkit.workbench.lessons import bf16_casting, label_looping, loss_kernels
 from asrkit.workbench.measure import Timing
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
@@ -122,10 +121,6 @@ def timing(*samples_ms):
 
 
 SECONDS = np.array([3.0, 9.0, 4.0])
-BATCHES = pd.DataFrame(
-    [("success", 1, 512, 50), ("success", 1, 512, 60), ("aborted", 1, 512, 120)],
-    columns=["status", "buckets", "global_batch", "epochs"],
-)
 LESSONS = {
     "time_bars": bf16_casting,
     "time_over_memory": loss_kernels,
@@ -143,7 +138,6 @@ MARKS = {
     "time_bars": (({"float32": timing(1, 2, 9), "autocast": timing(1)},), {"unit": "ms", "things": {"autocast": "cast"}}),
     "time_over_memory": (({"lean": timing(3, 4, 5)}, {"lean": 2**21}), {"ylabel": "ms"}),
     "timeline": (({"a": [("cast", 1.0), ("norm", 2.0)], "b": [("cast", 4.0)]},), {"unit": "µs"}),
-    "tornado": (({"rtfx": (30.0, 5.0), "price": (8.0, 12.0)}, 10.0), {"unit": "USD"}),
     "training_curve": (([{"seconds": float(i), "loss": 5.0 - i} for i in range(4)],), {}),
     "waiting": ((np.array([[0, 1, 2, 2]]),), {"calls": 10}),
     "waterfall": (({"eager": 10.0, "folded": 7.0, "slower": 8.0},), {"unit": "ms"}),
@@ -194,8 +188,6 @@ def test_a_thing_has_one_colour_in_every_picture_and_no_other_name_has_it():
 
 
 def test_numbers_that_marks_compute_are_right():
-    epochs = batching.epochs_over_batch(BATCHES, plots.canvas("title")[1])
-    assert list(epochs.lines[0].get_ydata()) == [55]
     once = loss_kernels.nodes_at_once(4, 3).tolist()
     assert once == [sum(0 <= k - u < 4 for u in range(3)) for k in range(6)]
 

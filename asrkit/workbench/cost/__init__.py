@@ -1,112 +1,29 @@
-"""What models cost: operations and bytes counted (`counts`, `joint`), GPUs (`gpu`), the
-money that transcription takes (`prices`, `speeds`, `transcription`), and training on many GPUs
-(`scaling`).
+"""What models cost: operations and bytes counted (`counts`), and GPUs by their data sheets (`gpu`);
+the money that transcription takes (`money`), and training on many GPUs (`scaling`).
 """
 
-from asrkit.workbench.cost.counts import encoder_flops, encoder_parameters
-from asrkit.workbench.cost.gpu import (
-    CARDS,
-    Card,
-    LatencyCell,
-    TwoNumbers,
-    published_latencies,
-    two_numbers,
-)
-from asrkit.workbench.cost.joint import (
+from asrkit.workbench.cost.counts import (
     GPU_TILE_BYTES,
     VARIANTS,
     Peak,
+    encoder_flops,
+    encoder_parameters,
     joint_bytes,
     largest_batch,
 )
-from asrkit.workbench.cost.prices import Instance, load_prices
-from asrkit.workbench.cost.ranges import Range
-from asrkit.workbench.cost.scaling import (
-    DGX_A100,
-    GRADIENT_BYTES,
-    EpochFit,
-    Link,
-    Run,
-    StepFit,
-    all_reduce_s,
-    cluster_all_reduce_s,
-    critical_batch,
-    fastest,
-    fit_epochs,
-    fit_steps,
-    predict,
-    published_runs,
-    without_buckets,
-)
-from asrkit.workbench.cost.speeds import (
-    DEFAULT_MODEL,
-    Speed,
-    power,
-    published_speeds,
-    recorded_speeds,
-    speeds_for,
-)
-from asrkit.workbench.cost.transcription import (
-    UNITS,
-    Terms,
-    TranscriptionCost,
-    break_even_rtfx,
-    cheapest_pair,
-    compare,
-    cost_table,
-    range_text,
-    stated_inputs,
-    transcription_cost,
-    unequal,
-)
+from asrkit.workbench.cost.gpu import CARDS, Card, LatencyCell, TwoNumbers, two_numbers
 
 __all__ = [
     "CARDS",
-    "DEFAULT_MODEL",
-    "DGX_A100",
     "GPU_TILE_BYTES",
-    "GRADIENT_BYTES",
-    "UNITS",
     "VARIANTS",
     "Card",
-    "EpochFit",
-    "Instance",
     "LatencyCell",
-    "Link",
     "Peak",
-    "Range",
-    "Run",
-    "Speed",
-    "StepFit",
-    "Terms",
-    "TranscriptionCost",
     "TwoNumbers",
-    "all_reduce_s",
-    "break_even_rtfx",
-    "cheapest_pair",
-    "cluster_all_reduce_s",
-    "compare",
-    "cost_table",
-    "critical_batch",
     "encoder_flops",
     "encoder_parameters",
-    "fastest",
-    "fit_epochs",
-    "fit_steps",
     "joint_bytes",
     "largest_batch",
-    "load_prices",
-    "power",
-    "predict",
-    "published_latencies",
-    "published_runs",
-    "published_speeds",
-    "range_text",
-    "recorded_speeds",
-    "speeds_for",
-    "stated_inputs",
-    "transcription_cost",
     "two_numbers",
-    "unequal",
-    "without_buckets",
 ]

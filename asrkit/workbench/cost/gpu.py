@@ -7,13 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asrkit.models import JasperConfig
-from asrkit.shapes import expect
-from asrkit.workbench.cost.counts import encoder_flops
-from asrkit.workbench.cost.csv_tables import read_table
-
-FRAMES_PER_S = 100  # of features
-
 
 class Card(NamedTuple):
     """A GPU as it is sold.
@@ -60,8 +53,6 @@ class LatencyCell:
         precision: FP16, TF32, FP32, or another name of an arithmetic.
         latency_ms: Of a call.
         FLOP: Operations of a call.
-        system: Machine of a published cell; empty for others.
-        gpu: Its GPU; empty for others.
     """
 
     batch: int
@@ -69,41 +60,11 @@ class LatencyCell:
     precision: str
     latency_ms: float
     FLOP: float
-    system: str = ""
-    gpu: str = ""
 
     @property
     def TFLOP_per_s(self) -> float:
         """Operations over time."""
         return self.FLOP / self.latency_ms / 1e9
-
-
-def published_latencies(
-    system: str | None = None, precision: str | None = None
-) -> list[LatencyCell]:
-    """Cells of Jasper's published inference tables; their latency is the printed mean.
-
-    Args:
-        system: Machine, such as "DGX A100"; None for all.
-        precision: FP16, TF32 or FP32; None for all.
-    """
-    cells = []
-    for row in read_table("published/jasper_inference.csv"):
-        batch = int(row["batch"])
-        seconds = float(row["duration_s"])
-        cell = LatencyCell(
-            batch=batch,
-            seconds=seconds,
-            precision=row["precision"],
-            latency_ms=float(row["avg_ms"]),
-            FLOP=encoder_flops(JasperConfig(), B=batch, T=round(FRAMES_PER_S * seconds)),
-            system=row["system"],
-            gpu=row["gpu"],
-        )
-        if system in (None, cell.system) and precision in (None, cell.precision):
-            cells.append(cell)
-    expect(bool(cells), "system, precision", "those of a table", (system, precision))
-    return cells
 
 
 @dataclass(frozen=True, kw_only=True)

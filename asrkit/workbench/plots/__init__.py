@@ -3,7 +3,7 @@
 No global style, and nothing is saved; `show` puts a picture on a page with its alt text.
 """
 
-from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado, waterfall
+from asrkit.workbench.plots.bars import stacked, timeline, waterfall
 from asrkit.workbench.plots.canvas import as_html, canvas, show
 from asrkit.workbench.plots.dots import dots
 from asrkit.workbench.plots.frames import frames
@@ -27,12 +27,10 @@ __all__ = [
     "intervals",
     "lattice",
     "lengths",
-    "padded_batches",
     "show",
     "spectrogram",
     "stacked",
     "timeline",
-    "tornado",
     "training_curve",
     "waterfall",
     "waveform",

@@ -1,4 +1,4 @@
-"""Bars: made of parts, along a timeline, of steps, of batches, and of what an input changes."""
+"""Bars: made of parts, along a timeline, and of steps."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
-from asrkit.workbench.plots.palette import BLUE, COLOURS, GREEN, GREY, RED, colours_of
+from asrkit.workbench.plots.palette import BLUE, GREEN, GREY, RED, colours_of
 
 
 def stacked(
@@ -106,60 +106,4 @@ def waterfall(levels: Mapping[str, float], ax: Axes, *, unit: str = "") -> Axes:
     ax.invert_yaxis()
     ax.margins(x=0.1)
     ax.set_xlabel(unit)
-    return ax
-
-
-def padded_batches(batches: Sequence[np.ndarray], ax: Axes, *, unit: str = "length, s") -> Axes:
-    """A bar an utterance, batch after batch: dark its own length, pale the padding.
-
-    Args:
-        batches: Lengths of the utterances of each batch.
-        ax: Axes to draw on; returned.
-        unit: Quantity and unit of the lengths.
-    """
-    start = 0
-    for batch in batches:
-        size = len(batch)
-        bars = start + np.arange(size)
-        ax.bar(bars.mean(), max(batch), width=size, color=RED, alpha=0.35, lw=0)
-        ax.bar(bars, batch, width=1.0, color=BLUE, lw=0)
-        start += size + 2
-    ax.set(
-        xlabel="utterances, batch after batch",
-        ylabel=unit,
-        xlim=(-2, start),
-    )
-    return ax
-
-
-def tornado(
-    swings: Mapping[str, tuple[float, float]], middle: float, ax: Axes, *, unit: str = ""
-) -> Axes:
-    """How far the outcome moves with each input; blue where it is lowest, red where highest.
-
-    Args:
-        swings: Input -> the outcomes at its lowest and at its highest; the first is on top.
-        middle: The outcome with every input in the middle.
-        ax: Axes to draw on; returned.
-        unit: Unit of the outcome.
-    """
-    ends_of_input = ("input at its lowest", "input at its highest")
-    for row, outcomes in enumerate(swings.values()):
-        for outcome, colour, name in zip(outcomes, COLOURS[:2], ends_of_input, strict=True):
-            label = ""
-            if row == 0:  # in the legend once
-                label = name
-            ax.barh(
-                row,
-                outcome - middle,
-                left=middle,
-                height=0.6,
-                color=colour,
-                label=label,
-            )
-    ax.axvline(middle, color="black", lw=0.8)
-    ax.set_yticks(range(len(swings)), list(swings))
-    ax.invert_yaxis()
-    ax.set_xlabel(unit)
-    ax.legend(**LEGEND_BESIDE)
     return ax

@@ -6,7 +6,7 @@ import pytest
 
 from asrkit.cli import main
 from asrkit.workbench import records
-from asrkit.workbench.cost import Range
+from asrkit.workbench.cost.money import Range
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +62,10 @@ def test_the_document_is_rebuilt_and_what_it_leaves_out_is_listed(capsys):
 
 
 def test_a_machine_of_ones_own_by_hand(capsys):
-    terms = "--utilisation 0.5 --startup 1800 --instances 2 --storage 0.1 --egress 0.5"
+    terms = "--utilisation 0.5 --startup 1800 --instances 2 --per-gb 0.6"
     options = f"--units 10 --price 2 --rtfx 4:5:8 --hours 1000 {terms}"
     text, told = run(capsys, *options.split())
-    (row,) = told["rows"]  # startup 2, storage 11.52, egress 57.6
+    (row,) = told["rows"]  # startup 2, storage and transfer 69.12
     assert row["usd"] == pytest.approx([50 + 71.12, 80 + 71.12, 100 + 71.12])
     assert "10 cores 5 (4–8) – 151,120 (121,120–171,120) 151.1 (121.1–171.1)" in text
 

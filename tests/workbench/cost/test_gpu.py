@@ -1,9 +1,9 @@
-"""The two numbers of latencies, and published rates beside those of data sheets."""
+"""The two numbers of latencies."""
 
 import numpy as np
 import pytest
 
-from asrkit.workbench.cost import LatencyCell, published_latencies, two_numbers
+from asrkit.workbench.cost import LatencyCell, two_numbers
 
 
 def cells(floor_ms, TFLOP_per_s, noise=0.0):
@@ -43,25 +43,3 @@ def test_no_other_two_numbers_are_nearer():
         for rate in (0.97, 1.0, 1.03):
             there = spread(floor * found.floor_ms, rate * found.TFLOP_per_s)
             assert there >= found.deviation - 1e-6
-
-
-@pytest.mark.parametrize(("precision", "floor_ms", "rate", "deviation"), [
-    ("FP16", 35.0, 146, 0.06),
-    ("TF32", 37.0, 78, 0.11),
-])  # fmt: skip
-def test_the_published_cells_of_an_a100_are_two_numbers(
-    precision, floor_ms, rate, deviation
-):
-    found = two_numbers(published_latencies("DGX A100", precision))
-    assert found.floor_ms == pytest.approx(floor_ms, rel=0.01)
-    assert found.TFLOP_per_s == pytest.approx(rate, rel=0.01)
-    assert found.deviation == pytest.approx(deviation, abs=0.005)
-
-
-def test_tables_are_read_whole_and_unknown_cells_are_refused():
-    assert len(published_latencies()) == 150
-    assert len(published_latencies("DGX A100", "TF32")) == 15
-    with pytest.raises(
-        ValueError, match="^system, precision: expected those of a table"
-    ):
-        published_latencies("DGX A100", "FP32")

@@ -1,12 +1,8 @@
-"""Jasper reckoned: memory against a count of tensors, launches by structure, what seeds tell."""
+"""Jasper without a GPU: memory against a count of tensors, launches by structure, seeds."""
 
-import itertools
 import math
-from collections import Counter
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,11 +12,12 @@ from torch.utils._pytree import tree_leaves
 from asrkit.models import CTCModel, JasperConfig, presets
 from asrkit.models.folded import fold
 from asrkit.workbench.claims import load_claims, published
-from asrkit.workbench.lessons.jasper import studies
-from asrkit.workbench.lessons.jasper.studies import TrainingMemory
+from asrkit.workbench.cost import encoder_flops, two_numbers
+from asrkit.workbench.lessons import jasper as lesson
+from asrkit.workbench.lessons.jasper import TrainingMemory
 
 MINI = presets.mini_jasper()
-GIB = studies.GIB
+GIB = lesson.GIB
 
 
 def random_model(config):
@@ -64,17 +61,14 @@ class LiveBytes(TorchDispatchMode):
 def test_the_count_without_numbers_is_that_of_real_tensors():
     """On a CPU the storages that live, since only CUDA's allocator keeps a peak."""
     batch, frames = 8, 200
-    counted = studies.training_peak(batch, frames, config=MINI)
+    counted = lesson.training_peak(batch, frames, "float32", MINI)
     torch.manual_seed(0)
     model = CTCModel(MINI).train()
-    for stage in model.encoder.stages:
-        stage.dropout = studies._Dropout(stage.dropout.p)
     features = torch.randn(batch, frames, MINI.encoder.bins)
     lengths = torch.tensor([frames] * (batch - 1) + [frames - 1])
     weights = list(model.parameters())
     momenta = [torch.zeros_like(weight) for weight in weights]
-    forward = partial(studies.masked_everywhere, model)
-    step = studies._MomentumStep(forward, weights, momenta, lengths)
+    step = lesson.momentum_step(model, momenta, lengths)
     held = [*weights, *model.buffers(), *momenta, features]
     with LiveBytes() as live:
         live.note(held)
@@ -84,11 +78,11 @@ def test_the_count_without_numbers_is_that_of_real_tensors():
 
 def test_memory_is_a_line_over_the_batch_and_mixed_precision_takes_less():
     memories = {
-        precision: studies.training_memory(400, precision, config=MINI)
+        precision: lesson.training_memory(precision, 400, MINI)
         for precision in ("float32", "mixed")
     }
     for precision, memory in memories.items():
-        there = studies.training_peak(48, 400, precision, config=MINI) / GIB
+        there = lesson.training_peak(48, 400, precision, MINI) / GIB
         assert memory.peak_GiB(48) == pytest.approx(there, rel=0.01)
     ratio = memories["mixed"].utterance_GiB / memories["float32"].utterance_GiB
     assert 0.45 < ratio < 0.6
@@ -111,14 +105,14 @@ FULL = {  # GiB of Jasper 10x5 DR at 1,920 frames, by precision: fixed, and of a
 
 @pytest.mark.parametrize("precision", FULL)
 def test_the_published_model_takes_what_the_limits_are_reckoned_with(precision):
-    found = studies.training_peak(16, 1920, precision) / GIB
+    found = lesson.training_peak(16, 1920, precision) / GIB
     assert found == pytest.approx(FULL[precision].peak_GiB(16), rel=0.01)
 
 
 def test_published_batches_beside_those_that_fit():
-    limits = studies.batch_limits(FULL["float32"], FULL["mixed"])
+    limits = lesson.batch_limits(FULL)
     found = {
-        (one.card_GiB, one.precision): (one.printed, one.counted, one.verdict)
+        (one["card, GiB"], one["precision"]): tuple([*one.values()][2:])
         for one in limits
     }
     assert found == {
@@ -129,20 +123,16 @@ def test_published_batches_beside_those_that_fit():
         (80, "float32"): (64, 128, "borderline"),
         (80, "mixed"): (64, 256, "no maximum"),
     }
-    for one in limits:
-        assert one.peak_GiB + one.left_GiB == pytest.approx(
-            one.card_GiB - studies.DRIVER_GIB
-        )
-    tight = studies.batch_limits(
-        replace(FULL["float32"], utterance_GiB=2.0), FULL["mixed"]
-    )
-    assert tight[0].verdict == "does not fit"
+    tight = replace(FULL["float32"], utterance_GiB=2.0)
+    assert lesson.batch_limits({"float32": tight})[0]["verdict"] == "does not fit"
 
 
 def test_the_claim_of_larger_batches_has_the_batches_that_fit():
     (claim,) = [one for one in load_claims() if one.id == "jasper-mixed-larger-batch"]
-    limits = studies.batch_limits(FULL["float32"], FULL["mixed"])
-    counted = {one.precision: one.counted for one in limits if one.card_GiB == 32}
+    limits = lesson.batch_limits(FULL)
+    counted = {
+        one["precision"]: one["counted"] for one in limits if one["card, GiB"] == 32
+    }
     assert claim.params == {f"{name}_batch": batch for name, batch in counted.items()}
     for line in published("jasper_training.csv"):
         if line["system"] == "DGX A100":
@@ -159,7 +149,7 @@ def test_masks_in_each_convolution_change_nothing(lengths):
     lengths = torch.tensor(lengths)
     with torch.no_grad():
         wanted, wanted_lengths = model(features, lengths)
-        found, found_lengths = studies.masked_everywhere(model, features, lengths)
+        found, found_lengths = lesson.masked_everywhere(model, features, lengths)
     assert torch.equal(found_lengths, wanted_lengths)
     for row, end in enumerate(wanted_lengths.tolist()):
         assert torch.allclose(found[row, :end], wanted[row, :end], atol=1e-12)
@@ -167,48 +157,24 @@ def test_masks_in_each_convolution_change_nothing(lengths):
 
 def test_lengths_and_masks_are_most_of_the_published_launches():
     """Each of the 108 convolutions: mask of 3 launches, length of 7, itself, its norm."""
-    model = random_model(studies.narrowed(presets.jasper_10x5dr(), 64))
-    theirs = studies.launches_of_call(
-        lambda x, n: studies.masked_everywhere(model, x, n)
-    )
+    model = random_model(lesson.narrowed(presets.jasper_10x5dr(), 64))
+    theirs = lesson.launches_of_call(lambda x, n: lesson.masked_everywhere(model, x, n))
     assert theirs == 108 * 12 + 53 + 55 + 4  # ReLUs, sums of branches, head
-    ragged = studies.launches_of_call(model)
-    full = studies.launches_of_call(model, ragged=False)
+    ragged = lesson.launches_of_call(model)
+    full = lesson.launches_of_call(model, ragged=False)
     assert full < ragged < theirs / 3
     assert full > 108 * 2 + 53 + 55
 
 
 def test_folded_norms_and_branches_leave_a_launch_or_two_for_each_convolution():
     """53 convolutions and ten products of branches, a bias and a ReLU each at most."""
-    model = random_model(studies.narrowed(presets.jasper_10x5dr(), 64))
-    eager = studies.launches_of_call(model, ragged=False)
-    folded = studies.launches_of_call(fold(model), ragged=False)
+    model = random_model(lesson.narrowed(presets.jasper_10x5dr(), 64))
+    eager = lesson.launches_of_call(model, ragged=False)
+    folded = lesson.launches_of_call(fold(model), ragged=False)
     assert folded < 160 < eager / 2
 
 
 # Seeds
-
-
-def test_the_published_seeds_have_their_printed_mean_and_the_reported_one_is_among_them():
-    lines = {
-        (line["system"], line["set"]): line for line in published("jasper_seeds.csv")
-    }
-    runs = studies.seed_runs()
-    assert len(runs) == 8
-    for run in runs:
-        line = lines[run.system, run.set]
-        assert run.mean == pytest.approx(line["mean_percent"], abs=0.0055)
-        assert run.std * math.sqrt(7 / 8) == pytest.approx(
-            line["std_percent"], abs=0.0055
-        )
-        assert run.reported in run.percent
-        assert run.gain == pytest.approx(run.mean - run.reported)
-    (one,) = studies.seed_runs("DGX A100", "test-clean")
-    assert one.gain == pytest.approx(0.24, abs=0.005)
-    with pytest.raises(
-        ValueError, match="system, of: expected a line of jasper_seeds.csv"
-    ):
-        studies.seed_runs("T4")
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
@@ -219,39 +185,33 @@ def test_the_smallest_of_n_normals_is_expected_where_it_is(n):
         3: -1.5 / math.sqrt(math.pi),
         8: -1.42360,
     }
-    assert studies.expected_minimum(n) == pytest.approx(known[n], abs=1e-4)
+    assert lesson.expected_minimum(n) == pytest.approx(known[n], abs=1e-4)
 
 
-def test_the_chance_of_a_gain_is_what_drawing_finds():
-    best = np.random.default_rng(0).normal(size=(200_000, 8)).min(1)
-    for gain in (0.0, 0.13, 0.3):
-        share = (best * 0.2 <= -gain).mean()
-        assert studies.chance_of_gain(gain, 0.2, 8) == pytest.approx(share, abs=0.005)
+# Latencies
 
 
-def test_a_permutation_test_counts_all_divisions():
-    assert studies.permutation_p([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
-    assert studies.permutation_p([1.0, 1.0], [1.0]) == 1.0
-    one, other = [0.1, 0.9, 0.4], [0.8, 1.3]
-    seen = abs(np.mean(one) - np.mean(other))
-    pooled = Counter(enumerate([*one, *other]))
-    count = 0
-    for part in itertools.combinations(pooled, 3):
-        rest = [value for value in pooled if value not in part]
-        gap = np.mean([v for _, v in part]) - np.mean([v for _, v in rest])
-        count += abs(gap) >= seen - 1e-9
-    assert studies.permutation_p(one, other) == pytest.approx(count / 10)
+def latencies(precision):
+    return [
+        cell
+        for cell in lesson.published_latencies("DGX A100")
+        if cell.precision == precision
+    ]
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: studies.training_peak(2, 10, "float16"),
-     "precision: expected 'float32' or 'mixed', got 'float16'"),
-    (lambda: studies.permutation_p([], [1.0]), "one, other: expected a value each"),
-    (lambda: studies.permutation_p([0.0] * 11, [1.0] * 10), "one, other: expected at most 20"),
+@pytest.mark.parametrize(("precision", "floor_ms", "rate", "deviation"), [
+    ("FP16", 35.0, 146, 0.06),
+    ("TF32", 37.0, 78, 0.11),
 ])  # fmt: skip
-def test_what_cannot_be_reckoned_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_the_published_cells_of_an_a100_are_two_numbers(
+    precision, floor_ms, rate, deviation
+):
+    cells = latencies(precision)
+    found = two_numbers(cells)
+    assert len(cells) == 15
+    assert found.floor_ms == pytest.approx(floor_ms, rel=0.01)
+    assert found.TFLOP_per_s == pytest.approx(rate, rel=0.01)
+    assert found.deviation == pytest.approx(deviation, abs=0.005)
 
 
 # Claims
@@ -276,15 +236,13 @@ def test_the_claim_of_parameters_has_those_of_the_model():
 
 
 def test_claims_about_latencies_have_the_numbers_that_are_fitted_and_counted():
-    from asrkit.workbench.cost import encoder_flops, published_latencies, two_numbers
-
     claims = {
         one.id: one.params for one in load_claims() if one.id.startswith("jasper-")
     }
     rate = encoder_flops(JasperConfig(), B=1, T=100) / 1e9
     for name in ("jasper-two-numbers", "jasper-fp32-above-peak"):
         assert claims[name]["GFLOP_per_s"] == pytest.approx(rate, abs=0.005)
-    cells = published_latencies("DGX A100", "FP16")
+    cells = latencies("FP16")
     found = two_numbers(cells)
     above = [one for one in cells if found.ms(one.FLOP) > found.floor_ms]
     assert [(one.batch, one.seconds) for one in above] == [(16, 16.7)]

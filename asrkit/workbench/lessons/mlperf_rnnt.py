@@ -1,19 +1,23 @@
-"""Small trainings that show what large ones consist of: LAMB's ratios, processes, evaluation."""
+"""What notebook 10_mlperf_rnnt measures and draws beyond its cells: small trainings that show what
+large ones consist of, a convolution that is shared out, and a batch that runs in phases.
+"""
 
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor
+from torch.nn import functional as F
 
 from asrkit.data import Utterances, batches
 from asrkit.models import (
@@ -26,8 +30,7 @@ from asrkit.optim import Lamb
 from asrkit.optim.reference import direction
 from asrkit.optim.step import bias_correction
 from asrkit.optim.step import trust_ratio as ratio_of_norms
-from asrkit.shapes import expect
-from asrkit.text import CharTokenizer, ErrorRate
+from asrkit.text import CharTokenizer
 from asrkit.training import (
     Beside,
     Prepared,
@@ -37,6 +40,8 @@ from asrkit.training import (
     update,
 )
 from asrkit.training.evaluation import score_weights
+from asrkit.workbench.plots.canvas import LEGEND_BESIDE
+from asrkit.workbench.plots.palette import colour
 
 # Settings of MLPerf's RNN-T at a batch of 2048: hyperparameters_2048.sh of training_results_v1.1
 BETAS = (0.9, 0.9985)
@@ -48,11 +53,7 @@ CONFIG = TrainConfig(joint="full", precision="float32", ctc_weight=0.0)
 
 
 def small_model(seed: int = 0) -> TransducerModel:
-    """A transducer of the round's form, of a few hundred thousand weights, in training mode.
-
-    Args:
-        seed: Of its weights.
-    """
+    """A transducer of the round's form, of a few hundred thousand weights, in training mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = LSTMEncoderConfig(width=96, before=1, after=1, dropout=0.0, phases=2)
@@ -63,13 +64,7 @@ def small_model(seed: int = 0) -> TransducerModel:
 def prepared_batches(
     speech: Utterances, *, batch_seconds: float, seed: int = 0
 ) -> Iterator[Prepared]:
-    """Batches for training, without end.
-
-    Args:
-        speech: To train on.
-        batch_seconds: Most seconds of a batch, padding included.
-        seed: Of their order and of augmentation.
-    """
+    """Batches for training, without end; of at most so many seconds, padding included."""
     tokenizer = CharTokenizer()
     step = 0
     for epoch in count():
@@ -81,13 +76,7 @@ def prepared_batches(
 
 
 def train_with_lamb(speech: Utterances, *, steps: int, seed: int = 0) -> dict[str, list[float]]:
-    """Train a small model; returns LAMB's ratio ||p|| / ||u|| of each of its matrices in each step.
-
-    Args:
-        speech: To train on.
-        steps: Optimizer steps.
-        seed: Of weights, batches and augmentation.
-    """
+    """LAMB's ratio ||p|| / ||u|| of each matrix in each step of training a small model."""
     model = small_model(seed)
     optimizer = Lamb(
         model.parameters(), RATE, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=1.0
@@ -108,13 +97,7 @@ def train_with_lamb(speech: Utterances, *, steps: int, seed: int = 0) -> dict[st
 
 
 def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:
-    """||p|| / ||u|| of the last step of a parameter, from its state in the optimizer.
-
-    Args:
-        optimizer: After the step.
-        weight: A parameter of its only group.
-        before: The value of `weight` before the step.
-    """
+    """||p|| / ||u|| of the last step of a weight that was `before` until then."""
     (group,) = optimizer.param_groups
     state = optimizer.state[weight]
     first, second = (bias_correction(beta, state["step"]) for beta in group["betas"])
@@ -140,9 +123,6 @@ def train_in_processes(
         accumulate: Batches that each takes in a step.
         steps: Optimizer steps.
         seed: Of weights, batches and augmentation.
-
-    Raises:
-        RuntimeError: Training failed; the message has what it said.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), "-m", "asrkit", "train", "--fresh"]
@@ -166,7 +146,6 @@ def mean_of_means_error(parts: list[Prepared], seed: int = 0) -> float:
         ||g' - g|| / ||g||, with g the gradient of the loss per label of all labels, and g' the mean
         of the gradients of each part's loss per label.
     """
-    expect(len(parts) > 1, "parts", "batches of two processes at least", len(parts))
     model = small_model(seed)
     labels = torch.tensor([float(part.target_lengths.sum()) for part in parts])
     gradients = []
@@ -183,107 +162,72 @@ def mean_of_means_error(parts: list[Prepared], seed: int = 0) -> float:
 Spans = list[tuple[str, float]]  # what was done, and for how many ms, in its order
 
 
-@dataclass(frozen=True)
-class EvaluatedRun:
-    """Steps with evaluations between them, or beside them.
-
-    Attributes:
-        seconds: Of the steps and of what they waited for; the last evaluation is not waited for.
-        rows: Name of a process -> what it did.
-        scores: Word error rate by step.
-    """
-
-    seconds: float
-    rows: dict[str, Spans]
-    scores: dict[int, float]
-
-
-@dataclass(frozen=True)
-class EvaluatedTraining:
-    """Makes the same steps twice: with evaluations in turn, and in a process beside.
+def train_in_turn(
+    checkpoint: Checkpoint, batches: Sequence[Prepared], dev: Utterances, *, every: int
+) -> tuple[dict[str, Spans], dict[int, float]]:
+    """Train a copy of a model, and wait for each evaluation.
 
     Args:
-        checkpoint: Whose model is trained on; it stays as it is.
+        checkpoint: Whose model is trained on.
         batches: One for each step.
         dev: Speech that is evaluated.
         every: Steps between two evaluations.
+
+    Returns:
+        Name of a process -> what it did; and word error rates by step.
     """
+    score = partial(score_weights, checkpoint.tokenizer, checkpoint.features, dev)
+    model: Any = deepcopy(checkpoint.model)
+    score(model.eval())  # compiles, as the process beside does before its clock
+    step = _stepping(model)
+    spans: Spans = []
+    scores = {}
+    for number, batch in enumerate(batches, start=1):
+        spans.append(("step", step(batch)))
+        if number % every == 0:
+            start_s = time.perf_counter()
+            scores[number] = score(model.eval()).rate
+            spans.append(("evaluation", _ms_since(start_s)))
+    return {"in turn": spans}, scores
 
-    checkpoint: Checkpoint
-    batches: list[Prepared]
-    dev: Utterances
-    every: int
 
-    def in_turn(self) -> EvaluatedRun:
-        """Train, and wait for each evaluation."""
-        score = self._score()
-        model = deepcopy(self.checkpoint.model)
-        score(model.eval())  # compiles, as the process beside does before its clock
-        model.train()
-        step = _stepping(model)
-        spans: Spans = []
-        scores = {}
-        for number, batch in enumerate(self.batches, start=1):
+def train_beside(
+    checkpoint: Checkpoint, batches: Sequence[Prepared], dev: Utterances, *, every: int
+) -> tuple[dict[str, Spans], dict[int, float]]:
+    """As `train_in_turn`, with each evaluation made by another process meanwhile.
+
+    The last evaluation is not waited for in the time of training.
+    """
+    score = partial(score_weights, checkpoint.tokenizer, checkpoint.features, dev)
+    model: Any = deepcopy(checkpoint.model)
+    step = _stepping(model)
+    spans: Spans = []
+    with Beside(score, model, every=every, threads=1) as beside:
+        beside.submit(0, model)  # the process starts, imports and compiles
+        beside.collect()
+        moments_s = [time.perf_counter()]  # then of each evaluation: asked for, and seen to end
+
+        def look(scored: Collection[int]) -> None:
+            running = len(moments_s) % 2 == 0
+            if running and len(scored) > len(moments_s) // 2:
+                moments_s.append(time.perf_counter())
+
+        for number, batch in enumerate(batches, start=1):
             spans.append(("step", step(batch)))
-            if number % self.every == 0:
-                start_s = time.perf_counter()
-                scores[number] = score(model.eval()).rate
-                model.train()
-                spans.append(("evaluation", _ms_since(start_s)))
-        return EvaluatedRun(_total_s(spans), {"in turn": spans}, scores)
-
-    def beside(self) -> EvaluatedRun:
-        """Train, and have each evaluation made by another process meanwhile."""
-        model = deepcopy(self.checkpoint.model).train()
-        step = _stepping(model)
-        spans: Spans = []
-        with Beside(self._score(), model, every=self.every, threads=1) as beside:
-            beside.submit(0, model)  # the process starts, imports and compiles
-            beside.collect()
-            watch = _Watch(len(beside.scores), time.perf_counter())
-            for number, batch in enumerate(self.batches, start=1):
-                spans.append(("step", step(batch)))
-                watch.look(len(beside.poll()))
-                if number % self.every == 0:
-                    due_s = time.perf_counter()
-                    watch.look(len(beside.collect()))  # the next one waits for it
-                    spans.append(("wait", _ms_since(due_s)))
-                    asked_s = time.perf_counter()
-                    beside.after_step(number, model)
-                    spans.append(("copy", _ms_since(asked_s)))
-                    watch.asked_s = asked_s
-            watch.look(len(beside.collect()))
-            scores = {number: score.rate for number, score in beside.scores.items() if number}
-        rows = {"training": spans, "evaluation": watch.spans}
-        return EvaluatedRun(_total_s(spans), rows, scores)
-
-    def _score(self) -> partial[ErrorRate]:
-        return partial(score_weights, self.checkpoint.tokenizer, self.checkpoint.features, self.dev)
-
-
-@dataclass
-class _Watch:
-    """What the evaluating process does, seen from the training one.
-
-    Attributes:
-        scored: Evaluations so far.
-        free_s: When the last of them was seen to end.
-        asked_s: When the next one was asked for.
-        spans: What it did.
-    """
-
-    scored: int
-    free_s: float
-    asked_s: float = 0.0
-    spans: Spans = field(default_factory=list)
-
-    def look(self, scored: int) -> None:
-        """Note an evaluation that has ended since the last look."""
-        if scored > self.scored:
-            self.scored = scored
-            self.spans.append(("idle", 1e3 * (self.asked_s - self.free_s)))
-            self.spans.append(("evaluation", _ms_since(self.asked_s)))
-            self.free_s = time.perf_counter()
+            look(beside.poll())
+            if number % every == 0:
+                due_s = time.perf_counter()
+                look(beside.collect())  # the next one waits for it
+                spans.append(("wait", _ms_since(due_s)))
+                asked_s = time.perf_counter()
+                beside.submit(number, model)
+                spans.append(("copy", _ms_since(asked_s)))
+                moments_s.append(asked_s)
+        look(beside.collect())
+        scores = {number: score.rate for number, score in beside.scores.items() if number}
+    lasting_ms = 1e3 * np.diff(moments_s)
+    evaluation = [*zip(cycle(("idle", "evaluation")), lasting_ms.tolist(), strict=False)]
+    return {"training": spans, "evaluation": evaluation}, scores
 
 
 def _stepping(model: Any) -> Callable[[Prepared], float]:
@@ -292,6 +236,7 @@ def _stepping(model: Any) -> Callable[[Prepared], float]:
     numbers = count()
 
     def step(batch: Prepared) -> float:
+        model.train()
         start_s = time.perf_counter()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(next(numbers))  # of dropout: the same in every run
@@ -306,5 +251,52 @@ def _ms_since(start_s: float) -> float:
     return 1e3 * (time.perf_counter() - start_s)
 
 
-def _total_s(spans: Spans) -> float:
-    return sum(ms for _, ms in spans) / 1e3
+def split_convolution(x: Tensor, weight: Tensor, parts: int, *, halo: bool = True) -> Tensor:
+    """The convolution of x (B, C, T) with `weight`, zeros around it, part by part: (B, D, T).
+
+    A part convolves its own frames without waiting. Its halo, the K // 2 frames beside it that its
+    neighbours hold, may arrive meanwhile; what it adds to the outputs at the edges is computed by
+    itself and added (MLPerf v1.0's account of 3D U-Net).
+
+    Args:
+        x: Frames (B, C, T).
+        weight: (D, C, K), K odd.
+        parts: How many share the frames; each holds K // 2 of them at least.
+        halo: False leaves out what the neighbours add.
+    """
+    reach = weight.shape[2] // 2
+    held = x.tensor_split(parts, 2)
+    outputs = []
+    for place, own in enumerate(held):
+        out = F.conv1d(own, weight, padding=reach)
+        rest = own.shape[2] - reach  # outputs that one neighbour's frames do not reach
+        if halo and reach and place > 0:
+            before = F.pad(held[place - 1][..., -reach:], (0, 2 * reach))
+            out = out + F.pad(F.conv1d(before, weight), (0, rest))
+        if halo and reach and place < parts - 1:
+            behind = F.pad(held[place + 1][..., :reach], (2 * reach, 0))
+            out = out + F.pad(F.conv1d(behind, weight), (rest, 0))
+        outputs.append(out)
+    return torch.cat(outputs, 2)
+
+
+def phased_batch(seconds: np.ndarray, phases: Sequence[tuple[float, int]], ax: Axes) -> None:
+    """Utterances as bars, the longest first, in front of the cells that each phase computes.
+
+    Args:
+        seconds: Of each utterance (B,), in any order.
+        phases: (end in seconds, rows) of each phase.
+        ax: Axes to draw on.
+    """
+    start = 0.0
+    shades = cycle((0.45, 0.25))  # so that phases can be told apart
+    for end, rows in phases:
+        label = "" if start else "padding"  # in the legend once
+        shade: dict[str, Any] = {"color": colour("padding"), "alpha": next(shades), "label": label}
+        ax.bar(0, end - start, width=rows, bottom=start, align="edge", lw=0, **shade)
+        start = end
+    longest_first = np.sort(seconds)[::-1]
+    places = np.arange(len(seconds))
+    ax.bar(places, longest_first, 1.0, align="edge", color=colour("useful"), lw=0, label="useful")
+    ax.set(xlabel="utterances, the longest first", ylabel="length, s", xlim=(0, len(seconds)))
+    ax.legend(**LEGEND_BESIDE)
