@@ -11,13 +11,13 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"headline losses decoders encoder ladder features aed claims precision jasper".split(),
+    *"headline losses decoders encoder ladder claims precision jasper".split(),
     *"training optimizers batching engines all".split(),
 ]
 SUITES_HELP = (
     "headline: one recogniser whole, samples to labels, by batch size; "
-    "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
-    "features: log-mel; aed: decoding by attention, its caches and drafts; precision: errors of "
+    "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
+    "by attention too, with its caches and drafts; precision: errors of "
     "half precision; encoder: FastConformers, and one recogniser; engines: a FastConformer on one "
     "core, with --peers beside OpenVINO and ONNX Runtime; jasper: Jasper 10x5 DR; "
     "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "

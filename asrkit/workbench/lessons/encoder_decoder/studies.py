@@ -21,7 +21,7 @@ from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
 from asrkit.shapes import expect
 from asrkit.workbench import cost
-from asrkit.workbench.bench.suites.aed import Counting
+from asrkit.workbench.bench.suites.decoders import Counting
 from asrkit.workbench.lessons.encoder_decoder.counts import aed_flops
 from asrkit.workbench.measure import Timing, measure, ratio
 
@@ -409,7 +409,7 @@ def time_drafts(
             DraftRun(
                 rate=errors,
                 accepted=tuple(right_beginnings(plain, draft)),
-                calls=counted.follows,
+                calls=counted.calls["follow"],
                 same=found.tokens() == plain.tokens(),
                 speedups=ratio(timings, "None", str(errors)),
             )
