@@ -20,7 +20,7 @@ on it, but scores do, so a decoder that loses a token's keys and values is found
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ DURATIONS: Sequence[tuple[int, ...]] = (
     (),  # of an RNN-T model
     (0, 1, 2, 3, 4),  # of a TDT model
 )
+Joint = tuple[int, int, bool, int]  # frame, labels before, whether one more is found, and the jump
 CLASSES = 3  # two labels on a frame and the silence after them are told apart
 LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
 LOGIT = 20.0  # of the label that is meant; blank has 13, the other labels' spread around 0
@@ -79,17 +80,8 @@ class Planted:
 
     def joints(self) -> int:
         """Joint calls of the paths, one frame and one prediction each: labels and blanks."""
-        durations = self.model.durations
-        total = 0
-        for frames, length in zip(self.frames, self.lengths.tolist(), strict=True):
-            if not durations:
-                total += len(frames) + length
-                continue
-            t = 0
-            while t < length:
-                total += max(frames.count(t), 1)
-                t += _jump(frames, t, durations)
-        return total
+        utterances = zip(self.frames, self.lengths.tolist(), strict=True)
+        return sum(len([*_path(*one, self.model.durations)]) for one in utterances)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +126,7 @@ def planted(
     expect(width >= least, "width", f"at least {least} units for V={V}", width)
     ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
     frames = [speech(length, (seed, b)) for b, length in enumerate(ends.tolist())]
-    labels = []
-    for b, row in enumerate(frames):
-        draw = np.random.default_rng((seed, b, 1)).integers((V - 1) // CLASSES, size=len(row))
-        labels.append((CLASSES * draw + np.arange(len(row)) % CLASSES).tolist())
+    labels = [_labels(len(row), V - 1, (seed, b, 1)) for b, row in enumerate(frames)]
     generator = torch.Generator().manual_seed(seed)
     config = TransducerConfig(
         vocab_size=V - 1,
@@ -153,7 +142,8 @@ def planted(
     _plant_transducer(model, codes, generator)
     encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
     for b in range(B):
-        spelled = _spell(codes, labels[b], frames[b], T, durations)
+        path = _path(frames[b], int(ends[b]), durations)
+        spelled = _spell(codes, labels[b], path, durations, T)
         encoded[b, :, : CLASSES * size] += spelled.flatten(1)
     return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
 
@@ -220,13 +210,11 @@ def planted_text(
     assert 1 <= prompt <= decoder.model.most - T, "the model has no positions for such texts"
     V, half = decoder.codes.shape
     lengths = torch.linspace(T, T // 2, B).long()
-    frames = []
-    labels = []
-    for b, length in enumerate(lengths.tolist()):
-        frames.append(_one_a_frame(speech(length, (seed, b))[: length - 1], length - 1))
-        draw = np.random.default_rng((seed, b, 1))
-        steps = draw.integers(1, V - SPECIAL, size=len(frames[b]))  # no 0: neighbours differ
-        labels.append((SPECIAL + steps.cumsum() % (V - SPECIAL)).tolist())
+    frames = [
+        _one_a_frame(speech(end, (seed, b))[: end - 1], end - 1)
+        for b, end in enumerate(lengths.tolist())
+    ]
+    labels = [_labels(len(row), V, (seed, b, 1), SPECIAL) for b, row in enumerate(frames)]
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(SPECIAL, V, (prompt,), generator=generator)
     tokens[0] = BOS
@@ -295,6 +283,14 @@ def _one_a_frame(frames: Sequence[int], end: int) -> list[int]:
     return np.minimum(later, end - N + order).tolist()
 
 
+def _labels(N: int, V: int, seed: Sequence[int], first: int = 0) -> list[int]:
+    """N labels from `first` to V; that of place n is of class n modulo CLASSES, so neighbours
+    differ.
+    """
+    drawn = np.random.default_rng(seed).integers((V - first) // CLASSES, size=N)
+    return (first + CLASSES * drawn + np.arange(N) % CLASSES).tolist()
+
+
 def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Tensor:
     """Signs for V tokens; a quarter of the units is shared out among the durations. (V + durations,
     size).
@@ -347,31 +343,32 @@ def _plant_transducer(model: TransducerModel, codes: Tensor, generator: torch.Ge
 
 
 def _spell(
-    codes: Tensor, labels: list[int], frames: list[int], T: int, durations: Sequence[int]
+    codes: Tensor, labels: list[int], path: Iterator[Joint], durations: Sequence[int], T: int
 ) -> Tensor:
     """The codes (T, CLASSES, size) of an utterance's frames: each label's, and of TDT that of the
-    longest jump to the next.
+    jump behind it.
     """
     spelled = torch.zeros(T, CLASSES, codes.shape[1])
     code_of = dict(zip(durations, codes[len(codes) - len(durations) :], strict=True))
-    for n, (label, t) in enumerate(zip(labels, frames, strict=True)):
-        spelled[t, (n - 1) % CLASSES] += codes[label]
-    n = 0
-    for t in range(T if durations else 0):
-        here = frames.count(t)
-        for _ in range(here - 1):
-            spelled[t, (n - 1) % CLASSES] += code_of[0]
-            n += 1
-        # without a label there is a duration still
-        spelled[t, (n - 1) % CLASSES] += code_of[_jump(frames, t, durations)]
-        n += min(here, 1)
+    for t, n, is_label, jump in path:
+        block = spelled[t, (n - 1) % CLASSES]
+        if is_label:
+            block += codes[labels[n]]
+        if durations:
+            block += code_of[jump]
     return spelled
 
 
-def _jump(frames: list[int], t: int, durations: Sequence[int]) -> int:
-    """The longest duration that does not jump over the next label."""
-    following = next((frame for frame in frames if frame > t), math.inf)
-    return max(duration for duration in durations if t + duration <= following)
+def _path(frames: list[int], length: int, durations: Sequence[int]) -> Iterator[Joint]:
+    """The path to labels on these frames; of TDT by the longest durations that jump over none."""
+    t = n = 0
+    while t < length:
+        is_label = frames[n : n + 1] == [t]
+        following, *_ = [*frames[n + is_label :], math.inf]
+        jump = max((one for one in durations if t + one <= following), default=1 - is_label)
+        yield t, n, is_label, jump
+        n += is_label
+        t += jump
 
 
 def _plant_attention(

@@ -144,6 +144,6 @@ def test_the_first_error_of_a_draft_is_counted_and_behind_it_the_draft_goes_on(
         counted, encoded, lengths, way, tokens=TOKENS, draft=draft
     )
     assert found.tokens() == text.tokens()
-    assert 1 < counted.follows <= TOKENS - min(accepted)
+    assert 1 < counted.calls["follow"] <= TOKENS - min(accepted)
     with pytest.raises(ValueError, match="rate: expected a chance from 0 to 1, got 2"):
         aed_studies.spoiled(text, 2, np.random.default_rng(0))

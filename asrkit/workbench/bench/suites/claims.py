@@ -6,6 +6,7 @@ CPU the studies run at toy sizes, as a rehearsal that settles nothing. Weights a
 decoders read is planted (asrkit.workbench.bench.planted), in as many frames as the encoder gives.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -403,7 +404,7 @@ def recognizers(ways: Mapping[str, Options], config: Any, study: Study) -> Itera
     arms = {name: Arm(plan, partial(decode, plan, own), encode) for name, own in ways.items()}
     if "ctc" in arms:
         arms["ctc"] = Arm(plan, partial(ctc_greedy, scores, plan.lengths), encode)
-    return study.decoders(arms, dtype="bfloat16")
+    return study.decoders(arms, dtype="bfloat16", audio_s=math.prod(study.batch))
 
 
 def canary(study: Study, config: Any) -> Arm:
