@@ -9,7 +9,7 @@ decoders read is planted (asrkit.workbench.bench.planted), in as many frames as 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
-from asrkit.models import CTCConfig, CTCModel, FastConformerConfig, presets
+from asrkit.models import CTCModel, FastConformerConfig, presets
 from asrkit.models.transducer import make_encoder
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
@@ -187,15 +187,19 @@ def random_model(make: Callable[..., Any], config: object, device: str) -> Any:
 def ctc_model(study: Study) -> CTCModel:
     """Parakeet CTC 1.1B with random weights."""
     config = presets.parakeet_ctc_1_1b()
-    if study.toy:
-        config = CTCConfig(vocab_size=32, encoder=study.encoder(config))
-    return random_model(CTCModel, config, study.device)
+    return random_model(CTCModel, replace(config, encoder=study.encoder(config)), study.device)
 
 
 @torch.inference_mode()
 def run(model: nn.Module, *inputs: Tensor) -> Any:
     """What the model makes of its inputs."""
     return model(*inputs)
+
+
+def noise_features(study: Study, B: int, seconds: int, bins: int) -> tuple[Tensor, Tensor]:
+    """Features (B, T, bins) of noise and lengths (B,), all of them full."""
+    T = 100 * seconds
+    return noise(B, T, bins).to(study.device), torch.full((B,), T, device=study.device)
 
 
 def encoding(study: Study, config: Any, B: int, seconds: int) -> Callable[[], object]:
@@ -209,8 +213,8 @@ def encoding(study: Study, config: Any, B: int, seconds: int) -> Callable[[], ob
     """
     encoder = study.encoder(config)
     model = random_model(make_encoder, encoder, study.device).bfloat16()
-    features = noise(B, 100 * seconds, encoder.bins).to(study.device, torch.bfloat16)
-    return partial(run, model, features, torch.full((B,), 100 * seconds, device=study.device))
+    features, lengths = noise_features(study, B, seconds, encoder.bins)
+    return partial(run, model, features.bfloat16(), lengths)
 
 
 def cast_and_product(
@@ -249,11 +253,9 @@ def casts(study: Study) -> Iterator[Case]:
 
 def half_precision(study: Study) -> Iterator[Case]:
     """Autocast against weights in bfloat16, features to log-probs."""
-    B, seconds = study.batch
     model = ctc_model(study)
     half = deepcopy(model).bfloat16()
-    features = noise(B, 100 * seconds, 80).to(study.device)
-    lengths = torch.full((B,), 100 * seconds, device=study.device)
+    features, lengths = noise_features(study, *study.batch, bins=80)
 
     def autocast() -> Any:
         with torch.autocast(features.device.type, torch.bfloat16):
