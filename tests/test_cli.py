@@ -93,11 +93,11 @@ def test_the_command_starts_without_importing_torch():
             "device: expected cpu, or cuda where there is a GPU, got tpu",
         ),
         (
-            ["bench", "features", "--threads", "0", "--out", "OUT"],
+            ["bench", "losses", "--threads", "0", "--out", "OUT"],
             "threads: expected at least 1, got 0",
         ),
         (
-            ["bench", "features", "--out", "/proc/none/a.jsonl"],
+            ["bench", "losses", "--out", "/proc/none/a.jsonl"],
             "/proc/none/a.jsonl cannot be written: ",
         ),
         (

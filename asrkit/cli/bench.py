@@ -11,14 +11,14 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"headline losses decoders encoders ladder features aed claims precision".split(),
+    *"headline losses decoders encoders ladder claims precision".split(),
     *"training optimizers batching all".split(),
 ]
 SUITES_HELP = (
     "headline: one recogniser whole, samples to labels, by batch size; "
-    "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
-    "features: log-mel; aed: decoding by attention, its caches and drafts; precision: errors of "
-    "half precision; encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
+    "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
+    "by attention too, with its caches and drafts; precision: errors of half precision; "
+    "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
     "transformers, OpenVINO and ONNX Runtime, and one recogniser on one core; "
     "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "
     "optimizers: LAMB and averaged weights beside those of torch; claims: those of the ledger that "

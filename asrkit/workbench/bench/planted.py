@@ -1,66 +1,99 @@
-"""Transducers that emit labels planned before, so that the density of labels, which decides how
-fast decoding is, is not left to chance.
+"""Models that emit labels planned before, so that the density of labels, which decides how fast
+decoding is, is not left to chance.
 
-Random weights emit far too many labels or none, and a trained model has one density only. Here a
-real `TransducerModel` gets weights that follow a script. Label n of an utterance comes from the
-class n modulo 3 of the vocabulary, so the last label's class tells the model how far it is. The
-hidden layer of the joint has a block of units for each class, and the prediction lifts the block of
-the last label's class above the threshold of the relu. In that block the frame holds the code of
-what is to be said next, a random vector of signs, and the output layer's rows are these codes.
-Where the block is empty blank wins. The embedding of blank is zero, as it is in NeMo.
+Random weights emit far too many labels or none, and a trained model has one density only. Here real
+models get weights that follow a script, and frames that hold it in codes: random vectors of signs.
+
+Of a `TransducerModel`, label n of an utterance comes from the class n modulo 3 of the vocabulary,
+so the last label's class tells the model how far it is. The hidden layer of the joint has a block
+of units for each class, and the prediction lifts the block of the last label's class above the
+threshold of the relu. In that block the frame holds the code of the next label, and the output
+layer's rows are these codes. Where the block is empty blank wins. The embedding of blank is zero,
+as it is in NeMo.
+
+Of an `AEDModel`, half of the channels hold the code of a position, half that of a token. Positions
+have such codes instead of sines, whose neighbours half precision can hardly tell apart. The
+cross-attention of the first layer asks with that code, and finds the frame that holds it; the
+frame's other half is the code of the next token, and the rows of the embedding, which are the
+output's as well, are these codes. All other sublayers compute and add noise: labels do not depend
+on it, but scores do, so a decoder that loses a token's keys and values is found out.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil, inf
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
-from asrkit.models.transducer import LSTMPredictor
-from asrkit.shapes import expect, whole
+from asrkit.models import (
+    AEDConfig,
+    AEDModel,
+    ConvConfig,
+    LSTMConfig,
+    TransducerConfig,
+    TransducerModel,
+)
+from asrkit.shapes import expect
 
+LABELS_PER_SECOND = 3.5  # as English in some thousand subwords
+FRAMES_PER_SECOND = 12.5  # of the encoder
 DURATIONS: Sequence[tuple[int, ...]] = (
     (),  # of an RNN-T model
     (0, 1, 2, 3, 4),  # of a TDT model
 )
+Joint = tuple[int, int, bool, int]  # frame, labels before, whether one more is found, and the jump
 CLASSES = 3  # two labels on a frame and the silence after them are told apart
 LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
 LOGIT = 20.0  # of the label that is meant; blank has 13, the other labels' spread around 0
 # standard deviation of what is added to all values, so that they look like a trained model's
 NOISE = 0.1
+BOS, EOS, PAD = 0, 1, 2
+SPECIAL = 3  # tokens that no text of an attention decoder holds come first
+VALUE = 2.0  # of a token's code in the residual stream, where that of the position is 1
+ASK = 30.0  # attention score of the frame that is meant; the others' spread around 0
+ATTENTION_LOGIT = 8.0  # of the token that is meant: the best, and not certain
+MURMUR = 0.5  # of what all other sublayers together add to a channel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
     """A model, a batch for it, and what every greedy decoder has to find in it."""
 
-    model: TransducerModel
+    model: Any  # a TransducerModel or an AEDModel
     encoded: Tensor  # (B, T, D)
     lengths: Tensor  # (B,) int64
     labels: list[list[int]]
     frames: list[list[int]]  # of these labels
+    prompt: Tensor | None = None  # (P,) int64, of an AEDModel
+
+    def to(self, device: str, dtype: torch.dtype) -> "Planted":
+        """The plan with model and batch there; the model is moved itself, not copied."""
+        return replace(
+            self,
+            model=self.model.to(device, dtype),
+            encoded=self.encoded.to(device, dtype),
+            lengths=self.lengths.to(device),
+        )
 
     def joints(self) -> int:
         """Joint calls of the paths, one frame and one prediction each: labels and blanks."""
-        durations = self.model.durations
-        total = 0
-        for frames, length in zip(self.frames, self.lengths.tolist(), strict=True):
-            t = 0
-            while t < length:
-                here = frames.count(t)
-                if durations:
-                    total += max(here, 1)
-                    t += _jump(frames, t, durations)
-                else:
-                    total += here + 1
-                    t += 1
-        return total
+        utterances = zip(self.frames, self.lengths.tolist(), strict=True)
+        return sum(len([*_path(*one, self.model.durations)]) for one in utterances)
 
 
-def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
+@dataclass(frozen=True, kw_only=True)
+class PlantedDecoder:
+    """An encoder-decoder model, and the codes by which frames tell it what to say."""
+
+    model: AEDModel
+    places: Tensor  # (most, D / 2), of positions
+    codes: Tensor  # (V, D / 2), of tokens
+
+
+def planted(
     B: int,
     T: int,
     *,
@@ -68,15 +101,12 @@ def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
     V: int = 1025,
     width: int = 640,
     layers: int = 1,
-    labels_per_second: float = 3.5,
-    frames_per_second: float = 12.5,
     seed: int = 0,
     lengths: Sequence[int] | None = None,
 ) -> Planted:
     """A batch whose labels are known, and a transducer that emits them.
 
-    Labels come in bursts with pauses between them, two on a frame at most. The default density is
-    that of English in some thousand subwords.
+    Labels come in bursts with pauses between them, two on a frame at most.
 
     Args:
         B: utterances.
@@ -85,23 +115,18 @@ def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
         V: tokens with blank.
         width: of predictor and joint.
         layers: of the predictor's LSTM.
-        labels_per_second: how dense labels lie, together with the next.
-        frames_per_second: of the encoder.
         seed: of labels, frames and weights.
         lengths: frames of each utterance; None for T down to T / 2.
 
     Raises:
-        ValueError: a size is out of range, or codes of this width cannot keep V tokens apart.
+        ValueError: codes of this width cannot keep V tokens apart.
     """
-    _expect_sizes(B, T, V, width, durations)
-    _expect_rates(labels_per_second, frames_per_second)
-    density = labels_per_second / frames_per_second
-    ends = _ends(B, T, lengths)
-    frames = []
-    labels = []
-    for b, length in enumerate(ends.tolist()):
-        frames.append(speech(length, density, (seed, b)))
-        labels.append(_labels(len(frames[b]), V, (seed, b, 1)))
+    # 16 ln V signs a block: two codes are then alike in fewer than half of them
+    least = math.ceil(16 * CLASSES * math.log(V) * (4 / 3 if durations else 1))
+    expect(width >= least, "width", f"at least {least} units for V={V}", width)
+    ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
+    frames = [speech(length, (seed, b)) for b, length in enumerate(ends.tolist())]
+    labels = [_labels(len(row), V - 1, (seed, b, 1)) for b, row in enumerate(frames)]
     generator = torch.Generator().manual_seed(seed)
     config = TransducerConfig(
         vocab_size=V - 1,
@@ -111,57 +136,128 @@ def planted(  # noqa: PLR0913 sizes and densities of a made-up batch
         activation="relu",
     )
     size = width // CLASSES
-    codes = _codes(V, len(config.durations), size, generator)
+    codes = _codes(V, len(durations), size, generator)
     with torch.random.fork_rng(devices=[]):
         model = TransducerModel(config).eval().requires_grad_(False)
-    _plant(model, codes, generator)
+    _plant_transducer(model, codes, generator)
     encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
-    for b, script in enumerate(zip(labels, frames, strict=True)):
-        spelled = _spell(codes, *script, T, config.durations)
+    for b in range(B):
+        path = _path(frames[b], int(ends[b]), durations)
+        spelled = _spell(codes, labels[b], path, durations, T)
         encoded[b, :, : CLASSES * size] += spelled.flatten(1)
     return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
 
 
-def _ends(B: int, T: int, lengths: Sequence[int] | None) -> Tensor:
-    """Frames of each utterance, (B,)."""
-    if lengths is None:
-        return torch.linspace(T, T // 2, B).long()
-    as_many = len(lengths) == B
-    in_range = all(1 <= length <= T for length in lengths)
-    expect(as_many and in_range, "lengths", f"{B} of 1 to T={T} frames", lengths)
-    return torch.tensor(lengths)
+def planted_decoder(
+    *,
+    V: int = 1024,
+    width: int = 256,
+    layers: int = 12,
+    heads: int = 4,
+    most: int = 512,
+    seed: int = 0,
+) -> PlantedDecoder:
+    """An encoder-decoder model that says what frames of `planted_text` tell it.
+
+    Args:
+        V: tokens of the decoder.
+        width: of the decoder, D.
+        layers: of the decoder.
+        heads: of its attention.
+        most: tokens that it has positions for.
+        seed: of all weights.
+
+    Raises:
+        ValueError: codes of this width cannot be kept apart.
+    """
+    # half of the width are signs: two of 12 ln V signs are alike in little more than half
+    least = math.ceil(24 * math.log(max(V, most)))
+    expect(width >= least, "width", f"at least {least} for V={V} and most={most}", width)
+    config = AEDConfig(
+        vocab_size=V,
+        bos=BOS,
+        eos=EOS,
+        pad=PAD,
+        encoder=ConvConfig(width=width),
+        width=width,
+        layers=layers,
+        heads=heads,
+        most=most,
+        dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AEDModel(config).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randn(most, width // 2, generator=generator).sign()
+    codes = torch.randn(V, width // 2, generator=generator).sign()
+    _plant_attention(model, places, codes, generator)
+    return PlantedDecoder(model=model, places=places, codes=codes)
 
 
-def _expect_rates(labels_per_second: float, frames_per_second: float) -> None:
-    expect(
-        0 < labels_per_second <= 2 * frames_per_second < inf,
-        "labels_per_second, frames_per_second",
-        "above 0, two labels a frame at most",
-        (labels_per_second, frames_per_second),
+def planted_text(
+    decoder: PlantedDecoder, B: int, T: int, *, prompt: int = 1, seed: int = 0
+) -> Planted:
+    """A batch whose texts are known: labels one on a frame at most, and eos behind them.
+
+    Args:
+        decoder: which is to say the texts.
+        B: utterances.
+        T: frames of the longest; the others have T down to T / 2.
+        prompt: tokens before the text, `bos` first.
+        seed: of labels and frames.
+    """
+    assert 1 <= prompt <= decoder.model.most - T, "the model has no positions for such texts"
+    V, half = decoder.codes.shape
+    lengths = torch.linspace(T, T // 2, B).long()
+    frames = [
+        _one_a_frame(speech(end, (seed, b))[: end - 1], end - 1)
+        for b, end in enumerate(lengths.tolist())
+    ]
+    labels = [_labels(len(row), V, (seed, b, 1), SPECIAL) for b, row in enumerate(frames)]
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(SPECIAL, V, (prompt,), generator=generator)
+    tokens[0] = BOS
+    encoded = NOISE * torch.randn(B, T, 2 * half, generator=generator)
+    for b, end in enumerate(lengths.tolist()):
+        said = torch.tensor([*labels[b], EOS])
+        asked = decoder.places[prompt - 1 : prompt - 1 + len(said)]
+        encoded[b, [*frames[b], end - 1]] += torch.cat([asked, decoder.codes[said]], 1)
+    return Planted(
+        model=decoder.model,
+        encoded=encoded,
+        lengths=lengths,
+        labels=labels,
+        frames=frames,
+        prompt=tokens,
     )
 
 
-def _expect_sizes(B: int, T: int, V: int, width: int, durations: Sequence[int]) -> None:
-    sizes = whole(B, 1) and whole(T, 2) and whole(V, 2 * CLASSES)
-    expect(sizes, "B, T, V", "whole numbers of at least 1, 2 and 6", (B, T, V))
-    # 16 ln V signs a block: two codes are then alike in fewer than half of them
-    signs = 16 * np.log(V)
-    if durations:
-        complete = {0, 1} <= {*durations}
-        expect(complete, "durations", "none, or 0 and 1 among them", durations)
-        signs = 4 / 3 * signs
-    least = ceil(CLASSES * signs)
-    expect(width >= least, "width", f"at least {least} units for V={V}", width)
-
-
-def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:
-    """Frames of labels that lie like subwords in speech: in bursts with pauses between them.
+def ctc_log_probs(plan: Planted, errors: float = 0.0) -> Tensor:
+    """What a CTC model would say of the same speech: log-probabilities (B, T, tokens and blank), a
+    peak a label; of two on a frame the second is one later.
 
     Args:
-        T: frames of the utterance.
-        density: labels a frame; there are two on a frame at most.
-        seed: of the draw.
+        plan: whose labels are said.
+        errors: the share of labels that are taken for another one.
     """
+    B, T, _ = plan.encoded.shape
+    blank = plan.model.blank
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(B, T, blank + 1, generator=draw)
+    logits[..., blank] += LOGIT / 2
+    for b, (labels, end) in enumerate(zip(plan.labels, plan.lengths.tolist(), strict=True)):
+        wrong = torch.rand(len(labels), generator=draw) < errors
+        found = torch.tensor(labels) + wrong  # the next token, or blank behind the last
+        logits[b, _one_a_frame(plan.frames[b], end), found] += LOGIT
+    return logits.log_softmax(-1)
+
+
+def speech(T: int, seed: int | Sequence[int]) -> list[int]:
+    """Frames of labels that lie like subwords in T frames of speech: in bursts with pauses between
+    them, and two on a frame at most.
+    """
+    density = LABELS_PER_SECOND / FRAMES_PER_SECOND
     draw = np.random.default_rng(seed)
     many = int(2 * T * density) + 20
     is_pause = draw.random(many) < 0.1  # one gap in ten, 28 % of the time
@@ -170,67 +266,50 @@ def speech(T: int, density: float, seed: int | Sequence[int]) -> list[int]:
     gaps = (steps + pauses) / density  # 1 / density on average
     frames: list[int] = []
     for place in np.cumsum(gaps):
-        t = int(place)
-        if frames:
-            t = max(t, frames[-1])
-        if len(frames) > 1:
-            t = max(t, frames[-2] + 1)
+        t = max([int(place), *frames[-1:], *(frame + 1 for frame in frames[-2:-1])])
         if t >= T:
             break
         frames.append(t)
     return frames
 
 
-def ctc_log_probs(plan: Planted) -> Tensor:
-    """What a CTC model would say of the same speech, (B, T, V): a peak a label; of two on a frame
-    the second is one later.
+def _one_a_frame(frames: Sequence[int], end: int) -> list[int]:
+    """As many frames before `end`, one later where a label has that frame already, and earlier
+    where they would end too late.
     """
-    B, T, _ = plan.encoded.shape
-    V = plan.model.blank + 1
-    draw = torch.Generator().manual_seed(0)
-    logits = torch.randn(B, T, V, generator=draw)
-    logits[..., -1] += LOGIT / 2
-    for b in range(B):
-        place = -1
-        for label, frame in zip(plan.labels[b], plan.frames[b], strict=True):
-            place = max(frame, place + 1)
-            place = min(place, T - 1)
-            logits[b, place, label] += LOGIT
-    return logits.log_softmax(-1)
+    N = len(frames)
+    order = np.arange(N)
+    later = np.maximum.accumulate(np.array(frames, dtype=int) - order) + order
+    return np.minimum(later, end - N + order).tolist()
 
 
-def _labels(N: int, V: int, seed: Sequence[int]) -> list[int]:
-    """N labels; that of place n is n modulo CLASSES, so neighbours differ."""
-    each_class = (V - 1) // CLASSES
-    draw = np.random.default_rng(seed)
-    drawn = draw.integers(each_class, size=N)
-    place = np.arange(N)
-    labels = CLASSES * drawn + place % CLASSES
-    return labels.tolist()
+def _labels(N: int, V: int, seed: Sequence[int], first: int = 0) -> list[int]:
+    """N labels from `first` to V; that of place n is of class n modulo CLASSES, so neighbours
+    differ.
+    """
+    drawn = np.random.default_rng(seed).integers((V - first) // CLASSES, size=N)
+    return (first + CLASSES * drawn + np.arange(N) % CLASSES).tolist()
 
 
 def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Tensor:
     """Signs for V tokens; a quarter of the units is shared out among the durations. (V + durations,
     size).
     """
-    each = 0
-    if durations:
-        each = size // (4 * durations)
+    each = size // (4 * durations) if durations else 0
     first = size - durations * each  # of the units of durations
     codes = torch.randn(V + durations, size, generator=generator).sign()
     codes[V - 1] = 0  # blank has a bias instead
     codes[:, first:] = 0
-    duration_codes = torch.eye(durations).repeat_interleave(each, 1)
-    codes[V:] = torch.nn.functional.pad(duration_codes, (first, 0))
+    codes[V:, :first] = 0
+    codes[V:, first:] = torch.eye(durations).repeat_interleave(each, 1)
     return codes
 
 
-def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) -> None:
+def _plant_transducer(model: TransducerModel, codes: Tensor, generator: torch.Generator) -> None:
     """Weights by which the prediction lifts the block of the last label's class, and the output
     layer reads the codes.
     """
-    predictor = model.predictor
-    assert isinstance(predictor, LSTMPredictor)
+    predictor: Any = model.predictor
     lstm = predictor.lstm
     H = lstm.hidden_size
     V = model.blank + 1
@@ -242,29 +321,21 @@ def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) ->
     classes = torch.arange(H) * CLASSES // H  # that the units of the predictor stand for
     # also stands for the blank before the first label, whose embedding is zero
     last_class = (classes == CLASSES - 1).float()
-    label_classes = torch.arange(V) % CLASSES
-    is_own = classes == label_classes[:, None]  # (V, H)
+    is_own = classes == torch.arange(V)[:, None] % CLASSES  # (V, H)
     predictor.embedding.weight += 2.0 * (is_own.float() - last_class)
     predictor.embedding.weight[V - 1] = 0
-    output = torch.tensor(2.0)  # of a unit of the label's class
+    lstm.bias_ih_l0[2 * H : 3 * H] += 2.0 * last_class
+    output = 2.0  # of a unit of the label's class
     for layer in range(lstm.num_layers):
-        bias = getattr(lstm, f"bias_ih_l{layer}")
-        input_gate, forget_gate, candidate, output_gate = bias.split(H)
-        input_gate += 6.0
-        forget_gate -= 6.0  # so only the last label counts
-        output_gate += 6.0
-        if layer == 0:
-            candidate += 2.0 * last_class
+        gates = getattr(lstm, f"bias_ih_l{layer}").view(4, H)  # input, forget, candidate, output
+        gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # so only the last label counts
         # the candidate is the embedding, or what lies below
-        weight = getattr(lstm, f"weight_ih_l{layer}")
-        candidate_weight = weight[2 * H : 3 * H]
-        candidate_weight += torch.eye(H)
-        output = output.tanh().tanh()  # what the layer makes of it
-    projection = model.predictor_projection.weight
+        getattr(lstm, f"weight_ih_l{layer}")[2 * H : 3 * H] += torch.eye(H)
+        output = math.tanh(math.tanh(output))  # what the layer makes of it
     for k in range(CLASSES):
         own = classes == k
         block = slice(k * size, (k + 1) * size)
-        projection[block, own] += LIFT / (output * own.sum())
+        model.predictor_projection.weight[block, own] += LIFT / (output * own.sum())
     positive = codes.clamp(min=0).sum(1, keepdim=True)  # the relu lets pass what is positive
     code_weights = LOGIT / positive.clamp(min=1) * codes
     model.output.weight[:, : CLASSES * size] += code_weights.repeat(1, CLASSES)
@@ -272,42 +343,69 @@ def _plant(model: TransducerModel, codes: Tensor, generator: torch.Generator) ->
 
 
 def _spell(
-    codes: Tensor, labels: list[int], frames: list[int], T: int, durations: Sequence[int]
+    codes: Tensor, labels: list[int], path: Iterator[Joint], durations: Sequence[int], T: int
 ) -> Tensor:
     """The codes (T, CLASSES, size) of an utterance's frames: each label's, and of TDT that of the
-    longest jump to the next.
+    jump behind it.
     """
     spelled = torch.zeros(T, CLASSES, codes.shape[1])
-    n = 0
     code_of = dict(zip(durations, codes[len(codes) - len(durations) :], strict=True))
-    for t in range(T):
-        here = frames.count(t)
-        jump = _jump(frames, t, durations)
-        for i in range(max(here, 1)):  # without a label there may be a duration still
-            block = spelled[t, (n + i - 1) % CLASSES]
-            if here:
-                block += codes[labels[n + i]]
-            if durations and i + 1 < here:
-                block += code_of[0]
-            elif durations:
-                block += code_of[jump]
-        n += here
+    for t, n, is_label, jump in path:
+        block = spelled[t, (n - 1) % CLASSES]
+        if is_label:
+            block += codes[labels[n]]
+        if durations:
+            block += code_of[jump]
     return spelled
 
 
-def _jump(frames: list[int], t: int, durations: Sequence[int]) -> int:
-    """The longest duration that does not jump over the next label; 0 of none."""
-    following = t + max(durations, default=0)
-    for frame in frames:
-        if frame > t:
-            following = frame
-            break
-    short = [duration for duration in durations if duration <= following - t]
-    return max(short, default=0)
+def _path(frames: list[int], length: int, durations: Sequence[int]) -> Iterator[Joint]:
+    """The path to labels on these frames; of TDT by the longest durations that jump over none."""
+    t = n = 0
+    while t < length:
+        is_label = frames[n : n + 1] == [t]
+        following, *_ = [*frames[n + is_label :], math.inf]
+        jump = max((one for one in durations if t + one <= following), default=1 - is_label)
+        yield t, n, is_label, jump
+        n += is_label
+        t += jump
 
 
-def kind(durations: Sequence[int]) -> str:
-    """What names of cases call a transducer with these durations: "tdt", or "rnnt" without any."""
-    if durations:
-        return "tdt"
-    return "rnnt"
+def _plant_attention(
+    model: AEDModel, places: Tensor, codes: Tensor, generator: torch.Generator
+) -> None:
+    """Weights by which the first layer asks for the frame of its position, and the output reads
+    codes; all other sublayers add noise.
+
+    Every channel of a head of that layer stands for one of the position's channels in query and
+    key, and for one of the token's in the value: row r for channel r modulo D / 2.
+    """
+    D = model.config.width
+    half = D // 2
+    model.positions.copy_(torch.cat([places, torch.zeros_like(places)], 1))
+    after_norm = VALUE * math.sqrt(2 / (1 + VALUE**2))  # a token's code in what the output reads
+    model.embedding.weight.zero_()
+    model.embedding.weight[:, half:] = codes * ATTENTION_LOGIT / (half * after_norm)
+    model.embedding.weight[PAD] = 0
+    model.norm.weight[:half] = 0
+    share = MURMUR / math.sqrt(3 * model.config.layers)
+    layers: Any = model.stack()
+    for layer in layers:
+        own, cross = layer.self_attention, layer.cross_attention
+        for linear in (own.qkv, cross.key_value):
+            linear.bias.normal_(0, NOISE, generator=generator)
+        for linear in (own.out, cross.out, layer.feed_forward[2]):
+            linear.weight.normal_(0, share / linear.in_features**0.5, generator=generator)
+            linear.bias.normal_(0, share / 10, generator=generator)
+        own.out.weight *= 3  # since it mixes tokens, which makes the values smaller
+    attention = layers[0].cross_attention
+    signs = math.sqrt(D // attention.heads)  # a score is the sum of as many over their root
+    key, value = attention.key_value.weight.chunk(2)
+    for weights in (attention.query.weight, attention.query.bias, key, value):
+        weights.zero_()
+    picks = torch.eye(half).repeat(2, 1)  # (D, D / 2)
+    # the norm before makes 1 the root of 2
+    attention.query.weight[:, :half] = picks * ASK / (math.sqrt(2) * signs)
+    key[:, :half] = picks
+    value[:, half:] = picks
+    attention.out.weight[half:] += VALUE / 2 * picks.T

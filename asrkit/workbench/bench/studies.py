@@ -1,7 +1,6 @@
-"""Claims that are measured together, and the records of what was measured."""
+"""The records of claims that are measured together."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -21,10 +20,8 @@ class StudyRecords:
     """
 
     def __init__(self, device: str, quick: bool, **params: Any) -> None:
-        self.params: dict[str, Any] = {"weights": "random", "device": device, "suite": "claims"}
-        if quick:
-            self.params["quick"] = True
-        self.params |= params
+        toy = {"quick": True} if quick else {}
+        self.params = {"weights": "random", "device": device, "suite": "claims", **toy, **params}
 
     def value(
         self,
@@ -57,7 +54,7 @@ class StudyRecords:
             impl=impl,
             timer=timing.timer,
             warmup=timing.warmup,
-            params={"threads": torch.get_num_threads()} | self.params | params,
+            params={"threads": torch.get_num_threads(), **self.params, **params},
         )
 
     def ratio(
@@ -85,42 +82,3 @@ class StudyRecords:
         return self.value(
             what, samples, times[fast], names[1], metric="ratio", unit="1", arms=names, **params
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudySizes:
-    """Sizes of the studies."""
-
-    utterances: int  # a batch of a recogniser or an encoder
-    seconds: int  # of its longest utterance
-    layers: int  # of the CTC model
-    loops: tuple[int, int]  # utterances and frames that are only decoded
-    planted: Mapping[str, Any]  # sizes of a planted transducer that differ from the default ones
-    frontend: tuple[int, int]  # utterances, and seconds of the longest at most
-    product: tuple[int, int, int]  # rows, width and inner width
-    product_repeats: int
-
-
-def repeats(device: str, quick: bool) -> dict[str, Any]:
-    """Keywords of `measure` for a study."""
-    counts = {"repeats": 20, "warmup": 3}
-    if quick:
-        counts = {"repeats": 3, "warmup": 1}
-    return counts | {"enough_s": 1.0, "most_s": 10.0, "device": device}
-
-
-def idle(call: Callable[[], object], timing: Timing) -> tuple[float, ...]:
-    """Share of each repeat in which a GPU ran nothing.
-
-    Args:
-        call: what was timed; it runs once more under torch.profiler, for its kernels' time.
-        timing: of `call`.
-    """
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-        call()
-        torch.cuda.synchronize()
-    gpu = torch.autograd.DeviceType.CUDA
-    kernels = [event for event in profile.events() or () if event.device_type == gpu]
-    busy_ms = sum(event.time_range.elapsed_us() for event in kernels) / 1e3
-    return tuple(max(0.0, 1 - busy_ms / ms) for ms in timing.samples_ms)

@@ -23,7 +23,7 @@ from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
-from asrkit.workbench.bench.suites.aed import Counting
+from asrkit.workbench.bench.suites.decoders import Counting
 from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure import Timing, measure, ratio
 from asrkit.workbench.plots.bars import stacked
@@ -386,7 +386,8 @@ def time_drafts(
     for wrong, draft in drafts.items():
         counted = Counting(exact)
         same = decode(counted, speech, way, draft).tokens() == plain.tokens()
-        runs.append(DraftRun(wrong, counted.follows, same, ratio(timings, "None", str(wrong))))
+        calls = counted.calls["follow"]
+        runs.append(DraftRun(wrong, calls, same, ratio(timings, "None", str(wrong))))
     return runs
 
 

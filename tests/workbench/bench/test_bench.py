@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from asrkit.decoders import ctc_greedy
+from asrkit.features import normalize, normalize_sequential
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, machine, records
+from asrkit.workbench.bench.cases import rows
 from asrkit.workbench.bench.suites import headline, losses
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
@@ -20,7 +22,6 @@ LOOPS = [
     ("label_looping", "windowed_looping"),
     ("frame_looping", "label_looping"),
 ]
-WINDOWS = [("window_1", f"window_{size}") for size in (2, 4, 6, 8, 16)]
 PAIRS = {
     "losses": {
         "rnnt-loss": [("torchaudio", name) for name in ["wavefront", *FAST]],
@@ -38,9 +39,13 @@ PAIRS = {
     "decoders": {
         "ctc-greedy-batched": [("sequential", "batched"), ("sequential", "numba_cpu")],
         **dict.fromkeys(["rnnt-greedy", "tdt-greedy"], LOOPS),
-        **dict.fromkeys(["rnnt-greedy-window", "tdt-greedy-window"], WINDOWS),
+        "aed-greedy": [
+            ("recomputed", "kept"),
+            ("absorbed", "kept"),
+            *[(name, f"{name}_packed") for name in ("kept", "absorbed")],
+            *[("kept", f"draft_{per_cent}") for per_cent in (0, 5, 20)],
+        ],
     },
-    "features": {"feature-norm-batched": [("sequential", "batched")]},
 }
 
 
@@ -57,7 +62,9 @@ def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_
         assert record["params"]["dtype"] == (
             "bfloat16" if record["impl"].endswith("bfloat16") else "float32"
         )
-        assert any(key.startswith("floor_") for key in record["params"])
+        assert record["impl"].startswith("draft_") or any(
+            key.startswith("floor_") for key in record["params"]
+        )
         by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(
             record
         )
@@ -180,8 +187,24 @@ def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_s
     assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
 
 
-def test_the_table_has_a_line_an_arm_in_aligned_columns():
-    found = bench.run("features", quick=True)
+@pytest.fixture
+def found(monkeypatch):
+    """Records of a case of two arms."""
+    mel, lengths = rows(8, 200, 80, "cpu")
+    case = bench.Case(
+        what="feature-norm-batched",
+        arms={
+            "sequential": lambda: (normalize_sequential(mel, lengths),),
+            "batched": lambda: (normalize(mel, lengths),),
+        },
+        params={"shape": [8, 200, 80], "floor_B": 2 * mel.nbytes},
+    )
+    suite = bench.Suite(name="own", cases=lambda device, quick: iter([case]))
+    monkeypatch.setitem(bench.SUITES, "own", suite)
+    return bench.run("own", quick=True)
+
+
+def test_the_table_has_a_line_an_arm_in_aligned_columns(found):
     head, *lines = bench.table(found)
     assert len(found) == 5 and len(lines) == 2
     assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 2
@@ -199,8 +222,7 @@ def test_the_table_has_a_line_an_arm_in_aligned_columns():
     )
 
 
-def test_a_table_that_would_be_too_wide_has_a_heading_for_each_case():
-    found = bench.run("features", quick=True)
+def test_a_table_that_would_be_too_wide_has_a_heading_for_each_case(found):
     case, head, *lines = bench.table(found, width=80)
     assert case == "feature-norm-batched 8×200×80" and "shape" not in head
     assert max(map(len, lines)) <= 80

@@ -4,19 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from asrkit.transcribe import Recognizer
-from asrkit.transcribe import decoding as decoding_table
 from asrkit.workbench import bench
 from asrkit.workbench import claims as ledger
-from asrkit.workbench.bench.suites import claims, claims_frontend
+from asrkit.workbench.bench.suites import claims
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = {claim.id: claim for claim in ledger.load_claims()}
-MORE = {
-    "recogniser-batch",
-    "ctc-greedy-share",
-}  # rates of whole recognisers; a share where the ledger has milliseconds
-MORE |= {"decoder-bottleneck-kept", "decoder-3x-kept"}  # not as published
 
 
 @pytest.fixture(scope="module")
@@ -24,109 +17,113 @@ def found():
     return bench.run("claims", quick=True)
 
 
-def test_every_study_is_of_claims_that_need_a_gpu():
-    ids = {
-        name
-        for studies in claims.STUDIES.values()
-        for names in studies
-        for name in names
-    }
-    assert {ASKED[name].needs for name in ids} == {"cuda"} and len(ids) > 15
+def cases(claim, device="cpu"):
+    return [*claims.STUDIES[claim](claims.Study(claim, device, True))]
+
+
+def test_every_study_is_of_a_claim_that_needs_a_gpu():
+    assert {ASKED[name].needs for name in claims.STUDIES} == {"cuda"}
+    assert {*claims.STUDIES} > claims.GPU_CLAIMS and len(claims.STUDIES) > 20
 
 
 def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_none(
     found,
 ):
-    assert {
-        "half-over-autocast",
-        "label-looping-2x",
-        "rnnt-near-ctc",
-        "preprocessor-norm-share",
-    } <= {one["what"] for one in found}
-    for one in found:
-        if one["what"] not in MORE:
-            claim = ASKED[one["what"]]
-            assert (one["metric"], one["unit"]) == (claim.metric, claim.unit), claim.id
-            assert one["params"].get("arms", []) == [*claim.arms], claim.id
-            assert one["params"]["quick"] and one["params"]["suite"] == "claims"
-            assert (
-                one["stats"]["n"] >= 3 and ledger.verdict(claim, found).measured is None
-            )
-            on_gpu = {**one, "params": one["params"] | {"device": "cuda"}}
-            assert ledger.verdict(claim, [on_gpu], one["machine"]).measured is None, (
-                "toy sizes settle something"
-            )
-            del on_gpu["params"]["quick"]
-            seen = ledger.verdict(claim, [on_gpu], one["machine"])
-            assert seen.measured == one["value"], (claim.id, seen)
+    decisive = [
+        one
+        for one in found
+        if one["metric"] == ASKED[one["what"]].metric
+        and one["unit"] == ASKED[one["what"]].unit
+    ]
+    assert {one["what"] for one in decisive} == {*claims.STUDIES} - claims.GPU_CLAIMS
+    for one in decisive:
+        claim = ASKED[one["what"]]
+        assert one["params"].get("arms", []) == [*claim.arms], claim.id
+        assert one["params"]["quick"] and one["stats"]["n"] >= 3
+        assert ledger.verdict(claim, found).measured is None
+        on_gpu = {**one, "params": one["params"] | {"device": "cuda"}}
+        assert ledger.verdict(claim, [on_gpu], one["machine"]).measured is None, (
+            "toy sizes settle something"
+        )
+        del on_gpu["params"]["quick"]
+        seen = ledger.verdict(claim, [on_gpu], one["machine"])
+        assert seen.measured == one["value"], (claim.id, seen)
+        if one["metric"] == "share":
+            assert 0 <= one["value"] < 1
 
 
 @pytest.mark.parametrize("name", ["normalize", "ctc_greedy"])
 def test_a_front_end_that_differs_from_its_loop_is_not_measured(monkeypatch, name):
-    plain = getattr(claims_frontend, name)
+    plain = getattr(claims, name)
     wrong = {
         "normalize": lambda features, lengths: plain(features, lengths) * 1.01,
         "ctc_greedy": lambda *given: replace(
             found := plain(*given), labels=found.labels.clamp(min=0) + 1
         ),
     }
-    monkeypatch.setattr(claims_frontend, name, wrong[name])
-    (study,) = claims.suite("cpu", True, only=("frontends",))
-    found = list[str]()
-    with pytest.raises(AssertionError, match="apart, of|integers differ"):
-        found.extend(one.what for one in study.measure())
-    assert found == [
-        "preprocessor-norm-share",
-        "preprocessor-10ms",
-        "ctc-greedy-share",
-    ]  # of the loops alone
+    (case,) = cases("ctc-frontend-batched")
+    bench.check(case)
+    monkeypatch.setattr(claims, name, wrong[name])
+    with pytest.raises(AssertionError, match="both_batched disagrees with"):
+        bench.check(case)
 
 
-def test_a_decoder_that_hears_something_else_is_not_measured(monkeypatch):
-    monkeypatch.setattr(
-        claims,
-        "transducer_greedy",
-        lambda model, encoded, lengths, **way: claims.ctc_greedy(encoded, lengths),
-    )
-    with pytest.raises(AssertionError, match="finds other labels than were planted"):
-        [*next(claims.suite("cpu", True, only=("loops",))).measure()]
-
-
-def decoding(monkeypatch, graph):
-    """Graphs without a GPU: the plain loop decodes, unless `graph` has something else for a mode."""
+@pytest.fixture
+def graphs(monkeypatch):
+    """Graphs without a GPU: the plain loop decodes; `wrong` modes find something else."""
+    wrong = set()
     plain = claims.transducer_greedy
 
-    def decode(*given, graphs="off", **how):
-        return graph(graphs, lambda: plain(*given, graphs="off", **how))
+    def decode(*given, graphs, **options):
+        found = plain(*given, graphs="off", **options)
+        return replace(found, labels=found.labels + 1) if graphs in wrong else found
 
-    ways = claims.graph_options("cuda")
-    for place in (claims, decoding_table):
-        monkeypatch.setattr(place, "transducer_greedy", decode)
-    monkeypatch.setattr(claims, "graph_options", lambda device: ways)
-    monkeypatch.setattr(Recognizer, "_check", lambda self, model: None)
+    monkeypatch.setattr(claims, "transducer_greedy", decode)
+    return wrong
 
 
 @pytest.mark.parametrize(
-    ("wrong", "left"),
-    [("full", "windowed_looping_step"), ("step", "windowed_looping_full")],
+    "claim",
+    [
+        "graphs-cut-launches",
+        "graphs-label-looping-rnnt",
+        "graphs-label-looping-tdt",
+        "rnnt-near-ctc",
+    ],
 )
-def test_graphs_that_are_wrong_leave_the_others_and_the_loops_to_be_measured(
-    monkeypatch, wrong, left
+def test_arms_by_graphs_are_those_of_the_claim_and_wrong_ones_are_not_measured(
+    graphs, claim
 ):
-    def graph(mode, decode):
-        found = decode()
-        return replace(found, labels=found.labels + 1) if mode == wrong else found
+    (case,) = cases(claim)
+    assert (*case.arms,) == (*ASKED[claim].arms,) and case.what == claim
+    bench.check(case)
+    graphs.add("full")
+    _, failures = bench.compare_arms(case)
+    (left,) = failures
+    assert left in ("graph", "windowed_looping_full", "rnnt")
+    assert "disagrees with planted" in failures[left]
 
-    decoding(monkeypatch, graph)
-    found = dict[str, str]()
-    study = next(claims.suite("cpu", True, only=("loops",)))
-    with pytest.raises(
-        AssertionError,
-        match="^windowed_looping_\\w+ finds other labels than were planted",
-    ):
-        found.update((one.what, one.params.get("graph", "")) for one in study.measure())
-    assert found == {
-        "label-looping-2x": "",
-        "label-looping-faster": "",
-        "graphs-cut-launches": left,
-    }
+
+@pytest.mark.parametrize("claim", ["decoder-3x", "decoder-bottleneck"])
+def test_an_attention_decoder_that_finds_something_else_is_not_measured(
+    monkeypatch, claim
+):
+    plain = claims.aed_greedy
+
+    def wrong(*given, **options):
+        found = plain(*given, **options)
+        return replace(found, labels=found.labels + 1)
+
+    monkeypatch.setattr(claims, "aed_greedy", wrong)
+    with pytest.raises(AssertionError, match="planted"):
+        [bench.check(case) for case in cases(claim)]
+
+
+def test_idle_is_the_share_without_kernels(monkeypatch):
+    monkeypatch.setattr(claims, "kernels_ms", lambda call: 1e-3)
+    for claim in ("rnnt-gpu-idle", "launch-bound-small-batch"):
+        *_, case = cases(claim)
+        (one,) = case.measure()
+        assert (one.what, one.metric, one.unit) == (claim, "share", "1")
+        assert 0.9 < one.value < 1
+    assert one.params["shape"][0] == 1  # the newest is of the small batch

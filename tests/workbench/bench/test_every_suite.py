@@ -30,8 +30,8 @@ def cases(device, quick):
         yield bench.Case(what="second", refused="second: no such kernel")
         yield bench.Case(what="third", measure=one)
 
-bench.SUITES["features"] = bench.Suite(name="features", cases=cases)
-sys.exit(main(["bench", "features", *["cpu" if one == "cuda" else one for one in rest]]))
+bench.SUITES["losses"] = bench.Suite(name="losses", cases=cases)
+sys.exit(main(["bench", "losses", *["cpu" if one == "cuda" else one for one in rest]]))
 """
 
 

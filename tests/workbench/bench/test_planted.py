@@ -1,98 +1,171 @@
-"""Planted models: every strategy decodes what was planted, with a margin, at the density of speech."""
+"""Planted models: every decoder finds what was planted, with a margin, at the density of speech."""
 
 import pytest
 import torch
 
-from asrkit.decoders import ctc_greedy, transducer_greedy
+from asrkit.decoders import aed_greedy, ctc_greedy, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.workbench.bench.planted import ctc_log_probs, planted, speech
+from asrkit.models.attention_memory import CROSS, PAST
+from asrkit.workbench.bench.planted import (
+    ctc_log_probs,
+    planted,
+    planted_decoder,
+    planted_text,
+    speech,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"V": 33, "width": 240}
+SMALL_DECODER = {"V": 33, "width": 112, "layers": 3, "heads": 2, "most": 64}
 DURATIONS = [(), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8)]
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return planted_decoder(**SMALL_DECODER)
 
 
 class Watched:
     """A model that notes by how much the best token, and the best duration, is ahead of the next."""
 
     def __init__(self, model):
-        self.blank, self.durations, self.predict = (
-            model.blank,
-            model.durations,
-            model.predict,
-        )
         self.model, self.margin = model, float("inf")
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def watch(self, logits):
+        first, second = logits.float().topk(2).values.unbind(-1)
+        self.margin = min(self.margin, (first - second).min().item())
 
     def join(self, encoded, predicted):
         logits = self.model.join(encoded, predicted)
         for part in logits.split([self.blank + 1, len(self.durations)], -1):
             if part.shape[-1]:
-                first, second = part.float().topk(2).values.unbind(-1)
-                self.margin = min(self.margin, (first - second).min().item())
+                self.watch(part)
         return logits
+
+    def follow(self, *given, **options):
+        logits, state = self.model.follow(*given, **options)
+        self.watch(logits[:, -1])
+        return logits, state
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_strategy_finds_what_was_planted(strategy, durations, dtype):
-    plan = planted(5, 60, durations=durations, **SMALL)
-    found = transducer_greedy(
-        plan.model.to(dtype), plan.encoded.to(dtype), plan.lengths, strategy=strategy
-    )
+    plan = planted(5, 60, durations=durations, **SMALL).to("cpu", dtype)
+    found = transducer_greedy(plan.model, plan.encoded, plan.lengths, strategy=strategy)
     assert found.tokens() == plan.labels
-    assert [
-        row[:n]
-        for row, n in zip(found.frames.tolist(), found.lengths.tolist(), strict=True)
-    ] == plan.frames
+    rows = zip(found.frames.tolist(), found.lengths.tolist(), strict=True)
+    assert [row[:n] for row, n in rows] == plan.frames
     assert all(plan.labels) and plan.lengths.tolist() == [60, 52, 45, 37, 30]
 
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 @pytest.mark.parametrize(
-    ("B", "T", "sizes"), [(5, 60, SMALL), (2, 125, {})], ids=["small", "full size"]
+    ("B", "T", "sizes"),
+    [(5, 60, SMALL), (2, 125, {}), (2, 60, {**SMALL, "layers": 2})],
+    ids=["small", "full size", "two layers"],
 )
 def test_rounding_is_far_from_changing_a_choice(durations, B, T, sizes):
     for seed in range(3):
         plan = planted(B, T, durations=durations, seed=seed, **sizes)
         for dtype in (torch.float32, torch.bfloat16):
-            watched = Watched(plan.model.to(dtype))
-            found = transducer_greedy(
-                watched, plan.encoded.to(dtype), plan.lengths, strategy="one_by_one"
-            )
+            half = plan.to("cpu", dtype)
+            watched = Watched(half.model)
+            given = (watched, half.encoded, half.lengths)
+            found = transducer_greedy(*given, strategy="one_by_one")
             assert found.tokens() == plan.labels
             assert watched.margin > 4  # nats
 
 
+@pytest.mark.parametrize("durations", DURATIONS, ids=str)
+def test_joints_are_those_of_the_definition(durations):
+    plan = planted(4, 60, durations=durations, lengths=[60, 1, 30, 2], **SMALL)
+    calls = []
+    watched = Watched(plan.model)
+    watched.join = lambda *given: calls.append(1) or plan.model.join(*given)
+    transducer_greedy(watched, plan.encoded, plan.lengths, strategy="one_by_one")
+    assert len(calls) == plan.joints()
+
+
 def test_labels_lie_as_in_speech():
-    frames = [speech(10_000, 0.28, seed) for seed in range(4)]
+    frames = [speech(10_000, seed) for seed in range(4)]
     assert sum(map(len, frames)) / 40_000 == pytest.approx(0.28, rel=0.05)
     gaps = torch.cat([torch.tensor(row).diff() for row in frames])
-    assert (
-        gaps.min() == 0 and (gaps > 12).any()
-    )  # two on a frame, and pauses of more than a second
-    assert (
-        gaps.double().std() > gaps.double().mean()
-    )  # in bursts: a Poisson process has the same of both at most
+    # two on a frame, and pauses of more than a second
+    assert gaps.min() == 0 and (gaps > 12).any()
+    # in bursts: a Poisson process has the same of both at most
+    assert gaps.double().std() > gaps.double().mean()
     assert max(torch.bincount(torch.tensor(frames[0]))) == 2
 
 
-def test_ctc_finds_the_same_labels():
-    plan = planted(5, 60, **SMALL)
-    found = ctc_greedy(ctc_log_probs(plan), torch.full((5,), 60))
+def test_ctc_finds_the_same_labels_within_the_utterances():
+    plan = planted(40, 60, **SMALL)
+    found = ctc_greedy(ctc_log_probs(plan), plan.lengths)
     assert found.tokens() == plan.labels
 
 
-@pytest.mark.parametrize(("change", "wanted"), [
-    ({"durations": (1, 2)}, "durations: expected none, or 0 and 1 among them, got (1, 2)."),
-    ({"width": 200}, "width: expected at least 224 units for V=33, got 200."),
-    ({"B": 0}, "B, T, V: expected whole numbers of at least 1, 2 and 6, got (0, 40, 33)."),
-    ({"labels_per_second": float("nan")},
-     "labels_per_second, frames_per_second: expected above 0, two labels a frame at most, got (nan, 12.5)."),
-    ({"labels_per_second": 30.0},
-     "labels_per_second, frames_per_second: expected above 0, two labels a frame at most, got (30.0, 12.5)."),
-])  # fmt: skip
-def test_bad_input_is_one_line(change, wanted):
-    with pytest.raises(ValueError) as error:
-        planted(**{"B": 3, "T": 40, "durations": (0, 1), **SMALL, **change})
-    assert str(error.value) == wanted
+@pytest.mark.parametrize("past", PAST)
+@pytest.mark.parametrize("cross", CROSS)
+def test_attention_finds_the_text_in_every_way_with_the_same_scores(
+    decoder, cross, past
+):
+    plan = planted_text(decoder, 5, 40, prompt=3)
+    given = (plan.model, plan.encoded, plan.lengths)
+    found = aed_greedy(*given, prompt=plan.prompt, cross=cross, past=past)
+    assert found.tokens() == plan.labels and found.ended.all()
+    assert plan.lengths.tolist() == [40, 35, 30, 25, 20] and all(plan.labels)
+    wanted = aed_greedy(*given, prompt=plan.prompt)
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_is_far_from_changing_a_token(dtype, seed):
+    decoder = planted_decoder(seed=seed, **SMALL_DECODER)
+    plan = planted_text(decoder, 4, 50, seed=seed).to("cpu", dtype)
+    for b, labels in enumerate(plan.labels):
+        watched = Watched(plan.model)
+        row = slice(b, b + 1)
+        given = (watched, plan.encoded[row], plan.lengths[row])
+        found = aed_greedy(*given, prompt=plan.prompt)
+        assert found.tokens() == [labels]
+        assert watched.margin > 2  # nats
+
+
+@pytest.mark.parametrize(("B", "T", "sizes"), [
+    (1, 4, SMALL_DECODER), (33, 20, SMALL_DECODER), (2, 250, {"layers": 12}),
+    (2, 125, {"V": 5248, "width": 512, "layers": 2, "heads": 8}),
+], ids=["no labels", "many", "full size", "a large vocabulary"])  # fmt: skip
+def test_texts_from_the_smallest_sizes_to_the_published(B, T, sizes):
+    plan = planted_text(planted_decoder(**sizes), B, T, prompt=2)
+    found = aed_greedy(plan.model, plan.encoded, plan.lengths, prompt=plan.prompt)
+    assert found.tokens() == plan.labels
+
+
+@pytest.mark.parametrize("errors", [0.0, 0.2, 1.0])
+def test_the_ctc_head_mishears_the_share_that_was_asked_for(decoder, errors):
+    plan = planted_text(decoder, 30, 50)
+    ctc = ctc_log_probs(plan, errors)
+    rows = zip(ctc.argmax(-1), plan.frames, plan.labels, strict=True)
+    wrong = torch.cat(
+        [best[frames] != torch.tensor(labels) for best, frames, labels in rows]
+    )
+    assert wrong.double().mean() == pytest.approx(errors, rel=0.2)
+    if not errors:
+        assert ctc_greedy(ctc, plan.lengths).tokens() == plan.labels
+
+
+def test_codes_that_cannot_be_kept_apart_are_refused():
+    with pytest.raises(
+        ValueError, match="^width: expected at least 224 units for V=33"
+    ):
+        planted(3, 40, durations=(0, 1), V=33, width=200)
+    wanted = "width: expected at least 100 for V=33 and most=64"
+    with pytest.raises(ValueError, match=wanted):
+        planted_decoder(**SMALL_DECODER | {"width": 96})

@@ -203,4 +203,4 @@ def test_behind_the_first_error_of_a_draft_the_draft_goes_on(model, speech):
     assert any(map(any, right)) and not all(map(all, right))
     counted = lesson.Counting(model)
     assert lesson.decode(counted, speech, way, draft).tokens() == text.tokens()
-    assert 1 < counted.follows <= TOKENS
+    assert 1 < counted.calls["follow"] <= TOKENS

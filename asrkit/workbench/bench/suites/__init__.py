@@ -4,7 +4,6 @@ A new suite declares a `Suite` in a module of its own and is added to the list b
 """
 
 from asrkit.workbench.bench.suites import (
-    aed,
     batching,
     claims,
     decoders,
@@ -25,8 +24,6 @@ SUITES = {
         decoders.SUITE,
         encoders.SUITE,
         ladder.SUITE,
-        decoders.FEATURES,
-        aed.SUITE,
         claims.SUITE,
         precision.SUITE,
         training.SUITE,

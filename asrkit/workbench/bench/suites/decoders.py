@@ -1,14 +1,22 @@
-"""Suites of decoding, and of features.
+"""The suite of greedy decoding.
 
-Decoding is timed on planted transducers (asrkit.workbench.bench.planted): V = 1025 tokens, a joint
-of D = 640, an LSTM of one layer, and utterances of 5, 15 and 30 seconds at 12.5 frames a second
-that say 3.5 labels a second. Least work, in every row: a joint for each node of the path, a
-predictor step for each label; of CTC, to read the scores once.
+Labels are planted (asrkit.workbench.bench.planted): 12.5 frames and 3.5 labels a second.
+
+Transducers have V = 1025 tokens, a joint of D = 640 and an LSTM of one layer, and utterances of 5,
+15 and 30 seconds. Least work, in every row: a joint for each node of the path, a predictor step for
+each label; of CTC, to read the scores once.
+
+Attention decoders of 12, 6 and 2 layers have V = 1024 and D = 256. They are timed by what they keep
+of frames and text, and with drafts of a CTC head that mishears a share of the labels. Least work:
+the bytes that all steps read, of weights, of what is kept of the frames, and of the text so far,
+for the utterances that have not ended.
 """
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -16,97 +24,112 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from asrkit.decoders import (
     Hypotheses,
+    aed_greedy,
+    ctc_draft,
     ctc_greedy,
     ctc_greedy_sequential,
     transducer_greedy,
 )
-from asrkit.features import normalize, normalize_sequential
-from asrkit.models import TransducerModel
-from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite, rows
+from asrkit.models import optimize
+from asrkit.workbench.bench.cases import Case, PeerArms, Suite
+from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
-from asrkit.workbench.bench.planted import DURATIONS, Planted, ctc_log_probs, kind, planted
+from asrkit.workbench.bench.planted import (
+    DURATIONS,
+    Planted,
+    PlantedDecoder,
+    ctc_log_probs,
+    planted,
+    planted_decoder,
+    planted_text,
+)
 from asrkit.workbench.measure import launch_profile
 from asrkit.workbench.measure.ops import dtype_name
 
+Options = dict[str, Any]  # of transducer_greedy or aed_greedy
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
-WINDOWS = (1, 2, 4, 6, 8, 16)
-# sizes: utterances, and frames of the longest; the first are worth most
-SIZES = ((32, 187), (1, 187), (128, 62), (8, 187), (32, 62), (32, 375))
-HALF_SIZES = {"cpu": SIZES[:2], "cuda": SIZES[:4]}
-WINDOW_SIZES = ((1, 187), (8, 187), (32, 187))
-QUICK_SIZES = ((4, 40),)
-QUICK_MODEL: dict[str, Any] = {"V": 33, "width": 240}
-Options = dict[str, Any]  # of transducer_greedy
+WAYS: dict[str, Options] = {  # of an attention decoder
+    "kept": {},
+    "absorbed": {"cross": "absorbed"},
+    "recomputed": {"cross": "recomputed", "past": "states"},  # as NeMo 3.0
+}
+ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
 
 
-class Plans(NamedTuple):
-    """Sizes of the planted batches: utterances, and frames of the longest."""
+class Sizes(NamedTuple):
+    """Sizes of batches: utterances, and frames of the longest; the first are worth most."""
 
-    ctc: Sequence[tuple[int, int]]
-    smallest: tuple[int, int]  # with the slow loops
-    loops: Sequence[tuple[int, int]]
-    half: Mapping[str, Sequence[tuple[int, int]]]  # in bfloat16, by kind of device
-    windows: Sequence[tuple[int, int]]
-    model: dict[str, Any]
+    loops: tuple[tuple[int, int], ...]
+    slow: tuple[int, int]  # with the slow loops
+    ctc: tuple[tuple[int, int], ...]
+    attention: tuple[tuple[int, int], ...]
+    layers: tuple[int, ...]  # of attention decoders
+    transducer: Options  # sizes of the models that differ from the default ones
+    decoder: Options
 
 
-FULL = Plans(
+FULL = Sizes(
+    loops=((32, 187), (1, 187), (128, 62), (8, 187), (32, 62), (32, 375)),
+    slow=(8, 62),
     ctc=((1, 375), (8, 375), (32, 375), (128, 375)),
-    smallest=(8, 62),
-    loops=SIZES,
-    half=HALF_SIZES,
-    windows=WINDOW_SIZES,
-    model={},
+    attention=((1, 250), (8, 250), (32, 62)),
+    layers=(12, 6, 2),
+    transducer={},
+    decoder={},
 )
-QUICK = Plans(
+QUICK = Sizes(
+    loops=((4, 40),),
+    slow=(2, 30),
     ctc=((8, 40),),
-    smallest=(2, 30),
-    loops=QUICK_SIZES,
-    half={"cpu": (), "cuda": QUICK_SIZES},
-    windows=QUICK_SIZES,
-    model=QUICK_MODEL,
+    attention=((3, 40),),
+    layers=(2,),
+    transducer={"V": 33, "width": 240},
+    decoder={"V": 33, "width": 112, "heads": 2, "most": 64},
 )
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """RNN-T and TDT: every loop in half precision, then over batch sizes and lengths, then windows
-    and the slowest loops; greedy CTC over batch sizes.
+    """RNN-T and TDT: every loop in half precision, then over batch sizes and lengths, then the
+    slowest; greedy CTC over batch sizes; attention by layers and batch sizes.
 
     Args:
         device: "cpu" or "cuda".
         quick: small sizes.
     """
-    plans = QUICK if quick else FULL
-    make: Callable[..., Planted] = partial(planted, **plans.model)
-    versus = partial(versus_nemo, device=device)
-    for (B, T), durations in product(plans.half[torch.device(device).type], DURATIONS):
-        yield from versus(make(B, T, durations=durations), dtype=torch.bfloat16)
-    for (B, T), durations in product(plans.loops, DURATIONS):
-        yield from versus(make(B, T, durations=durations))
-    for (B, T), durations in product(plans.windows, DURATIONS):
-        yield window(make(B, T, durations=durations), device)
+    sizes = QUICK if quick else FULL
+    cuda = device.startswith("cuda")
+    make: Callable[..., Planted] = partial(planted, **sizes.transducer)
+    if cuda or not quick:
+        for (B, T), durations in product(sizes.loops[: 4 if cuda else 2], DURATIONS):
+            yield from versus_nemo(make(B, T, durations=durations), device, dtype=torch.bfloat16)
+    for (B, T), durations in product(sizes.loops, DURATIONS):
+        yield from versus_nemo(make(B, T, durations=durations), device)
     for durations in DURATIONS:
-        slow = make(*plans.smallest, durations=durations)
-        yield from versus(slow, names=(*LOOPS, "one_by_one"))
-    for B, T in plans.ctc:
+        names = (*LOOPS, "one_by_one")
+        yield from versus_nemo(make(*sizes.slow, durations=durations), device, names)
+    for B, T in sizes.ctc:
         yield ctc(make(B, T), device)
+    for layers in sizes.layers:
+        decoder = planted_decoder(layers=layers, **sizes.decoder)
+        for B, T in sizes.attention:
+            yield attention(decoder, B, T, device, quick)
 
 
 def ctc(plan: Planted, device: str) -> Case:
     """Greedy CTC: one utterance after another, and batched."""
     log_probs = ctc_log_probs(plan).to(device)
     lengths = plan.lengths.to(device)
-    batched = ["batched"]
+    arms: dict[str, Callable[[], Hypotheses]] = {
+        "sequential": partial(ctc_greedy_sequential, log_probs, lengths),
+        "batched": partial(ctc_greedy, log_probs, lengths, impl="batched"),
+    }
+    # what a compiled loop asks of a GPU says nothing
+    arm_params = {name: counts(arm, device) for name, arm in arms.items()}
     if not device.startswith("cuda"):
-        batched.append("numba_cpu")
-    arms: dict[str, Callable[[], Hypotheses]] = {}
-    arms["sequential"] = partial(ctc_greedy_sequential, log_probs, lengths)
-    for name in batched:
-        arms[name] = partial(ctc_greedy, log_probs, lengths, impl=name)
+        arms["numba_cpu"] = partial(ctc_greedy, log_probs, lengths, impl="numba_cpu")
     return Case(
         what="ctc-greedy-batched",
         arms=arms,
@@ -115,9 +138,8 @@ def ctc(plan: Planted, device: str) -> Case:
             "labels": sum(map(len, plan.labels)),
             "floor_B": log_probs.nbytes,
         },
-        # what a compiled loop asks of a GPU says nothing
-        arm_params={name: counts(arms[name], device) for name in ("sequential", "batched")},
-        ratios=[("sequential", name) for name in batched],
+        arm_params=arm_params,
+        ratios=[("sequential", name) for name in arms if name != "sequential"],
         tolerance=1e-4,
     )
 
@@ -125,7 +147,7 @@ def ctc(plan: Planted, device: str) -> Case:
 def versus_nemo(
     plan: Planted,
     device: str,
-    names: Sequence[str] = LOOPS,
+    names: tuple[str, ...] = LOOPS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Case]:
     """One case of every loop, with NeMo's on the same weights and frames if peers are wanted.
@@ -140,125 +162,55 @@ def versus_nemo(
         names: of our loops without graphs.
         dtype: of model and frames.
     """
-    cuda = device.startswith("cuda")
-    loop_graphs = "auto"
-    if cuda:
-        loop_graphs = "off"
-    ways: dict[str, Options] = {name: {"strategy": name, "graphs": loop_graphs} for name in names}
-    if cuda:
-        ways |= by_graphs(("step", "full"))
-    case = transducer(plan, device, ways, dtype, "greedy")
-    largest_graph = ""  # the last of its arms
-    for name in case.arms:
-        if name.startswith("windowed_looping"):
-            largest_graph = name
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
-        write(path, plan.model, plan.encoded.to(dtype), plan.lengths)
+        plan = plan.to(device, dtype)
+        write(path, plan.model, plan.encoded, plan.lengths)
+        case = transducer(plan, device, names)
+        request = case.what
+        if "one_by_one" in names:
+            request += "-loops"
+        if device.startswith("cuda"):
+            request += "-cuda"
         peers = PeerArms(
-            request=nemo_request(case.what, device, "one_by_one" in names) | {"plan": str(path)},
+            request={"loss": request, "max_symbols": 10, "device": device, "plan": str(path)},
             ours="windowed_looping",
-            against={GRAPHS: largest_graph},
+            against={GRAPHS: [*case.arms][-1]} if case.arms else {},
         )
-        yield replace(case, ratios=_loop_pairs(case.arms), peers=peers)
+        yield replace(case, peers=peers)
 
 
-def _loop_pairs(arms: Arms) -> list[tuple[str, str]]:
-    """(slow, fast) pairs: all against windowed looping, and the published loops."""
-    pairs = [(name, "windowed_looping") for name in arms if name != "windowed_looping"]
-    pairs.append(("frame_looping", "label_looping"))
-    return [pair for pair in pairs if arms.keys() >= {*pair}]
-
-
-def by_graphs(
-    modes: Sequence[str], name: str = "windowed_looping", **more: Any
-) -> dict[str, Options]:
-    """Options of arms that decode by CUDA graphs, by name of arm.
+def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
+    """An arm for each loop, and on CUDA for windowed looping by graphs.
 
     Args:
-        modes: of the graphs, "step" or "full"; an arm each.
-        name: what the names of the arms begin with.
-        **more: other options of all arms.
-    """
-    return {f"{name}_{mode}": {"graphs": mode, **more} for mode in modes}
-
-
-def nemo_request(what: str, device: str, slow: bool) -> dict[str, Any]:
-    """What NeMo is asked for, but for the plan.
-
-    Args:
-        what: "rnnt-greedy" or "tdt-greedy".
-        device: on a GPU its graphs are asked for too.
-        slow: whether its slow loops are.
-    """
-    if slow:
-        what += "-loops"
-    if device.startswith("cuda"):
-        what += "-cuda"
-    return {"loss": what, "max_symbols": 10, "device": device}
-
-
-def window(plan: Planted, device: str) -> Case:
-    """Windowed looping that joins more frames in one call, or fewer."""
-    ways: dict[str, Options] = {f"window_{size}": {"window": size} for size in WINDOWS}
-    case = transducer(plan, device, ways, torch.float32, "greedy-window")
-    return replace(case, ratios=[("window_1", name) for name in ways if name != "window_1"])
-
-
-def transducer(
-    plan: Planted,
-    device: str,
-    ways: Mapping[str, Options],
-    dtype: torch.dtype,
-    what: str,
-) -> Case:
-    """A case with an arm for each way that can run; with none where the first cannot.
-
-    A way that cannot run is named on standard error.
-
-    Args:
-        plan: model and frames.
+        plan: model and frames, on the device.
         device: "cpu" or "cuda".
-        ways: options of transducer_greedy by name of arm.
-        dtype: of model and frames.
-        what: name of the case behind the kind of model.
+        names: of loops without graphs.
     """
-    model = plan.model.to(device, dtype)
-    encoded = plan.encoded.to(device, dtype)
-    lengths = plan.lengths.to(device)
-    case = f"{kind(plan.model.durations)}-{what}"
-    first = next(iter(ways))
-    arms: dict[str, Callable[[], Hypotheses]] = {}
-    arm_params: dict[str, dict[str, Any]] = {}
-    for name, options in ways.items():
-        arm = partial(transducer_greedy, model, encoded, lengths, **options)
-        try:
-            arm()  # a graph is captured now, and kept for the calls that follow
-        except (ValueError, RuntimeError) as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
-        arms[name] = arm
-        arm_params[name] = _call_counts(arm, model, options, device)
-    if first not in arms:
-        arms = {}
-    warmup = 0
-    if len(lengths) < 32:
-        warmup = 1
-    tolerance = 0.2  # of scores near 0 that are sums of many logarithms
-    if dtype == torch.float32:
-        tolerance = 1e-3
+    ways: dict[str, Options] = {name: {"strategy": name, "graphs": "off"} for name in names}
+    if device.startswith("cuda"):
+        ways |= {f"windowed_looping_{mode}": {"graphs": mode} for mode in ("step", "full")}
+    decode = partial(_decode_transducer, plan)
+    arms, arm_params = _counted(plan.model, decode, ways, device)
+    pairs = [(name, "windowed_looping") for name in arms if name != "windowed_looping"]
     return Case(
-        what=case,
+        what="tdt-greedy" if plan.model.durations else "rnnt-greedy",
         arms=arms,
-        params=_params(plan, dtype),
+        params=_params(plan),
         arm_params=arm_params,
-        warmup=warmup,
-        tolerance=tolerance,
+        ratios=[*pairs, ("frame_looping", "label_looping")],
+        warmup=0 if len(plan.labels) >= 32 else 1,
+        tolerance=_tolerance(plan),
     )
 
 
-def _params(plan: Planted, dtype: torch.dtype) -> dict[str, Any]:
-    """Shape and least work of decoding a plan."""
+def _decode_transducer(plan: Planted, model: Any, **options: Any) -> Hypotheses:
+    return transducer_greedy(model, plan.encoded, plan.lengths, **options)
+
+
+def _params(plan: Planted) -> dict[str, Any]:
+    """Shape and least work of a transducer's decoding."""
     B, T, D = plan.encoded.shape
     V = plan.model.blank + 1
     durations = [*plan.model.durations]
@@ -268,7 +220,7 @@ def _params(plan: Planted, dtype: torch.dtype) -> dict[str, Any]:
     step = 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
     return {
         "shape": [B, T, D, V],
-        "dtype": dtype_name(dtype),
+        "dtype": dtype_name(plan.encoded.dtype),
         "durations": durations,
         "frames": int(plan.lengths.sum()),
         "labels": labels,
@@ -277,44 +229,28 @@ def _params(plan: Planted, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _call_counts(
-    arm: partial[Hypotheses], model: TransducerModel, options: Options, device: str
-) -> dict[str, Any]:
-    """Counts of a call, or why there are none.
-
-    Of a graph: what its replay asks for; the joint's calls are in it, out of sight.
-    """
-    counting = Counting(model)
-    try:
-        if options.get("graphs") in ("step", "full"):
-            return counts(arm, device)
-        watched = partial(arm.func, counting, *arm.args[1:], **arm.keywords)
-        launches = counts(watched, device)
-    except RuntimeError as error:  # of torch's tools for counting: the arm itself has just run
-        return {"not_counted": str(error).partition("\n")[0]}
-    return launches | {"join": counting.joins, "predict": counting.predictions}
+def _tolerance(plan: Planted) -> float:
+    """Of scores that are sums of many logarithms."""
+    return 1e-3 if plan.encoded.dtype == torch.float32 else 0.2
 
 
-class Counting(nn.Module):
-    """A model that counts its calls, beside the model: its graphs are its own."""
+class Counting:
+    """A model that counts the calls of its `join`, `predict` and `follow` in `calls`."""
 
-    def __init__(self, model: TransducerModel) -> None:
-        super().__init__()
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.blank = model.blank
-        self.durations = model.durations
-        self.joins = 0
-        self.predictions = 0
+        self.calls = Counter[str]()
 
-    def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
-        """The model's prediction (B, D) and state."""
-        self.predictions += 1
-        return self.model.predict(labels, state)
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.model, name)
+        if name not in ("join", "predict", "follow"):
+            return found
 
-    def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """The model's logits (..., V + durations)."""
-        self.joins += 1
-        return self.model.join(encoded, predicted)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls[name] += 1
+            return found(*arguments, **options)
+
+        return counted
 
 
 def counts(call: Callable[[], object], device: str) -> dict[str, int]:
@@ -327,24 +263,133 @@ def counts(call: Callable[[], object], device: str) -> dict[str, int]:
     return {"launches": profile.launches, "syncs": profile.syncs}
 
 
-def features(device: str, quick: bool) -> Iterator[Case]:
-    """Per-feature normalisation, one utterance after another and batched. Least work: read once,
-    write once.
+def _counted(
+    model: Any,
+    decode: Callable[..., Hypotheses],
+    ways: Mapping[str, Options],
+    device: str,
+) -> tuple[dict[str, Callable[[], Hypotheses]], dict[str, dict[str, Any]]]:
+    """An arm for each way that can run, and what it asks for; the others are named on standard
+    error. No arms where the first cannot run.
+
+    Args:
+        model: of all ways whose options name no other.
+        decode: takes a model and options.
+        ways: options by name of arm.
+        device: "cpu" or "cuda".
     """
-    shape = (32, 1600, 80)
-    if quick:
-        shape = (8, 200, 80)
-    B, T, F = shape
-    mel, lengths = rows(B, T, F, device)
-    yield Case(
-        what="feature-norm-batched",
-        arms={
-            "sequential": lambda: (normalize_sequential(mel, lengths),),
-            "batched": lambda: (normalize(mel, lengths),),
+    arms: dict[str, Callable[[], Hypotheses]] = {}
+    params: dict[str, dict[str, Any]] = {}
+    for name, options in ways.items():
+        arm = partial(decode, **{"model": model, **options})
+        counting = Counting(arm.keywords["model"])
+        watched = partial(arm, model=counting)
+        if options.get("graphs", "off") != "off":
+            watched = arm  # the graph of the model itself, whose calls are in it, out of sight
+        try:
+            arm()  # a graph is captured now, and kept for the calls that follow
+            params[name] = counts(watched, device) | counting.calls
+        except (ValueError, RuntimeError) as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        arms[name] = arm
+    return (arms if next(iter(ways)) in arms else {}), params
+
+
+def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool) -> Case:
+    """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights; on a
+    GPU in bfloat16.
+
+    Args:
+        decoder: to decode with.
+        B: utterances.
+        T: frames of the longest.
+        device: "cpu" or "cuda".
+        quick: take the machine's ceilings at small sizes.
+    """
+    cuda = device.startswith("cuda")
+    dtype = torch.bfloat16 if cuda else torch.float32
+    plan = planted_text(decoder, B, T).to(device, dtype)
+    ways = dict(WAYS)
+    pairs = [("recomputed", "kept"), ("absorbed", "kept")]
+    if not cuda:
+        packed = optimize(deepcopy(plan.model))
+        for name in ("kept", "absorbed"):
+            ways[f"{name}_packed"] = {"model": packed, **WAYS[name]}
+            pairs.append((name, f"{name}_packed"))
+    for per_cent in ERRORS:
+        ctc = ctc_log_probs(plan, per_cent / 100).to(device)
+        ways[f"draft_{per_cent}"] = {"ctc": ctc}
+        pairs.append(("kept", f"draft_{per_cent}"))
+    arms, arm_params = _counted(plan.model, partial(_decode_text, plan), ways, device)
+    peak_B = ceilings(device, quick).bytes_per_s
+    for name, params in arm_params.items():
+        if "ctc" not in ways[name]:  # how much work a draft leaves depends on its errors
+            params |= {"floor_B": least_bytes(plan, **ways[name]), "peak_B": peak_B}
+    D, layers = decoder.model.config.width, decoder.model.config.layers
+    return Case(
+        what="aed-greedy",
+        arms=arms,
+        params={
+            "shape": [B, T, D, layers],
+            "dtype": dtype_name(dtype),
+            "labels": sum(map(len, plan.labels)),
+            "steps": 1 + max(map(len, plan.labels)),
+            "audio_s": int(plan.lengths.sum()) / 12.5,
+            "weights": "planted",
         },
-        params={"shape": [B, T, F], "floor_B": 2 * 4 * B * T * F},
+        arm_params=arm_params,
+        ratios=pairs,
+        warmup=0,
+        tolerance=_tolerance(plan),
+    )
+
+
+def _decode_text(plan: Planted, model: Any, ctc: Any = None, **options: Any) -> Hypotheses:
+    """Greedy hypotheses; a draft from the log-probabilities `ctc` is made in the same time."""
+    if ctc is not None:
+        options["draft"] = ctc_draft(plan.model, ctc_greedy(ctc, plan.lengths))
+    return aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt, **options)
+
+
+def least_bytes(
+    plan: Planted, cross: str = "kept", past: str = "kept", model: object = None
+) -> int:
+    """Bytes that all steps of a way read at least, of weights, frames and text so far.
+
+    What several layers read alike counts once a step, and so do weights, however many utterances
+    there are; an utterance that has ended counts no more.
+
+    Args:
+        plan: batch and model.
+        cross: of aed_greedy.
+        past: of aed_greedy.
+        model: holds the same weights in another layout.
+    """
+    L, D = plan.model.config.layers, plan.model.config.width
+    of_frame = 2 * L * D if cross == "kept" else D
+    of_token = 2 * L * D if past == "kept" else L * D
+    numbers = (1 + max(map(len, plan.labels))) * decoder_weights(plan.model, cross != "kept")
+    for labels, length in zip(plan.labels, plan.lengths.tolist(), strict=True):
+        steps = len(labels) + 1
+        numbers += steps * of_frame * length
+        numbers += of_token * sum(range(1, 1 + steps))  # behind bos
+    return numbers * plan.encoded.itemsize
+
+
+def decoder_weights(model: Any, keys_values: bool) -> int:
+    """Parameters that a step reads, of all layers and the output.
+
+    Args:
+        model: an AEDModel.
+        keys_values: whether the projections of frames are among them.
+    """
+    return sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if name.startswith(("layers.", "norm.", "embedding.", "output_bias"))
+        and (keys_values or ".key_value." not in name)
     )
 
 
 SUITE = Suite(name="decoders", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))
-FEATURES = Suite(name="features", cases=features)

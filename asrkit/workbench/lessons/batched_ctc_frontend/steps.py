@@ -11,7 +11,7 @@ from asrkit.decoders import ctc_greedy, ctc_greedy_sequential
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
 from asrkit.models import CTCConfig, CTCModel, FastConformerConfig
 from asrkit.models.transducer import log_probs
-from asrkit.workbench.bench.suites import claims_frontend
+from asrkit.workbench.bench.suites.claims import log_probs_of, set_blank_share
 from asrkit.workbench.measure import Timing
 
 RATE_HZ = 16_000
@@ -64,8 +64,8 @@ def recogniser_for(
     torch.manual_seed(seed)
     with torch.device(speech[0].device):
         model = CTCModel(CTCConfig(vocab_size=V - 1, encoder=encoder)).eval().to(dtype)
-    scores, _ = claims_frontend.log_probs_of(model, *speech)
-    claims_frontend.set_blank_share(model, scores)
+    scores, _ = log_probs_of(model, *speech)
+    set_blank_share(model, scores)
     return model
 
 
