@@ -4,6 +4,7 @@ A failure or a hang stops that notebook only. Beside the executed copy of a note
 end stands `NAME.done`, which says what ran; a resumed run keeps those, and runs the rest.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -32,6 +33,12 @@ from asrkit.workbench.records import MIME
 
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ASSIGNMENT = re.compile(r"(?m)^([^\W\d]\w*) *(?::[^=\n]+)?=(?!=)")
+SITE_PAGES = {  # of every report, beside a page for each notebook
+    "index": "Findings",
+    "claims": "Claims",
+    "figures": "Figures",
+    "machine": "Machine and run",
+}
 SLOWEST_CELLS = 3
 # A busy machine keeps a kernel from sending the last output of a cell for longer than nbclient's
 # 4 s. The limit of the cell holds all the same.
@@ -45,21 +52,26 @@ class Job:
     Attributes:
         path: Of the notebook.
         parameters: Values for those that it declares.
+        device: "auto", "cpu" or "cuda".
         after: Names of notebooks that run before it, where they stand before it in the list.
         untimed: Whether no record of it has a time, so that it may run beside others of its kind.
-        work: What runs: source, parameters and device, as text.
     """
 
     path: Path
     parameters: Mapping[str, Any]
+    device: str
     after: Sequence[str]
     untimed: bool
-    work: str
 
     @property
     def name(self) -> str:
         """Name of the notebook, and of its page."""
         return self.path.stem
+
+    def work(self) -> str:
+        """What runs, as text: two jobs of the same work have the same result."""
+        source = content_hash(self.path.read_bytes())
+        return json.dumps([source, self.device, self.parameters], default=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +124,10 @@ def jobs_of(
     """
     remedy = "Name some, or run in a folder that holds notebooks/."
     expect(bool(paths), "notebooks", "at least one", "none", remedy)
+    names = [path.stem for path in paths]
+    are_different = len({*names, *SITE_PAGES}) == len(names) + len(SITE_PAGES)
+    wanted = f"different names, none of them {', '.join(SITE_PAGES)}"
+    expect(are_different, "notebooks", wanted, names)
     expect_choice("size", size, ("quick", "full"))
     expect_choice("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda":
@@ -128,13 +144,12 @@ def jobs_of(
         settings = notebook.metadata.get("asrkit", {})
         full = settings.get("full", {}) if size == "full" else {}
         chosen = {name: value for name, value in {**full, **parameters}.items() if name in declared}
-        work = {"source": content_hash(path.read_bytes()), "device": device, "parameters": chosen}
         job = Job(
             path=path,
             parameters=chosen,
+            device=device,
             after=settings.get("after", []),
             untimed=settings.get("untimed", False),
-            work=json.dumps(work, default=str),
         )
         jobs.append(job)
     unknown = sorted({*parameters} - known)
@@ -184,40 +199,47 @@ def run_notebooks(
         resume: Keep the copies in `out` that ran to their end, of the same work.
     """
     out.mkdir(parents=True, exist_ok=True)
+    cores = int(this_machine()["cpu_usable"])
     say = partial(print, flush=True) if progress else _say_nothing
     runs = dict[str, NotebookRun]()
-    for job in jobs:
-        if resume and _is_done(job, out):
-            runs[job.name] = outcome(job.name, out, job.parameters)
-            say(f"{runs[job.name].line()}; kept")
+    if resume:
+        runs = {
+            job.name: outcome(job.name, out, job.parameters) for job in jobs if _is_done(job, out)
+        }
+    for run in runs.values():
+        say(f"{run.line()}; kept")
     waiting = [job for job in jobs if job.name not in runs]
     running = dict[Future[None], Job]()
-    pool = _new_pool(jobs, out, at_once)
-    try:
+    pool = _new_pool(jobs, out, at_once, cores)
+    with _workers_end_on_errors():
         while waiting or running:
-            while job := _next_job(waiting, [*running.values()], at_once):
+            while job := _next_job(waiting, [*running.values()], at_once, cores):
                 waiting.remove(job)
                 running[pool.submit(_execute, job, out, timeout_s)] = job
                 say(f"{job.name}: started")
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(future)
                 failure = future.exception()
-                if failure is None:
-                    _done_file(job, out).write_text(job.work, "utf-8")
                 if isinstance(failure, BrokenProcessPool):
-                    pool = _new_pool(jobs, out, at_once)
+                    pool = _new_pool(jobs, out, at_once, cores)
                 runs[job.name] = outcome(job.name, out, job.parameters, failure)
                 say(runs[job.name].line())
-    except BaseException:
-        for process in multiprocessing.active_children():  # a signal may have reached us only
-            process.terminate()
-        raise
     pool.shutdown()
     return [runs[job.name] for job in jobs]
 
 
 def _say_nothing(_line: str) -> None:
     pass
+
+
+@contextlib.contextmanager
+def _workers_end_on_errors() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for process in multiprocessing.active_children():  # a signal may have reached us only
+            process.terminate()
+        raise
 
 
 def _done_file(job: Job, out: Path) -> Path:
@@ -227,43 +249,41 @@ def _done_file(job: Job, out: Path) -> Path:
 def _is_done(job: Job, out: Path) -> bool:
     """Whether an earlier run has finished the same work."""
     file = _done_file(job, out)
-    return file.is_file() and file.read_text("utf-8") == job.work
+    return file.is_file() and file.read_text("utf-8") == job.work()
 
 
-def _next_job(waiting: Sequence[Job], running: Sequence[Job], at_once: int | None) -> Job | None:
+def _next_job(
+    waiting: Sequence[Job], running: Sequence[Job], at_once: int | None, cores: int
+) -> Job | None:
     """The first job that may start: what is timed must not be disturbed."""
     unfinished = {job.name for job in running}
     for job in waiting:
         beside = [*running, job]
-        is_untimed = all(other.untimed for other in beside)
-        limit = at_once or (_cores() if is_untimed else _half_of_the_cores())
+        if all(other.untimed for other in beside):
+            limit = at_once or cores
+        else:
+            limit = at_once or max(1, cores // 2)
         if len(beside) <= limit and unfinished.isdisjoint(job.after):
             return job
         unfinished.add(job.name)
     return None
 
 
-def _cores() -> int:
-    return int(this_machine()["cpu_usable"])
-
-
-def _half_of_the_cores() -> int:
-    return max(1, _cores() // 2)
-
-
-def _new_pool(jobs: Sequence[Job], out: Path, at_once: int | None) -> ProcessPoolExecutor:
+def _new_pool(
+    jobs: Sequence[Job], out: Path, at_once: int | None, cores: int
+) -> ProcessPoolExecutor:
     """Workers that run one notebook after the other, since it takes seconds to import papermill."""
-    timed_at_once = at_once or _half_of_the_cores()
+    timed_at_once = min(at_once or max(1, cores // 2), len(jobs))
     environment = {
-        "OMP_NUM_THREADS": str(max(1, _cores() // min(timed_at_once, len(jobs)))),
+        "OMP_NUM_THREADS": str(max(1, cores // timed_at_once)),
         "OMP_WAIT_POLICY": "passive",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "KINETO_LOG_LEVEL": "99",  # torch's profiler calls it an error that there is no GPU
     }
-    if json.loads(jobs[0].work)["device"] == "cpu":
+    if jobs[0].device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return ProcessPoolExecutor(
-        max(timed_at_once, _cores()),
+        at_once or cores,
         multiprocessing.get_context("spawn"),
         _begin_worker,
         (out / "log", environment),
@@ -299,6 +319,7 @@ def _execute(job: Job, out: Path, timeout_s: float) -> None:
     """In a worker: execute a notebook."""
     import papermill
 
+    _done_file(job, out).unlink(missing_ok=True)
     config = Config()
     short_path = None
     if os.name == "posix":  # a socket's path has at most 103 bytes on macOS, and 107 on Linux
@@ -321,6 +342,7 @@ def _execute(job: Job, out: Path, timeout_s: float) -> None:
             kernel_manager_class=_Kernel,
             config=config,
         )
+    _done_file(job, out).write_text(job.work(), "utf-8")
 
 
 def outcome(
@@ -337,21 +359,29 @@ def outcome(
         parameters: What it was given.
         failure: What the run raised, or None.
     """
-    executed = out / f"{name}.ipynb"
+    if isinstance(failure, PapermillExecutionError):
+        error = ANSI_COLOUR.sub("", "\n".join(failure.traceback))
+    elif failure:
+        first, _, _ = str(failure).strip().partition("\n")  # a timeout goes on with the cell
+        error = f"{type(failure).__name__}: {first}"
+    else:
+        error = ""
     status = "failed" if failure else "ran"
+    executed = out / f"{name}.ipynb"
     if not executed.is_file():
-        error = _first_line(failure)
         return NotebookRun(name=name, status=status, parameters=parameters, error=error)
     notebook = nbformat.read(executed, 4)
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    timed = [(_papermill(cell).get("duration") or 0.0, cell.id) for cell in notebook.cells]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    timed = [(_papermill(cell).get("duration") or 0.0, cell.id) for cell in cells]
+    begun = [cell.id for cell in cells if _papermill(cell).get("status", "pending") != "pending"]
     return NotebookRun(
         name=name,
         status=status,
         seconds=_papermill(notebook).get("duration") or 0.0,
         parameters=parameters,
-        error=_error(outputs, failure),
-        cell=_failed_cell(notebook) if failure else "",
+        error=error,
+        cell=begun[-1] if failure and begun else "",
         slowest=sorted(timed, reverse=True)[:SLOWEST_CELLS],
         records=[output.data[MIME] for output in outputs if MIME in output.get("data", {})],
     )
@@ -360,27 +390,3 @@ def outcome(
 def _papermill(part: Any) -> Mapping[str, Any]:
     """What papermill noted of a notebook or a cell."""
     return part.metadata.get("papermill", {})
-
-
-def _failed_cell(notebook: Any) -> str:
-    """Id of the code cell that ended a notebook: the last one that had begun."""
-    begun = [
-        cell.id
-        for cell in notebook.cells
-        if cell.cell_type == "code" and _papermill(cell).get("status", "pending") != "pending"
-    ]
-    return "".join(begun[-1:])
-
-
-def _first_line(failure: BaseException | None) -> str:
-    """What ended a notebook from outside: a timeout goes on with the cell, between rules."""
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0]
-
-
-def _error(outputs: Sequence[Any], failure: BaseException | None) -> str:
-    """The last traceback of a notebook without colours, and what ended it from outside."""
-    errors = ["\n".join(output.traceback) for output in outputs if output.output_type == "error"]
-    text = "".join(errors[-1:])
-    if failure and not isinstance(failure, PapermillExecutionError):  # a timeout, a dead kernel
-        text = f"{text}\n{type(failure).__name__}: {_first_line(failure)}".strip()
-    return ANSI_COLOUR.sub("", text)

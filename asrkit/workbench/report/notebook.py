@@ -110,19 +110,21 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
             words += len(cell.source.split())
             cell.source = prose(cell.source.removeprefix(f"# {title}"))
         elif cell.cell_type == "code":
-            published = [output.data[MIME] for output in cell.outputs if MIME in _data(output)]
+            data = [output.get("data", {}) for output in cell.outputs]
+            published = [one[MIME] for one in data if MIME in one]
             if published:
                 records[cell.id] = published
             cell.metadata.published = len(published)
             cell.metadata.fold = _fold(cell, tags)
-            for output in cell.outputs:
-                if "text/markdown" in _data(output):
-                    output.data["text/markdown"] = prose(output.data["text/markdown"])
+            for one in data:
+                if "text/markdown" in one:
+                    one["text/markdown"] = prose(one["text/markdown"])
             if "takeaway" in tags:
-                texts = [_data(output).get("text/markdown") for output in cell.outputs]
-                takeaways += [text for text in texts if text]
+                takeaways += [one["text/markdown"] for one in data if "text/markdown" in one]
                 cell.outputs = [
-                    output for output in cell.outputs if "text/markdown" not in _data(output)
+                    output
+                    for output in cell.outputs
+                    if "text/markdown" not in output.get("data", {})
                 ]
         if "cover" in tags:
             covers.append(cell.id)
@@ -137,7 +139,7 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         takeaway=takeaway,
         answer=first_line(takeaway),
         minutes=max(1, round(words / WORDS_PER_MINUTE)),
-        headings=[(str(one["id"]), one.get_text()) for one in body.find_all("h2", id=True)],
+        headings=[(str(one["id"]), one.get_text()) for one in body.find_all("h2")],
         figures=figures,
         cover=next(iter([*preferred, *figures]), None),
         records=records,
@@ -145,10 +147,6 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         has_marks=bool(prose.claims or verdict_cells),
         defects=[*prose.defects, *defects],
     )
-
-
-def _data(output: Any) -> dict[str, Any]:
-    return output.get("data", {})
 
 
 def _fold(cell: Any, tags: Sequence[str]) -> str:
@@ -246,7 +244,14 @@ def first_line(takeaway: str) -> str:
 
 
 def _finish(body: BeautifulSoup) -> int:
-    """Put tables and figures into boxes that scroll, and mark verdicts; returns how many."""
+    """Put tables and figures into boxes that scroll, and mark verdicts; returns how many.
+
+    Styles of outputs, which would reach all of the page, are left out.
+    """
+    for style in body.find_all(["style", "script"]):
+        style.decompose()
+    for number, heading in enumerate(body.find_all("h2"), 1):
+        heading["id"] = f"section-{number}"
     for table in body.find_all("table"):
         table.wrap(body.new_tag("div", attrs={"class": "scroll"}))
     for image in body.find_all("img", src=re.compile("^data:image/svg")):

@@ -29,19 +29,13 @@ from asrkit.workbench.claims import (
     summary,
     verdict,
 )
-from asrkit.workbench.report.execute import NotebookRun, count_of_records
-from asrkit.workbench.report.findings import Finding, findings_of, value_with_unit
+from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun, count_of_records
+from asrkit.workbench.report.findings import findings_of, value_with_unit
 from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, render
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
 
-SITE_PAGES = {  # of every report, beside a page for each notebook
-    "index": "Findings",
-    "claims": "Claims",
-    "figures": "Figures",
-    "machine": "Machine and run",
-}
 MEANINGS = {  # mark -> what it says of one published number, and of several
     "good": ("agrees", "agree"),
     "mild": ("agrees in part", "agree in part"),
@@ -74,8 +68,12 @@ def build(
     names = [run.name for run in runs]
     pages = {run.name: _page(folder, run, verdicts, names) for run in runs}
     failed = [run for run in runs if run.status != "ran"]
-    found = findings_of(runs)
     ran = f"{len(runs) - len(failed)} of {len(runs)} notebooks ran"
+    here = machine.this_machine()
+    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
+    device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
+    duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    slowest = [(*cell, run.name) for run in runs for cell in run.slowest]
     defects = [f"{name}: {defect}" for name, page in pages.items() for defect in page.defects]
     context = {
         "seconds": seconds,
@@ -84,20 +82,16 @@ def build(
         "failed": failed,
         "pages": pages,
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-        "lead": f"{ran} in {_duration(seconds)} on {_device()} and published "
-        f"{count_of_records(fresh)}.",
+        "lead": f"{ran} in {duration} on {device} and published {count_of_records(fresh)}.",
         "sentence": claims_sentence(rows),
         "summary": summary(rows),
         "defects": defects,
-        "findings": found,
-        "answers": _answers(runs, pages, found),
-        "documents": _documents(rows),
+        "findings": findings_of(runs),
+        "documents": [(answer, _tally(answer.counts)) for answer in document_answers(rows)],
         "claims": headline(rows),
         "appendix": [row for row in rows if row["appendix"]],
         "facts": _facts(),
-        "slowest": sorted(
-            ((*cell, run.name) for run in runs for cell in run.slowest), reverse=True
-        )[:SLOWEST_CELLS],
+        "slowest": sorted(slowest, reverse=True)[:SLOWEST_CELLS],
     }
     for name in SITE_PAGES:
         write_page(folder / f"{name}.html", f"{name}.html.j2", **context)
@@ -118,7 +112,7 @@ def build(
         "plan": plan,
         "seconds": seconds,
         "claims": verdicts,
-        "machine": machine.this_machine(),
+        "machine": here,
         "software": machine.software(),
         "code": machine.code(),
     }
@@ -243,42 +237,10 @@ def _tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
     ]
 
 
-def _documents(rows: Sequence[Row]) -> list[tuple[Any, list[tuple[str, str]]]]:
-    """(answer, tally) of each document that claims are from."""
-    return [(answer, _tally(answer.counts)) for answer in document_answers(rows)]
-
-
-def _device() -> str:
-    here = machine.this_machine()
-    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
-    return " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes"
-
-
-def _answers(
-    runs: Sequence[NotebookRun], pages: Mapping[str, Page], found: Sequence[Finding]
-) -> dict[str, str]:
-    """The answer of each notebook in this run: its takeaway's first line, else its finding."""
-    findings = {finding.notebook: finding.sentence for finding in reversed(found)}
-    return {run.name: pages[run.name].answer or findings.get(run.name, "") for run in runs}
-
-
 def _conditions(record: Record) -> str:
-    """Under which conditions a record was taken: "float32, B=2, T=80"."""
+    """Under which conditions a record was taken: "dtype=float32, B=2, T=80"."""
     params = record["params"]
-    words = []
-    for name in CONDITIONS:
-        value = params.get(name)
-        if name == "shape" and isinstance(value, list):
-            words.append("×".join(map(str, value)))
-        elif value is not None:
-            words.append(f"{name}={value}" if name[0].isupper() else str(value))
-    return ", ".join(words)
+    return ", ".join(f"{name}={params[name]}" for name in CONDITIONS if name in params)
 
 
 def _arms(record: Record) -> str:

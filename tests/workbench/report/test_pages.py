@@ -4,6 +4,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from asrkit.workbench.report.columns import record_columns
+from asrkit.workbench.report.marks import MARKS, MEANINGS, SIGNS, mark_verdicts
+from asrkit.workbench.report.notebook_page import render_page
+from asrkit.workbench.report.notebook_run import outcome
+from asrkit.workbench.report.plan import command_line
+from asrkit.workbench.report.site import build
+from asrkit.workbench.report.tidy import tidy
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -12,13 +19,6 @@ from asrkit.workbench import claims as ledger
 from asrkit.workbench import records
 from asrkit.workbench.claims import LEGEND
 from asrkit.workbench.report import NotebookRun
-from asrkit.workbench.report.columns import record_columns
-from asrkit.workbench.report.marks import MARKS, MEANINGS, SIGNS, mark_verdicts
-from asrkit.workbench.report.notebook_page import render_page
-from asrkit.workbench.report.notebook_run import outcome
-from asrkit.workbench.report.plan import command_line
-from asrkit.workbench.report.site import build
-from asrkit.workbench.report.tidy import tidy
 from asrkit.workbench.typography import space_percents
 
 PLAN = {"size": "quick", "device": "auto"}

@@ -4,13 +4,13 @@ import re
 
 import nbformat
 import pytest
+from asrkit.workbench.report.notebook_page import render_page
+from asrkit.workbench.report.notebook_run import outcome
+from asrkit.workbench.report.site import build
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from asrkit.workbench.report import NotebookRun
-from asrkit.workbench.report.notebook_page import render_page
-from asrkit.workbench.report.notebook_run import outcome
-from asrkit.workbench.report.site import build
 
 PLAN = {"size": "quick", "device": "auto"}
 TAKEAWAY = "* The loss is **3 times** as fast: $a < b$.\n* It needs less memory."
