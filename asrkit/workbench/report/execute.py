@@ -138,8 +138,13 @@ def jobs_of(
     known = set[str]()
     jobs = []
     for path in paths:
-        notebook = read_notebook(path)
-        declared = _declared(notebook)
+        notebook = _read(path)
+        declared = {
+            name
+            for cell in notebook.cells
+            if "parameters" in cell.metadata.get("tags", [])
+            for name in ASSIGNMENT.findall(cell.source)
+        }
         known |= declared
         settings = notebook.metadata.get("asrkit", {})
         full = settings.get("full", {}) if size == "full" else {}
@@ -157,7 +162,7 @@ def jobs_of(
     return jobs
 
 
-def read_notebook(path: Path) -> Any:
+def _read(path: Path) -> Any:
     """A notebook of nbformat 4; ValueError names a file that is none."""
     try:
         return nbformat.read(path, 4)
@@ -167,15 +172,6 @@ def read_notebook(path: Path) -> Any:
             f"notebook {path}: expected a notebook of nbformat 4, "
             f"got a file that cannot be read: {reason}"
         ) from None
-
-
-def _declared(notebook: Any) -> set[str]:
-    """Names that the cells with the tag `parameters` assign."""
-    names = set[str]()
-    for cell in notebook.cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            names.update(ASSIGNMENT.findall(cell.source))
-    return names
 
 
 def run_notebooks(
@@ -201,14 +197,11 @@ def run_notebooks(
     out.mkdir(parents=True, exist_ok=True)
     cores = int(this_machine()["cpu_usable"])
     say = partial(print, flush=True) if progress else _say_nothing
-    runs = dict[str, NotebookRun]()
-    if resume:
-        runs = {
-            job.name: outcome(job.name, out, job.parameters) for job in jobs if _is_done(job, out)
-        }
+    kept = [job for job in jobs if resume and _is_done(job, out)]
+    runs = {job.name: outcome(job.name, out, job.parameters) for job in kept}
     for run in runs.values():
         say(f"{run.line()}; kept")
-    waiting = [job for job in jobs if job.name not in runs]
+    waiting = [job for job in jobs if job not in kept]
     running = dict[Future[None], Job]()
     pool = _new_pool(jobs, out, at_once, cores)
     with _workers_end_on_errors():

@@ -195,7 +195,6 @@ def claim_rows(fresh: Sequence[Record]) -> list[Row]:
         is_earlier = judged.measured is not None and not claim.formula and not names & measured_now
         row = {
             **claim_row(claim, judged),
-            "lines": claim.unit == "lines",
             "is_earlier": is_earlier,
             "beside": _beside(claim, judged),
         }

@@ -100,10 +100,13 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         folder = out / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
         plan = dict(DEFAULTS)
         paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else [*notebooks]
-    chosen = {"parameters": parameters or None, "size": size, "device": device}
-    for name, value in (chosen | {"timeout_s": timeout_s}).items():
-        if value is not None:
-            plan[name] = value
+    given = {
+        "parameters": parameters or None,
+        "size": size,
+        "device": device,
+        "timeout_s": timeout_s,
+    }
+    plan |= {name: value for name, value in given.items() if value is not None}
     planned = jobs_of(paths, plan["parameters"], plan["size"], plan["device"])
     limit = plan["timeout_s"] or TIMEOUT_S[plan["size"]]
     expect(0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
