@@ -26,7 +26,7 @@ from asrkit.workbench.records import MIME
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-# A slider leaves its frames as HTML beside its widget; a widget without is shown by no template.
+# A slider leaves its frames as HTML beside its widget; other widgets, dead here, are not shown.
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", WIDGET, MIME, "text/plain"]
 NO_WORDS = "No description has been provided for this image"  # nbconvert's alt text without one
 WORDS_PER_MINUTE = 200
@@ -56,7 +56,7 @@ def mark_of(label: str) -> str:
     return MARKS.get(label, "soft")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Page:
     """What the report shows of a notebook.
 
@@ -80,7 +80,7 @@ class Page:
     defects: Sequence[str] = ()
 
 
-def title_of(notebook: Any) -> str:
+def _title(notebook: Any) -> str:
     """The first heading that begins a cell; empty where there is none."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown" and cell.source.startswith("# "):
@@ -98,7 +98,7 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         names: The notebooks of the report. Links to others become text.
     """
     notebook = nbformat.read(executed, 4)
-    title = title_of(notebook)
+    title = _title(notebook)
     prose = Prose(verdicts, names)
     takeaways = list[str]()
     covers = list[str]()
