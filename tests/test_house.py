@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
-    {"shapes", "files", "parents", "tasks"},
+    {"shapes", "files", "tasks"},
     {"runtime", "cpu", "sound_files", "byte_pairs"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim"},

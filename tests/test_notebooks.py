@@ -11,7 +11,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from asrkit.workbench.records import problem
-from asrkit.workbench.report.frame import SITE_PAGES
+from asrkit.workbench.report.execute import SITE_PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))

@@ -1,7 +1,7 @@
 """`asrkit report`."""
 
 import argparse
-import re
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ from asrkit.cli.options import add_no_progress
 def _report(args: argparse.Namespace) -> int:
     from asrkit.workbench.report import report
 
-    names = [*args.notebooks, *(args.notebook_list or "").split(",")]
     with text_stream(args):
         result = report(
-            find_notebooks([name.strip() for name in names if name.strip()]),
+            find_notebooks(args.notebooks),
             args.out,
             parameters={name: parse_value(name, text) for name, text in args.parameter},
             size=args.size,
@@ -39,22 +38,18 @@ def parse_value(name: str, text: str) -> Any:
         ValueError: `text` is not YAML.
     """
     import yaml
+    from papermill.iorw import NoDatesSafeLoader
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.yaml_implicit_resolvers = {
-        first: [rule for rule in rules if rule[0] != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    exponent = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, [*"-+0123456789"])
     try:
-        return yaml.load(text, Loader)
+        value = yaml.load(text, NoDatesSafeLoader)
     except yaml.YAMLError:
         raise ValueError(
             f"parameter {name}: expected a value in YAML, got {text!r}. Quote it."
         ) from None
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def find_notebooks(names: list[str], folder: Path = Path("notebooks")) -> list[Path] | None:
@@ -86,16 +81,11 @@ def _fitting(name: str, known: list[Path]) -> list[Path]:
     """The notebooks that `name` stands for: a file, one of just this name, or all that begin so."""
     if Path(name).is_file():
         return [Path(name)]
-    stem = name
-    if name.endswith(".ipynb"):
-        stem = Path(name).stem
-    exact = [path for path in known if path.stem == stem]
-    if exact:
-        return exact
-    beginning = stem
+    stem = name.removesuffix(".ipynb")
     if stem.isdecimal():
-        beginning = f"{int(stem):02d}_"
-    return [path for path in known if path.stem.startswith(beginning)]
+        stem = f"{int(stem):02d}_"
+    exact = [path for path in known if path.stem == stem]
+    return exact or [path for path in known if path.stem.startswith(stem)]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,12 +96,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="paths, numbers or beginnings of names (default: the whole series)",
     )
     which.add_argument(
-        "--notebooks", dest="notebook_list", metavar="02,06", help="the same, as one list"
-    )
-    which.add_argument(
         "--resume",
         action="store_true",
-        help="finish the newest run, which was stopped or failed, with its notebooks",
+        help="finish the newest run with its notebooks: what has not run to its end runs again",
     )
     execution = parser.add_argument_group("how to run them")
     execution.add_argument(
@@ -160,7 +147,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     name="report",
-    summary="Run the notebooks and build one HTML report with the ledger of claims.",
+    summary="Run the notebooks and build one HTML report, with every claim and its verdict.",
     details="Notebooks come with a checkout of asrkit; elsewhere, name the files to run.",
     run=_report,
     add_arguments=_add_arguments,

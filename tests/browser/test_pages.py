@@ -7,7 +7,6 @@ ASRKIT_REPORT=reports/latest ASRKIT_SCREENSHOTS=figures .venv/bin/python -m pyte
 
 import io
 import os
-import re
 from pathlib import Path
 
 import nbformat
@@ -96,104 +95,30 @@ def pages(site):
     return {path.stem: path.resolve().as_uri() for path in sorted(site.glob("*.html"))}
 
 
-@pytest.fixture
-def index(window, pages):
-    """The index in a tab, 1280 wide, light."""
-    return window().open(pages["index"])
-
-
-@pytest.fixture
-def ledger(window, pages):
-    """The page of claims in a tab, 1280 wide, light."""
-    return window().open(pages["ledger"])
-
-
-def shown(page):
-    """Ids of the claims that are to be seen, in order."""
-    return page.locator("table tr[data-verdict]:visible").evaluate_all(
-        "rows => rows.map(row => row.id)"
-    )
-
-
-def column(page, name):
-    """What the claims that are to be seen have in column `name`: what they are sorted by."""
-    names = [
-        text.strip().lower()
-        for text in page.locator("#ledger")
-        .get_by_role("columnheader")
-        .all_inner_texts()
-    ]
-    value = "(rows, at) => rows.map(row => row.cells[at].dataset.value ?? row.cells[at].textContent.trim())"
-    return page.locator("table tr[data-verdict]:visible").evaluate_all(
-        value, names.index(name.lower())
-    )
-
-
-def head(page, name):
-    """The heading of a column of claims."""
-    return page.locator("#ledger").get_by_role(
-        "columnheader", name=re.compile(rf"^{name}")
-    )
-
-
 def pixels(page):
     """What the window shows: rows, columns, RGB."""
     return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
 
 
-@pytest.mark.parametrize("press", ["click", "Enter", "Space"])
-def test_claims_are_sorted_by_a_click_and_by_keys_up_down_and_back(ledger, press):
-    def again():
-        button = head(ledger, "Claim").get_by_role("button")
-        button.click() if press == "click" else button.press(press)
-        return head(ledger, "Claim").get_attribute("aria-sort"), column(ledger, "Claim")
-
-    before = shown(ledger)
-    collate = "texts => texts.sort((x, y) => x.localeCompare(y, 'en', {numeric: true}))"
-    up = ledger.evaluate(collate, column(ledger, "Claim"))
-    assert again() == ("ascending", up)
-    assert again() == ("descending", up[::-1])
-    assert again()[0] is None and shown(ledger) == before != []
+def test_a_link_to_a_claim_of_the_appendix_unfolds_it(window, pages):
+    page = window().open(pages["claims"])
+    row = page.locator("#more tr[data-verdict]").last
+    assert row.is_hidden()
+    page.goto(f"{pages['claims']}#{row.get_attribute('id')}")
+    assert row.is_visible()
 
 
-def test_words_and_verdicts_filter_the_claims_and_the_count_says_so(ledger):
-    every, verdicts = shown(ledger), column_of_verdicts(ledger)
-    said = ledger.get_by_role("status")
-    assert said.inner_text() == f"{len(every)} of {len(every)} claims shown"
-    ledger.get_by_label("Find").fill("joint-memory-measured")
-    assert "joint-memory-measured" in shown(ledger) and len(shown(ledger)) < 4
-    assert said.inner_text() == f"{len(shown(ledger))} of {len(every)} claims shown"
-    ledger.get_by_label("Find").fill("")
-    for verdict in ("reproduced", "ill-defined"):
-        chip = ledger.get_by_role("button", name=re.compile(rf"^\W*{verdict} \d+$"))
-        chip.press("Space")
-        assert chip.get_attribute("aria-pressed") == "true"
-    wanted = [
-        name
-        for name, verdict in zip(every, verdicts, strict=True)
-        if verdict in ("reproduced", "ill-defined")
-    ]
-    assert shown(ledger) == wanted and set(column_of_verdicts(ledger)) == {
-        "reproduced",
-        "ill-defined",
-    }
-    assert said.inner_text() == f"{len(wanted)} of {len(every)} claims shown"
-    ledger.get_by_role("button", name="show all").click()
-    assert shown(ledger) == every
+def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages):
+    page = window(java_script_enabled=False).open(pages["claims"])
+    assert page.locator("#listed tr[data-verdict]:visible").count() > 50
 
 
-def column_of_verdicts(page):
-    """Verdicts of the claims that are to be seen."""
-    return page.locator("table tr[data-verdict]:visible").evaluate_all(
-        "rows => rows.map(row => row.dataset.verdict)"
-    )
-
-
-def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages, ledger):
-    plain = window(java_script_enabled=False).open(pages["ledger"])
-    assert shown(plain) == shown(ledger)
-    assert plain.get_by_role("search").count() == 0
-    assert plain.locator("#ledger").get_by_role("button").count() == 0
+def test_on_a_phone_each_claim_is_a_block_that_names_its_values(window, pages):
+    page = window(**PHONE).open(pages["claims"])
+    cell = page.locator("#listed td[data-label=Verdict]").first
+    assert cell.evaluate("one => getComputedStyle(one).display") == "grid"
+    said = cell.evaluate("one => getComputedStyle(one, '::before').content")
+    assert said == '"Verdict"' and page.locator("#listed thead").is_hidden()
 
 
 def folds(page):
@@ -275,7 +200,7 @@ def test_no_page_is_wider_than_a_phone(window, pages):
 def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
     tabs, found = window(color_scheme=scheme), {}
     # It takes seconds a page; all of a report that is named.
-    some = {"index", "ledger", "figures", "records", "machine"}
+    some = {"index", "claims", "figures", "machine"}
     some |= {"01_transducer", "02_joint_memory"}
     for name in pages if "ASRKIT_REPORT" in os.environ else some:
         page = tabs.open(pages[name])

@@ -15,19 +15,21 @@ from asrkit.workbench.claims.computed import Verdict
 from asrkit.workbench.claims.evidence import Evidence, origin
 from asrkit.workbench.claims.formulas import evaluate
 from asrkit.workbench.claims.grids import grid_lines, published
-from asrkit.workbench.claims.labels import LABELS, LEGEND
+from asrkit.workbench.claims.labels import LABELS, LEGEND, NOT_COMPARABLE
 from asrkit.workbench.claims.load import load_claims
-from asrkit.workbench.claims.notebook_table import claims_table
+from asrkit.workbench.claims.notebook_table import claim_row, claims_table
 from asrkit.workbench.claims.verdicts import verdict
 
 __all__ = [
     "LABELS",
     "LEGEND",
+    "NOT_COMPARABLE",
     "Claim",
     "DocumentAnswer",
     "Evidence",
     "Record",
     "Verdict",
+    "claim_row",
     "claims_table",
     "count_verdicts",
     "document_answers",

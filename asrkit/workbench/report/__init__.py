@@ -1,7 +1,6 @@
 """Notebooks in, one offline HTML report out."""
 
-from asrkit.workbench.report.execute import run_notebooks
-from asrkit.workbench.report.notebook_run import NotebookRun
+from asrkit.workbench.report.execute import NotebookRun, jobs_of, run_notebooks
 from asrkit.workbench.report.run import ReportResult, report
 
-__all__ = ["NotebookRun", "ReportResult", "report", "run_notebooks"]
+__all__ = ["NotebookRun", "ReportResult", "jobs_of", "report", "run_notebooks"]

@@ -1,267 +1,385 @@
-"""Notebooks through papermill, each with a kernel of its own.
+"""Notebooks through papermill, each with a kernel of its own, some at a time.
 
-A failure or a hang stops that notebook only. A notebook is done when its result is beside its
-executed copy, both renamed into place. A run that is killed leaves no other trace that counts, so
-the next one with `resume` keeps what is done and runs the rest.
+A failure or a hang stops that notebook only. Beside the executed copy of a notebook that ran to its
+end stands `NAME.done`, which says what ran; a resumed run keeps those, and runs the rest.
 """
 
 import contextlib
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from asrkit.parents import when_parent_ends
-from asrkit.workbench.machine import this_machine
-from asrkit.workbench.report.jobs import Job, jobs_of
-from asrkit.workbench.report.notebook_run import NotebookRun, finish, kept_run
+import nbformat
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from papermill.exceptions import PapermillExecutionError
+from traitlets.config import Config
 
-LONGEST_BASE = 80  # bytes: a socket's path has at most 103 on macOS, and 107 on Linux
+from asrkit.files import content_hash
+from asrkit.shapes import expect, expect_choice
+from asrkit.workbench.machine import this_machine
+from asrkit.workbench.records import MIME
+
+ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+ASSIGNMENT = re.compile(r"(?m)^([^\W\d]\w*) *(?::[^=\n]+)?=(?!=)")
+SITE_PAGES = {  # of every report, beside a page for each notebook
+    "index": "Findings",
+    "claims": "Claims",
+    "figures": "Figures",
+    "machine": "Machine and run",
+}
+SLOWEST_CELLS = 3
 # A busy machine keeps a kernel from sending the last output of a cell for longer than nbclient's
-# 4 s. The limit of the whole notebook holds all the same.
+# 4 s. The limit of the cell holds all the same.
 IOPUB_TIMEOUT_S = 120
 
 
-def run_notebooks(  # noqa: PLR0913 - the options of `report` that concern notebooks
-    paths: Sequence[Path],
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A notebook to run.
+
+    Attributes:
+        path: Of the notebook.
+        parameters: Values for those that it declares.
+        device: "auto", "cpu" or "cuda".
+        after: Names of notebooks that run before it, where they stand before it in the list.
+        untimed: Whether no record of it has a time, so that it may run beside others of its kind.
+    """
+
+    path: Path
+    parameters: Mapping[str, Any]
+    device: str
+    after: Sequence[str]
+    untimed: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the notebook, and of its page."""
+        return self.path.stem
+
+    def work(self) -> str:
+        """What runs, as text: two jobs of the same work have the same result."""
+        source = content_hash(self.path.read_bytes())
+        return json.dumps([source, self.device, self.parameters], default=str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotebookRun:
+    """How one notebook fared.
+
+    `cell` is the one that failed, `slowest` are (seconds, cell id), `records` what it published.
+    """
+
+    name: str
+    status: str
+    seconds: float = 0.0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    cell: str = ""
+    slowest: Sequence[tuple[float, str]] = ()
+    records: Sequence[dict[str, Any]] = field(default=(), repr=False)
+
+    def line(self) -> str:
+        """The outcome in one line; for a failure the last line of the traceback and the cell."""
+        if self.status == "ran":
+            return f"{self.name}: ran in {self.seconds:.0f} s, {count_of_records(self.records)}"
+        reason = self.error.strip().splitlines()[-1]
+        if self.cell:
+            reason += f" (cell {self.cell})"
+        return f"{self.name}: {reason}"
+
+
+def count_of_records(records: Sequence[Any]) -> str:
+    """How many records there are, in words: "1 record", "2 records"."""
+    if len(records) == 1:
+        return "1 record"
+    return f"{len(records)} records"
+
+
+def jobs_of(
+    paths: Sequence[Path], parameters: Mapping[str, Any], size: str = "quick", device: str = "auto"
+) -> list[Job]:
+    """What will run.
+
+    Args:
+        paths: The notebooks.
+        parameters: Values for the notebooks that declare them.
+        size: "full" sets what a notebook's metadata names in `asrkit.full`; `parameters` win.
+        device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
+
+    Raises:
+        ValueError: A path is no notebook, nobody declares a parameter, or there is no GPU for
+            "cuda".
+    """
+    remedy = "Name some, or run in a folder that holds notebooks/."
+    expect(bool(paths), "notebooks", "at least one", "none", remedy)
+    names = [path.stem for path in paths]
+    are_different = len({*names, *SITE_PAGES}) == len(names) + len(SITE_PAGES)
+    wanted = f"different names, none of them {', '.join(SITE_PAGES)}"
+    expect(are_different, "notebooks", wanted, names)
+    expect_choice("size", size, ("quick", "full"))
+    expect_choice("device", device, ("auto", "cpu", "cuda"))
+    if device == "cuda":
+        import torch
+
+        wanted = "cpu or auto where torch finds no GPU"
+        expect(torch.cuda.is_available(), "device", wanted, "cuda", "asrkit doctor says more.")
+    known = set[str]()
+    jobs = []
+    for path in paths:
+        notebook = _read(path)
+        declared = {
+            name
+            for cell in notebook.cells
+            if "parameters" in cell.metadata.get("tags", [])
+            for name in ASSIGNMENT.findall(cell.source)
+        }
+        known |= declared
+        settings = notebook.metadata.get("asrkit", {})
+        full = settings.get("full", {}) if size == "full" else {}
+        chosen = {name: value for name, value in {**full, **parameters}.items() if name in declared}
+        job = Job(
+            path=path,
+            parameters=chosen,
+            device=device,
+            after=settings.get("after", []),
+            untimed=settings.get("untimed", False),
+        )
+        jobs.append(job)
+    unknown = sorted({*parameters} - known)
+    expect(not unknown, "parameters", f"one of {sorted(known)}", unknown)
+    return jobs
+
+
+def _read(path: Path) -> Any:
+    """A notebook of nbformat 4; ValueError names a file that is none."""
+    try:
+        return nbformat.read(path, 4)
+    except Exception as error:  # nbformat has no common base for what it raises
+        reason = str(error).strip().partition("\n")[0][:100]
+        raise ValueError(
+            f"notebook {path}: expected a notebook of nbformat 4, "
+            f"got a file that cannot be read: {reason}"
+        ) from None
+
+
+def run_notebooks(
+    jobs: Sequence[Job],
     out: Path,
     *,
-    parameters: Mapping[str, Any] | None = None,
-    size: str = "quick",
-    device: str = "auto",
-    jobs: int | None = None,
+    at_once: int | None = None,
     timeout_s: float = 600.0,
     progress: bool = True,
     resume: bool = False,
 ) -> list[NotebookRun]:
-    """Execute notebooks into a folder; returns how each fared, in the order of `paths`.
+    """Execute notebooks into a folder; returns how each fared, in the order of `jobs`.
 
     Args:
-        paths: The notebooks. Those that a notebook's metadata names in `asrkit.after` run before
-            it.
-        out: Folder of the executed copies and their results.
-        parameters: Values for the notebooks that declare them.
-        size: "full" sets what a notebook's metadata names in `asrkit.full`; `parameters` win.
-        device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
-        jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
-            cores where all of them measure no time (`asrkit.untimed` in their metadata).
-        timeout_s: Limit of one notebook in seconds.
+        jobs: What runs.
+        out: Folder of the executed copies and of the log.
+        at_once: Notebooks that run at once; by default half as many as there are cores, or as many
+            as cores where all of them measure no time.
+        timeout_s: Limit of one cell in seconds.
         progress: Print a line when a notebook starts, and one when it has ended.
-        resume: Keep what `out` holds of the same notebooks and parameters.
-
-    Raises:
-        ValueError: An argument cannot be served, for example a parameter that no notebook declares.
+        resume: Keep the copies in `out` that ran to their end, of the same work.
     """
-    planned = jobs_of(paths, parameters or {}, size, device)
     out.mkdir(parents=True, exist_ok=True)
-    for leftover in out.glob(".*"):
-        if leftover.is_file():  # of a run that was killed; Jupyter keeps a folder there
-            leftover.unlink()
-    done = dict[str, NotebookRun]()
-    if resume:
-        done = _kept_runs(planned, out)
+    cores = int(this_machine()["cpu_usable"])
     say = partial(print, flush=True) if progress else _say_nothing
-    for run in done.values():
+    kept = [job for job in jobs if resume and _is_done(job, out)]
+    runs = {job.name: outcome(job.name, out, job.parameters) for job in kept}
+    for run in runs.values():
         say(f"{run.line()}; kept")
-    with _Workers(planned, out, jobs, timeout_s) as workers:
-        workers.skip(done)
-        while workers.busy:
-            for name in workers.start_ready():
-                say(f"{name}: started")
-            for run in workers.wait_for_some():
-                done[run.name] = run
-                say(run.line())
-    return [done[name] for name in planned]
-
-
-def _kept_runs(planned: Mapping[str, Job], out: Path) -> dict[str, NotebookRun]:
-    """What an earlier run has done of the same work."""
-    kept = {name: kept_run(out, name, job) for name, job in planned.items()}
-    return {name: run for name, run in kept.items() if run is not None}
+    waiting = [job for job in jobs if job not in kept]
+    running = dict[Future[None], Job]()
+    pool = _new_pool(jobs, out, at_once, cores)
+    with _workers_end_on_errors():
+        while waiting or running:
+            while job := _next_job(waiting, [*running.values()], at_once, cores):
+                waiting.remove(job)
+                running[pool.submit(_execute, job, out, timeout_s)] = job
+                say(f"{job.name}: started")
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                failure = future.exception()
+                if isinstance(failure, BrokenProcessPool):
+                    pool = _new_pool(jobs, out, at_once, cores)
+                runs[job.name] = outcome(job.name, out, job.parameters, failure)
+                say(runs[job.name].line())
+    pool.shutdown()
+    return [runs[job.name] for job in jobs]
 
 
 def _say_nothing(_line: str) -> None:
     pass
 
 
-class _Workers:
-    """The jobs that wait and those that run, some at a time.
-
-    A worker is a pool of one process: a larger one breaks for all when the system kills a process.
-    It runs one notebook after the other, since it takes seconds to import what it needs.
-    """
-
-    def __init__(
-        self, jobs: Mapping[str, Job], out: Path, at_once: int | None, timeout_s: float
-    ) -> None:
-        cores = this_machine()["cpu_usable"]
-        self.jobs = jobs
-        self.out = out
-        self.at_once = at_once or max(1, cores // 2)
-        self.untimed_at_once = at_once or cores
-        self.threads = max(1, cores // min(self.at_once, len(jobs)))
-        self.timeout_s = timeout_s
-        self.waiting = dict(jobs)
-        self.running = dict[Future[None], tuple[str, Path, ProcessPoolExecutor]]()
-        self.idle = list[ProcessPoolExecutor]()
-
-    def __enter__(self) -> "_Workers":
-        return self
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is None:
-            for worker in self.idle:
-                worker.shutdown()
-            return
+@contextlib.contextmanager
+def _workers_end_on_errors() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
         for process in multiprocessing.active_children():  # a signal may have reached us only
             process.terminate()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.waiting or self.running)
-
-    @property
-    def running_names(self) -> list[str]:
-        return [name for name, _, _ in self.running.values()]
-
-    def skip(self, done: Mapping[str, NotebookRun]) -> None:
-        """Leave out what an earlier run has done."""
-        for name in done:
-            del self.waiting[name]
-
-    def start_ready(self) -> list[str]:
-        """Start jobs that wait for no other one, as many as may run; returns their names."""
-        started = []
-        for name, job in list(self.waiting.items()):
-            unfinished = {*self.waiting, *self.running_names}
-            if self._has_room(job) and unfinished.isdisjoint(job.after):
-                self._start(name, job)
-                started.append(name)
-        return started
-
-    def _has_room(self, job: Job) -> bool:
-        """Whether a job may start beside those that run: what is timed must not be disturbed."""
-        beside = [self.jobs[name] for name in self.running_names]
-        if job.untimed and all(other.untimed for other in beside):
-            return len(beside) < self.untimed_at_once
-        return len(beside) < self.at_once
-
-    def _start(self, name: str, job: Job) -> None:
-        part = self.out / f".{name}-{os.urandom(4).hex()}.part.ipynb"
-        log = self.out / f"{name}.log"
-        worker = self.idle.pop() if self.idle else _new_worker()
-        future = worker.submit(_execute, job, part, log, self.timeout_s, self.threads)
-        self.running[future] = (name, part, worker)
-        del self.waiting[name]
-
-    def wait_for_some(self) -> list[NotebookRun]:
-        """Results of the jobs that end first."""
-        runs = []
-        for future in wait(self.running, return_when=FIRST_COMPLETED).done:
-            name, part, worker = self.running.pop(future)
-            failure = future.exception()
-            if isinstance(failure, BrokenProcessPool):
-                worker.shutdown(wait=False)
-            else:
-                self.idle.append(worker)
-            runs.append(finish(self.out, name, self.jobs[name], part, failure))
-        return runs
+        raise
 
 
-def _new_worker() -> ProcessPoolExecutor:
-    """A process that ends with this one."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, context, when_parent_ends, (partial(os._exit, 1),))
+def _done_file(job: Job, out: Path) -> Path:
+    return out / f"{job.name}.done"
 
 
-def _execute(job: Job, part: Path, log: Path, timeout_s: float, threads: int) -> None:
-    """In the worker: execute a notebook with this interpreter as kernel; output goes to `log`."""
-    log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(log_file, 1)
-    os.dup2(log_file, 2)
-    os.close(log_file)
-    import papermill
+def _is_done(job: Job, out: Path) -> bool:
+    """Whether an earlier run has finished the same work."""
+    file = _done_file(job, out)
+    return file.is_file() and file.read_text("utf-8") == job.work()
 
-    os.environ |= {
-        "OMP_NUM_THREADS": str(threads),
+
+def _next_job(
+    waiting: Sequence[Job], running: Sequence[Job], at_once: int | None, cores: int
+) -> Job | None:
+    """The first job that may start: what is timed must not be disturbed."""
+    unfinished = {job.name for job in running}
+    for job in waiting:
+        beside = [*running, job]
+        if all(other.untimed for other in beside):
+            limit = at_once or cores
+        else:
+            limit = at_once or max(1, cores // 2)
+        if len(beside) <= limit and unfinished.isdisjoint(job.after):
+            return job
+        unfinished.add(job.name)
+    return None
+
+
+def _new_pool(
+    jobs: Sequence[Job], out: Path, at_once: int | None, cores: int
+) -> ProcessPoolExecutor:
+    """Workers that run one notebook after the other, since it takes seconds to import papermill."""
+    timed_at_once = min(at_once or max(1, cores // 2), len(jobs))
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, cores // timed_at_once)),
         "OMP_WAIT_POLICY": "passive",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "KINETO_LOG_LEVEL": "99",  # torch's profiler calls it an error that there is no GPU
     }
-    if job.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with _kernel_installed(), _socket_folder() as sockets:
+    if jobs[0].device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return ProcessPoolExecutor(
+        at_once or cores,
+        multiprocessing.get_context("spawn"),
+        _begin_worker,
+        (out / "log", environment),
+    )
+
+
+def _begin_worker(log: Path, environment: Mapping[str, str]) -> None:
+    """In a worker: what it and its kernels print goes to the log, and it ends with its parent."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ |= environment
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+class _Kernel(AsyncKernelManager):
+    """A kernel of this interpreter, whatever kernels the user has installed."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=argv, display_name="asrkit", language="python")
+
+
+def _execute(job: Job, out: Path, timeout_s: float) -> None:
+    """In a worker: execute a notebook."""
+    import papermill
+
+    _done_file(job, out).unlink(missing_ok=True)
+    config = Config()
+    short_path = None
+    if os.name == "posix":  # a socket's path has at most 103 bytes on macOS, and 107 on Linux
+        short_path = "/tmp"
+    with tempfile.TemporaryDirectory(dir=short_path) as sockets:
+        if os.name == "posix":  # sockets are files there: ports are raced for
+            config.KernelManager.transport = "ipc"
+            config.KernelManager.ip = f"{sockets}/ipc"
         papermill.execute_notebook(
             str(job.path),
-            str(part),
+            str(out / f"{job.name}.ipynb"),
             parameters=job.parameters,
-            kernel_name="asrkit",
+            kernel_name="python3",
             language="python",
             progress_bar=False,
             execution_timeout=max(1, int(timeout_s)),
             cwd=str(job.path.parent),
-            request_save_on_cell_execute=True,
             iopub_timeout=IOPUB_TIMEOUT_S,
             shutdown_kernel="immediate",  # asked to end, it takes three seconds
-            config=_sockets_in(sockets),
+            kernel_manager_class=_Kernel,
+            config=config,
         )
+    _done_file(job, out).write_text(job.work(), "utf-8")
 
 
-@contextlib.contextmanager
-def _kernel_installed() -> Iterator[None]:
-    """Make this interpreter a kernel, whatever kernels the user has installed."""
-    before = os.environ.get("JUPYTER_PATH")
-    with tempfile.TemporaryDirectory() as folder:
-        spec = Path(folder) / "kernels" / "asrkit" / "kernel.json"
-        spec.parent.mkdir(parents=True)
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        spec.write_text(json.dumps({"argv": argv, "display_name": "asrkit", "language": "python"}))
-        path = [folder]
-        if before:
-            path.append(before)
-        os.environ["JUPYTER_PATH"] = os.pathsep.join(path)
-        try:
-            yield
-        finally:
-            os.environ.pop("JUPYTER_PATH")
-            if before is not None:
-                os.environ["JUPYTER_PATH"] = before
+def outcome(
+    name: str,
+    out: Path,
+    parameters: Mapping[str, Any],
+    failure: BaseException | None = None,
+) -> NotebookRun:
+    """How a notebook fared, as its executed copy has it.
 
-
-@contextlib.contextmanager
-def _socket_folder() -> Iterator[str]:
-    """Yield a new folder whose path is short enough for sockets; "" where there is none.
-
-    A long $TMPDIR gives way to /tmp. Windows has no such sockets.
+    Args:
+        name: Of the notebook.
+        out: Folder of the executed copies.
+        parameters: What it was given.
+        failure: What the run raised, or None.
     """
-    for base in (tempfile.gettempdir(), "/tmp"):
-        if os.name != "posix" or len(os.fsencode(base)) > LONGEST_BASE:
-            continue
-        with contextlib.ExitStack() as stack:
-            try:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=base))
-            except OSError:
-                continue
-            yield folder
-            return
-    yield ""
+    if isinstance(failure, PapermillExecutionError):
+        error = ANSI_COLOUR.sub("", "\n".join(failure.traceback))
+    elif failure:
+        first, _, _ = str(failure).strip().partition("\n")  # a timeout goes on with the cell
+        error = f"{type(failure).__name__}: {first}"
+    else:
+        error = ""
+    status = "failed" if failure else "ran"
+    executed = out / f"{name}.ipynb"
+    if not executed.is_file():
+        return NotebookRun(name=name, status=status, parameters=parameters, error=error)
+    notebook = nbformat.read(executed, 4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    timed = [(_papermill(cell).get("duration") or 0.0, cell.id) for cell in cells]
+    begun = [cell.id for cell in cells if _papermill(cell).get("status", "pending") != "pending"]
+    return NotebookRun(
+        name=name,
+        status=status,
+        seconds=_papermill(notebook).get("duration") or 0.0,
+        parameters=parameters,
+        error=error,
+        cell=begun[-1] if failure and begun else "",
+        slowest=sorted(timed, reverse=True)[:SLOWEST_CELLS],
+        records=[output.data[MIME] for output in outputs if MIME in output.get("data", {})],
+    )
 
 
-def _sockets_in(folder: str) -> Any:
-    """Configuration that puts the kernel's sockets into a folder of their own.
-
-    Ports are raced for, and socket files of one name mix two kernels up. None, for ports, where
-    there is no folder.
-    """
-    if not folder:
-        return None
-    from traitlets.config import Config
-
-    return Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/ipc"}})
+def _papermill(part: Any) -> Mapping[str, Any]:
+    """What papermill noted of a notebook or a cell."""
+    return part.metadata.get("papermill", {})

@@ -9,41 +9,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asrkit.workbench.report.columns import UNITS
-from asrkit.workbench.report.notebook_run import NotebookRun
-from asrkit.workbench.typography import NO_BREAK_SPACE
+from asrkit.workbench.report.execute import NotebookRun
 
 Record = Mapping[str, Any]
-MOST = 6
 LEAST_FACTOR = 1.1  # less than this is no finding
-SHOWN_UNITS = {**UNITS, "B": (1e-6, " MB")}  # bytes as notebook 02 writes them
+NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
+UNITS = {  # unit of a record -> factor and text of what is shown
+    "1": (1, ""),
+    "B": (1e-6, " MB"),
+    "B/s": (1e-9, " GB/s"),
+    "fraction": (100, " %"),
+    "FLOP/s": (1e-9, " GFLOP/s"),
+    "s/s": (1, "× real time"),
+    "us": (1, " µs"),
+    "1/s": (1, " per s"),
+}
 EXACT_FROM = 100  # values from here on are shown to the unit, smaller ones with three digits
 CONDITIONS = ("B", "T", "U1", "V", "D", "shape", "dtype", "device", "threads", "day", "ranks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A side of a comparison: the record that it takes by name and implementation, and words."""
-
-    what: str
-    impl: str
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A comparison of an arm with its baselines by `metric`, and how a page says it.
+    """A comparison of `ours` with its baselines, and how a page says it.
 
-    `number` and `sentence` may name {baseline} and {ours}, the values of the best baseline and of
-    ours with their units, {against}, the name of that baseline, {batch}, how many utterances were
-    done together, and {factor}, by which ours is better: the quotient of the two values as they are
-    shown. `quantity` names what the bars measure.
+    `arms` are the implementations whose records of `what` and `metric` are compared, with their
+    names on the page. `number` and `sentence` may name {baseline} and {ours}, the values of the
+    best baseline and of ours with their units, {against}, the name of that baseline, {batch}, how
+    many utterances were done together, and {factor}, by which ours is better: the quotient of the
+    two values as they are shown. `quantity` names what the bars measure.
     """
 
     notebook: str
+    what: str
     metric: str
-    baselines: Sequence[Arm]
-    ours: Arm
+    arms: Mapping[str, str]
+    ours: str
     sentence: str
     quantity: str
     number: str = "{factor}×"
@@ -53,26 +53,29 @@ class Declared:
 DECLARED = (
     Declared(
         notebook="03_loss_kernels",
+        what="rnnt-loss",
         metric="latency",
-        baselines=(Arm(what="rnnt-loss", impl="torchaudio", label="torchaudio"),),
-        ours=Arm(what="rnnt-loss", impl="numba_cpu", label="asrkit"),
+        arms={"torchaudio": "torchaudio", "numba_cpu": "asrkit"},
+        ours="numba_cpu",
         sentence="RNN-T loss and gradient are {factor} times as fast as torchaudio's.",
         quantity="Time of the loss and its gradient",
     ),
     Declared(
         notebook="02_joint_memory",
+        what="joint-peak",
         metric="peak",
-        baselines=(Arm(what="joint-peak", impl="torchaudio", label="torchaudio"),),
-        ours=Arm(what="joint-peak", impl="lean", label="lean loss"),
+        arms={"torchaudio": "torchaudio", "lean": "lean loss"},
+        ours="lean",
         sentence="The lean loss trains the joint in 1/{factor} of the memory of torchaudio's.",
         quantity="Peak memory of joint, loss and gradients",
         number="1/{factor}",
     ),
     Declared(
         notebook="08_batching",
+        what="useful-compute",
         metric="share",
-        baselines=(Arm(what="useful-compute", impl="random", label="random"),),
-        ours=Arm(what="useful-compute", impl="balanced", label="balanced"),
+        arms={"random": "random", "balanced": "balanced"},
+        ours="balanced",
         sentence="On simulated ranks, balanced batches raise useful compute from {baseline} to "
         "{ours}.",
         quantity="Share of the ranks' time that is neither padding nor waiting",
@@ -81,34 +84,39 @@ DECLARED = (
     ),
     Declared(
         notebook="06_label_looping",
+        what="transducer-greedy-batch",
         metric="latency",
-        baselines=(
-            Arm(what="transducer-greedy-batch", impl="one_by_one", label="one by one"),
-            Arm(what="transducer-greedy-batch", impl="frame_looping", label="frame looping"),
-            Arm(what="transducer-greedy-batch", impl="label_looping", label="label looping"),
-        ),
-        ours=Arm(what="transducer-greedy-batch", impl="windowed_looping", label="windowed looping"),
+        arms={
+            "one_by_one": "one by one",
+            "frame_looping": "frame looping",
+            "label_looping": "label looping",
+            "windowed_looping": "windowed looping",
+        },
+        ours="windowed_looping",
         sentence="Windowed looping decodes {batch} utterances together {factor} times as fast as "
         "{against}.",
         quantity="Time of greedy decoding",
     ),
     Declared(
         notebook="07_cuda_graphs",
+        what="decoder-launches",
         metric="syncs",
-        baselines=(
-            Arm(what="decoder-launches", impl="frame_looping", label="frame looping"),
-            Arm(what="decoder-launches", impl="label_looping", label="label looping"),
-        ),
-        ours=Arm(what="decoder-launches", impl="windowed_looping", label="windowed looping"),
+        arms={
+            "frame_looping": "frame looping",
+            "label_looping": "label looping",
+            "windowed_looping": "windowed looping",
+        },
+        ours="windowed_looping",
         sentence="With {against}, a GPU that decodes would wait for its host {factor} times as "
         "often as with windowed looping: counted, not timed.",
         quantity="Waits of the host for the GPU, per second of speech",
     ),
     Declared(
         notebook="12_cost",
+        what="million-hours",
         metric="cost",
-        baselines=(Arm(what="million-hours", impl="cores", label="CPU cores"),),
-        ours=Arm(what="million-hours", impl="GPUs", label="GPUs"),
+        arms={"cores": "CPU cores", "GPUs": "GPUs"},
+        ours="GPUs",
         sentence="A million hours of speech cost {ours} on GPUs and {baseline} on CPU cores, "
         "at the newest public prices.",
         quantity="Cost of a million hours of speech",
@@ -118,100 +126,63 @@ DECLARED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A bar of a finding; `share` is its length, 1 for the longest."""
-
-    label: str
-    text: str
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A finding on the index; `notebook` is where it leads, `quantity` what the bars measure."""
+    """A finding on the index. `bars` are (name, value with its unit, length from 0 to 1)."""
 
     notebook: str
     number: str
     sentence: str
     quantity: str
-    bars: Sequence[Bar]
+    bars: Sequence[tuple[str, str, float]]
 
 
-def findings_of(
-    runs: Sequence[NotebookRun], declared: Sequence[Declared] = DECLARED
-) -> list[Finding]:
-    """Findings that the records of a run support, at most six, in the order of `declared`."""
+def findings_of(runs: Sequence[NotebookRun]) -> list[Finding]:
+    """Findings that the records of a run support, in the order of `DECLARED`."""
     records = {run.name: run.records for run in runs}
-    found = []
-    for one in declared:
-        finding = _finding(one, records.get(one.notebook, ()))
-        if finding is not None:
-            found.append(finding)
-    return found[:MOST]
+    found = [_finding(one, records.get(one.notebook, ())) for one in DECLARED]
+    return [finding for finding in found if finding]
 
 
 def _finding(declared: Declared, records: Sequence[Record]) -> Finding | None:
-    ours = _record(records, declared.ours, declared.metric)
+    wanted = (declared.what, declared.metric)
+    taken = {  # the last record of an arm: later ones are of the larger sizes
+        record["impl"]: record for record in records if (record["what"], record["metric"]) == wanted
+    }
+    ours = taken.get(declared.ours)
     if ours is None:
         return None
-    baselines = dict[Arm, Record]()
-    for arm in declared.baselines:
-        record = _record(records, arm, declared.metric)
-        if record is not None and _conditions(record) == _conditions(ours):
-            baselines[arm] = record
-    best = _best(baselines, more_is_better=declared.more_is_better)
-    if best is None or not _is_better(declared, ours, baselines[best]):
-        return None
-    baseline = baselines[best]
-    words = {
-        "baseline": _text(baseline),
-        "ours": _text(ours),
-        "against": best.label,
-        "batch": _batch(ours),
-        "factor": _factor(_shown(baseline)[0], _shown(ours)[0]),
+    arms = {
+        impl: taken[impl]
+        for impl in declared.arms
+        if impl in taken and _conditions(taken[impl]) == _conditions(ours)
     }
+    baselines = sorted((arms[impl]["value"], impl) for impl in arms if impl != declared.ours)
+    if not baselines:
+        return None
+    value, against = baselines[-1 if declared.more_is_better else 0]
+    gain = ours["value"] / value if declared.more_is_better else value / ours["value"]
+    if gain < LEAST_FACTOR:
+        return None
+    baseline = arms[against]
+    params = ours["params"]
+    words = {
+        "baseline": value_with_unit(baseline),
+        "ours": value_with_unit(ours),
+        "against": declared.arms[against],
+        "batch": params.get("B", params.get("shape", [""])[0]),
+        "factor": _factor(_rounded(baseline, value), _rounded(ours, ours["value"])),
+    }
+    longest = max(record["value"] for record in arms.values())
     return Finding(
         notebook=declared.notebook,
         number=declared.number.format(**words),
         sentence=declared.sentence.format(**words),
         quantity=declared.quantity,
-        bars=_bars({**baselines, declared.ours: ours}),
+        bars=[
+            (declared.arms[impl], value_with_unit(record), record["value"] / longest)
+            for impl, record in arms.items()
+        ],
     )
-
-
-def _best(baselines: Mapping[Arm, Record], *, more_is_better: bool) -> Arm | None:
-    """The baseline that is hardest to beat; None where there is none."""
-    if not baselines:
-        return None
-    ordered = sorted(baselines, key=lambda arm: baselines[arm]["value"])
-    if more_is_better:
-        return ordered[-1]
-    return ordered[0]
-
-
-def _is_better(declared: Declared, ours: Record, baseline: Record) -> bool:
-    """Whether ours is better by enough to be a finding."""
-    smaller, larger = sorted((ours["value"], baseline["value"]))
-    if smaller <= 0 or larger / smaller < LEAST_FACTOR:
-        return False
-    return bool((ours["value"] > baseline["value"]) == declared.more_is_better)
-
-
-def _bars(arms: Mapping[Arm, Record]) -> list[Bar]:
-    """A bar for each arm, the longest of length 1."""
-    longest = max(record["value"] for record in arms.values())
-    return [
-        Bar(label=arm.label, text=_text(record), share=record["value"] / longest)
-        for arm, record in arms.items()
-    ]
-
-
-def _record(records: Sequence[Record], arm: Arm, metric: str) -> Record | None:
-    """The last record of an arm: later ones are of the larger sizes."""
-    for record in reversed(records):
-        if (record["what"], record["metric"], record["impl"]) == (arm.what, metric, arm.impl):
-            return record
-    return None
 
 
 def _conditions(record: Record) -> list[Any]:
@@ -219,28 +190,26 @@ def _conditions(record: Record) -> list[Any]:
     return [record["unit"], *(record["params"].get(name) for name in CONDITIONS)]
 
 
-def _batch(record: Record) -> str:
-    """How many utterances a record is of; empty where it does not say."""
-    params = record["params"]
-    shape = params.get("shape", [""])
-    return str(params.get("B", shape[0]))
+def _rounded(record: Record, value: float) -> float:
+    """A value in the unit in which it is shown, rounded as it is shown."""
+    factor, _ = UNITS.get(record["unit"], (1, ""))
+    if value * factor >= EXACT_FROM:
+        return float(round(value * factor))
+    return float(f"{value * factor:.3g}")
 
 
-def _shown(record: Record) -> tuple[float, str]:
-    """The value of a record, rounded as it is shown, and its unit."""
-    factor, unit = SHOWN_UNITS.get(record["unit"], (1, f" {record['unit']}"))
-    value = record["value"] * factor
-    if value >= EXACT_FROM or record["unit"] == "fraction":
-        return float(round(value)), unit
-    return float(f"{value:.3g}"), unit
+def value_with_unit(record: Record, value: float | None = None) -> str:
+    """The value of a record with its unit: "1,280 ms", "2.41 MB", "93.1 %".
 
-
-def _text(record: Record) -> str:
-    """The value of a record with its unit."""
-    value, unit = _shown(record)
-    number = f"{value:g}"
-    if value >= EXACT_FROM:
-        number = f"{value:,.0f}"
+    Args:
+        record: The record.
+        value: Another value in the record's unit, as a quartile.
+    """
+    _, unit = UNITS.get(record["unit"], (1, f" {record['unit']}"))
+    if record["metric"] == "ratio":
+        unit = "×"
+    rounded = _rounded(record, record["value"] if value is None else value)
+    number = f"{rounded:,.0f}" if rounded >= EXACT_FROM else f"{rounded:g}"
     return number + unit.replace(" ", NO_BREAK_SPACE)
 
 

@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -14,14 +15,11 @@ from typing import Any
 
 from asrkit import files
 from asrkit.shapes import expect
-from asrkit.workbench.report.execute import run_notebooks
-from asrkit.workbench.report.frame import write_text
-from asrkit.workbench.report.jobs import jobs_of
-from asrkit.workbench.report.notebook_run import NotebookRun
-from asrkit.workbench.report.plan import DEFAULTS, command_line, read_plan, unfinished
-from asrkit.workbench.report.site import build
+from asrkit.workbench.report.execute import NotebookRun, jobs_of, run_notebooks
+from asrkit.workbench.report.pages import build, write_text
 
-TIMEOUT_S = {"quick": 600.0, "full": 7200.0}  # of a notebook, by size
+DEFAULTS: dict[str, Any] = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
+TIMEOUT_S = {"quick": 600.0, "full": 7200.0}  # of a cell, by size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,90 +84,74 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
         jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
             cores where all of them measure no time.
-        timeout_s: Limit of one notebook in seconds; by default 600, or 7200 at full size.
+        timeout_s: Limit of one cell in seconds; by default 600, or 7200 at full size.
         progress: Print a line when a notebook starts, and one when it has ended.
-        resume: Finish the newest run in `out` if it was cut short or had failures. Other arguments
-            win over its plan, and what they change runs again.
+        resume: Finish the newest run in `out`. Other arguments win over those that it was given,
+            and what they change runs again.
 
     Raises:
         ValueError: An argument cannot be served; nothing has run then.
     """
     start = time.perf_counter()
     out = Path(out)
-    folder, plan, paths = _resumed(out, notebooks) if resume else _new(out, notebooks)
-    chosen = {"parameters": parameters or None, "size": size, "device": device}
-    for name, value in (chosen | {"timeout_s": timeout_s}).items():
-        if value is not None:
-            plan[name] = value
-    _expect_runnable(paths, plan, jobs)  # before a folder is made
+    if resume:
+        folder, plan, paths = _newest(out, notebooks)
+    else:
+        folder = out / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
+        plan = dict(DEFAULTS)
+        paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else [*notebooks]
+    given = {
+        "parameters": parameters or None,
+        "size": size,
+        "device": device,
+        "timeout_s": timeout_s,
+    }
+    plan |= {name: value for name, value in given.items() if value is not None}
+    planned = jobs_of(paths, plan["parameters"], plan["size"], plan["device"])
+    limit = plan["timeout_s"] or TIMEOUT_S[plan["size"]]
+    expect(0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
+    expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
     busy = f"resume: expected a run that has ended, got one that is running now, {folder.name}."
     with files.lock(folder, refused=busy):
         plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
-        _begin(folder, plan)
+        plan["commands"] = [*plan.get("commands", []), _command_line()]
+        write_text(folder / "plan.json", json.dumps(plan, indent=1, default=str))
         runs = run_notebooks(
-            paths,
+            planned,
             folder / "runs",
-            parameters=plan["parameters"],
-            size=plan["size"],
-            device=plan["device"],
-            jobs=jobs,
-            timeout_s=plan["timeout_s"] or TIMEOUT_S[plan["size"]],
+            at_once=jobs,
+            timeout_s=limit,
             progress=progress,
             resume=resume,
         )
-        _write_records(folder / "records", runs)
+        for run in runs:
+            lines = [json.dumps(record) + "\n" for record in run.records]
+            write_text(folder / f"records/{run.name}.jsonl", "".join(lines))
         seconds = time.perf_counter() - start  # one number, on the page and in the summary
         sentence, defects = build(folder, runs, seconds, plan)
     path = _point(out / "latest", folder) / "index.html"
     return ReportResult(path=path, runs=runs, sentence=sentence, seconds=seconds, defects=defects)
 
 
-def _expect_runnable(paths: Sequence[Path], plan: Mapping[str, Any], jobs: int | None) -> None:
-    """Raise ValueError where the plan cannot be run."""
-    jobs_of(paths, plan["parameters"], plan["size"], plan["device"])
-    limit = plan["timeout_s"]
-    expect(limit is None or 0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
-    expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
-
-
-def _new(out: Path, notebooks: Sequence[Path] | None) -> tuple[Path, dict[str, Any], list[Path]]:
-    """Folder, plan and notebooks of a new run."""
-    folder = out / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
-    paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else list(notebooks)
-    return folder, dict(DEFAULTS), paths
-
-
-def _resumed(
+def _newest(
     out: Path, notebooks: Sequence[Path] | None
-) -> tuple[Path, dict[str, Any], list[Path]]:
+) -> tuple[Path, dict[str, Any], Sequence[Path]]:
     """Folder, plan and notebooks of the run to finish."""
-    folder = unfinished(out)
-    plan = read_plan(folder)
+    folders = [plan.parent for plan in out.glob("*/plan.json") if plan.parent.name != "latest"]
+    expect(bool(folders), "resume", f"a run in {out}", "none", "Leave --resume away.")
+    folder = max(folders)
+    plan = {**DEFAULTS, **json.loads((folder / "plan.json").read_text("utf-8"))}
     paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
-    planned = {path.stem for path in paths}
-    named = {path.stem for path in notebooks or paths}
-    expect(
-        named == planned,
-        "notebooks",
-        f"none beside --resume, which finishes {folder.name}: {', '.join(sorted(planned))}",
-        ", ".join(sorted(named)),
-        "Leave them or --resume away.",
-    )
+    planned = ", ".join(path.stem for path in paths)
+    named = ", ".join(path.stem for path in notebooks or paths)
+    wanted = f"none beside --resume, which finishes {folder.name}: {planned}"
+    expect(named == planned, "notebooks", wanted, named, "Leave them or --resume away.")
     return folder, plan, paths
 
 
-def _begin(folder: Path, plan: dict[str, Any]) -> None:
-    """Add this command to the plan and write it; the run does not count as complete any more."""
-    plan["commands"] = [*plan.get("commands", []), command_line(sys.argv)]
-    write_text(folder / "plan.json", json.dumps(plan, indent=1, default=str))
-    (folder / "manifest.json").unlink(missing_ok=True)
-
-
-def _write_records(folder: Path, runs: Sequence[NotebookRun]) -> None:
-    for run in runs:
-        if run.records:
-            lines = [json.dumps(record) + "\n" for record in run.records]
-            write_text(folder / f"{run.name}.jsonl", "".join(lines))
+def _command_line() -> str:
+    """The command as it was typed, with the home folder as `~`: `asrkit report --out ~/reports`."""
+    return shlex.join(["asrkit", *sys.argv[1:]]).replace(f"{Path.home()}/", "~/")
 
 
 def _point(latest: Path, folder: Path) -> Path:
@@ -179,9 +161,7 @@ def _point(latest: Path, folder: Path) -> Path:
         new.symlink_to(folder.name, target_is_directory=True)
     except OSError:  # a file system without links
         shutil.copytree(folder, new)
-    if latest.is_symlink() and not new.is_symlink():
-        latest.unlink()
-    elif latest.is_dir() and not latest.is_symlink():
+    if latest.is_dir() and not latest.is_symlink():
         shutil.rmtree(latest)
     os.replace(new, latest)
     return latest

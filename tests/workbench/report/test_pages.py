@@ -1,7 +1,5 @@
 """Pages from executed notebooks that are written by hand: what a reader finds on them, without running a kernel."""
 
-from pathlib import Path
-
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
@@ -11,17 +9,12 @@ from asrkit import files
 from asrkit.workbench import claims as ledger
 from asrkit.workbench import records
 from asrkit.workbench.claims import LEGEND
-from asrkit.workbench.report import NotebookRun
-from asrkit.workbench.report.columns import record_columns
-from asrkit.workbench.report.marks import MARKS, MEANINGS, SIGNS, mark_verdicts
-from asrkit.workbench.report.notebook_page import render_page
-from asrkit.workbench.report.notebook_run import outcome
-from asrkit.workbench.report.plan import command_line
-from asrkit.workbench.report.site import build
-from asrkit.workbench.report.tidy import tidy
-from asrkit.workbench.typography import space_percents
+from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun, outcome
+from asrkit.workbench.report.findings import value_with_unit
+from asrkit.workbench.report.notebook import SIGNS
+from asrkit.workbench.report.pages import build
 
-PLAN = {"size": "quick", "device": "auto"}
+PLAN = {"size": "quick", "device": "auto", "commands": ["asrkit report"]}
 CLAIMS = {claim.id: claim for claim in ledger.load_claims()}
 LISTED = [claim for claim in CLAIMS.values() if not claim.appendix]
 TAG = "<!-- joint-memory-20s -->"
@@ -43,38 +36,44 @@ def no_shipped_records(tmp_path, monkeypatch):
     ship_records_of(tmp_path, monkeypatch)
 
 
-def built(folder, cells, name=HOME):
-    """The pages of a report on one executed notebook with `cells`: its own, and by name."""
+def built(folder, cells, name=HOME, **more):
+    """The pages of a report on executed notebooks: one of `cells`, and `more` by name."""
     (folder / "runs").mkdir(exist_ok=True)
-    for number, cell in enumerate(cells):
-        cell["id"] = f"c{number}"
-    executed = folder / "runs" / f"{name}.ipynb"
-    nbformat.write(new_notebook(cells=cells), executed)
-    run = NotebookRun(name=name, parameters={}, **outcome(executed, None))
-    _, defects = build(folder, [run], 1.0, PLAN)
+    runs = []
+    for stem, of_notebook in {name: cells, **more}.items():
+        for number, cell in enumerate(of_notebook):
+            cell["id"] = f"c{number}"
+        executed = folder / "runs" / f"{stem}.ipynb"
+        nbformat.write(new_notebook(cells=of_notebook), executed)
+        runs.append(outcome(stem, executed.parent, {}))
+    _, defects = build(folder, runs, 1.0, PLAN)
     assert defects == []
-    pages = {
+    return {
         page.stem: BeautifulSoup(page.read_text(), "html.parser")
         for page in folder.glob("*.html")
     }
-    return pages[name], pages
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The pages of a report on a notebook that quotes a claim and has no records, by name."""
+    """The pages of a report on two notebooks, the first of which quotes a claim and shows a takeaway, by name."""
     folder = tmp_path_factory.mktemp("plain")
-    text = (
-        f"# Why?\n\n| takes |\n|---|\n| 1.6 GB{TAG} |\n\nAgain 1.6 GB{TAG}, `x{TAG}`."
-    )
+    takeaway = {"text/markdown": "* The loss is **3 times** as fast."}
+    picture = {"text/html": '<img alt="a lattice" src="data:image/svg+xml;base64,AA">'}
+    outputs = [new_output("display_data", data=data) for data in (takeaway, picture)]
+    shows = new_code_cell("1", metadata={"tags": ["takeaway"]}, outputs=outputs)
     with pytest.MonkeyPatch.context() as monkeypatch:
         ship_records_of(folder, monkeypatch)
-        return built(folder, [new_markdown_cell(text)])[1]
+        return built(
+            folder,
+            [new_markdown_cell(f"# Why?\n\nIt takes 1.6 GB{TAG}."), shows],
+            other=[new_markdown_cell("# Is it small?")],
+        )
 
 
 def cells_of(pages, claim):
     """Texts of the cells in the row of a claim."""
-    row = pages["ledger"].find(id=claim)
+    row = pages["claims"].find(id=claim)
     return [" ".join(cell.get_text().split()) for cell in row.find_all("td")]
 
 
@@ -94,63 +93,49 @@ def publish(what, metric="ratio", unit="1", value=2.0, **more):
     )
 
 
-def test_a_tag_in_the_prose_leads_to_the_ledger_and_the_ledger_leads_back(plain):
-    page = plain[HOME]
-    links = page.find_all("a", href="ledger.html#joint-memory-20s")
-    assert {link["aria-label"] for link in links} == {
-        "Claim joint-memory-20s: arithmetic checked"
-    }
-    assert len(links) == 2 and len(page.find_all(id="claim-joint-memory-20s")) == 1
-    assert TAG in page.find("main").get_text()  # inside code it is code
-    back = plain["ledger"].find(id="joint-memory-20s").find_all("a")[-1]
-    assert (back["href"], back.get_text()) == (
-        f"{HOME}.html#claim-joint-memory-20s",
-        "Why?",
-    )
+def test_a_claim_leads_to_where_a_notebook_quotes_it(plain):
+    back = plain["claims"].find(id="joint-memory-20s").find_all("a")[-1]
+    href = f"{HOME}.html#claim-joint-memory-20s"
+    assert (back["href"], back.get_text()) == (href, "Why?")
+    assert plain[HOME].find(id="claim-joint-memory-20s")
 
 
-@pytest.mark.parametrize("table", ["ledger", "more"])
-def test_every_claim_has_a_row_that_can_be_sorted_and_filtered(plain, table):
-    rows = plain["ledger"].find(id=table).select("tr[data-verdict]")
+@pytest.mark.parametrize("table", ["listed", "more"])
+def test_every_claim_has_a_row_with_a_cell_under_each_heading(plain, table):
+    table = plain["claims"].find(id=table)
+    rows = table.select("tr[data-verdict]")
     claims = [
-        claim for claim in CLAIMS.values() if bool(claim.appendix) == (table == "more")
+        claim
+        for claim in CLAIMS.values()
+        if bool(claim.appendix) == (table["id"] == "more")
     ]
     claims.sort(key=lambda claim: claim.source["document"])
     assert [row["id"] for row in rows] == [claim.id for claim in claims] and len(
         claims
     ) > 20
+    heads = [head.get_text() for head in table.select("thead th")]
     for row, claim in zip(rows, claims, strict=True):
         cells = row.find_all("td")
-        told = [row["data-document"], row["data-needs"], row["data-notebook"]]
-        assert told == [claim.source["document"], claim.needs, claim.notebook]
-        assert cells[1]["data-value"] == (
-            "" if claim.quoted is None else str(claim.quoted)
-        )
-        assert cells[3]["data-value"] == str(ledger.LABELS.index(row["data-verdict"]))
+        labels = [cell.get("data-label") for cell in cells]
+        labels[0], labels[3] = "Claim", "Measured or computed here"
+        assert labels == heads
         assert (f"agrees if {claim.rule}" in cells[1].get_text()) == claim.is_defined
         assert cells[0].find("a", href=claim.source["url"])
-        assert [cell.get("data-label") for cell in cells[1:]] == [
-            "Published", "Computed here" if claim.formula else "Measured here", "Verdict", "Notebook",
-        ]  # fmt: skip
 
 
 def test_the_appendix_is_folded_and_in_no_count(plain):
-    chips = [
-        chip.b.get_text() for chip in plain["ledger"].select(".chip[data-verdict]")
-    ]
-    assert sum(map(int, chips)) == len(LISTED)
-    for page in ("index", "ledger"):
+    for page in ("index", "claims"):
         assert f"Of {len(LISTED)} published claims, " in plain[page].get_text()
-    fold = plain["ledger"].find(id="more").find_parent("details")
+    fold = plain["claims"].find(id="more").find_parent("details")
     assert not fold.has_attr("open")
 
 
 def test_each_document_has_an_answer_above_its_claims(plain):
-    answers = plain["ledger"].select(".answers > li")
+    answers = plain["claims"].select(".answers > li")
     assert len(answers) == len({claim.source["document"] for claim in CLAIMS.values()})
     for answer in answers:
         link = answer.select_one(".tally a")
-        group = plain["ledger"].find(id=link["href"].removeprefix("#"))
+        group = plain["claims"].find(id=link["href"].removeprefix("#"))
         claims = len(group.select("tr[data-verdict]"))
         assert link.get_text().split()[0] == str(claims)
         marks = [mark.get_text() for mark in answer.select(".mark")]
@@ -165,9 +150,9 @@ def test_what_a_cpu_measured_of_a_claim_about_a_gpu_is_shown_with_what_differs(
         one for one in LISTED if one.needs == "cuda" and one.arms and one.is_defined
     )
     output = publish(claim.id, value=3.0, params={"arms": list(claim.arms)})
-    _, pages = built(tmp_path, [new_code_cell("1", outputs=[output])])
+    pages = built(tmp_path, [new_code_cell("1", outputs=[output])])
     why = "measured on a CPU, and the claim is about a GPU"
-    _, _, here, verdict, _ = cells_of(pages, claim.id)
+    _, _, _, here, verdict, _ = cells_of(pages, claim.id)
     assert here == "3×"
     assert verdict.startswith("evidence, not comparable") and why in verdict
 
@@ -186,54 +171,27 @@ def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
         measured(cpu.id, other, arms=list(cpu.arms)),
     ]
     records.append(tmp_path / "data/records/bench.jsonl", *made)
-    _, pages = built(tmp_path, [new_markdown_cell("# Why?")])
+    pages = built(tmp_path, [new_markdown_cell("# Why?")])
     told = cells_of(pages, cuda.id)[2]
-    assert told.startswith(f"{cuda.show(cuda.quoted)} (reproduced there) H200, commit ")
+    assert told.startswith(
+        f"{cuda.show(cuda.quoted)} (reproduced there) on H200, commit "
+    )
     assert "Abacus" in cells_of(pages, cpu.id)[2]
-    labels = [
-        pages["ledger"].find(id=one.id).find_all("td")[2]["data-label"]
-        for one in (cuda, cpu)
-    ]
-    assert labels == ["Recorded on reference GPU", "Recorded on another machine"]
-    assert "On H200: 1 reproduced." in pages["ledger"].find("header").get_text()
-    missing = next(one for one in LISTED if one.needs == "cuda" and one.id != cuda.id)
-    assert cells_of(pages, missing.id)[2] == "not recorded yet"
+    assert "On H200: 1 reproduced." in pages["claims"].find("header").get_text()
 
 
 def test_a_page_with_marks_says_what_they_and_the_verdicts_mean(plain):
-    legend = plain["ledger"].select("#verdicts div")
+    legend = plain["claims"].select("#verdicts div")
     said = {part.dt.get_text().strip(): part.dd.get_text() for part in legend}
     assert said == LEGEND and [*LEGEND] == [*ledger.LABELS]
-    for page in (HOME, "ledger"):
+    for page in (HOME, "claims"):
         (line,) = plain[page].select("p.marks")
         assert all(sign in line.get_text() for sign in SIGNS.values())
-    assert not plain["records"].select("p.marks")
-
-
-def test_verdicts_in_a_table_have_their_mark_and_say_what_it_means():
-    rows = "".join(
-        f"<tr><td>x</td><td>{label}</td></tr>" for label in [*LEGEND, "no verdict"]
-    )
-    body = tidy(f"<table><tbody>{rows}</tbody></table>")
-    assert mark_verdicts(body) == len(LEGEND)
-    for span in body.select("td span"):
-        label = span.get_text()
-        assert span["title"] == LEGEND[label]
-        assert span["class"] == f"mark {MARKS.get(label, 'soft')}"
-    assert {*MARKS} <= {*LEGEND} and {*MARKS.values()} | {"soft"} == {*SIGNS} == {
-        *MEANINGS
-    }
+    assert not plain["other"].select("p.marks")
 
 
 def test_a_report_without_a_record_or_a_copy_of_the_notebook_is_a_report(tmp_path):
-    run = NotebookRun(
-        name="gone",
-        status="failed",
-        seconds=0.0,
-        parameters={},
-        sha256="",
-        error="killed",
-    )
+    run = NotebookRun(name="gone", status="failed", error="killed")
     sentence, defects = build(tmp_path, [run], 1.0, PLAN)
     index = (tmp_path / "index.html").read_text()
     assert sentence.startswith("0 of 1 notebooks ran.") and defects == []
@@ -252,102 +210,48 @@ def test_records_stand_in_one_table_at_the_end_and_beside_the_figure_of_their_ce
         publish("peak", "peak", "B", 2.0**20, params=shape),
         png,
     ]
-    text, pages = built(tmp_path, [new_code_cell("1", outputs=outputs)])
-    table = text.find(id="records").find_parent("section")
-    assert (
-        "joint-memory-20s: ratio" not in text.get_text()
-        and len(text.select("p.kept")) == 1
-    )
-    assert table.find("a", href="ledger.html#joint-memory-20s") and table.find(
-        "details"
-    )
-    for page in (table, pages["records"]):
-        cells = [cell.get_text() for cell in page.find_all("td")]
-        assert {"1 MiB", "float16", "backward", "2×80×41"} <= {*cells}
+    pages = built(tmp_path, [new_code_cell("1", outputs=outputs)])
+    assert "joint-memory-20s: ratio" not in pages[HOME].get_text()
+    assert len(pages[HOME].select("p.kept")) == 1
+    table = pages[HOME].find(id="records").find_parent("section")
+    cells = [cell.get_text() for cell in table.select("details td")]
+    shown = "phase=backward, dtype=float16, shape=[2, 80, 41]"
+    assert {"1.05\u00a0MB", shown} <= {*cells}
     figure = pages["figures"].find("figure")
     assert (
         figure.find("a", href=f"{HOME}.html#cell-id=c0") and figure.img["alt"] == "bars"
     )
-    assert "peak 1 MiB" in " ".join(figure.get_text().split())
+    assert "peak 1.05 MB" in " ".join(figure.get_text().split())
 
 
-def test_styles_and_scripts_are_gone_and_text_that_speaks_of_them_stays(tmp_path):
-    made = '<style>p{}</style><p style="color:red">kept</p><script>alert(1)</script>'
-    made += '<table><tr style="text-align: right;"><th></th><th>n</th></tr></table>'
-    output = new_output("display_data", data={"text/html": made})
-    prose = '# Why?\n\nIt says style="color:red" in prose.'
-    page, _ = built(
-        tmp_path, [new_markdown_cell(prose), new_code_cell("1", outputs=[output])]
-    )
-    main = page.find("main")
-    assert 'style="color:red"' in main.get_text() and main.find("p", string="kept")
-    assert not main.find_all(["style", "script"]) and not main.find_all(style=True)
-    assert main.find("tr", attrs={"data-align": "right"}).find_parent(
-        "div", class_="scroll"
-    )
-    assert [cell["scope"] for cell in main.find_all("th")] == ["row"]
+def test_a_card_has_the_question_the_answer_a_picture_and_minutes(plain):
+    first, second = plain["index"].select(".cards > li")
+    assert first.h3.get_text().split() == [HOME[:2], "Why?"]
+    text = first.get_text()
+    assert "The loss is 3 times as fast." in text
+    assert first.img["alt"] == "a lattice" and "1 min to read · ran in 0 s" in text
+    assert second.img is None and "3 times" not in second.get_text()
+    assert "3 times" in plain[HOME].find(class_="takeaway").get_text()
 
 
-@pytest.mark.parametrize(("before", "after"), [
-    ("<h1>a</h1><h3>b</h3><h2>c</h2>", "<h1>a</h1><h2>b</h2><h2>c</h2>"),
-    ("<h2>a</h2><h1>b</h1><h4>c</h4>", "<h1>a</h1><h2>b</h2><h3>c</h3>"),
-    ('<p id="a">1</p><p class="x" id="a">2</p><a href="#main">5</a>', '<p id="nb-a">1</p><p class="x">2</p><a href="#nb-main">5</a>'),
-    ('<p id="cell-id=x"><a href="#cell-id=x" id="claim-y">1</a><a href="#records">2</a></p>',) * 2,
-    ('<h2 id="records">a</h2>', '<h1 id="nb-records">a</h1>'),
-])  # fmt: skip
-def test_headings_come_in_order_and_an_id_stands_once(before, after):
-    assert str(tidy(before)) == after
-
-
-def test_each_figure_scrolls_in_a_box_of_its_own_and_the_frames_of_a_slider_in_one():
-    image = '<img alt="A figure" src="data:image/svg+xml;base64,AAAA">'
-    frames = f'<div class="frame">{image}</div><div class="frame" hidden>{image}</div>'
-    photo = '<img alt="A photo" src="data:image/png;base64,AAAA">'
-    body = tidy(
-        f'<p>{image}</p><div class="frames" data-label="n">{frames}</div>{photo}'
-    )
-    boxes = body.find_all("div", class_="scroll picture")
-    assert [len(box.find_all("img")) for box in boxes] == [1, 2]
-
-
-def test_what_is_not_inside_the_page_leaves_its_words_and_links_lead_to_pages(tmp_path):
-    text = (
-        '# Where?\n\n![a far bird](http://example.org/b.png) <img alt="dot" src="data:image/png;base64,AAAA">'
-        "\n\n[here](02_there.ipynb), [gone](03_gone.ipynb#x) and [far](https://example.org/04_far.ipynb)"
-    )
-    nbformat.write(new_notebook(cells=[new_markdown_cell(text)]), tmp_path / "x.ipynb")
-    found = render_page(tmp_path / "x.ipynb", {}, {"02_there": "There?"})
-    assert found.title == "Where?" and found.defects == [
-        "a picture is not inside the page"
-    ]
-    assert [figure["alt"] for figure in found.figures] == ["dot"]
-    assert "a far bird" in found.body and "example.org/b.png" not in found.body
-    links = '<a href="02_there.html">here</a>, gone and <a href="https://example.org/04_far.ipynb">far</a>'
-    assert links in found.body
+def test_every_page_leads_to_those_about_the_run_and_to_its_neighbours(plain):
+    for name, page in plain.items():
+        links = page.select("nav.site a")
+        assert [link["href"] for link in links] == [
+            f"{other}.html" for other in SITE_PAGES
+        ]
+        here = [link["href"] for link in links if link.get("aria-current") == "page"]
+        assert here == ([f"{name}.html"] if name in SITE_PAGES else [])
+    (after,) = {link.get_text() for link in plain[HOME].find_all("a", rel="next")}
+    (before,) = {link.get_text() for link in plain["other"].find_all("a", rel="prev")}
+    assert (after, before) == ("Is it small?\u00a0→", "←\u00a0Why?")
 
 
 @pytest.mark.parametrize(
     ("unit", "metric", "value", "told"),
-    [("s/s", "rtfx", 4.5, "4.5× real time"), ("B", "peak", 2.0**21, "2 MiB"), ("fraction", "wer", 0.125, "12.5 %"),
-     ("1", "ratio", 2.0, "2 ×"), ("1", "count", 3.0, "3"), ("ms", "latency", 1.5, "1.5 ms")],
+    [("s/s", "rtfx", 4.5, "4.5× real time"), ("B", "peak", 2.0**21, "2.1 MB"), ("fraction", "wer", 0.125, "12.5 %"),
+     ("1", "ratio", 2.0, "2×"), ("1", "count", 3.0, "3"), ("ms", "latency", 1.5, "1.5 ms")],
 )  # fmt: skip
 def test_values_come_with_their_unit(unit, metric, value, told):
-    assert (
-        record_columns(records.Measurement("x", metric, unit, value).record())["median"]
-        == told
-    )
-
-
-@pytest.mark.parametrize(("typed", "told"), [
-    (["cli.py", "report", "02", "-p", "x", "a b"], "asrkit report 02 -p x 'a b'"),
-    (["/srv/bin/asrkit", "--out", str(Path.home() / "reports")], "asrkit --out ~/reports"), ([], ""),
-])  # fmt: skip
-def test_the_command_is_told_as_it_was_typed(typed, told):
-    assert command_line(typed) == told
-
-
-@pytest.mark.parametrize(("text", "spaced"), [
-    ("26% of 9.1%", "26\u00a0% of 9.1\u00a0%"), ("26 % and 26\u00a0%", "26\u00a0% and 26\u00a0%"), ("a % b, 5%d", "a % b, 5%d"),
-])  # fmt: skip
-def test_a_per_cent_has_one_form(text, spaced):
-    assert space_percents(text) == spaced
+    record = records.Measurement("x", metric, unit, value).record()
+    assert value_with_unit(record) == told.replace(" ", "\u00a0")

@@ -1,4 +1,4 @@
-"""The order of a notebook's page: code folded, takeaways first, headings listed, titles as links."""
+"""A notebook's page: code folded, takeaways first, headings listed, formulas drawn, claims marked, figures in boxes."""
 
 import re
 
@@ -7,12 +7,11 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from asrkit.workbench.report import NotebookRun
-from asrkit.workbench.report.notebook_page import render_page
-from asrkit.workbench.report.notebook_run import outcome
-from asrkit.workbench.report.site import build
+from asrkit.workbench.claims import LABELS, LEGEND
+from asrkit.workbench.report.notebook import MARKS, SIGNS, Prose, render
 
-PLAN = {"size": "quick", "device": "auto"}
+CLAIMS = {"joint-memory-20s": "arithmetic checked"}
+TAG = "<!-- joint-memory-20s -->"
 TAKEAWAY = "* The loss is **3 times** as fast: $a < b$.\n* It needs less memory."
 
 
@@ -41,7 +40,7 @@ def page_of(folder, *cells):
     for number, cell in enumerate(cells):
         cell["id"] = f"c{number}"
     nbformat.write(new_notebook(cells=[*cells]), folder / "x.ipynb")
-    page = render_page(folder / "x.ipynb", {})
+    page = render(folder / "x.ipynb", CLAIMS, ["02_there"])
     return page, BeautifulSoup(page.body, "html.parser")
 
 
@@ -64,7 +63,7 @@ def test_tagged_code_imports_and_checks_are_folded_and_what_they_print_is_not(tm
         new_code_cell("import torch\n\nprint(machine.stamp())"),
         tagged("size: int = 3  # bars", "parameters"),
         new_code_cell("expect_parameters(\n    globals(),\n    size=int,\n)\nx = 1"),
-        new_code_cell("import torch\nx = torch.ones(3)"),
+        new_code_cell("x = torch.ones(3)"),
         tagged("publish(x)", "hide-input", outputs=[said]),
         new_code_cell("def ("),
     )
@@ -91,14 +90,11 @@ def test_a_takeaway_moves_to_the_top_with_its_formulas(tmp_path):
 def test_a_page_lists_its_headings_and_each_link_lands(tmp_path):
     page, body = page_of(
         tmp_path,
-        new_markdown_cell("# Why `x`?\n\n## One & two\n\n### Inside\n\n## Three"),
+        new_markdown_cell("# Why?\n\n## One & two\n\n### Inside\n\n## Three"),
     )
-    assert [heading.text.rstrip("¶") for heading in page.headings] == [
-        "One & two",
-        "Three",
-    ]
-    assert all(body.find("h2", id=heading.id) for heading in page.headings)
-    assert page.heading == "Why <code>x</code>?" and body.find("h1") is None
+    assert [text for _, text in page.headings] == ["One & two", "Three"]
+    assert all(body.find("h2", id=name) for name, _ in page.headings)
+    assert page.title == "Why?" and body.find("h1") is None
 
 
 def test_the_cover_is_the_first_figure_unless_a_cell_is_tagged(tmp_path):
@@ -135,66 +131,74 @@ def test_frames_of_a_slider_reach_the_page_and_its_widget_does_not(tmp_path):
     ] and page.defects == []
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Texts of the pages of a report on two notebooks, the first of which has a takeaway."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "runs").mkdir()
-    cells = {
-        "01_first": [
-            new_markdown_cell(
-                "# Is it fast?\n\nSee [02_second.ipynb](02_second.ipynb)."
-            ),
-            tagged(
-                "show()", "takeaway", outputs=[markdown(TAKEAWAY), picture("a lattice")]
-            ),
-        ],
-        "02_second": [new_markdown_cell("# Is it small?")],
-    }
-    runs = []
-    for name, of_notebook in cells.items():
-        path = folder / "runs" / f"{name}.ipynb"
-        nbformat.write(new_notebook(cells=of_notebook), path)
-        runs.append(NotebookRun(name=name, parameters={}, **outcome(path, None)))
-    _, defects = build(folder, runs, 1.0, PLAN)
-    assert defects == []
-    return {path.stem: path.read_text() for path in folder.glob("*.html")}
-
-
-def test_links_to_notebooks_say_their_titles(site):
-    first = BeautifulSoup(site["01_first"], "html.parser")
-    links = [link.get_text() for link in first.find_all("a", href="02_second.html")]
-    assert sorted(set(links)) == ["Is it small?", "Is it small?\u00a0→"]
-    second = BeautifulSoup(site["02_second"], "html.parser")
-    assert {link.get_text() for link in second.find_all("a", rel="prev")} == {
-        "←\u00a0Is it fast?"
-    }
-
-
-def test_a_card_has_the_question_the_answer_a_picture_and_minutes(site):
-    index = BeautifulSoup(site["index"], "html.parser")
-    first, second = index.select(".cards > li")
-    assert first.h3.get_text().split() == ["01", "Is", "it", "fast?"]
-    assert "The loss is 3 times as fast" in first.get_text()
-    assert (
-        first.img["alt"] == "a lattice"
-        and "1 min to read · ran in 0 s" in first.get_text()
-    )
-    assert second.img is None and "3 times" not in second.get_text()
-
-
-def test_every_page_about_the_run_leads_to_the_others(site):
-    about = ["index", "ledger", "figures", "records", "machine"]
-    for name, text in site.items():
-        links = BeautifulSoup(text, "html.parser").select("nav.site a")
-        assert [link["href"] for link in links] == [f"{other}.html" for other in about]
-        here = [link["href"] for link in links if link.get("aria-current") == "page"]
-        assert here == ([f"{name}.html"] if name in about else [])
-
-
 def test_a_power_in_a_takeaway_is_still_one_on_the_index(tmp_path):
     many = markdown(
         "* There are $7.1 \\times 10^{19}$ paths, and 10<sup>-3</sup> of them matter."
     )
     page, _ = page_of(tmp_path, tagged("show()", "takeaway", outputs=[many]))
     assert page.answer == "There are 7.1×10¹⁹ paths, and 10⁻³ of them matter."
+
+
+def test_a_tag_in_the_prose_becomes_a_mark_that_leads_to_the_claim(tmp_path):
+    text = (
+        f"# Why?\n\n| takes |\n|---|\n| 1.6 GB{TAG} |\n\nAgain 1.6 GB{TAG}, `x{TAG}`."
+    )
+    page, body = page_of(tmp_path, new_markdown_cell(text))
+    links = body.find_all("a", href="claims.html#joint-memory-20s")
+    assert [link.get("id") for link in links] == ["claim-joint-memory-20s", None]
+    assert {link["aria-label"] for link in links} == {
+        "Claim joint-memory-20s: arithmetic checked"
+    }
+    assert TAG in body.get_text()  # inside code it is code
+    assert page.claims and page.has_marks and page.defects == []
+    assert body.table.parent["class"] == ["scroll"]
+
+
+def test_verdicts_in_a_table_have_their_mark_and_say_what_it_means(tmp_path):
+    labels = [*LEGEND, "no verdict"]
+    rows = "".join(f"<tr><td>x</td><td>{label}</td></tr>" for label in labels)
+    html = f"<style>td {{ color: red }}</style><table><tbody>{rows}</tbody></table>"
+    output = new_output("display_data", data={"text/html": html})
+    page, body = page_of(tmp_path, new_code_cell("1", outputs=[output]))
+    assert page.has_marks and [*LEGEND] == [*LABELS] and body.style is None
+    spans = body.select("td span")
+    assert [span.get_text() for span in spans] == [*LEGEND]
+    for span in spans:
+        label = span.get_text()
+        assert span["title"] == LEGEND[label]
+        assert span["class"] == ["mark", MARKS.get(label, "soft")]
+    assert {*MARKS} <= {*LEGEND} and {*MARKS.values(), "soft"} == {*SIGNS}
+
+
+def test_what_is_wrong_with_a_page_is_a_defect_and_links_lead_to_pages(tmp_path):
+    text = (
+        "It says $\\frac{1}{$ and $a < b$, 26 % and 2 GB<!-- no-such-claim --> and 3<!-- code: fine -->.\n\n"
+        '![a far bird](http://example.org/b.png) <img alt="dot" src="data:image/png;base64,AAAA">\n\n'
+        "[here](02_there.ipynb), [gone](03_gone.ipynb#x) and [far](https://example.org/04_far.ipynb)"
+    )
+    shown = [
+        new_output("display_data", data={"image/png": "AAAA"}),
+        picture("a lattice"),
+    ]
+    page, body = page_of(
+        tmp_path, new_markdown_cell(text), new_code_cell("1", outputs=shown)
+    )
+    assert page.defects == [
+        "no LaTeX: $\\frac{1}{$",
+        "no claim: no-such-claim",
+        "a picture is not inside the page",
+        "a picture has no alt text",
+    ]
+    assert [figure["alt"] for figure in page.figures] == ["dot", "a lattice"]
+    boxes = body.find_all("div", class_="picture")
+    assert [box.img["alt"] for box in boxes] == ["a lattice"]
+    links = '<a href="02_there.html">here</a>, gone and <a href="https://example.org/04_far.ipynb">far</a>'
+    assert links in page.body and "26\u00a0%" in page.body
+
+
+@pytest.mark.parametrize(("markdown", "formulas"), [
+    ("costs $5 and $6", 0), ("costs 5 \\$ or 6 \\$", 0), ("~~~\n$a$\n~~~", 0), ("``$a$ ` $b$``", 0), ("`$a$`", 0),
+    ("`x` $a$ `y` $b$", 2), ("$a$, $b$ and $x_1$.", 3), ("$$a$$ then $b$", 2),
+])  # fmt: skip
+def test_formulas_become_mathml_and_code_stays_code(markdown, formulas):
+    assert Prose({})(markdown).count("<math") == formulas

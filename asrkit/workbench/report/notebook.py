@@ -1,0 +1,283 @@
+"""One executed notebook as HTML, by nbconvert with templates/cells.html.j2.
+
+Tags of cells order the page. `hide-input`: code that a reader need not see; it is folded, as are
+imports and parameters. `takeaway`: the cell displays Markdown, a list of what this run shows; it
+moves to the top, and its first line is the answer on the index. `cover`: the first figure of this
+cell is the notebook's picture on the index.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import nbformat
+from bs4 import BeautifulSoup
+from latex2mathml.converter import convert
+from nbconvert import HTMLExporter
+from nbconvert.filters import markdown2html
+from traitlets.config import Config
+
+from asrkit.workbench.claims import LEGEND
+from asrkit.workbench.records import MIME
+
+TEMPLATES = Path(__file__).parent / "templates"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+# A slider leaves its frames as HTML beside its widget; other widgets, dead here, are not shown.
+SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", WIDGET, MIME, "text/plain"]
+NO_WORDS = "No description has been provided for this image"  # nbconvert's alt text without one
+WORDS_PER_MINUTE = 200
+FOLDED_TAGS = {"hide-input", "takeaway", "static-twin"}
+SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
+WHITE = re.compile(r"[^\S\u00a0]+")  # white space, but for the no-break space before a unit
+# Code comes first, so that a dollar or a comment inside it is never seen.
+PATTERN = re.compile(
+    r"(?s)(?P<code>(?P<fence>```|~~~).*?(?P=fence)|(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
+    r"|<!--\s*(?P<claim>[\w.-]+?)\s*-->|(?P<comment><!--.*?-->)"
+    r"|\[(?P<text>[^\]]*)\]\((?P<notebook>[\w.-]+)\.ipynb(?:#[^)]*)?\)|(?P<percent>(?<=\d) %)"
+    r"|(?<!\\)\$\$(?P<block>.+?)\$\$|(?<![\\$])\$(?P<line>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)"
+)
+MARKS = {  # verdict -> mark; any other is "soft"
+    "reproduced": "good",
+    "arithmetic checked": "good",
+    "direction only": "mild",
+    "not reproduced": "bad",
+}
+SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
+
+Record = Mapping[str, Any]
+
+
+def mark_of(label: str) -> str:
+    """The mark of a verdict: "good", "mild", "bad" or "soft"."""
+    return MARKS.get(label, "soft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the report shows of a notebook.
+
+    `takeaway` and `body` are HTML, `answer` is the first line of the takeaway as text. `headings`
+    are (id, text). `figures` have alt, src, and the id of their cell; `cover` is the one that
+    stands for the notebook. `records` are by cell. `claims` are the ids of those that the prose
+    names. `defects` say what is wrong with the page.
+    """
+
+    title: str
+    body: str = ""
+    takeaway: str = ""
+    answer: str = ""
+    minutes: int = 1
+    headings: Sequence[tuple[str, str]] = ()
+    figures: Sequence[Mapping[str, str]] = ()
+    cover: Mapping[str, str] | None = None
+    records: Mapping[str, Sequence[Record]]
+    claims: Sequence[str] = ()
+    has_marks: bool = False
+    defects: Sequence[str] = ()
+
+
+def _title(notebook: Any) -> str:
+    """The first heading that begins a cell; empty where there is none."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("# "):
+            return str(cell.source.splitlines()[0].removeprefix("# "))
+    return ""
+
+
+def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = ()) -> Page:
+    """The page of an executed notebook.
+
+    Args:
+        executed: The notebook with its outputs.
+        verdicts: Claim id -> label. A comment `<!-- claim-id -->` in the prose becomes a mark that
+            leads to that claim.
+        names: The notebooks of the report. Links to others become text.
+    """
+    notebook = nbformat.read(executed, 4)
+    title = _title(notebook)
+    prose = Prose(verdicts, names)
+    takeaways = list[str]()
+    covers = list[str]()
+    words = 0
+    records = dict[str, list[Record]]()
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "markdown":
+            words += len(cell.source.split())
+            cell.source = prose(cell.source.removeprefix(f"# {title}"))
+        elif cell.cell_type == "code":
+            data = [output.get("data", {}) for output in cell.outputs]
+            published = [one[MIME] for one in data if MIME in one]
+            if published:
+                records[cell.id] = published
+            cell.metadata.published = len(published)
+            cell.metadata.fold = _fold(cell, tags)
+            for one in data:
+                if "text/markdown" in one:
+                    one["text/markdown"] = prose(one["text/markdown"])
+            if "takeaway" in tags:
+                takeaways += [one["text/markdown"] for one in data if "text/markdown" in one]
+                cell.outputs = [
+                    output
+                    for output in cell.outputs
+                    if "text/markdown" not in output.get("data", {})
+                ]
+        if "cover" in tags:
+            covers.append(cell.id)
+    body = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
+    takeaway = markdown2html("\n".join(takeaways))
+    verdict_cells = _finish(body)
+    figures, defects = _figures(body)
+    preferred = [figure for figure in figures if figure["cell"] in covers]
+    return Page(
+        title=title or executed.stem,
+        body=str(body),
+        takeaway=takeaway,
+        answer=first_line(takeaway),
+        minutes=max(1, round(words / WORDS_PER_MINUTE)),
+        headings=[(str(one["id"]), one.get_text()) for one in body.find_all("h2")],
+        figures=figures,
+        cover=next(iter([*preferred, *figures]), None),
+        records=records,
+        claims=prose.claims,
+        has_marks=bool(prose.claims or verdict_cells),
+        defects=[*prose.defects, *defects],
+    )
+
+
+def _fold(cell: Any, tags: Sequence[str]) -> str:
+    """What stands in the place of folded code; empty where the code is shown."""
+    name = "Code"
+    if "parameters" in tags:
+        name = "Parameters"
+    elif "injected-parameters" in tags:
+        name = "Parameters of this run"
+    elif cell.source.startswith("expect_parameters("):
+        name = "Check of the parameters"
+    elif cell.source.startswith(("import ", "from ")):
+        name = "Imports"
+    elif FOLDED_TAGS.isdisjoint(tags):
+        return ""
+    lines = len(cell.source.splitlines())
+    return f"{name}, {lines} line{'s' if lines > 1 else ''}"
+
+
+def _exporter() -> HTMLExporter:
+    return HTMLExporter(
+        template_file="cells.html.j2",
+        extra_loaders=[jinja2.FileSystemLoader(TEMPLATES)],
+        exclude_anchor_links=True,
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        config=Config({"NbConvertBase": {"display_data_priority": SHOWN}}),
+    )
+
+
+class Prose:
+    """Markdown with formulas as MathML, and comments that name claims as marks with links.
+
+    Browsers draw MathML without a script. Prices like $5 stay text, and code stays as it is; other
+    comments are removed. `claims` are the names found, `defects` what cannot be shown.
+    """
+
+    def __init__(self, verdicts: Mapping[str, str], names: Sequence[str] = ()) -> None:
+        self.verdicts = verdicts
+        self.names = names
+        self.claims = list[str]()
+        self.defects = list[str]()
+
+    def __call__(self, markdown: str) -> str:
+        """The Markdown of a cell, or one that a cell displays."""
+        return PATTERN.sub(self._replacement, markdown)
+
+    def _replacement(self, match: re.Match[str]) -> str:
+        if match["code"]:
+            return match[0]
+        if match["comment"]:
+            return ""
+        if match["percent"]:
+            return "\u00a0%"
+        if match["claim"]:
+            return self._mark(match["claim"])
+        if match["notebook"]:
+            link = f"[{match['text']}]({match['notebook']}.html)"
+            return link if match["notebook"] in self.names else match["text"]
+        return self._formula(match)
+
+    def _mark(self, name: str) -> str:
+        """A small mark that leads to the claim, with the verdict as its accessible name."""
+        if name not in self.verdicts:
+            self.defects.append(f"no claim: {name}")
+            return ""
+        anchor = "" if name in self.claims else f' id="claim-{name}"'
+        self.claims.append(name)
+        label = self.verdicts[name]
+        title = f"Claim {name}: {label}"
+        return (
+            f'<a class="claim {mark_of(label)}" href="claims.html#{name}"{anchor} '
+            f'title="{title}" aria-label="{title}">{SIGNS[mark_of(label)]}</a>'
+        )
+
+    def _formula(self, match: re.Match[str]) -> str:
+        try:
+            if match["block"]:
+                return convert(match["block"].strip(), display="block")
+            return convert(match["line"].strip(), display="inline")
+        except Exception:  # latex2mathml has no common base; a bad formula must not cost the report
+            self.defects.append(f"no LaTeX: {match[0]}")
+            return f"<code>{escape(match[0])}</code>"
+
+
+def first_line(takeaway: str) -> str:
+    """The first line of a takeaway, as text: the answer of this run in one sentence."""
+    first = BeautifulSoup(takeaway, "html.parser").find(["li", "p"])
+    if first is None:
+        return ""
+    for power in first.find_all(["sup", "msup"]):
+        exponent = power if power.name == "sup" else power.find_all(recursive=False)[-1]
+        exponent.replace_with(exponent.get_text().translate(SUPERSCRIPT))
+    return WHITE.sub(" ", first.get_text()).strip()
+
+
+def _finish(body: BeautifulSoup) -> int:
+    """Put tables and figures into boxes that scroll, and mark verdicts; returns how many.
+
+    Styles of outputs, which would reach all of the page, are left out.
+    """
+    for style in body.find_all(["style", "script"]):
+        style.decompose()
+    for number, heading in enumerate(body.find_all("h2"), 1):
+        heading["id"] = f"section-{number}"
+    for table in body.find_all("table"):
+        table.wrap(body.new_tag("div", attrs={"class": "scroll"}))
+    for image in body.find_all("img", src=re.compile("^data:image/svg")):
+        image.wrap(body.new_tag("div", attrs={"class": "scroll picture"}))
+    verdicts = [cell for cell in body.find_all("td") if cell.get_text(strip=True) in LEGEND]
+    for cell in verdicts:
+        label = cell.get_text(strip=True)
+        attributes = {"class": f"mark {mark_of(label)}", "title": LEGEND[label]}
+        cell.clear()
+        cell.append(body.new_tag("span", attrs=attributes, string=label))
+    return len(verdicts)
+
+
+def _figures(body: BeautifulSoup) -> tuple[list[Mapping[str, str]], list[str]]:
+    """Pictures with words inside the page, and what is wrong with the others."""
+    figures = list[Mapping[str, str]]()
+    defects = list[str]()
+    for image in body.find_all("img"):
+        words = str(image["alt"]).replace(NO_WORDS, "").strip()
+        source = str(image.get("src", ""))
+        if not words:
+            defects.append("a picture has no alt text")
+        elif not source.startswith("data:"):
+            defects.append("a picture is not inside the page")
+        elif not image.find_parent(hidden=True):  # of a slider's frames the first shown
+            cell = image.find_parent(id=re.compile("^cell-id="))
+            name = str(cell["id"]).removeprefix("cell-id=") if cell else ""
+            figures.append({"alt": words, "src": source, "cell": name})
+    return figures, defects

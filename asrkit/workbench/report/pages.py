@@ -1,0 +1,269 @@
+"""The folder of static pages that a run of notebooks becomes; no page makes a request."""
+
+import datetime
+import functools
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from pygments.formatters import HtmlFormatter
+
+from asrkit import files
+from asrkit.workbench import machine, records
+from asrkit.workbench.claims import (
+    LEGEND,
+    NOT_COMPARABLE,
+    Claim,
+    Verdict,
+    claim_row,
+    count_verdicts,
+    document_answers,
+    headline,
+    load_claims,
+    origin,
+    summary,
+    verdict,
+)
+from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun, count_of_records
+from asrkit.workbench.report.findings import findings_of, value_with_unit
+from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, render
+
+Record = Mapping[str, Any]
+Row = dict[str, Any]
+
+MEANINGS = {  # mark -> what it says of one published number, and of several
+    "good": ("agrees", "agree"),
+    "mild": ("agrees in part", "agree in part"),
+    "bad": ("disagrees", "disagree"),
+    "soft": ("not settled here", "not settled here"),
+}
+# Styles of Pygments for light and dark; a test measures their contrast.
+CODE_STYLES = ("default", "github-dark")
+CONDITIONS = ("phase", "dtype", "device", "shape", "B", "T", "U", "U1", "V", "D")
+SLOWEST_CELLS = 8
+
+
+def build(
+    folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mapping[str, Any]
+) -> tuple[str, list[str]]:
+    """Write a page a notebook, the pages about the run and, last, manifest.json.
+
+    Args:
+        folder: Folder of the report; `folder/runs` holds the executed notebooks.
+        runs: How the notebooks fared, in the order of their pages.
+        seconds: How long the whole run took.
+        plan: What was asked for: size, device, commands.
+
+    Returns:
+        The sentence that sums the run up, and the defects of the pages.
+    """
+    fresh = [record for run in runs for record in run.records]
+    rows = claim_rows(fresh)
+    verdicts = {row["id"]: row["verdict"] for row in rows}
+    names = [run.name for run in runs]
+    pages = {run.name: _page(folder, run, verdicts, names) for run in runs}
+    failed = [run for run in runs if run.status != "ran"]
+    ran = f"{len(runs) - len(failed)} of {len(runs)} notebooks ran"
+    here = machine.this_machine()
+    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
+    device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
+    duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    slowest = [(*cell, run.name) for run in runs for cell in run.slowest]
+    defects = [f"{name}: {defect}" for name, page in pages.items() for defect in page.defects]
+    context = {
+        "seconds": seconds,
+        "plan": plan,
+        "runs": runs,
+        "failed": failed,
+        "pages": pages,
+        "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
+        "lead": f"{ran} in {duration} on {device} and published {count_of_records(fresh)}.",
+        "sentence": claims_sentence(rows),
+        "summary": summary(rows),
+        "defects": defects,
+        "findings": findings_of(runs),
+        "documents": [(answer, _tally(answer.counts)) for answer in document_answers(rows)],
+        "claims": headline(rows),
+        "appendix": [row for row in rows if row["appendix"]],
+        "facts": _facts(),
+        "slowest": sorted(slowest, reverse=True)[:SLOWEST_CELLS],
+    }
+    for name in SITE_PAGES:
+        write_page(folder / f"{name}.html", f"{name}.html.j2", **context)
+    for run, before, after in zip(runs, ["", *names], [*names[1:], ""], strict=False):
+        write_page(
+            folder / f"{run.name}.html",
+            "notebook.html.j2",
+            **context,
+            run=run,
+            page=pages[run.name],
+            before=before,
+            after=after,
+        )
+    sentence = f"{ran}. {summary(rows)}"
+    manifest = {
+        "sentence": sentence,
+        "runs": [{**asdict(run), "records": len(run.records)} for run in runs],
+        "plan": plan,
+        "seconds": seconds,
+        "claims": verdicts,
+        "machine": here,
+        "software": machine.software(),
+        "code": machine.code(),
+    }
+    write_text(folder / "manifest.json", json.dumps(manifest, indent=1, default=str))
+    return sentence, defects
+
+
+def write_page(path: Path, template: str, **context: Any) -> None:
+    """Render a page.
+
+    Args:
+        path: The HTML file to write.
+        template: Name of a file in templates/.
+        **context: Variables of the template, beside those of every template.
+    """
+    write_text(path, _environment().get_template(template).render(**context))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file with Unix line ends, completely or not at all."""
+    with files.atomic(path) as part:
+        part.write_text(text, "utf-8", newline="\n")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """The templates, and what each of them knows: style, script, legend, pages, words."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True
+    )
+    light, dark = map(_code_style, CODE_STYLES)
+    environment.globals |= {
+        "css": f"{(TEMPLATES / 'style.css').read_text('utf-8')}{light}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}",
+        "js": (TEMPLATES / "report.js").read_text("utf-8"),
+        "mark_of": mark_of,
+        "marks": [(mark, sign, MEANINGS[mark][0]) for mark, sign in SIGNS.items()],
+        "legend": LEGEND,
+        "site_pages": SITE_PAGES,
+        "count_of_records": count_of_records,
+        "value_with_unit": value_with_unit,
+        "conditions": _conditions,
+        "arms": _arms,
+    }
+    return environment
+
+
+def _code_style(name: str) -> str:
+    """Colours of code, without backgrounds, from a style of Pygments."""
+    lines = HtmlFormatter(style=name).get_style_defs(".highlight").splitlines()
+    unused = (".highlight .hll", ".highlight .w ")
+    kept = [
+        line for line in lines if line.startswith(".highlight .") and not line.startswith(unused)
+    ]
+    return re.sub(r"background-color: [^;}]*;?", "", "\n".join(kept))
+
+
+def _page(
+    folder: Path, run: NotebookRun, verdicts: Mapping[str, str], names: Sequence[str]
+) -> Page:
+    executed = folder / "runs" / f"{run.name}.ipynb"
+    if executed.is_file():
+        return render(executed, verdicts, names)
+    return Page(title=run.name, records={})
+
+
+def claim_rows(fresh: Sequence[Record]) -> list[Row]:
+    """What the page of claims shows of each claim; the columns are in claims.html.j2.
+
+    Args:
+        fresh: Records of this run. Those that the project ships count as well.
+    """
+    folder = files.shipped("records")
+    shipped = records.read(folder) if any(folder.rglob("*.jsonl")) else []
+    measured_now = {record["what"] for record in fresh}
+    rows = []
+    for claim in load_claims():
+        judged = verdict(claim, [*shipped, *fresh])
+        names = {claim.id, *(entry["what"] for entry in claim.evidence)}
+        is_earlier = judged.measured is not None and not claim.formula and not names & measured_now
+        row = {
+            **claim_row(claim, judged),
+            "is_earlier": is_earlier,
+            "beside": _beside(claim, judged),
+        }
+        rows.append(row)
+    return rows
+
+
+def _beside(claim: Claim, judged: Verdict) -> list[str]:
+    """Values that were measured close to a claim, what they are of, where, and what differs."""
+    if judged.label == NOT_COMPARABLE:  # the reason tells them
+        return []
+    return [
+        f"{claim.show(one.record['value'])}, {_arms(one.record)}, on {origin(one.record)}: "
+        f"{one.why}"
+        for one in judged.evidence
+    ]
+
+
+def claims_sentence(rows: Sequence[Row]) -> str:
+    """How many published claims agree, agree in part, disagree and are open, in one sentence.
+
+    Args:
+        rows: A row for each claim; those of the appendix are not counted.
+    """
+    main = headline(rows)
+    parts = [text for _, text in _tally(count_verdicts(main))]
+    return f"Of {len(main)} published claims, {', '.join(parts)}."
+
+
+def _tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
+    """(mark, text) of each mark that some verdicts have, as ("good", "3 agree")."""
+    numbers = Counter[str]()
+    for label, number in counts.items():
+        numbers[mark_of(label)] += number
+    return [
+        (mark, f"{numbers[mark]} {one if numbers[mark] == 1 else several}")
+        for mark, (one, several) in MEANINGS.items()
+        if numbers[mark]
+    ]
+
+
+def _conditions(record: Record) -> str:
+    """Under which conditions a record was taken: "dtype=float32, B=2, T=80"."""
+    params = record["params"]
+    return ", ".join(f"{name}={params[name]}" for name in CONDITIONS if name in params)
+
+
+def _arms(record: Record) -> str:
+    """What a record is of: an implementation, or the two sides of a ratio."""
+    return " / ".join(map(str, record["params"].get("arms", ()))) or str(record["impl"])
+
+
+def _facts() -> dict[str, Any]:
+    """Name and value of each fact about this machine, its software and the code."""
+    here = machine.this_machine()
+    software = machine.software()
+    code = machine.code()
+    changed = " with uncommitted changes" if code["dirty"] else ""
+    gpus = [f"{gpu['name']}, {gpu['memory.total']} MiB" for gpu in here["gpus"]]
+    facts = {
+        "machine id": here["id"],
+        "CPU": here["cpu_model"],
+        "cores": here["cpu_usable"],
+        "memory, GiB": here["ram_gib"],
+        "instructions": " ".join(here["isa"]),
+        "GPU": "; ".join(gpus),
+        "system": here["system"],
+        "kernel": here["kernel"],
+        **{name: software[name] for name in ("python", "torch", "cuda", "numpy", "numba")},
+        "commit": f"{str(code['commit'])[:9]}{changed}" if code["commit"] else "",
+    }
+    return {name: value for name, value in facts.items() if value}
