@@ -11,11 +11,11 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"headline losses decoders encoder ladder features aed claims precision jasper".split(),
+    *"transcription losses decoders encoder ladder features aed claims precision jasper".split(),
     *"training optimizers batching engines all".split(),
 ]
 SUITES_HELP = (
-    "headline: one recogniser whole, samples to labels, by batch size; "
+    "transcription: one recogniser whole, samples to labels, by batch size; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding; "
     "features: log-mel; aed: decoding by attention, its caches and drafts; precision: errors of "
     "half precision; encoder: FastConformers, and one recogniser; engines: a FastConformer on one "
@@ -62,7 +62,7 @@ def _run_suite(args: argparse.Namespace, options: dict[str, Any]) -> int:
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
             print(f"{args.suite} is left out: {error}", file=sys.stderr)
-    say(args, *bench.table(records, width=table_width()), *bench.legend(records))
+    say(args, *bench.table(records, width=table_width()), *[bench.LEGEND] * bool(records))
     result = {"records": len(records), "out": str(out)}
     finish(args, result, f"{count(len(records), 'record')} appended to {out}")
     return 0

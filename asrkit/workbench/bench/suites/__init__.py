@@ -10,19 +10,19 @@ from asrkit.workbench.bench.suites import (
     decoders,
     encoder,
     engines,
-    headline,
     jasper,
     ladder,
     losses,
     optimizers,
     precision,
     training,
+    transcription,
 )
 
 SUITES = {
     suite.name: suite
     for suite in [
-        headline.SUITE,
+        transcription.SUITE,
         losses.SUITE,
         decoders.SUITE,
         encoder.SUITE,

@@ -433,5 +433,4 @@ SUITE = Suite(
     name="precision",
     cases=suite,
     options=("model", "kinds"),
-    pivoted=(precision_costs.WHAT,),
 )
