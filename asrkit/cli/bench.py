@@ -87,7 +87,7 @@ def _run_all(args: argparse.Namespace) -> int:
     )
     result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
     finish(args, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
-    return int(any(outcome.status == "failed" for outcome in outcomes))
+    return int(any(outcome.status.startswith("failed") for outcome in outcomes))
 
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:

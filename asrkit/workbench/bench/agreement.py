@@ -44,17 +44,14 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
         RuntimeError: an arm's error ended the GPU's context, so no later arm can be judged.
     """
     first, *others = case.compared_arms or case.arms
-    peak_B = _peak_B(case, first, device)
-    wanted = _result(case, first)
-    observations = {first: _observation(wanted, peak_B)}
+    wanted, observation = _observe(case, first, device)
+    observations = {first: observation}
     failures: dict[str, str] = {}
     for name in others:
-        got = None
         try:
-            peak_B = _peak_B(case, name, device)
-            got = _result(case, name)
+            got, observation = _observe(case, name, device)
             _expect_equal(case, first, wanted, name, got)
-            observations[name] = _observation(got, peak_B)
+            observations[name] = observation
         except torch.OutOfMemoryError:
             raise
         except AssertionError as error:
@@ -63,30 +60,20 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
             if device.startswith("cuda"):
                 torch.cuda.synchronize(device)  # raises if the error has ended the GPU's context
             failures[name] = f"{case.what}: {name} fails: {error}"
+        got = None  # freed before the next arm runs
     return observations, failures
 
 
-def _peak_B(case: Case, name: str, device: str) -> int | None:
-    """Peak memory of one call of the arm that is timed, where the case records it."""
-    if not case.memory or isinstance(case.arms[name], Peer):
-        return None
-    return peak_memory(case.once(name), device=device)
-
-
-def _result(case: Case, name: str) -> Any:
-    if case.compared_arms:
-        return case.compared_arms[name]()
-    arm = case.arms[name]
+def _observe(case: Case, name: str, device: str) -> tuple[Any, Observation]:
+    """The result to compare of an arm, and what was observed: of a peer in its own process."""
+    arm = case.arms.get(name)
     if isinstance(arm, Peer):
-        return arm(observe=True)
-    return case.run(name)
-
-
-def _observation(result: Any, peak_B: int | None) -> Observation:
-    if isinstance(result, Answer):
-        return Observation(result.peak_B, result.counts)
+        answer = arm(observe=True)
+        return answer, Observation(answer.peak_B, answer.counts)
+    peak_B = peak_memory(case.once(name), device=device) if case.memory else None
+    result = case.compared_arms[name]() if case.compared_arms else case.run(name)
     impl = getattr(result, "impl", "")
-    return Observation(peak_B, {"ran": impl} if impl else {})
+    return result, Observation(peak_B, {"ran": impl} if impl else {})
 
 
 def _expect_equal(case: Case, first: str, wanted: Any, name: str, got: Any) -> None:

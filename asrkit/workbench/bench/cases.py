@@ -73,7 +73,7 @@ class Case:
     memory: bool = False
     warmup: int = 3
     peers: PeerArms | None = None
-    more: Callable[[], Iterable[Measurement]] | None = None
+    more: Callable[[], Iterable[Measurement]] = tuple
 
     @property
     def title(self) -> str:

@@ -6,7 +6,6 @@ tests, that need not run again.
 """
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -19,7 +18,6 @@ from typing import IO, NamedTuple
 
 from asrkit.shapes import expect
 from asrkit.workbench.bench.cases import Suite
-from asrkit.workbench.bench.peers.processes import installed
 from asrkit.workbench.bench.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,17 +30,17 @@ NO_TESTS = 5  # pytest's exit status where no test was selected
 
 
 class Outcome(NamedTuple):
-    """How a suite ended: "done", "failed", "stopped" at its limit, or "no time"."""
+    """How a suite ended: "done", "failed", "failed its gpu tests", "stopped" at its limit, or
+    "no time".
+    """
 
     suite: str
     status: str
     seconds: float = 0.0
     records: int = 0
-    note: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.suite}: {self.status}, {self.seconds:.0f} s, {self.records:,} records"
-        return "; ".join(filter(None, [line, self.note]))
+        return f"{self.suite}: {self.status}, {self.seconds:.0f} s, {self.records:,} records"
 
 
 def run_all(
@@ -84,9 +82,9 @@ def run_all(
             say(f"{head}: at most {limit_s:.0f} s")
             start = time.monotonic()
             before = len(_lines(out / RECORDS))
-            status, note = _measure(suite, out, device, start + limit_s, options)
+            status = _measure(suite, out, device, start + limit_s, options)
             records = len(_lines(out / RECORDS)) - before
-            outcome = Outcome(suite.name, status, time.monotonic() - start, records, note)
+            outcome = Outcome(suite.name, status, time.monotonic() - start, records)
             say(f"    {outcome}")
         outcomes.append(outcome)
     return outcomes
@@ -96,38 +94,24 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _measure(
-    suite: Suite, out: Path, device: str, end: float, options: Sequence[str]
-) -> tuple[str, str]:
-    """Test and measure one suite until `end`, and note if it is finished: (status, note)."""
-    cuda = device.startswith("cuda")
-    note = ""
+def _measure(suite: Suite, out: Path, device: str, end: float, options: Sequence[str]) -> str:
+    """Test and measure one suite until `end`, and note if it is finished; returns its status."""
+    command = [*BENCH, suite.name, "--device", device, *options]
+    command += ["--out", str((out / RECORDS).resolve())]
+    done = _lines(out / FINISHED)
+    tests: list[str] = []
+    if device.startswith("cuda"):
+        tests = [file for file in suite.gpu_tests if file not in done and (ROOT / file).exists()]
     with (out / f"{suite.name}.log").open("ab") as log, (out / FINISHED).open("a") as finished:
-        files = [file for file in suite.gpu_tests if file not in _lines(out / FINISHED)]
-        if cuda and files:
-            note = _lacks_tests(suite)
-            tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *files]
-            if not note:
-                if _run(tests, log, end) not in (0, NO_TESTS):
-                    return "failed", "not measured: its gpu tests fail or take too long, see the log"
-                print(*files, sep="\n", file=finished, flush=True)
-        command = [*BENCH, suite.name, "--device", device, *options]
-        command += ["--out", str((out / RECORDS).resolve())]
-        if suite.name == "decoders" and cuda and "--peers" not in options and installed():
-            command.append("--peers")
+        if tests:
+            status = _run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", *tests], log, end)
+            if status not in (0, NO_TESTS):
+                return "failed its gpu tests"
+            print(*tests, sep="\n", file=finished, flush=True)
         status = _run(command, log, end)
         if status == 0:
             print(suite.name, file=finished)
-    return {0: "done", None: "stopped"}.get(status, "failed"), note
-
-
-def _lacks_tests(suite: Suite) -> str:
-    """Why the tests of a suite cannot run here; "" if they can."""
-    if importlib.util.find_spec("pytest") is None:
-        return "its gpu tests did not run: pytest is not installed"
-    if not all((ROOT / test).exists() for test in suite.gpu_tests):
-        return "its gpu tests did not run: no checkout here"
-    return ""
+    return {0: "done", None: "stopped"}.get(status, "failed")
 
 
 def _run(command: Sequence[str], log: IO[bytes], end: float) -> int | None:

@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig
 from asrkit.models import TransducerModel
-from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer, prefetched
 
@@ -134,19 +133,16 @@ class FileRecognizer:
 
     def _load(self, rows: Sequence[int]) -> Batch:
         held = self.task.held
-        if held is None:
-            return self._read(rows)
-        if tuple(rows) not in held:
-            held[tuple(rows)] = self._read(rows)
-        return held[tuple(rows)]
-
-    def _read(self, rows: Sequence[int]) -> Batch:
+        if held is not None and tuple(rows) in held:
+            return held[tuple(rows)]
         sounds = [torch.tensor(read_wav(self.task.files[row])) for row in rows]
-        samples = pad_sequence(sounds, batch_first=True)
         lengths = torch.tensor([len(sound) for sound in sounds])
+        batch = pad_sequence(sounds, batch_first=True), lengths
         if self.cuda:
-            return samples.pin_memory(), lengths.pin_memory()
-        return samples, lengths
+            batch = batch[0].pin_memory(), batch[1].pin_memory()
+        if held is not None:
+            held[tuple(rows)] = batch
+        return batch
 
     @torch.inference_mode()
     def encode(self, features: Tensor, frames: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -183,8 +179,7 @@ def _gathered(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tenso
 def read_wav(path: Path) -> np.ndarray:
     """Samples (S,) int16 of a WAV file with one channel, by the standard library."""
     with wave.open(str(path)) as file:
-        got = file.getnchannels(), file.getsampwidth()
-        expect(got == (1, 2), "files", "WAV of one channel and 2 bytes", f"{got} in {path.name}")
+        assert (file.getnchannels(), file.getsampwidth()) == (1, 2), path.name
         return np.frombuffer(file.readframes(file.getnframes()), "<i2")
 
 

@@ -129,8 +129,7 @@ def measurements(
         case = replace(case, params={"dtype": "float32", **case.params, **params})
         for measurement in timed(case, timings, observations):
             yield replace(measurement, load1=load1)
-        if case.more:
-            yield from case.more()
+        yield from case.more()
     assert not failures, " ".join(failures.values())
 
 

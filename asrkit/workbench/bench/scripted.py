@@ -30,14 +30,13 @@ BEEP = 1280  # samples of a tone: one encoder frame
 LOUD = 6.0  # deviation of the encoder's part of a frame, where labels are signs of 1
 
 
-def lengths(N: int) -> list[int]:
+def lengths(N: int, *, most_s: float = math.inf) -> list[int]:
     """Samples of N utterances, distributed like LibriSpeech's dev and test sets, in random order:
-    each has the median length of one of N equal parts of these sets.
+    each has the median length of one of N equal parts of these sets, or `most_s` if that is less.
     """
     table = shipped("lengths") / "librispeech_eval.csv.gz"
-    seconds = np.sort(np.loadtxt(table, delimiter=",", skiprows=1)[:, 0])
-    middles = (np.arange(N) + 0.5) / N * len(seconds)
-    medians = seconds[middles.astype(int)]
+    seconds = np.loadtxt(table, delimiter=",", skiprows=1, usecols=0)
+    medians = np.quantile(seconds, (np.arange(N) + 0.5) / N).clip(max=most_s)
     samples = np.random.default_rng(0).permutation(medians) * RATE_HZ
     return samples.astype(int).tolist()
 

@@ -44,7 +44,7 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
     cases: dict[str, dict[str, dict[str, str]]] = {}
     for record in records:
         arms = cases.setdefault(_heading(record), {})
-        row = arms.setdefault(_arm(record), {})
+        row = arms.setdefault(record["impl"], {})
         for column, text in _cells(record):
             row[column] = f"{row[column]}, {text}" if column in row else text
     lines: list[str] = []
@@ -56,22 +56,13 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
 
 
 def _heading(record: Record) -> str:
-    """The case of a record: what, preset, shape, and whether its weights are random."""
+    """The case of a record: what, preset, shape, and whether its weights are random or trained."""
     params = record["params"]
     shape = "×".join(map(str, params.get("shape", ())))
     words = [record["what"], params.get("preset"), params.get("case"), shape]
-    weights = params.get("weights", "")
-    if weights.startswith("random"):
-        words.append(f"({weights} weights)" if weights == "random" else f"({weights})")
+    if "weights" in params:
+        words.append(f"({params['weights']} weights)")
     return " ".join(filter(None, words))
-
-
-def _arm(record: Record) -> str:
-    """The implementation, and its dtype where that is half precision and its name has none."""
-    name = record["impl"]
-    if record["params"].get("dtype") == "bfloat16" and "bfloat16" not in name:
-        return f"{name} (bfloat16)"
-    return name
 
 
 def _cells(record: Record) -> Iterator[tuple[str, str]]:

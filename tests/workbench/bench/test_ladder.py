@@ -17,7 +17,10 @@ from asrkit.workbench.bench.scripted import HOP, lengths, scripted
 from asrkit.workbench.bench.suites import ladder
 from asrkit.workbench.bench.suites.ladder import BASELINE
 
-KINDS = {what: config for what, (config, _) in ladder.configs("tiny").items()}
+KINDS = {
+    what: ladder.config_of("tiny", durations)
+    for what, durations in ladder.KINDS.items()
+}
 SAMPLES = [16_000, 40_000, 25_001, 33_333, 8_000]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -113,7 +116,7 @@ def _not_normalised(monkeypatch):
 
 def _cut_short(monkeypatch):
     plain = file_recognizer.read_wav
-    monkeypatch.setattr(file_recognizer, "read_wav", lambda path: plain(path)[:-161])
+    monkeypatch.setattr(file_recognizer, "read_wav", lambda path: plain(path)[:-801])
 
 
 def _one_coarser(monkeypatch):
@@ -142,13 +145,13 @@ def test_a_pipeline_with_a_mistake_is_not_measured(tasks, what, spoil, monkeypat
 
 
 def test_the_script_catches_a_mistake_that_all_arms_share(tasks, monkeypatch):
-    task = tasks["ladder-tdt-tiny"]
+    task = tasks["ladder-tdt"]
     arms = ladder.climb(task)
     _cut_short(monkeypatch)
     with pytest.raises(
         AssertionError, match="baseline finds other labels than planted"
     ):
-        ladder.case("ladder-tdt-tiny", task, arms, {}, quick=True)
+        ladder.case("ladder-tdt", task, arms, {}, quick=True)
 
 
 def test_the_quick_suite_records_every_rung(tasks, tmp_path, capsys):
@@ -161,7 +164,7 @@ def test_the_quick_suite_records_every_rung(tasks, tmp_path, capsys):
     found = records.read(out)
     for what, task in tasks.items():
         configs = {name: arm.config for name, arm in ladder.climb(task).items()}
-        of = [record for record in found if record["what"] == what]
+        of = [record for record in found if record["what"] == f"{what}-tiny"]
         arms = {one["impl"]: one for one in of if one["metric"] == "latency"}
         rtfx = {one["impl"]: one["value"] for one in of if one["metric"] == "rtfx"}
         assert [*arms] == [*rtfx] == [*configs]
