@@ -88,21 +88,21 @@ class FileRecognizer:
             script = task.script.to(self.recognizer.dtype)
             self.scripts = [script[batch] for batch in self.plan]
 
-    def __call__(self, on_stage: Callable[[str], object] = bool) -> Transcribed:
-        """The hypotheses of all files; `on_stage` is called with each stage's name when it ends."""
+    def __call__(self, after_stage: Callable[[], object] = bool) -> Transcribed:
+        """The hypotheses of all files; `after_stage` is called when a stage of a batch ends."""
         results: list[Hypotheses] = []
         all_ends: list[Tensor] = []
         for number, (samples, lengths) in enumerate(self._batches()):
             samples = samples.to(self.task.device, non_blocking=True)
             lengths = lengths.to(self.task.device, non_blocking=True)
-            on_stage("loading")
+            after_stage()
             features, frames = self.recognizer.features(samples.float() / 32768, lengths)
-            on_stage("frontend")
+            after_stage()
             encoded, ends = self.encode(features, frames, number)
-            on_stage("encoder")
+            after_stage()
             results.append(self.recognizer.decode(encoded, ends))
             all_ends.append(ends.clone())  # a graph overwrites its own at the next batch
-            on_stage("decoder")
+            after_stage()
         rows = torch.tensor([row for batch in self.plan for row in batch])
         return _gathered(results, all_ends, rows)
 
@@ -111,19 +111,16 @@ class FileRecognizer:
 
         Where a thread loads the audio, "loading" is the time spent waiting for it.
         """
-        took_ms = dict.fromkeys(STAGES, 0.0)
-        last = time.perf_counter()
+        ends_s = [time.perf_counter()]
 
-        def clock(stage: str) -> None:
-            nonlocal last
+        def clock() -> None:
             if self.cuda:
                 torch.cuda.synchronize()
-            now = time.perf_counter()
-            took_ms[stage] += 1e3 * (now - last)
-            last = now
+            ends_s.append(time.perf_counter())
 
         self(clock)
-        return took_ms
+        took_ms = 1e3 * np.diff(ends_s).reshape(-1, len(STAGES)).sum(0)
+        return dict(zip(STAGES, took_ms.tolist(), strict=True))
 
     def _batches(self) -> Iterable[Batch]:
         loaded = map(self._load, self.plan)

@@ -1,7 +1,7 @@
 """Runs a suite: every case is compared, then timed, and its records are written as it ends."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -110,8 +110,9 @@ def measurements(
     load1 = os.getloadavg()[0]
     case = with_peers(case, peers)
     observations, failures = compare_arms(case, device)
-    case = without_arms(case, failures)
-    if case.arms:
+    agreeing = {name: arm for name, arm in case.arms.items() if name not in failures}
+    if len(agreeing) > 1 or not failures:
+        case = replace(case, arms=agreeing, ratios=case.pairs())
         timings = measure(
             case.arms,
             setups=case.setups,
@@ -131,17 +132,6 @@ def measurements(
             yield replace(measurement, load1=load1)
         yield from case.more()
     assert not failures, " ".join(failures.values())
-
-
-def without_arms(case: Case, names: Iterable[str]) -> Case:
-    """The case without the arms of these names; without any arms if only one would be left."""
-    left = {name: arm for name, arm in case.arms.items() if name not in {*names}}
-    if len(left) == len(case.arms):
-        return case
-    if len(left) < 2:
-        return replace(case, arms={})
-    pairs = [pair for pair in case.pairs() if left.keys() >= {*pair}]
-    return replace(case, arms=left, ratios=pairs)
 
 
 def with_peers(case: Case, peers: Peers | None) -> Case:

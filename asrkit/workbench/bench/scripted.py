@@ -17,16 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asrkit.features import FeatureConfig, log_mel
+from asrkit.features import FeatureConfig
 from asrkit.files import shipped
-from asrkit.models import FastConformer, FastConformerConfig, LSTMConfig, TransducerConfig
+from asrkit.models import FastConformer, TransducerConfig
 from asrkit.models.execution import tf32
+from asrkit.transcribe.options import PipelineConfig
+from asrkit.transcribe.pipeline import Recognizer
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, Task, read_wav, write_wav
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.suites.encoder import random_transducer
 
 HOP = 160  # samples between feature frames
 BEEP = 1280  # samples of a tone: one encoder frame
+PLAIN = PipelineConfig(precision="float32", encoder="eager")
 LOUD = 6.0  # deviation of the encoder's part of a frame, where labels are signs of 1
 
 
@@ -69,11 +72,11 @@ def scripted(
         batch: files transcribed at once.
         device: of the model.
     """
-    assert isinstance(config.encoder, FastConformerConfig)
-    assert isinstance(config.predictor, LSTMConfig)
-    features = FeatureConfig(bins=config.encoder.bins)
+    encoder: Any = config.encoder
+    predictor: Any = config.predictor
+    features = FeatureConfig(bins=encoder.bins)
     files = [write_wav(folder / f"{row}.wav", beeps(S, row)) for row, S in enumerate(samples)]
-    ends = [math.ceil((S // HOP) / config.encoder.subsampling) for S in samples]
+    ends = [math.ceil((S // HOP) / encoder.subsampling) for S in samples]
     plan = planted(
         len(ends),
         max(ends),
@@ -81,12 +84,16 @@ def scripted(
         durations=config.durations,
         V=config.vocab_size + 1,
         width=config.joint_width,
-        layers=config.predictor.layers,
+        layers=predictor.layers,
     )
-    with torch.inference_mode(False), torch.no_grad(), tf32(False):
-        with torch.device(device):  # where a billion weights are drawn faster
-            model = random_transducer(config, plan.model)
-        inputs = [_features(file, features, device) for file in files]
+    with torch.device(device):  # where a billion weights are drawn faster
+        model = random_transducer(config, plan.model)
+    alone = Recognizer(model, PLAIN, features=features)
+    with torch.no_grad(), tf32(False):
+        inputs = []
+        for file, S in zip(files, samples, strict=True):
+            sound = torch.tensor(read_wav(file))[None] / 32768
+            inputs.append(alone.features(sound, torch.tensor([S])))
         enliven(model.encoder, *inputs[samples.index(max(samples))])
         frames = [model.encoder(*one)[0][0] for one in inputs]  # one utterance at a time
         projection = model.encoder_projection
@@ -104,12 +111,6 @@ def scripted(
         labels=plan.labels,
         device=device,
     )
-
-
-def _features(file: Path, config: FeatureConfig, device: str) -> tuple[Tensor, Tensor]:
-    """Log-mel features (1, T, F) of a file and their length (1,)."""
-    sound = torch.tensor(read_wav(file), device=device) / 32768
-    return log_mel(sound[None], torch.tensor([len(sound)], device=device), config=config)
 
 
 def enliven(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:

@@ -154,7 +154,7 @@ def case(
         },
         arm_params={name: arm_params(arm, quick) for name, arm in arms.items()},
         ratios=[(first, name) for name in others] + [*pairwise(others)],
-        warmup=0,
+        warmup=1,
     )
 
 

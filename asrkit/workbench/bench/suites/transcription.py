@@ -64,7 +64,7 @@ def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
     except (AssertionError, RuntimeError, ValueError) as error:
         return Case(what=what, params={"shape": [B]}, refused=failure(what, error))
     shape = [B, *made.params["shape"][1:]]
-    return replace(made, params=made.params | {"shape": shape}, warmup=1)
+    return replace(made, params=made.params | {"shape": shape})
 
 
 def repeated(task: Task, count: int, B: int) -> Task:
