@@ -31,7 +31,6 @@ def _bench(args: argparse.Namespace) -> int:
 
     apply_runtime_options(args)
     options = _suite_options(args)
-    _expect_taken(options, args.suite)
     if args.suite == "all":
         return _run_all(args)
     expect(args.minutes is None, "minutes", "the suite all", args.suite)
@@ -91,20 +90,16 @@ def _run_all(args: argparse.Namespace) -> int:
 
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that some suites take (`Suite.options`) and that were passed."""
-    names = ("lengths", "ranks", "model", "kinds")
-    options = {name: getattr(args, name) for name in names}
-    return {name: value for name, value in options.items() if value}
-
-
-def _expect_taken(options: dict[str, Any], suite: str) -> None:
-    """Raise ValueError unless the suite takes these options."""
+    """The options of single suites that were passed; ValueError unless this one takes them."""
     from asrkit.shapes import expect
     from asrkit.workbench.bench import SUITES
 
-    takers = [name for name, one in SUITES.items() if options.keys() <= {*one.options}]
+    values = {name: getattr(args, name) for name in ("lengths", "ranks", "model", "kinds")}
+    options = {name: value for name, value in values.items() if value}
+    takers = [name for name, suite in SUITES.items() if options.keys() <= {*suite.options}]
     wanted = "the suite " + " or ".join(takers)
-    expect(not options or suite in takers, ", ".join(options), wanted, suite)
+    expect(not options or args.suite in takers, ", ".join(options), wanted, args.suite)
+    return options
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Whether the arms of a case return the same, before any of them is timed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -137,9 +137,11 @@ def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
 
     Taken chunk by chunk: where these fill gigabytes there is no room for a copy of either.
     """
+    x, y = torch.atleast_1d(x, y)
+    rows = max(1, CHUNK * len(x) // max(x.numel(), 1))
     differences: list[Tensor] = []
     sizes: list[Tensor] = []
-    for a, b in _chunks(torch.atleast_1d(x), torch.atleast_1d(y)):
+    for a, b in zip(x.split(rows), y.split(rows), strict=True):
         differences.append(_norm(a.double() - b.to(a.device)))
         sizes.append(_norm(a))
     return _norm(torch.stack(differences)).item(), _norm(torch.stack(sizes)).item()
@@ -147,12 +149,6 @@ def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64)
-
-
-def _chunks(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some rows of both tensors at a time, about CHUNK elements."""
-    rows = max(1, CHUNK * len(x) // max(x.numel(), 1))
-    yield from zip(x.split(rows), y.split(rows), strict=True)
 
 
 def near(got: Iterable[Tensor], wanted: Iterable[Tensor], tolerance: float = 1e-5) -> None:

@@ -79,13 +79,8 @@ class Case:
     def title(self) -> str:
         """`what`, shape, and dtype unless it is float32, as in "rnnt-loss 2×40×11×28 bfloat16"."""
         shape = "×".join(map(str, self.params.get("shape", ())))
-        words = (self.what, shape, self.dtype.replace("float32", ""))
-        return " ".join(filter(None, words))
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the case by name; arms may have another one in `arm_params`."""
-        return str(self.params.get("dtype", "float32"))
+        dtype = str(self.params.get("dtype", "")).replace("float32", "")
+        return " ".join(filter(None, (self.what, shape, dtype)))
 
     def pairs(self) -> Sequence[tuple[str, str]]:
         """The (slow, fast) pairs whose ratio is recorded."""

@@ -36,8 +36,8 @@ class Outcome(NamedTuple):
 
     suite: str
     status: str
-    seconds: float = 0.0
-    records: int = 0
+    seconds: float
+    records: int
 
     def __str__(self) -> str:
         return f"{self.suite}: {self.status}, {self.seconds:.0f} s, {self.records:,} records"
@@ -76,17 +76,16 @@ def run_all(
         if suite.name in _lines(out / FINISHED):
             say(f"{head}: finished before")
             continue
-        limit_s = min(LIMIT_S, (end - time.monotonic()) / 2)
-        outcome = Outcome(suite.name, "no time")
+        start = time.monotonic()
+        limit_s = min(LIMIT_S, (end - start) / 2)
+        before = len(_lines(out / RECORDS))
+        status = "no time"
         if limit_s >= LEAST_S:
             say(f"{head}: at most {limit_s:.0f} s")
-            start = time.monotonic()
-            before = len(_lines(out / RECORDS))
             status = _measure(suite, out, device, start + limit_s, options)
-            records = len(_lines(out / RECORDS)) - before
-            outcome = Outcome(suite.name, status, time.monotonic() - start, records)
-            say(f"    {outcome}")
-        outcomes.append(outcome)
+        records = len(_lines(out / RECORDS)) - before
+        outcomes.append(Outcome(suite.name, status, time.monotonic() - start, records))
+        say(f"    {outcomes[-1]}")
     return outcomes
 
 

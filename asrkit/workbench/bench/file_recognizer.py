@@ -42,7 +42,7 @@ class Task:
     script: Tensor | None = None
     labels: Sequence[Sequence[int]] = ()  # of each file, where they are known
     device: str = "cpu"
-    held: dict[tuple[int, ...], Batch] | None = None  # batches, where they are read only once
+    in_memory: bool = False  # whether a recogniser reads the files once, when it is made
 
     @cached_property
     def variants(self) -> ModelVariants:
@@ -87,6 +87,7 @@ class FileRecognizer:
         if task.script is not None:
             script = task.script.to(self.recognizer.dtype)
             self.scripts = [script[batch] for batch in self.plan]
+        self.held = [self._load(batch) for batch in self.plan] if task.in_memory else None
 
     def __call__(self, after_stage: Callable[[], object] = bool) -> Transcribed:
         """The hypotheses of all files; `after_stage` is called when a stage of a batch ends."""
@@ -123,33 +124,27 @@ class FileRecognizer:
         return dict(zip(STAGES, took_ms.tolist(), strict=True))
 
     def _batches(self) -> Iterable[Batch]:
+        if self.held is not None:
+            return self.held
         loaded = map(self._load, self.plan)
-        if self.config.loading == "overlapped":
-            return prefetched(loaded)
-        return loaded
+        return prefetched(loaded) if self.config.loading == "overlapped" else loaded
 
     def _load(self, rows: Sequence[int]) -> Batch:
-        held = self.task.held
-        if held is not None and tuple(rows) in held:
-            return held[tuple(rows)]
         sounds = [torch.tensor(read_wav(self.task.files[row])) for row in rows]
+        samples = pad_sequence(sounds, batch_first=True)
         lengths = torch.tensor([len(sound) for sound in sounds])
-        batch = pad_sequence(sounds, batch_first=True), lengths
         if self.cuda:
-            batch = batch[0].pin_memory(), batch[1].pin_memory()
-        if held is not None:
-            held[tuple(rows)] = batch
-        return batch
+            return samples.pin_memory(), lengths.pin_memory()
+        return samples, lengths
 
     @torch.inference_mode()
     def encode(self, features: Tensor, frames: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """The frames that the decoder reads, with the script of this batch added."""
         encoded, ends = self.recognizer.encode(features, frames)
-        if self.scripts is None:
-            return encoded, ends
-        script = self.scripts[number]
-        T = min(encoded.shape[1], script.shape[1])
-        return encoded[:, :T] + script[:, :T], ends
+        if self.scripts is not None:
+            script = self.scripts[number][:, : encoded.shape[1]]
+            encoded = encoded[:, : script.shape[1]] + script
+        return encoded, ends
 
 
 def _gathered(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tensor) -> Transcribed:

@@ -48,8 +48,8 @@ def beeps(S: int, seed: int) -> np.ndarray:
     """Samples (S,) int16: a tone of another pitch and loudness in every encoder frame, in noise."""
     random = np.random.default_rng(seed)
     count = math.ceil(S / BEEP)
-    pitch_hz = random.uniform(100, 4000, count).repeat(BEEP)[:S]
-    loudness = random.uniform(0.05, 0.3, count).repeat(BEEP)[:S]
+    tones = random.uniform((100, 0.05), (4000, 0.3), (count, 2))
+    pitch_hz, loudness = tones.repeat(BEEP, axis=0)[:S].T
     phase = 2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ
     sound = loudness * np.sin(phase) + 0.01 * random.standard_normal(S)
     return (32768 * sound).astype(np.int16)

@@ -78,7 +78,7 @@ def repeated(task: Task, count: int, B: int) -> Task:
         labels=[task.labels[row] for row in rows],
         script=task.script[rows],
         batch=B,
-        held={},
+        in_memory=True,
     )
 
 
