@@ -48,6 +48,14 @@ def test_every_rung_says_what_the_script_says(tasks, what):
     check(ladder.case(what, task, arms, {}, quick=True))
 
 
+def test_files_in_memory_are_read_once_when_the_recogniser_is_made(tasks, monkeypatch):
+    task = replace(tasks["ladder-rnnt"], in_memory=True)
+    recognizer = FileRecognizer(task, BASELINE)
+    monkeypatch.setattr(file_recognizer, "read_wav", None)
+    assert recognizer().tokens() == task.labels
+    assert {*recognizer.stage_ms()} == {*file_recognizer.STAGES}
+
+
 def _swapped(monkeypatch):
     plain = FileRecognizer.__init__
 
