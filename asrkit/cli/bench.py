@@ -11,11 +11,11 @@ from asrkit.cli.command import Command, count, finish, say, table_width
 from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
-    *"headline losses decoders encoders ladder claims precision".split(),
+    *"transcription losses decoders encoders ladder claims precision".split(),
     *"training optimizers batching all".split(),
 ]
 SUITES_HELP = (
-    "headline: one recogniser whole, samples to labels, by batch size; "
+    "transcription: one recogniser whole, samples to labels, by batch size; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
     "by attention too, with its caches and drafts; precision: errors of half precision; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
@@ -31,7 +31,6 @@ def _bench(args: argparse.Namespace) -> int:
 
     apply_runtime_options(args)
     options = _suite_options(args)
-    _expect_taken(options, args.suite)
     if args.suite == "all":
         return _run_all(args)
     expect(args.minutes is None, "minutes", "the suite all", args.suite)
@@ -62,7 +61,7 @@ def _run_suite(args: argparse.Namespace, options: dict[str, Any]) -> int:
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
             print(f"{args.suite} is left out: {error}", file=sys.stderr)
-    say(args, *bench.table(records, width=table_width()), *bench.legend(records))
+    say(args, *bench.table(records, width=table_width()), *[bench.LEGEND] * bool(records))
     result = {"records": len(records), "out": str(out)}
     finish(args, result, f"{count(len(records), 'record')} appended to {out}")
     return 0
@@ -87,24 +86,20 @@ def _run_all(args: argparse.Namespace) -> int:
     )
     result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
     finish(args, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
-    return int(any(outcome.status == "failed" for outcome in outcomes))
+    return int(any(outcome.status.startswith("failed") for outcome in outcomes))
 
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that some suites take (`Suite.options`) and that were passed."""
-    names = ("lengths", "ranks", "model", "kinds")
-    options = {name: getattr(args, name) for name in names}
-    return {name: value for name, value in options.items() if value}
-
-
-def _expect_taken(options: dict[str, Any], suite: str) -> None:
-    """Raise ValueError unless the suite takes these options."""
+    """The options of single suites that were passed; ValueError unless this one takes them."""
     from asrkit.shapes import expect
     from asrkit.workbench.bench import SUITES
 
-    takers = [name for name, one in SUITES.items() if options.keys() <= {*one.options}]
+    values = {name: getattr(args, name) for name in ("lengths", "ranks", "model", "kinds")}
+    options = {name: value for name, value in values.items() if value}
+    takers = [name for name, suite in SUITES.items() if options.keys() <= {*suite.options}]
     wanted = "the suite " + " or ".join(takers)
-    expect(not options or suite in takers, ", ".join(options), wanted, suite)
+    expect(not options or args.suite in takers, ", ".join(options), wanted, args.suite)
+    return options
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.peers.processes import Peers
 from asrkit.workbench.bench.runner import run
 from asrkit.workbench.bench.suites import SUITES
-from asrkit.workbench.bench.table import LEGEND, legend, table
+from asrkit.workbench.bench.table import LEGEND, table
 
 __all__ = [
     "LEGEND",
@@ -20,7 +20,6 @@ __all__ = [
     "Suite",
     "check",
     "compare_arms",
-    "legend",
     "run",
     "table",
 ]

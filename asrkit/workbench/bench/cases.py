@@ -15,11 +15,6 @@ from asrkit.workbench.records import Measurement
 Arms = Mapping[str, Callable[..., Any]]
 
 
-def no_measurements() -> Iterable[Measurement]:
-    """Nothing is measured beside the times of the arms."""
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class PeerArms:
     """Arms of other packages that join a case; each runs in a process of its own.
@@ -78,29 +73,21 @@ class Case:
     memory: bool = False
     warmup: int = 3
     peers: PeerArms | None = None
-    more: Callable[[], Iterable[Measurement]] = no_measurements
+    more: Callable[[], Iterable[Measurement]] = tuple
 
     @property
     def title(self) -> str:
         """`what`, shape, and dtype unless it is float32, as in "rnnt-loss 2×40×11×28 bfloat16"."""
-        words = [self.what]
-        if "shape" in self.params:
-            words.append("×".join(map(str, self.params["shape"])))
-        if self.dtype != "float32":
-            words.append(self.dtype)
-        return " ".join(words)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the case by name; arms may have another one in `arm_params`."""
-        return str(self.params.get("dtype", "float32"))
+        shape = "×".join(map(str, self.params.get("shape", ())))
+        dtype = str(self.params.get("dtype", "")).replace("float32", "")
+        return " ".join(filter(None, (self.what, shape, dtype)))
 
     def pairs(self) -> Sequence[tuple[str, str]]:
         """The (slow, fast) pairs whose ratio is recorded."""
         if self.ratios is not None:
             return self.ratios
-        names = list(self.arms)
-        return [(names[-2], names[-1])]
+        *_, slow, fast = self.arms
+        return [(slow, fast)]
 
     def once(self, name: str) -> Callable[[], Any]:
         """The arm of this name after its setup: a call without arguments."""
@@ -125,7 +112,6 @@ class Suite:
             first on CUDA.
         cpu_only: whether nothing of it runs on a GPU.
         takes_peers: whether `cases` takes peers (`peers.processes.Peers`, or None) too.
-        pivoted: `what` of records whose table has a column for each metric.
     """
 
     name: str
@@ -134,7 +120,6 @@ class Suite:
     gpu_tests: tuple[str, ...] = ()
     cpu_only: bool = False
     takes_peers: bool = False
-    pivoted: tuple[str, ...] = ()
 
 
 def failure(title: str, error: Exception) -> str:
@@ -145,14 +130,7 @@ def failure(title: str, error: Exception) -> str:
 
 
 def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
-    """Random (B, T, D) and lengths (B,) as in a bucketed batch: from T down to T / 2.
-
-    Args:
-        B: utterances.
-        T: frames of the longest.
-        D: width.
-        device: of both.
-    """
+    """Random (B, T, D) and lengths (B,) as in a bucketed batch: from T down to T / 2."""
     values = torch.randn(B, T, D, generator=torch.Generator().manual_seed(0))
     lengths = torch.linspace(T, T / 2, B).long()
     return values.to(device), lengths.to(device)

@@ -2,7 +2,7 @@
 same run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -12,19 +12,16 @@ from torch.nn import functional as F
 
 from asrkit.models.execution import tf32
 from asrkit.models.packed import multiplies
-from asrkit.workbench.measure import Timing, measure
-from asrkit.workbench.measure.ops import dtype_name
+from asrkit.workbench.measure import measure
 from asrkit.workbench.records import Measurement
 
 WHAT = "machine-ceiling"
-TYPES = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TF32 = {"tf32": torch.float32}
 ROWS = {"cpu": (512, 2048), "cuda": (4096, 8192)}  # square products; the better rate counts
 MIB = {"cpu": 1024, "cuda": 4096}  # of a stream: beyond the caches, some hundreds of MiB on servers
+Call = Callable[[], object]
+Work = tuple[str, str, list[int], int, Call]  # metric, impl, shape, operations or bytes, call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,39 +57,41 @@ def ceilings(device: str = "cpu", quick: bool = False) -> Ceilings:
 @cache
 @torch.inference_mode()
 def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
-    measurements = [
-        *_products(device, quick, threads),
-        *_streams(device, quick, threads),
-    ]
+    rate = partial(_rate, device=device, repeats=3 if quick else 7)
+    products = [rate("FLOP/s", *work) for work in _products(device, quick)]
+    streams = [rate("B/s", *work) for work in _streams(device, quick)]
     flops: dict[str, float] = {}
-    bytes_per_s = 0.0
-    for measurement in measurements:
-        rate = max(measurement.samples)
-        if measurement.metric == "matrix_product":
-            impl = measurement.impl
-            flops[impl] = max(rate, flops.get(impl, 0.0))
-        else:
-            bytes_per_s = max(rate, bytes_per_s)
-    return Ceilings(flops=flops, bytes_per_s=bytes_per_s, measurements=tuple(measurements))
+    for one in products:
+        flops[one.impl] = max(flops.get(one.impl, 0.0), *one.samples)
+    bytes_per_s = max(max(one.samples) for one in streams)
+    return Ceilings(flops=flops, bytes_per_s=bytes_per_s, measurements=(*products, *streams))
 
 
-def _time(name: str, call: Callable[[], object], device: str, quick: bool) -> Timing:
-    repeats = 7
-    if quick:
-        repeats = 3
-    return measure({name: call}, repeats=repeats, warmup=1, enough_s=1.0, device=device)[name]
+def _rate(
+    unit: str, metric: str, name: str, shape: list[int], work: int, call: Call, **run: Any
+) -> Measurement:
+    """Measure how much work a call does in a second, which is so much at once."""
+    with tf32(name == "tf32"):
+        times = measure({name: call}, warmup=1, enough_s=1.0, **run)
+    timing = times[name]
+    return Measurement(
+        WHAT,
+        metric,
+        unit,
+        1e3 * work / timing.median_ms,
+        tuple(1e3 * work / ms for ms in timing.samples_ms),
+        timing.warmup,
+        impl=name,
+        params={"device": run["device"], "threads": torch.get_num_threads(), "shape": shape},
+        timer=timing.timer,
+    )
 
 
-def _products(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
-    """FLOP/s of square matrix products by arithmetic."""
+def _products(device: str, quick: bool) -> Iterator[Work]:
+    """Square matrix products by arithmetic."""
     kind = device.partition(":")[0]
-    sizes: Sequence[int] = ROWS[kind]
-    if quick:
-        sizes = sizes[:1]
-    for name, dtype in TYPES.items():
-        if name == "tf32" and kind != "cuda":
-            continue
-        for N in sizes:
+    for name, dtype in (TYPES | TF32 if kind == "cuda" else TYPES).items():
+        for N in ROWS[kind][: 1 if quick else None]:
             a, b = torch.randn(2, N, N, device=device, dtype=dtype)
             product = partial(F.linear, a, b)
             if kind == "cpu" and multiplies(dtype):
@@ -100,42 +99,17 @@ def _products(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 linear = torch.ops.mkldnn._linear_pointwise
                 product = partial(linear, a, packed, None, "none", [], "")
-            with tf32(name == "tf32"):
-                timing = _time(name, product, device, quick)
-            params = {"device": device, "threads": threads, "shape": [N, N, N]}
-            yield _rate("matrix_product", "FLOP/s", name, 2 * N**3, timing, params)
+            yield "matrix_product", name, [N, N, N], 2 * N**3, product
 
 
-def _streams(device: str, quick: bool, threads: int) -> Iterator[Measurement]:
-    """Bytes a second of a copy, and of weights of each dtype that are read once."""
+def _streams(device: str, quick: bool) -> Iterator[Work]:
+    """A copy, and weights of each dtype that are read once."""
     size = 2**20 * MIB[device.partition(":")[0]]
     if quick:
         size //= 8
-    where = {"device": device, "threads": threads}
     source = torch.ones(size // 8, device=device)  # half of the bytes are read, half are written
     target = torch.empty_like(source)
-    timing = _time("copy", partial(target.copy_, source), device, quick)
-    yield _rate("copy", "B/s", "float32", size, timing, where | {"shape": [size // 8]})
+    yield "copy", "float32", [size // 8], size, partial(target.copy_, source)
     for name, dtype in TYPES.items():
-        if name == "tf32":
-            continue
         both = torch.cat([source, target]).view(dtype).view(-1, 1024)  # no new memory but this
-        timing = _time(name, partial(F.linear, both[:1], both), device, quick)
-        yield _rate("weight_stream", "B/s", name, size, timing, where | {"shape": [*both.shape]})
-
-
-def _rate(
-    metric: str, unit: str, name: str, work: int, timing: Timing, params: dict[str, Any]
-) -> Measurement:
-    """The rate of so much work in the time it took."""
-    return Measurement(
-        WHAT,
-        metric,
-        unit,
-        work / timing.median_ms * 1e3,
-        tuple(work / ms * 1e3 for ms in timing.samples_ms),
-        timing.warmup,
-        impl=name,
-        params={**params, "dtype": dtype_name(TYPES[name])},
-        timer=timing.timer,
-    )
+        yield "weight_stream", name, [*both.shape], size, partial(F.linear, both[:1], both)

@@ -6,7 +6,6 @@ tests, that need not run again.
 """
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -15,11 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from asrkit.shapes import expect
 from asrkit.workbench.bench.cases import Suite
-from asrkit.workbench.bench.peers.processes import COPY, PYTHON
 from asrkit.workbench.bench.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,19 +30,17 @@ NO_TESTS = 5  # pytest's exit status where no test was selected
 
 
 class Outcome(NamedTuple):
-    """How a suite ended: "done", "failed", "stopped" at its limit, or "no time"."""
+    """How a suite ended: "done", "failed", "failed its gpu tests", "stopped" at its limit, or
+    "no time".
+    """
 
     suite: str
     status: str
-    seconds: float = 0.0
-    records: int = 0
-    note: str = ""
+    seconds: float
+    records: int
 
     def __str__(self) -> str:
-        line = f"{self.suite}: {self.status}, {self.seconds:.0f} s, {self.records:,} records"
-        if self.note:
-            line += f"; {self.note}"
-        return line
+        return f"{self.suite}: {self.status}, {self.seconds:.0f} s, {self.records:,} records"
 
 
 def run_all(
@@ -74,102 +70,64 @@ def run_all(
     end = inf if minutes is None else time.monotonic() + 60 * minutes
     cuda = device.startswith("cuda")
     suites = [suite for suite in SUITES.values() if not (cuda and suite.cpu_only)]
-    finished = _finished(out)
     outcomes = []
     for number, suite in enumerate(suites, 1):
         head = f"[{number}/{len(suites)}] {suite.name}"
-        if suite.name in finished:
+        if suite.name in _lines(out / FINISHED):
             say(f"{head}: finished before")
             continue
-        limit_s = min(LIMIT_S, (end - time.monotonic()) / 2)
-        if limit_s < LEAST_S:
-            outcomes.append(Outcome(suite.name, "no time"))
-            continue
-        say(f"{head}: at most {limit_s:.0f} s")
-        outcomes.append(_measure(suite, out, device, limit_s, options))
+        start = time.monotonic()
+        limit_s = min(LIMIT_S, (end - start) / 2)
+        before = len(_lines(out / RECORDS))
+        status = "no time"
+        if limit_s >= LEAST_S:
+            say(f"{head}: at most {limit_s:.0f} s")
+            status = _measure(suite, out, device, start + limit_s, options)
+        records = len(_lines(out / RECORDS)) - before
+        outcomes.append(Outcome(suite.name, status, time.monotonic() - start, records))
         say(f"    {outcomes[-1]}")
-        if outcomes[-1].status == "done":
-            _finish(out, suite.name)
     return outcomes
 
 
-def _finished(out: Path) -> set[str]:
-    path = out / FINISHED
-    return {*path.read_text().split()} if path.exists() else set()
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
-def _finish(out: Path, *names: str) -> None:
-    with (out / FINISHED).open("a") as file:
-        file.writelines(f"{name}\n" for name in names)
+def _measure(suite: Suite, out: Path, device: str, end: float, options: Sequence[str]) -> str:
+    """Test and measure one suite until `end`, and note if it is finished; returns its status."""
+    command = [*BENCH, suite.name, "--device", device, *options]
+    command += ["--out", str((out / RECORDS).resolve())]
+    done = _lines(out / FINISHED)
+    tests: list[str] = []
+    if device.startswith("cuda"):
+        tests = [file for file in suite.gpu_tests if file not in done and (ROOT / file).exists()]
+    with (out / f"{suite.name}.log").open("ab") as log, (out / FINISHED).open("a") as finished:
+        if tests:
+            status = _run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", *tests], log, end)
+            if status not in (0, NO_TESTS):
+                return "failed its gpu tests"
+            print(*tests, sep="\n", file=finished, flush=True)
+        status = _run(command, log, end)
+        if status == 0:
+            print(suite.name, file=finished)
+    return {0: "done", None: "stopped"}.get(status, "failed")
 
 
-def _measure(
-    suite: Suite, out: Path, device: str, limit_s: float, options: Sequence[str]
-) -> Outcome:
-    """Test and measure one suite within its limit."""
-    start = time.monotonic()
-    before = _lines(out / RECORDS)
-    note = ""
-    with (out / f"{suite.name}.log").open("ab") as log:
-        finished = _finished(out)
-        files = [file for file in suite.gpu_tests if file not in finished]
-        if device.startswith("cuda") and files:
-            note = _lacks_tests(suite)
-            if not note:
-                tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *files]
-                status = _run(tests, log, limit_s)
-                if status not in (0, NO_TESTS):
-                    note = "not measured: its gpu tests fail or take too long, see the log"
-                    return Outcome(suite.name, "failed", time.monotonic() - start, 0, note)
-                _finish(out, *files)
-        command = [*BENCH, suite.name, "--device", device, *options]
-        command += ["--out", str((out / RECORDS).resolve())]
-        wants_peers = suite.name == "decoders" and device.startswith("cuda")
-        if wants_peers and "--peers" not in options and (COPY.is_dir() or PYTHON.exists()):
-            command.append("--peers")
-        status = _run(command, log, limit_s - (time.monotonic() - start))
-    ended = {0: "done", None: "stopped"}.get(status, "failed")
-    return Outcome(
-        suite.name, ended, time.monotonic() - start, _lines(out / RECORDS) - before, note
-    )
-
-
-def _lacks_tests(suite: Suite) -> str:
-    """Why the tests of a suite cannot run here; "" if they can."""
-    if importlib.util.find_spec("pytest") is None:
-        return "its gpu tests did not run: pytest is not installed"
-    if not all((ROOT / test).exists() for test in suite.gpu_tests):
-        return "its gpu tests did not run: no checkout here"
-    return ""
-
-
-def _run(command: Sequence[str], log: object, limit_s: float) -> int | None:
+def _run(command: Sequence[str], log: IO[bytes], end: float) -> int | None:
     """Exit status of a command; None where its limit ended it, with all processes it started."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=log,  # type: ignore[call-overload]
+        stdout=log,
         stderr=subprocess.STDOUT,
         cwd=ROOT,
         start_new_session=True,
     )
     try:
-        return process.wait(max(limit_s, 0))
+        return process.wait(max(end - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
         return None
     finally:
-        _end_group(process)
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and those that it started, as far as they live."""
-    if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-
-
-def _lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+        process.wait()

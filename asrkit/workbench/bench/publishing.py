@@ -1,13 +1,45 @@
-"""Records of timings, published from a notebook: of each arm, and of how two arms compare."""
+"""Measurements of timings: the latency of an arm, and how two arms compare."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from asrkit.workbench import records
 from asrkit.workbench.measure import Timing, ratio
+from asrkit.workbench.records import Measurement, publish
 
 Params = Mapping[str, Any]
+
+
+def latency(what: str, timing: Timing, **fields: Any) -> Measurement:
+    """The time of an arm in ms, with `fields` of the Measurement."""
+    return Measurement(
+        what,
+        "latency",
+        "ms",
+        timing.median_ms,
+        timing.samples_ms,
+        timing.warmup,
+        timer=timing.timer,
+        **fields,
+    )
+
+
+def time_ratio(
+    what: str, times: Mapping[str, Timing], slow: str, fast: str, **fields: Any
+) -> Measurement:
+    """How many times as long `slow` took as `fast`, within each repeat, with `fields`."""
+    samples = ratio(times, slow, fast)
+    timing = times[fast]
+    return Measurement(
+        what,
+        "ratio",
+        "1",
+        median(samples),
+        samples,
+        timing.warmup,
+        timer=timing.timer,
+        **fields,
+    )
 
 
 def publish_times(
@@ -17,7 +49,7 @@ def publish_times(
     *,
     impls: Mapping[str, str] | None = None,
 ) -> None:
-    """Publish the latency of each arm, in ms.
+    """Publish the latency of each arm from a notebook.
 
     Args:
         what: Name of the measurement.
@@ -26,21 +58,8 @@ def publish_times(
         impls: Arm -> the implementation that ran, where the two names differ.
     """
     for name, timing in times.items():
-        impl = name
-        if impls is not None:
-            impl = impls[name]
-        measurement = records.Measurement(
-            what,
-            "latency",
-            "ms",
-            timing.median_ms,
-            timing.samples_ms,
-            impl=impl,
-            timer=timing.timer,
-            warmup=timing.warmup,
-            params=dict(params),
-        )
-        records.publish(measurement)
+        impl = name if impls is None else impls[name]
+        publish(latency(what, timing, impl=impl, params={**params}))
 
 
 def publish_ratio(
@@ -64,19 +83,7 @@ def publish_ratio(
         impl: The implementation that the record is about; by default `fast`.
         arms: What the claim calls the two arms, where that differs.
     """
-    samples = ratio(times, slow, fast)
-    names = [*arms] or [slow, fast]
-    measurement = records.Measurement(
-        what,
-        "ratio",
-        "1",
-        median(samples),
-        samples,
-        impl=impl or fast,
-        timer=times[fast].timer,
-        warmup=times[fast].warmup,
-        params={**params, "arms": names},
-    )
-    record = measurement.record()
-    records.publish(record)
+    named = {**params, "arms": [*arms] or [slow, fast]}
+    record = time_ratio(what, times, slow, fast, impl=impl or fast, params=named).record()
+    publish(record)
     return record

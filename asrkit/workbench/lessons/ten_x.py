@@ -78,19 +78,17 @@ def recorded_gains(records: Sequence[Record]) -> list[RungGain]:
     Args:
         records: Of `recorded_run`.
     """
-    climbed = ["baseline"]
-    ratios: dict[tuple[str, str], Spread] = {}
-    rung_of: dict[str, str] = {}
-    for record in records:
-        params = record["params"]
-        if record["metric"] != "ratio" or params["how"] != "cumulative":
-            continue
-        slow, fast = params["arms"]
-        ratios[slow, fast] = spread(record["samples"])
-        rung_of[fast] = params["rung"]
-        if fast not in climbed:
-            climbed.append(fast)
+    ratios = {
+        tuple(record["params"]["arms"]): spread(record["samples"])
+        for record in records
+        if record["metric"] == "ratio" and record["impl"].startswith("to_")
+    }
+    climbed = dict.fromkeys(["baseline", *(fast for _, fast in ratios)])
     return [
-        RungGain(rung=rung_of[arm], total=ratios["baseline", arm], step=ratios[below, arm])
+        RungGain(
+            rung=arm.removeprefix("to_"),
+            total=ratios["baseline", arm],
+            step=ratios[below, arm],
+        )
         for below, arm in pairwise(climbed)
     ]

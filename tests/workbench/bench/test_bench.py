@@ -11,7 +11,8 @@ from asrkit.features import normalize, normalize_sequential
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, machine, records
 from asrkit.workbench.bench.cases import rows
-from asrkit.workbench.bench.suites import headline, losses
+from asrkit.workbench.bench.file_recognizer import FileRecognizer
+from asrkit.workbench.bench.suites import losses
 
 FAST = ["numba_cpu", "numba_cpu_overwrite"]
 LEAN = ["lean", "lean_bfloat16"]
@@ -204,28 +205,43 @@ def found(monkeypatch):
     return bench.run("own", quick=True)
 
 
-def test_the_table_has_a_line_an_arm_in_aligned_columns(found):
-    head, *lines = bench.table(found)
+def test_the_table_of_a_case_has_a_line_an_arm_in_aligned_columns(found):
+    case, head, *lines = bench.table(found, width=100)
+    assert case == "feature-norm-batched 8×200×80"
     assert len(found) == 5 and len(lines) == 2
-    assert [line.index("8×200×80") for line in lines] == [head.index("shape")] * 2
     by = {(one["impl"], one["metric"]): f"{one['value']:.3g}" for one in found}
     for line, name in zip(lines, ("sequential", "batched"), strict=True):
-        assert line[head.index("implementation") :].startswith(name)
+        assert line.startswith(name) and "GB/s" in line
         assert line[head.index("time  ") :].startswith(f"{by[name, 'latency']} ms")
-        assert (
-            line[head.index("CPU time") :].startswith(f"{by[name, 'cpu_time']} ms")
-            and "GB/s" in line
-        )
-    assert (
-        f"sequential {by['batched', 'ratio']}" in lines[1]
-        and "sequential" not in lines[0][head.index("time  ") :]
-    )
+        assert line[head.index("CPU time") :].startswith(f"{by[name, 'cpu_time']} ms")
+    ratios = [line[head.index("times as fast as") :] for line in lines]
+    assert ratios == ["", f"sequential {by['batched', 'ratio']}"]
 
 
-def test_a_table_that_would_be_too_wide_has_a_heading_for_each_case(found):
-    case, head, *lines = bench.table(found, width=80)
-    assert case == "feature-norm-batched 8×200×80" and "shape" not in head
-    assert max(map(len, lines)) <= 80
+def test_a_table_has_a_column_for_each_metric_and_shares_with_their_interval():
+    shared = {"what": "x", "impl": "y", "value": 0.25}
+    rate = {**shared, "metric": "wer", "unit": "fraction"}
+    rate["params"] = {"case": "9 words", "low": 0.2, "high": 0.3}
+    memory = {
+        **shared,
+        "metric": "peak_memory",
+        "unit": "B",
+        "params": {"case": "9 words"},
+    }
+    lines = bench.table([rate, {**memory, "value": 3 * 2**20}], width=80)
+    assert [line.replace("\u00a0", " ") for line in lines] == [
+        "x 9 words",
+        "   wer                         memory",
+        "y  25.00 % [20.00 %, 30.00 %]  3 MiB",
+    ]
+
+
+def test_the_least_work_is_shown_as_rates_and_shares_of_the_peaks():
+    record = {"what": "x", "impl": "y", "metric": "latency", "unit": "ms", "value": 2.0}
+    record["stats"] = {"p25": 1.0, "p75": 3.0}
+    record["params"] = {"floor_FLOP": 4e9, "peak_FLOP": 8e12, "floor_B": 6e6}
+    (*_, line) = bench.table([record])
+    assert line.replace("\u00a0", " ").endswith("2e+03 GFLOP/s (25 %), 3 GB/s")
 
 
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
@@ -246,7 +262,7 @@ def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
     assert case.params["floor_FLOP"] == joints + case.params["labels"] * step
     params = {**case.params, **counted["windowed_looping"], "device": "cpu"}
     record = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y"}
-    (_, line) = bench.table(
+    (*_, line) = bench.table(
         [{**record, "params": params, "stats": {"p25": 1.0, "p75": 3.0}}]
     )
     calls = f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches"
@@ -301,8 +317,8 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_n
         bench.run("own", quick=True, out=tmp_path / "out.jsonl")
 
 
-def test_the_headline_goes_from_samples_to_the_planted_labels_in_every_arm():
-    found = bench.run("headline", quick=True)
+def test_transcription_goes_from_samples_to_the_planted_labels_in_every_arm():
+    found = bench.run("transcription", quick=True)
     times = [one for one in found if one["metric"] == "latency"]
     assert {(one["what"], one["params"]["batch"], one["impl"]) for one in times} == {
         *product(["headline-full", "headline-speech"], [1, 4], ["eager", "optimized"])
@@ -315,20 +331,20 @@ def test_the_headline_goes_from_samples_to_the_planted_labels_in_every_arm():
     assert len(rates) == len(times) and all(one["value"] > 1 for one in rates)
 
 
-def test_a_headline_whose_encoder_goes_wrong_is_refused(monkeypatch):
-    plain = headline.MemoryRecognizer._encode
+def test_an_arm_of_transcription_whose_encoder_goes_wrong_is_refused(monkeypatch):
+    plain = FileRecognizer.encode
 
-    def wrong(self, features, frames, rows):
-        encoded, ends = plain(self, features, frames, rows)
+    def wrong(self, features, frames, number):
+        encoded, ends = plain(self, features, frames, number)
         if self.config.encoder == "optimized":
             encoded = encoded.roll(1, 1)
         return encoded, ends
 
-    monkeypatch.setattr(headline.MemoryRecognizer, "_encode", wrong)
+    monkeypatch.setattr(FileRecognizer, "encode", wrong)
     with pytest.raises(
         AssertionError, match="headline-full: optimized disagrees with eager"
     ):
-        bench.run("headline", quick=True)
+        bench.run("transcription", quick=True)
 
 
 def test_the_state_of_gpus_is_read_from_one_query(monkeypatch):

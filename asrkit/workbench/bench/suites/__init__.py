@@ -8,18 +8,18 @@ from asrkit.workbench.bench.suites import (
     claims,
     decoders,
     encoders,
-    headline,
     ladder,
     losses,
     optimizers,
     precision,
     training,
+    transcription,
 )
 
 SUITES = {
     suite.name: suite
     for suite in [
-        headline.SUITE,
+        transcription.SUITE,
         losses.SUITE,
         decoders.SUITE,
         encoders.SUITE,

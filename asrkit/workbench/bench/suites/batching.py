@@ -419,5 +419,4 @@ SUITE = Suite(
     cases=suite,
     cpu_only=True,
     options=("lengths", "ranks"),
-    pivoted=("batching",),
 )
