@@ -3,19 +3,19 @@
 No global style, and nothing is saved; `show` puts a picture on a page with its alt text.
 """
 
-from asrkit.workbench.plots.bars import padded_batches, stacked, timeline, tornado, waterfall
 from asrkit.workbench.plots.canvas import as_html, canvas, show
-from asrkit.workbench.plots.dots import dots
 from asrkit.workbench.plots.frames import frames
-from asrkit.workbench.plots.intervals import intervals
-from asrkit.workbench.plots.palette import COLOURS, colour
-from asrkit.workbench.plots.speech import (
+from asrkit.workbench.plots.marks import (
+    dots,
+    intervals,
     lattice,
     lengths,
-    spectrogram,
-    training_curve,
-    waveform,
+    padded_batches,
+    stacked,
+    timeline,
+    tornado,
 )
+from asrkit.workbench.plots.palette import COLOURS, colour
 
 __all__ = [
     "COLOURS",
@@ -29,11 +29,7 @@ __all__ = [
     "lengths",
     "padded_batches",
     "show",
-    "spectrogram",
     "stacked",
     "timeline",
     "tornado",
-    "training_curve",
-    "waterfall",
-    "waveform",
 ]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from asrkit.workbench.plots.bars import stacked
+from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import BLUE, COLOURS, THINGS
 
 BESIDE: dict[str, Any] = {

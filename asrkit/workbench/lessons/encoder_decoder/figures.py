@@ -10,8 +10,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from asrkit.workbench.cost import CARDS, Card
 from asrkit.workbench.lessons.encoder_decoder.counts import aed_bytes, aed_flops
-from asrkit.workbench.plots.bars import stacked
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
+from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import (
     BLUE,
     BROWN,
