@@ -140,14 +140,14 @@ def dots(
 
     Args:
         values: Name of a row -> its value alone, or (low, middle, high). Names that the palette
-            knows have their colour.
+            knows have their colour, others are black.
         ax: Axes to draw on; returned.
         unit: Quantity and unit of all values.
         limit: Name and place of a dashed line, such as a lower bound.
     """
     numbers = [number for ends in values.values() for number in ends]
     for row, (name, ends) in enumerate(values.items()):
-        shade = THINGS.get(name, BLUE)
+        shade = THINGS.get(name, "black")
         middle = ends[len(ends) // 2]
         ax.plot([ends[0], ends[-1]], [row, row], color=shade, lw=2)
         ax.plot(middle, row, "o", color=shade, ms=8)

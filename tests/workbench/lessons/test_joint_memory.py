@@ -22,7 +22,8 @@ def test_every_variant_has_the_gradients_of_torchaudios_loss(name):
 
 def test_another_gradient_is_an_error():
     inputs = gradients_of("lean")
-    expected = [1.5 * leaf.grad for leaf in inputs]
+    expected = [leaf.grad for leaf in inputs]
+    expected[0] = 1.5 * expected[0]
     assert lesson.gradient_error(inputs, expected) == pytest.approx(1 / 3, rel=1e-3)
 
 
