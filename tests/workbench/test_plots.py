@@ -11,8 +11,7 @@ import torch
 from matplotlib.colors import to_rgba
 
 from asrkit.workbench import plots
-from asrkit.workbench.lessons import bf16_casting, label_looping, loss_kernels
-from asrkit.workbench.measure import Timing
+from asrkit.workbench.lessons import start_here
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
 from asrkit.workbench.plots.svg import HEAVY_BYTES
 
@@ -105,7 +104,7 @@ def test_pictures_leave_no_state_behind():
 
     before = dict(matplotlib.rcParams)
     figure, ax = plots.canvas("title")
-    plots.waveform(torch.rand(100), 100, ax)
+    plots.dots({"one": [2.0]}, ax)
     plots.as_html(figure, "A short random waveform drawn")
     assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before
 
@@ -116,32 +115,15 @@ def test_a_per_cent_in_a_figure_has_a_space():
     assert "26\u00a0% of 80\u00a0%" in picture
 
 
-def timing(*samples_ms):
-    return Timing(samples_ms=samples_ms, warmup=0, timer="clock")
-
-
 SECONDS = np.array([3.0, 9.0, 4.0])
-LESSONS = {
-    "time_bars": bf16_casting,
-    "time_over_memory": loss_kernels,
-    "waiting": label_looping,
-}
-# Marks of several lessons -> their arguments before the axes, and those by name
 # fmt: off
 MARKS = {
     "dots": (({"lean": (1.0, 2.0, 4.0), "other": [3000.0]},), {"limit": ("bound", 0.5)}),
     "intervals": (({"faster": (1.2, 1.5, 1.6), "unsure": (0.9, 1.1, 1.2)},), {}),
-    "lattice": ((torch.rand(5, 4), list("a b")), {"path": [(0, 0), (1, 0)], "caption": "share"}),
+    "lattice": ((torch.rand(5, 4), list("a b")), {"caption": "share"}),
     "lengths": ((SECONDS, np.array([5, 10, 20])), {}),
-    "spectrogram": ((torch.rand(50, 80), 0.01), {}),
     "stacked": (({"a": {"x": 1, "y": 2}, "b": {"y": 4}},), {"measured": {"b": 5}, "unit": "MB"}),
-    "time_bars": (({"float32": timing(1, 2, 9), "autocast": timing(1)},), {"unit": "ms", "things": {"autocast": "cast"}}),
-    "time_over_memory": (({"lean": timing(3, 4, 5)}, {"lean": 2**21}), {"ylabel": "ms"}),
     "timeline": (({"a": [("cast", 1.0), ("norm", 2.0)], "b": [("cast", 4.0)]},), {"unit": "µs"}),
-    "training_curve": (([{"seconds": float(i), "loss": 5.0 - i} for i in range(4)],), {}),
-    "waiting": ((np.array([[0, 1, 2, 2]]),), {"calls": 10}),
-    "waterfall": (({"eager": 10.0, "folded": 7.0, "slower": 8.0},), {"unit": "ms"}),
-    "waveform": ((torch.rand(100), 100), {}),
 }
 # fmt: on
 
@@ -156,8 +138,7 @@ def test_every_mark_is_drawn_by_a_notebook_or_here():
 def test_a_mark_is_drawn_with_words(mark):
     arguments, options = MARKS[mark]
     figure, axes = plots.canvas("The title", columns=3 if mark == "lengths" else 1)
-    draw = getattr(LESSONS.get(mark, plots), mark)
-    draw(*arguments, axes, **options)
+    getattr(plots, mark)(*arguments, axes, **options)
     words = words_in(plots.as_html(figure, "A picture of a mark"))
     assert "The title" in words and len(words) > 1
 
@@ -165,8 +146,7 @@ def test_a_mark_is_drawn_with_words(mark):
 @pytest.mark.parametrize(("refused", "said"), [
     (lambda ax: plots.as_html(ax.figure, "plot"), "alt: expected a sentence"),
     (lambda _: plots.colour("mean"), "thing: expected one of .*lean.*, got 'mean'. Add it"),
-    (lambda ax: plots.lattice(torch.rand(5, 4), ["a"], ax), "labels: expected 3"),
-    (lambda _: plots.frames(None, [1], "n"), "values: expected 2 to 20, got 1"),
+    (lambda _: plots.frames(None, [1], "n", start=1), "values: expected 2 to 20, got 1"),
     (lambda _: plots.frames(None, [1, 2], "n", start=3), r"start: expected one of \[1, 2\], got 3"),
 ])  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(refused, said):
@@ -188,8 +168,9 @@ def test_a_thing_has_one_colour_in_every_picture_and_no_other_name_has_it():
 
 
 def test_numbers_that_marks_compute_are_right():
-    once = loss_kernels.nodes_at_once(4, 3).tolist()
-    assert once == [sum(0 <= k - u < 4 for u in range(3)) for k in range(6)]
+    history = [{"seconds": float(i), "loss": loss} for i, loss in enumerate((5, 9, 4))]
+    _, medians = start_here.training_curve(history, plots.canvas("title")[1]).lines
+    assert list(medians.get_ydata()) == [7, 5, 6.5]
 
 
 def test_many_points_become_a_picture():

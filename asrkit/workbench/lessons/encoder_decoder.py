@@ -26,8 +26,8 @@ from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
 from asrkit.workbench.bench.suites.decoders import Counting
 from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure import Timing, measure, ratio
-from asrkit.workbench.plots.bars import stacked
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
+from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import colours_of
 
 

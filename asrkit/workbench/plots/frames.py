@@ -14,11 +14,7 @@ MOST = 20
 
 
 def frames(
-    draw: Callable[[Any], tuple[Figure, str]],
-    values: Sequence[Any],
-    label: str,
-    *,
-    start: Any = None,
+    draw: Callable[[Any], tuple[Figure, str]], values: Sequence[Any], label: str, *, start: Any
 ) -> None:
     """Display a slider over `values` and, below it, the picture of the chosen one.
 
@@ -29,39 +25,21 @@ def frames(
         draw: Function of a value that returns a figure and its alt text.
         values: From 2 to 20 values, in the order of the slider.
         label: What the slider changes, with its unit.
-        start: The value to show first; by default the one in the middle.
+        start: The value to show first.
 
     Raises:
         ValueError: There are too few or too many values, or `start` is none of them.
     """
+    import ipywidgets
     from IPython.display import display
 
     expect(FEWEST <= len(values) <= MOST, "values", f"{FEWEST} to {MOST}", len(values))
-    if start is None:
-        start = values[len(values) // 2]
     expect(start in values, "start", f"one of {list(values)}", start)
     first = list(values).index(start)
-    names = [_name(value) for value in values]
+    names = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
     pictures = [as_html(*draw(value)) for value in values]
-    data = _widget(names, pictures, label, first)._repr_mimebundle_()
-    data["text/html"] = _html(names, pictures, label, first)
-    data["text/plain"] = f"{label}: {', '.join(names)}"
-    display(data, raw=True)
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
-
-
-def _widget(names: Sequence[str], pictures: Sequence[str], label: str, first: int) -> Any:
-    """A slider and the picture that it chooses, for JupyterLab."""
-    import ipywidgets
-
-    options = [(name, number) for number, name in enumerate(names)]
     slider = ipywidgets.SelectionSlider(
-        options=options,
+        options=[(name, number) for number, name in enumerate(names)],
         value=first,
         description=label,
         style={"description_width": "initial"},
@@ -73,7 +51,10 @@ def _widget(names: Sequence[str], pictures: Sequence[str], label: str, first: in
         shown.value = pictures[change["new"]]
 
     slider.observe(move, "value")
-    return ipywidgets.VBox([slider, shown])
+    data = ipywidgets.VBox([slider, shown])._repr_mimebundle_()
+    data["text/html"] = _html(names, pictures, label, first)
+    data["text/plain"] = f"{label}: {', '.join(names)}"
+    display(data, raw=True)
 
 
 def _html(names: Sequence[str], pictures: Sequence[str], label: str, first: int) -> str:

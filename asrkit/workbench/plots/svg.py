@@ -6,19 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from asrkit.workbench.plots.palette import DARK, DARK_FRAME
 from asrkit.workbench.typography import space_percents
 
 HEAVY_BYTES = 120_000  # beyond this, what is drawn with data becomes a picture inside the SVG
 RASTER_DPI = 144
-BLACK_ON_PIXELS = "#010101"  # unlike black, the same in both schemes
 LARGEST_EXACT = 512  # rows and columns of a heat map that keeps its own pixels
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "asrkit", "image.composite_image": False}
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -37,8 +31,9 @@ def as_svg(figure: Figure) -> str:
     beside them the palette does not either.
     """
     has_pixels = any(ax.images for ax in figure.axes)
-    for ax in figure.axes:
-        _prepare_axes(ax)
+    for image in (image for ax in figure.axes for image in ax.images):
+        if max(image.get_size()) <= LARGEST_EXACT:
+            image.set_interpolation("none")
     document = _saved(figure)
     if len(document) > HEAVY_BYTES:
         for ax in figure.axes:
@@ -46,41 +41,6 @@ def as_svg(figure: Figure) -> str:
                 artist.set_rasterized(True)
         document = _saved(figure)
     return _with_schemes(document, DARK_FRAME if has_pixels else DARK)
-
-
-def _prepare_axes(ax: Axes) -> None:
-    """Keep the pixels of heat maps as they are, and black words on them or on marks black.
-
-    Where the page shows through, the words follow the scheme as it does.
-    """
-    for image in ax.images:
-        if max(image.get_size()) <= LARGEST_EXACT:
-            image.set_interpolation("none")
-    marks = _centres_of_marks(ax)
-    has_opaque_pixels = any(_is_opaque(image) for image in ax.images)
-    for text in ax.texts:
-        is_on_colour = has_opaque_pixels or text.get_position() in marks
-        if is_on_colour and to_hex(text.get_color()) == "#000000":
-            text.set_color(BLACK_ON_PIXELS)
-
-
-def _is_opaque(image: AxesImage) -> bool:
-    """Whether no colour of a heat map lets the page through."""
-    colours = image.get_cmap()(np.linspace(0, 1, 256))
-    return bool(colours[:, 3].min() == 1)
-
-
-def _centres_of_marks(ax: Axes) -> set[tuple[float, float]]:
-    """Where the opaque marks of scatter plots stand, in the coordinates of the data."""
-    centres = set[tuple[float, float]]()
-    for marks in ax.collections:
-        if not isinstance(marks, PathCollection):
-            continue
-        faces = np.asarray(marks.get_facecolor()).reshape(-1, 4)
-        if len(faces) and faces[:, 3].min() == 1:
-            for x, y in np.asarray(marks.get_offsets()).tolist():
-                centres.add((x, y))
-    return centres
 
 
 def _saved(figure: Figure) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from asrkit.models import FastConformerConfig
 from asrkit.workbench.bench.suites import precision
-from asrkit.workbench.lessons.bf16_casting import casts as studies
+from asrkit.workbench.lessons import bf16_casting as lesson
 
 LAYER = {
     "inputs": 8,
@@ -20,11 +20,11 @@ def test_a_frozen_layer_casts_its_weights_in_every_call_and_one_that_learns_cast
     linear = torch.nn.Linear(8, 4)
     frozen = copy.deepcopy(linear).requires_grad_(False)
     x = torch.randn(3, 8)
-    assert studies.casts_by_operand(linear, x, 3) == {
+    assert lesson.casts_by_operand(linear, x, 3) == {
         "cast of weight": 2,
         "cast of activation": 3,
     }
-    assert studies.casts_by_operand(frozen, x, 3) == {
+    assert lesson.casts_by_operand(frozen, x, 3) == {
         "cast of weight": 6,
         "cast of activation": 3,
     }
@@ -32,9 +32,9 @@ def test_a_frozen_layer_casts_its_weights_in_every_call_and_one_that_learns_cast
 
 def test_bytes_of_an_encoders_casts_grow_linearly_between_the_ends_that_are_counted():
     config = FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=8)
-    found = studies.encoder_cast_bytes(config, (1, 2, 3), 64)
+    found = lesson.encoder_cast_bytes(config, (1, 2, 3), 64)
     casts = precision.autocast_casts(
-        lambda: studies.FastConformer(config), 2, 64, config.bins, device="cuda"
+        lambda: lesson.FastConformer(config), 2, 64, config.bins, device="cuda"
     )
     for operand in ("weight", "activation"):
         counted = sum(cast.bytes for cast in casts if cast.operand == operand)
@@ -44,7 +44,7 @@ def test_bytes_of_an_encoders_casts_grow_linearly_between_the_ends_that_are_coun
 
 
 def test_a_layers_least_times_are_its_bytes_and_operations_over_the_cards_rates():
-    times = studies.layer_us(100, **LAYER)
+    times = lesson.layer_us(100, **LAYER)
     assert times["cast of input and weight"] == pytest.approx(
         6 * (100 * 8 + 8 * 16) / 1e3
     )
@@ -52,22 +52,7 @@ def test_a_layers_least_times_are_its_bytes_and_operations_over_the_cards_rates(
     assert times["product"] == pytest.approx(
         2 * 100 * 8 * 16 / 1e3
     )  # limited by arithmetic
-    by_memory = studies.layer_us(1, **LAYER | {"bfloat16_TFLOP_per_s": 1.0})
+    by_memory = lesson.layer_us(1, **LAYER | {"bfloat16_TFLOP_per_s": 1.0})
     assert by_memory["product"] == pytest.approx(2 * (8 + 8 * 16 + 16) / 1e3)
-    many = studies.layer_us(np.array([1, 100]), **LAYER)
+    many = lesson.layer_us(np.array([1, 100]), **LAYER)
     assert many["product"][1] == times["product"]
-
-
-def test_the_fewest_frames_of_a_product_are_found():
-    frames = studies.frames_for_product(5.0, lambda N: studies.layer_us(N, **LAYER))
-    assert studies.layer_us(frames, **LAYER)["product"] >= 5.0
-    assert studies.layer_us(frames - 1, **LAYER)["product"] < 5.0
-
-
-def test_what_is_kept_in_float32_rounds_less_than_all_in_bfloat16():
-    rows = studies.what_rounds_badly()
-    in_half, kept = rows["different distances of 0 to 999"]
-    assert int(in_half) < 1000 == int(kept)
-    for name, (in_half, kept) in rows.items():
-        if name.endswith("largest error"):
-            assert float(in_half) > float(kept), name

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asrkit.workbench.bench.planted import planted
-from asrkit.workbench.lessons.label_looping.divergence import (
+from asrkit.workbench.lessons.label_looping import (
     FINISHED,
     WAITING,
     WORKING,

@@ -1,52 +1,35 @@
-"""What rungs gain, from timings in memory and from the shipped records."""
+"""What rungs gain, from times in memory and from the shipped records."""
 
 from asrkit import files
 from asrkit.workbench import records
-from asrkit.workbench.lessons.ten_x import (
-    gains,
-    recorded_gains,
-    recorded_run,
-    spread,
-)
-from asrkit.workbench.measure import Timing
-
-
-def timing(*samples_ms):
-    return Timing(
-        samples_ms=samples_ms, cpu_ms=None, warmup=0, timer="time.perf_counter_ns"
-    )
-
-
-def test_the_median_lies_within_its_quartiles():
-    low, middle, high = spread([1.0, 2.0, 3.0, 4.0, 9.0])
-    assert (low, middle, high) == (2.0, 3.0, 4.0)
+from asrkit.workbench.lessons.ten_x import gains
 
 
 def test_gains_are_ratios_within_a_repeat_so_that_a_slow_repeat_changes_nothing():
-    times = {
-        "baseline": timing(8.0, 80.0, 8.0),
-        "to_a": timing(4.0, 40.0, 4.0),
-        "to_b": timing(2.0, 20.0, 2.0),
-    }
-    first, second = gains(times, {"": "baseline", "a": "to_a", "b": "to_b"})
+    samples = {"": [8.0, 80.0, 8.0], "a": [4.0, 40.0, 4.0], "b": [2.0, 20.0, 2.0]}
+    first, second = gains(samples)
     assert (first.rung, first.total, first.step) == ("a", (2, 2, 2), (2, 2, 2))
     assert (second.rung, second.total, second.step) == ("b", (4, 4, 4), (2, 2, 2))
 
 
-def test_recorded_gains_are_those_of_the_records_of_one_run():
-    run = recorded_run(records.read(files.shipped("records")), "ladder-rnnt")
-    found = recorded_gains(run)
-    assert len({record["machine"]["id"] for record in run}) == 1 and len(found) >= 8
+def test_the_median_lies_within_its_quartiles():
+    (gain,) = gains({"": [1.0, 2.0, 3.0, 4.0, 9.0], "a": [1.0] * 5})
+    assert gain.total == (2.0, 3.0, 4.0)
+
+
+def test_gains_of_recorded_times_are_the_ratios_that_the_same_run_recorded():
+    shipped = records.read(files.shipped("records"))
+    baseline = records.newest_run(shipped, "ladder-rnnt", how="baseline")
+    rungs = records.newest_run(shipped, "ladder-rnnt", how="cumulative")
+    run = [*baseline.values(), *rungs.values()]
+    found = gains({record["params"]["rung"]: record["samples"] for record in run})
+    assert len(found) >= 8
     recorded = {
-        record["params"]["rung"]: record["value"]
-        for record in run
-        if record["metric"] == "ratio"
-        and record["params"]["how"] == "cumulative"
-        and record["params"]["arms"][0] == "baseline"
+        (*record["params"]["arms"], record["value"])
+        for record in shipped
+        if record["what"] == "ladder-rnnt" and record["metric"] == "ratio"
     }
-    assert {one.rung: one.total.middle for one in found} == recorded
-    assert found[0].total == found[0].step
-
-
-def test_a_ladder_without_records_has_no_run():
-    assert recorded_run([], "ladder-rnnt") == []
+    for below, gain in zip(["baseline", *rungs], found, strict=False):
+        arm = f"to_{gain.rung}"
+        assert ("baseline", arm, gain.total.middle) in recorded
+        assert (below, arm, gain.step.middle) in recorded

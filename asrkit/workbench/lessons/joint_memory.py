@@ -1,4 +1,4 @@
-"""Seven ways from the inputs of a joint to the same loss, and the memory that each takes."""
+"""Notebook 02: seven ways from the inputs of a joint to the same loss, and the memory of each."""
 
 import copy
 import gc
@@ -21,63 +21,33 @@ LARGEST_ERROR = 0.05  # of a predicted peak
 
 
 def join(encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The whole joint: logits (B, T, U1, V).
-
-    Args:
-        encoded: (B, T, D).
-        predicted: (B, U1, D).
-        weight: Of the output layer, (V, D).
-        bias: (V,).
-    """
+    """The whole joint: logits (B, T, U1, V)."""
     hidden = (encoded[:, :, None] + predicted[:, None]).relu()
     return linear(hidden, weight, bias)
 
 
 def dense(inputs: Inputs, targets: Targets, **options: Any) -> Tensor:
-    """The loss on the whole joint.
-
-    Args:
-        inputs: Of the joint.
-        targets: Of the loss.
-        **options: Of `rnnt_loss`.
-    """
+    """The loss on the whole joint, with options of `rnnt_loss`."""
     return rnnt_loss(join(*inputs), *targets, **options)
 
 
 def packed(inputs: Inputs, targets: Targets) -> Tensor:
-    """The loss on a joint without padding.
-
-    Args:
-        inputs: Of the joint.
-        targets: Of the loss.
-    """
+    """The loss on a joint without padding."""
     encoded, predicted, weight, bias = inputs
     _, *lengths = targets
     hidden = pack_joint(encoded, predicted, *lengths, activation="relu")  # (N, D)
     return rnnt_loss_packed(linear(hidden, weight, bias), *targets)
 
 
-def split(inputs: Inputs, targets: Targets, size: int = 1) -> Tensor:
-    """The loss with the joint of a few utterances at a time.
-
-    Args:
-        inputs: Of the joint.
-        targets: Of the loss.
-        size: Utterances at a time.
-    """
+def split(inputs: Inputs, targets: Targets) -> Tensor:
+    """The loss with the joint of one utterance at a time."""
     encoded, predicted, weight, bias = inputs
     joint = partial(join, weight=weight, bias=bias)
-    return split_batches(joint, encoded, predicted, *targets, size=size)
+    return split_batches(joint, encoded, predicted, *targets, size=1)
 
 
 def lean(inputs: Inputs, targets: Targets, **options: Any) -> Tensor:
-    """The loss without the joint.
-
-    Args:
-        inputs: Of the joint.
-        targets: Of the loss.
-        **options: Of `rnnt_loss_lean`.
-    """
+    """The loss without the joint, with options of `rnnt_loss_lean`."""
     return rnnt_loss_lean(*inputs, *targets, **options)
 
 
@@ -95,17 +65,7 @@ VARIANTS: dict[str, Callable[..., Tensor]] = {
 def joint_inputs(
     B: int, T: int, U1: int, V: int, D: int, *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> list[Tensor]:
-    """Random encoded, predicted, weight and bias, which require gradients.
-
-    Args:
-        B: Utterances.
-        T: Frames.
-        U1: Lattice rows.
-        V: Tokens with blank.
-        D: Width of the hidden layer.
-        dtype: Of all four.
-        seed: Of the values.
-    """
+    """Random encoded, predicted, weight and bias, which require gradients."""
     generator = torch.Generator().manual_seed(seed)
     inputs = []
     for size in ((B, T, D), (B, U1, D), (V, D), (V,)):
@@ -115,41 +75,19 @@ def joint_inputs(
 
 
 def targets_of(lengths: Tensor, label_lengths: Tensor, V: int, *, seed: int = 0) -> Targets:
-    """Random labels (B, U), with the lengths.
-
-    Args:
-        lengths: Frames of each utterance, (B,).
-        label_lengths: Labels of each utterance, (B,).
-        V: Tokens with blank, which is no label.
-        seed: Of the labels.
-    """
+    """Random labels (B, U) other than blank, the last of V tokens, with the lengths."""
     generator = torch.Generator().manual_seed(seed)
-    U = int(label_lengths.max())
-    labels = torch.randint(0, V - 1, (len(lengths), U), generator=generator)
-    return labels, lengths, label_lengths
+    size = (len(lengths), int(label_lengths.max()))
+    return torch.randint(0, V - 1, size, generator=generator), lengths, label_lengths
 
 
 def full_targets(B: int, T: int, U: int, V: int, *, seed: int = 0) -> Targets:
-    """Random labels of utterances that all have the full length.
-
-    Args:
-        B: Utterances.
-        T: Frames.
-        U: Labels.
-        V: Tokens with blank.
-        seed: Of the labels.
-    """
+    """Random labels of utterances that all have the full length."""
     return targets_of(torch.full((B,), T), torch.full((B,), U), V, seed=seed)
 
 
 def loss_of_zeros(size: tuple[int, ...], dtype: torch.dtype, *targets: Any) -> Tensor:
-    """The loss of logits that are all 0, without a joint.
-
-    Args:
-        size: (B, T, U1, V).
-        dtype: Of the logits.
-        *targets: Of the loss.
-    """
+    """The loss of logits (B, T, U1, V) that are all 0, without a joint."""
     logits = torch.zeros(size, dtype=dtype, requires_grad=True)
     return rnnt_loss(logits, *targets, impl="numba_cpu")
 
@@ -172,25 +110,14 @@ def peak_B(
 
 
 def check_prediction(name: str, measured: float, predicted: float) -> None:
-    """Raise ValueError unless a measured peak is within 5 % of the prediction.
-
-    Args:
-        name: What was measured.
-        measured: In bytes.
-        predicted: In bytes.
-    """
+    """Raise ValueError unless a measured peak, in bytes, is within 5 % of the prediction."""
     error = measured / predicted - 1
     wanted = f"within {percent(LARGEST_ERROR)} of the predicted {predicted:.4g} B"
     expect(abs(error) < LARGEST_ERROR, name, wanted, f"{measured:.4g} B ({percent(error, 1)})")
 
 
 def gradient_error(inputs: Inputs, expected: Sequence[Tensor]) -> float:
-    """The largest relative distance of the inputs' gradients from the expected ones.
-
-    Args:
-        inputs: Leaves with gradients.
-        expected: A gradient for each.
-    """
+    """The largest relative distance of the inputs' gradients from the expected ones."""
     errors = []
     for leaf, gradient in zip(inputs, expected, strict=True):
         assert leaf.grad is not None

@@ -1,0 +1,156 @@
+"""Notebook 04: what casts move, their least time, and magnitudes of a recogniser's numbers."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+from asrkit.features import FeatureConfig
+from asrkit.models import FastConformer, FastConformerConfig
+from asrkit.shapes import valid_mask
+from asrkit.workbench.bench.suites import precision
+from asrkit.workbench.measure import cast_profile
+from asrkit.workbench.plots import colour
+
+FLOAT32_B = 4
+HALF_B = 2
+CAST_B = FLOAT32_B + HALF_B  # a cast reads one and writes the other
+CAST = "cast of input and weight"
+CAST_OF_INPUT = "cast of the input alone"
+PRODUCT = "product"
+
+
+def casts_by_operand(module: nn.Module, x: Tensor, calls: int = 1) -> dict[str, int]:
+    """How often autocast casts weights and activations in some calls within one region."""
+    profile = cast_profile(module, (x,), "autocast", calls=calls, repeats=1, warmup=0)
+    operands = [cast.operand for cast in profile.casts]
+    return {f"cast of {name}": operands.count(name) for name in ("weight", "activation")}
+
+
+def encoder_cast_bytes(
+    config: FastConformerConfig, batches: Sequence[int], frames: int
+) -> dict[str, np.ndarray]:
+    """Bytes that casts under CUDA's autocast read and write, by operand, one for each batch size.
+
+    They are counted on fake tensors for the smallest and the largest batch; between the two they
+    grow linearly.
+
+    Args:
+        config: Of the encoder.
+        batches: Utterances, ascending.
+        frames: Feature frames of each utterance.
+    """
+    ends = (batches[0], batches[-1])
+    counted: dict[str, dict[int, float]] = {}
+    for B in ends:
+        encoder = partial(FastConformer, config)
+        for cast in precision.autocast_casts(encoder, B, frames, config.bins, device="cuda"):
+            by_batch = counted.setdefault(cast.operand, dict.fromkeys(ends, 0.0))
+            by_batch[B] += cast.bytes
+    return {
+        operand: np.interp(batches, ends, [*by_batch.values()])
+        for operand, by_batch in counted.items()
+    }
+
+
+def layer_us(
+    N: Any, *, inputs: int, outputs: int, memory_GB_per_s: float, bfloat16_TFLOP_per_s: float
+) -> dict[str, Any]:
+    """Least microseconds of the casts and the product of a linear layer, at a card's rates.
+
+    A cast is limited by memory; the product by memory or arithmetic, whichever takes longer.
+
+    Args:
+        N: Frames, a number or an array.
+        inputs: Width of a frame.
+        outputs: Width of the result.
+        memory_GB_per_s: Bandwidth of the card's memory.
+        bfloat16_TFLOP_per_s: Rate of its products in bfloat16.
+    """
+    bytes_per_us = memory_GB_per_s * 1e3
+    input_us = CAST_B * N * inputs / bytes_per_us
+    weight_us = CAST_B * inputs * outputs / bytes_per_us
+    memory_us = HALF_B * (N * inputs + inputs * outputs + N * outputs) / bytes_per_us
+    arithmetic_us = 2 * N * inputs * outputs / (bfloat16_TFLOP_per_s * 1e6)
+    product_us = np.maximum(memory_us, arithmetic_us)
+    return {CAST: input_us + weight_us, CAST_OF_INPUT: input_us, PRODUCT: product_us}
+
+
+def cast_against_product(
+    frames: np.ndarray, times_us: Mapping[str, Any], ax: Axes, *, published_us: float
+) -> Axes:
+    """Microseconds of a layer's casts and of its product over the frames, both logarithmic.
+
+    Args:
+        frames: Frames in the batch.
+        times_us: Of `layer_us`.
+        ax: Axes to draw on; returned.
+        published_us: What was published for both: a dotted line.
+    """
+    things = {CAST: "cast", CAST_OF_INPUT: "cast of input", PRODUCT: "matrix product"}
+    for name, thing in things.items():
+        ax.plot(frames, times_us[name], color=colour(thing), label=name)
+    ax.axhline(published_us, color="black", lw=1, ls=":", label="published, for both")
+    ax.set(xscale="log", yscale="log", xlabel="frames in the batch, N")
+    ax.set_ylabel("µs, A100 data sheet (arithmetic)")
+    ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+@torch.inference_mode()
+def magnitudes(speech: precision.Speech, most: int = 16) -> dict[str, Tensor]:
+    """Absolute values of all that is not zero and not padding, a row of numbers for each quantity.
+
+    Args:
+        speech: A trained model, and what it reads.
+        most: Utterances at most.
+    """
+    config = FeatureConfig(**speech.checkpoint.features)
+    features, frames = (part[:most] for part in speech.features())
+    waves = speech.waveforms[:most]
+    power = power_spectrum(waves, config)
+    model: Any = speech.checkpoint.model
+    values = {
+        "waveform": waves[valid_mask(speech.lengths[:most], waves.shape[1])],
+        "power": power[valid_mask(frames, power.shape[1])],
+        "features": features[valid_mask(frames, features.shape[1])],
+        "weights": torch.cat([part.flatten() for part in model.parameters()]),
+        "activations": activations(model, features, frames),
+    }
+    return {name: part[part != 0].abs() for name, part in values.items()}
+
+
+def power_spectrum(waveforms: Tensor, config: FeatureConfig) -> Tensor:
+    """Power of waveforms (B, S) at the mel filterbank's input, (B, T, fft / 2 + 1)."""
+    emphasised = waveforms[:, 1:] - config.preemphasis * waveforms[:, :-1]
+    emphasised = torch.cat([waveforms[:, :1], emphasised], 1)
+    window = torch.hann_window(config.window_samples, periodic=config.periodic)
+    spectrum = torch.stft(
+        emphasised,
+        config.fft,
+        config.hop_samples,
+        len(window),
+        window,
+        pad_mode="constant",
+        return_complex=True,
+    )
+    return spectrum.abs().square().transpose(1, 2)
+
+
+def activations(model: Any, features: Tensor, frames: Tensor) -> Tensor:
+    """Outputs of all norms of a TDNN encoder on features (B, T, F), without padding, in one row."""
+    outputs = list[Tensor]()
+
+    def keep(_: nn.Module, __: Any, output: Tensor) -> None:
+        outputs.append(output.transpose(1, 2))
+
+    model = copy.deepcopy(model)
+    for norm in model.encoder.norms:
+        norm.register_forward_hook(keep)
+    lengths = model.encode(features, frames)[1]
+    return torch.cat([out[valid_mask(lengths, out.shape[1])].flatten() for out in outputs])

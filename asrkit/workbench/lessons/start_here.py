@@ -1,0 +1,91 @@
+"""Notebook 00: the model that later notebooks load, its test set, and the curve of its training."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from asrkit import files
+from asrkit.data import Utterances, corpora
+from asrkit.models import TransducerConfig, load_checkpoint
+from asrkit.models.checkpoints import Checkpoint
+from asrkit.text import CharTokenizer
+from asrkit.training import TrainConfig, train
+from asrkit.workbench.plots import COLOURS, as_html, canvas
+
+REDRAWN_EVERY_S = 4.0
+
+
+def demo_test_set() -> Utterances:
+    """Spoken digits in voices that the demo models were not trained on."""
+    speech = corpora.load(["spoken_commands"], kinds=["digits"])
+    return Utterances.load(speech["test"], progress=False)
+
+
+def demo_model(
+    *, seconds: float, steps: int = 400, durations: Sequence[int] = (), device: str = "cpu"
+) -> Checkpoint:
+    """The model that notebook 00 left in the cache, or its TDT sibling; trained now if missing.
+
+    Args:
+        seconds: Most time that training may take.
+        steps: Most steps of training.
+        durations: Frames that a TDT model may advance by; none for the RNN-T of notebook 00.
+        device: Where the model is put.
+    """
+    folder = files.home() / ("demo_tdt" if durations else "demo")
+    if not (folder / "model.safetensors").exists():
+        speech = corpora.load(["spoken_commands"], kinds=["digits"])
+        tokenizer = CharTokenizer()
+        train(
+            TransducerConfig(vocab_size=tokenizer.vocab_size, durations=tuple(durations)),
+            tokenizer,
+            Utterances.load(speech["train"], progress=False),
+            out=folder,
+            progress=False,
+            config=TrainConfig(seconds=seconds, steps=steps),
+        )
+    return load_checkpoint(folder, device=device)
+
+
+def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
+    """Loss over seconds of training: every step thin, a running median thick.
+
+    Args:
+        history: Of each step `seconds` and `loss` in nats per label.
+        ax: Axes to draw on; returned.
+    """
+    seconds = [step["seconds"] for step in history]
+    loss = [step["loss"] for step in history]
+    half = max(1, len(loss) // 40)
+    medians = [np.median(loss[max(0, k - half) : k + half + 1]) for k in range(len(loss))]
+    ax.plot(seconds, loss, lw=0.5, alpha=0.5, color=COLOURS[0], label="each step")
+    ax.plot(seconds, medians, lw=2, color=COLOURS[0], label="running median")
+    ax.set(xlabel="training time, s", ylabel="loss, nats per label", yscale="log")
+    ax.legend(frameon=False)
+    return ax
+
+
+def live_training_curve() -> Callable[[Sequence[Mapping[str, float]]], None]:
+    """Display an empty picture, and return a function that draws the history so far into it.
+
+    It draws every few seconds; calls in between do nothing.
+    """
+    import ipywidgets
+    from IPython.display import display
+
+    shown = ipywidgets.HTML()
+    display(shown)
+    next_at = time.monotonic() + REDRAWN_EVERY_S
+
+    def draw(history: Sequence[Mapping[str, float]]) -> None:
+        nonlocal next_at
+        if time.monotonic() < next_at:
+            return
+        next_at = time.monotonic() + REDRAWN_EVERY_S
+        figure, _ = canvas("Training loss so far")
+        training_curve(history, figure.axes[0])
+        shown.value = as_html(figure, "Loss per label so far, falling")
+
+    return draw

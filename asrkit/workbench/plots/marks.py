@@ -1,0 +1,191 @@
+"""Marks that several notebooks draw: bars, dots, intervals, a lattice, lengths of a corpus."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from torch import Tensor
+
+from asrkit.workbench.plots.canvas import LEGEND_BESIDE
+from asrkit.workbench.plots.palette import (
+    BLUE,
+    GREEN,
+    GREY,
+    RED,
+    THINGS,
+    colours_of,
+    fading,
+)
+
+
+def stacked(
+    rows: Mapping[str, Mapping[str, float]],
+    ax: Axes,
+    *,
+    measured: Mapping[str, float] | None = None,
+    unit: str = "",
+) -> Axes:
+    """A horizontal bar a row, made of its named parts; measured totals as diamonds.
+
+    Args:
+        rows: Name of a row -> name of a part -> its size. Parts of one name have one colour, which
+            is the palette's where it knows the name.
+        ax: Axes to draw on; returned.
+        measured: Measured totals of some rows, by name.
+        unit: Unit of all sizes.
+    """
+    names = [name for parts in rows.values() for name, size in parts.items() if size]
+    left = np.zeros(len(rows))
+    for name, shade in colours_of(names).items():
+        widths = [parts.get(name, 0) for parts in rows.values()]
+        ax.barh(list(rows), widths, left=left, color=shade, label=name)
+        left += widths
+    if measured:
+        ax.plot(list(measured.values()), list(measured), "D", color="black", ms=5, label="measured")
+    ax.invert_yaxis()
+    ax.set_xlabel(unit)
+    ax.legend(**LEGEND_BESIDE)
+    return ax
+
+
+def timeline(
+    rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit: str = "ms"
+) -> Axes:
+    """Parts of each row end to end in their order, a colour a name: the palette's, if it has one.
+
+    Args:
+        rows: Name of a row -> its parts as (name, length).
+        ax: Axes to draw on; returned.
+        unit: Unit of all lengths.
+    """
+    shades = colours_of(name for parts in rows.values() for name, _ in parts)
+    for row, parts in rows.items():
+        lengths = [length for _, length in parts]
+        starts = np.cumsum(lengths) - lengths
+        colours = [shades[name] for name, _ in parts]
+        ax.barh(row, lengths, left=starts, color=colours, edgecolor="white", lw=0.3)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"time, {unit}")
+    handles = [Patch(color=shade, label=name) for name, shade in shades.items()]
+    ax.legend(handles=handles, **LEGEND_BESIDE)
+    return ax
+
+
+def dots(
+    values: Mapping[str, Sequence[float]],
+    ax: Axes,
+    *,
+    unit: str = "",
+    limit: tuple[str, float] | None = None,
+) -> Axes:
+    """A row for each value: a dot, its number, and a line over its spread; the axis is logarithmic.
+
+    Args:
+        values: Name of a row -> its value alone, or (low, middle, high). Names that the palette
+            knows have their colour, others are black.
+        ax: Axes to draw on; returned.
+        unit: Quantity and unit of all values.
+        limit: Name and place of a dashed line, such as a lower bound.
+    """
+    numbers = [number for ends in values.values() for number in ends]
+    for row, (name, ends) in enumerate(values.items()):
+        shade = THINGS.get(name, "black")
+        middle = ends[len(ends) // 2]
+        ax.plot([ends[0], ends[-1]], [row, row], color=shade, lw=2)
+        ax.plot(middle, row, "o", color=shade, ms=8)
+        ax.annotate(
+            _three_digits(middle),
+            (ends[-1], row),
+            (9, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    if limit is not None:
+        name, place = limit
+        numbers.append(place)
+        ax.axvline(place, color=GREY, lw=1, ls="--")
+        ax.annotate(name, (place, -0.6), (4, 0), textcoords="offset points", fontsize=8)
+    ax.set_yticks(range(len(values)), list(values))
+    ax.set_ylim(len(values) - 0.5, -0.9)
+    ax.set(xscale="log", xlabel=unit, xlim=(min(numbers) / 2, max(numbers) * 4))
+    ax.xaxis.set_major_formatter(lambda x, _: _three_digits(x))
+    ax.xaxis.set_minor_formatter("")
+    ax.grid(axis="y", lw=0.4)
+    return ax
+
+
+def _three_digits(x: float) -> str:
+    """Three significant digits; from a thousand on, all before the point."""
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
+
+
+def intervals(
+    rows: Mapping[str, tuple[float, float, float]], ax: Axes, *, unit: str = "times as fast"
+) -> Axes:
+    """A dot and a line a row: a ratio and the ends of its interval, on a linear axis.
+
+    A row is blue where its whole interval lies above 1, red where it lies below, and grey where
+    the interval includes 1.
+
+    Args:
+        rows: Name of a row -> lower end, value, upper end; the first is on top.
+        ax: Axes to draw on; returned.
+        unit: Unit of the ratios.
+    """
+    for row, (low, value, high) in enumerate(rows.values()):
+        shade = GREY
+        if low > 1:
+            shade = BLUE
+        elif high < 1:
+            shade = RED
+        ax.plot([low, high], [row, row], color=shade, lw=2.5, alpha=0.5, solid_capstyle="butt")
+        ax.plot(value, row, "o", color=shade, ms=6)
+        text = f"{value:.2f}"
+        ax.annotate(text, (value, row), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    ax.axvline(1, color="black", lw=0.8)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set_ylim(len(rows) - 0.5, -0.7)
+    ax.set_xlabel(unit)
+    return ax
+
+
+def lattice(values: Tensor, labels: Sequence[str], ax: Axes, *, caption: str) -> Axes:
+    """Values of the nodes of a transducer lattice, frames to the right, labels up.
+
+    Args:
+        values: One value a node, (T, U1).
+        labels: The U labels of the rows above the first.
+        ax: Axes to draw on; returned.
+        caption: What the colours mean.
+    """
+    image = ax.imshow(values.T.numpy(), origin="lower", aspect="auto", cmap=fading(BLUE))
+    rows = ["∅", *labels]
+    ax.set_yticks(range(len(rows)), [row.replace(" ", "␣") for row in rows])
+    ax.set(xlabel="encoder frame t", ylabel="labels emitted so far, u")
+    ax.figure.colorbar(image, ax=ax, label=caption)
+    return ax
+
+
+def lengths(seconds: np.ndarray, tokens: np.ndarray, axes: Sequence[Axes]) -> Sequence[Axes]:
+    """Utterances by seconds, by tokens per second, and by both, brighter where there are more.
+
+    Args:
+        seconds: Length of each utterance, (N,).
+        tokens: Tokens of each utterance, (N,).
+        axes: Three Axes to draw on, or one for the seconds only; returned.
+    """
+    axes[0].hist(seconds, bins=60, color=BLUE)
+    axes[0].set(xlabel="length, s", ylabel="utterances")
+    if len(axes) == 1:
+        return axes
+    rates = tokens / seconds
+    fastest = np.quantile(rates, 0.999)  # those beyond it are in the last bar
+    axes[1].hist(np.minimum(rates, fastest), bins=60, color=GREEN)
+    axes[1].set(xlabel="tokens per second", ylabel="utterances")
+    axes[2].hexbin(
+        seconds, tokens, gridsize=40, bins="log", mincnt=1, cmap="viridis", linewidths=0.1
+    )
+    axes[2].set(xlabel="length, s", ylabel="tokens")
+    return axes
