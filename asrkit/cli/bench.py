@@ -12,7 +12,7 @@ from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
     *"headline losses decoders encoder ladder features aed claims precision jasper".split(),
-    *"training optimizers batching engines all".split(),
+    *"training batching engines all".split(),
 ]
 SUITES_HELP = (
     "headline: one recogniser whole, samples to labels, by batch size; "
@@ -20,9 +20,9 @@ SUITES_HELP = (
     "features: log-mel; aed: decoding by attention, its caches and drafts; precision: errors of "
     "half precision; encoder: FastConformers, and one recogniser; engines: a FastConformer on one "
     "core, with --peers beside OpenVINO and ONNX Runtime; jasper: Jasper 10x5 DR; "
-    "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "
-    "optimizers: LAMB and averaged weights beside those of torch; claims: those of the ledger that "
-    "need a GPU; ladder: one recogniser, its speed-ups switched on one by one; all: every suite"
+    "batching: samplers and their padding; training: one step, an LSTM encoder in phases, LAMB and "
+    "averaged weights beside those of torch; claims: those of the ledger that need a GPU; ladder: "
+    "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 
 

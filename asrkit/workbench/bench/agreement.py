@@ -19,7 +19,7 @@ class Observation(NamedTuple):
     """What the comparison of an arm found out beside its result.
 
     peak_B is its peak memory in bytes, None if it was not asked for. params are those of its
-    records: a peer's counts, and for decoders which implementation ran.
+    records: for decoders which implementation ran.
     """
 
     peak_B: int | None = None
@@ -90,7 +90,7 @@ def observe(arm: Callable[..., Any], device: str, *, memory: bool) -> tuple[Any,
     """
     if isinstance(arm, Peer):
         answer = arm(observe=True)
-        return answer, Observation(answer.peak_B, answer.counts)
+        return answer, Observation(answer.peak_B)
     if not memory:
         result = arm()
         return result, Observation(params=_ran(result))

@@ -14,7 +14,6 @@ from asrkit.workbench.bench.suites import (
     jasper,
     ladder,
     losses,
-    optimizers,
     precision,
     training,
 )
@@ -33,7 +32,6 @@ SUITES = {
         precision.SUITE,
         jasper.SUITE,
         training.SUITE,
-        optimizers.SUITE,
         batching.SUITE,
         engines.SUITE,
     ]

@@ -1,5 +1,7 @@
-"""The suite of the transducer losses: on given logits, padded and packed, and from the two halves
-of the joint.
+"""The suite of the transducer losses: on given logits, and from the two halves of the joint.
+
+The halves are encoded (B, T, D) and predicted (B, U1, D); weight (V, D) and bias (V,) are those of
+the layer that makes logits of their sum.
 
 Least work, in every row. On given logits: read them twice, write their gradient; an exponential and
 an addition for each in the first pass, an exponential and a product in the second. From the halves:
@@ -9,132 +11,71 @@ are kept, four where they are made twice.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from asrkit.losses import rnnt, rnnt_loss, rnnt_loss_packed, tdt, tdt_loss
+from asrkit.losses import rnnt, rnnt_loss, rnnt_loss_lean, tdt, tdt_loss
 from asrkit.losses.availability import expect_runs
-from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import Case, PeerArms, Suite
-from asrkit.workbench.bench.peers.peer_worker import inputs
-from asrkit.workbench.bench.suites.joint_arms import (
-    OFFSETS,
-    Shape,
-    excluded_arms,
-    joint_arms,
-    joint_inputs,
-)
+from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite
+from asrkit.workbench.bench.peers.peer_losses import inputs
 from asrkit.workbench.measure.ops import dtype_name
 
-DURATIONS = (0, 1, 2, 3, 4)
-ROUNDED = {  # relative distance of gradients that rounding excuses
-    torch.float32: 1e-5,
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-}
-# Relative distance of a weight's gradient, a sum over all nodes. A GPU's thread adds one node after
-# the other in float32: emulated, that is 3e-6 off for 121,200 nodes and 3e-5 for 646,400. Not yet
-# measured on hardware.
-SUMMED = {"cpu": 1e-5, "cuda": 1e-4}
-PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's float32 recursion errs by 1e-3
-QUICK_SIZE = (2, 40, 11, 28)
-CPU_SIZES = (
-    (1, 200, 101, 1024),
-    (4, 200, 101, 1024),
-    (8, 200, 101, 1024),
-    (8, 200, 101, 28),
-    (2, 500, 151, 1024),
-)
-ODD = (32, 200, 101, 640, 1025)  # (B, T, U1, D, V): rows of 1025 logits are not aligned
-GPU_SIZES = tuple((B, T, 101, 1024) for T in (200, 500) for B in (32, 64, 128))
+Shape = tuple[int, ...]
 Make = Callable[[str], Case]
+DURATIONS = (0, 1, 2, 3, 4)
+# relative distance of gradients that rounding excuses
+ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+# Relative distance of a weight's gradient, a sum over all nodes. A GPU's thread adds one node after
+# the other in float32: emulated, that is 3e-6 off for 121,200 nodes and 3e-5 for 646,400.
+SUMMED = {"cpu": 1e-5, "cuda": 1e-4}
+TORCHAUDIO: dict[str, Any] = {"tolerance": 5e-3}  # its float32 recursion errs by 1e-3
+OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
+# (B, T, U1, V) of logits, and (B, T, U1, D, V) of halves of a joint
+TINY = (1, 12, 6, 9)
+QUICK = (2, 40, 11, 28)
+PEERS = (1, 100, 51, 256)  # the largest lattice that peers need not minutes for
+CPU_SIZES = ((1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 28))
+GPU_SIZES = ((32, 500, 101, 1024), (128, 500, 101, 1024))
+ODD = (32, 200, 101, 1025)  # rows of 1025 logits are not aligned
+QUICK_JOINT = (2, 20, 6, 12, 16)
+CPU_JOINTS = ((4, 200, 101, 640, 1024), (8, 200, 101, 640, 1024))
+ODD_JOINT = (32, 200, 101, 640, 1025)
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """All cases, the smallest also against the reference of plain loops.
+    """All cases, the smallest also against the reference of plain loops; on a GPU those whose
+    inputs its memory holds.
 
     Args:
-        device: "cpu" or "cuda", where the arms are those that its memory holds.
+        device: "cpu" or "cuda".
         quick: small sizes.
     """
-    gpu = device.startswith("cuda")
-    for make in _cases(gpu, quick):
-        with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
-            case = make(device)
-            if gpu:
-                case = _that_fits(case)
-            if case.arms:
-                yield case
+    for make in _cases(device.startswith("cuda"), quick):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            yield make(device)
 
 
 def _cases(gpu: bool, quick: bool) -> list[Make]:
-    """Makers of all cases; on a GPU `_first_cases` come early."""
-    sizes: Sequence[Shape] = GPU_SIZES if gpu else CPU_SIZES
+    """Makers of all cases, on a GPU the shape that is asked for most first."""
+    on_logits = partial(partial, logits_case, rnnt_loss)
+    joint = partial(partial, joint_case)
+    tiny = on_logits(TINY)
     if quick:
-        sizes = [QUICK_SIZE]
-    wide = _wide(quick)
-    makers: list[Make] = []
-    if gpu and not quick:
-        makers += _first_cases()
-    makers.append(partial(logits_case, rnnt_loss, (1, 12, 6, 9)))
-    makers += [partial(logits_case, rnnt_loss, shape) for shape in sizes]
+        both = [joint(QUICK_JOINT), joint(QUICK_JOINT, trained=True)]
+        return [tiny, on_logits(QUICK), partial(logits_case, tdt_loss, QUICK), *both]
     if gpu:
-        for shape in sizes:
-            for half in (torch.bfloat16, torch.float16):
-                makers.append(partial(logits_case, rnnt_loss, shape, dtype=half))
-    makers.append(partial(logits_case, tdt_loss, sizes[0]))
-    makers.append(partial(ragged_case, sizes[len(sizes) // 2]))
-    makers += [partial(joint_case, wide), partial(joint_case, wide, trained=True)]
-    if not quick:
-        makers += [partial(joint_case, shape) for shape in _larger(wide, gpu)]
-    return makers
-
-
-def _first_cases() -> list[Make]:
-    """Makers of the cases at the shape that is asked for most, on a GPU."""
-    on_logits = partial(logits_case, rnnt_loss, ODD[:3] + ODD[4:])
-    return [partial(joint_case, ODD), on_logits, partial(on_logits, dtype=torch.bfloat16)]
-
-
-def _wide(quick: bool) -> Shape:
-    """(B, T, U1, D, V) of the smallest case from the halves of the joint."""
-    if quick:
-        return (2, 20, 6, 12, 16)
-    return (4, 200, 101, 640, 1024)
-
-
-def _larger(wide: Shape, gpu: bool) -> list[Shape]:
-    shapes: list[Shape] = [(8, *wide[1:])]
-    if gpu:
-        shapes += [(B, T, *wide[2:]) for B, T in ((32, 200), (128, 200), (32, 500))]
-    return shapes
-
-
-def _that_fits(case: Case) -> Case:
-    """The case with the arms that fit into memory; with none if the first does not."""
-    arms = {}
-    for name, arm in case.arms.items():
-        if fits(partial(case.run, name)):
-            arms[name] = arm
-    if next(iter(case.arms)) not in arms:
-        arms = {}
-    pairs = [pair for pair in case.ratios or () if arms.keys() >= {*pair}]
-    return replace(case, arms=arms, ratios=pairs)
-
-
-def fits(train: Callable[[], object]) -> bool:
-    """Whether `train` runs without exhausting a GPU's memory."""
-    try:
-        train()
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        torch.cuda.empty_cache()  # nothing where CUDA was never used
-    return True
+        odd = [joint(ODD_JOINT), on_logits(ODD), on_logits(ODD, dtype=torch.bfloat16)]
+        larger = [on_logits(shape) for shape in GPU_SIZES]
+        return [*odd, tiny, *larger, partial(logits_case, tdt_loss, ODD)]
+    joints = [joint(shape) for shape in CPU_JOINTS]
+    joints.insert(1, joint(CPU_JOINTS[0], trained=True))
+    sizes = [on_logits(shape) for shape in (PEERS, *CPU_SIZES)]
+    return [tiny, *sizes, partial(logits_case, tdt_loss, PEERS), *joints]
 
 
 def logits_case(
@@ -149,9 +90,11 @@ def logits_case(
         dtype: of the logits.
     """
     name = "rnnt"
+    impls: Sequence[str] = rnnt.IMPLS
     durations: list[int] = []
     if loss is tdt_loss:
         name = "tdt"
+        impls = tdt.IMPLS
         durations = [*DURATIONS]
     drawn, *targets = inputs(shape, len(durations), device)
     logits = drawn.to(dtype).requires_grad_()
@@ -162,27 +105,25 @@ def logits_case(
         cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
-    compiled = compiled_impls(logits, tdt.IMPLS if durations else rnnt.IMPLS)
+    compiled = compiled_impls(logits, impls)
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
-    slow = "wavefront"
-    if not durations and dtype != torch.bfloat16 and logits.nelement() < OFFSETS:
-        slow = "torchaudio"
-        names.append(slow)
+    if "torchaudio" in impls and dtype == torch.float32 and logits.nelement() < OFFSETS:
+        names.append("torchaudio")
+    slow = names[-1]
     names += [*compiled, *overwriting]
     pairs = [(slow, fast) for fast in names if fast != slow]
-    if shape[1] < 20:
+    if shape == TINY:
         names.insert(0, "reference")
-    what = f"{name}-loss"
     peers = None
-    if device == "cpu":
-        request = {"loss": name, "shape": [*shape], "durations": durations}
+    if device == "cpu" and shape in (TINY, QUICK, PEERS):
+        request = {"loss": name, "shape": [*shape], "durations": durations, "memory": True}
         peers = PeerArms(request=request, logits=logits)
     return Case(
-        what=what,
+        what=f"{name}-loss",
         arms={name: partial(arm, name) for name in names},
         setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()),
-        arm_params={"torchaudio": PEER},
+        arm_params={"torchaudio": TORCHAUDIO},
         params={
             "shape": [*shape],
             "dtype": dtype_name(dtype),
@@ -192,20 +133,15 @@ def logits_case(
         ratios=pairs,
         tolerance=ROUNDED[dtype],
         memory=True,
-        warmup=_warmup(logits),
+        warmup=_warmup(logits.nelement()),
         peers=peers,
     )
 
 
 def compiled_impls(logits: Tensor, impls: Sequence[str]) -> list[str]:
-    """Names of the compiled ones among a loss's `impls` that run here, the one for ragged batches
-    first.
-    """
-    candidates = ["numba_cpu"]
-    if logits.is_cuda:
-        candidates = ["triton", "numba_cuda"]
+    """Names of the compiled ones among a loss's `impls` that run here."""
     names = []
-    for name in candidates:
+    for name in ("triton", "numba_cuda") if logits.is_cuda else ("numba_cpu",):
         if name in impls:
             with contextlib.suppress(ValueError):
                 expect_runs(name, logits)
@@ -213,61 +149,13 @@ def compiled_impls(logits: Tensor, impls: Sequence[str]) -> list[str]:
     return names
 
 
-def _warmup(logits: Tensor) -> int:
+def _warmup(logits: int) -> int:
     """Rounds to warm up: comparing has called every arm once, and a large one takes seconds."""
-    if logits.nelement() < 1e7:
-        return 3
-    return 0
-
-
-def ragged_case(shape: Shape, device: str) -> Case:
-    """Lengths from T and U down to half of them: with the padding, and packed without it."""
-    B, T, U1, V = shape
-    logits, targets, *_ = inputs(shape, device=device)
-    frames = torch.linspace(T, T / 2, B, device=device).long()
-    labels = torch.linspace(U1 - 1, (U1 - 1) / 2, B, device=device).long()
-    valid = valid_mask(frames, T)[:, :, None] & valid_mask(labels + 1, U1)[:, None]  # (B, T, U1)
-    packed = logits.detach()[valid].requires_grad_()
-    logits.requires_grad_()
-    impl: Any = (compiled_impls(logits, rnnt.IMPLS) or ["wavefront"])[0]
-
-    def of_padded() -> tuple[Tensor, Tensor]:
-        cost = rnnt_loss(logits, targets, frames, labels, impl=impl)
-        return cost.detach(), torch.autograd.grad(cost, logits)[0]
-
-    def of_packed() -> tuple[Tensor, Tensor]:
-        cost = rnnt_loss_packed(packed, targets, frames, labels, impl=impl)
-        return cost.detach(), torch.autograd.grad(cost, packed)[0]
-
-    def without_padding() -> tuple[Tensor, Tensor]:
-        cost, gradient = of_padded()
-        return cost, gradient[valid]
-
-    size = packed.nelement()
-    return Case(
-        what="rnnt-loss-ragged",
-        arms={"padded": of_padded, "packed": of_packed},
-        compared_arms={"padded": without_padding, "packed": of_packed},
-        params={
-            "shape": [*shape],
-            "lengths": "T, U to T/2, U/2",
-            "impl": impl,
-            "floor_B": 3 * 4 * size,
-            "floor_FLOP": 4 * size,
-        },
-        ratios=[("padded", "packed")],
-        memory=True,
-        warmup=_warmup(logits),
-    )
+    return 3 if logits < 1e7 else 0
 
 
 def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     """Forward and backward from the halves of the joint, with tanh, to the gradients of the leaves.
-
-    On a GPU the lean loss in bfloat16 stands beside two joints under autocast: torchaudio_bfloat16,
-    whose logits are cast to float32, for torchaudio takes no bfloat16 (its offsets have 32 bits, so
-    it has no arm where there are more logits), and joint_triton_bfloat16, whose gradient overwrites
-    the logits.
 
     Args:
         shape: (B, T, U1, D, V).
@@ -276,18 +164,29 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     """
     B, T, U1, D, V = shape
     leaves, targets = joint_inputs(shape, device, trained)
-    excluded = excluded_arms(shape, trained)
-    arms = {name: arm for name, arm in joint_arms(leaves, targets).items() if name not in excluded}
+    gpu = leaves[0].is_cuda
+    arms = joint_arms(leaves, targets, gpu)
     what = "rnnt-loss-joint"
     lattice = "of random weights"
     tolerance = SUMMED[leaves[0].device.type]
+    # as far off as a whole joint in bfloat16
+    half: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
     if trained:
         what = "rnnt-loss-joint-aligned"
         lattice = "built so that one alignment dominates"
-        tolerance = PEER["tolerance"]
-    warmup = 3
-    if T > 100:
-        warmup = 0
+        tolerance = TORCHAUDIO["tolerance"]
+        half["tolerance"] = 0.1
+    multiplied = 2 * B * T * U1 * D * V
+    params: dict[str, dict[str, Any]] = {}
+    for name in arms:
+        params[name] = half if name.endswith("bfloat16") else {}
+        if name.startswith("torchaudio"):
+            params[name] = TORCHAUDIO | params[name]
+        if name.startswith("lean"):  # the logits are computed again
+            params[name] = params[name] | {"floor_FLOP": 4 * multiplied}
+    lean = [name for name in arms if name.startswith("lean")]
+    slow = [name for name in arms if name not in ("overwrite", *lean)]
+    pairs = [("torchaudio", name) for name in arms if name not in ("torchaudio", *lean)]
     return Case(
         what=what,
         arms=arms,
@@ -296,52 +195,131 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
             "activation": "tanh",
             "lattice": lattice,
             "floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves),
-            "floor_FLOP": 3 * 2 * B * T * U1 * D * V,
+            "floor_FLOP": 3 * multiplied,
         },
-        arm_params=_joint_params(shape, trained),
+        arm_params=params,
         memory=True,
         tolerance=tolerance,
-        warmup=warmup,
-        ratios=_joint_pairs(list(arms)),
+        warmup=_warmup(B * T * U1 * V),
+        ratios=[*pairs, *product(slow, lean)],
     )
 
 
-def _joint_params(shape: Shape, trained: bool) -> dict[str, dict[str, Any]]:
-    """Params of each arm: its least work and its tolerance."""
+def joint_inputs(
+    shape: Shape, device: str, trained: bool = False
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Leaves and targets of a joint, seeded with 0.
+
+    Args:
+        shape: (B, T, U1, D, V).
+        device: of the tensors.
+        trained: whether one alignment dominates, as in a trained model.
+
+    Returns:
+        (encoded, predicted, weight, bias), which require gradients, and (targets, frames, labels)
+        with full lengths.
+    """
     B, T, U1, D, V = shape
-    product = 2 * B * T * U1 * D * V
-    twice: dict[str, Any] = {"floor_FLOP": 4 * product}  # the logits are computed again
-    # as far off as a whole joint in bfloat16
-    half: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
+    U = U1 - 1
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, V - 1, (B, U), generator=generator)
+    encoded = torch.randn(B, T, D, generator=generator)
+    predicted = torch.randn(B, U1, D, generator=generator)
+    weight = torch.randn(V, D, generator=generator) / D**0.5
     if trained:
-        half["tolerance"] = 0.1
-    lean = {
-        "lean": twice,
-        "lean_triton": twice,
-        "lean_bfloat16": twice | half,
-        "lean_triton_bfloat16": twice | half,
-    }
-    others = {
-        "torchaudio": PEER,
-        "torchaudio_flushed": PEER,
-        "torchaudio_bfloat16": half,
-        "joint_triton_bfloat16": half,
-    }
-    return {**others, "split": twice, **lean}
+        _align(encoded, predicted, weight, targets)
+    halves = (encoded, predicted, weight, torch.zeros(V))
+    leaves = [leaf.to(device).requires_grad_() for leaf in halves]
+    lengths = (torch.full((B,), T), torch.full((B,), U))
+    return tuple(leaves), tuple(tensor.to(device) for tensor in (targets, *lengths))
 
 
-def _joint_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """(slow, fast) pairs of arms: each arm of torchaudio and what is set against it."""
-    pairs = []
-    for fast in names:
-        if fast != "torchaudio":
-            pairs.append(("torchaudio", fast))
-        if fast.startswith("lean"):
-            pairs.append(("torchaudio_flushed", fast))
-            if "bfloat16" in fast:
-                pairs.append(("torchaudio_bfloat16", fast))
-                pairs.append(("joint_triton_bfloat16", fast))
-    return [pair for pair in pairs if pair[0] in names]
+def _align(encoded: Tensor, predicted: Tensor, weight: Tensor, targets: Tensor) -> None:
+    """Change the leaves in place so that one alignment dominates.
+
+    Half of the hidden layer then compares the frame with where label u belongs,
+    t_u = (u + 1/2) T / U, and decides on blank; the other half holds the label's code. So blank is
+    likely before frame t_u and the label from there on; the border is two or three frames wide.
+    """
+    T = encoded.shape[1]
+    U = targets.shape[1]
+    V, D = weight.shape
+    halves = [D // 2, D - D // 2]
+    codes = torch.randn(V, halves[1], generator=torch.Generator().manual_seed(1)).sign()
+    codes[-1] = 0
+    place = (torch.arange(U) + 0.5) * T / U
+    place = F.pad(place, (0, 1), value=2.0 * T)  # after the last label: blank to the end
+
+    frame_places, frame_signs = encoded.split(halves, -1)
+    frame_places.copy_(0.5 * torch.arange(T)[:, None])
+    frame_signs.mul_(0.3)
+
+    row_places, row_signs = predicted.split(halves, -1)
+    row_places.copy_(-0.5 * place[:, None])
+    row_signs.copy_(2 * F.pad(codes[targets], (0, 0, 0, 1)))
+
+    weight_places, weight_signs = weight.split(halves, -1)
+    weight_places.zero_()
+    weight_places[-1] = -20 / halves[0]
+    weight_signs.copy_(14 / halves[1] * codes)
+
+
+def joint_arms(leaves: tuple[Tensor, ...], targets: Any, gpu: bool) -> Arms:
+    """Ways from a joint's halves to the loss and the gradients of the leaves, by name.
+
+    On a GPU the lean loss in bfloat16 stands beside two joints under autocast: torchaudio_bfloat16,
+    whose logits are cast to float32, for torchaudio takes no bfloat16, and joint_triton_bfloat16,
+    whose gradient overwrites the logits.
+
+    Args:
+        leaves: encoded, predicted, weight and bias.
+        targets: and both lengths.
+        gpu: whether arms are those of a GPU.
+    """
+    encoded, predicted, weight, bias = leaves
+
+    def logits() -> Tensor:
+        hidden = torch.tanh(encoded[:, :, None] + predicted[:, None])
+        return F.linear(hidden, weight, bias)
+
+    def overwrite(impl: Any = "auto") -> Tensor:
+        return rnnt_loss(logits(), *targets, impl=impl, overwrite_logits=True)
+
+    def torchaudio() -> Tensor:
+        return rnnt_loss(logits().float(), *targets, impl="torchaudio")
+
+    def gradients(loss: Callable[[], Tensor], half: bool = False) -> tuple[Tensor, ...]:
+        """The loss and the gradients of all leaves; `half`: under autocast in bfloat16."""
+        with torch.autocast(encoded.device.type, torch.bfloat16, enabled=half):
+            cost = loss()
+        return cost.detach(), *torch.autograd.grad(cost, leaves)
+
+    def flushed() -> tuple[Tensor, ...]:
+        """torchaudio with denormal numbers as 0: its gradient holds some, and their products are
+        slow.
+        """
+        torch.set_flush_denormal(True)
+        try:
+            return gradients(torchaudio)
+        finally:
+            torch.set_flush_denormal(False)
+
+    lean = partial(rnnt_loss_lean, *leaves, *targets, activation="tanh")
+    arms: dict[str, Callable[[], Any]] = {
+        "overwrite": partial(gradients, overwrite),
+        "torchaudio": partial(gradients, torchaudio),
+    }
+    if gpu:
+        in_place = partial(overwrite, "triton")
+        arms["torchaudio_bfloat16"] = partial(gradients, torchaudio, half=True)
+        arms["joint_triton_bfloat16"] = partial(gradients, in_place, half=True)
+        arms["lean_triton"] = partial(gradients, lean)
+        arms["lean_triton_bfloat16"] = partial(gradients, lean, half=True)
+    else:
+        arms["torchaudio_flushed"] = flushed
+        arms["lean"] = partial(gradients, lean)
+        arms["lean_bfloat16"] = partial(gradients, lean, half=True)
+    return arms
 
 
 SUITE = Suite(
