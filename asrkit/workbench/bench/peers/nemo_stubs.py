@@ -81,9 +81,9 @@ def stub_nemo() -> None:
 
 def _used() -> dict[str, dict[str, Any]]:
     """What stands for the names that are used, by module."""
-    off = {"is_adapter_available": lambda self: False, "is_access_enabled": lambda *_: False}
-    mixin = type("Mixin", (), off)
-    adapters = types.SimpleNamespace(AdapterModuleMixin=mixin, get_registered_adapter=_same)
+    access = type("AccessMixin", (), {"is_access_enabled": lambda self, guid=None: False})
+    adapter = type("AdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
+    adapters = types.SimpleNamespace(AdapterModuleMixin=adapter, get_registered_adapter=_same)
     streaming = type("Settings", (types.SimpleNamespace,), {"drop_extra_pre_encoded": 0})
     return {
         "omegaconf": {
@@ -100,8 +100,8 @@ def _used() -> dict[str, dict[str, Any]]:
         },
         "nemo.core.classes.common": {"typecheck": lambda: _same},
         "nemo.core.classes.mixins": {
-            "AccessMixin": mixin,
-            "AdapterModuleMixin": mixin,
+            "AccessMixin": access,
+            "AdapterModuleMixin": adapter,
             "adapter_mixins": adapters,
         },
         "nemo.core.classes.module": {"NeuralModule": nn.Module},
@@ -116,7 +116,7 @@ def _used() -> dict[str, dict[str, Any]]:
         "nemo.collections.common.parts.utils": {"activation_registry": {}},
         f"{ASR}.models.configs": {"CacheAwareStreamingConfig": streaming},
         f"{ASR}.parts.submodules.adapters.attention_adapter_mixin": {
-            "AttentionAdapterModuleMixin": mixin
+            "AttentionAdapterModuleMixin": adapter
         },
     }
 

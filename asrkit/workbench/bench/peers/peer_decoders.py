@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 LOOPS = ("nemo_label_looping", "nemo_frame_looping", "nemo_one_by_one")
 GRAPHS = "nemo_label_looping_graphs"  # on CUDA only
-Weights = Mapping[str, Tensor]
 
 
 def write(path: Path, model: Any, encoded: Tensor, lengths: Tensor) -> None:
@@ -63,6 +62,7 @@ def prepare(
     batch = torch.load(plan, map_location=device)
     durations = batch["durations"]
     encoded = batch["encoded"]
+    lengths = batch["lengths"]
     predictor, joint = modules(batch["weights"], len(durations), encoded)
     options = {
         "decoder_model": predictor,
@@ -87,12 +87,12 @@ def prepare(
 
     def call() -> Any:
         transposed = encoded.transpose(1, 2)
-        return infer.forward(encoder_output=transposed, encoded_lengths=batch["lengths"])[0]
+        return infer.forward(encoder_output=transposed, encoded_lengths=lengths)[0]
 
     return call, answer
 
 
-def modules(weights: Weights, durations: int, encoded: Tensor) -> tuple[Any, Any]:
+def modules(weights: Mapping[str, Tensor], durations: int, encoded: Tensor) -> tuple[Any, Any]:
     """NeMo's prediction network and joint with the weights of a TransducerModel.
 
     Args:
@@ -101,6 +101,9 @@ def modules(weights: Weights, durations: int, encoded: Tensor) -> tuple[Any, Any
         encoded: frames (B, T, D), whose dtype and device both get.
     """
     from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint
+    from peer_encoders import load
+
+    from asrkit.models.checkpoints.nemo import our_name
 
     V, H = weights["predictor.embedding.weight"].shape
     D = encoded.shape[-1]
@@ -113,22 +116,10 @@ def modules(weights: Weights, durations: int, encoded: Tensor) -> tuple[Any, Any
         "dropout": 0.0,
     }
     joint = RNNTJoint(jointnet=sizes, num_classes=V - 1, num_extra_outputs=durations)
-    embedding = _weights_of("predictor.embedding.", weights, "embed.")
-    lstm = _weights_of("predictor.lstm.", weights, "dec_rnn.lstm.")
-    predictor.prediction.load_state_dict(embedding | lstm)
-    joint.pred.load_state_dict(_weights_of("predictor_projection.", weights))
-    joint.joint_net[-1].load_state_dict(_weights_of("output.", weights))
     joint.enc = nn.Identity()
+    load(predictor, "decoder.", our_name, weights)
+    load(joint, "joint.", our_name, weights)
     return predictor.eval().to(encoded), joint.eval().to(encoded)
-
-
-def _weights_of(prefix: str, weights: Weights, theirs: str = "") -> dict[str, Tensor]:
-    """The weights whose names begin with `prefix`, which `theirs` takes the place of."""
-    return {
-        theirs + name.removeprefix(prefix): weight
-        for name, weight in weights.items()
-        if name.startswith(prefix)
-    }
 
 
 def answer(hypotheses: Any) -> dict[str, Any]:

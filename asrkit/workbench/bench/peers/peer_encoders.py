@@ -1,13 +1,14 @@
 """FastConformer encoders of NeMo and transformers; see peer_worker.py.
 
-A request names a file that `write` made, the weights of asrkit's encoder under the peers' names,
-its sizes, and features, and a mode: float32, autocast (float32 weights, products in bfloat16) or
+A request names a file that `write` made, the weights of asrkit's encoder, its sizes, and features,
+and a mode: float32, autocast (float32 weights, products in bfloat16) or
 bfloat16 (all of it). Encoders run in eval mode. The answer has a sketch of the frames, and their
 lengths. transformers is asked for its `sdpa` attention, and once more for its `eager` one.
 """
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SIZES = (
-    "bins",
-    "width",
-    "layers",
-    "heads",
-    "subsampling",
-    "subsampling_channels",
-    "kernel",
-    "expansion",
-    "bias",
-    "scale_input",
-)
 Result = tuple[Tensor, Tensor]  # frames (B, T', D), lengths (B,)
 Encode = Callable[[Tensor, Tensor], Result]  # of features (B, T, F) and lengths
 
@@ -40,14 +29,13 @@ def write(path: Path, encoder: Any, features: Tensor, lengths: Tensor) -> None:
         features: (B, T, F).
         lengths: (B,).
     """
-    weights = encoder.state_dict()
     plan = {
-        "weights": {peer: renamed(weights, peer) for peer in ("nemo", "transformers")},
-        "sizes": {name: getattr(encoder.config, name) for name in SIZES},
+        "weights": encoder.state_dict(prefix="encoder."),
+        "sizes": asdict(encoder.config),
         "features": features,
         "lengths": lengths,
     }
-    torch.save(plan, path)  # weights of both peers are views of the same memory, and saved once
+    torch.save(plan, path)
 
 
 def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
@@ -62,59 +50,36 @@ def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
     return sketched * valid[..., None]
 
 
-def renamed(weights: Mapping[str, Tensor], peer: str) -> dict[str, Tensor]:
-    """Weights of our encoder by the names and in the shapes of "nemo" or "transformers".
+def load(
+    module: nn.Module, prefix: str, our_name: Callable[[str], str], weights: Mapping[str, Tensor]
+) -> None:
+    """Give a module of theirs our weights.
 
-    The names are those by which asrkit.models.checkpoints reads their files, so this is called on
-    asrkit's side only.
+    Args:
+        module: whose weights are all overwritten, but for tables of positions.
+        prefix: of its names in a checkpoint of theirs.
+        our_name: asrkit's name of a weight in such a checkpoint.
+        weights: by asrkit's names.
+
+    Raises:
+        KeyError: it has a weight that ours lack.
     """
-    name_of = _transformers_name
-    if peer == "nemo":
-        name_of = _nemo_name
-    result: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if ".qkv." in name:
-            for part, rows in zip("qkv", weight.chunk(3), strict=True):
-                result[name_of(name.replace(".qkv.", f".{part}."))] = rows
+    for name, weight in module.state_dict().items():
+        if name.endswith((".inv_freq", "pos_enc.pe")):
             continue
-        if name.endswith("_bias"):
-            weight = weight.squeeze(1)  # (H, 1, D/H): ours broadcasts over frames
-        if name.endswith((".gate.weight", ".pointwise.weight")):
-            weight = weight[..., None]  # a convolution of one frame
-        result[name_of(name)] = weight
-    return result
+        ours = our_name(prefix + name)
+        joined, part = re.subn(r"\.attention\.[qkv]\.", ".attention.qkv.", ours)
+        value = weights[joined]
+        if part:  # ours are rows of one layer
+            value = value.chunk(3)["qkv".index(ours.rpartition(".attention.")[2][0])]
+        weight.copy_(value.reshape(weight.shape))  # a linear layer may be a convolution of theirs
 
 
-def _nemo_name(name: str) -> str:
-    from asrkit.models.checkpoints import nemo
-
-    block = re.match(r"blocks\.(\d+)\.", name)
-    if block is None:
-        return _replaced(f"encoder.{name}", nemo.MODEL_NAMES).removeprefix("encoder.")
-    return f"layers.{block[1]}." + _replaced(name[block.end() :], nemo.BLOCK_NAMES)
-
-
-def _replaced(name: str, ours_of: Mapping[str, str]) -> str:
-    """Their name for one of ours, by a table of the beginnings of names."""
-    for theirs, ours in ours_of.items():
-        if name == ours or name.startswith(f"{ours}."):
-            return theirs + name.removeprefix(ours)
-    return name
-
-
-def _transformers_name(name: str) -> str:
-    from asrkit.models.checkpoints import huggingface_parakeet
-
-    name = f"encoder.{name}"
-    for theirs, ours in huggingface_parakeet.NAMES.items():
-        if theirs.startswith(("encoder.", ".")):
-            name = name.replace(ours, theirs)
-    return name.removeprefix("encoder.")
-
-
-def nemo(sizes: Mapping[str, Any]) -> tuple[nn.Module, Encode]:
+def nemo(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[nn.Module, Encode]:
     """NeMo's ConformerEncoder, set up as its FastConformer checkpoints are."""
     from nemo_stubs import stub_nemo
+
+    from asrkit.models.checkpoints.nemo import our_name
 
     stub_nemo()
     from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
@@ -133,6 +98,7 @@ def nemo(sizes: Mapping[str, Any]) -> tuple[nn.Module, Encode]:
         conv_kernel_size=sizes["kernel"],
         use_bias=sizes["bias"],
     )
+    load(encoder, "encoder.", our_name, weights)
 
     def encode(features: Tensor, lengths: Tensor) -> Result:
         encoded, lengths = encoder(audio_signal=features.transpose(1, 2), length=lengths)
@@ -141,9 +107,13 @@ def nemo(sizes: Mapping[str, Any]) -> tuple[nn.Module, Encode]:
     return encoder, encode
 
 
-def transformers(sizes: Mapping[str, Any], attention: str) -> tuple[nn.Module, Encode]:
+def transformers(
+    sizes: Mapping[str, Any], weights: Mapping[str, Tensor], attention: str
+) -> tuple[nn.Module, Encode]:
     """transformers' ParakeetEncoder with "sdpa" or "eager" attention."""
     from transformers import ParakeetEncoder, ParakeetEncoderConfig
+
+    from asrkit.models.checkpoints.huggingface_parakeet import our_name
 
     config = ParakeetEncoderConfig(
         hidden_size=sizes["width"],
@@ -160,6 +130,7 @@ def transformers(sizes: Mapping[str, Any], attention: str) -> tuple[nn.Module, E
     )
     config._attn_implementation = attention
     encoder = ParakeetEncoder(config)
+    load(encoder, "encoder.", our_name, weights)
 
     def encode(features: Tensor, lengths: Tensor) -> Result:
         mask = torch.arange(features.shape[1]) < lengths[:, None]
@@ -169,38 +140,27 @@ def transformers(sizes: Mapping[str, Any], attention: str) -> tuple[nn.Module, E
     return encoder, encode
 
 
-def load(encoder: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Give `encoder` these weights, strictly; RuntimeError names what does not fit."""
-    missing, unknown = encoder.load_state_dict(weights, strict=False, assign=True)
-    made = (".inv_freq", "pos_enc.pe")  # not loaded
-    wrong = [name for name in (*missing, *unknown) if not name.endswith(made)]
-    if wrong:
-        raise RuntimeError(f"its weights have other names: {', '.join(wrong[:4])}")
-
-
 def prepare(
-    peer: str, make: Callable[..., tuple[nn.Module, Encode]], plan: str, mode: str
+    make: Callable[..., tuple[nn.Module, Encode]], plan: str, mode: str
 ) -> tuple[Callable[[], Result], Callable[[Result], dict[str, Any]]]:
     """The call of an encoder, and what makes an answer of its frames.
 
     Args:
-        peer: "nemo" or "transformers", whose names the weights get.
         make: of the functions above.
         plan: path of what `write` wrote.
         mode: "float32", "autocast" or "bfloat16".
     """
-    # not mapped: weights in the page cache are 5 % faster than those that asrkit made in memory
     batch = torch.load(plan)
     dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
-    encoder, encode = make(batch["sizes"])
-    load(encoder, batch["weights"][peer])
+    encoder, encode = make(batch["sizes"], batch["weights"])
     encoder.eval().requires_grad_(False).to(dtype)
     features = batch["features"].to(dtype)
+    lengths = batch["lengths"]
 
     def call() -> Result:
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast")
         with torch.inference_mode(), autocast:
-            return encode(features, batch["lengths"])
+            return encode(features, lengths)
 
     return call, answer
 
@@ -211,14 +171,12 @@ def answer(result: Result) -> dict[str, Any]:
     return {"digest": [sketch(encoded, lengths).tolist(), lengths.tolist()]}
 
 
+def _transformers(attention: str) -> tuple[str, Callable[..., Any]]:
+    return "transformers", partial(prepare, partial(transformers, attention=attention))
+
+
 PEERS = {
-    "nemo_encoder": ("nemo_toolkit", partial(prepare, "nemo", nemo)),
-    "transformers_encoder": (
-        "transformers",
-        partial(prepare, "transformers", partial(transformers, attention="sdpa")),
-    ),
-    "transformers_encoder_eager": (
-        "transformers",
-        partial(prepare, "transformers", partial(transformers, attention="eager")),
-    ),
+    "nemo_encoder": ("nemo_toolkit", partial(prepare, nemo)),
+    "transformers_encoder": _transformers("sdpa"),
+    "transformers_encoder_eager": _transformers("eager"),
 }

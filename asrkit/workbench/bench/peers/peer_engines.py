@@ -5,11 +5,10 @@ how many frames these have. The first process that needs an engine's file lets a
 it, which takes several times the weights and ends. Models have no lengths: utterances are whole. A
 Jasper gives log-probabilities of one utterance of any length, a FastConformer encoded frames of a
 batch, whose shape is the only one that its folder is for. A process runs on one thread of the core
-that our arms run on. What makes files imports asrkit, from this checkout.
+that our arms run on.
 """
 
 import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 
 MODEL = "model.pt"
 GROUP = 64  # activations of a row that share a scale, in OpenVINO's int8
-CHECKOUT = Path(__file__).resolve().parents[4]
 Shape = tuple[int, ...]
 Run = Callable[[], np.ndarray]
 
@@ -179,8 +177,6 @@ def quantize(path: Path, shape: Shape) -> None:
 def _made(path: Path, make: Callable[[Path, Shape], None], shape: Shape) -> Path:
     """The file of this path, made by another process unless it is there."""
     if not path.exists():
-        if str(CHECKOUT) not in sys.path:
-            sys.path.append(str(CHECKOUT))
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             process.submit(make, path, shape).result()
     return path

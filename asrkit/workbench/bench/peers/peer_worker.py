@@ -13,7 +13,8 @@ digest to compare ours with, and with "memory" the peak beyond what was held bef
 process's own, for torch's profiler takes gigabytes to follow losses that make a tensor a node.
 With "device": "cuda" a call is timed by events on an idle device, without "cpu_ms".
 
-What fails answers {"error": ...}. Nothing of asrkit is imported here. NeMo is found in the folder
+What fails answers {"error": ...}. Of asrkit no more is imported than what reads checkpoints and
+writes engines' files, so that these share its names of weights. NeMo is found in the folder
 build/peers too: a GPU's machine without `make peers` needs no more than
 
     pip install --no-deps --target build/peers nemo_toolkit==3.0.0 packaging
@@ -30,7 +31,8 @@ from typing import Any
 
 import torch
 
-COPY = Path(__file__).resolve().parents[4] / "build/peers"
+CHECKOUT = Path(__file__).resolve().parents[4]
+COPY = CHECKOUT / "build/peers"
 Request = dict[str, Any]
 
 
@@ -107,7 +109,7 @@ def _resident(field: str, forget: bool = False) -> int | None:
 
 def main(peer: str) -> None:
     """Answer until the requests end. What a peer prints goes to standard error."""
-    sys.path.append(str(COPY))
+    sys.path += [str(COPY), str(CHECKOUT)]
     import peer_decoders
     import peer_encoders
     import peer_engines

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # it needs packages that a bare GPU machine lacks
     from asrkit.data.batching.strategies import Strategy
 
 RANKS = (1, 8, 64, 1024)
+SETS = ("librispeech_train_clean_100", "librispeech_eval", "ami_segments")
 EPOCHS = 3
 FEWEST = 100  # utterances of a table: lhotse wants one a bucket
 NEXT_CALLS = 50  # of the sampler, whose median time is recorded
@@ -86,19 +87,21 @@ def suite(
     Raises:
         ModuleNotFoundError: asrkit.data needs a package that this machine lacks.
     """
-    from asrkit.data import CANARY_MEMORY, Lengths, Limit
+    from asrkit.data import CANARY_MEMORY, Lengths, Limit, shipped_lengths, web_like
 
     ranks = ranks or RANKS[: 2 if quick else None]
     fewest = min(ranks)
     expect(fewest >= 1, "ranks", "1 or more", fewest)
     limit = Limit(CANARY_MEMORY, 1.0)
-    if lengths is None:
-        sets = _shipped_sets(quick)
-    else:
+    if lengths is not None:
         table = Lengths.read(lengths)
         _check_own(table, limit, fewest)
-        sets = iter([(lengths.name.partition(".")[0], table)])
-    for name, table in sets:
+        sets = {lengths.name.partition(".")[0]: table}
+    elif quick:
+        sets = {"web_like": web_like(4000)}
+    else:
+        sets = {"web_like": web_like(150_000)} | {name: shipped_lengths(name) for name in SETS}
+    for name, table in sets.items():
         # As a corpus comes: lhotse, which looks at 20,000 cuts at a time, would find one length in
         # a sorted table.
         table = table.take(np.random.default_rng(0).permutation(len(table)))
@@ -110,17 +113,6 @@ def suite(
             else:
                 comparison = BatchingComparison(name, table, limit, cuts, count)
                 yield Case(what=f"batching {comparison}", measure=comparison.measurements)
-
-
-def _shipped_sets(quick: bool) -> Iterator[tuple[str, "Lengths"]]:
-    from asrkit.data import shipped_lengths, web_like
-
-    if quick:
-        yield "web_like", web_like(4000)
-        return
-    yield "web_like", web_like(150_000)
-    for name in ("librispeech_train_clean_100", "librispeech_eval", "ami_segments"):
-        yield name, shipped_lengths(name)
 
 
 def _check_own(table: "Lengths", limit: "Limit", ranks: int) -> None:
@@ -218,19 +210,21 @@ class BatchingComparison:
             AssertionError: A rank has no batch in a step, a batch exceeds the limit, or (unless
                 the arm is another library's) utterances are lost or occur twice.
         """
-        head = f"{self}: {arm.name}, of which nothing was recorded,"
         every_row = np.concatenate([np.empty(0), *batches_of(steps)])
         rows, counts = np.unique(every_row, return_counts=True)
         kept = len(rows) / len(self.lengths)
         repeated = int((counts - 1).sum())
         complete = all(len(step) == self.ranks and all(map(len, step)) for step in steps)
-        assert complete, f"{head} has ranks without a batch."
-        assert arm.theirs or kept == 1, f"{head} keeps {kept:.3%} of the utterances."
         # lhotse repeats some where the last step would leave ranks without a batch
         allowed = self.ranks - 1 if arm.theirs else 0
-        assert repeated <= allowed, f"{head} has {repeated} utterances twice."
-        largest = self.largest_share(steps)
-        assert largest <= 1, f"{head} has a batch of {largest:.3f} of the limit."
+        wrong = {
+            "ranks without a batch": not complete,
+            f"{kept:.3%} of the utterances": kept < 1 and not arm.theirs,
+            f"{repeated} utterances twice": repeated > allowed,
+            "a batch above the limit": self.largest_share(steps) > 1,
+        }
+        found = " and ".join(what for what, here in wrong.items() if here)
+        assert not found, f"{self}: {arm.name}, of which nothing was recorded, has {found}."
         return kept
 
     def largest_share(self, steps: Steps) -> float:

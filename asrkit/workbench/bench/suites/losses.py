@@ -26,7 +26,6 @@ from asrkit.workbench.bench.peers.peer_losses import inputs
 from asrkit.workbench.measure.ops import dtype_name
 
 Shape = tuple[int, ...]
-Make = Callable[[str], Case]
 DURATIONS = (0, 1, 2, 3, 4)
 # relative distance of gradients that rounding excuses
 ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
@@ -35,16 +34,16 @@ ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 SUMMED = {"cpu": 1e-5, "cuda": 1e-4}
 TORCHAUDIO: dict[str, Any] = {"tolerance": 5e-3}  # its float32 recursion errs by 1e-3
 OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
-# (B, T, U1, V) of logits, and (B, T, U1, D, V) of halves of a joint
+# (B, T, U1, V) of logits, and (B, T, U1, D, V) of halves of a joint; on a GPU the first are those
+# asked for most, whose rows of 1025 logits are not aligned
 TINY = (1, 12, 6, 9)
-QUICK = (2, 40, 11, 28)
-PEERS = (1, 100, 51, 256)  # the largest lattice that peers need not minutes for
-CPU_SIZES = ((1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 28))
-GPU_SIZES = ((32, 500, 101, 1024), (128, 500, 101, 1024))
-ODD = (32, 200, 101, 1025)  # rows of 1025 logits are not aligned
-QUICK_JOINT = (2, 20, 6, 12, 16)
-CPU_JOINTS = ((4, 200, 101, 640, 1024), (8, 200, 101, 640, 1024))
-ODD_JOINT = (32, 200, 101, 640, 1025)
+PEERS = (1, 100, 51, 256)  # the largest lattice for which peers need no minutes
+QUICK_SIZES: Sequence[Shape] = ((2, 40, 11, 28),)
+CPU_SIZES: Sequence[Shape] = (PEERS, (1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 28))
+GPU_SIZES: Sequence[Shape] = ((32, 200, 101, 1025), (32, 500, 101, 1024), (128, 500, 101, 1024))
+QUICK_JOINTS: Sequence[Shape] = ((2, 20, 6, 12, 16),)
+CPU_JOINTS: Sequence[Shape] = ((4, 200, 101, 640, 1024), (8, 200, 101, 640, 1024))
+GPU_JOINTS: Sequence[Shape] = ((32, 200, 101, 640, 1025),)
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
@@ -55,27 +54,28 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         device: "cpu" or "cuda".
         quick: small sizes.
     """
-    for make in _cases(device.startswith("cuda"), quick):
+    gpu = device.startswith("cuda")
+    sizes = GPU_SIZES if gpu else CPU_SIZES
+    joints = GPU_JOINTS if gpu else CPU_JOINTS
+    if quick:
+        sizes = QUICK_SIZES
+        joints = QUICK_JOINTS
+    first, *others = sizes
+    joint, *larger = joints
+    makers: list[Callable[[str], Case]] = [
+        partial(joint_case, joint),
+        partial(logits_case, rnnt_loss, first),
+        partial(logits_case, tdt_loss, first),
+        *(partial(logits_case, rnnt_loss, shape) for shape in (TINY, *others)),
+        *(partial(joint_case, shape) for shape in larger),
+    ]
+    if gpu:
+        makers.insert(2, partial(logits_case, rnnt_loss, first, dtype=torch.bfloat16))
+    else:
+        makers.append(partial(joint_case, joint, trained=True))
+    for make in makers:
         with contextlib.suppress(torch.OutOfMemoryError):
             yield make(device)
-
-
-def _cases(gpu: bool, quick: bool) -> list[Make]:
-    """Makers of all cases, on a GPU the shape that is asked for most first."""
-    on_logits = partial(partial, logits_case, rnnt_loss)
-    joint = partial(partial, joint_case)
-    tiny = on_logits(TINY)
-    if quick:
-        both = [joint(QUICK_JOINT), joint(QUICK_JOINT, trained=True)]
-        return [tiny, on_logits(QUICK), partial(logits_case, tdt_loss, QUICK), *both]
-    if gpu:
-        odd = [joint(ODD_JOINT), on_logits(ODD), on_logits(ODD, dtype=torch.bfloat16)]
-        larger = [on_logits(shape) for shape in GPU_SIZES]
-        return [*odd, tiny, *larger, partial(logits_case, tdt_loss, ODD)]
-    joints = [joint(shape) for shape in CPU_JOINTS]
-    joints.insert(1, joint(CPU_JOINTS[0], trained=True))
-    sizes = [on_logits(shape) for shape in (PEERS, *CPU_SIZES)]
-    return [tiny, *sizes, partial(logits_case, tdt_loss, PEERS), *joints]
 
 
 def logits_case(
@@ -116,7 +116,7 @@ def logits_case(
     if shape == TINY:
         names.insert(0, "reference")
     peers = None
-    if device == "cpu" and shape in (TINY, QUICK, PEERS):
+    if device == "cpu" and shape in (TINY, PEERS, *QUICK_SIZES):
         request = {"loss": name, "shape": [*shape], "durations": durations, "memory": True}
         peers = PeerArms(request=request, logits=logits)
     return Case(
@@ -164,8 +164,7 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     """
     B, T, U1, D, V = shape
     leaves, targets = joint_inputs(shape, device, trained)
-    gpu = leaves[0].is_cuda
-    arms = joint_arms(leaves, targets, gpu)
+    arms = joint_arms(leaves, targets, gpu=leaves[0].is_cuda)
     what = "rnnt-loss-joint"
     lattice = "of random weights"
     tolerance = SUMMED[leaves[0].device.type]
@@ -179,14 +178,15 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
     multiplied = 2 * B * T * U1 * D * V
     params: dict[str, dict[str, Any]] = {}
     for name in arms:
-        params[name] = half if name.endswith("bfloat16") else {}
-        if name.startswith("torchaudio"):
-            params[name] = TORCHAUDIO | params[name]
+        params[name] = TORCHAUDIO if name.startswith("torchaudio") else {}
+        if name.endswith("bfloat16"):
+            params[name] = half
         if name.startswith("lean"):  # the logits are computed again
             params[name] = params[name] | {"floor_FLOP": 4 * multiplied}
     lean = [name for name in arms if name.startswith("lean")]
-    slow = [name for name in arms if name not in ("overwrite", *lean)]
-    pairs = [("torchaudio", name) for name in arms if name not in ("torchaudio", *lean)]
+    whole = [name for name in arms if name not in lean]
+    pairs = [("torchaudio", name) for name in whole if name != "torchaudio"]
+    pairs += product([name for name in whole if name != "overwrite"], lean)
     return Case(
         what=what,
         arms=arms,
@@ -201,7 +201,7 @@ def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
         memory=True,
         tolerance=tolerance,
         warmup=_warmup(B * T * U1 * V),
-        ratios=[*pairs, *product(slow, lean)],
+        ratios=pairs,
     )
 
 

@@ -29,7 +29,6 @@ from asrkit.models import (
     LSTMEncoderConfig,
     TransducerConfig,
     TransducerModel,
-    phases,
     presets,
 )
 from asrkit.optim import Average, Lamb
@@ -225,11 +224,13 @@ def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
 
 def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
     """The whole batch, then in phases."""
+    from asrkit.data import computed_seconds
+
     config = encoder.config
     speech = make_speech(encoder, lengths)
     counts = {"whole": 1} | {f"phases_{count}": count for count in PHASES}
-    cells = {name: _cells(encoder, lengths, count) for name, count in counts.items()}
-    useful = int((-(-lengths // config.stack_input)).sum())
+    frames = lengths.numpy()
+    whole = computed_seconds(frames)
     B, T, _ = speech.features.shape
     dtype = speech.features.dtype
     return Case(
@@ -238,52 +239,31 @@ def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
         params={
             "shape": [B, T, config.width, config.layers],
             "dtype": dtype_name(dtype),
-            "useful_cells": useful / cells["whole"],
+            "useful_cells": frames.sum() / whole,
             # a backward pass computes two products for each of the forward
-            "floor_FLOP": 3 * sum(encoder_flops(config, B=1, T=T) for T in lengths.tolist()),
+            "floor_FLOP": 3 * sum(encoder_flops(config, B=1, T=T) for T in frames.tolist()),
         },
-        arm_params={name: {"cells": count / cells["whole"]} for name, count in cells.items()},
+        arm_params={
+            name: {"cells": computed_seconds(frames, one) / whole} for name, one in counts.items()
+        },
         ratios=[("whole", name) for name in counts if name != "whole"],
         tolerance=LSTM_TOLERANCES[dtype],
         warmup=1,
     )
 
 
-def _cells(encoder: LSTMEncoder, lengths: Tensor, count: int) -> int:
-    """Stacked frames that the first LSTMs compute in `count` phases, in sum over the batch."""
-    frames = -(-lengths // encoder.config.stack_input)
-    cells = 0
-    start = 0
-    for end, rows in phases(frames, count, stack=encoder.config.stack):
-        cells += (end - start) * rows
-        start = end
-    return cells
-
-
-def weights(quick: bool, device: str) -> nn.ParameterList:
-    """Random parameters with random gradients, of the shapes of MLPerf's RNN-T.
-
-    Args:
-        quick: of a hundredth of its width.
-        device: of the parameters.
-    """
+def mlperf(quick: bool, device: str) -> TransducerModel:
+    """MLPerf's RNN-T, or one of a hundredth of its width, with random gradients."""
     config = presets.mlperf_rnnt()
     if quick:
-        config = replace(
-            config,
-            encoder=LSTMEncoderConfig(width=16),
-            predictor=LSTMConfig(width=16, layers=2),
-            joint_width=16,
-        )
-    with torch.device("meta"):
-        shapes = [weight.shape for weight in TransducerModel(config).parameters()]
-    generator = torch.Generator().manual_seed(0)
-    parameters = nn.ParameterList()
-    for shape in shapes:
-        parameter = nn.Parameter((torch.randn(shape, generator=generator) / 50).to(device))
-        parameter.grad = torch.randn(shape, generator=generator).to(device) / 100
-        parameters.append(parameter)
-    return parameters
+        narrow = LSTMConfig(width=16, layers=2)
+        encoder = LSTMEncoderConfig(width=16)
+        config = replace(config, encoder=encoder, predictor=narrow, joint_width=16)
+    torch.manual_seed(0)
+    model = TransducerModel(config).to(device)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight) / 100
+    return model
 
 
 def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
@@ -294,8 +274,8 @@ def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
         device: "cpu" or "cuda".
         quick: a small model, and the machine's ceiling at smaller sizes.
     """
-    parameters = weights(quick, device)
-    count = sum(parameter.numel() for parameter in parameters)
+    model = mlperf(quick, device)
+    count = sum(weight.numel() for weight in model.parameters())
     top = ceilings(device, quick).bytes_per_s
 
     def case(what: str, arms: Arms, compared: Arms, moved_B: Mapping[str, int]) -> Case:
@@ -305,7 +285,7 @@ def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
             what=what,
             arms=arms,
             compared_arms=compared,
-            params={"shape": [count], "tensors": len(parameters)},
+            params={"shape": [count], "tensors": len([*model.parameters()])},
             arm_params=floors,
             ratios=[
                 *((first, name) for name in others),
@@ -316,34 +296,34 @@ def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
         )
 
     impls = ("reference", "foreach", "numba_cpu")[: 3 if device == "cpu" else 2]
-    steps = {f"lamb_{impl}": lamb(parameters, 0.0, impl).step for impl in impls}
-    adamw = torch.optim.AdamW(parameters, lr=0.0, fused=True)
+    steps = {f"lamb_{impl}": lamb(model, 0.0, impl).step for impl in impls}
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     yield case(
         "optimizer-step",
         {**steps, "adamw_fused": adamw.step},
         {f"lamb_{impl}": partial(trained, impl, device) for impl in impls},
         {**dict.fromkeys(steps, LAMB_B), "adamw_fused": ADAM_B},
     )
-    arms = averages(parameters)
+    arms = averages(model)
     compared = {name: partial(averaged, name, device) for name in arms}
     yield case("weight-average", arms, compared, dict.fromkeys(arms, AVERAGE_B))
 
 
-def lamb(parameters: nn.ParameterList, rate: float, impl: Any) -> Lamb:
+def lamb(model: nn.Module, rate: float, impl: Any) -> Lamb:
     """LAMB with the settings of MLPerf's RNN-T."""
-    return Lamb(parameters, rate, impl=impl, **MLPERF)
+    return Lamb(model.parameters(), rate, impl=impl, **MLPERF)
 
 
 def trained(impl: str, device: str) -> tuple[Tensor, ...]:
     """The weights of a small model after three steps of LAMB."""
-    parameters = weights(True, device)
-    optimizer = lamb(parameters, 0.01, impl)
+    model = mlperf(True, device)
+    optimizer = lamb(model, 0.01, impl)
     for _ in range(3):
         optimizer.step()
-    return tuple(parameter.detach() for parameter in parameters)
+    return tuple(weight.detach() for weight in model.parameters())
 
 
-def averages(model: nn.ParameterList) -> dict[str, Callable[[], Any]]:
+def averages(model: nn.Module) -> dict[str, Callable[[], Any]]:
     """Ways to update an average of `model`; what each call returns is the average."""
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
     theirs.update_parameters(model)  # the first one copies
@@ -362,12 +342,11 @@ def averages(model: nn.ParameterList) -> dict[str, Callable[[], Any]]:
 
 def averaged(name: str, device: str) -> list[Tensor]:
     """The average after three updates of weights that change."""
-    model = weights(True, device)
+    model = mlperf(True, device)
     update = averages(model)[name]
     for _ in range(3):
-        with torch.no_grad():
-            for parameter in model:
-                parameter.mul_(1.5)
+        for weight in model.parameters():
+            weight.data.mul_(1.5)
         mean = update()
     return [value.detach() for value in mean]
 
