@@ -8,8 +8,8 @@ import torch
 from asrkit.cpu import has_int8
 from asrkit.models import presets
 from asrkit.workbench import bench
+from asrkit.workbench.bench.peers.peer_engines import WholeUtterances
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
-from asrkit.workbench.bench.peers.whole_conformer import WholeConformer
 from asrkit.workbench.bench.suites import encoder as encoders
 from asrkit.workbench.bench.suites import engines, ways
 
@@ -49,8 +49,8 @@ def small():
 def test_an_encoder_without_lengths_is_the_encoder_on_whole_utterances(B, T, scale):
     encoder = encoders.random_encoder(replace(SMALL, scale_input=scale), "cpu")
     features = torch.randn(B, T, 80)
-    wanted, lengths = encoder(features, torch.full((B,), T))
-    whole = WholeConformer(encoder, int(lengths[0])).eval()
+    wanted, _ = encoder(features, torch.full((B,), T))
+    whole = WholeUtterances(encoder).eval()
     torch.testing.assert_close(whole(features), wanted, rtol=1e-4, atol=1e-5)
 
 

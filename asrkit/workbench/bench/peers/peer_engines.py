@@ -54,46 +54,22 @@ def _features_path(folder: Path, frames: int) -> Path:
 
 
 class WholeUtterances(nn.Module):
-    """A CTC model with a Jasper for utterances without padding: features (B, T, F) in,
-    log-probabilities (B, T', V) out.
+    """A model for utterances without padding: features (B, T, F) in, its frames (B, T', D) out.
 
     Args:
-        model: ours, whose parts it calls.
+        model: ours in eval mode, which it calls; a subsampling of it becomes `Convolutions`.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        if hasattr(model, "subsampling"):
+            model.subsampling = Convolutions(model.subsampling)
         self.model = model
 
     def forward(self, features: Tensor) -> Tensor:
-        """The model without lengths, so no masks stand in a graph traced from it."""
-        encoder = self.model.encoder
-        x = features.transpose(1, 2)
-        sources: list[Tensor] = []
-        for stage, sizes in zip(encoder.stages, encoder.config.stages, strict=True):
-            has_branches = encoder.config.has_branches(sizes)
-            if has_branches:
-                sources.append(x)
-            x = stage(x, sources if has_branches else [], None)
-        return self.model.output(x.transpose(1, 2)).log_softmax(-1)
-
-
-class WholeConformer(nn.Module):
-    """A FastConformer for utterances without padding: features (B, T, F) in, frames (B, T', D) out.
-
-    Args:
-        encoder: ours in eval mode, which it calls; its subsampling becomes `Convolutions`.
-    """
-
-    def __init__(self, encoder: Any) -> None:
-        super().__init__()
-        encoder.subsampling = Convolutions(encoder.subsampling)
-        self.encoder = encoder
-
-    def forward(self, features: Tensor) -> Tensor:
-        """The encoder's frames; lengths are constants, and so are its masks."""
+        """The model's first result; lengths are constants, and so are its masks."""
         B, T, _ = features.shape
-        return self.encoder(features, torch.full((B,), T))[0]
+        return self.model(features, torch.full((B,), T))[0]
 
 
 class Convolutions(nn.Module):
@@ -128,7 +104,7 @@ def _whole(folder: Path, shape: Shape) -> tuple[nn.Module, Tensor, Any]:
     if isinstance(model.encoder, Jasper):
         any_length = {"features": {1: torch.export.Dim("T", min=2)}}
         return WholeUtterances(model).eval(), torch.zeros(1, 64, shape[2]), any_length
-    return WholeConformer(model.encoder).eval(), torch.zeros(shape), None
+    return WholeUtterances(model.encoder).eval(), torch.zeros(shape), None
 
 
 def export(path: Path, shape: Shape) -> None:

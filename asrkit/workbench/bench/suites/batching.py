@@ -234,6 +234,7 @@ class BatchingComparison:
         shares = [
             float(self.limit.share(len(rows), D[rows].max(), U[rows].max()))
             for rows in batches_of(steps)
+            if len(rows)
         ]
         return max(shares, default=0.0)
 
