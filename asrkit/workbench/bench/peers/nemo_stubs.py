@@ -34,6 +34,7 @@ PACKAGES = (
     f"{ASR}.parts.utils",
 )
 UNUSED = (
+    "einops",
     "nemo.core.classes.exportable",
     "nemo.core.neural_types",
     f"{ASR}.models",
@@ -113,7 +114,6 @@ def _used() -> dict[str, dict[str, Any]]:
             "avoid_float16_autocast_context": nullcontext,  # it asks about CUDA only
             "logging": types.SimpleNamespace(info=_same, warning=_same, debug=_same),
         },
-        "nemo.collections.common.parts.utils": {"activation_registry": {}},
         f"{ASR}.models.configs": {"CacheAwareStreamingConfig": streaming},
         f"{ASR}.parts.submodules.adapters.attention_adapter_mixin": {
             "AttentionAdapterModuleMixin": adapter
