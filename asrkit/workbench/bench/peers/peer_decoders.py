@@ -124,25 +124,19 @@ def modules(weights: Mapping[str, Tensor], durations: int, encoded: Tensor) -> t
 
 def answer(hypotheses: Any) -> dict[str, Any]:
     """Hypotheses of NeMo as numbers."""
-    labels = [[int(label) for label in one.y_sequence] for one in hypotheses]
-    frames = [[int(frame) for frame in one.timestamp] for one in hypotheses]
-    durations = [[int(jump) for jump in _kept(one.token_duration)] for one in hypotheses]
+    labels = [torch.as_tensor(one.y_sequence).long() for one in hypotheses]
+    frames = [torch.as_tensor(one.timestamp).long() for one in hypotheses]
+    durations = [one.token_duration for one in hypotheses]
     return {
         "digest": [_padded(labels), [*map(len, labels)], _padded(frames)],
-        "durations": durations,
+        "durations": [list(map(int, jumps)) for jumps in durations if jumps is not None],
         "scores": [float(one.score) for one in hypotheses],
     }
 
 
-def _kept(durations: Any) -> Any:
-    """Durations to go through: none where NeMo has not kept them."""
-    return [] if durations is None else durations
-
-
-def _padded(rows: list[list[int]]) -> list[list[int]]:
+def _padded(rows: list[Tensor]) -> list[list[int]]:
     """Rows of one length, filled up with -1."""
-    longest = max(map(len, rows))
-    return [row + [-1] * (longest - len(row)) for row in rows]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).tolist()
 
 
 PEERS = {loop: ("nemo_toolkit", partial(prepare, loop)) for loop in (*LOOPS, GRAPHS)}

@@ -227,7 +227,7 @@ def joint_arms(leaves: tuple[Tensor, ...], targets: Any, gpu: bool) -> Arms:
     Args:
         leaves: encoded, predicted, weight and bias.
         targets: and both lengths.
-        gpu: whether arms are those of a GPU.
+        gpu: whether these are the arms of a GPU.
     """
     encoded, predicted, weight, bias = leaves
 

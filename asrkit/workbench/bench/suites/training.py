@@ -16,6 +16,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.optim import Average, Lamb
-from asrkit.workbench.bench.cases import Arms, Case, Suite
+from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure.ops import dtype_name
@@ -55,6 +56,7 @@ DECAY = 0.995
 ADAM_B = 28  # reads gradient, both moments and weight; writes all but the gradient
 LAMB_B = 44  # reads the gradient for its norm first, and moments and weight again for the ratio
 AVERAGE_B = 12  # reads weight and average, writes the average
+Update = Callable[[], list[Tensor]]  # what it returns are the weights, or their average
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
@@ -106,7 +108,6 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
         arms["full_float32_logits"] = training_step(before, batch, "full", dtype)
     arms["full"] = training_step(copy.deepcopy(model), batch, "full", dtype)
     arms["lean"] = training_step(model, batch, "lean", dtype)
-    names = [*arms]
     T = model.encode(batch.features, batch.lengths)[0].shape[1]
     return Case(
         what="training-step",
@@ -116,7 +117,7 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
             "joint_width": model.config.joint_width,
             "dtype": dtype_name(dtype),
         },
-        ratios=[(slow, fast) for slow in names for fast in names[names.index(slow) + 1 :]],
+        ratios=[*combinations(arms, 2)],
         tolerance=STEP_TOLERANCES[dtype],
         memory=True,
     )
@@ -274,81 +275,77 @@ def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
         device: "cpu" or "cuda".
         quick: a small model, and the machine's ceiling at smaller sizes.
     """
+    impls = ("reference", "foreach", "numba_cpu")[: 3 if device == "cpu" else 2]
+    steps = {f"lamb_{impl}": partial(lamb, impl) for impl in impls}
+    moving = {"torch_averaged_model": torch_averaged_model, "average": average}
     model = mlperf(quick, device)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     count = sum(weight.numel() for weight in model.parameters())
     top = ceilings(device, quick).bytes_per_s
-
-    def case(what: str, arms: Arms, compared: Arms, moved_B: Mapping[str, int]) -> Case:
-        first, *others = compared
-        floors = {name: {"floor_B": moved_B[name] * count, "peak_B": top} for name in arms}
-        return Case(
+    kinds: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any], int], ...] = (
+        ("optimizer-step", steps, {"adamw_fused": adamw.step}, LAMB_B),
+        ("weight-average", moving, {}, AVERAGE_B),
+    )
+    for what, ways, others, moved_B in kinds:
+        first, *faster = ways
+        floors = dict.fromkeys(ways, moved_B) | dict.fromkeys(others, ADAM_B)
+        yield Case(
             what=what,
-            arms=arms,
-            compared_arms=compared,
+            arms={**{name: make(model, 0.0) for name, make in ways.items()}, **others},
+            compared_arms={name: partial(updated, make, device) for name, make in ways.items()},
             params={"shape": [count], "tensors": len([*model.parameters()])},
-            arm_params=floors,
-            ratios=[
-                *((first, name) for name in others),
-                *((name, "adamw_fused") for name in compared if "adamw_fused" in arms),
-            ],
+            arm_params={
+                name: {"floor_B": each * count, "peak_B": top} for name, each in floors.items()
+            },
+            ratios=[*product([first], faster), *product(ways, others)],
             memory=True,
             warmup=1,
         )
 
-    impls = ("reference", "foreach", "numba_cpu")[: 3 if device == "cpu" else 2]
-    steps = {f"lamb_{impl}": lamb(model, 0.0, impl).step for impl in impls}
-    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
-    yield case(
-        "optimizer-step",
-        {**steps, "adamw_fused": adamw.step},
-        {f"lamb_{impl}": partial(trained, impl, device) for impl in impls},
-        {**dict.fromkeys(steps, LAMB_B), "adamw_fused": ADAM_B},
-    )
-    arms = averages(model)
-    compared = {name: partial(averaged, name, device) for name in arms}
-    yield case("weight-average", arms, compared, dict.fromkeys(arms, AVERAGE_B))
 
+def lamb(impl: Any, model: nn.Module, rate: float) -> Update:
+    """A step of LAMB with the settings of MLPerf's RNN-T."""
+    optimizer = Lamb(model.parameters(), rate, impl=impl, **MLPERF)
 
-def lamb(model: nn.Module, rate: float, impl: Any) -> Lamb:
-    """LAMB with the settings of MLPerf's RNN-T."""
-    return Lamb(model.parameters(), rate, impl=impl, **MLPERF)
-
-
-def trained(impl: str, device: str) -> tuple[Tensor, ...]:
-    """The weights of a small model after three steps of LAMB."""
-    model = mlperf(True, device)
-    optimizer = lamb(model, 0.01, impl)
-    for _ in range(3):
+    def step() -> list[Tensor]:
         optimizer.step()
-    return tuple(weight.detach() for weight in model.parameters())
+        return list(model.parameters())
+
+    return step
 
 
-def averages(model: nn.Module) -> dict[str, Callable[[], Any]]:
-    """Ways to update an average of `model`; what each call returns is the average."""
-    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-    theirs.update_parameters(model)  # the first one copies
+def torch_averaged_model(model: nn.Module, rate: float) -> Update:
+    """An update of torch's moving average."""
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    averaged.update_parameters(model)  # the first one copies
+
+    def update() -> list[Tensor]:
+        averaged.update_parameters(model)
+        return list(averaged.module.parameters())
+
+    return update
+
+
+def average(model: nn.Module, rate: float) -> Update:
+    """An update of ours."""
     ours = Average(model, DECAY, warm_up=False)
 
-    def torch_averaged_model() -> list[Tensor]:
-        theirs.update_parameters(model)
-        return list(theirs.module.parameters())
-
-    def average() -> list[Tensor]:
+    def update() -> list[Tensor]:
         ours.update()
         return list(ours.values.values())
 
-    return {"torch_averaged_model": torch_averaged_model, "average": average}
+    return update
 
 
-def averaged(name: str, device: str) -> list[Tensor]:
-    """The average after three updates of weights that change."""
+def updated(make: Callable[[nn.Module, float], Update], device: str) -> list[Tensor]:
+    """What three updates make of a small model whose weights change between them."""
     model = mlperf(True, device)
-    update = averages(model)[name]
+    update = make(model, 0.01)
     for _ in range(3):
         for weight in model.parameters():
             weight.data.mul_(1.5)
-        mean = update()
-    return [value.detach() for value in mean]
+        values = update()
+    return [value.detach() for value in values]
 
 
 SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))
