@@ -150,6 +150,24 @@ def quantize(path: Path, shape: Shape) -> None:
     )
 
 
+def compress(path: Path, shape: Shape) -> None:
+    """Write an OpenVINO model with weights of linear layers in int8, by output channel; it
+    quantizes their activations in every call.
+    """
+    import openvino
+    from openvino.passes import ConstantFolding, Manager
+
+    from asrkit.export.openvino_files import compress
+
+    model = openvino.Core().read_model(_made(path.with_name("model.xml"), export, shape))
+    model.reshape([*shape])
+    folding = Manager()
+    folding.register_pass(ConstantFolding())  # of positions, which need no product any more
+    folding.run_passes(model)
+    compress(model)
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
 def _made(path: Path, make: Callable[[Path, Shape], None], shape: Shape) -> Path:
     """The file of this path, made by another process unless it is there."""
     if not path.exists():
@@ -171,7 +189,11 @@ def openvino(folder: Path, features: np.ndarray, precision: str, int8: bool = Fa
     import openvino
 
     core = openvino.Core()
-    model = core.read_model(_made(folder / "model.xml", export, features.shape))
+    if int8:
+        path = _made(folder / "model-int8.xml", compress, features.shape)
+    else:
+        path = _made(folder / "model.xml", export, features.shape)
+    model = core.read_model(path)
     model.reshape([*features.shape])
     options = {
         "INFERENCE_NUM_THREADS": 1,
@@ -179,9 +201,6 @@ def openvino(folder: Path, features: np.ndarray, precision: str, int8: bool = Fa
         "PERFORMANCE_HINT": "LATENCY",
     }
     if int8:
-        from asrkit.export.openvino_files import compress
-
-        compress(model)
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
     compiled = core.compile_model(model, "CPU", options)
     used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
