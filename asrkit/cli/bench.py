@@ -12,7 +12,7 @@ from asrkit.cli.options import add_device, apply_runtime_options, check_writable
 
 SUITES = [
     *"transcription losses decoders encoders ladder claims precision".split(),
-    *"training optimizers batching all".split(),
+    *"training batching all".split(),
 ]
 SUITES_HELP = (
     "transcription: one recogniser whole, samples to labels, by batch size; "
@@ -20,9 +20,9 @@ SUITES_HELP = (
     "by attention too, with its caches and drafts; precision: errors of half precision; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
     "transformers, OpenVINO and ONNX Runtime, and one recogniser on one core; "
-    "batching: samplers and their padding; training: one step, and an LSTM encoder in phases; "
-    "optimizers: LAMB and averaged weights beside those of torch; claims: those of the ledger that "
-    "need a GPU; ladder: one recogniser, its speed-ups switched on one by one; all: every suite"
+    "batching: samplers and their padding; training: one step, an LSTM encoder in phases, LAMB and "
+    "averaged weights beside those of torch; claims: those of the ledger that need a GPU; ladder: "
+    "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 
 

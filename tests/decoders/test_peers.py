@@ -43,7 +43,7 @@ def nemo(peers, tmp_path):
         )
         if loop not in arms:
             pytest.skip("needs nemo_toolkit: `make peers` installs it")
-        answer = arms[loop].ask(observe=True)
+        answer = arms[loop].ask("observe")
         return [torch.tensor(part) for part in answer["digest"]], answer
 
     return ask

@@ -86,7 +86,7 @@ def read(path: Path) -> Contents:
     features["periodic"] = _is_periodic(weights, features)
     kept = {name: weights[name] for name in weights if not name.startswith(_NO_WEIGHTS)}
     del weights
-    found = renamed(kept, _our_name)
+    found = renamed(kept, our_name)
     shape_conformer(found)
     if isinstance(model, AEDConfig):
         nemo_canary.shape_decoder(found, model)
@@ -280,7 +280,7 @@ _NO_WEIGHTS = (  # beginnings of names: metrics, tables, features
 )
 
 
-def _our_name(name: str) -> str:
+def our_name(name: str) -> str:
     """asrkit's name of a NeMo weight; one that it does not know keeps its own."""
     block = re.match(r"encoder\.layers\.(\d+)\.", name)
     if block is None:

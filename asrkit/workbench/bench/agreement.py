@@ -19,7 +19,7 @@ class Observation(NamedTuple):
     """What the comparison of an arm found out beside its result."""
 
     peak_B: int | None = None  # memory, if it was asked for
-    params: Mapping[str, Any] = {}  # of its records: a peer's counts, which implementation ran
+    params: Mapping[str, Any] = {}  # of its records: which implementation ran
 
 
 def check(case: Case, device: str = "cpu") -> dict[str, Observation]:
@@ -70,7 +70,7 @@ def _observe(case: Case, name: str, device: str) -> tuple[Any, Observation]:
     arm = case.arms.get(name)
     if isinstance(arm, Peer):
         answer = arm(observe=True)
-        return answer, Observation(answer.peak_B, answer.counts)
+        return answer, Observation(answer.peak_B)
     peak_B = peak_memory(case.once(name), device=device) if case.memory else None
     result = None
     if not case.compared_arms:

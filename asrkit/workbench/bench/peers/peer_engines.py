@@ -1,26 +1,18 @@
-"""Jasper and FastConformer in OpenVINO and ONNX Runtime, each in a process of its own, run by the
-Python of `make peers`.
+"""Jasper and FastConformer in OpenVINO and ONNX Runtime; see peer_worker.py.
 
-    python -P peer_engines.py openvino_bfloat16
-    {"folder": "...", "frames": 200, "observe": true}
-    {"wall_ms": ..., "cpu_ms": ..., "digest": [sketch, lengths], "version": "..."}
-
-`folder` has a model and features by `write_model` and `write_features`. The first process that
-needs an engine's file lets another process make it, which takes several times the weights and ends.
-Models have no lengths and no masks: utterances are whole. A Jasper gives log-probabilities of one
-utterance of any length, a FastConformer encoded frames of a batch, whose shape is the only one that
-its folder is for. A process runs on one thread of the core that our arms run on. Protocol and
-timing are those of asrkit.workbench.bench.peers.peer_worker. The exporter alone imports asrkit,
-from this checkout.
+A request names a folder that has a model and features by `write_model` and `write_features`, and
+how many frames these have. The first process that needs an engine's file lets another process make
+it, which takes several times the weights and ends. Models have no lengths: utterances are whole. A
+Jasper gives log-probabilities of one utterance of any length, a FastConformer encoded frames of a
+batch, whose shape is the only one that its folder is for. A process runs on one thread of the core
+that our arms run on.
 """
 
-import functools
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from importlib.metadata import version
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +21,9 @@ import torch
 from torch import Tensor, nn
 
 MODEL = "model.pt"
-FILES = {
-    "openvino": "model.xml",
-    "openvino_int8": "model-int8.xml",
-    "onnxruntime": "model.onnx",
-    "onnxruntime_int8": "model-int8.onnx",
-}
 GROUP = 64  # activations of a row that share a scale, in OpenVINO's int8
-CHECKOUT = Path(__file__).resolve().parents[4]
+Shape = tuple[int, ...]
+Run = Callable[[], np.ndarray]
 
 
 def write_model(folder: Path, model: Any) -> None:
@@ -67,98 +54,45 @@ def _features_path(folder: Path, frames: int) -> Path:
 
 
 class WholeUtterances(nn.Module):
-    """A CTC model with a Jasper for utterances without padding: features (B, T, F) in,
-    log-probabilities (B, T', V) out.
+    """A model for utterances without padding: features (B, T, F) in, its frames (B, T', D) out.
 
     Args:
-        model: ours, whose parts it calls.
+        model: ours in eval mode, which it calls; a subsampling of it becomes `Convolutions`.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        if hasattr(model, "subsampling"):
+            model.subsampling = Convolutions(model.subsampling)
         self.model = model
 
     def forward(self, features: Tensor) -> Tensor:
-        """The model without lengths, so no masks stand in a graph traced from it."""
-        encoder = self.model.encoder
-        x = features.transpose(1, 2)
-        sources: list[Tensor] = []
-        for stage, sizes in zip(encoder.stages, encoder.config.stages, strict=True):
-            has_branches = encoder.config.has_branches(sizes)
-            if has_branches:
-                sources.append(x)
-            x = stage(x, sources if has_branches else [], None)
-        return self.model.output(x.transpose(1, 2)).log_softmax(-1)
+        """The model's first result; lengths are constants, and so are its masks."""
+        B, T, _ = features.shape
+        return self.model(features, torch.full((B,), T))[0]
 
 
-def export(folder: Path, engine: str, shape: tuple[int, ...]) -> None:
-    """Write an engine's file.
+class Convolutions(nn.Module):
+    """The subsampling of a FastConformer over channels (B, C, T, F), as ONNX Runtime is faster.
 
     Args:
-        folder: of `write_model`.
-        engine: a key of FILES.
-        shape: of the features (B, T, F); a Jasper's file is for any T.
+        ours: whose parts it calls.
     """
-    sys.path += [str(CHECKOUT), str(Path(__file__).parent)]
-    whole, example, dynamic_shapes = _whole(folder, shape)
-    path = folder / FILES[engine]
-    if engine == "openvino":
-        import openvino
 
-        converted = openvino.convert_model(whole, example_input=example)
-        openvino.save_model(converted, path, compress_to_fp16=False)
-        return
-    if engine == "openvino_int8":
-        _compress(exported(folder, "openvino", shape), path)
-        return
-    if engine == "onnxruntime_int8":
-        _quantize(exported(folder, "onnxruntime", shape), path)
-        return
-    program = torch.onnx.export(
-        whole, (example,), dynamo=True, dynamic_shapes=dynamic_shapes, verbose=False
-    )
-    assert program is not None
-    program.save(path, external_data=True)  # a file of ONNX alone ends at 2 GB
+    def __init__(self, ours: Any) -> None:
+        super().__init__()
+        self.ours = ours
+
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames (B, T', D) of whole utterances (B, T, F), and their lengths (B,)."""
+        x = features[:, None]
+        for conv in self.ours.convs:
+            x = conv(x).relu()
+        return self.ours.out(x.transpose(1, 2).flatten(2)), torch.full_like(lengths, x.shape[2])
 
 
-def _quantize(path: Path, to: Path) -> None:
-    """Write the ONNX model of `path` with linear layers in int8: weights by output channel,
-    activations in every call.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    graph = onnx.load(path, load_external_data=False).graph
-    stacks = {weight.name for weight in graph.initializer if len(weight.dims) > 2}
-    by_head = [node.name for node in graph.node if stacks & {*node.input}]  # it has no such kernel
-    quantize_dynamic(
-        path,
-        to,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-        op_types_to_quantize=["MatMul", "Gemm"],
-        nodes_to_exclude=by_head,
-        use_external_data_format=True,
-    )
-
-
-def _compress(path: Path, to: Path) -> None:
-    """Write the OpenVINO model of `path` with weights of linear layers in int8, by output channel;
-    it quantizes their activations in every call.
-    """
-    import openvino
-
-    from asrkit.export.openvino_files import compress
-
-    model = openvino.Core().read_model(path)
-    compress(model)
-    openvino.save_model(model, to, compress_to_fp16=False)
-
-
-def _whole(folder: Path, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor, Any]:
+def _whole(folder: Path, shape: Shape) -> tuple[nn.Module, Tensor, Any]:
     """The model of `write_model` without lengths, an input, and which of its sizes may change."""
-    from whole_conformer import WholeConformer
-
     from asrkit.models import CTCModel, Jasper
     from asrkit.models.checkpoints import config_from_dict
 
@@ -170,30 +104,79 @@ def _whole(folder: Path, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor, Any
     if isinstance(model.encoder, Jasper):
         any_length = {"features": {1: torch.export.Dim("T", min=2)}}
         return WholeUtterances(model).eval(), torch.zeros(1, 64, shape[2]), any_length
-    encoder: Any = model.encoder
-    frames = -(-shape[1] // encoder.config.subsampling)
-    return WholeConformer(encoder, frames).eval(), torch.zeros(shape), None
+    return WholeUtterances(model.encoder).eval(), torch.zeros(shape), None
 
 
-def exported(folder: Path, engine: str, shape: tuple[int, ...]) -> Path:
-    """The file of an engine, exported by another process unless it is there.
+def export(path: Path, shape: Shape) -> None:
+    """Write the file of an engine beside what `write_model` wrote, by its suffix .xml or .onnx.
 
-    Raises:
-        RuntimeError: the last line of what that process said.
+    Args:
+        path: the file.
+        shape: of the features (B, T, F); a Jasper's file is for any T.
     """
-    path = folder / FILES[engine]
-    if path.exists():
-        return path
-    sizes = "x".join(map(str, shape))
-    command = [sys.executable, "-P", "-W", "ignore", __file__, "export", str(folder), engine, sizes]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["its export failed"]
-        raise RuntimeError(lines[-1])
+    whole, example, dynamic_shapes = _whole(path.parent, shape)
+    if path.suffix == ".xml":
+        import openvino
+
+        converted = openvino.convert_model(whole, example_input=example)
+        openvino.save_model(converted, path, compress_to_fp16=False)
+        return
+    program = torch.onnx.export(
+        whole, (example,), dynamo=True, dynamic_shapes=dynamic_shapes, verbose=False
+    )
+    assert program is not None
+    program.save(path, external_data=True)  # a file of ONNX alone ends at 2 GB
+
+
+def quantize(path: Path, shape: Shape) -> None:
+    """Write an ONNX model with linear layers in int8: weights by output channel, activations in
+    every call.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    plain = _made(path.with_name("model.onnx"), export, shape)
+    graph = onnx.load(plain, load_external_data=False).graph
+    stacks = {weight.name for weight in graph.initializer if len(weight.dims) > 2}
+    by_head = [node.name for node in graph.node if stacks & {*node.input}]  # it has no such kernel
+    quantize_dynamic(
+        plain,
+        path,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        op_types_to_quantize=["MatMul", "Gemm"],
+        nodes_to_exclude=by_head,
+        use_external_data_format=True,
+    )
+
+
+def compress(path: Path, shape: Shape) -> None:
+    """Write an OpenVINO model with weights of linear layers in int8, by output channel; it
+    quantizes their activations in every call.
+    """
+    import openvino
+    from openvino.passes import ConstantFolding, Manager
+
+    from asrkit.export.openvino_files import compress
+
+    model = openvino.Core().read_model(_made(path.with_name("model.xml"), export, shape))
+    model.reshape([*shape])
+    folding = Manager()
+    folding.register_pass(ConstantFolding())  # of positions, which need no product any more
+    folding.run_passes(model)
+    compress(model)
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def _made(path: Path, make: Callable[[Path, Shape], None], shape: Shape) -> Path:
+    """The file of this path, made by another process unless it is there."""
+    if not path.exists():
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            process.submit(make, path, shape).result()
     return path
 
 
-class OpenVINO:
+def openvino(folder: Path, features: np.ndarray, precision: str, int8: bool = False) -> Run:
     """A call that returns what the model makes of features, by OpenVINO on one thread.
 
     Args:
@@ -203,126 +186,82 @@ class OpenVINO:
         int8: whether linear layers are quantized: weights by channel, activations in every call,
             in groups of GROUP.
     """
+    import openvino
 
-    def __init__(
-        self, folder: Path, features: np.ndarray, precision: str, int8: bool = False
-    ) -> None:
-        import openvino
-
-        core = openvino.Core()
-        kind = "openvino_int8" if int8 else "openvino"
-        model = core.read_model(exported(folder, kind, features.shape))
-        model.reshape([*features.shape])
-        options = {
-            "INFERENCE_NUM_THREADS": 1,
-            "INFERENCE_PRECISION_HINT": precision,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        if int8:
-            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
-        compiled = core.compile_model(model, "CPU", options)
-        used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        if used != precision:
-            raise RuntimeError(f"it computes in {used} on this CPU, not in {precision}")
-        self.features = features
-        self.request = compiled.create_infer_request()
-
-    def __call__(self) -> np.ndarray:
-        return self.request.infer([self.features], share_inputs=True)[0]
+    core = openvino.Core()
+    if int8:
+        path = _made(folder / "model-int8.xml", compress, features.shape)
+    else:
+        path = _made(folder / "model.xml", export, features.shape)
+    model = core.read_model(path)
+    model.reshape([*features.shape])
+    options = {
+        "INFERENCE_NUM_THREADS": 1,
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    if int8:
+        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
+    compiled = core.compile_model(model, "CPU", options)
+    used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if used != precision:
+        raise RuntimeError(f"it computes in {used} on this CPU, not in {precision}")
+    request = compiled.create_infer_request()
+    return lambda: request.infer([features], share_inputs=True)[0]
 
 
-class ONNXRuntime:
+def onnxruntime(folder: Path, features: np.ndarray, int8: bool = False) -> Run:
     """A call that returns what the model makes of features, by ONNX Runtime on one thread.
 
     Args:
         folder: of `write_model`.
         features: (B, T, F).
-        kind: "onnxruntime", or "onnxruntime_int8" with linear layers quantised: weights by channel,
-            activations in every call.
+        int8: whether linear layers are quantized, as `quantize` does.
     """
+    import onnxruntime
 
-    def __init__(self, folder: Path, features: np.ndarray, kind: str = "onnxruntime") -> None:
-        import onnxruntime
-
-        onnxruntime.disable_telemetry_events()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.add_free_dimension_override_by_name("T", features.shape[1])
-        path = exported(folder, kind, features.shape)
-        self.session = onnxruntime.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"]
-        )
-        self.inputs = {self.session.get_inputs()[0].name: features}
-
-    def __call__(self) -> np.ndarray:
-        return self.session.run(None, self.inputs)[0]
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.add_free_dimension_override_by_name("T", features.shape[1])
+    if int8:
+        path = _made(folder / "model-int8.onnx", quantize, features.shape)
+    else:
+        path = _made(folder / "model.onnx", export, features.shape)
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    inputs = {session.get_inputs()[0].name: features}
+    return lambda: session.run(None, inputs)[0]
 
 
-ENGINES: dict[str, tuple[str, Callable[..., Callable[[], np.ndarray]]]] = {
-    "openvino_float32": ("openvino", functools.partial(OpenVINO, precision="f32")),
-    "openvino_bfloat16": ("openvino", functools.partial(OpenVINO, precision="bf16")),
-    "openvino_int8": ("openvino", functools.partial(OpenVINO, precision="f32", int8=True)),
-    "onnxruntime_float32": ("onnxruntime", ONNXRuntime),
-    "onnxruntime_int8": ("onnxruntime", functools.partial(ONNXRuntime, kind="onnxruntime_int8")),
-}
-
-
-class Server:
-    """Answers requests to one engine; it holds one compiled model, of the frames asked last.
+def prepare(
+    make: Callable[[Path, np.ndarray], Run], folder: str, frames: int
+) -> tuple[Run, Callable[[np.ndarray], dict[str, Any]]]:
+    """The call of an engine on one core, and what makes an answer of its frames.
 
     Args:
-        peer: a key of ENGINES.
+        make: of the functions above.
+        folder: of `write_model` and `write_features`.
+        frames: of the features.
     """
-
-    def __init__(self, peer: str) -> None:
-        self.package, self.make = ENGINES[peer]
-        self.prepared: tuple[str, int] | None = None
-        self.call: Callable[[], np.ndarray] | None = None
-
-    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request, as above."""
-        call = self._call(request["folder"], request["frames"])
-        wall_start = time.perf_counter_ns()
-        cpu_start = time.process_time_ns()
-        found = call()
-        cpu_ns = time.process_time_ns() - cpu_start
-        wall_ns = time.perf_counter_ns() - wall_start
-        answer = {
-            "wall_ms": wall_ns / 1e6,
-            "cpu_ms": cpu_ns / 1e6,
-            "version": f"{self.package} {version(self.package)}",
-        }
-        if request["observe"]:
-            from peer_encoders import sketch
-
-            lengths = torch.full((len(found),), found.shape[1])
-            digest = sketch(torch.tensor(found), lengths)
-            answer["digest"] = [digest.tolist(), lengths.tolist()]
-        return answer
-
-    def _call(self, folder: str, frames: int) -> Callable[[], np.ndarray]:
-        if self.call is None or self.prepared != (folder, frames):
-            self.call = None  # the memory of one at a time
-            self.prepared = None
-            features = np.load(_features_path(Path(folder), frames))
-            self.call = self.make(Path(folder), features)
-            self.prepared = (folder, frames)
-        return self.call
-
-
-def main(peer: str) -> None:
-    """Answer until the requests end."""
-    sys.path.append(str(Path(__file__).parent))
-    from peer_worker import answer_requests
-
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    answer_requests(Server(peer))
+    features = np.load(_features_path(Path(folder), frames))
+    return make(Path(folder), features), answer
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "export":
-        export(Path(sys.argv[2]), sys.argv[3], tuple(map(int, sys.argv[4].split("x"))))
-    else:
-        main(sys.argv[1])
+def answer(found: np.ndarray) -> dict[str, Any]:
+    """A sketch of the frames, and their lengths."""
+    from peer_encoders import sketch
+
+    lengths = torch.full((len(found),), found.shape[1])
+    return {"digest": [sketch(torch.tensor(found), lengths).tolist(), lengths.tolist()]}
+
+
+PEERS = {
+    "openvino_float32": ("openvino", partial(prepare, partial(openvino, precision="f32"))),
+    "openvino_bfloat16": ("openvino", partial(prepare, partial(openvino, precision="bf16"))),
+    "openvino_int8": ("openvino", partial(prepare, partial(openvino, precision="f32", int8=True))),
+    "onnxruntime_float32": ("onnxruntime", partial(prepare, onnxruntime)),
+    "onnxruntime_int8": ("onnxruntime", partial(prepare, partial(onnxruntime, int8=True))),
+}

@@ -1,170 +1,96 @@
-"""One loss of a peer in a process of its own, run by the Python of `make peers`: a request a line
+"""A package of others in a process of its own, run by the Python of `make peers`: a request a line
 in, an answer a line out.
 
-    python -P peer_worker.py warprnnt_numba
-    {"shape": [1, 4, 3, 5], "durations": [], "threads": 1, "observe": true}
+    $ python peer_worker.py warprnnt_numba
+    {"shape": [1, 4, 3, 5], "durations": [], "threads": 1, "do": "observe", "memory": true}
     {"wall_ms": ..., "cpu_ms": ..., "digest": [...], "peak_B": ..., "version": "..."}
 
-A request is one call, forward and backward of the mean. With "observe" the answer has a digest, the
-mean loss, the norm of the gradient and its product with the logits, and the peak memory beyond what
-was held before: the process's, for torch's profiler takes gigabytes to follow losses that make a
-tensor a node. What fails answers {"error": ...}. Nothing of asrkit is imported here;
-asrkit.workbench.bench imports `inputs`, so both sides work on the same numbers.
+The tables PEERS of the files peer_*.py hold what there is: by name a package, and a function that
+takes the rest of a request and makes the call that is timed, and what makes an answer of its
+result. What a request asks for is made once, and kept until another is asked for. A request to
+"prepare" ends there, one to "time" calls, and one to "observe" answers with the result too: a
+digest to compare ours with, and with "memory" the peak beyond what was held before. It is the
+process's own, for torch's profiler takes gigabytes to follow losses that make a tensor a node.
+With "device": "cuda" a call is timed by events on an idle device, without "cpu_ms".
+
+What fails answers {"error": ...}. Of asrkit no more is imported than what reads checkpoints and
+writes engines' files, so that these share its names of weights. NeMo is found in the folder
+build/peers too: a GPU's machine without `make peers` needs no more than
+
+    pip install --no-deps --target build/peers nemo_toolkit==3.0.0 packaging
 """
 
-import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-Loss = Callable[..., Tensor]
+CHECKOUT = Path(__file__).resolve().parents[4]
+COPY = CHECKOUT / "build/peers"
+Request = dict[str, Any]
 
 
-def inputs(shape: Sequence[int], durations: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
-    """Logits (B, T, U1, V + durations), targets (B, U) and both lengths (B,), seeded with 0.
-
-    All utterances are full; blank is V - 1.
+class Server:
+    """Answers requests to one peer.
 
     Args:
-        shape: (B, T, U1, V).
-        durations: how many a TDT model has; 0 for RNN-T.
-        device: of all tensors.
+        package: whose version the answers name.
+        prepare: makes of a request the call and what makes an answer of its result.
     """
-    B, T, U1, V = shape
-    draw = torch.Generator(device).manual_seed(0)
-    logits = torch.randn(B, T, U1, V + durations, device=device, generator=draw)
-    targets = torch.randint(0, V - 1, (B, U1 - 1), device=device, generator=draw)
-    frames = torch.full((B,), T, device=device)
-    labels = torch.full((B,), U1 - 1, device=device)
-    return logits, targets, frames, labels
+
+    def __init__(self, package: str, prepare: Callable[..., Any]) -> None:
+        self.version = f"{package} {version(package)}"
+        self.prepare = prepare
+        self.prepared: Request = {}
+        self.call: Any = None
+        self.answer: Any = None
+
+    def __call__(self, request: Request) -> Request:
+        """The answer to one request."""
+        torch.set_num_threads(request.pop("threads"))
+        do = request.pop("do")
+        memory = request.pop("memory", False) and do == "observe"
+        if request != self.prepared:
+            self.call = self.answer = None  # the memory of one at a time
+            self.prepared = {}
+            self.call, self.answer = self.prepare(**request)
+            self.prepared = request
+        if do == "prepare":
+            return {"version": self.version}
+        held_B = _resident("VmRSS", forget=True) if memory else None
+        result, times = timed(self.call, request.get("device", "cpu"))
+        answer = {"version": self.version, **times}
+        if held_B is not None:
+            answer["peak_B"] = max(0, (_resident("VmHWM") or 0) - held_B)
+        if do == "observe":
+            answer |= self.answer(result)
+        return answer
 
 
-def torchaudio(blank: int) -> Loss:
-    """torchaudio.functional.rnnt_loss, which stands in for a peer where none is installed."""
-    from torchaudio.functional import rnnt_loss
-
-    def loss(logits: Tensor, *targets: Tensor) -> Tensor:
-        integers = [tensor.int() for tensor in targets]
-        return rnnt_loss(logits, *integers, blank=blank, reduction="none")
-
-    return loss
-
-
-def warprnnt_numba(blank: int) -> Loss:
-    """The Numba port of warp-transducer; on a CPU it loops over tensors in Python."""
-    from warprnnt_numba import RNNTLossNumba
-
-    module = RNNTLossNumba(blank=blank, reduction="none")
-
-    def loss(logits: Tensor, *targets: Tensor) -> Tensor:
-        return module(logits, *[tensor.int() for tensor in targets])
-
-    return loss
-
-
-def _stub_nemo() -> None:
-    sys.path.append(str(Path(__file__).parent))
-    from nemo_stubs import stub_nemo_losses
-
-    stub_nemo_losses()
-
-
-def nemo_numba(blank: int) -> Loss:
-    """NeMo's own copy of that port, its default loss."""
-    _stub_nemo()
-    from nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch import RNNTLossNumba
-
-    return RNNTLossNumba(blank=blank, reduction="none")
-
-
-def nemo_pytorch(blank: int) -> Loss:
-    """NeMo's RNN-T loss in plain torch, node by node."""
-    _stub_nemo()
-    from nemo.collections.asr.losses.rnnt_pytorch import RNNTLossPytorch
-
-    return RNNTLossPytorch(blank, "none")
-
-
-def transformers_tdt(blank: int, durations: list[int]) -> Loss:
-    """The TDT loss of transformers' Parakeet: NeMo's plain torch by anti-diagonals. Its RNN-T loss
-    is torchaudio's.
-
-    NeMo's own TDT losses are left out: one needs CUDA, the other takes minutes for a lattice of 200
-    by 101 nodes.
-    """
-    from transformers.loss.loss_tdt import tdt_loss
-
-    def loss(logits: Tensor, *targets: Tensor) -> Tensor:
-        tokens = logits[..., : blank + 1]
-        jumps = logits[..., blank + 1 :]
-        return tdt_loss(tokens, jumps, *targets, blank, durations, reduction="none")
-
-    return loss
-
-
-PEERS: dict[str, tuple[str, Callable[..., Loss]]] = {
-    "torchaudio": ("torchaudio", torchaudio),
-    "warprnnt_numba": ("warprnnt_numba", warprnnt_numba),
-    "nemo_numba": ("nemo_toolkit", nemo_numba),
-    "nemo_pytorch": ("nemo_toolkit", nemo_pytorch),
-    "transformers_tdt": ("transformers", transformers_tdt),
-}
-
-
-@functools.lru_cache(1)
-def _prepared(
-    peer: str, shape: tuple[int, ...], durations: tuple[int, ...]
-) -> tuple[Loss, tuple[Tensor, ...]]:
-    """The peer's loss, and its inputs."""
-    logits, *targets = inputs(shape, len(durations))
-    _, make = PEERS[peer]
-    blank = shape[-1] - 1
-    if durations:
-        loss = make(blank, [*durations])
-    else:
-        loss = make(blank)
-    return loss, (logits.requires_grad_(), *targets)
-
-
-def serve(peer: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one request, as above."""
-    torch.set_num_threads(request["threads"])
-    shape = tuple(request["shape"])
-    loss, batch = _prepared(peer, shape, tuple(request["durations"]))
-    logits = batch[0]
-    before = None
-    if request["observe"]:
-        before = _resident("VmRSS", forget=True)
-    wall_start = time.perf_counter_ns()
-    cpu_start = time.process_time_ns()
-    costs = loss(*batch)
-    (gradient,) = torch.autograd.grad(costs.mean(), logits)
-    cpu_ns = time.process_time_ns() - cpu_start
-    wall_ns = time.perf_counter_ns() - wall_start
-    package, _ = PEERS[peer]
-    answer = {
-        "wall_ms": wall_ns / 1e6,
-        "cpu_ms": cpu_ns / 1e6,
-        "version": f"{package} {version(package)}",
-    }
-    if request["observe"]:
-        answer["peak_B"] = None
-        if before is not None:
-            answer["peak_B"] = max(0, (_resident("VmHWM") or 0) - before)
-        answer["digest"] = [
-            costs.mean().item(),
-            gradient.norm().item(),
-            torch.sum(gradient * logits).item(),
-        ]
-    return answer
+def timed(call: Callable[[], Any], device: str) -> tuple[Any, dict[str, float | None]]:
+    """What the call returns; milliseconds on the clock and, on a CPU, of all threads."""
+    if not device.startswith("cuda"):
+        wall_start = time.perf_counter_ns()
+        cpu_start = time.process_time_ns()
+        result = call()
+        cpu_ns = time.process_time_ns() - cpu_start
+        wall_ns = time.perf_counter_ns() - wall_start
+        return result, {"wall_ms": wall_ns / 1e6, "cpu_ms": cpu_ns / 1e6}
+    with torch.cuda.device(device):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        result = call()
+        end.record()
+        end.synchronize()
+        return result, {"wall_ms": start.elapsed_time(end), "cpu_ms": None}
 
 
 def _resident(field: str, forget: bool = False) -> int | None:
@@ -181,12 +107,22 @@ def _resident(field: str, forget: bool = False) -> int | None:
     return 1024 * int(line.split()[1])
 
 
-def answer_requests(serve: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def main(peer: str) -> None:
     """Answer until the requests end. What a peer prints goes to standard error."""
+    sys.path += [str(COPY), str(CHECKOUT)]
+    import peer_decoders
+    import peer_encoders
+    import peer_engines
+    import peer_losses
+
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    files: Any = (peer_losses, peer_decoders, peer_encoders, peer_engines)
+    (found,) = [file.PEERS[peer] for file in files if peer in file.PEERS]
+    serve = None
     for line in sys.stdin:
         try:
+            serve = serve or Server(*found)
             answer = serve(json.loads(line))
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
@@ -194,4 +130,4 @@ def answer_requests(serve: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    answer_requests(functools.partial(serve, sys.argv[1]))
+    main(sys.argv[1])

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,13 @@ from torch import Tensor
 
 from asrkit.shapes import expect
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, LOOPS
-from asrkit.workbench.bench.peers.peer_encoders import ENCODERS
-from asrkit.workbench.bench.peers.peer_engines import ENGINES
+from asrkit.workbench.bench.peers.peer_encoders import PEERS as ENCODERS
+from asrkit.workbench.bench.peers.peer_worker import COPY
 from asrkit.workbench.measure import Sample
 
-HERE = Path(__file__).resolve().parent
-PYTHON = HERE.parents[3] / ".venv-peers/bin/python"
-# NeMo's decoders for a machine without .venv-peers, see peer_decoders
-COPY = HERE.parents[3] / "build/peers"
-NAMES = {
+WORKER = Path(__file__).with_name("peer_worker.py")
+PYTHON = WORKER.resolve().parents[4] / ".venv-peers/bin/python"
+NAMES: dict[str, tuple[str, ...]] = {
     "rnnt": ("warprnnt_numba", "nemo_numba", "nemo_pytorch"),
     "tdt": ("transformers_tdt",),
     "rnnt-greedy": LOOPS[:1],
@@ -47,13 +45,12 @@ NAMES = {
 class Answer(Sample):
     """Times of one call of a peer.
 
-    If it was observed: the digest of its result (see asrkit.workbench.bench.agreement), its peak
-    memory in bytes and counts of its calls.
+    If it was observed: the digest of its result (see asrkit.workbench.bench.agreement), and its
+    peak memory in bytes.
     """
 
     digest: tuple[Tensor, ...] = ()
     peak_B: int | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +69,12 @@ class Peer:
     request: Mapping[str, Any]
     version: str = ""
 
-    def ask(self, **more: Any) -> dict[str, Any]:
-        """The process's answer; RuntimeError with its reason if it has none."""
+    def ask(self, do: str) -> dict[str, Any]:
+        """The process's answer to "prepare", "time" or "observe"; RuntimeError with its reason if
+        it has none.
+        """
         assert self.process.stdin and self.process.stdout
-        request = {**self.request, "threads": torch.get_num_threads(), **more}
+        request = {**self.request, "threads": torch.get_num_threads(), "do": do}
         try:
             print(json.dumps(request), file=self.process.stdin, flush=True)
             answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
@@ -86,13 +85,12 @@ class Peer:
         return answer
 
     def __call__(self, observe: bool = False) -> Answer:
-        answer = self.ask(observe=observe)
+        answer = self.ask("observe" if observe else "time")
         return Answer(
             wall_ms=answer["wall_ms"],
             cpu_ms=answer["cpu_ms"],
             digest=tuple(torch.tensor(part) for part in answer.get("digest", ())),
             peak_B=answer.get("peak_B"),
-            counts=answer.get("counts", {}),
         )
 
 
@@ -102,21 +100,15 @@ class Peers:
     Args:
         python: that runs them; None for .venv-peers, or this Python with build/peers.
         names: of peers, by what they are asked for.
-        folder: where else Python finds NeMo.
     """
 
     def __init__(
-        self,
-        python: str | Path | None = None,
-        names: Mapping[str, tuple[str, ...]] = NAMES,
-        folder: Path | None = None,
+        self, python: str | None = None, names: Mapping[str, tuple[str, ...]] = NAMES
     ) -> None:
         if python is None and not PYTHON.exists() and COPY.is_dir():
             python = sys.executable
-            folder = COPY
         self.python = Path(python or PYTHON)
         self.names = names
-        self.folder = folder
         expect(
             self.python.exists(),
             "peers",
@@ -136,18 +128,13 @@ class Peers:
         """An arm for each peer that has `loss`, a key of NAMES; one that does not run is named on
         standard error.
         """
-        small = {**request, "shape": [1, 3, 2, 4]}
         names = self.names.get(loss, ())
         missing = [name for name in names if name not in self.running]
-        started = {name: self._start(name, small) for name in missing}  # all import at once
+        started = {name: self._start(name, request) for name in missing}  # all import at once
         for name, peer in started.items():
             self.running[name] = _ready(peer)
-        arms = {}
-        for name in names:
-            running = self.running[name]
-            if running:
-                arms[name] = Peer(**{**vars(running), "request": request})
-        return arms
+        peers = {name: self.running[name] for name in names}
+        return {name: replace(peer, request=request) for name, peer in peers.items() if peer}
 
     def end(self, loss: str) -> None:
         """End the processes of peers that have `loss`, for their memory; asked again they start."""
@@ -159,28 +146,15 @@ class Peers:
             if peer:
                 peer.process.communicate()  # no more requests: it ends
 
-    def _start(self, name: str, small: dict[str, Any]) -> Peer:
-        worker = HERE / "peer_worker.py"
-        if name in (*LOOPS, GRAPHS):
-            worker = HERE / "peer_decoders.py"
-        elif name in ENCODERS:
-            worker = HERE / "peer_encoders.py"
-        elif name in ENGINES:
-            worker = HERE / "peer_engines.py"
-        command = [str(self.python), "-P", "-W", "ignore", str(worker), name]
-        if self.folder:
-            command.append(str(self.folder))
-        pipes: dict[str, Any] = {
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.DEVNULL,
-        }
-        return Peer(process=subprocess.Popen(command, text=True, **pipes), name=name, request=small)
-
-
-def installed() -> bool:
-    """Whether peers are here: in .venv-peers, or NeMo's decoders in build/peers."""
-    return PYTHON.exists() or COPY.is_dir()
+    def _start(self, name: str, request: Mapping[str, Any]) -> Peer:
+        process = subprocess.Popen(
+            [str(self.python), "-W", "ignore", str(WORKER), name],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        return Peer(process=process, name=name, request=request)
 
 
 def _ready(peer: Peer) -> Peer | None:
@@ -188,7 +162,7 @@ def _ready(peer: Peer) -> Peer | None:
     cannot.
     """
     try:
-        return Peer(**{**vars(peer), "version": peer.ask(observe=False)["version"]})
+        return replace(peer, version=peer.ask("prepare")["version"])
     except RuntimeError as error:
         print(f"{error}; left out. `make peers` installs what is missing.", file=sys.stderr)
         peer.process.communicate()

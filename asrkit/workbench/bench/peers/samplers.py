@@ -4,40 +4,20 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from asrkit.data import Buckets, Lengths
-    from asrkit.data.batching.strategies import Strategy
 
 
-class Epoch(NamedTuple):
-    """The batches of an epoch, as row numbers of the lengths."""
-
-    steps: list[list[np.ndarray]]  # steps[k][rank]
-    # Batches as the sampler drew them: where the last step is incomplete, lhotse divides its
-    # batches anew, so that every rank has one.
-    drawn: list[np.ndarray]
-
-    @property
-    def batches(self) -> list[np.ndarray]:
-        """Batches of all steps and ranks, in order."""
-        return [rows for step in self.steps for rows in step]
+Steps = Sequence[Sequence[np.ndarray]]  # steps[k][rank]: a batch, as row numbers of the lengths
 
 
-def ours(cuts: Any, strategy: "Strategy", *, ranks: int) -> Any:
-    """asrkit's LengthSampler of rank 0.
-
-    Args:
-        cuts: As `cuts_of` makes them.
-        strategy: That plans the epochs.
-        ranks: Number of ranks.
-    """
-    from asrkit.data import LengthSampler
-
-    return LengthSampler(cuts, strategy, world_size=ranks, rank=0, seed=0)
+def batches_of(steps: Steps) -> list[np.ndarray]:
+    """Batches of all steps and ranks, in order."""
+    return [rows for step in steps for rows in step]
 
 
 def cuts_of(lengths: "Lengths") -> Any:
@@ -137,23 +117,19 @@ def strict() -> Any:
                 example_len: its seconds and tokens, if known.
             """
             cells: Sequence[Any] = self.max_seq_len_buckets
-            if example_len is None:
-                example_len = self.measure_length(example)
-            seconds, tokens = example_len
+            seconds, tokens = example_len or self.measure_length(example)
             first = bisect_left(cells, (seconds,))  # of the first duration that is long enough
             if first == len(cells):
                 return None
             longest = cells[first][0]
             cell = bisect_left(cells, (longest, tokens), first)
             has_room = cell < len(cells) and cells[cell][0] == longest
-            if not has_room:
-                return None
-            return cell
+            return cell if has_room else None
 
     return Strict
 
 
-def every_rank(sampler: Any, number: int) -> Epoch:
+def every_rank(sampler: Any, number: int) -> Steps:
     """The batches of all ranks in one epoch of a lhotse sampler.
 
     A rank of lhotse draws the batches of all ranks and keeps batches[rank]. With a slice in place
@@ -163,23 +139,13 @@ def every_rank(sampler: Any, number: int) -> Epoch:
         sampler: Of any rank. It cannot be used otherwise afterwards.
         number: Of the epoch.
     """
-    drawn: list[Any] = []
-    draw = sampler._next_batch
-
-    def noted() -> Any:
-        batch = draw()
-        drawn.append(batch)
-        return batch
-
     sampler.set_epoch(number)
     sampler.rank = slice(None)
-    sampler._next_batch = noted
     sampler._log_diagnostics = lambda batches: None
-    steps = [[rows_of(batch) for batch in step] for step in sampler]
-    return Epoch(steps, [rows_of(batch) for batch in drawn])
+    return [[rows_of(batch) for batch in step] for step in sampler]
 
 
-def pace(sampler: Any, epochs: Sequence[Epoch]) -> tuple[list[float], list[float]]:
+def pace(sampler: Any, epochs: Sequence[Steps]) -> tuple[list[float], list[float]]:
     """Time the steps of a sampler of rank 0.
 
     Args:
@@ -195,7 +161,7 @@ def pace(sampler: Any, epochs: Sequence[Epoch]) -> tuple[list[float], list[float
     """
     steps_ms: list[float] = []
     next_ms: list[float] = []
-    for number, epoch in enumerate(epochs):
+    for number, steps in enumerate(epochs):
         sampler.set_epoch(number)
         batches = []
         moments = [perf_counter()]
@@ -205,7 +171,7 @@ def pace(sampler: Any, epochs: Sequence[Epoch]) -> tuple[list[float], list[float
         steps_ms.append(1e3 * (perf_counter() - moments[0]) / len(batches))
         next_ms += (1e3 * np.diff(moments[1:])).tolist()
         drawn = [rows_of(batch).tolist() for batch in batches]
-        planned = [step[0].tolist() for step in epoch.steps]
+        planned = [step[0].tolist() for step in steps]
         name = type(sampler).__name__
         assert drawn == planned, f"{name} draws other batches than those accounted for"
     return steps_ms, next_ms

@@ -10,7 +10,6 @@ from asrkit.workbench.bench.suites import (
     encoders,
     ladder,
     losses,
-    optimizers,
     precision,
     training,
     transcription,
@@ -27,7 +26,6 @@ SUITES = {
         claims.SUITE,
         precision.SUITE,
         training.SUITE,
-        optimizers.SUITE,
         batching.SUITE,
     ]
 }

@@ -18,9 +18,10 @@ one, random and lhotse's, are flattered.
 import itertools
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,14 +31,15 @@ import numpy as np
 from asrkit.shapes import expect
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.peers import samplers
-from asrkit.workbench.bench.peers.samplers import Epoch
+from asrkit.workbench.bench.peers.samplers import Steps, batches_of
 from asrkit.workbench.records import Measurement
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it needs packages that a bare GPU machine lacks
     from asrkit.data import Buckets, Lengths, Limit
     from asrkit.data.batching.strategies import Strategy
 
 RANKS = (1, 8, 64, 1024)
+SETS = ("librispeech_train_clean_100", "librispeech_eval", "ami_segments")
 EPOCHS = 3
 FEWEST = 100  # utterances of a table: lhotse wants one a bucket
 NEXT_CALLS = 50  # of the sampler, whose median time is recorded
@@ -55,8 +57,6 @@ ACCOUNTED = (
     "steps",
 )
 UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms", "next_time": "ms"}
-# The samplers of the other arms run the same code.
-TIMED = ("lhotse_1d", "nemo_like_2d", "bucketed_2d", "balanced")
 # Standard deviations of the tokens per second within a duration, from which on NeMo's estimate
 # leaves an utterance out.
 OUTLIER = 4.0
@@ -66,9 +66,9 @@ class BatchingArm(NamedTuple):
     """A way to batch."""
 
     name: str
-    epoch: Callable[[int], Epoch]  # the batches of an epoch, by its number
-    sampler: Callable[[], Any] | None  # makes the sampler of rank 0; None where it is not timed
-    params: Mapping[str, Any]  # recorded beside the metrics
+    epoch: Callable[[int], Steps]  # the batches of an epoch, by its number
+    sampler: Callable[[], Any] | None = None  # makes the one of rank 0; None: it is not timed
+    params: Mapping[str, Any] = {}  # recorded beside the metrics
     # Another library's: what it loses is recorded, where ours would be refused for it.
     theirs: bool = False
 
@@ -83,70 +83,45 @@ def suite(
         quick: Use one small set and few ranks.
         lengths: A table of one's own to use in place of the shipped sets.
         ranks: Numbers of ranks in place of the default ones.
+
+    Raises:
+        ModuleNotFoundError: asrkit.data needs a package that this machine lacks.
     """
-    if not ranks:
-        ranks = RANKS
-        if quick:
-            ranks = RANKS[:2]
-    expect(min(ranks) >= 1, "ranks", "1 or more", min(ranks))
-    try:
-        from asrkit.data import CANARY_MEMORY, Lengths, Limit
-    except ImportError as error:
-        _say(f"batching is left out: {error}")
-        return
+    from asrkit.data import CANARY_MEMORY, Lengths, Limit, shipped_lengths, web_like
+
+    ranks = ranks or RANKS[: 2 if quick else None]
+    fewest = min(ranks)
+    expect(fewest >= 1, "ranks", "1 or more", fewest)
     limit = Limit(CANARY_MEMORY, 1.0)
-    if lengths is None:
-        sets = _shipped_sets(quick)
+    if lengths is not None:
+        table = Lengths.read(lengths)
+        _check_own(table, limit, fewest)
+        sets = {lengths.name.partition(".")[0]: table}
+    elif quick:
+        sets = {"web_like": web_like(4000)}
     else:
-        sets = iter([(lengths.name.partition(".")[0], Lengths.read(lengths))])
-    most_ranks = 0
-    for name, table in sets:
-        _check_set(table, limit)
+        sets = {"web_like": web_like(150_000)} | {name: shipped_lengths(name) for name in SETS}
+    for name, table in sets.items():
         # As a corpus comes: lhotse, which looks at 20,000 cuts at a time, would find one length in
         # a sorted table.
         table = table.take(np.random.default_rng(0).permutation(len(table)))
-        cuts = _lhotse_cuts(table)
-        most_ranks = max(most_ranks, len(table))
+        cuts = samplers.cuts_of(table)
         for count in ranks:
             if count > len(table):
-                _say(f"batching {name}: {len(table)} utterances are too few for {count} ranks")
+                line = f"batching {name}: {len(table)} utterances are too few for {count} ranks"
+                print(line, file=sys.stderr)
             else:
                 comparison = BatchingComparison(name, table, limit, cuts, count)
                 yield Case(what=f"batching {comparison}", measure=comparison.measurements)
-    fewest = min(ranks)
-    wanted = f"at most {most_ranks}, the number of utterances"
-    expect(fewest <= most_ranks, "ranks", wanted, fewest)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _shipped_sets(quick: bool) -> Iterator[tuple[str, "Lengths"]]:
-    from asrkit.data import shipped_lengths, web_like
-
-    if quick:
-        yield "web_like", web_like(4000)
-        return
-    yield "web_like", web_like(150_000)
-    for name in ("librispeech_train_clean_100", "librispeech_eval", "ami_segments"):
-        yield name, shipped_lengths(name)
-
-
-def _check_set(table: "Lengths", limit: "Limit") -> None:
+def _check_own(table: "Lengths", limit: "Limit", ranks: int) -> None:
     expect(len(table) >= FEWEST, "lengths", f"at least {FEWEST} utterances", len(table))
     most = limit.share(1, table.seconds, table.tokens).max()
     wanted = "utterances that fit the limit of memory alone"
     expect(most <= 1, "lengths", wanted, f"{most:.2f} of it", "Cut long ones up.")
-
-
-def _lhotse_cuts(table: "Lengths") -> Any:
-    """lhotse cuts of these lengths; None where lhotse is not installed."""
-    try:
-        return samplers.cuts_of(table)
-    except ImportError as error:
-        _say(f"lhotse's samplers are left out, and the time that samplers take: {error}")
-        return None
+    wanted = f"at most {len(table)}, the number of utterances"
+    expect(ranks <= len(table), "ranks", wanted, ranks)
 
 
 @dataclass(frozen=True)
@@ -156,7 +131,7 @@ class BatchingComparison:
     name: str
     lengths: "Lengths"
     limit: "Limit"
-    cuts: Any  # of lhotse, or None where it is not installed
+    cuts: Any  # of lhotse
     ranks: int
 
     def __str__(self) -> str:
@@ -191,9 +166,6 @@ class BatchingComparison:
             **arm.params,
         }
         for metric, values in self._samples(arm).items():
-            timer = ""
-            if metric.endswith("time"):
-                timer = "time.perf_counter"
             yield Measurement(
                 "batching",
                 metric,
@@ -201,7 +173,7 @@ class BatchingComparison:
                 median(values),
                 tuple(values),
                 impl=arm.name,
-                timer=timer,
+                timer="time.perf_counter" if metric.endswith("time") else "",
                 params=params,
             )
 
@@ -210,171 +182,134 @@ class BatchingComparison:
         from asrkit.data import CANARY_COMPUTE, padding_account
 
         epochs = [arm.epoch(number) for number in range(EPOCHS)]
-        samples = {"kept": [self.check(arm, epoch) for epoch in epochs]}
+        samples = {"kept": [self.check(arm, steps) for steps in epochs]}
         if not min(samples["kept"]):  # drop_last may leave nothing
             return samples
         accounts = []
-        for epoch in epochs:
+        for steps in epochs:
             pairs = [
-                (self.lengths.seconds[rows], self.lengths.tokens[rows]) for rows in epoch.batches
+                (self.lengths.seconds[rows], self.lengths.tokens[rows])
+                for rows in batches_of(steps)
             ]
             accounts.append(
                 padding_account(pairs, cost=CANARY_COMPUTE, limit=self.limit, ranks=self.ranks)
             )
         for metric in ACCOUNTED:
             samples[metric] = [getattr(account, metric) for account in accounts]
-        samples["met_again"] = [
-            met_again(epoch, next_epoch) for epoch, next_epoch in itertools.pairwise(epochs)
-        ]
+        samples["met_again"] = [met_again(*pair) for pair in itertools.pairwise(epochs)]
         if arm.sampler:
             samples["sampler_time"], next_ms = samplers.pace(arm.sampler(), epochs)
             if next_ms:
                 samples["next_time"] = next_ms[:NEXT_CALLS]
         return samples
 
-    def check(self, arm: BatchingArm, epoch: Epoch) -> float:
-        """The share of the utterances that an epoch holds.
-
-        Args:
-            arm: That the epoch is of.
-            epoch: To check.
+    def check(self, arm: BatchingArm, steps: Steps) -> float:
+        """The share of the utterances that an epoch of an arm holds.
 
         Raises:
             AssertionError: A rank has no batch in a step, a batch exceeds the limit, or (unless
                 the arm is another library's) utterances are lost or occur twice.
         """
-        head = f"{self}: {arm.name}, of which nothing was recorded,"
-        every_row = np.concatenate([np.empty(0), *epoch.batches])
+        every_row = np.concatenate([np.empty(0), *batches_of(steps)])
         rows, counts = np.unique(every_row, return_counts=True)
         kept = len(rows) / len(self.lengths)
         repeated = int((counts - 1).sum())
-        complete = all(len(step) == self.ranks and all(map(len, step)) for step in epoch.steps)
-        assert complete, f"{head} has ranks without a batch."
-        assert arm.theirs or kept == 1, f"{head} keeps {kept:.3%} of the utterances."
-        allowed = 0
-        if arm.theirs:  # lhotse repeats some where the last step would leave ranks without a batch
-            allowed = self.ranks - 1
-        assert repeated <= allowed, f"{head} has {repeated} utterances twice."
-        largest = self.largest_share(epoch)
-        assert largest <= 1, f"{head} has a batch of {largest:.3f} of the limit."
+        complete = all(len(step) == self.ranks and all(map(len, step)) for step in steps)
+        # lhotse repeats some where the last step would leave ranks without a batch
+        allowed = self.ranks - 1 if arm.theirs else 0
+        wrong = {
+            "ranks without a batch": not complete,
+            f"{kept:.3%} of the utterances": kept < 1 and not arm.theirs,
+            f"{repeated} utterances twice": repeated > allowed,
+            "a batch above the limit": self.largest_share(steps) > 1,
+        }
+        found = " and ".join(what for what, here in wrong.items() if here)
+        assert not found, f"{self}: {arm.name}, of which nothing was recorded, has {found}."
         return kept
 
-    def largest_share(self, epoch: Epoch) -> float:
+    def largest_share(self, steps: Steps) -> float:
         """Share of the limit that the largest batch of an epoch uses."""
         D = self.lengths.seconds
         U = self.lengths.tokens
-        shapes = np.array([(len(rows), D[rows].max(), U[rows].max()) for rows in epoch.drawn])
-        return float(self.limit.share(*shapes.reshape(-1, 3).T).max(initial=0))
+        shares = [
+            float(self.limit.share(len(rows), D[rows].max(), U[rows].max()))
+            for rows in batches_of(steps)
+            if len(rows)
+        ]
+        return max(shares, default=0.0)
 
     def arms(self) -> Iterator[BatchingArm]:
-        """The ways to batch that are compared, those of lhotse only where it is installed."""
+        """The ways to batch that are compared; the samplers of those that are not timed run the
+        same code.
+        """
         from asrkit import data
 
         lengths = self.lengths
         limit = self.limit
         work = data.CANARY_COMPUTE
         safe_size = int(limit.largest(lengths.seconds.max(), lengths.tokens.max()))
-        random = data.Random(limit=data.at_most_utterances(safe_size))
-        yield self.planned_arm("random_safe_size", random)
-        yield self.with_largest_seconds(self._random_seconds)
-        yield self.planned_arm("sorted", data.Sorted(limit=limit))
-        if self.cuts is not None:
-            yield from self.lhotse_arms()
-        tables = {
-            "bucketed_1d": data.buckets_1d(lengths, limit),
-            "bucketed_2d": data.buckets_2d(lengths, limit),
-        }
-        for name, buckets in tables.items():
-            bucketed = data.Bucketed(buckets=buckets, work=work)
-            yield self.planned_arm(name, bucketed, cells=len(buckets))
-        blurs = {"balanced": data.Balanced.blur, "balanced_sharp": (0.0, 0.0)}
-        for name, blur in blurs.items():
-            balanced = data.Balanced(limit=limit, work=work, blur=blur)
-            yield self.planned_arm(name, balanced, blur=blur)
+        yield self.ours("random_safe_size", data.Random(limit=data.at_most_utterances(safe_size)))
+        yield self.with_largest_seconds(
+            lambda seconds: self.ours(
+                "random_seconds", data.Random(limit=data.at_most_seconds(seconds))
+            )
+        )
+        yield self.with_largest_seconds(
+            lambda seconds: self.lhotses("lhotse_1d", samplers.bucketing, max_duration=seconds)
+        )
+        buckets = nemo_buckets(lengths, limit)
+        nemo_like = partial(samplers.nemo_like, buckets=buckets)
+        yield self.lhotses("nemo_like_2d", nemo_like)
+        dropping = self.lhotses("nemo_like_2d_drop_last", nemo_like, drop_last=True)
+        yield dropping._replace(sampler=None)
+        buckets = data.buckets_2d(lengths, limit)
+        bucketed = data.Bucketed(buckets=buckets, work=work)
+        yield self.ours("bucketed_2d", bucketed, timed=True, cells=len(buckets))
+        blur = data.Balanced.blur
+        yield self.ours("balanced", data.Balanced(limit=limit, work=work), timed=True, blur=blur)
 
-    def _random_seconds(self, seconds: float) -> BatchingArm:
-        from asrkit import data
+    def ours(
+        self, name: str, strategy: "Strategy", timed: bool = False, **params: Any
+    ) -> BatchingArm:
+        """An arm of a strategy of asrkit; `params` are recorded."""
+        from asrkit.data import LengthSampler, plan
 
-        return self.planned_arm("random_seconds", data.Random(limit=data.at_most_seconds(seconds)))
+        @cache
+        def epoch(number: int) -> Steps:
+            return plan(strategy, self.lengths, ranks=self.ranks, epoch=number).steps
 
-    def planned_arm(self, name: str, strategy: "Strategy", **params: Any) -> BatchingArm:
-        """An arm of a strategy of asrkit.
+        sampler = partial(LengthSampler, self.cuts, strategy, world_size=self.ranks, rank=0, seed=0)
+        return BatchingArm(name, epoch, sampler if timed else None, params)
 
-        Args:
-            name: Of the arm.
-            strategy: That plans the epochs.
-            params: To record beside its metrics.
-        """
-        from asrkit.data import plan
-
-        def epoch(number: int) -> Epoch:
-            steps = plan(strategy, self.lengths, ranks=self.ranks, epoch=number).steps
-            return Epoch(steps, [rows for step in steps for rows in step])
-
-        sampler = None
-        if self.cuts is not None and name in TIMED:
-            sampler = partial(samplers.ours, self.cuts, strategy, ranks=self.ranks)
-        return BatchingArm(name, epoch, sampler, params)
-
-    def lhotse_arms(self) -> Iterator[BatchingArm]:
-        """Arms of lhotse: buckets limited by seconds, and fixed sizes of 2D buckets as in NeMo."""
-
-        def limited(seconds: float) -> BatchingArm:
-            return self._lhotse_arm("lhotse_1d", samplers.bucketing, max_duration=seconds)
-
-        yield self.with_largest_seconds(limited)
-        buckets = nemo_buckets(self.lengths, self.limit)
-        for name, drop_last in (("nemo_like_2d", False), ("nemo_like_2d_drop_last", True)):
-            yield self._lhotse_arm(name, samplers.nemo_like, buckets=buckets, drop_last=drop_last)
-
-    def _lhotse_arm(self, name: str, make: Callable[..., Any], **options: Any) -> BatchingArm:
+    def lhotses(self, name: str, make: Callable[..., Any], **options: Any) -> BatchingArm:
         """An arm of the sampler of lhotse that `make` makes."""
         import lhotse
 
         sampler = partial(make, self.cuts, ranks=self.ranks, **options)
 
-        def epoch(number: int) -> Epoch:
+        @cache
+        def epoch(number: int) -> Steps:
             return samplers.every_rank(sampler(), number)
 
-        timed = None
-        if name in TIMED:
-            timed = sampler
-        return BatchingArm(name, epoch, timed, {"lhotse": lhotse.__version__}, theirs=True)
+        return BatchingArm(name, epoch, sampler, {"lhotse": lhotse.__version__}, theirs=True)
 
     def with_largest_seconds(self, limited: Callable[[float], BatchingArm]) -> BatchingArm:
-        """The arm with the largest limit in seconds that keeps all its epochs within memory.
+        """The arm with the largest limit in seconds, to 2 %, that keeps its epochs within memory.
 
         Args:
-            limited: Makes an arm with a limit in seconds. The largest is found to 2 %, and the
-                arm returned has the epochs that it was found with.
+            limited: Makes an arm with a limit in seconds.
         """
-        order = list(range(EPOCHS))
-
-        def fitting(seconds: float) -> BatchingArm | None:
-            """The arm with this limit; None where a batch exceeds memory."""
-            arm = limited(seconds)
-            epochs: dict[int, Epoch] = {}
-            for number in order:
-                epochs[number] = arm.epoch(number)
-                if self.largest_share(epochs[number]) > 1:
-                    # Tried first from now on: it will soon show the next limit that is too large.
-                    order.remove(number)
-                    order.insert(0, number)
-                    return None
-            params = {**arm.params, "max_seconds": seconds}
-            return arm._replace(epoch=epochs.__getitem__, params=params)
-
         best = None
         low = 0.0
         high = self.limit.most / self.limit.cost.per_second
         while best is None or high > 1.02 * low:
             middle = (low + high) / 2
-            arm = fitting(middle)
-            if arm is None:
-                high = middle
-            else:
-                best = arm
+            arm = limited(middle)
+            if all(self.largest_share(arm.epoch(number)) <= 1 for number in range(EPOCHS)):
+                best = arm._replace(params={**arm.params, "max_seconds": middle})
                 low = middle
+            else:
+                high = middle
         return best
 
 
@@ -398,20 +333,21 @@ def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
     return buckets_2d(usual, limit, count=30, parts=5)
 
 
-def met_again(epoch: Epoch, next_epoch: Epoch) -> float:
+def met_again(steps: Steps, next_steps: Steps) -> float:
     """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
-    next_batch_of_row = {}
-    for number, rows in enumerate(next_epoch.batches):
-        for row in rows.tolist():
-            next_batch_of_row[row] = number
-    pairs = 0
-    again = 0
-    for rows in epoch.batches:
-        numbers = [next_batch_of_row[row] for row in rows.tolist() if row in next_batch_of_row]
-        _, counts = np.unique(numbers, return_counts=True)
-        pairs += len(rows) * (len(rows) - 1)
-        again += int((counts * (counts - 1)).sum())
-    return again / max(1, pairs)
+    here = _batch_of_row(steps)
+    there = _batch_of_row(next_steps)
+    pairs = Counter(here.values())
+    again = Counter((here[row], there[row]) for row in here.keys() & there.keys())
+    return _pairs(again) / max(1, _pairs(pairs))
+
+
+def _batch_of_row(steps: Steps) -> dict[int, int]:
+    return {row: number for number, rows in enumerate(batches_of(steps)) for row in rows.tolist()}
+
+
+def _pairs(groups: Counter[Any]) -> int:
+    return sum(n * (n - 1) for n in groups.values())
 
 
 SUITE = Suite(

@@ -1,5 +1,7 @@
-"""The suite of the transducer losses: on given logits, padded and packed, and from the two halves
-of the joint.
+"""The suite of the transducer losses: on given logits, and from the two halves of the joint.
+
+The halves are encoded (B, T, D) and predicted (B, U1, D); weight (V, D) and bias (V,) are those of
+the layer that makes logits of their sum.
 
 Least work, in every row. On given logits: read them twice, write their gradient; an exponential and
 an addition for each in the first pass, an exponential and a product in the second. From the halves:
@@ -9,132 +11,68 @@ are kept, four where they are made twice.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from asrkit.losses import rnnt, rnnt_loss, rnnt_loss_packed, tdt, tdt_loss
+from asrkit.losses import rnnt, rnnt_loss, rnnt_loss_lean, tdt, tdt_loss
 from asrkit.losses.availability import expect_runs
-from asrkit.shapes import valid_mask
-from asrkit.workbench.bench.cases import Case, PeerArms, Suite
-from asrkit.workbench.bench.peers.peer_worker import inputs
-from asrkit.workbench.bench.suites.joint_arms import (
-    OFFSETS,
-    Shape,
-    excluded_arms,
-    joint_arms,
-    joint_inputs,
-)
+from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite
+from asrkit.workbench.bench.peers.peer_losses import inputs
 from asrkit.workbench.measure.ops import dtype_name
 
+Shape = tuple[int, ...]
 DURATIONS = (0, 1, 2, 3, 4)
-ROUNDED = {  # relative distance of gradients that rounding excuses
-    torch.float32: 1e-5,
-    torch.float16: 2e-2,
-    torch.bfloat16: 5e-2,
-}
-# Relative distance of a weight's gradient, a sum over all nodes. A GPU's thread adds one node after
-# the other in float32: emulated, that is 3e-6 off for 121,200 nodes and 3e-5 for 646,400. Not yet
-# measured on hardware.
-SUMMED = {"cpu": 1e-5, "cuda": 1e-4}
-PEER: dict[str, Any] = {"tolerance": 5e-3}  # torchaudio's float32 recursion errs by 1e-3
-QUICK_SIZE = (2, 40, 11, 28)
-CPU_SIZES = (
-    (1, 200, 101, 1024),
-    (4, 200, 101, 1024),
-    (8, 200, 101, 1024),
-    (8, 200, 101, 28),
-    (2, 500, 151, 1024),
-)
-ODD = (32, 200, 101, 640, 1025)  # (B, T, U1, D, V): rows of 1025 logits are not aligned
-GPU_SIZES = tuple((B, T, 101, 1024) for T in (200, 500) for B in (32, 64, 128))
-Make = Callable[[str], Case]
+# relative distance of gradients that rounding excuses
+ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+TORCHAUDIO: dict[str, Any] = {"tolerance": 5e-3}  # its float32 recursion errs by 1e-3
+# as far off as a whole joint in bfloat16
+HALF: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
+OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
+# (B, T, U1, V) of logits, and (B, T, U1, D, V) of halves of a joint; on a GPU the first are those
+# asked for most, whose rows of 1025 logits are not aligned
+TINY = (1, 12, 6, 9)
+PEERS = (1, 100, 51, 256)  # the largest lattice for which peers need no minutes
+QUICK_SIZES: Sequence[Shape] = ((2, 40, 11, 28),)
+CPU_SIZES: Sequence[Shape] = (PEERS, (1, 200, 101, 1024), (4, 200, 101, 1024), (8, 200, 101, 28))
+GPU_SIZES: Sequence[Shape] = ((32, 200, 101, 1025), (32, 500, 101, 1024), (128, 500, 101, 1024))
+QUICK_JOINTS: Sequence[Shape] = ((2, 20, 6, 12, 16),)
+CPU_JOINTS: Sequence[Shape] = ((4, 200, 101, 640, 1024), (8, 200, 101, 640, 1024))
+GPU_JOINTS: Sequence[Shape] = ((32, 200, 101, 640, 1025),)
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """All cases, the smallest also against the reference of plain loops.
+    """All cases, the smallest also against the reference of plain loops; on a GPU those whose
+    inputs its memory holds.
 
     Args:
-        device: "cpu" or "cuda", where the arms are those that its memory holds.
+        device: "cpu" or "cuda".
         quick: small sizes.
     """
     gpu = device.startswith("cuda")
-    for make in _cases(gpu, quick):
-        with contextlib.suppress(torch.OutOfMemoryError):  # not even the inputs fit
-            case = make(device)
-            if gpu:
-                case = _that_fits(case)
-            if case.arms:
-                yield case
-
-
-def _cases(gpu: bool, quick: bool) -> list[Make]:
-    """Makers of all cases; on a GPU `_first_cases` come early."""
-    sizes: Sequence[Shape] = GPU_SIZES if gpu else CPU_SIZES
+    sizes = GPU_SIZES if gpu else CPU_SIZES
+    joints = GPU_JOINTS if gpu else CPU_JOINTS
     if quick:
-        sizes = [QUICK_SIZE]
-    wide = _wide(quick)
-    makers: list[Make] = []
-    if gpu and not quick:
-        makers += _first_cases()
-    makers.append(partial(logits_case, rnnt_loss, (1, 12, 6, 9)))
-    makers += [partial(logits_case, rnnt_loss, shape) for shape in sizes]
+        sizes = QUICK_SIZES
+        joints = QUICK_JOINTS
+    first, *others = sizes
+    joint, *larger = joints
+    makers: list[Callable[[str], Case]] = [
+        partial(joint_case, joint),
+        partial(logits_case, rnnt_loss, first),
+        partial(logits_case, tdt_loss, first),
+        *(partial(logits_case, rnnt_loss, shape) for shape in (TINY, *others)),
+        *(partial(joint_case, shape) for shape in larger),
+    ]
     if gpu:
-        for shape in sizes:
-            for half in (torch.bfloat16, torch.float16):
-                makers.append(partial(logits_case, rnnt_loss, shape, dtype=half))
-    makers.append(partial(logits_case, tdt_loss, sizes[0]))
-    makers.append(partial(ragged_case, sizes[len(sizes) // 2]))
-    makers += [partial(joint_case, wide), partial(joint_case, wide, trained=True)]
-    if not quick:
-        makers += [partial(joint_case, shape) for shape in _larger(wide, gpu)]
-    return makers
-
-
-def _first_cases() -> list[Make]:
-    """Makers of the cases at the shape that is asked for most, on a GPU."""
-    on_logits = partial(logits_case, rnnt_loss, ODD[:3] + ODD[4:])
-    return [partial(joint_case, ODD), on_logits, partial(on_logits, dtype=torch.bfloat16)]
-
-
-def _wide(quick: bool) -> Shape:
-    """(B, T, U1, D, V) of the smallest case from the halves of the joint."""
-    if quick:
-        return (2, 20, 6, 12, 16)
-    return (4, 200, 101, 640, 1024)
-
-
-def _larger(wide: Shape, gpu: bool) -> list[Shape]:
-    shapes: list[Shape] = [(8, *wide[1:])]
-    if gpu:
-        shapes += [(B, T, *wide[2:]) for B, T in ((32, 200), (128, 200), (32, 500))]
-    return shapes
-
-
-def _that_fits(case: Case) -> Case:
-    """The case with the arms that fit into memory; with none if the first does not."""
-    arms = {}
-    for name, arm in case.arms.items():
-        if fits(partial(case.run, name)):
-            arms[name] = arm
-    if next(iter(case.arms)) not in arms:
-        arms = {}
-    pairs = [pair for pair in case.ratios or () if arms.keys() >= {*pair}]
-    return replace(case, arms=arms, ratios=pairs)
-
-
-def fits(train: Callable[[], object]) -> bool:
-    """Whether `train` runs without exhausting a GPU's memory."""
-    try:
-        train()
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        torch.cuda.empty_cache()  # nothing where CUDA was never used
-    return True
+        makers.insert(2, partial(logits_case, rnnt_loss, first, dtype=torch.bfloat16))
+    for make in makers:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            yield make(device)
 
 
 def logits_case(
@@ -149,9 +87,11 @@ def logits_case(
         dtype: of the logits.
     """
     name = "rnnt"
+    impls: Sequence[str] = rnnt.IMPLS
     durations: list[int] = []
     if loss is tdt_loss:
         name = "tdt"
+        impls = tdt.IMPLS
         durations = [*DURATIONS]
     drawn, *targets = inputs(shape, len(durations), device)
     logits = drawn.to(dtype).requires_grad_()
@@ -162,27 +102,25 @@ def logits_case(
         cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
-    compiled = compiled_impls(logits, tdt.IMPLS if durations else rnnt.IMPLS)
+    compiled = compiled_impls(logits, impls)
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
-    slow = "wavefront"
-    if not durations and dtype != torch.bfloat16 and logits.nelement() < OFFSETS:
-        slow = "torchaudio"
-        names.append(slow)
+    if "torchaudio" in impls and dtype == torch.float32 and logits.nelement() < OFFSETS:
+        names.append("torchaudio")
+    slow = names[-1]
     names += [*compiled, *overwriting]
     pairs = [(slow, fast) for fast in names if fast != slow]
-    if shape[1] < 20:
+    if shape == TINY:
         names.insert(0, "reference")
-    what = f"{name}-loss"
     peers = None
-    if device == "cpu":
-        request = {"loss": name, "shape": [*shape], "durations": durations}
+    if device == "cpu" and shape in (TINY, PEERS, *QUICK_SIZES):
+        request = {"loss": name, "shape": [*shape], "durations": durations, "memory": True}
         peers = PeerArms(request=request, logits=logits)
     return Case(
-        what=what,
+        what=f"{name}-loss",
         arms={name: partial(arm, name) for name in names},
         setups=dict.fromkeys(overwriting, lambda: logits.detach().clone().requires_grad_()),
-        arm_params={"torchaudio": PEER},
+        arm_params={"torchaudio": TORCHAUDIO},
         params={
             "shape": [*shape],
             "dtype": dtype_name(dtype),
@@ -192,20 +130,15 @@ def logits_case(
         ratios=pairs,
         tolerance=ROUNDED[dtype],
         memory=True,
-        warmup=_warmup(logits),
+        warmup=_warmup(logits.nelement()),
         peers=peers,
     )
 
 
 def compiled_impls(logits: Tensor, impls: Sequence[str]) -> list[str]:
-    """Names of the compiled ones among a loss's `impls` that run here, the one for ragged batches
-    first.
-    """
-    candidates = ["numba_cpu"]
-    if logits.is_cuda:
-        candidates = ["triton", "numba_cuda"]
+    """Names of the compiled ones among a loss's `impls` that run here."""
     names = []
-    for name in candidates:
+    for name in ("triton", "numba_cuda") if logits.is_cuda else ("numba_cpu",):
         if name in impls:
             with contextlib.suppress(ValueError):
                 expect_runs(name, logits)
@@ -213,135 +146,133 @@ def compiled_impls(logits: Tensor, impls: Sequence[str]) -> list[str]:
     return names
 
 
-def _warmup(logits: Tensor) -> int:
+def _warmup(logits: int) -> int:
     """Rounds to warm up: comparing has called every arm once, and a large one takes seconds."""
-    if logits.nelement() < 1e7:
-        return 3
-    return 0
+    return 3 if logits < 1e7 else 0
 
 
-def ragged_case(shape: Shape, device: str) -> Case:
-    """Lengths from T and U down to half of them: with the padding, and packed without it."""
-    B, T, U1, V = shape
-    logits, targets, *_ = inputs(shape, device=device)
-    frames = torch.linspace(T, T / 2, B, device=device).long()
-    labels = torch.linspace(U1 - 1, (U1 - 1) / 2, B, device=device).long()
-    valid = valid_mask(frames, T)[:, :, None] & valid_mask(labels + 1, U1)[:, None]  # (B, T, U1)
-    packed = logits.detach()[valid].requires_grad_()
-    logits.requires_grad_()
-    impl: Any = (compiled_impls(logits, rnnt.IMPLS) or ["wavefront"])[0]
-
-    def of_padded() -> tuple[Tensor, Tensor]:
-        cost = rnnt_loss(logits, targets, frames, labels, impl=impl)
-        return cost.detach(), torch.autograd.grad(cost, logits)[0]
-
-    def of_packed() -> tuple[Tensor, Tensor]:
-        cost = rnnt_loss_packed(packed, targets, frames, labels, impl=impl)
-        return cost.detach(), torch.autograd.grad(cost, packed)[0]
-
-    def without_padding() -> tuple[Tensor, Tensor]:
-        cost, gradient = of_padded()
-        return cost, gradient[valid]
-
-    size = packed.nelement()
-    return Case(
-        what="rnnt-loss-ragged",
-        arms={"padded": of_padded, "packed": of_packed},
-        compared_arms={"padded": without_padding, "packed": of_packed},
-        params={
-            "shape": [*shape],
-            "lengths": "T, U to T/2, U/2",
-            "impl": impl,
-            "floor_B": 3 * 4 * size,
-            "floor_FLOP": 4 * size,
-        },
-        ratios=[("padded", "packed")],
-        memory=True,
-        warmup=_warmup(logits),
-    )
-
-
-def joint_case(shape: Shape, device: str, *, trained: bool = False) -> Case:
+def joint_case(shape: Shape, device: str) -> Case:
     """Forward and backward from the halves of the joint, with tanh, to the gradients of the leaves.
-
-    On a GPU the lean loss in bfloat16 stands beside two joints under autocast: torchaudio_bfloat16,
-    whose logits are cast to float32, for torchaudio takes no bfloat16 (its offsets have 32 bits, so
-    it has no arm where there are more logits), and joint_triton_bfloat16, whose gradient overwrites
-    the logits.
 
     Args:
         shape: (B, T, U1, D, V).
         device: of the leaves.
-        trained: whether one alignment dominates.
     """
     B, T, U1, D, V = shape
-    leaves, targets = joint_inputs(shape, device, trained)
-    excluded = excluded_arms(shape, trained)
-    arms = {name: arm for name, arm in joint_arms(leaves, targets).items() if name not in excluded}
-    what = "rnnt-loss-joint"
-    lattice = "of random weights"
-    tolerance = SUMMED[leaves[0].device.type]
-    if trained:
-        what = "rnnt-loss-joint-aligned"
-        lattice = "built so that one alignment dominates"
-        tolerance = PEER["tolerance"]
-    warmup = 3
-    if T > 100:
-        warmup = 0
+    leaves, targets = joint_inputs(shape, device)
+    gpu = leaves[0].is_cuda
+    arms = joint_arms(leaves, targets, gpu)
+    multiplied = 2 * B * T * U1 * D * V
+    params: dict[str, dict[str, Any]] = {}
+    for name in arms:
+        params[name] = TORCHAUDIO if name.startswith("torchaudio") else {}
+        if name.endswith("bfloat16"):
+            params[name] = HALF
+        if name.startswith("lean"):  # the logits are computed again
+            params[name] = params[name] | {"floor_FLOP": 4 * multiplied}
+    lean = [name for name in arms if name.startswith("lean")]
+    whole = [name for name in arms if name not in lean]
+    pairs = [("torchaudio", name) for name in whole if name != "torchaudio"]
+    pairs += product([name for name in whole if name != "overwrite"], lean)
     return Case(
-        what=what,
+        what="rnnt-loss-joint",
         arms=arms,
         params={
             "shape": [*shape],
             "activation": "tanh",
-            "lattice": lattice,
+            "lattice": "of random weights",
             "floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves),
-            "floor_FLOP": 3 * 2 * B * T * U1 * D * V,
+            "floor_FLOP": 3 * multiplied,
         },
-        arm_params=_joint_params(shape, trained),
+        arm_params=params,
         memory=True,
-        tolerance=tolerance,
-        warmup=warmup,
-        ratios=_joint_pairs(list(arms)),
+        tolerance=1e-4 if gpu else 1e-5,  # a GPU's thread adds one node after the other
+        warmup=_warmup(B * T * U1 * V),
+        ratios=pairs,
     )
 
 
-def _joint_params(shape: Shape, trained: bool) -> dict[str, dict[str, Any]]:
-    """Params of each arm: its least work and its tolerance."""
+def joint_inputs(shape: Shape, device: str) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Leaves and targets of a joint, seeded with 0.
+
+    Args:
+        shape: (B, T, U1, D, V).
+        device: of the tensors.
+
+    Returns:
+        (encoded, predicted, weight, bias), which require gradients, and (targets, frames, labels)
+        with full lengths.
+    """
     B, T, U1, D, V = shape
-    product = 2 * B * T * U1 * D * V
-    twice: dict[str, Any] = {"floor_FLOP": 4 * product}  # the logits are computed again
-    # as far off as a whole joint in bfloat16
-    half: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
-    if trained:
-        half["tolerance"] = 0.1
-    lean = {
-        "lean": twice,
-        "lean_triton": twice,
-        "lean_bfloat16": twice | half,
-        "lean_triton_bfloat16": twice | half,
-    }
-    others = {
-        "torchaudio": PEER,
-        "torchaudio_flushed": PEER,
-        "torchaudio_bfloat16": half,
-        "joint_triton_bfloat16": half,
-    }
-    return {**others, "split": twice, **lean}
+    draw = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, V - 1, (B, U1 - 1), generator=draw)
+    halves = (
+        torch.randn(B, T, D, generator=draw),
+        torch.randn(B, U1, D, generator=draw),
+        torch.randn(V, D, generator=draw) / D**0.5,
+        torch.zeros(V),
+    )
+    leaves = [leaf.to(device).requires_grad_() for leaf in halves]
+    lengths = (torch.full((B,), T), torch.full((B,), U1 - 1))
+    return tuple(leaves), tuple(tensor.to(device) for tensor in (targets, *lengths))
 
 
-def _joint_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """(slow, fast) pairs of arms: each arm of torchaudio and what is set against it."""
-    pairs = []
-    for fast in names:
-        if fast != "torchaudio":
-            pairs.append(("torchaudio", fast))
-        if fast.startswith("lean"):
-            pairs.append(("torchaudio_flushed", fast))
-            if "bfloat16" in fast:
-                pairs.append(("torchaudio_bfloat16", fast))
-                pairs.append(("joint_triton_bfloat16", fast))
-    return [pair for pair in pairs if pair[0] in names]
+def joint_arms(leaves: tuple[Tensor, ...], targets: Any, gpu: bool) -> Arms:
+    """Ways from a joint's halves to the loss and the gradients of the leaves, by name.
+
+    On a GPU the lean loss in bfloat16 stands beside two joints under autocast: torchaudio_bfloat16,
+    whose logits are cast to float32, for torchaudio takes no bfloat16, and joint_triton_bfloat16,
+    whose gradient overwrites the logits.
+
+    Args:
+        leaves: encoded, predicted, weight and bias.
+        targets: and both lengths.
+        gpu: whether these are the arms of a GPU.
+    """
+    encoded, predicted, weight, bias = leaves
+
+    def logits() -> Tensor:
+        hidden = torch.tanh(encoded[:, :, None] + predicted[:, None])
+        return F.linear(hidden, weight, bias)
+
+    def overwrite(impl: Any = "auto") -> Tensor:
+        return rnnt_loss(logits(), *targets, impl=impl, overwrite_logits=True)
+
+    def torchaudio() -> Tensor:
+        return rnnt_loss(logits().float(), *targets, impl="torchaudio")
+
+    def gradients(loss: Callable[[], Tensor], half: bool = False) -> tuple[Tensor, ...]:
+        """The loss and the gradients of all leaves; `half`: under autocast in bfloat16."""
+        with torch.autocast(encoded.device.type, torch.bfloat16, enabled=half):
+            cost = loss()
+        return cost.detach(), *torch.autograd.grad(cost, leaves)
+
+    def flushed() -> tuple[Tensor, ...]:
+        """torchaudio with denormal numbers as 0: its gradient holds some, and their products are
+        slow.
+        """
+        torch.set_flush_denormal(True)
+        try:
+            return gradients(torchaudio)
+        finally:
+            torch.set_flush_denormal(False)
+
+    lean = partial(rnnt_loss_lean, *leaves, *targets, activation="tanh")
+    arms: dict[str, Callable[[], Any]] = {
+        "overwrite": partial(gradients, overwrite),
+        "torchaudio": partial(gradients, torchaudio),
+    }
+    if gpu:
+        in_place = partial(overwrite, "triton")
+        arms["torchaudio_bfloat16"] = partial(gradients, torchaudio, half=True)
+        arms["joint_triton_bfloat16"] = partial(gradients, in_place, half=True)
+        arms["lean_triton"] = partial(gradients, lean)
+        arms["lean_triton_bfloat16"] = partial(gradients, lean, half=True)
+    else:
+        arms["torchaudio_flushed"] = flushed
+        arms["lean"] = partial(gradients, lean)
+        arms["lean_bfloat16"] = partial(gradients, lean, half=True)
+    return arms
 
 
 SUITE = Suite(

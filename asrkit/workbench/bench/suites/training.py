@@ -1,22 +1,41 @@
-"""The suite of training steps: the joint whole, with logits made float32 or left as they are, and
-the lean loss; then an LSTM encoder in phases (`phases`), and on a GPU passes as CUDA graphs.
+"""The suite of training: steps with the joint whole, its logits made float32 or left as they are,
+and with the lean loss; an LSTM encoder in phases; a step of LAMB, and an average of weights.
 
 All arms of a training step start from one model and take one step on one batch: forward, backward,
 clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
+
+A step of the encoder is a forward and a backward pass. Its least work is that of the utterances
+without padding: `cells` is the share of the frames of the whole batch that an arm computes,
+`useful_cells` the share that is no padding.
+
+Optimizers share the parameters of MLPerf's RNN-T and their gradients, at a learning rate of 0; each
+has a state of its own. They are compared at a small size, after three steps.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from asrkit.models import LSTMConfig, TransducerConfig, TransducerModel
-from asrkit.models.transducer import LSTMPredictor
+from asrkit.models import (
+    LSTMConfig,
+    LSTMEncoder,
+    LSTMEncoderConfig,
+    TransducerConfig,
+    TransducerModel,
+    presets,
+)
+from asrkit.optim import Average, Lamb
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.suites import phases
+from asrkit.workbench.bench.ceilings import ceilings
+from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure.ops import dtype_name
 
 if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
@@ -27,43 +46,38 @@ if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
 SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
 QUICK = ((2, 80, 6, 28),)
-GRAPH_LENGTHS = (140, 280, 558)  # stacked frames; the last is the longest batch of the round
 # relative distance of losses and gradient norms that rounding of the joint's products excuses
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-
-
-class Float32Linear(nn.Linear):
-    """A linear layer whose output is float32 under autocast too, as training had it before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs (..., V) of inputs (..., D)."""
-        return super().forward(x).float()
+STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
+PHASES = (2, 4, 8)
+MLPERF: dict[str, Any] = {"betas": (0.9, 0.9985), "eps": 1e-9, "weight_decay": 1e-3}
+DECAY = 0.995
+# Bytes that a step moves at least for each float32 weight.
+ADAM_B = 28  # reads gradient, both moments and weight; writes all but the gradient
+LAMB_B = 44  # reads the gradient for its norm first, and moments and weight again for the ratio
+AVERAGE_B = 12  # reads weight and average, writes the average
+Update = Callable[[], list[Tensor]]  # what it returns are the weights, or their average
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """A case for each size and dtype: float32, and bfloat16 where the hardware computes in it.
-
-    Then those of an LSTM encoder, and on a GPU graphs.
+    """A training step by size and dtype, float32 and bfloat16 where the hardware computes in it;
+    an LSTM encoder on LibriSpeech's lengths and on equal ones; optimizers.
 
     Args:
         device: "cpu" or "cuda".
-        quick: One small size only.
+        quick: small sizes.
 
     Raises:
         ModuleNotFoundError: asrkit.training needs a package that this machine lacks.
     """
     from asrkit.training import TrainConfig
 
-    dtypes = [torch.float32]
     native = TrainConfig().dtype(torch.device(device))
-    if native != torch.float32:
-        dtypes.append(native)
     for size in QUICK if quick else SIZES:
-        for dtype in dtypes:
+        for dtype in dict.fromkeys((torch.float32, native)):
             yield training_case(size, dtype, device)
-    yield from phases.cases(device, quick)
-    if device.startswith("cuda"):
-        yield graphs_case(device, quick)
+    yield from _phases_cases(device, quick)
+    yield from optimizer_cases(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
@@ -87,18 +101,13 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
     )
     torch.manual_seed(0)
     model = TransducerModel(TransducerConfig(vocab_size=V - 1)).to(device).train()
-    before = copy.deepcopy(model)
-    before.output.__class__ = Float32Linear
-    arms: dict[str, Callable[..., Any]] = {
-        "full_float32_logits": Stepper(before, batch, "full", dtype),
-        "full": Stepper(copy.deepcopy(model), batch, "full", dtype),
-        "lean": Stepper(model, batch, "lean", dtype),
-    }
-    pairs = [("full", "lean")]
-    if dtype == torch.float32:
-        del arms["full_float32_logits"]  # the same
-    else:
-        pairs = [("full_float32_logits", "full"), ("full_float32_logits", "lean"), *pairs]
+    arms: dict[str, Callable[[], Any]] = {}
+    if dtype != torch.float32:
+        before = copy.deepcopy(model)
+        before.output.__class__ = Float32Linear
+        arms["full_float32_logits"] = training_step(before, batch, "full", dtype)
+    arms["full"] = training_step(copy.deepcopy(model), batch, "full", dtype)
+    arms["lean"] = training_step(model, batch, "lean", dtype)
     T = model.encode(batch.features, batch.lengths)[0].shape[1]
     return Case(
         what="training-step",
@@ -108,14 +117,24 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
             "joint_width": model.config.joint_width,
             "dtype": dtype_name(dtype),
         },
-        ratios=pairs,
-        tolerance=TOLERANCES[dtype],
+        ratios=[*combinations(arms, 2)],
+        tolerance=STEP_TOLERANCES[dtype],
         memory=True,
     )
 
 
-class Stepper:
-    """Calls make one training step on a batch; loss per label in nats and norm of the gradient.
+class Float32Linear(nn.Linear):
+    """A linear layer whose output is float32 under autocast too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (..., V) of inputs (..., D)."""
+        return super().forward(x).float()
+
+
+def training_step(
+    model: TransducerModel, batch: "Prepared", joint: "Joint", dtype: torch.dtype
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A call that makes one training step: loss per label in nats and norm of the gradient.
 
     Args:
         model: In training mode.
@@ -123,91 +142,210 @@ class Stepper:
         joint: "full" or "lean".
         dtype: Autocast dtype; float32 for none.
     """
+    from asrkit.training import TrainConfig, training_loss, update
 
-    def __init__(
-        self, model: TransducerModel, batch: "Prepared", joint: "Joint", dtype: torch.dtype
-    ) -> None:
-        from asrkit.training import TrainConfig
+    precision: Any = dtype_name(dtype)
+    config = TrainConfig(joint=joint, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
 
-        precision: Any = dtype_name(dtype)
-        self.model = model
-        self.batch = batch
-        self.config = TrainConfig(joint=joint, precision=precision)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        from asrkit.training import training_loss, update
-
+    def step() -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)  # the encoder's dropout
-        loss = training_loss(self.model, self.batch, self.config).per_label
-        norm = update(self.model, self.optimizer, loss, self.config)
+        loss = training_loss(model, batch, config).per_label
+        norm = update(model, optimizer, loss, config)
         return loss.detach(), norm
 
-
-class Halves(nn.Module):
-    """Encoder and predictor of MLPerf's RNN-T at its sizes, without masks and joint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = nn.LSTM(240, 1024, 2, batch_first=True)
-        self.after = nn.LSTM(2048, 1024, 3, batch_first=True)
-        self.predictor = LSTMPredictor(1024, LSTMConfig(width=512, layers=2))
-
-    def forward(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, T / 2, 1024) and predictions (B, U, 512) of features (B, T, 240)."""
-        frames, _ = self.before(features)
-        pairs = frames.unflatten(1, (-1, 2)).flatten(2)
-        encoded, _ = self.after(pairs)
-        predicted, _ = self.predictor(labels, None)
-        return encoded, predicted
+    return step
 
 
-def graphs_case(device: str, quick: bool) -> Case:
-    """Forward and backward pass of both halves at batch 16: launched one by one, and as graphs.
+@dataclass(frozen=True)
+class Speech:
+    """Random features (B, T, F), their lengths (B,) on the host, and the gradient of the output."""
 
-    Args:
-        device: A GPU.
-        quick: The shortest length only.
+    features: Tensor
+    lengths: Tensor
+    gradient: Tensor
+
+
+def random_encoder(config: LSTMEncoderConfig) -> LSTMEncoder:
+    """An encoder with seeded random weights, in training mode: cuDNN has no other backward pass."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LSTMEncoder(config).train()
+
+
+def make_speech(encoder: LSTMEncoder, lengths: Tensor) -> Speech:
+    """Noise of these lengths where the encoder lies, in its dtype."""
+    weight = next(encoder.parameters())
+    draw = torch.Generator().manual_seed(1)
+    B = len(lengths)
+    T = int(lengths.max())
+    features = torch.randn(B, T, encoder.config.bins, generator=draw)
+    encoded_T = -(-T // encoder.config.subsampling)
+    gradient = torch.randn(B, encoded_T, encoder.width, generator=draw)
+    return Speech(features.to(weight), lengths, gradient.to(weight))
+
+
+def phased_step(encoder: LSTMEncoder, speech: Speech, count: int) -> tuple[Tensor, ...]:
+    """Encoded frames and the gradients of all weights, computed in at most `count` phases."""
+    encoder.config = replace(encoder.config, phases=count)
+    encoder.zero_grad(set_to_none=True)
+    encoded, _ = encoder(speech.features, speech.lengths)
+    encoded.backward(speech.gradient)
+    gradients = [weight.grad for weight in encoder.parameters() if weight.grad is not None]
+    return (encoded.detach(), *gradients)
+
+
+def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
+    """On a GPU the encoder has the sizes of MLPerf's and computes in bfloat16, in batches of 64 and
+    256; on a CPU it is a quarter as wide, in batches of 32.
     """
-    from asrkit.training.graphs import graphed_training
+    from asrkit.data import shipped_lengths
 
-    B = 16
-    lengths = GRAPH_LENGTHS[:1] if quick else GRAPH_LENGTHS
-    torch.manual_seed(0)
-    halves = Halves().to(device)
-    samples = []
-    for T in lengths:
-        features = torch.randn(B, T, 240, device=device)
-        samples.append((features, torch.zeros(B, T, dtype=torch.long, device=device)))
-    graphed = graphed_training(halves, samples, lengths)
-    passes: dict[str, Callable[..., Any]] = {"launched": halves, "graphed": graphed}
-    arms = {}
-    for name, run in passes.items():
-        arms[name] = partial(one_pass, run, samples[-1], list(halves.parameters()))
-    shape = [B, lengths[-1], lengths[-1], 1024]
+    config = LSTMEncoderConfig(width=256, dropout=0.0)
+    sizes: tuple[int, ...] = (32,)
+    dtype = torch.float32
+    shorter = 1
+    if quick:
+        config = LSTMEncoderConfig(bins=8, width=16, dropout=0.0)
+        sizes = (4,)
+        shorter = 20
+    elif device.startswith("cuda"):
+        config = replace(config, width=1024)
+        sizes = (64, 256)
+        dtype = torch.bfloat16
+    encoder = random_encoder(config).to(device, dtype)
+    seconds = shipped_lengths("librispeech_train_clean_100").seconds
+    for B in sizes:
+        drawn = np.random.default_rng(0).choice(seconds, B)
+        lengths = torch.from_numpy(100 * drawn).long() // shorter
+        equal = torch.full_like(lengths, int(lengths.float().mean()))
+        yield _phases_case("lstm-phases-librispeech", encoder, lengths)
+        yield _phases_case("lstm-phases-equal", encoder, equal)
+
+
+def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
+    """The whole batch, then in phases."""
+    from asrkit.data import computed_seconds
+
+    config = encoder.config
+    speech = make_speech(encoder, lengths)
+    counts = {"whole": 1} | {f"phases_{count}": count for count in PHASES}
+    frames = lengths.numpy()
+    whole = computed_seconds(frames)
+    B, T, _ = speech.features.shape
+    dtype = speech.features.dtype
     return Case(
-        what="training-graphs",
-        arms=arms,
-        params={"shape": shape, "dtype": "float32"},
-        tolerance=1e-4,
-        memory=True,
+        what=what,
+        arms={name: partial(phased_step, encoder, speech, one) for name, one in counts.items()},
+        params={
+            "shape": [B, T, config.width, config.layers],
+            "dtype": dtype_name(dtype),
+            "useful_cells": frames.sum() / whole,
+            # a backward pass computes two products for each of the forward
+            "floor_FLOP": 3 * sum(encoder_flops(config, B=1, T=T) for T in frames.tolist()),
+        },
+        arm_params={
+            name: {"cells": computed_seconds(frames, one) / whole} for name, one in counts.items()
+        },
+        ratios=[("whole", name) for name in counts if name != "whole"],
+        tolerance=LSTM_TOLERANCES[dtype],
+        warmup=1,
     )
 
 
-def one_pass(
-    run: Callable[..., Any], arguments: tuple[Tensor, ...], parameters: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Sum of the squared outputs of a module, and the norm of its gradient.
+def mlperf(quick: bool, device: str) -> TransducerModel:
+    """MLPerf's RNN-T, or one of a hundredth of its width, with random gradients."""
+    config = presets.mlperf_rnnt()
+    if quick:
+        narrow = LSTMConfig(width=16, layers=2)
+        encoder = LSTMEncoderConfig(width=16)
+        config = replace(config, encoder=encoder, predictor=narrow, joint_width=16)
+    torch.manual_seed(0)
+    model = TransducerModel(config).to(device)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight) / 100
+    return model
+
+
+def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
+    """One step of LAMB, by formula, by torch's calls on lists and compiled, and of torch's AdamW;
+    and one update of a moving average, by torch and ours.
 
     Args:
-        run: The module, or its graphs.
-        arguments: Of the module.
-        parameters: Of the module.
+        device: "cpu" or "cuda".
+        quick: a small model, and the machine's ceiling at smaller sizes.
     """
-    loss = sum(output.square().sum() for output in run(*arguments))
-    grads = torch.autograd.grad(loss, parameters)
-    norms = torch._foreach_norm(grads)
-    return loss.detach().clone(), torch.linalg.vector_norm(torch.stack(norms))
+    impls = ("reference", "foreach", "numba_cpu")[: 3 if device == "cpu" else 2]
+    steps = {f"lamb_{impl}": partial(lamb, impl) for impl in impls}
+    moving = {"torch_averaged_model": torch_averaged_model, "average": average}
+    model = mlperf(quick, device)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+    count = sum(weight.numel() for weight in model.parameters())
+    top = ceilings(device, quick).bytes_per_s
+    kinds: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any], int], ...] = (
+        ("optimizer-step", steps, {"adamw_fused": adamw.step}, LAMB_B),
+        ("weight-average", moving, {}, AVERAGE_B),
+    )
+    for what, ways, others, moved_B in kinds:
+        first, *faster = ways
+        floors = dict.fromkeys(ways, moved_B) | dict.fromkeys(others, ADAM_B)
+        yield Case(
+            what=what,
+            arms={**{name: make(model, 0.0) for name, make in ways.items()}, **others},
+            compared_arms={name: partial(updated, make, device) for name, make in ways.items()},
+            params={"shape": [count], "tensors": len([*model.parameters()])},
+            arm_params={
+                name: {"floor_B": each * count, "peak_B": top} for name, each in floors.items()
+            },
+            ratios=[*product([first], faster), *product(ways, others)],
+            memory=True,
+            warmup=1,
+        )
+
+
+def lamb(impl: Any, model: nn.Module, rate: float) -> Update:
+    """A step of LAMB with the settings of MLPerf's RNN-T."""
+    optimizer = Lamb(model.parameters(), rate, impl=impl, **MLPERF)
+
+    def step() -> list[Tensor]:
+        optimizer.step()
+        return list(model.parameters())
+
+    return step
+
+
+def torch_averaged_model(model: nn.Module, rate: float) -> Update:
+    """An update of torch's moving average."""
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    averaged.update_parameters(model)  # the first one copies
+
+    def update() -> list[Tensor]:
+        averaged.update_parameters(model)
+        return list(averaged.module.parameters())
+
+    return update
+
+
+def average(model: nn.Module, rate: float) -> Update:
+    """An update of ours."""
+    ours = Average(model, DECAY, warm_up=False)
+
+    def update() -> list[Tensor]:
+        ours.update()
+        return list(ours.values.values())
+
+    return update
+
+
+def updated(make: Callable[[nn.Module, float], Update], device: str) -> list[Tensor]:
+    """What three updates make of a small model whose weights change between them."""
+    model = mlperf(True, device)
+    update = make(model, 0.01)
+    for _ in range(3):
+        for weight in model.parameters():
+            weight.data.mul_(1.5)
+        values = update()
+    return [value.detach() for value in values]
 
 
 SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))
