@@ -122,7 +122,7 @@ def test_nothing_stays_behind_not_even_after_an_error():
 def test_another_kind_of_device_is_refused(device):
     with pytest.raises(ValueError) as error:
         launch_profile(lambda: None, device=device)
-    assert str(error.value) == f"device: expected 'cpu' or 'cuda', got {device!r}."
+    assert str(error.value) == f"device: expected one of 'cpu', 'cuda', got {device!r}."
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from torch import nn
 
 from asrkit.workbench.measure import fake_peak, host_reads
 
-HERE = "tests/workbench/measure/test_host_reads.py"
+HERE = "tests/workbench/measure/test_reads_and_memory.py"
 
 
 def planted(x):
@@ -73,7 +73,7 @@ def test_a_size_that_numbers_decide_is_refused_by_its_line():
     "function", [host_reads, lambda run, device: fake_peak(run, (), device=device)]
 )
 def test_another_device_is_refused(function):
-    with pytest.raises(ValueError, match="^device: expected '"):
+    with pytest.raises(ValueError, match="^device: expected one of '"):
         function(lambda *_: None, device="gpu")
 
 
