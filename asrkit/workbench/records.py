@@ -213,11 +213,15 @@ def _run(record: Mapping[str, Any]) -> tuple[str, str]:
     return record["machine"]["id"], code_version(record)
 
 
+def device(record: Mapping[str, Any]) -> str:
+    """Names of the GPUs of a record's machine, or of its CPU."""
+    gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
+    return gpus or record["machine"]["cpu_model"]
+
+
 def measured_on(record: Mapping[str, Any]) -> str:
     """The machine and the code of a record: "NVIDIA H100 80GB HBM3, commit 1a2b3c4"."""
-    machine = record["machine"]
-    names = [gpu["name"] for gpu in machine["gpus"]] or [machine["cpu_model"]]
-    return f"{' + '.join(names)}, {code_version(record)}"
+    return f"{device(record)}, {code_version(record)}"
 
 
 RENAMED = {"label_looping": "windowed_looping", "nested_loops": "label_looping"}

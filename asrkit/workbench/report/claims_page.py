@@ -6,12 +6,12 @@ from typing import Any
 
 from asrkit.workbench.claims import (
     DocumentAnswer,
+    Row,
     count_verdicts,
     document_answers,
     headline,
     summary,
 )
-from asrkit.workbench.claims.answers import Row
 from asrkit.workbench.report.marks import MEANINGS, PLURALS, mark_of
 
 

@@ -3,9 +3,18 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from asrkit.workbench.claims import LABELS, Claim, Evidence, Verdict, load_claims, origin, verdict
-from asrkit.workbench.claims.labels import NOT_COMPARABLE
-from asrkit.workbench.claims.notebook_table import claim_row, value_elsewhere
+from asrkit.workbench.claims import (
+    LABELS,
+    NOT_COMPARABLE,
+    Claim,
+    Evidence,
+    Verdict,
+    claim_row,
+    load_claims,
+    origin,
+    value_elsewhere,
+    verdict,
+)
 from asrkit.workbench.machine import code, software, this_machine
 
 Record = Mapping[str, Any]
@@ -109,13 +118,11 @@ def _recorded_columns(claim: Claim, judged: Verdict) -> Row:
             "recorded": "–" if claim.needs == "cpu" else "not recorded yet",
             "recorded_value": "",
             "recorded_note": "",
-            "recorded_on_gpu": True,
         }
     return {
         "recorded": value_elsewhere(claim, judged),
         "recorded_value": record["value"],
         "recorded_note": origin(record),
-        "recorded_on_gpu": bool(record["machine"]["gpus"]),
     }
 
 
