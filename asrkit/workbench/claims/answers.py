@@ -112,9 +112,9 @@ def summary(rows: Sequence[Row]) -> str:
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
     sentence += "."
-    for device in sorted({str(row["device"]) for row in main if row["there"]}):
-        counts = count_verdicts([row for row in main if row["device"] == device], "there")
-        sentence += f" On {device}: {_listed(counts)}."
+    for name in sorted({str(row["device"]) for row in main if row["there"]}):
+        counts = count_verdicts([row for row in main if row["device"] == name], "there")
+        sentence += f" On {name}: {_listed(counts)}."
     return sentence
 
 

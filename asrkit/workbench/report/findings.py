@@ -11,7 +11,7 @@ from typing import Any
 
 from asrkit.workbench.report.columns import UNITS
 from asrkit.workbench.report.notebook_run import NotebookRun
-from asrkit.workbench.typography import NO_BREAK_SPACE
+from asrkit.workbench.tables import NO_BREAK_SPACE
 
 Record = Mapping[str, Any]
 MOST = 6

@@ -16,7 +16,7 @@ from asrkit.workbench.report.marks import mark_verdicts
 from asrkit.workbench.report.notebook_run import count_of_records
 from asrkit.workbench.report.prose import BROKEN_FORMULA, prose
 from asrkit.workbench.report.tidy import tidy
-from asrkit.workbench.typography import PERCENT, space_percents
+from asrkit.workbench.tables import PERCENT, space_percents
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 NOTEBOOK_LINK = re.compile(r"^([\w.-]+)\.ipynb(?:#.*)?$")

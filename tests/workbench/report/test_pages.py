@@ -19,7 +19,7 @@ from asrkit.workbench.report.notebook_run import outcome
 from asrkit.workbench.report.plan import command_line
 from asrkit.workbench.report.site import build
 from asrkit.workbench.report.tidy import tidy
-from asrkit.workbench.typography import space_percents
+from asrkit.workbench.tables import space_percents
 
 PLAN = {"size": "quick", "device": "auto"}
 CLAIMS = {claim.id: claim for claim in ledger.load_claims()}
