@@ -229,7 +229,7 @@ ORDERED = {"column": "", "base": {}, "formula": "20 <= ms < 90", "quoted": 4}
 
 @pytest.mark.parametrize(("text", "change", "label", "value", "why"), [
     (LINES, {}, "arithmetic checked", 2, "2 of 2 lines agree"),
-    (LINES.replace("4.50", "4.40"), {}, "not reproduced", 1, "1 of 2 lines agree; not B, batch 8, half 1: 4.5 where 4.4 is printed."),
+    (LINES.replace("4.50", "4.40"), {}, "not reproduced", 1, "1 of 2 lines agree; not B, batch 8, half 1."),
     (LINES.partition("B,")[0], {}, "not reproduced", 1, "1 of 1 lines agree"),  # one line where two are claimed
     (LINES, LARGEST, "arithmetic checked", 4.5, "the max of 2 lines is at B, batch 8, half 1"),
     (LINES, ORDERED, "not reproduced", 3, "not B, batch 8, half 0."),
@@ -468,7 +468,7 @@ def row(verdict, **changed):
     (["direction only"], "Of 1 claim: 1 direction only. Direction only: c (3× where 2× is published). "
      "Our view: the direction is right as far as tested; the size is not confirmed."),
     (["ill-defined", "ill-defined", "evidence, not comparable"], "Of 3 claims: 1 evidence, not comparable; 2 ill-defined. "
-     "Our view: it states too little, or conditions too far from ours, to be tested."),
+     "Our view: nothing of it could be tested here."),
     ([], "All of its claims are in the appendix."),
 ])  # fmt: skip
 def test_the_answer_of_a_document_follows_from_its_verdicts(labels, sentence):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asrkit.workbench.claims.claims import Claim, Record
-from asrkit.workbench.claims.verdicts import LABELS, NOT_COMPARABLE, Verdict, origin, verdict
+from asrkit.workbench.claims.verdicts import LABELS, Verdict, origin, verdict
 from asrkit.workbench.records import device
 
 Row = Mapping[str, object]  # of `claims_table`, or of the report's table
@@ -165,24 +165,18 @@ def _named(row: Row) -> str:
 def _view(counts: Mapping[str, int]) -> str:
     """What to think of a document, from the verdicts on its claims."""
     of = Counter(counts)
-    measured = of["reproduced"]
-    agree = measured + of["arithmetic checked"]
-    partly = of["direction only"]
-    wrong = of["not reproduced"]
-    vague = of["ill-defined"] + of[NOT_COMPARABLE]
-    if wrong > agree + partly:
+    holds = of["reproduced"] + of["arithmetic checked"]
+    if of["not reproduced"] > holds + of["direction only"]:
         return "do not rely on its figures without measuring"
-    if wrong or (measured and partly):
+    if of["not reproduced"] or (of["reproduced"] and of["direction only"]):
         return "what could be tested holds, except as noted"
-    if measured:
+    if of["reproduced"]:
         return "what could be tested holds"
-    if partly:
+    if of["direction only"]:
         return "the direction is right as far as tested; the size is not confirmed"
-    if agree:
+    if holds:
         return "its arithmetic is right, and none of its measurements is confirmed here"
-    if 2 * vague > of.total():
-        return "it states too little, or conditions too far from ours, to be tested"
-    return "none yet"
+    return "nothing of it could be tested here"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

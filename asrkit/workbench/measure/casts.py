@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from asrkit.shapes import expect, expect_choice, whole
-from asrkit.workbench.measure.ops import KINDS, PROFILED, RANGE, Op, dtype_name, listening
+from asrkit.shapes import expect, expect_choice
+from asrkit.workbench.measure.ops import KINDS, PROFILED, RANGE, Op, listening
 from asrkit.workbench.measure.times import Timing, measure
 
 MODES = ("float32", "autocast", "half")
@@ -163,7 +163,11 @@ def cast_profile(
     Raises:
         ValueError: An argument does not fit, or calls differ in their ops.
     """
-    _check(module, inputs, mode, device, calls, repeats)
+    expect_choice("mode", mode, MODES)
+    expect_choice("device", device, ("cpu", "cuda"))
+    dtypes = {weight.dtype for weight in module.parameters() if weight.is_floating_point()}
+    remedy = "Modes start from module.float()."
+    expect(dtypes <= {torch.float32}, "module", "float32 weights", dtypes, remedy)
     if mode == "half":
         module = copy.deepcopy(module).to(dtype)
         inputs = tree_map_only(Tensor, lambda x: _half(x, dtype), tuple(inputs))
@@ -200,22 +204,6 @@ def _half(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype != torch.float32:
         return x
     return x.to(dtype)
-
-
-def _check(
-    module: nn.Module, inputs: Any, mode: str, device: str, calls: int, repeats: int
-) -> None:
-    expect_choice("mode", mode, MODES)
-    expect_choice("device", device, ("cpu", "cuda"))
-    numbers = whole(calls, 1) and whole(repeats, 1)
-    expect(numbers, "calls, repeats", "whole numbers of at least 1", (calls, repeats))
-    listed = isinstance(inputs, tuple | list)
-    got = type(inputs).__name__
-    expect(listed, "inputs", "a tuple of arguments", got, "Write (x,) for one.")
-    floats = {weight.dtype for weight in module.parameters() if weight.is_floating_point()}
-    others = sorted(map(dtype_name, floats - {torch.float32}))
-    remedy = "Modes start from module.float()."
-    expect(not others, "module", "float32 weights", ", ".join(others), remedy)
 
 
 def _time_kernels(listed: Callable[[], None], passes: list[list[Op]]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,7 +29,8 @@ from asrkit.runtime import op_name, waits
 from asrkit.shapes import expect_choice
 
 ROOT = Path(__file__).resolve().parents[3]
-BELOW_CALLERS = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/")
+BELOW_CALLERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+META = torch.device("meta")
 RANGE = "asrkit op "  # and its number: the name of an op's range in torch.profiler's trace
 KINDS = {  # by the first pattern found in the name of an op; casts are known by their dtypes
     "attention": "scaled_dot_product|multi_head_attention",
@@ -287,10 +288,7 @@ class Listener(EachOp):
 
 
 class _Reads(TorchFunctionMode):
-    """Lists what no op shows on a CPU: tensors that are read, or made of Python's values.
-
-    Answers for tensors that have no numbers.
-    """
+    """Lists what no op shows: tensors that are made of Python's values, and on a CPU those read."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
@@ -298,24 +296,12 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        device = self.listener.device
         if func is torch.tensor and kwargs.get("device") is not None:
             self._note("tensor", torch.device(kwargs["device"]), launches=True)
-        if func not in READS:
+        if func not in READS or self.listener.device != "cpu":
             return func(*args, **kwargs)
-        (tensor, *_) = args
-        if _has_numbers(tensor):
-            if device == "cpu":
-                self._note(func.__name__, tensor.device)
-            return func(*args, **kwargs)
-        self._note(func.__name__, tensor.device)
-        if func is Tensor.cpu and isinstance(tensor, FakeTensor):
-            return tensor
-        with unset_fake_temporarily():
-            ones = torch.ones(tensor.shape, dtype=tensor.dtype)
-        if func is Tensor.cpu:
-            return ones
-        return func(ones)
+        self._note(func.__name__, args[0].device)
+        return func(*args, **kwargs)
 
     def _note(self, name: str, device: torch.device, *, launches: bool = False) -> None:
         if device.type == self.listener.device:
@@ -329,10 +315,10 @@ def _result(func: Any, args: Any, kwargs: Any) -> Any:
     if not unknown:
         return func(*args, **kwargs)
     name = op_name(func)
-    if name in ("_local_scalar_dense", "equal"):
-        dtype = torch.bool if name == "equal" else unknown[0].dtype
-        with unset_fake_temporarily():
-            return torch.ones((), dtype=dtype).item()
+    if name == "_local_scalar_dense":
+        return 1
+    if name == "equal":
+        return True
     if name == "_to_copy" and unknown[0].is_meta and kwargs.get("device") not in (None, META):
         return torch.ones(unknown[0].shape, dtype=kwargs.get("dtype") or unknown[0].dtype)
     if name == "copy_" and _has_numbers(args[0]):
@@ -343,9 +329,6 @@ def _result(func: Any, args: Any, kwargs: Any) -> Any:
             "size depends on numbers. Write it otherwise, or count on real tensors."
         )
     return func(*args, **kwargs)
-
-
-META = torch.device("meta")
 
 
 def _has_numbers(tensor: Tensor) -> bool:

