@@ -123,15 +123,12 @@ def _pins() -> Finding:
     pins = defaultdict[str, set[str]](set)  # a version for each Python or system
     for name, version in re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE):
         pins[name].add(version)
-    different = set()
-    for one in distributions():
-        name = re.sub(r"[-_.]+", "-", one.name).lower()
-        if name in pins and one.version not in pins[name]:
-            different.add(f"{name} {one.version}")
+    installed = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
+    both = sorted(pins.keys() & installed.keys())
+    different = [f"{name} {installed[name]}" for name in both if installed[name] not in pins[name]]
     detail = "as in requirements.lock"
     if different:
-        listed = ", ".join(sorted(different))
-        detail = f"{len(different)} differ from requirements.lock: {listed}"
+        detail = f"{len(different)} differ from requirements.lock: {', '.join(different)}"
     return _finding("pins", detail, not different, _install())
 
 
@@ -153,16 +150,12 @@ def _cache() -> Finding:
 
 
 def _losses() -> Finding:
-    """Which implementations of the losses there are, and which are installed but do not work."""
-    problems = {name: lacks(name) for name in MODULES}
-    working = [name for name, problem in problems.items() if not problem] or ["torch"]
-    on_cpu = fastest(torch.zeros(1))
-    details = [f"{on_cpu} on a CPU, compiled on first use; CUDA: {', '.join(working)}"]
-    for name, problem in problems.items():
-        if problem and find_spec(name):
-            details.append(f"{name} fails: {problem}")
-    remedy = "pip install 'asrkit[cuda]'"
-    return _finding("losses", "; ".join(details), len(details) == 1, remedy)
+    """The losses' implementation on this CPU, and whether the compilers for a GPU work."""
+    details = [f"{fastest(torch.zeros(1))} on a CPU, compiled on first use"]
+    problems = {name: lacks(name) for name in MODULES if find_spec(name)}
+    details += [f"{name} {problem or 'works'}" for name, problem in problems.items()]
+    ok = not any(problems.values())
+    return _finding("losses", "; ".join(details), ok, "pip install 'asrkit[cuda]'")
 
 
 def _gpu(machine: Mapping[str, Any]) -> Finding:

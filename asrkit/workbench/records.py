@@ -87,12 +87,9 @@ def publish(record: Measurement | dict[str, Any]) -> None:
     from IPython.display import display
 
     row = _row(record)
-    line = "{what}: {metric} {value:.4g}".format(**row)
-    if row["unit"] != "1":
-        line += f" {row['unit']}"
-    if row["impl"]:
-        line += f" {row['impl']}"
-    display({MIME: row, "text/plain": line}, raw=True)
+    unit = "" if row["unit"] == "1" else row["unit"]
+    line = "{what}: {metric} {value:.4g} {unit} {impl}".format(**{**row, "unit": unit})
+    display({MIME: row, "text/plain": " ".join(line.split())}, raw=True)
 
 
 def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:

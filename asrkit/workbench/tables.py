@@ -33,7 +33,8 @@ def aligned(
         for texts in itertools.zip_longest(*wrapped, fillvalue=""):
             cells = []
             for number, (text, size) in enumerate(zip(texts, widths, strict=True)):
-                cells.append(text.rjust(size) if number in right else text.ljust(size))
+                side = ">" if number in right else "<"
+                cells.append(f"{text:{side}{size}}")
             lines.append(GAP.join(cells).rstrip())
     return lines
 

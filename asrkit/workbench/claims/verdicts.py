@@ -86,18 +86,26 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         return _by_formula(claim)
     if machine is None:
         machine = this_machine()
-    deciding = []
-    others = []
+    deciding = list[Record]()
+    others = list[Record]()
     for record in _alike(claim, records, claim.id, claim.arms):
         on_cuda = str(record["params"].get("device")).startswith("cuda")
-        if claim.is_defined and (on_cuda or claim.needs == "cpu"):
-            deciding.append(record)
-        else:
-            others.append(record)
-    beside = _evidence(claim, records, others, machine)
-    if beside and not deciding:
+        settles = claim.is_defined and (on_cuda or claim.needs == "cpu")
+        (deciding if settles else others).append(record)
+    kinds = [(others, OTHER_DEVICE if claim.is_defined else NO_BASELINE)]
+    for entry in claim.evidence:
+        alike = _alike(claim, records, entry["what"], entry.get("arms", ()), "estimated")
+        fitting = [one for one in alike if entry.get("impl") in (None, one["impl"])]
+        kinds.append((fitting, entry["why"]))
+    beside = []
+    for kind, why in kinds:
+        for is_here, record in _newest(kind, machine).items():
+            beside.append(Evidence(record=record, why=why, is_here=is_here))
+    newest = _newest(deciding, machine)
+    if beside and not newest:
         return _not_comparable(claim, beside)
-    here, recorded = _newest(deciding, machine)
+    here = newest.get(True)
+    recorded = newest.get(False)
     measured = None
     if here:
         measured = here["value"]
@@ -114,7 +122,7 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         measured=measured,
         recorded=recorded,
         there=there,
-        evidence=beside,
+        evidence=tuple(beside),
     )
 
 
@@ -158,14 +166,9 @@ def _by_lines(claim: Claim) -> Verdict:
 
 def _by_record(claim: Claim, record: Record) -> tuple[str, str]:
     """The label that a record gives on its own machine, and why."""
-    stats = record["stats"]
-    low = stats["p25"]
-    high = stats["p75"]
-    why = "one observation"
-    if stats["n"] > 1:
-        why = f"{stats['n']} repeats, quartiles {claim.show(low)} to {claim.show(high)}"
-    is_noisy = stats["n"] < 3 or high - low > NOISE * abs(stats["p50"])
-    if claim.kind in TIMED and is_noisy:
+    n, low, middle, high = (record["stats"][name] for name in ("n", "p25", "p50", "p75"))
+    why = f"{n} repeats, quartiles {claim.show(low)} to {claim.show(high)}"
+    if claim.kind in TIMED and (n < 3 or high - low > NOISE * abs(middle)):
         wanted = f"3 repeats and a spread within {percent(NOISE)} of the median"
         return "too noisy", f"{why}; a verdict needs {wanted}"
     best_label = "reproduced"
@@ -198,42 +201,16 @@ def _unmeasured(claim: Claim, machine: Record) -> tuple[str, str]:
     return "not measurable here", LACKING[claim.needs]
 
 
-def _evidence(
-    claim: Claim, records: Sequence[Record], others: Sequence[Record], machine: Record
-) -> tuple[Evidence, ...]:
-    """What was measured close to a claim: the newest here and elsewhere of each kind.
-
-    Args:
-        claim: The claim.
-        records: Records of any claims and machines.
-        others: Those of the claim itself that cannot settle it.
-        machine: The machine that counts as this one.
-    """
-    kinds = [(others, OTHER_DEVICE if claim.is_defined else NO_BASELINE)]
-    for entry in claim.evidence:
-        named = _alike(claim, records, entry["what"], entry.get("arms", ()), "estimated")
-        fitting = [one for one in named if entry.get("impl") in (None, one["impl"])]
-        kinds.append((fitting, entry["why"]))
-    found = []
-    for kind, why in kinds:
-        for record in _newest(kind, machine):
-            if record:
-                is_here = record["machine"]["id"] == machine["id"]
-                found.append(Evidence(record=record, why=why, is_here=is_here))
-    return tuple(found)
-
-
-def _not_comparable(claim: Claim, beside: tuple[Evidence, ...]) -> Verdict:
+def _not_comparable(claim: Claim, beside: Sequence[Evidence]) -> Verdict:
     """The verdict on a claim beside which something was measured that cannot settle it."""
-    here = [one.record["value"] for one in beside if one.is_here]
-    elsewhere = [one.record for one in beside if not one.is_here]
+    records = {one.is_here: one.record for one in reversed(beside)}  # the first of each kind stays
     why = " ".join(_told(claim, one) for one in beside)
     return Verdict(
         label=NOT_COMPARABLE,
         why=f"{why} {claim.notes}".rstrip(),
-        measured=next(iter(here), None),
-        recorded=next(iter(elsewhere), None),
-        evidence=beside,
+        measured=records[True]["value"] if True in records else None,
+        recorded=records.get(False),
+        evidence=tuple(beside),
     )
 
 
@@ -271,9 +248,7 @@ def _alike(
     ]
 
 
-def _newest(records: Iterable[Record], machine: Record) -> tuple[Record | None, Record | None]:
-    """The newest of `records` from `machine`, and the newest from any other."""
-    newest: dict[bool, Record] = {}
-    for record in sorted(records, key=lambda record: record["captured_at"]):
-        newest[record["machine"]["id"] == machine["id"]] = record
-    return newest.get(True), newest.get(False)
+def _newest(records: Iterable[Record], machine: Record) -> dict[bool, Record]:
+    """The newest of `records` from `machine` (True), and the newest from any other (False)."""
+    by_age = sorted(records, key=lambda record: record["captured_at"])
+    return {record["machine"]["id"] == machine["id"]: record for record in by_age}

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -50,11 +50,6 @@ WORKLESS = re.compile(
     "_unsafe_view|_reshape_alias|lift_fresh|detach_|is_pinned|record_stream|_local_scalar_dense)$"
 )
 READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # no op where the device is the CPU itself
-BY_DRIVER = {  # field of `Launches` -> names of events in torch.profiler's trace
-    "kernels": r"cu(da)?Launch(Cooperative)?Kernel(Ex|ExC)?",
-    "graph_launches": r"cu(da)?GraphLaunch",
-    "stream_syncs": r"cu(da)?StreamSynchronize|cudaEventSynchronize",
-}
 PROFILED = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
@@ -96,7 +91,7 @@ class Op:
 class Launches:
     """Counts of one call.
 
-    An op may take several kernels, and on the CPU others than on a GPU (LSTM): see `kernels`.
+    An op may take several kernels, and on the CPU others than on a GPU (LSTM): see `driver`.
 
     Attributes:
         launches: Ops that start at least one kernel or copy on a GPU, without views and metadata.
@@ -104,19 +99,15 @@ class Launches:
             copies between the two.
         ops: The launches and the syncs by name.
         sync_sites: The syncs by "file:line" of the first caller outside torch.
-        kernels: Kernel launches that the driver saw, without those within a graph. This and the
-            next two are None but on CUDA with `runtime`.
-        graph_launches: Graph launches that the driver saw; one by cuda-python may be missing.
-        stream_syncs: cudaStreamSynchronize and cudaEventSynchronize.
+        driver: On CUDA with `runtime`, calls of CUDA's runtime and driver by name, as
+            "cudaLaunchKernel", "cudaGraphLaunch" and "cudaStreamSynchronize".
     """
 
     launches: int
     syncs: int
     ops: Counter[str]
     sync_sites: Counter[str]
-    kernels: int | None = None
-    graph_launches: int | None = None
-    stream_syncs: int | None = None
+    driver: Counter[str]
 
 
 def launch_profile(
@@ -131,8 +122,8 @@ def launch_profile(
     Args:
         fn: The call.
         device: Where its work is, "cpu" or "cuda".
-        runtime: On CUDA, also count what the driver saw (`kernels`, `graph_launches`,
-            `stream_syncs`), by torch.profiler. That is slow: it keeps an event for each op.
+        runtime: On CUDA, also count what the driver saw (`driver`), by torch.profiler. That is
+            slow: it keeps an event for each op.
 
     Raises:
         ValueError: `device` is neither.
@@ -145,14 +136,11 @@ def launch_profile(
     with torch.profiler.profile(activities=PROFILED, acc_events=True) as profile:
         with listening(device) as listener:
             fn()
-    names = [event.name for event in profile.events() or ()]
-    by_driver = {}
-    for field, pattern in BY_DRIVER.items():
-        by_driver[field] = sum(bool(re.fullmatch(pattern, name)) for name in names)
-    return count_launches(listener.ops, **by_driver)
+    calls = Counter(event.name for event in profile.events() or () if event.name[:2] == "cu")
+    return count_launches(listener.ops, calls)
 
 
-def count_launches(ops: list[Op], **by_driver: int) -> Launches:
+def count_launches(ops: Sequence[Op], driver: Mapping[str, int] | None = None) -> Launches:
     """The launches and waits among ops, and what the driver saw."""
     sites = Counter(op.site for op in ops if op.waits)
     return Launches(
@@ -160,7 +148,7 @@ def count_launches(ops: list[Op], **by_driver: int) -> Launches:
         syncs=sites.total(),
         ops=Counter(op.name for op in ops if op.launches or op.waits),
         sync_sites=sites,
-        **by_driver,
+        driver=Counter(driver),
     )
 
 
