@@ -170,7 +170,9 @@ def cast_profile(
     expect(dtypes <= {torch.float32}, "module", "float32 weights", dtypes, remedy)
     if mode == "half":
         module = copy.deepcopy(module).to(dtype)
-        inputs = tree_map_only(Tensor, lambda x: _half(x, dtype), tuple(inputs))
+        inputs = tree_map_only(
+            Tensor, lambda x: x.to(dtype) if x.dtype == torch.float32 else x, tuple(inputs)
+        )
 
     def run() -> None:
         torch.clear_autocast_cache()  # a region around this one would keep it
@@ -198,12 +200,6 @@ def cast_profile(
     remedy = "Try module.eval()."
     expect(len(numbers) == 1, "module", "the same ops in every call", numbers, remedy)
     return CastProfile(mode=mode, ops=_medians(works), total=total)
-
-
-def _half(x: Tensor, dtype: torch.dtype) -> Tensor:
-    if x.dtype != torch.float32:
-        return x
-    return x.to(dtype)
 
 
 def _time_kernels(listed: Callable[[], None], passes: list[list[Op]]) -> None:

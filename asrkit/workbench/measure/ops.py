@@ -121,26 +121,28 @@ def launch_profile(
 
     Args:
         fn: The call.
-        device: Where its work is, "cpu" or "cuda".
+        device: Where its work is, "cpu", "cuda" or, without numbers, "meta".
         runtime: On CUDA, also count what the driver saw (`driver`), by torch.profiler. That is
             slow: it keeps an event for each op.
 
     Raises:
-        ValueError: `device` is neither.
+        ValueError: `device` is none of these.
     """
-    expect_choice("device", device, ("cpu", "cuda"))
-    if device == "cpu" or not runtime:
+    expect_choice("device", device, ("cpu", "cuda", "meta"))
+    driver = Counter[str]()
+    if device == "cuda" and runtime:
+        with torch.profiler.profile(activities=PROFILED, acc_events=True) as profile:
+            with listening(device) as listener:
+                fn()
+        names = [event.name for event in profile.events() or ()]
+        driver.update(name for name in names if name.startswith("cu"))
+    else:
         with listening(device) as listener:
             fn()
-        return count_launches(listener.ops)
-    with torch.profiler.profile(activities=PROFILED, acc_events=True) as profile:
-        with listening(device) as listener:
-            fn()
-    calls = Counter(event.name for event in profile.events() or () if event.name[:2] == "cu")
-    return count_launches(listener.ops, calls)
+    return count_launches(listener.ops, driver)
 
 
-def count_launches(ops: Sequence[Op], driver: Mapping[str, int] | None = None) -> Launches:
+def count_launches(ops: Sequence[Op], driver: Mapping[str, int] = Counter()) -> Launches:
     """The launches and waits among ops, and what the driver saw."""
     sites = Counter(op.site for op in ops if op.waits)
     return Launches(
@@ -172,12 +174,9 @@ def host_reads(step: Callable[[], object], *, device: str = "cpu") -> Counter[st
 
     Raises:
         ValueError: `device` is none of these.
-        RuntimeError: A shape depends on numbers that its tensor does not have; the line is named.
+        RuntimeError: A shape depends on numbers that its tensor does not have; by torch.
     """
-    expect_choice("device", device, ("cpu", "cuda", "meta"))
-    with listening(device) as listener:
-        step()
-    return count_launches(listener.ops).sync_sites
+    return launch_profile(step, device=device, runtime=False).sync_sites
 
 
 @contextmanager
@@ -311,11 +310,6 @@ def _result(func: Any, args: Any, kwargs: Any) -> Any:
         return torch.ones(unknown[0].shape, dtype=kwargs.get("dtype") or unknown[0].dtype)
     if name == "copy_" and _has_numbers(args[0]):
         return args[0].fill_(1)
-    if torch.Tag.dynamic_output_shape in func.tags and waits(func, args, kwargs):
-        raise RuntimeError(
-            f"step: expected shapes that follow from shapes, got {name} at {caller()}, whose "
-            "size depends on numbers. Write it otherwise, or count on real tensors."
-        )
     return func(*args, **kwargs)
 
 

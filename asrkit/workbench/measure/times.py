@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -99,43 +98,40 @@ def measure(
     for repeat in range(-warmup, repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            spent_s = sum(sample.wall_ms for sample in taken[name]) / 1e3
-            if spent_s >= most_s or (spent_s >= enough_s and len(taken[name]) >= 3):
-                continue
-            call = arms[name]
-            if setups and name in setups:
-                call = partial(call, setups[name]())
-            sample = clock(call)
-            if repeat >= 0:
-                taken[name].append(sample)
+            samples = taken[name]
+            limit_s = min(enough_s, most_s) if len(samples) >= 3 else most_s
+            if sum(sample.wall_ms for sample in samples) / 1e3 < limit_s:
+                given = [setups[name]()] if setups and name in setups else []
+                sample = clock(arms[name], given)
+                if repeat >= 0:
+                    samples.append(sample)
     timings = {}
     for name, samples in taken.items():
         if samples:
-            cpu_ms = tuple(sample.cpu_ms for sample in samples if sample.cpu_ms is not None)
             timings[name] = Timing(
                 samples_ms=tuple(sample.wall_ms for sample in samples),
-                cpu_ms=cpu_ms or None,
+                cpu_ms=tuple(one.cpu_ms for one in samples if one.cpu_ms is not None) or None,
                 warmup=warmup,
                 timer="torch.cuda.Event" if on_cuda else "time.perf_counter_ns",
             )
     return timings
 
 
-def _time_on_cpu(call: Callable[[], object]) -> Sample:
+def _time_on_cpu(arm: Callable[..., object], given: list[Any]) -> Sample:
     start = time.perf_counter_ns()
     cpu_start = time.process_time_ns()
-    own_sample = _own_sample(call())  # freeing what else was made is part of the time
+    own_sample = _own_sample(arm(*given))  # freeing what else was made is part of the time
     cpu_ns = time.process_time_ns() - cpu_start
     wall_ns = time.perf_counter_ns() - start
     return own_sample or Sample(wall_ms=wall_ns / 1e6, cpu_ms=cpu_ns / 1e6)
 
 
-def _time_on_cuda(call: Callable[[], object]) -> Sample:
+def _time_on_cuda(arm: Callable[..., object], given: list[Any]) -> Sample:
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
-    own_sample = _own_sample(call())
+    own_sample = _own_sample(arm(*given))
     end.record()
     end.synchronize()
     return own_sample or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)

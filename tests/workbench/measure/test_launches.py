@@ -118,11 +118,14 @@ def test_nothing_stays_behind_not_even_after_an_error():
     assert launch_profile(lambda: None).ops == Counter()
 
 
-@pytest.mark.parametrize("device", ["meta", "gpu", "", None, 0])
+@pytest.mark.parametrize("device", ["gpu", "", None, 0])
 def test_another_kind_of_device_is_refused(device):
     with pytest.raises(ValueError) as error:
         launch_profile(lambda: None, device=device)
-    assert str(error.value) == f"device: expected one of 'cpu', 'cuda', got {device!r}."
+    assert (
+        str(error.value)
+        == f"device: expected one of 'cpu', 'cuda', 'meta', got {device!r}."
+    )
 
 
 @pytest.mark.gpu

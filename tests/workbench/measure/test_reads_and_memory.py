@@ -62,11 +62,9 @@ def test_what_stays_on_its_side_counts_nothing(name):
     assert host_reads(run, device="meta") == {}
 
 
-def test_a_size_that_numbers_decide_is_refused_by_its_line():
-    line = inspect.currentframe().f_lineno + 2
-    with pytest.raises(RuntimeError) as caught:
+def test_a_size_that_numbers_decide_is_refused():
+    with pytest.raises(RuntimeError, match="nonzero"):
         host_reads(lambda: torch.ones(3, device="meta").nonzero(), device="meta")
-    assert f"nonzero at {HERE}:{line}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
