@@ -1,6 +1,7 @@
 """What casts between precisions cost: the ops of a module's call by kind, place, bytes and time."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -12,24 +13,18 @@ from torch.utils._pytree import tree_map_only
 
 from asrkit.shapes import expect, expect_choice
 from asrkit.workbench.measure.ops import KINDS, PROFILED, RANGE, Op, listening
-from asrkit.workbench.measure.times import Timing, measure
 
 MODES = ("float32", "autocast", "half")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CastProfile:
-    """The ops of some calls of a module, in the order in which they ran.
+    """The ops of some calls of a module that start work, in the order in which they ran.
 
-    Attributes:
-        mode: "float32", "autocast" or "half".
-        ops: The ops that start work, each with the median of its times; on CUDA of its kernels.
-        total: Time of all calls of the whole module, while nothing else looked at it.
+    Each has the median of its times; on CUDA of its kernels.
     """
 
-    mode: str
     ops: tuple[Op, ...] = field(repr=False)
-    total: Timing
 
     @property
     def casts(self) -> tuple[Op, ...]:
@@ -42,11 +37,11 @@ class CastProfile:
         return sum(op.ms for op in self.ops)
 
     def within(self, path: str) -> "CastProfile":
-        """What ran in one submodule, such as "blocks.0"; `total` stays that of all."""
+        """What ran in one submodule, such as "blocks.0"."""
         ops = tuple(op for op in self.ops if f"{op.module}.".startswith(f"{path}."))
         remedy = "See table('module')."
         expect(bool(ops), "path", "a submodule in which ops ran", repr(path), remedy)
-        return replace(self, ops=ops)
+        return CastProfile(ops=ops)
 
     def share(self, kind: str) -> float:
         """Time of one kind of op over that of all ops, 0 to 1."""
@@ -106,12 +101,12 @@ def profiles_in_turns(
 
 
 def median_profile(profiles: Sequence[CastProfile]) -> CastProfile:
-    """The first profile, with the median time of each op over all of them.
+    """The ops of the first profile, with the median time of each over all of them.
 
     Args:
         profiles: Of the same calls in the same mode.
     """
-    return replace(profiles[0], ops=_medians([profile.ops for profile in profiles]))
+    return CastProfile(ops=_medians([profile.ops for profile in profiles]))
 
 
 def _medians(passes: Sequence[Sequence[Op]]) -> tuple[Op, ...]:
@@ -135,9 +130,8 @@ def cast_profile(
 
     Ops are those of torch's dispatcher, below autograd and autocast; views and allocations are left
     out. Conversions within a kernel, as where bfloat16 meets float32 in a sum, are no ops of their
-    own. `repeats` passes list and time the ops, and as many time the calls alone (`total`), in turn
-    with those on a CPU. CPU: the time around each op, which holds a few microseconds of dispatch.
-    CUDA: torch.profiler's time of the kernels that an op started.
+    own. CPU: the time around each op, which holds a few microseconds of dispatch. CUDA:
+    torch.profiler's time of the kernels that an op started.
 
     Training mode, requires_grad and grad mode are the caller's, and matter. Autocast keeps the cast
     copies of float32 leaves that require grad (weights) until the outermost region ends or
@@ -157,7 +151,7 @@ def cast_profile(
         dtype: torch.bfloat16 or torch.float16.
         calls: Calls in one region. One is a program that opens a region for each batch; two show
             what a longer region saves.
-        repeats: Passes that time the ops.
+        repeats: Passes that list and time the ops.
         warmup: Passes before those.
 
     Raises:
@@ -180,37 +174,28 @@ def cast_profile(
             for _ in range(calls):
                 module(*inputs)
 
-    passes: list[list[Op]] = []
-
-    def listed() -> None:
+    def listed() -> list[Op]:
         with listening(device, module) as listener:
             run()
-        passes.append(listener.ops)
+        return listener.ops
 
-    run()  # what a first call makes and keeps is no op of those after it
-    if device == "cuda":
-        total = measure({"clean": run}, repeats=repeats, warmup=warmup, device=device)["clean"]
-        for _ in range(repeats):
-            _time_kernels(listed, passes)
-    else:
-        total = measure({"clean": run, "listed": listed}, repeats=repeats, warmup=warmup)["clean"]
-        del passes[:warmup]
+    for _ in range(1 + warmup):  # what a first call makes and keeps is no op of those after it
+        run()
+    passes = [_on_cuda(listed) if device == "cuda" else listed() for _ in range(repeats)]
     works = [[op for op in ops if op.launches] for ops in passes]
     numbers = sorted(set(map(len, works)))
     remedy = "Try module.eval()."
     expect(len(numbers) == 1, "module", "the same ops in every call", numbers, remedy)
-    return CastProfile(mode=mode, ops=_medians(works), total=total)
+    return CastProfile(ops=_medians(works))
 
 
-def _time_kernels(listed: Callable[[], None], passes: list[list[Op]]) -> None:
-    """A pass on CUDA, whose ops take the time of their kernels."""
+def _on_cuda(listed: Callable[[], list[Op]]) -> list[Op]:
+    """The ops of a pass on CUDA, with the time of their kernels."""
     with torch.profiler.profile(activities=PROFILED, acc_events=True) as profile:
-        listed()
+        ops = listed()
         torch.cuda.synchronize()
-    ms = [0.0] * (len(passes[-1]) + 1)  # the last is for ops that are not listed
+    ms = defaultdict[str, float](float)
     for event in profile.events() or ():
-        on_cpu = event.device_type == torch.autograd.DeviceType.CPU  # the GPU's has no kernels
-        if on_cpu and event.name.startswith(RANGE):
-            ms[int(event.name.removeprefix(RANGE))] += event.device_time_total / 1e3
-    timed = zip(passes[-1], ms, strict=False)
-    passes[-1] = [replace(op, ms=kernels) for op, kernels in timed]
+        if event.device_type == torch.autograd.DeviceType.CPU:  # the GPU's has no kernels
+            ms[event.name] += event.device_time_total / 1e3
+    return [replace(op, ms=ms[f"{RANGE}{number}"]) for number, op in enumerate(ops)]

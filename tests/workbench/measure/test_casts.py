@@ -14,7 +14,6 @@ from asrkit.models.fastconformer import (
 from asrkit.workbench.measure import (
     CastProfile,
     Op,
-    Timing,
     cast_profile,
     median_profile,
     profiles_in_turns,
@@ -250,8 +249,7 @@ def test_tables_add_up_and_begin_with_what_takes_longest():
         )
 
     ops = (op("cast", "a", 1.0), op("layout", "b", 2.0), op("cast", "c", 5.0))
-    total = Timing(samples_ms=(16.0,), warmup=0, timer="")
-    profile = CastProfile(mode="half", ops=ops, total=total)
+    profile = CastProfile(ops=ops)
     assert profile.table() == [
         {"kind": "cast", "ops": 2, "ms": 6.0, "share": 0.75, "bytes": 20},
         {"kind": "layout", "ops": 1, "ms": 2.0, "share": 0.25, "bytes": 10},
@@ -303,7 +301,7 @@ REFUSED = {
     "mode: expected one of 'float32', 'autocast', 'half', got 'amp'.": {"mode": "amp"},
     "device: expected one of 'cpu', 'cuda', got 'meta'.": {"device": "meta"},
     "module: expected float32 weights, got {torch.bfloat16}. Modes start from module.float().": {"module": nn.Linear(8, 8).bfloat16()},
-    "module: expected the same ops in every call, got [3, 4]. Try module.eval().": {"module": Fickle(), "repeats": 2, "warmup": 0},
+    "module: expected the same ops in every call, got [2, 3]. Try module.eval().": {"module": Fickle(), "repeats": 2, "warmup": 0},
 }  # fmt: skip
 
 
