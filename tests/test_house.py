@@ -25,7 +25,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"export"},
     {"data", "transcribe"},
     {"training"},
-    {"workbench.machine", "workbench.tables", "workbench.typography"},
+    {"workbench.machine", "workbench.tables"},
     {"workbench.records"},
     {
         "workbench.cost",

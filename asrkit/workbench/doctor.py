@@ -82,37 +82,27 @@ def render(checks: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _finding(name: str, detail: str, remedy: str = "", *, required: bool = False) -> Finding:
-    """A finding that is ok if it needs no remedy."""
-    if not remedy:
+def _finding(name: str, detail: str, ok: bool, remedy: str, *, required: bool = False) -> Finding:
+    if ok:
         return Finding(name=name, status="ok", detail=detail)
-    status: Status = "note"
-    if required:
-        status = "missing"
+    status: Status = "missing" if required else "note"
     return Finding(name=name, status=status, detail=detail, remedy=remedy)
 
 
 def _install(extra: str = "") -> str:
-    """How to install asrkit, with an extra, in this checkout or without one."""
-    in_checkout = LOCK.exists()
-    if extra:
-        target = f"-e '.[{extra}]'" if in_checkout else f"'asrkit[{extra}]'"
-    else:
-        target = f"-r {LOCK.name}" if in_checkout else "asrkit"
-    return f"pip install {target}"
+    """How to install asrkit with an extra, in this checkout or without one."""
+    if not LOCK.exists():
+        return f"pip install 'asrkit[{extra}]'"
+    return f"pip install -e '.[{extra}]'" if extra else f"pip install -r {LOCK.name}"
 
 
 def _packages() -> Iterable[Finding]:
     """One finding for each extra: whether Python finds its modules."""
     for extra, (needed_by, modules) in EXTRAS.items():
         absent = [name for name in modules.split() if not find_spec(name)]
-        detail = "all there"
-        remedy = ""
-        if absent:
-            detail = f"absent: {' '.join(absent)}"
-            remedy = _install(extra)
-        name = extra or "packages"
-        yield _finding(name, f"for {needed_by}; {detail}", remedy, required=not extra)
+        found = f"absent: {' '.join(absent)}" if absent else "all there"
+        detail = f"for {needed_by}; {found}"
+        yield _finding(extra or "packages", detail, not absent, _install(extra), required=not extra)
 
 
 def _libraries() -> Iterable[Finding]:
@@ -120,38 +110,32 @@ def _libraries() -> Iterable[Finding]:
     eSpeak NG is under the GPL.
     """
     for (name, extra), program in LOADS.items():
-        remedy = ""
         tried = subprocess.run([sys.executable, "-c", program], capture_output=True)
-        if tried.returncode != 0:
-            remedy = _install(extra)
-        detail = "does not load" if remedy else "loads"
-        yield _finding(name, detail, remedy, required=not extra)
+        loads = tried.returncode == 0
+        detail = "loads" if loads else "does not load"
+        yield _finding(name, detail, loads, _install(extra), required=not extra)
 
 
 def _pins() -> Finding:
     """Which installed packages have another version than requirements.lock says."""
     if not LOCK.exists():
-        return _finding("pins", "not checked: only a checkout has requirements.lock")
+        return _finding("pins", "not checked: only a checkout has requirements.lock", True, "")
     pins = defaultdict[str, set[str]](set)  # a version for each Python or system
     for name, version in re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE):
         pins[name].add(version)
-    different = set()
-    for one in distributions():
-        name = re.sub(r"[-_.]+", "-", one.name).lower()
-        if name in pins and one.version not in pins[name]:
-            different.add(f"{name} {one.version}")
-    if not different:
-        return _finding("pins", "as in requirements.lock")
-    listed = ", ".join(sorted(different))
-    return _finding("pins", f"{len(different)} differ from requirements.lock: {listed}", _install())
+    installed = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
+    both = sorted(pins.keys() & installed.keys())
+    different = [f"{name} {installed[name]}" for name in both if installed[name] not in pins[name]]
+    detail = "as in requirements.lock"
+    if different:
+        detail = f"{len(different)} differ from requirements.lock: {', '.join(different)}"
+    return _finding("pins", detail, not different, _install())
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:
-    gib = machine["ram_gib"] or 0
-    remedy = ""
-    if gib < LOW_MEMORY_GIB:
-        remedy = "keep the notebooks at their quick sizes"
-    return _finding("memory", f"{gib} GiB", remedy)
+    gib = machine["ram_gib"]
+    remedy = "keep the notebooks at their quick sizes"
+    return _finding("memory", f"{gib} GiB", gib >= LOW_MEMORY_GIB, remedy)
 
 
 def _cache() -> Finding:
@@ -160,32 +144,23 @@ def _cache() -> Finding:
     free_gib = 0.0
     if os.access(home, os.W_OK):
         free_gib = shutil.disk_usage(home).free / 2**30
-    remedy = ""
-    if free_gib < LOW_DISK_GIB:
-        remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"
-    return _finding("cache", f"{free_gib:.0f} GiB to write", remedy, required=free_gib == 0)
+    detail = f"{free_gib:.0f} GiB to write"
+    remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"
+    return _finding("cache", detail, free_gib >= LOW_DISK_GIB, remedy, required=free_gib == 0)
 
 
 def _losses() -> Finding:
-    """Which implementations of the losses there are, and which are installed but do not work."""
-    problems = {name: lacks(name) for name in MODULES}
-    working = [name for name, problem in problems.items() if not problem] or ["torch"]
-    details = [
-        f"{fastest(torch.zeros(1))} on a CPU, compiled on first use; CUDA: {', '.join(working)}"
-    ]
-    for name, problem in problems.items():
-        if problem and find_spec(name):
-            details.append(f"{name} fails: {problem}")
-    remedy = ""
-    if len(details) > 1:
-        remedy = "pip install 'asrkit[cuda]'"
-    return _finding("losses", "; ".join(details), remedy)
+    """The losses' implementation on this CPU, and whether the compilers for a GPU work."""
+    details = [f"{fastest(torch.zeros(1))} on a CPU, compiled on first use"]
+    problems = {name: lacks(name) for name in MODULES if find_spec(name)}
+    details += [f"{name} {problem or 'works'}" for name, problem in problems.items()]
+    ok = not any(problems.values())
+    return _finding("losses", "; ".join(details), ok, "pip install 'asrkit[cuda]'")
 
 
 def _gpu(machine: Mapping[str, Any]) -> Finding:
     names = ", ".join(gpu["name"] for gpu in machine["gpus"])
-    if torch.cuda.is_available():
-        return _finding("GPU", names)
+    remedy = "no notebook needs one; claims about one get no verdict here"
     if names:
-        return _finding("GPU", names, f"update the driver for CUDA {torch.version.cuda}")
-    return _finding("GPU", "none", "no notebook needs one; claims about one get no verdict here")
+        remedy = f"update the driver for CUDA {torch.version.cuda}"
+    return _finding("GPU", names or "none", torch.cuda.is_available(), remedy)

@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,20 @@ def _git(*arguments: str) -> str:
     return _output("git", "-C", str(files.HERE.parent), *arguments)
 
 
-def _first_match(pattern: str, path: str) -> str:
-    """The first group of the first match in a file; empty where there is none."""
-    if not Path(path).exists():
-        return ""
-    match = re.search(pattern, Path(path).read_text(), re.MULTILINE)
-    if match is None:
-        return ""
-    return match[1].strip()
+def _nvidia_smi(fields: Sequence[str]) -> list[dict[str, str]]:
+    """These fields of each GPU; empty without nvidia-smi."""
+    listed = _output("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    rows = [line.split(", ") for line in listed.splitlines()]  # or "No devices were found"
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+
+
+def _cpu_fact(pattern: str) -> str:
+    """What Linux tells of the CPU; empty where it tells nothing."""
+    with contextlib.suppress(OSError):
+        facts = Path("/proc/cpuinfo").read_text()
+        for fact in re.findall(rf"^(?:{pattern})\s*:(.*)$", facts, re.MULTILINE):
+            return str(fact).strip()
+    return ""
 
 
 @functools.cache
@@ -76,12 +83,16 @@ def this_machine() -> dict[str, Any]:
     """
     from asrkit.runtime import usable_cores  # imports torch, which reading records does not need
 
-    cpu_flags = _first_match(r"^(?:flags|Features)\s*:(.*)$", "/proc/cpuinfo").split()
-    gpus = _gpus()
+    cpu_flags = _cpu_fact("flags|Features").split()
+    gpus = _nvidia_smi(GPU_FIELDS)
+    for gpu in gpus:  # tells devices apart and publishes no serial number
+        gpu["uuid"] = _short_hash(gpu["uuid"].encode())
     stable = {
         "system": platform.system(),
         "arch": platform.machine(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": _cpu_fact("model name")
+        or _output("sysctl", "-n", "machdep.cpu.brand_string")  # macOS
+        or platform.processor(),
         "cpu_logical": os.cpu_count(),
         "cpu_usable": usable_cores(),
         "isa": sorted(ISA.intersection(cpu_flags)),
@@ -89,52 +100,28 @@ def this_machine() -> dict[str, Any]:
         "virtualised": "hypervisor" in cpu_flags,
     }
     stable_gpus = [[gpu[field] for field in STABLE_GPU_FIELDS] for gpu in gpus]
-    digest = content_hash([stable, *stable_gpus]).removeprefix("sha256:")
     return {
-        "id": digest[:12],
+        "id": _short_hash([stable, *stable_gpus]),
         **stable,
         "gpus": gpus,
         "kernel": ".".join(platform.release().split(".")[:2]),
     }
 
 
-def _cpu_model() -> str:
-    return (
-        _first_match(r"^model name\s*:(.*)$", "/proc/cpuinfo")  # Linux
-        or _output("sysctl", "-n", "machdep.cpu.brand_string")  # macOS
-        or platform.processor()
-    )
+def _short_hash(content: Any) -> str:
+    return content_hash(content).removeprefix("sha256:")[:12]
 
 
 def _memory_bytes() -> int:
-    """Memory of this machine in bytes; 0 where it is not known."""
-    kib = _first_match(r"^MemTotal:\s*(\d+)", "/proc/meminfo")
-    if kib:
-        return 1024 * int(kib)
-    return int(_output("sysctl", "-n", "hw.memsize") or 0)
-
-
-def _gpus() -> list[dict[str, str]]:
-    listed = _output("nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader")
-    gpus = []
-    for line in listed.splitlines():
-        if "," not in line:  # a message such as "No devices were found"
-            continue
-        values = [value.strip() for value in line.split(",")]
-        gpu = dict(zip(GPU_FIELDS, values, strict=False))
-        serial_hash = content_hash(gpu["uuid"].encode()).removeprefix("sha256:")
-        gpu["uuid"] = serial_hash[:12]  # tells devices apart and publishes no serial number
-        gpus.append(gpu)
-    return gpus
+    """Memory of this machine in bytes; 0 on Windows, which does not tell it so."""
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpu_state() -> list[dict[str, str]] | None:
     """Clocks, power, temperature and throttle reasons of each GPU now; None without nvidia-smi."""
-    query = f"--query-gpu={','.join(GPU_STATE_FIELDS)}"
-    listed = _output("nvidia-smi", query, "--format=csv,noheader")
-    rows = [line.split(", ") for line in listed.splitlines()]
-    whole = [row for row in rows if len(row) == len(GPU_STATE_FIELDS)]
-    return [dict(zip(GPU_STATE_FIELDS, row, strict=True)) for row in whole] or None
+    return _nvidia_smi(GPU_STATE_FIELDS) or None
 
 
 def load_average() -> float | None:

@@ -9,12 +9,13 @@ import json
 import math
 import os
 import re
-import statistics
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from asrkit.files import plain_json
 from asrkit.shapes import expect
@@ -23,6 +24,10 @@ from asrkit.workbench.machine import code, load_average, software, this_machine
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
+
+
+def _now() -> str:
+    return f"{datetime.datetime.now(datetime.UTC):%FT%TZ}"
 
 
 @dataclass(frozen=True)
@@ -47,46 +52,34 @@ class Measurement:
     timer: str = ""
     origin: str = "measured"
     load1: float | None = field(default_factory=load_average)  # better: from before the run
+    captured_at: str = field(default_factory=_now)
 
     def __post_init__(self) -> None:
-        data = plain_json([*self.samples] or [self.value])
-        for number in [plain_json(self.value), *data]:
-            if not isinstance(number, int | float):
-                raise ValueError(
-                    f"{self.what}: expected numbers, got value {self.value!r}, samples {data}."
-                )
-        origin = {
+        numbers = plain_json([self.value, *self.samples])
+        are_numbers = all(isinstance(number, int | float) for number in numbers)
+        expect(are_numbers, self.what, "numbers as value and samples", numbers)
+        plain_json(self.params)
+
+    def record(self) -> dict[str, Any]:
+        """The record: fields, quartiles, UTC time, machine, software and code, as plain JSON."""
+        samples = plain_json([*self.samples] or [self.value])
+        p25, p50, p75 = np.percentile(samples, (25, 50, 75))
+        stats = {"n": len(samples), "warmup": self.warmup, "min": min(samples)}
+        made = {
+            **asdict(self),
             "schema": SCHEMA,
-            "captured_at": f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
-            "stats": _statistics(data, self.warmup),
+            "stats": stats | {"p25": p25, "p50": p50, "p75": p75},
             "machine": this_machine(),
             "software": software(),
             "code": code(),
         }
-        object.__setattr__(self, "_record", plain_json({**asdict(self), **origin}))
-
-    def record(self) -> dict[str, Any]:
-        """A copy of the record made at birth: fields, quartiles, UTC time, machine, code."""
-        return plain_json(self.__dict__["_record"])
+        return plain_json(made)
 
 
 FIELDS = (
     *(one.name for one in fields(Measurement)),
-    *("schema", "captured_at", "stats", "machine", "software", "code"),
+    *("schema", "stats", "machine", "software", "code"),
 )
-
-
-def _statistics(samples: Sequence[float], warmup: int) -> dict[str, float]:
-    at_least_two = [*samples] if len(samples) > 1 else [*samples] * 2
-    p25, p50, p75 = statistics.quantiles(at_least_two, method="inclusive")
-    return {
-        "n": len(samples),
-        "warmup": warmup,
-        "min": min(samples),
-        "p25": p25,
-        "p50": p50,
-        "p75": p75,
-    }
 
 
 def publish(record: Measurement | dict[str, Any]) -> None:
@@ -94,12 +87,9 @@ def publish(record: Measurement | dict[str, Any]) -> None:
     from IPython.display import display
 
     row = _row(record)
-    line = "{what}: {metric} {value:.4g}".format(**row)
-    if row["unit"] != "1":
-        line += f" {row['unit']}"
-    if row["impl"]:
-        line += f" {row['impl']}"
-    display({MIME: row, "text/plain": line}, raw=True)
+    unit = "" if row["unit"] == "1" else row["unit"]
+    line = "{what}: {metric} {value:.4g} {unit} {impl}".format(**{**row, "unit": unit})
+    display({MIME: row, "text/plain": " ".join(line.split())}, raw=True)
 
 
 def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:
@@ -136,38 +126,28 @@ def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
     Raises:
         OSError: The disk is full.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     data = "".join(json.dumps(_row(record)) + "\n" for record in records).encode()
-    with Path(path).open("ab+", buffering=0) as file:
+    with path.open("ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # torn by a crash: it must not swallow the next line
                 data = b"\n" + data
-        remaining = memoryview(data)
-        while remaining:  # a full disk takes a part, and raises at the next write
-            written = file.write(remaining)
-            remaining = remaining[written:]
-        os.fsync(file.fileno())
-
-
-def files(path: Path) -> list[Path]:
-    """`path` itself, or every *.jsonl file below it if it is a folder.
-
-    Hidden files are left out: a process that was killed may have left them half-written.
-    """
-    if not path.is_dir():
-        return [path]
-    listed = sorted(path.rglob("*.jsonl"))
-    return [file for file in listed if file.is_file() and not file.name.startswith(".")]
+        file.write(data)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
     """Records of a file, or of every *.jsonl file below a folder, with today's names.
 
+    Hidden files of a folder are left out: a process that was killed may have left them.
     Lines that are torn or no records are left out, with a warning each.
     """
+    files = [Path(path)]
+    if files[0].is_dir():
+        files = sorted(files[0].rglob("[!.]*.jsonl"))
     found = []
-    for file in files(Path(path)):
+    for file in files:
         for number, line in enumerate(file.read_bytes().splitlines(), 1):
             if not line:  # two processes that append at once may leave an empty line
                 continue
@@ -213,15 +193,19 @@ def _run(record: Mapping[str, Any]) -> tuple[str, str]:
     return record["machine"]["id"], code_version(record)
 
 
+def device(record: Mapping[str, Any]) -> str:
+    """Names of the GPUs of a record's machine, or of its CPU."""
+    gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
+    return gpus or record["machine"]["cpu_model"]
+
+
 def measured_on(record: Mapping[str, Any]) -> str:
     """The machine and the code of a record: "NVIDIA H100 80GB HBM3, commit 1a2b3c4"."""
-    machine = record["machine"]
-    names = [gpu["name"] for gpu in machine["gpus"]] or [machine["cpu_model"]]
-    return f"{' + '.join(names)}, {code_version(record)}"
+    return f"{device(record)}, {code_version(record)}"
 
 
 RENAMED = {"label_looping": "windowed_looping", "nested_loops": "label_looping"}
-OLD_NAME = re.compile(r"(?<![a-z0-9_])((?:only|to)_)?(label_looping|nested_loops)")
+OLD_NAME = re.compile(r"(?<![a-z0-9_])((?:only_|to_)?)(label_looping|nested_loops)")
 
 
 def _with_current_names(record: dict[str, Any]) -> dict[str, Any]:
@@ -233,19 +217,5 @@ def _with_current_names(record: dict[str, Any]) -> dict[str, Any]:
     """
     if record["schema"] != FIRST_SCHEMA:
         return record
-    return record | {"impl": _renamed(record["impl"]), "params": _renamed(record["params"])}
-
-
-def _renamed(value: Any) -> Any:
-    """`value` with the old names of strategies replaced in every text that it holds."""
-    if isinstance(value, str):
-        return OLD_NAME.sub(_current_name, value)
-    if isinstance(value, list):
-        return [_renamed(item) for item in value]
-    if isinstance(value, dict):
-        return {_renamed(key): _renamed(item) for key, item in value.items()}
-    return value
-
-
-def _current_name(match: re.Match[str]) -> str:
-    return (match[1] or "") + RENAMED[match[2]]
+    named = json.dumps({"impl": record["impl"], "params": record["params"]})
+    return record | json.loads(OLD_NAME.sub(lambda match: match[1] + RENAMED[match[2]], named))

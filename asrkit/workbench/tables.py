@@ -1,15 +1,18 @@
-"""Plain text tables, for every command that prints one.
+"""Plain text tables, for every command that prints one, and one form of per cent.
 
 Written here, not taken from tabulate: a bare GPU machine has no such package, so a second printer
 would be needed beside it, and only the one that no test machine uses would run there.
 """
 
 import itertools
+import re
 import textwrap
 from collections.abc import Container, Sequence
 
 WIDTH = 100  # columns of a terminal that tables and sentences fit into
 GAP = "  "  # between two columns
+NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
+PERCENT = re.compile(r"(?<=\d)[ \u00a0]?%(?!\w)")
 
 
 def aligned(
@@ -29,11 +32,9 @@ def aligned(
         wrapped = [_wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
         for texts in itertools.zip_longest(*wrapped, fillvalue=""):
             cells = []
-            for number, text in enumerate(texts):
-                if number in right:
-                    cells.append(text.rjust(widths[number]))
-                else:
-                    cells.append(text.ljust(widths[number]))
+            for number, (text, size) in enumerate(zip(texts, widths, strict=True)):
+                side = ">" if number in right else "<"
+                cells.append(f"{text:{side}{size}}")
             lines.append(GAP.join(cells).rstrip())
     return lines
 
@@ -45,19 +46,14 @@ def paragraph(text: str) -> list[str]:
 
 def _column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """The longest cell of each column, or less where `width` asks for it."""
-    widths = []
-    longest_words = []
-    for cells in zip(*rows, strict=True):
-        widths.append(max(len(cell) for cell in cells))
-        words = " ".join(cells).split()
-        longest_words.append(max((len(word) for word in words), default=0))
-    gaps = len(GAP) * (len(widths) - 1)
-    while width and sum(widths) + gaps > width:
-        spare = [column for column, size in enumerate(widths) if size > longest_words[column]]
+    columns = [*zip(*rows, strict=True)]
+    widths = [max(map(len, cells)) for cells in columns]
+    least = [max(map(len, " ".join(cells).split()), default=0) for cells in columns]  # a word
+    while width and len(GAP.join("x" * size for size in widths)) > width:
+        spare = [column for column, size in enumerate(widths) if size > least[column]]
         if not spare:
             break
-        widest = max(spare, key=widths.__getitem__)
-        widths[widest] -= 1
+        widths[max(spare, key=widths.__getitem__)] -= 1
     return widths
 
 
@@ -75,3 +71,8 @@ def percent(share: float, digits: int = 0) -> str:
         digits: Digits after the point.
     """
     return f"{100 * share:.{digits}f} %"
+
+
+def space_percents(text: str) -> str:
+    """`text` with a no-break space before the sign of each per cent: "26%" becomes "26 %"."""
+    return PERCENT.sub(f"{NO_BREAK_SPACE}%", text)

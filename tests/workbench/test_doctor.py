@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,7 +71,10 @@ def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
     )
 
 
-def test_the_command_prints_text_and_with_json_every_check(capsys):
+def test_the_command_prints_text_and_with_json_every_check(capsys, monkeypatch):
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**33)
+    )
     code = main(["doctor"])
     *text, last = capsys.readouterr().out.splitlines()
     assert main(["doctor", "--json"]) == code

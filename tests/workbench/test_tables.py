@@ -2,7 +2,7 @@
 
 import pytest
 
-from asrkit.workbench.tables import aligned, paragraph, percent
+from asrkit.workbench.tables import aligned, paragraph, percent, space_percents
 
 ROWS = [["name", "ms", ""], ["a longer one", "3", "x"], ["b", "12.5", ""]]
 
@@ -53,3 +53,15 @@ def test_per_cent_has_a_space_before_its_sign():
     assert percent(0.256) == "26 %"
     assert percent(0.0098, 2) == "0.98 %"
     assert percent(-0.031, 1) == "-3.1 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "spaced"),
+    [
+        ("26% of 9.1%", "26\u00a0% of 9.1\u00a0%"),
+        ("26 % and 26\u00a0%", "26\u00a0% and 26\u00a0%"),
+        ("a % b, 5%d", "a % b, 5%d"),
+    ],
+)
+def test_a_per_cent_has_one_form(text, spaced):
+    assert space_percents(text) == spaced

@@ -5,20 +5,26 @@ Verdicts are computed from records, never written by hand.
 
 from asrkit.workbench.claims.answers import (
     DocumentAnswer,
+    Row,
+    claim_row,
+    claims_table,
     count_verdicts,
     document_answers,
     headline,
     summary,
+    value_elsewhere,
 )
-from asrkit.workbench.claims.claims import Claim, Record
-from asrkit.workbench.claims.computed import Verdict
-from asrkit.workbench.claims.evidence import Evidence, origin
-from asrkit.workbench.claims.formulas import evaluate
-from asrkit.workbench.claims.grids import grid_lines, published
-from asrkit.workbench.claims.labels import LABELS, LEGEND, NOT_COMPARABLE
-from asrkit.workbench.claims.load import load_claims
-from asrkit.workbench.claims.notebook_table import claim_row, claims_table
-from asrkit.workbench.claims.verdicts import verdict
+from asrkit.workbench.claims.arithmetic import evaluate, grid_lines, published
+from asrkit.workbench.claims.claims import Claim, Record, load_claims
+from asrkit.workbench.claims.verdicts import (
+    LABELS,
+    LEGEND,
+    NOT_COMPARABLE,
+    Evidence,
+    Verdict,
+    origin,
+    verdict,
+)
 
 __all__ = [
     "LABELS",
@@ -28,6 +34,7 @@ __all__ = [
     "DocumentAnswer",
     "Evidence",
     "Record",
+    "Row",
     "Verdict",
     "claim_row",
     "claims_table",
@@ -40,5 +47,6 @@ __all__ = [
     "origin",
     "published",
     "summary",
+    "value_elsewhere",
     "verdict",
 ]

@@ -1,14 +1,15 @@
-"""What the ledger says as a whole, and of each document: sentences made from verdicts alone."""
+"""Claims with their verdicts as rows of text; counts of them, and an answer for each document."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from asrkit.workbench.claims.labels import LABELS, NOT_COMPARABLE
+from asrkit.workbench.claims.claims import Claim, Record
+from asrkit.workbench.claims.verdicts import LABELS, Verdict, origin, verdict
+from asrkit.workbench.records import device
 
-Row = Mapping[str, object]  # of `table`, or of the report's table
+Row = Mapping[str, object]  # of `claims_table`, or of the report's table
 
-AGREE = ("reproduced", "arithmetic checked")
 SECONDARY = "secondary"  # the document of pull requests and threads, which have no title in common
 SECONDARY_TITLE = "Pull requests, issues and model cards"
 SECONDARY_URL = "https://github.com/NVIDIA-NeMo/Speech"
@@ -33,18 +34,71 @@ class DocumentAnswer:
     sentence: str
 
 
+def claims_table(
+    claims: Sequence[Claim], records: Sequence[Record], machine: Record | None = None
+) -> list[dict[str, str]]:
+    """A row of text for each claim, with its verdict.
+
+    Args:
+        claims: The claims, in the order of the rows.
+        records: Records of any claims and machines.
+        machine: The machine whose records decide; by default this one.
+    """
+    return [claim_row(claim, verdict(claim, records, machine)) for claim in claims]
+
+
+def claim_row(claim: Claim, judged: Verdict) -> dict[str, str]:
+    """A claim and its verdict as text."""
+    recorded = value_elsewhere(claim, judged)
+    device_there = ""
+    if judged.recorded:
+        recorded += f" on {origin(judged.recorded)}"
+        device_there = device(judged.recorded)
+    measured = claim.show(judged.measured)
+    if claim.formula and judged.measured is not None:
+        measured += " (computed)"
+    return {
+        "id": claim.id,
+        "claim": claim.text,
+        "published": claim.show(claim.quoted),
+        "tolerance": claim.rule,
+        "recorded": recorded,
+        "device": device_there,
+        "there": judged.there,
+        "measured": measured,
+        "verdict": judged.label,
+        "why": judged.why,
+        "notebook": claim.notebook,
+        **claim.source,
+        "kind": claim.kind,
+        "needs": claim.needs,
+        "appendix": claim.appendix,
+    }
+
+
+def value_elsewhere(claim: Claim, judged: Verdict) -> str:
+    """What another machine recorded, and what that is there: "1.17× (reproduced there)"."""
+    if judged.recorded is None:
+        return "–"
+    value = claim.show(judged.recorded["value"])
+    if judged.there:
+        value += f" ({judged.there} there)"
+    return value
+
+
 def headline(rows: Iterable[Row]) -> list[Row]:
     """The rows that are not in the appendix."""
     return [row for row in rows if not row["appendix"]]
 
 
-def count_verdicts(rows: Iterable[Row]) -> dict[str, int]:
+def count_verdicts(rows: Iterable[Row], column: str = "verdict") -> dict[str, int]:
     """How many of the rows have which verdict, in the order of LABELS; verdicts of none are absent.
 
     Args:
-        rows: Rows of the ledger, with or without those of the appendix.
+        rows: Rows of claims, with or without those of the appendix.
+        column: Which verdict: "verdict", or "there", that on another machine.
     """
-    counts = Counter(str(row["verdict"]) for row in rows)
+    counts = Counter(str(row[column]) for row in rows)
     return {label: counts[label] for label in LABELS if counts[label]}
 
 
@@ -58,11 +112,9 @@ def summary(rows: Sequence[Row]) -> str:
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
     sentence += "."
-    judged = [row for row in main if row["there"]]
-    for device in sorted({str(row["device"]) for row in judged}):
-        there = Counter(str(row["there"]) for row in judged if row["device"] == device)
-        counts = {label: there[label] for label in LABELS if there[label]}
-        sentence += f" On {device}: {_listed(counts)}."
+    for name in sorted({str(row["device"]) for row in main if row["there"]}):
+        counts = count_verdicts([row for row in main if row["device"] == name], "there")
+        sentence += f" On {name}: {_listed(counts)}."
     return sentence
 
 
@@ -70,7 +122,7 @@ def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
     """An answer for each document, in the order of their names, those of the series first.
 
     Args:
-        rows: Rows of the ledger, with document, title, url, id, published, measured, verdict and
+        rows: Rows of claims, with document, title, url, id, published, measured, verdict and
             appendix.
     """
     of_document = dict[str, list[Row]]()
@@ -81,35 +133,27 @@ def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
 
 def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
     main = headline(rows)
-    title = str(rows[0]["title"])
-    url = str(rows[0]["url"])
-    if document == SECONDARY:
-        title = SECONDARY_TITLE
-        url = SECONDARY_URL
+    counts = count_verdicts(main)
+    is_secondary = document == SECONDARY
     return DocumentAnswer(
         document=document,
-        title=title,
-        url=url,
+        title=SECONDARY_TITLE if is_secondary else str(rows[0]["title"]),
+        url=SECONDARY_URL if is_secondary else str(rows[0]["url"]),
         claims=len(main),
-        counts=count_verdicts(main),
+        counts=counts,
         appendix=len(rows) - len(main),
-        sentence=_sentence(rows),
+        sentence=_sentence(rows, counts) if main else "All of its claims are in the appendix.",
     )
 
 
-def _sentence(rows: Sequence[Row]) -> str:
+def _sentence(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
     """Counts of verdicts, the claims that do not hold, and what to think of the document."""
-    main = headline(rows)
-    if not main:
-        return "All of its claims are in the appendix."
-    counts = count_verdicts(main)
-    parts = [f"Of {_claims(len(main))}: {_listed(counts)}."]
+    parts = [f"Of {_claims(sum(counts.values()))}: {_listed(counts)}."]
     for label in ("direction only", "not reproduced"):
         named = [_named(row) for row in rows if row["verdict"] == label]
         if named:
             parts.append(f"{label.capitalize()}: {'; '.join(named)}.")
-    parts.append(f"Our view: {_view(counts)}.")
-    return " ".join(parts)
+    return f"{' '.join(parts)} Our view: {_view(counts)}."
 
 
 def _named(row: Row) -> str:
@@ -120,25 +164,19 @@ def _named(row: Row) -> str:
 
 def _view(counts: Mapping[str, int]) -> str:
     """What to think of a document, from the verdicts on its claims."""
-    measured = counts.get("reproduced", 0)
-    agree = sum(counts.get(label, 0) for label in AGREE)
-    partly = counts.get("direction only", 0)
-    wrong = counts.get("not reproduced", 0)
-    vague = counts.get("ill-defined", 0) + counts.get(NOT_COMPARABLE, 0)
-    waiting = sum(counts.values()) - agree - partly - wrong - vague
-    if wrong > agree + partly:
+    of = Counter(counts)
+    holds = of["reproduced"] + of["arithmetic checked"]
+    if of["not reproduced"] > holds + of["direction only"]:
         return "do not rely on its figures without measuring"
-    if wrong or (measured and partly):
+    if of["not reproduced"] or (of["reproduced"] and of["direction only"]):
         return "what could be tested holds, except as noted"
-    if measured:
+    if of["reproduced"]:
         return "what could be tested holds"
-    if partly:
+    if of["direction only"]:
         return "the direction is right as far as tested; the size is not confirmed"
-    if agree:
+    if holds:
         return "its arithmetic is right, and none of its measurements is confirmed here"
-    if vague > waiting:
-        return "it states too little, or conditions too far from ours, to be tested"
-    return "none yet"
+    return "nothing of it could be tested here"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

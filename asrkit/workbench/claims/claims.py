@@ -1,13 +1,20 @@
 """One published number, and what would count as measuring it again."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import yaml
+
+from asrkit.files import shipped
+from asrkit.workbench.tables import percent
 
 Record = Mapping[str, Any]
 
 # Units as tables show them behind a number; any other follows after a space.
 UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
+SHARES = ("share", "wer")  # metrics that are shown in per cent
 
 
 # Compared by identity, so that what is computed from a claim can be kept for it.
@@ -15,8 +22,9 @@ UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
 class Claim:
     """One published number: who says it, in our words, and what would count as measuring it again.
 
-    `kind` is arithmetic, ratio, latency, throughput, memory or quality; `needs` is cpu, cuda or
-    cluster; `status` is measured or planned; `tolerance` has one of rel, abs, above and below.
+    `kind` is arithmetic, ratio, latency, throughput, memory or quality; `needs` is cpu, cuda,
+    cluster or source (weights, data or code of the source); `tolerance` has one of rel, abs, above
+    and below.
     """
 
     id: str
@@ -28,7 +36,6 @@ class Claim:
     quoted: int | float | None  # None where the text gives no number
     notebook: str
     needs: str = "cpu"
-    status: str = "measured"
     # For arithmetic, or a ratio that is estimated: an expression over `params`, and over the
     # columns of a grid.
     formula: str = ""
@@ -56,29 +63,20 @@ class Claim:
     # Why the claim is listed in the appendix and left out of headline counts: "tautology", "not
     # speech" or "ours", a quantity of this project. Empty: it is not.
     appendix: str = ""
-    noise: float = 0.5  # largest interquartile range over median that still carries a verdict
     notes: str = ""
 
     def agrees(self, value: float, printed: float | None = None) -> bool:
-        """Whether `value` is `printed` within the tolerance.
-
-        Args:
-            value: What was measured or computed, in the claim's unit.
-            printed: What it is compared with; by default what is quoted.
-        """
+        """Whether `value` is `printed`, by default what is quoted, within the tolerance."""
         if printed is None:
             printed = self.quoted or 0.0
         gap = value - printed
         ((rule, size),) = self.tolerance.items()
-        match rule:
-            case "above":
-                return gap >= size
-            case "below":
-                return -gap >= size
-            case "rel":
-                return abs(gap) <= size * abs(printed)
-            case _:
-                return abs(gap) <= size
+        return {
+            "rel": abs(gap) <= size * abs(printed),
+            "abs": abs(gap) <= size,
+            "above": gap >= size,
+            "below": -gap >= size,
+        }[rule]
 
     @property
     def is_defined(self) -> bool:
@@ -88,7 +86,7 @@ class Claim:
 
     @property
     def rule(self) -> str:
-        """What a measurement has to be, in words: "within 10 % of 1×", "above 0.5"; else a dash.
+        """What a measurement has to be, in words: "within 10 % of 1×", "above 50 %"; else a dash.
 
         Where a record of a smaller scale settles nothing, the scale is part of it: "within 10 % of
         1× with at least 8 cores".
@@ -98,29 +96,44 @@ class Claim:
         ((rule, size),) = self.tolerance.items()
         if self.grid and not self.take:
             return f"each line within {size:g} of its cell" if self.column else "true in each line"
-        match rule:
-            case "rel" if size:
-                words = f"within {100 * size:.0f} % of"
-            case "abs" if size:
-                words = f"within {size:g} of"
-            case "rel" | "abs":
-                words = "exactly"
-            case _ if size:
-                words = f"at least {size:g} {rule}"
-            case _:
-                words = rule
-        scale = " and ".join(f"{size:g} {name}" for name, size in self.least.items())
-        if scale:
-            scale = f" with at least {scale}"
+        words = rule
+        if rule in ("rel", "abs"):
+            words = f"within {self._tolerated(rule, size)} of" if size else "exactly"
+        scale = "".join(f" with at least {least:g} {name}" for name, least in self.least.items())
         return f"{words} {self.show(self.quoted)}{scale}"
+
+    def _tolerated(self, rule: str, size: float) -> str:
+        if rule == "rel":
+            return percent(size)
+        if self._is_share:
+            return f"{100 * size:.3g} percentage points"
+        return f"{size:g}"
+
+    @property
+    def _is_share(self) -> bool:
+        return self.metric in SHARES and self.unit == "1"
 
     def show(self, value: float | None) -> str:
         """`value` with the claim's unit, as tables show it; a dash for None."""
         if value is None:
             return "–"
+        if self._is_share:
+            return f"{100 * value:.3g} %"
         text = f"{value:.4g}"
         if "e+" in text:  # 19340.2 is 19,340 and not 1.934e+04
             text = f"{float(text):,.0f}"
         if self.metric == "ratio":
             return f"{text}×"
         return text + UNITS.get(self.unit, f" {self.unit}")
+
+
+@functools.cache
+def _claims() -> tuple[Claim, ...]:
+    """One set of objects, so that each formula is computed once."""
+    entries = yaml.safe_load(shipped("claims.yaml").read_text("utf-8"))
+    return tuple(Claim(**entry) for entry in entries)
+
+
+def load_claims() -> list[Claim]:
+    """The claims that asrkit ships, of data/claims.yaml."""
+    return list(_claims())

@@ -2,17 +2,15 @@
 work runs on.
 """
 
-from asrkit.runtime import peak_memory
 from asrkit.workbench.measure.casts import (
     CastProfile,
-    Op,
     cast_profile,
     median_profile,
     profiles_in_turns,
 )
-from asrkit.workbench.measure.host_reads import fake_peak, host_reads
-from asrkit.workbench.measure.launches import Launches, launch_profile
-from asrkit.workbench.measure.timing import Sample, Timing, measure, ratio
+from asrkit.workbench.measure.memory import fake_peak, peak_memory
+from asrkit.workbench.measure.ops import Launches, Op, host_reads, launch_profile
+from asrkit.workbench.measure.times import Sample, Timing, measure, ratio
 
 __all__ = [
     "CastProfile",

@@ -1,41 +1,195 @@
-"""Every op on its way to a device, and the line of Python that asked for it.
+"""One listener of ops: what each op is, who called it, what it moves, and whether the CPU waits.
 
-All counting and timing of ops in this room goes through `EachOp`.
+Launches, waits, casts and their bytes and times are all read from its list. Tensors of device
+"meta" and fake tensors have shapes and no numbers: with them a step of any size is traced in
+seconds, and what it reads is made up.
 """
 
+import functools
+import re
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.module_tracker import ModuleTracker
 
-from asrkit.runtime import op_name
+from asrkit.runtime import op_name, waits
+from asrkit.shapes import expect_choice
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOM = Path(__file__).parent
-TORCH = Path(torch.__file__).parent
-MEMORY = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "empty_permuted",
-    "new_empty",
-    "new_empty_strided",
-    "resize_",
-    "set_",
+BELOW_CALLERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+META = torch.device("meta")
+RANGE = "asrkit op "  # and its number: the name of an op's range in torch.profiler's trace
+KINDS = {  # by the first pattern found in the name of an op; casts are known by their dtypes
+    "attention": "scaled_dot_product|multi_head_attention",
+    "convolution": "conv",
+    "normalisation": "(layer|batch|group|instance|rms)_norm",
+    "matrix product": "mm$|_addmm|mv$|dot$|linear$|rnn|lstm|gru",
+    "layout": "^(_to_copy|copy_|clone|cat|stack|embedding|gather|index.*|.*pad.*|slice_scatter|"
+    "select_scatter|flip|roll)$",
+    "elementwise": "",  # and what else there is: reductions, softmax, tensors that are filled
 }
-VIEWS = {
-    "_unsafe_view",
-    "_reshape_alias",
-    "lift_fresh",
-    "detach_",
-    "is_pinned",
-    "record_stream",
-    "_local_scalar_dense",
-}
+COPIES = ("_to_copy", "copy_")
+# Ops that do not read their first argument.
+ONLY_WRITTEN = re.compile("^(copy_|fill_|zero_|new_.*|.*_like)$")
+# Ops that start no work: memory that is not filled, views, questions.
+WORKLESS = re.compile(
+    "^(empty|empty_like|empty_strided|empty_permuted|new_empty|new_empty_strided|resize_|set_|"
+    "_unsafe_view|_reshape_alias|lift_fresh|detach_|is_pinned|record_stream|_local_scalar_dense)$"
+)
+READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # no op where the device is the CPU itself
+PROFILED = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """One op that reached a device.
+
+    A cast turns one floating dtype into another: `_to_copy`, or `copy_` between two.
+
+    Attributes:
+        kind: "cast", or one of KINDS.
+        name: The op.
+        site: "file:line" of the nearest caller outside torch.
+        launches: Whether it starts a kernel or a copy on a GPU; views and metadata do not.
+        waits: Whether the CPU waits for it.
+        module: Path of the innermost module, "blocks.0.attention.qkv"; for the profiled module
+            itself its class.
+        source: dtype of the first tensor that is read, "" where none is.
+        target: dtype of the first result.
+        operand: Of a cast, "weight" (parameters, buffers, views of them) or "activation"; else "".
+        bytes: Of the tensors that go in and come out, each once.
+        ms: Milliseconds of the CPU.
+    """
+
+    kind: str
+    name: str
+    site: str
+    launches: bool = True
+    waits: bool = False
+    module: str = ""
+    source: str = ""
+    target: str = ""
+    operand: str = ""
+    bytes: int = 0
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """Counts of one call.
+
+    An op may take several kernels, and on the CPU others than on a GPU (LSTM): see `driver`.
+
+    Attributes:
+        launches: Ops that start at least one kernel or copy on a GPU, without views and metadata.
+        syncs: Ops after which the CPU waits for the GPU: .item(), bool(), nonzero, boolean masks,
+            copies between the two.
+        ops: The launches and the syncs by name.
+        sync_sites: The syncs by "file:line" of the first caller outside torch.
+        driver: On CUDA with `runtime`, calls of CUDA's runtime and driver by name, as
+            "cudaLaunchKernel", "cudaGraphLaunch" and "cudaStreamSynchronize".
+    """
+
+    launches: int
+    syncs: int
+    ops: Counter[str]
+    sync_sites: Counter[str]
+    driver: Counter[str]
+
+
+def launch_profile(
+    fn: Callable[[], object], *, device: str = "cpu", runtime: bool = True
+) -> Launches:
+    """Count the launches and waits of one call.
+
+    On a CPU the tensors stand in for those of a GPU: counted is what a GPU would get to do, and
+    would be waited for. A copy between devices shows there as .cpu(), .numpy(), .tolist(), or
+    torch.tensor(values, device=...).
+
+    Args:
+        fn: The call.
+        device: Where its work is, "cpu", "cuda" or, without numbers, "meta".
+        runtime: On CUDA, also count what the driver saw (`driver`), by torch.profiler. That is
+            slow: it keeps an event for each op.
+
+    Raises:
+        ValueError: `device` is none of these.
+    """
+    expect_choice("device", device, ("cpu", "cuda", "meta"))
+    driver = Counter[str]()
+    if device == "cuda" and runtime:
+        with torch.profiler.profile(activities=PROFILED, acc_events=True) as profile:
+            with listening(device) as listener:
+                fn()
+        names = [event.name for event in profile.events() or ()]
+        driver.update(name for name in names if name.startswith("cu"))
+    else:
+        with listening(device) as listener:
+            fn()
+    return count_launches(listener.ops, driver)
+
+
+def count_launches(ops: Sequence[Op], driver: Mapping[str, int] = Counter()) -> Launches:
+    """The launches and waits among ops, and what the driver saw."""
+    sites = Counter(op.site for op in ops if op.waits)
+    return Launches(
+        launches=sum(op.launches for op in ops),
+        syncs=sites.total(),
+        ops=Counter(op.name for op in ops if op.launches or op.waits),
+        sync_sites=sites,
+        driver=Counter(driver),
+    )
+
+
+def host_reads(step: Callable[[], object], *, device: str = "cpu") -> Counter[str]:
+    """How often each line of a step makes the CPU wait for the device: empty where none does.
+
+    A step that shall be queued ahead, or captured in a graph, must have none. Counted are
+    `.item()`, `bool()`, `.tolist()`, `nonzero()`, boolean masks as an index, and copies between
+    host and device that block; see `launch_profile`. A read of a tensor without numbers gives
+    ones, so that the step goes on.
+
+    Args:
+        step: The call. Its tensors may be real, fake (call this inside a FakeTensorMode) or of
+            device "meta".
+        device: Whose tensors count. With "meta" those of the CPU are real and lie on the host; with
+            "cpu" every tensor counts; "cuda" needs a GPU.
+
+    Returns:
+        Reads by "file:line" of the nearest caller outside torch. A read in the backward pass of
+        torch's own functions has the line that called `backward`.
+
+    Raises:
+        ValueError: `device` is none of these.
+        RuntimeError: A shape depends on numbers that its tensor does not have; by torch.
+    """
+    return launch_profile(step, device=device, runtime=False).sync_sites
+
+
+@contextmanager
+def listening(device: str, module: nn.Module | None = None) -> Iterator["Listener"]:
+    """A listener that lists the ops of the block on tensors of a device.
+
+    Args:
+        device: "cpu", "cuda" or "meta".
+        module: The module that runs, for the ops' paths in it and the casts of its weights.
+    """
+    listener = Listener(device, module)
+    with listener, _Reads(listener), listener.running:
+        yield listener
 
 
 class EachOp(TorchDispatchMode):
@@ -62,6 +216,137 @@ class EachOp(TorchDispatchMode):
         raise NotImplementedError
 
 
+class Listener(EachOp):
+    """Lists the ops on tensors of one kind of device; see `listening`."""
+
+    def __init__(self, device: str, module: nn.Module | None) -> None:
+        super().__init__()
+        self.device = device
+        self.running = ModuleTracker()
+        self.weights = set[int]()
+        if module is not None:
+            weights = [*module.parameters(), *module.buffers()]
+            storages = [weight.untyped_storage() for weight in weights if weight.numel()]
+            self.weights = {storage.data_ptr() for storage in storages}
+        self.ops: list[Op] = []
+
+    def op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run `func` with `args` and `kwargs` in a range of its own, and list it."""
+        with torch.profiler.record_function(f"{RANGE}{len(self.ops)}"):
+            start = time.perf_counter_ns()
+            result = _result(func, args, kwargs)
+            ms = (time.perf_counter_ns() - start) / 1e6
+        inputs = tensors((args, kwargs))
+        outputs = tensors(result)
+        if any(tensor.device.type == self.device for tensor in inputs + outputs):
+            waited = waits(func, args, kwargs) or _blocks(func, args, kwargs, inputs + outputs)
+            self.ops.append(self._described(func, inputs, outputs, waited, ms))
+        return result
+
+    def _described(
+        self, func: Any, inputs: list[Tensor], outputs: list[Tensor], waited: bool, ms: float
+    ) -> Op:
+        name = op_name(func)
+        is_workless = func.is_view or WORKLESS.match(name)
+        read = inputs[1:] if ONLY_WRITTEN.match(name) else inputs
+        source = _first_dtype(read)
+        target = _first_dtype(outputs)
+        kind = _kind(name)
+        operand = ""
+        floats = all(tensor.is_floating_point() for tensor in read + outputs)
+        if name in COPIES and floats and source != target:
+            kind = "cast"
+            is_weight = self.weights and read[0].untyped_storage().data_ptr() in self.weights
+            operand = "weight" if is_weight else "activation"
+        innermost = max(self.running.parents - {"Global"}, key=len, default="")
+        return Op(
+            kind=kind,
+            name=name,
+            site=caller(),
+            launches=not is_workless and any(tensor.numel() for tensor in outputs or inputs),
+            waits=waited,
+            module=innermost.partition(".")[2] or innermost,
+            source=source,
+            target=target,
+            operand=operand,
+            bytes=sum(map(_bytes_in_memory, read + outputs)),
+            ms=ms,
+        )
+
+
+class _Reads(TorchFunctionMode):
+    """Lists what no op shows: tensors that are made of Python's values, and on a CPU those read."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self.listener = listener
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and kwargs.get("device") is not None:
+            self._note("tensor", torch.device(kwargs["device"]), launches=True)
+        if func not in READS or self.listener.device != "cpu":
+            return func(*args, **kwargs)
+        self._note(func.__name__, args[0].device)
+        return func(*args, **kwargs)
+
+    def _note(self, name: str, device: torch.device, *, launches: bool = False) -> None:
+        if device.type == self.listener.device:
+            op = Op(kind="layout", name=name, site=caller(), launches=launches, waits=True)
+            self.listener.ops.append(op)
+
+
+def _result(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an op; ones where it reads tensors that have no numbers."""
+    unknown = [tensor for tensor in tensors((args, kwargs)) if not _has_numbers(tensor)]
+    if not unknown:
+        return func(*args, **kwargs)
+    name = op_name(func)
+    if name == "_local_scalar_dense":
+        return 1
+    if name == "equal":
+        return True
+    if name == "_to_copy" and unknown[0].is_meta and kwargs.get("device") not in (None, META):
+        return torch.ones(unknown[0].shape, dtype=kwargs.get("dtype") or unknown[0].dtype)
+    if name == "copy_" and _has_numbers(args[0]):
+        return args[0].fill_(1)
+    return func(*args, **kwargs)
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and not tensor.is_meta
+
+
+def _blocks(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+    """Whether an op is a copy between devices that the CPU waits for."""
+    name = op_name(func)
+    if (
+        name not in COPIES
+        or kwargs.get("non_blocking")
+        or (name == "copy_" and args[2:] == (True,))
+    ):
+        return False
+    return len({tensor.device.type for tensor in tensors}) > 1
+
+
+@functools.cache
+def _kind(name: str) -> str:
+    return next(kind for kind, names in KINDS.items() if re.search(names, name))
+
+
+def _bytes_in_memory(tensor: Tensor) -> int:
+    """Bytes that a tensor's elements take; what is expanded lies in memory once."""
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * prod(size for size, stride in sides if stride)
+
+
+def _first_dtype(tensors: list[Tensor]) -> str:
+    """The dtype of the first tensor, "" where there is none."""
+    if not tensors:
+        return ""
+    return dtype_name(tensors[0].dtype)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name without "torch.", such as "float32"."""
     return str(dtype).removeprefix("torch.")
@@ -72,28 +357,12 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def works(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Whether an op makes a device read or write anything.
-
-    Views, metadata, unfilled memory and tensors without elements do not.
-
-    Args:
-        func: The op.
-        inputs: Tensors among its arguments.
-        outputs: Tensors among its results.
-    """
-    if func.is_view or op_name(func) in MEMORY | VIEWS:
-        return False
-    return any(tensor.numel() for tensor in outputs or inputs)
-
-
 def caller() -> str:
     """ "file:line" of the nearest frame that belongs neither to torch nor to this room."""
     frame = sys._getframe(1)
-    path = Path(frame.f_code.co_filename)
-    while frame.f_back and (path.is_relative_to(ROOM) or path.is_relative_to(TORCH)):
+    while frame.f_back and frame.f_code.co_filename.startswith(BELOW_CALLERS):
         frame = frame.f_back
-        path = Path(frame.f_code.co_filename)
+    path = Path(frame.f_code.co_filename)
     name = path.name
     if path.is_relative_to(ROOT):
         name = path.relative_to(ROOT).as_posix()

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from asrkit.workbench.plots.palette import DARK, DARK_FRAME
-from asrkit.workbench.typography import space_percents
+from asrkit.workbench.tables import space_percents
 
 HEAVY_BYTES = 120_000  # beyond this, what is drawn with data becomes a picture inside the SVG
 RASTER_DPI = 144

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from asrkit.workbench.report.execute import NotebookRun
+from asrkit.workbench.tables import NO_BREAK_SPACE
 
 Record = Mapping[str, Any]
 LEAST_FACTOR = 1.1  # less than this is no finding
-NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 UNITS = {  # unit of a record -> factor and text of what is shown
     "1": (1, ""),
     "B": (1e-6, " MB"),

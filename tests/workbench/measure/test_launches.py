@@ -94,7 +94,7 @@ def test_known_launches_and_waits(name, inference):
         found = launch_profile(fn)
     assert (found.launches, found.syncs) == (launches, syncs), found
     assert found.sync_sites.total() == syncs
-    assert found.kernels is found.graph_launches is found.stream_syncs is None
+    assert not found.driver
 
 
 def test_ops_and_sites_are_counted_by_name_and_line():
@@ -118,11 +118,14 @@ def test_nothing_stays_behind_not_even_after_an_error():
     assert launch_profile(lambda: None).ops == Counter()
 
 
-@pytest.mark.parametrize("device", ["meta", "gpu", "", None, 0])
+@pytest.mark.parametrize("device", ["gpu", "", None, 0])
 def test_another_kind_of_device_is_refused(device):
     with pytest.raises(ValueError) as error:
         launch_profile(lambda: None, device=device)
-    assert str(error.value) == f"device: expected 'cpu' or 'cuda', got {device!r}."
+    assert (
+        str(error.value)
+        == f"device: expected one of 'cpu', 'cuda', 'meta', got {device!r}."
+    )
 
 
 @pytest.mark.gpu
@@ -130,7 +133,9 @@ def test_on_a_gpu_the_driver_counts_too():
     x = torch.ones(4, device="cuda")
     found = launch_profile(lambda: (x + 1).sum().item(), device="cuda")
     assert (found.launches, found.syncs) == (2, 1)
-    assert found.kernels >= 2 and found.stream_syncs >= 1 and found.graph_launches == 0
+    assert found.driver["cudaLaunchKernel"] >= 2
+    assert found.driver["cudaStreamSynchronize"] >= 1
+    assert "cudaGraphLaunch" not in found.driver
     on_the_cpu = launch_profile(lambda: torch.ones(3) + 1, device="cuda")
     assert (on_the_cpu.launches, on_the_cpu.syncs) == (0, 0)
     both = launch_profile(lambda: x.cpu().to("cuda", non_blocking=True), device="cuda")

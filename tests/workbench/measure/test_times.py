@@ -85,7 +85,7 @@ def test_ratios_pair_the_repeats():
 @pytest.mark.parametrize(("arguments", "wanted"), [
     ({"arms": {}}, "arms: expected at least one callable, got {}."),
     ({"repeats": 0}, "repeats, warmup: expected repeats >= 1 and warmup >= 0, got (0, 3)."),
-    ({"device": "meta"}, "device: expected 'cpu' or 'cuda', got 'meta'."),
+    ({"device": "meta"}, "device: expected one of 'cpu', 'cuda', got 'meta'."),
 ])  # fmt: skip
 def test_bad_input_is_one_line(arguments, wanted):
     with pytest.raises(ValueError) as error:

@@ -8,7 +8,7 @@ from torch import nn
 
 from asrkit.workbench.measure import fake_peak, host_reads
 
-HERE = "tests/workbench/measure/test_host_reads.py"
+HERE = "tests/workbench/measure/test_reads_and_memory.py"
 
 
 def planted(x):
@@ -62,18 +62,16 @@ def test_what_stays_on_its_side_counts_nothing(name):
     assert host_reads(run, device="meta") == {}
 
 
-def test_a_size_that_numbers_decide_is_refused_by_its_line():
-    line = inspect.currentframe().f_lineno + 2
-    with pytest.raises(RuntimeError) as caught:
+def test_a_size_that_numbers_decide_is_refused():
+    with pytest.raises(RuntimeError, match="nonzero"):
         host_reads(lambda: torch.ones(3, device="meta").nonzero(), device="meta")
-    assert f"nonzero at {HERE}:{line}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "function", [host_reads, lambda run, device: fake_peak(run, (), device=device)]
 )
 def test_another_device_is_refused(function):
-    with pytest.raises(ValueError, match="^device: expected '"):
+    with pytest.raises(ValueError, match="^device: expected one of '"):
         function(lambda *_: None, device="gpu")
 
 

@@ -1,15 +1,21 @@
-"""Published tables, and formulas computed for each of their lines."""
+"""Formulas of claims, and the published tables whose lines they are computed for."""
 
 import csv
 import functools
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from asrkit.files import shipped
 from asrkit.workbench.claims.claims import Claim
-from asrkit.workbench.claims.formulas import evaluate
 
 Line = Mapping[str, Any]
+FUNCTIONS = {
+    "max": max,
+    "min": min,
+    "mean": lambda *values: statistics.fmean(values),
+    "pstdev": lambda *values: statistics.pstdev(values),
+}
 
 
 class GridLine(NamedTuple):
@@ -18,6 +24,16 @@ class GridLine(NamedTuple):
     name: str
     value: float
     printed: float
+
+
+def evaluate(formula: str, params: Mapping[str, Any]) -> float:
+    """The value of an expression.
+
+    Args:
+        formula: Numbers, names, operators, comparisons, and calls of max, min, mean, pstdev.
+        params: Values of the names.
+    """
+    return eval(formula, {"__builtins__": {}, **FUNCTIONS, **params})
 
 
 @functools.cache
@@ -40,21 +56,18 @@ def _number_or_text(text: str) -> float | str:
 
 def grid_lines(claim: Claim) -> Iterator[GridLine]:
     """The lines of a claim's grid that it means and that have a line to be compared with."""
-    for line in published(claim.grid):
-        lacks_column = bool(claim.column) and claim.column not in line
-        if lacks_column or not _fits(line, claim.where):
-            continue
-        key_values = {key: line[key] for key in claim.keys}
-        base_lines = [
-            other for other in published(claim.grid) if _fits(other, key_values | dict(claim.base))
-        ]
-        if not base_lines:
-            continue
-        assert len(base_lines) == 1, f"{claim.id}: its keys name several lines"
-        name = ", ".join(_named(key, value) for key, value in key_values.items())
-        base_params = {f"base_{key}": value for key, value in base_lines[0].items()}
-        value = evaluate(claim.formula, {**claim.params, **line, **base_params})
-        yield GridLine(name, value, line.get(claim.column, 1.0))
+    lines = published(claim.grid)
+    for line in lines:
+        if claim.column in line or not claim.column:
+            key_values = {key: line[key] for key in claim.keys}
+            wanted = key_values | dict(claim.base)
+            base_lines = [other for other in lines if _fits(other, wanted)]
+            if base_lines and _fits(line, claim.where):
+                (base,) = base_lines  # the keys name one line
+                base_params = {f"base_{key}": value for key, value in base.items()}
+                value = evaluate(claim.formula, {**claim.params, **line, **base_params})
+                name = ", ".join(_named(key, value) for key, value in key_values.items())
+                yield GridLine(name, value, line.get(claim.column, 1.0))
 
 
 def _fits(line: Line, conditions: Mapping[str, Any]) -> bool:

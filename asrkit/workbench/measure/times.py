@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asrkit.shapes import expect
+from asrkit.shapes import expect, expect_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,43 +87,54 @@ def measure(
         ValueError: No arms, or a number that makes no sense.
     """
     expect(len(arms) > 0, "arms", "at least one callable", dict(arms))
-    expect(
-        repeats >= 1 and warmup >= 0,
-        "repeats, warmup",
-        "repeats >= 1 and warmup >= 0",
-        (repeats, warmup),
-    )
-    kind = torch.device(device).type
-    expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
+    counts = (repeats, warmup)
+    makes_sense = repeats >= 1 and warmup >= 0
+    expect(makes_sense, "repeats, warmup", "repeats >= 1 and warmup >= 0", counts)
+    expect_choice("device", device, ("cpu", "cuda"))
+    on_cuda = device == "cuda"
+    clock = _time_on_cuda if on_cuda else _time_on_cpu
     taken: dict[str, list[Sample]] = {name: [] for name in arms}
     names = list(arms)
-    timer = "time.perf_counter_ns"
-    if kind == "cuda":
-        timer = "torch.cuda.Event"
-
     for repeat in range(-warmup, repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            spent_s = sum(sample.wall_ms for sample in taken[name]) / 1e3
-            if spent_s >= most_s or (spent_s >= enough_s and len(taken[name]) >= 3):
-                continue
-            args = []
-            if setups and name in setups:
-                args.append(setups[name]())
-            sample = _time(arms[name], args, device)
-            if repeat >= 0:
-                taken[name].append(sample)
-    return {name: _timing(samples, warmup, timer) for name, samples in taken.items() if samples}
+            samples = taken[name]
+            limit_s = min(enough_s, most_s) if len(samples) >= 3 else most_s
+            if sum(sample.wall_ms for sample in samples) / 1e3 < limit_s:
+                given = [setups[name]()] if setups and name in setups else []
+                sample = clock(arms[name], given)
+                if repeat >= 0:
+                    samples.append(sample)
+    timings = {}
+    for name, samples in taken.items():
+        if samples:
+            timings[name] = Timing(
+                samples_ms=tuple(sample.wall_ms for sample in samples),
+                cpu_ms=tuple(one.cpu_ms for one in samples if one.cpu_ms is not None) or None,
+                warmup=warmup,
+                timer="torch.cuda.Event" if on_cuda else "time.perf_counter_ns",
+            )
+    return timings
 
 
-def _timing(samples: list[Sample], warmup: int, timer: str) -> Timing:
-    cpu_ms = tuple(sample.cpu_ms for sample in samples if sample.cpu_ms is not None)
-    return Timing(
-        samples_ms=tuple(sample.wall_ms for sample in samples),
-        cpu_ms=cpu_ms or None,
-        warmup=warmup,
-        timer=timer,
-    )
+def _time_on_cpu(arm: Callable[..., object], given: list[Any]) -> Sample:
+    start = time.perf_counter_ns()
+    cpu_start = time.process_time_ns()
+    own_sample = _own_sample(arm(*given))  # freeing what else was made is part of the time
+    cpu_ns = time.process_time_ns() - cpu_start
+    wall_ns = time.perf_counter_ns() - start
+    return own_sample or Sample(wall_ms=wall_ns / 1e6, cpu_ms=cpu_ns / 1e6)
+
+
+def _time_on_cuda(arm: Callable[..., object], given: list[Any]) -> Sample:
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    own_sample = _own_sample(arm(*given))
+    end.record()
+    end.synchronize()
+    return own_sample or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)
 
 
 def _own_sample(result: object) -> Sample | None:
@@ -131,37 +142,6 @@ def _own_sample(result: object) -> Sample | None:
     if isinstance(result, Sample):
         return result
     return None
-
-
-def _time(arm: Callable[..., object], args: list[Any], device: str) -> Sample:
-    if torch.device(device).type == "cuda":
-        return _time_on_cuda(arm, args, device)
-    return _time_on_cpu(arm, args)
-
-
-def _time_on_cpu(arm: Callable[..., object], args: list[Any]) -> Sample:
-    start = time.perf_counter_ns()
-    cpu_start = time.process_time_ns()
-    result = arm(*args)
-    own_sample = _own_sample(result)
-    del result  # freeing what was made is part of the time
-    cpu_ns = time.process_time_ns() - cpu_start
-    wall_ns = time.perf_counter_ns() - start
-    return own_sample or Sample(wall_ms=wall_ns / 1e6, cpu_ms=cpu_ns / 1e6)
-
-
-def _time_on_cuda(arm: Callable[..., object], args: list[Any], device: str) -> Sample:
-    with torch.cuda.device(device):
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        result = arm(*args)
-        end.record()
-        own_sample = _own_sample(result)
-        del result
-        end.synchronize()
-        return own_sample or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)
 
 
 def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> tuple[float, ...]:
