@@ -69,7 +69,7 @@ def _run_suite(args: argparse.Namespace, options: dict[str, Any]) -> int:
 
 def _run_all(args: argparse.Namespace) -> int:
     from asrkit.shapes import expect
-    from asrkit.workbench.bench.every_suite import run_all
+    from asrkit.workbench.bench.run_all import run_all
 
     out = args.out or Path("reports/bench")
     expect(not out.is_file(), "out", "a folder", repr(str(out)))

@@ -92,7 +92,8 @@ def _products(device: str, quick: bool) -> Iterator[Work]:
     kind = device.partition(":")[0]
     for name, dtype in (TYPES | TF32 if kind == "cuda" else TYPES).items():
         for N in ROWS[kind][: 1 if quick else None]:
-            a, b = torch.randn(2, N, N, device=device, dtype=dtype)
+            draw = torch.Generator(device).manual_seed(0)
+            a, b = torch.randn(2, N, N, generator=draw, device=device, dtype=dtype)
             product = partial(F.linear, a, b)
             if kind == "cpu" and multiplies(dtype):
                 # the weight is laid out before, as in asrkit.models.packed

@@ -86,7 +86,7 @@ def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_sa
     assert "0 records appended" in said.out
 
 
-def test_every_suite_can_be_asked_for_at_the_command_line():
+def test_run_all_can_be_asked_for_at_the_command_line():
     from asrkit.cli.bench import SUITES
 
     assert {*SUITES} == {*bench.SUITES, "all"}

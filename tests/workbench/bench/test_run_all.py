@@ -9,7 +9,7 @@ import pytest
 
 from asrkit.cli import main
 from asrkit.workbench import bench, records
-from asrkit.workbench.bench import every_suite
+from asrkit.workbench.bench import run_all
 
 SUITE = """
 import subprocess, sys, time
@@ -40,11 +40,11 @@ def suites(monkeypatch, tmp_path):
     """suites(name, ...): `bench all` has suites of these names only; their processes run SUITE."""
     script = tmp_path / "suite.py"
     script.write_text(SUITE)
-    monkeypatch.setattr(every_suite, "BENCH", (sys.executable, str(script)))
+    monkeypatch.setattr(run_all, "BENCH", (sys.executable, str(script)))
 
     def declare(*names, **fields):
         made = {name: bench.Suite(name=name, cases=iter, **fields) for name in names}
-        monkeypatch.setattr(every_suite, "SUITES", made)
+        monkeypatch.setattr(run_all, "SUITES", made)
 
     return declare
 
@@ -58,7 +58,7 @@ def test_a_suite_that_fails_or_reaches_its_limit_does_not_take_the_others_along(
 ):
     out = tmp_path / "out"
     suites("fails", "hangs", "ends")
-    monkeypatch.setattr(every_suite, "LIMIT_S", 25.0)
+    monkeypatch.setattr(run_all, "LIMIT_S", 25.0)
     start = time.monotonic()
     assert main(["bench", "all", "--out", str(out), "--quick", "--json"]) == 1
     assert time.monotonic() - start < 120, "the process behind the suite was waited for"
@@ -85,10 +85,10 @@ def test_half_of_what_is_left_is_a_suites_limit_and_none_begins_without_time(
         limits.append(end - now[0])
         now[0] = end
 
-    monkeypatch.setattr(every_suite, "_run", run)
-    monkeypatch.setattr(every_suite.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_all, "_run", run)
+    monkeypatch.setattr(run_all.time, "monotonic", lambda: now[0])
     suites(*"abcd")
-    outcomes = every_suite.run_all(tmp_path / "out", minutes=2, say=bool)
+    outcomes = run_all.run_all(tmp_path / "out", minutes=2, say=bool)
     assert limits == [60, 30] and [one.status for one in outcomes] == [
         "stopped",
         "stopped",
@@ -108,7 +108,7 @@ def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     suites("first", "second", gpu_tests=(str(tests),))
-    outcomes = every_suite.run_all(tmp_path / "out", device="cuda", say=bool)
+    outcomes = run_all.run_all(tmp_path / "out", device="cuda", say=bool)
     status = "done" if passes else "failed its gpu tests"
     assert [(one.status, one.records) for one in outcomes] == [
         (status, int(passes))
@@ -122,7 +122,7 @@ def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(
 
 def test_suites_without_gpu_code_are_left_out_on_a_gpu(suites, tmp_path):
     suites("ends", cpu_only=True)
-    assert every_suite.run_all(tmp_path / "out", device="cuda", say=bool) == []
+    assert run_all.run_all(tmp_path / "out", device="cuda", say=bool) == []
 
 
 BARE = """
@@ -145,11 +145,11 @@ sys.exit(pytest.main([*options, *sys.argv[1:]]))
 """
 
 
-def test_the_gpu_tests_of_every_suite_are_there_on_a_machine_with_torch_and_pytest_alone():
+def test_the_gpu_tests_of_run_all_are_there_on_a_machine_with_torch_and_pytest_alone():
     files = {file for suite in bench.SUITES.values() for file in suite.gpu_tests}
     done = subprocess.run(
         [sys.executable, "-c", BARE, *sorted(files)],
-        cwd=every_suite.ROOT,
+        cwd=run_all.ROOT,
         capture_output=True,
         text=True,
     )
