@@ -61,7 +61,8 @@ def _run_suite(args: argparse.Namespace, options: dict[str, Any]) -> int:
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
             print(f"{args.suite} is left out: {error}", file=sys.stderr)
-    say(args, *bench.table(records, width=table_width()), *[bench.LEGEND] * bool(records))
+    lines = bench.table(records, width=table_width())
+    say(args, *lines, *bench.legend(lines))
     result = {"records": len(records), "out": str(out)}
     finish(args, result, f"{count(len(records), 'record')} appended to {out}")
     return 0

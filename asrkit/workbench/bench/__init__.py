@@ -9,10 +9,9 @@ from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.peers.processes import Peers
 from asrkit.workbench.bench.runner import run
 from asrkit.workbench.bench.suites import SUITES
-from asrkit.workbench.bench.table import LEGEND, table
+from asrkit.workbench.bench.table import legend, table
 
 __all__ = [
-    "LEGEND",
     "SUITES",
     "Case",
     "PeerArms",
@@ -20,6 +19,7 @@ __all__ = [
     "Suite",
     "check",
     "compare_arms",
+    "legend",
     "run",
     "table",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from asrkit.workbench.tables import aligned, percent
+from asrkit.workbench.tables import aligned, paragraph, percent
 
 Record = Mapping[str, Any]
 UNITS = {  # of records: their unit in the table, and its size
@@ -21,15 +21,25 @@ COUNTS = {  # params: what is called in the column "calls"
     "syncs": "waits",
 }
 COLUMNS = {"latency": "time", "rtfx": "RTFx", "cpu_time": "CPU time", "peak_memory": "memory"}
-LEGEND = (
-    "times as fast as: another arm's time over this one's. CPU time: of all threads. least work: "
-    "what no implementation can do without, by the time it took, and its share of the machine's "
-    "measured peak. calls: of the joint and the predictor, or of a decoder by attention, what they "
-    "start on a GPU, waits for a GPU. Behind a name its shape: of losses B×T×U1×V, of decoders "
-    "B×T×D×V or B×T×V, of decoders by attention B×T×D×layers, of whole models B×T×D, of encoders "
-    "B×T×D×blocks, of features and precision B×T×F. token errors: edits of the tokens over their "
-    "number, against float64."
-)
+LEGEND = {  # what stands in a table -> what it means
+    "times as fast as": "another arm's time over this one's",
+    "CPU time": "of all threads",
+    "least work": "what no implementation can do without, by the time it took, and its share of "
+    "the machine's measured peak",
+    "calls": "of the joint and the predictor, or of a decoder by attention; what they start on a "
+    "GPU, waits for a GPU",
+    "×": "behind a name its shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of decoders "
+    "by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of features and "
+    "precision B×T×F",
+    "token errors": "edits of the tokens over their number, against float64",
+}
+
+
+def legend(lines: Iterable[str]) -> list[str]:
+    """Lines on what the words mean that stand in the lines of a table."""
+    text = "\n".join(lines)
+    found = [f"{name}: {meaning}." for name, meaning in LEGEND.items() if name in text]
+    return paragraph(" ".join(found)) if found else []
 
 
 def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
@@ -69,15 +79,18 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
     params = record["params"]
     unit, size = UNITS.get(record["unit"], (f" {record['unit']}", 1))
     value = f"{record['value'] / size:.3g}"
+    column = COLUMNS.get(metric, metric.replace("_", " "))
     if metric == "ratio" and "arms" in params:
         yield "times as fast as", f"{params['arms'][0]} {value}"
     elif record["unit"] == "fraction":
         text = percent(record["value"], 2)
         if "low" in params:
             text += f" [{percent(params['low'], 2)}, {percent(params['high'], 2)}]"
-        yield metric.replace("_", " "), text.replace(" %", "\u00a0%")  # no line is broken there
+        yield column, text.replace(" %", "\u00a0%")  # no line is broken there
+    elif record["unit"] == metric:
+        yield column, value
     else:
-        yield COLUMNS.get(metric, metric.replace("_", " ")), value + unit
+        yield column, value + unit.replace(" ", "\u00a0")
     if metric == "latency":
         yield "quartiles", f"{record['stats']['p25']:.3g}–{record['stats']['p75']:.3g}"
         rates = ", ".join(_least_work(record))

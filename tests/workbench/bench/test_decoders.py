@@ -144,4 +144,4 @@ def test_bfloat16_has_a_tolerance_of_its_own(plan):
         plan.to("cpu", torch.bfloat16), "cpu", ("frame_looping",)
     )
     assert (exact.tolerance, half.tolerance) == (1e-3, 0.2)
-    assert (exact.dtype, half.dtype) == ("float32", "bfloat16")
+    assert [one.params["dtype"] for one in (exact, half)] == ["float32", "bfloat16"]

@@ -13,15 +13,14 @@ from asrkit.models import (
     CTCConfig,
     CTCModel,
     FastConformer,
-    FastConformerConfig,
     presets,
 )
 from asrkit.models.packed import multiplies
 from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
-from asrkit.workbench.bench.peers.peer_encoders import renamed, sketch
+from asrkit.workbench.bench.peers.peer_encoders import sketch
+from asrkit.workbench.bench.peers.peer_engines import WholeUtterances
 from asrkit.workbench.bench.peers.processes import NAMES, PYTHON
-from asrkit.workbench.bench.peers.whole_conformer import WholeConformer
 from asrkit.workbench.bench.suites import encoders, ways
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
 
@@ -169,32 +168,6 @@ def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
         assert torch.equal(sketch(other, lengths), seen) == (t >= lengths[b])
 
 
-@pytest.mark.parametrize(
-    "peer, parts",
-    [("nemo", "linear_q linear_k linear_v"), ("transformers", "q_proj k_proj v_proj")],
-)
-def test_weights_get_the_names_and_shapes_of_a_peer(peer, parts):
-    weights = encoders.random_encoder(
-        FastConformerConfig(width=24, heads=2, layers=1, subsampling_channels=4), "cpu"
-    ).state_dict()
-    found = renamed(weights, peer)
-    assert len(found) == len(weights) + 4  # weight and bias of q, k and v apart
-    q, k, v = (found[f"layers.0.self_attn.{part}.weight"] for part in parts.split())
-    assert torch.equal(torch.cat([q, k, v]), weights["blocks.0.attention.qkv.weight"])
-    assert found["layers.0.conv.pointwise_conv1.weight"].shape == (48, 24, 1)
-    assert found[
-        "layers.0.self_attn." + ("pos_bias_u" if peer == "nemo" else "bias_u")
-    ].shape == (
-        2,
-        12,
-    )
-    assert not [
-        name
-        for name in found
-        if "blocks" in name or "attention." in name or "feed." in name
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     not PYTHON.exists(), reason="needs NeMo and transformers: make peers"
@@ -264,7 +237,7 @@ def test_an_encoder_without_lengths_is_the_encoder_on_whole_utterances(B, T, sca
     encoder = encoders.random_encoder(replace(SMALL, scale_input=scale), "cpu")
     features = torch.randn(B, T, 80)
     wanted, lengths = encoder(features, torch.full((B,), T))
-    whole = WholeConformer(encoder, int(lengths[0])).eval()
+    whole = WholeUtterances(encoder).eval()
     torch.testing.assert_close(whole(features), wanted, rtol=1e-4, atol=1e-5)
 
 
