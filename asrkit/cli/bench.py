@@ -113,7 +113,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also time the packages that `make peers` installed, in a checkout; on a GPU NeMo's "
         "decoders",
     )
-    add_device(parser.add_argument_group("device"))
+    add_device(parser.add_argument_group("device"), choices=("cpu", "cuda"))
     batching = parser.add_argument_group("suite batching")
     batching.add_argument(
         "--lengths",

@@ -3,6 +3,7 @@
 import argparse
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,9 +25,18 @@ def add_no_progress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
 
 
-def add_device(group: argparse._ArgumentGroup, *, threads: bool = True) -> None:
-    """Add --device to `group`, and --threads unless `threads` is False."""
-    group.add_argument("--device", default="cpu", help="where to compute: cpu, cuda or cuda:N")
+def add_device(
+    group: argparse._ArgumentGroup, *, threads: bool = True, choices: Sequence[str] | None = None
+) -> None:
+    """Add --device to `group`, and --threads unless `threads` is False.
+
+    Args:
+        group: Gets the options.
+        threads: Whether the command takes --threads.
+        choices: The devices, where it takes no number of a GPU.
+    """
+    words = "where to compute" if choices else "where to compute: cpu, cuda or cuda:N"
+    group.add_argument("--device", default="cpu", choices=choices, help=words)
     if threads:
         group.add_argument(
             "--threads", type=int, metavar="N", help="CPU threads (default: as many as torch takes)"

@@ -7,7 +7,7 @@ would be needed beside it, and only the one that no test machine uses would run 
 import itertools
 import re
 import textwrap
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 WIDTH = 100  # columns of a terminal that tables and sentences fit into
 GAP = "  "  # between two columns
@@ -15,14 +15,11 @@ NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 PERCENT = re.compile(r"(?<=\d)[ \u00a0]?%(?!\w)")
 
 
-def aligned(
-    rows: Sequence[Sequence[str]], *, right: Container[int] = (), width: int = 0
-) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], *, width: int = 0) -> list[str]:
     """Lines of text with the cells of each column below each other, two spaces between columns.
 
     Args:
         rows: cells of each row, as many in all rows; the heading is a row like the others.
-        right: numbers of the columns, from 0, that are aligned to the right.
         width: longest line. Where the cells need more, the widest columns are narrowed and their
             cells wrapped between words. 0 for lines of any length.
     """
@@ -31,10 +28,7 @@ def aligned(
     for row in rows:
         wrapped = [_wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
         for texts in itertools.zip_longest(*wrapped, fillvalue=""):
-            cells = []
-            for number, (text, size) in enumerate(zip(texts, widths, strict=True)):
-                side = ">" if number in right else "<"
-                cells.append(f"{text:{side}{size}}")
+            cells = [text.ljust(size) for text, size in zip(texts, widths, strict=True)]
             lines.append(GAP.join(cells).rstrip())
     return lines
 

@@ -1,6 +1,6 @@
 """Whether the arms of a case return the same, before any of them is timed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -149,23 +149,3 @@ def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 def _norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dtype=torch.float64)
-
-
-def near(got: Iterable[Tensor], wanted: Iterable[Tensor], tolerance: float = 1e-5) -> None:
-    """Raise AssertionError unless tensors are equal up to `tolerance` of the largest value wanted.
-
-    Args:
-        got: tensors to judge.
-        wanted: as many, of the same shapes; integers among them must be equal.
-        tolerance: largest difference of a float, relative to the largest finite value wanted, or
-            to 1 where that is smaller. Infinities and NaN must lie in the same places.
-    """
-    for ours, theirs in zip(got, wanted, strict=True):
-        right = theirs.detach().cpu()
-        most = 0.0
-        if right.is_floating_point():
-            size = right[right.isfinite()].abs().sort().values[-1:].sum()  # 0 of none
-            most = tolerance * max(1.0, size.item())
-        torch.testing.assert_close(
-            ours.detach().cpu(), right, rtol=0, atol=most, equal_nan=True, check_dtype=False
-        )

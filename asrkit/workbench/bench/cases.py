@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from asrkit.workbench.records import Measurement
@@ -127,10 +126,3 @@ def failure(title: str, error: Exception) -> str:
     if isinstance(error, AssertionError):
         return str(error)
     return f"{title}: {type(error).__name__}: {error}"
-
-
-def rows(B: int, T: int, D: int, device: str) -> tuple[Tensor, Tensor]:
-    """Random (B, T, D) and lengths (B,) as in a bucketed batch: from T down to T / 2."""
-    values = torch.randn(B, T, D, generator=torch.Generator().manual_seed(0))
-    lengths = torch.linspace(T, T / 2, B).long()
-    return values.to(device), lengths.to(device)

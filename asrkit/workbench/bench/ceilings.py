@@ -21,7 +21,7 @@ TF32 = {"tf32": torch.float32}
 ROWS = {"cpu": (512, 2048), "cuda": (4096, 8192)}  # square products; the better rate counts
 MIB = {"cpu": 1024, "cuda": 4096}  # of a stream: beyond the caches, some hundreds of MiB on servers
 Call = Callable[[], object]
-Work = tuple[str, str, list[int], int, Call]  # metric, impl, shape, operations or bytes, call
+Measured = tuple[str, str, list[int], int, Call]  # metric, impl, shape, operations or bytes, call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def _rate(
     )
 
 
-def _products(device: str, quick: bool) -> Iterator[Work]:
+def _products(device: str, quick: bool) -> Iterator[Measured]:
     """Square matrix products by arithmetic."""
     kind = device.partition(":")[0]
     for name, dtype in (TYPES | TF32 if kind == "cuda" else TYPES).items():
@@ -103,7 +103,7 @@ def _products(device: str, quick: bool) -> Iterator[Work]:
             yield "matrix_product", name, [N, N, N], 2 * N**3, product
 
 
-def _streams(device: str, quick: bool) -> Iterator[Work]:
+def _streams(device: str, quick: bool) -> Iterator[Measured]:
     """A copy, and weights of each dtype that are read once."""
     size = 2**20 * MIB[device.partition(":")[0]]
     if quick:

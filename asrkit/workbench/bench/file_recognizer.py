@@ -1,4 +1,4 @@
-"""The recogniser on sound files, stage by stage: what the ladder measures."""
+"""The recogniser on sound files, stage by stage: what ladder and transcription measure."""
 
 import time
 import wave

@@ -99,13 +99,14 @@ def measurements(
     """
     assert not case.refused, case.refused
     cuda = device.startswith("cuda")
-    before = {"gpu_before": gpu_state()} if cuda else {}
+    of_run: dict[str, Any] = {"gpu_before": gpu_state()} if cuda else {}
+    if quick:
+        of_run["quick"] = True
     if case.measure:
         for measurement in case.measure():
             if cuda:
-                state = {**before, "gpu_after": gpu_state()}
-                measurement = replace(measurement, params=measurement.params | state)
-            yield measurement
+                of_run["gpu_after"] = gpu_state()
+            yield replace(measurement, params=measurement.params | of_run)
         return
     load1 = os.getloadavg()[0]
     case = with_peers(case, peers)
@@ -122,11 +123,9 @@ def measurements(
             most_s=MOST_S,
             device=device,
         )
-        params = {"threads": torch.get_num_threads(), "device": device, **before}
+        params = {"threads": torch.get_num_threads(), "device": device, **of_run}
         if cuda:
             params["gpu_after"] = gpu_state()
-        if quick:
-            params["quick"] = True
         case = replace(case, params={"dtype": "float32", **case.params, **params})
         for measurement in timed(case, timings, observations):
             yield replace(measurement, load1=load1)
@@ -140,7 +139,7 @@ def with_peers(case: Case, peers: Peers | None) -> Case:
         return case
     arms = peers.arms(**case.peers.request)
     params = dict(case.arm_params)
-    pairs = list(case.ratios or ())
+    pairs = list(case.pairs())
     for name, peer in arms.items():
         params[name] = {"peer": peer.version, "tolerance": PEER_TOLERANCE, **case.peers.params}
         ours = case.peers.against.get(name, case.peers.ours)

@@ -20,7 +20,7 @@ class StudyRecords:
     """
 
     def __init__(self, device: str, quick: bool, **params: Any) -> None:
-        toy = {"quick": True} if quick else {}
+        toy = {"quick": True} if quick else {}  # on a CPU sizes are toy sizes without --quick too
         self.params = {"weights": "random", "device": device, "suite": "claims", **toy, **params}
 
     def value(

@@ -31,6 +31,7 @@ from asrkit.data.batching.strategies import Strategy
 from asrkit.models import TransducerConfig, load_checkpoint
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, evaluate, train
+from asrkit.workbench.bench.suites.batching import met_again
 from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import BLUE, colours_of
 
@@ -95,18 +96,8 @@ def compute_shares(account: Account, lengths: Lengths, cost: Cost) -> dict[str, 
 
 def share_met_again(strategy: Strategy, lengths: Lengths, *, seed: int = 0) -> float:
     """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
-    numbers = np.empty((2, len(lengths)), dtype=int)  # of each utterance's batch, by epoch
-    for epoch in (0, 1):
-        steps = plan(strategy, lengths, seed=seed, epoch=epoch).steps
-        for number, (rows,) in enumerate(steps):
-            numbers[epoch, rows] = number
-    return _pairs_within(numbers) / _pairs_within(numbers[:1])
-
-
-def _pairs_within(numbers: np.ndarray) -> float:
-    """Ordered pairs of utterances that agree in all their numbers, one column an utterance."""
-    _, counts = np.unique(numbers, axis=1, return_counts=True)
-    return float((counts * (counts - 1)).sum())
+    epochs = (plan(strategy, lengths, seed=seed, epoch=epoch).steps for epoch in (0, 1))
+    return met_again(*epochs)
 
 
 def utilisation_lines(curves: pd.DataFrame, ax: Axes, *, xlabel: str, low: float = 0.0) -> None:

@@ -39,7 +39,7 @@ SITE_PAGES = {  # of every report, beside a page for each notebook
     "figures": "Figures",
     "machine": "Machine and run",
 }
-SLOWEST_CELLS = 3
+SLOWEST_OF_NOTEBOOK = 3
 # A busy machine keeps a kernel from sending the last output of a cell for longer than nbclient's
 # 4 s. The limit of the cell holds all the same.
 IOPUB_TIMEOUT_S = 120
@@ -202,19 +202,28 @@ def run_notebooks(
     for run in runs.values():
         say(f"{run.line()}; kept")
     waiting = [job for job in jobs if job not in kept]
+    alone: list[Job] = []  # a worker died while these ran: they run once more, one by one
     running = dict[Future[None], Job]()
     pool = _new_pool(jobs, out, at_once, cores)
     with _workers_end_on_errors():
         while waiting or running:
-            while job := _next_job(waiting, [*running.values()], at_once, cores):
+            limit = 1 if alone else at_once
+            while job := _next_job(waiting, [*running.values()], limit, cores):
                 waiting.remove(job)
                 running[pool.submit(_execute, job, out, timeout_s)] = job
                 say(f"{job.name}: started")
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            ended = wait(running, return_when=FIRST_COMPLETED).done
+            for future in ended:
                 job = running.pop(future)
                 failure = future.exception()
                 if isinstance(failure, BrokenProcessPool):
                     pool = _new_pool(jobs, out, at_once, cores)
+                    if len(ended) > 1:  # one of them did it
+                        alone.append(job)
+                        waiting.insert(0, job)
+                        continue
+                if job in alone:
+                    alone.remove(job)
                 runs[job.name] = outcome(job.name, out, job.parameters, failure)
                 say(runs[job.name].line())
     pool.shutdown()
@@ -375,7 +384,7 @@ def outcome(
         parameters=parameters,
         error=error,
         cell=begun[-1] if failure and begun else "",
-        slowest=sorted(timed, reverse=True)[:SLOWEST_CELLS],
+        slowest=sorted(timed, reverse=True)[:SLOWEST_OF_NOTEBOOK],
         records=[output.data[MIME] for output in outputs if MIME in output.get("data", {})],
     )
 

@@ -144,21 +144,18 @@ def findings_of(runs: Sequence[NotebookRun]) -> list[Finding]:
 
 
 def _finding(declared: Declared, records: Sequence[Record]) -> Finding | None:
-    wanted = (declared.what, declared.metric)
-    taken = {  # the last record of an arm: later ones are of the larger sizes
-        record["impl"]: record for record in records if (record["what"], record["metric"]) == wanted
-    }
-    ours = taken.get(declared.ours)
-    if ours is None:
+    found: dict[str, dict[str, Record]] = {}  # under the same conditions: arm -> its last record
+    for record in records:
+        if (record["what"], record["metric"]) == (declared.what, declared.metric):
+            found.setdefault(str(_conditions(record)), {})[record["impl"]] = record
+    others = declared.arms.keys() - {declared.ours}
+    comparable = [arms for arms in found.values() if declared.ours in arms and others & arms.keys()]
+    if not comparable:
         return None
-    arms = {
-        impl: taken[impl]
-        for impl in declared.arms
-        if impl in taken and _conditions(taken[impl]) == _conditions(ours)
-    }
+    taken = comparable[-1]  # later records are of the larger sizes
+    ours = taken[declared.ours]
+    arms = {impl: taken[impl] for impl in declared.arms if impl in taken}
     baselines = sorted((arms[impl]["value"], impl) for impl in arms if impl != declared.ours)
-    if not baselines:
-        return None
     value, against = baselines[-1 if declared.more_is_better else 0]
     gain = ours["value"] / value if declared.more_is_better else value / ours["value"]
     if gain < LEAST_FACTOR:

@@ -45,7 +45,7 @@ MEANINGS = {  # mark -> what it says of one published number, and of several
 # Styles of Pygments for light and dark; a test measures their contrast.
 CODE_STYLES = ("default", "github-dark")
 CONDITIONS = ("phase", "dtype", "device", "shape", "B", "T", "U", "U1", "V", "D")
-SLOWEST_CELLS = 8
+SLOWEST_SHOWN = 8
 
 
 def build(
@@ -91,7 +91,7 @@ def build(
         "claims": headline(rows),
         "appendix": [row for row in rows if row["appendix"]],
         "facts": _facts(),
-        "slowest": sorted(slowest, reverse=True)[:SLOWEST_CELLS],
+        "slowest": sorted(slowest, reverse=True)[:SLOWEST_SHOWN],
     }
     for name in SITE_PAGES:
         write_page(folder / f"{name}.html", f"{name}.html.j2", **context)

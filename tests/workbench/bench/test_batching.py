@@ -77,9 +77,11 @@ def test_each_arm_is_recorded_once_a_metric_and_says_all_about_itself(found):
         assert params["compute"] == "n (7.5 D + 0.4 U) GMAC"
     assert {impl for _, impl, metric in keys if metric == "sampler_time"} == TIMED
     shown = [
-        line.split()[0] for line in out.splitlines()[:-1] if not line.startswith(" ")
+        line.split()[0]
+        for line in out.splitlines()[:-1]
+        if line and not line.startswith(" ")
     ]
-    arms = ["batching:", *OURS[:2], *THEIRS, *OURS[2:]]
+    arms = ["batching", *OURS[:2], *THEIRS, *OURS[2:]]
     assert shown == 2 * arms
     assert err.splitlines() == [
         f"batching mine, 700 utterances, 1.7 h, {ranks} ranks" for ranks in (1, 8)

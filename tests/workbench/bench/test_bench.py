@@ -10,7 +10,6 @@ from asrkit.decoders import ctc_greedy
 from asrkit.features import normalize, normalize_sequential
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, machine, records
-from asrkit.workbench.bench.cases import rows
 from asrkit.workbench.bench.file_recognizer import FileRecognizer
 from asrkit.workbench.bench.suites import losses
 
@@ -186,7 +185,8 @@ def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_s
 @pytest.fixture
 def found(monkeypatch):
     """Records of a case of two arms."""
-    mel, lengths = rows(8, 200, 80, "cpu")
+    mel = torch.randn(8, 200, 80, generator=torch.Generator().manual_seed(0))
+    lengths = torch.linspace(200, 100, 8).long()
     case = bench.Case(
         what="feature-norm-batched",
         arms={
@@ -201,7 +201,8 @@ def found(monkeypatch):
 
 
 def test_the_table_of_a_case_has_a_line_an_arm_in_aligned_columns(found):
-    case, head, *lines = bench.table(found, width=100)
+    shown = [line.replace("\u00a0", " ") for line in bench.table(found, width=100)]
+    case, head, *lines = shown
     assert case == "feature-norm-batched 8×200×80"
     assert len(found) == 5 and len(lines) == 2
     by = {(one["impl"], one["metric"]): f"{one['value']:.3g}" for one in found}
@@ -246,14 +247,14 @@ def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
     )
     counted, (_, _, D, V) = case.arm_params, case.params["shape"]
     # a call each: what the plan needs is what the definition does
-    assert counted["one_by_one"]["join"] == case.params["looks"]
+    assert counted["one_by_one"]["join"] == case.params["path_joints"]
     assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
     assert counted["windowed_looping"]["join"] < counted["frame_looping"]["join"]
     assert all(
         one["syncs"] > 0 and one["launches"] > one["join"] for one in counted.values()
     )
     step = 2 * (8 * D * D + D * D)
-    joints = case.params["looks"] * 2 * D * (V + 5)
+    joints = case.params["path_joints"] * 2 * D * (V + 5)
     assert case.params["floor_FLOP"] == joints + case.params["labels"] * step
     params = {**case.params, **counted["windowed_looping"], "device": "cpu"}
     record = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y"}

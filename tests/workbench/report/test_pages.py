@@ -178,11 +178,11 @@ def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
     )
     assert "Abacus" in cells_of(pages, cpu.id)[2]
     for one in (cuda, cpu):
-        cell = pages["ledger"].find(id=one.id).find_all("td")[2]
+        cell = pages["claims"].find(id=one.id).find_all("td")[2]
         assert cell["data-label"] == "Recorded elsewhere"
-    assert "On H200: 1 reproduced." in pages["ledger"].find("header").get_text()
+    assert "On H200: 1 reproduced." in pages["claims"].find("header").get_text()
     missing = next(one for one in LISTED if one.needs == "cuda" and one.id != cuda.id)
-    assert cells_of(pages, missing.id)[2] == "not recorded yet"
+    assert cells_of(pages, missing.id)[2] == "–"
 
 
 def test_a_page_with_marks_says_what_they_and_the_verdicts_mean(plain):

@@ -24,19 +24,29 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from asrkit.data import (
+    CANARY_COMPUTE,
+    CANARY_MEMORY,
+    Buckets,
+    Lengths,
+    Limit,
+    buckets_2d,
+    duration_bins,
+    padding_account,
+    plan,
+    shipped_lengths,
+    web_like,
+)
+from asrkit.data.batching.strategies import Strategy
 from asrkit.shapes import expect
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.peers import samplers
 from asrkit.workbench.bench.peers.samplers import Steps, batches_of
 from asrkit.workbench.records import Measurement
-
-if TYPE_CHECKING:  # it needs packages that a bare GPU machine lacks
-    from asrkit.data import Buckets, Lengths, Limit
-    from asrkit.data.batching.strategies import Strategy
 
 RANKS = (1, 8, 64, 1024)
 SETS = ("librispeech_train_clean_100", "librispeech_eval", "ami_segments")
@@ -83,12 +93,7 @@ def suite(
         quick: Use one small set and few ranks.
         lengths: A table of one's own to use in place of the shipped sets.
         ranks: Numbers of ranks in place of the default ones.
-
-    Raises:
-        ModuleNotFoundError: asrkit.data needs a package that this machine lacks.
     """
-    from asrkit.data import CANARY_MEMORY, Lengths, Limit, shipped_lengths, web_like
-
     ranks = ranks or RANKS[: 2 if quick else None]
     fewest = min(ranks)
     expect(fewest >= 1, "ranks", "1 or more", fewest)
@@ -115,7 +120,7 @@ def suite(
                 yield Case(what=f"batching {comparison}", measure=comparison.measurements)
 
 
-def _check_own(table: "Lengths", limit: "Limit", ranks: int) -> None:
+def _check_own(table: Lengths, limit: Limit, ranks: int) -> None:
     expect(len(table) >= FEWEST, "lengths", f"at least {FEWEST} utterances", len(table))
     most = limit.share(1, table.seconds, table.tokens).max()
     wanted = "utterances that fit the limit of memory alone"
@@ -129,8 +134,8 @@ class BatchingComparison:
     """All arms on one set of lengths, at one number of ranks."""
 
     name: str
-    lengths: "Lengths"
-    limit: "Limit"
+    lengths: Lengths
+    limit: Limit
     cuts: Any  # of lhotse
     ranks: int
 
@@ -151,8 +156,6 @@ class BatchingComparison:
 
     def measure(self, arm: BatchingArm) -> Iterator[Measurement]:
         """Measurements of one arm, one for each metric that is recorded."""
-        from asrkit.data import CANARY_COMPUTE
-
         params: dict[str, Any] = {
             "case": str(self),
             "set": self.name,
@@ -179,8 +182,6 @@ class BatchingComparison:
 
     def _samples(self, arm: BatchingArm) -> dict[str, list[float]]:
         """A value of each metric for each epoch of an arm; of `met_again` one for each two."""
-        from asrkit.data import CANARY_COMPUTE, padding_account
-
         epochs = [arm.epoch(number) for number in range(EPOCHS)]
         samples = {"kept": [self.check(arm, steps) for steps in epochs]}
         if not min(samples["kept"]):  # drop_last may leave nothing
@@ -269,10 +270,10 @@ class BatchingComparison:
         yield self.ours("balanced", data.Balanced(limit=limit, work=work), timed=True, blur=blur)
 
     def ours(
-        self, name: str, strategy: "Strategy", timed: bool = False, **params: Any
+        self, name: str, strategy: Strategy, timed: bool = False, **params: Any
     ) -> BatchingArm:
         """An arm of a strategy of asrkit; `params` are recorded."""
-        from asrkit.data import LengthSampler, plan
+        from asrkit.data import LengthSampler  # lhotse, which a bare GPU machine lacks
 
         @cache
         def epoch(number: int) -> Steps:
@@ -313,7 +314,7 @@ class BatchingComparison:
         return best
 
 
-def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
+def nemo_buckets(lengths: Lengths, limit: Limit) -> Buckets:
     """2D buckets as NeMo estimates them: 30 bins of seconds with 5 cells of tokens each.
 
     Utterances with far more tokens per second than others of their bin are left out.
@@ -322,8 +323,6 @@ def nemo_buckets(lengths: "Lengths", limit: "Limit") -> "Buckets":
         lengths: Of the utterances.
         limit: Sizes each bucket.
     """
-    from asrkit.data import buckets_2d, duration_bins
-
     bins = np.searchsorted(duration_bins(lengths, 30), lengths.seconds)
     rates = lengths.tokens_per_second
     count = np.bincount(bins)

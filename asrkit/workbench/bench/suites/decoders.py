@@ -224,7 +224,7 @@ def _params(plan: Planted) -> dict[str, Any]:
         "durations": durations,
         "frames": int(plan.lengths.sum()),
         "labels": labels,
-        "looks": path_joints,
+        "path_joints": path_joints,
         "floor_FLOP": path_joints * joint + labels * step,
     }
 

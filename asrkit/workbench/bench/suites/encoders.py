@@ -245,7 +245,7 @@ def jaspers(
     made = [speech(B, seconds, config.encoder.bins, device) for B, seconds in batches]
     for inputs in made:
         yield case("jasper-inference", ways, model, inputs, quick, **params)
-    if peers is not None:
+    if device == "cpu":
         whole = [features for features, lengths in made if len(lengths) == 1]
         yield from engines("jasper-engines", model, model, whole, quick, peers, preset=preset)
 

@@ -376,8 +376,6 @@ def costs(
         "threads": torch.get_num_threads(),
         "case": f"{len(speech):,} utterances",
     }
-    if quick:
-        params["quick"] = True
     plain: list[str] = []
     for precision in precisions_of(checkpoint):
         found = evaluate(checkpoint, speech, config=PipelineConfig(precision=precision))

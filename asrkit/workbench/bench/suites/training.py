@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from asrkit.data import computed_seconds, shipped_lengths
 from asrkit.models import (
     LSTMConfig,
     LSTMEncoder,
@@ -33,14 +34,12 @@ from asrkit.models import (
     presets,
 )
 from asrkit.optim import Average, Lamb
+from asrkit.training import Prepared, TrainConfig, training_loss, update
+from asrkit.training.config import Joint
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure.ops import dtype_name
-
-if TYPE_CHECKING:  # training needs packages that a bare GPU machine lacks
-    from asrkit.training import Prepared
-    from asrkit.training.config import Joint
 
 # utterances, feature frames of 10 ms, labels, tokens with blank
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
@@ -66,12 +65,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     Args:
         device: "cpu" or "cuda".
         quick: small sizes.
-
-    Raises:
-        ModuleNotFoundError: asrkit.training needs a package that this machine lacks.
     """
-    from asrkit.training import TrainConfig
-
     native = TrainConfig().dtype(torch.device(device))
     for size in QUICK if quick else SIZES:
         for dtype in dict.fromkeys((torch.float32, native)):
@@ -88,8 +82,6 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
         dtype: Autocast dtype; float32 for none.
         device: "cpu" or "cuda".
     """
-    from asrkit.training import Prepared
-
     B, frames, U, V = size
     generator = torch.Generator().manual_seed(0)
     batch = Prepared(
@@ -99,8 +91,9 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
         target_lengths=torch.linspace(U, 0.7 * U, B).long().to(device),
         speech_s=0.0,
     )
-    torch.manual_seed(0)
-    model = TransducerModel(TransducerConfig(vocab_size=V - 1)).to(device).train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = TransducerModel(TransducerConfig(vocab_size=V - 1)).to(device).train()
     arms: dict[str, Callable[[], Any]] = {}
     if dtype != torch.float32:
         before = copy.deepcopy(model)
@@ -132,7 +125,7 @@ class Float32Linear(nn.Linear):
 
 
 def training_step(
-    model: TransducerModel, batch: "Prepared", joint: "Joint", dtype: torch.dtype
+    model: TransducerModel, batch: Prepared, joint: Joint, dtype: torch.dtype
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """A call that makes one training step: loss per label in nats and norm of the gradient.
 
@@ -142,8 +135,6 @@ def training_step(
         joint: "full" or "lean".
         dtype: Autocast dtype; float32 for none.
     """
-    from asrkit.training import TrainConfig, training_loss, update
-
     precision: Any = dtype_name(dtype)
     config = TrainConfig(joint=joint, precision=precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
@@ -199,8 +190,6 @@ def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
     """On a GPU the encoder has the sizes of MLPerf's and computes in bfloat16, in batches of 64 and
     256; on a CPU it is a quarter as wide, in batches of 32.
     """
-    from asrkit.data import shipped_lengths
-
     config = LSTMEncoderConfig(width=256, dropout=0.0)
     sizes: tuple[int, ...] = (32,)
     dtype = torch.float32
@@ -225,8 +214,6 @@ def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
 
 def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
     """The whole batch, then in phases."""
-    from asrkit.data import computed_seconds
-
     config = encoder.config
     speech = make_speech(encoder, lengths)
     counts = {"whole": 1} | {f"phases_{count}": count for count in PHASES}
@@ -260,11 +247,12 @@ def mlperf(quick: bool, device: str) -> TransducerModel:
         narrow = LSTMConfig(width=16, layers=2)
         encoder = LSTMEncoderConfig(width=16)
         config = replace(config, encoder=encoder, predictor=narrow, joint_width=16)
-    torch.manual_seed(0)
-    model = TransducerModel(config).to(device)
-    for weight in model.parameters():
-        weight.grad = torch.randn_like(weight) / 100
-    return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = TransducerModel(config)
+        for weight in model.parameters():
+            weight.grad = torch.randn_like(weight) / 100
+    return model.to(device)
 
 
 def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
