@@ -33,7 +33,7 @@ def _ledger(args: argparse.Namespace) -> int:
     found = [record for path in args.paths for record in records.read(path)]
     rows = ledger.claims_table(claims, [*records.read(shipped("records")), *found])
     answers = ledger.document_answers(rows)
-    shown = rows if args.appendix else ledger.headline(rows)
+    shown = rows if args.appendix else ledger.listed(rows)
     for answer in answers:
         heading = f"{answer.document}: {answer.title}, {answer.url}"
         say(args, *paragraph(heading), *paragraph(answer.sentence), "")

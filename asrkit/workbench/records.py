@@ -24,6 +24,8 @@ from asrkit.workbench.machine import code, load_average, software, this_machine
 MIME = "application/vnd.asrkit.record+json"
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
+# params under which a record was taken: two records are compared where all of them agree
+CONDITIONS = tuple("phase dtype device threads shape B T U U1 V D ranks day".split())
 
 
 def _now() -> str:

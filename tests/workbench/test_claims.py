@@ -22,7 +22,7 @@ from asrkit.workbench.claims import (
     count_verdicts,
     document_answers,
     evaluate,
-    headline,
+    listed,
     load_claims,
     summary,
     verdict,
@@ -429,7 +429,7 @@ def test_the_claim_of_five_times_the_batch_is_reckoned_with_what_the_package_shi
 
 def test_headline_counts_leave_out_tautologies_and_what_is_not_about_speech():
     rows = claims_table(load_claims(), [], CPU)
-    main = headline(rows)
+    main = listed(rows)
     appendix = {name for name, claim in CLAIMS.items() if claim.appendix}
     assert {row["id"] for row in main} == {*CLAIMS} - appendix
     assert sum(count_verdicts(main).values()) == len(main) < len(rows)

@@ -58,7 +58,7 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
         except AssertionError as error:
             failures[name] = str(error)
         except (RuntimeError, ValueError) as error:
-            if device.startswith("cuda"):
+            if device == "cuda":
                 torch.cuda.synchronize(device)  # raises if the error has ended the GPU's context
             failures[name] = f"{case.what}: {name} fails: {error}"
         got = None  # freed before the next arm runs

@@ -89,13 +89,12 @@ def _rate(
 
 def _products(device: str, quick: bool) -> Iterator[Measured]:
     """Square matrix products by arithmetic."""
-    kind = device.partition(":")[0]
-    for name, dtype in (TYPES | TF32 if kind == "cuda" else TYPES).items():
-        for N in ROWS[kind][: 1 if quick else None]:
+    for name, dtype in (TYPES | TF32 if device == "cuda" else TYPES).items():
+        for N in ROWS[device][: 1 if quick else None]:
             draw = torch.Generator(device).manual_seed(0)
             a, b = torch.randn(2, N, N, generator=draw, device=device, dtype=dtype)
             product = partial(F.linear, a, b)
-            if kind == "cpu" and multiplies(dtype):
+            if device == "cpu" and multiplies(dtype):
                 # the weight is laid out before, as in asrkit.models.packed
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 linear = torch.ops.mkldnn._linear_pointwise
@@ -105,7 +104,7 @@ def _products(device: str, quick: bool) -> Iterator[Measured]:
 
 def _streams(device: str, quick: bool) -> Iterator[Measured]:
     """A copy, and weights of each dtype that are read once."""
-    size = 2**20 * MIB[device.partition(":")[0]]
+    size = 2**20 * MIB[device]
     if quick:
         size //= 8
     source = torch.ones(size // 8, device=device)  # half of the bytes are read, half are written

@@ -77,7 +77,7 @@ class FileRecognizer:
         self.task = task
         self.config = config
         self.recognizer = Recognizer(task.variants, config, features=task.features)
-        self.cuda = task.device.startswith("cuda")
+        self.cuda = task.device == "cuda"
         rows = list(range(len(task.files)))
         if config.order == "by_length":
             rows.sort(key=task.samples.__getitem__, reverse=True)

@@ -68,7 +68,7 @@ def run_all(
     expect(valid, "minutes", "a number above 0", minutes)
     out.mkdir(parents=True, exist_ok=True)
     end = inf if minutes is None else time.monotonic() + 60 * minutes
-    cuda = device.startswith("cuda")
+    cuda = device == "cuda"
     suites = [suite for suite in SUITES.values() if not (cuda and suite.cpu_only)]
     outcomes = []
     for number, suite in enumerate(suites, 1):
@@ -99,7 +99,7 @@ def _measure(suite: Suite, out: Path, device: str, end: float, options: Sequence
     command += ["--out", str((out / RECORDS).resolve())]
     done = _lines(out / FINISHED)
     tests: list[str] = []
-    if device.startswith("cuda"):
+    if device == "cuda":
         tests = [file for file in suite.gpu_tests if file not in done and (ROOT / file).exists()]
     with (out / f"{suite.name}.log").open("ab") as log, (out / FINISHED).open("a") as finished:
         if tests:

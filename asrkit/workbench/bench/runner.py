@@ -98,7 +98,7 @@ def measurements(
         AssertionError: at the end, if any arm failed.
     """
     assert not case.refused, case.refused
-    cuda = device.startswith("cuda")
+    cuda = device == "cuda"
     of_run: dict[str, Any] = {"gpu_before": gpu_state()} if cuda else {}
     if quick:
         of_run["quick"] = True
@@ -119,7 +119,7 @@ def measurements(
             setups=case.setups,
             repeats=5 if quick else 20,
             warmup=1 if quick else case.warmup,
-            enough_s=ENOUGH_S[torch.device(device).type],
+            enough_s=ENOUGH_S[device],
             most_s=MOST_S,
             device=device,
         )

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from asrkit.workbench.measure import Timing, ratio
+from asrkit.workbench.bench.publishing import time_ratio
+from asrkit.workbench.measure import Timing
 from asrkit.workbench.records import Measurement
 
 
@@ -78,7 +79,5 @@ class StudyRecords:
             params: of this record alone.
         """
         names = [*arms] or [slow, fast]
-        samples = ratio(times, slow, fast)
-        return self.value(
-            what, samples, times[fast], names[1], metric="ratio", unit="1", arms=names, **params
-        )
+        shared = {"threads": torch.get_num_threads(), **self.params, **params, "arms": names}
+        return time_ratio(what, times, slow, fast, impl=names[1], params=shared)

@@ -10,7 +10,7 @@ from asrkit.workbench.claims.answers import (
     claims_table,
     count_verdicts,
     document_answers,
-    headline,
+    listed,
     summary,
     value_elsewhere,
 )
@@ -42,7 +42,7 @@ __all__ = [
     "document_answers",
     "evaluate",
     "grid_lines",
-    "headline",
+    "listed",
     "load_claims",
     "origin",
     "published",

@@ -86,7 +86,7 @@ def value_elsewhere(claim: Claim, judged: Verdict) -> str:
     return value
 
 
-def headline(rows: Iterable[Row]) -> list[Row]:
+def listed(rows: Iterable[Row]) -> list[Row]:
     """The rows that are not in the appendix."""
     return [row for row in rows if not row["appendix"]]
 
@@ -107,7 +107,7 @@ def summary(rows: Sequence[Row]) -> str:
 
     The appendix is only counted.
     """
-    main = headline(rows)
+    main = listed(rows)
     sentence = f"{_claims(len(main))}: {_listed(count_verdicts(main))}"
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
@@ -132,7 +132,7 @@ def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
 
 
 def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
-    main = headline(rows)
+    main = listed(rows)
     counts = count_verdicts(main)
     is_secondary = document == SECONDARY
     return DocumentAnswer(

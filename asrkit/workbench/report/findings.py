@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asrkit.workbench.records import CONDITIONS
 from asrkit.workbench.report.execute import NotebookRun
 from asrkit.workbench.tables import NO_BREAK_SPACE
 
@@ -25,7 +26,6 @@ UNITS = {  # unit of a record -> factor and text of what is shown
     "1/s": (1, " per s"),
 }
 EXACT_FROM = 100  # values from here on are shown to the unit, smaller ones with three digits
-CONDITIONS = ("B", "T", "U1", "V", "D", "shape", "dtype", "device", "threads", "day", "ranks")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from asrkit.workbench.claims import (
     claim_row,
     count_verdicts,
     document_answers,
-    headline,
+    listed,
     load_claims,
     origin,
     summary,
@@ -44,7 +44,6 @@ MEANINGS = {  # mark -> what it says of one published number, and of several
 }
 # Styles of Pygments for light and dark; a test measures their contrast.
 CODE_STYLES = ("default", "github-dark")
-CONDITIONS = ("phase", "dtype", "device", "shape", "B", "T", "U", "U1", "V", "D")
 SLOWEST_SHOWN = 8
 
 
@@ -88,7 +87,7 @@ def build(
         "defects": defects,
         "findings": findings_of(runs),
         "documents": [(answer, _tally(answer.counts)) for answer in document_answers(rows)],
-        "claims": headline(rows),
+        "claims": listed(rows),
         "appendix": [row for row in rows if row["appendix"]],
         "facts": _facts(),
         "slowest": sorted(slowest, reverse=True)[:SLOWEST_SHOWN],
@@ -219,7 +218,7 @@ def claims_sentence(rows: Sequence[Row]) -> str:
     Args:
         rows: A row for each claim; those of the appendix are not counted.
     """
-    main = headline(rows)
+    main = listed(rows)
     parts = [text for _, text in _tally(count_verdicts(main))]
     return f"Of {len(main)} published claims, {', '.join(parts)}."
 
@@ -239,7 +238,7 @@ def _tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
 def _conditions(record: Record) -> str:
     """Under which conditions a record was taken: "dtype=float32, B=2, T=80"."""
     params = record["params"]
-    return ", ".join(f"{name}={params[name]}" for name in CONDITIONS if name in params)
+    return ", ".join(f"{name}={params[name]}" for name in records.CONDITIONS if name in params)
 
 
 def _arms(record: Record) -> str:

@@ -82,7 +82,7 @@ def test_on_a_gpu_graphs_have_an_arm_each_and_cases_come_in_the_order_of_their_w
     assert {name: mode for name, mode in asked.items() if mode != "off"} == modes
     assert {(name, "windowed_looping") for name in modes} <= {*cases[0].ratios}
     assert [*cases[0].peers.against.values()] == ["windowed_looping_full"]
-    assert cases[0].peers.request["loss"] == "rnnt-greedy-cuda"
+    assert cases[0].peers.request["kind"] == "rnnt-greedy-cuda"
     first = [(32, 187), (1, 187), (128, 62), (8, 187)]
     shapes = [(*case.params["shape"][:2],) for case in cases[:8]]
     assert shapes == [size for size in first for _ in ("rnnt", "tdt")]

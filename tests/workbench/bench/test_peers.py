@@ -97,7 +97,7 @@ def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
                 what="x",
                 arms=arms,
                 params={},
-                peers=bench.PeerArms(request={"loss": "x"}),
+                peers=bench.PeerArms(request={"kind": "x"}),
             )
         )
 

@@ -82,7 +82,7 @@ def prepare(
             options["loop_labels"] = loop != "nemo_frame_looping"
         infer = getattr(greedy, f"GreedyBatched{kind}Infer")(**options)
     if loop == GRAPHS:  # forced, it raises where it would fall back
-        assert device.startswith("cuda"), "on a CPU NeMo decodes without graphs"
+        assert device == "cuda", "on a CPU NeMo decodes without graphs"
         infer.decoding_computer.force_cuda_graphs_mode("full_graph")
 
     def call() -> Any:

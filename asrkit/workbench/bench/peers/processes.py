@@ -124,11 +124,11 @@ class Peers:
     def __exit__(self, *_: object) -> None:
         self._end([*self.running])
 
-    def arms(self, loss: str, **request: Any) -> dict[str, Peer]:
-        """An arm for each peer that has `loss`, a key of NAMES; one that does not run is named on
+    def arms(self, kind: str, **request: Any) -> dict[str, Peer]:
+        """An arm for each peer that has `kind`, a key of NAMES; one that does not run is named on
         standard error.
         """
-        names = self.names.get(loss, ())
+        names = self.names.get(kind, ())
         missing = [name for name in names if name not in self.running]
         started = {name: self._start(name, request) for name in missing}  # all import at once
         for name, peer in started.items():
@@ -136,9 +136,9 @@ class Peers:
         peers = {name: self.running[name] for name in names}
         return {name: replace(peer, request=request) for name, peer in peers.items() if peer}
 
-    def end(self, loss: str) -> None:
-        """End the processes of peers that have `loss`, for their memory; asked again they start."""
-        self._end([name for name in self.names.get(loss, ()) if name in self.running])
+    def end(self, kind: str) -> None:
+        """End the processes of peers that have `kind`, for their memory; asked again they start."""
+        self._end([name for name in self.names.get(kind, ()) if name in self.running])
 
     def _end(self, names: list[str]) -> None:
         for name in names:

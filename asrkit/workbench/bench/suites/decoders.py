@@ -100,7 +100,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         quick: small sizes.
     """
     sizes = QUICK if quick else FULL
-    cuda = device.startswith("cuda")
+    cuda = device == "cuda"
     make: Callable[..., Planted] = partial(planted, **sizes.transducer)
     if cuda or not quick:
         for (B, T), durations in product(sizes.loops[: 4 if cuda else 2], DURATIONS):
@@ -128,7 +128,7 @@ def ctc(plan: Planted, device: str) -> Case:
     }
     # what a compiled loop asks of a GPU says nothing
     arm_params = {name: counts(arm, device) for name, arm in arms.items()}
-    if not device.startswith("cuda"):
+    if device != "cuda":
         arms["numba_cpu"] = partial(ctc_greedy, log_probs, lengths, impl="numba_cpu")
     return Case(
         what="ctc-greedy-batched",
@@ -170,10 +170,10 @@ def versus_nemo(
         request = case.what
         if "one_by_one" in names:
             request += "-loops"
-        if device.startswith("cuda"):
+        if device == "cuda":
             request += "-cuda"
         peers = PeerArms(
-            request={"loss": request, "max_symbols": 10, "device": device, "plan": str(path)},
+            request={"kind": request, "max_symbols": 10, "device": device, "plan": str(path)},
             ours="windowed_looping",
             against={GRAPHS: [*case.arms][-1]} if case.arms else {},
         )
@@ -189,7 +189,7 @@ def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
         names: of loops without graphs.
     """
     ways: dict[str, Options] = {name: {"strategy": name, "graphs": "off"} for name in names}
-    if device.startswith("cuda"):
+    if device == "cuda":
         ways |= {f"windowed_looping_{mode}": {"graphs": mode} for mode in ("step", "full")}
     decode = partial(_decode_transducer, plan)
     arms, arm_params = _counted(plan.model, decode, ways, device)
@@ -307,7 +307,7 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool)
         device: "cpu" or "cuda".
         quick: take the machine's ceilings at small sizes.
     """
-    cuda = device.startswith("cuda")
+    cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     plan = planted_text(decoder, B, T).to(device, dtype)
     ways = dict(WAYS)

@@ -111,9 +111,8 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
         peers: on a CPU the packages that take part; None: ours alone.
     """
     yield Case(what="machine-ceiling", measure=lambda: ceilings(device, quick).measurements)
-    kind = torch.device(device).type
-    size = "quick" if quick else kind
-    if kind == "cuda":
+    size = "quick" if quick else device
+    if device == "cuda":
         yield from jaspers(device, quick, JASPER_BATCHES[size], None)
     for preset, batches in BATCHES[size].items():
         config = presets.PRESETS[preset]().encoder
@@ -121,7 +120,7 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
         encoder = random_encoder(config, device)
         for B in batches:
             inputs = speech(B, 2 if quick else SECONDS, config.bins, device)
-            if kind == "cuda" or B * encoder_parameters(config) > PEERS_MOST:
+            if device == "cuda" or B * encoder_parameters(config) > PEERS_MOST:
                 yield from fastconformer(encoder, inputs, quick, None, preset=preset)
                 continue
             yield from fastconformer(encoder, inputs, quick, peers, preset=preset)
@@ -129,7 +128,7 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
             exported.encoder = encoder
             whole = [torch.where(inputs[0] == 0, 0.5, inputs[0])]  # without padding
             yield from engines("engines", encoder, exported, whole, quick, peers, preset=preset)
-    if kind == "cpu":
+    if device == "cpu":
         yield from jaspers(device, quick, JASPER_BATCHES[size], peers)
         yield one_core(quick)
 
@@ -211,7 +210,7 @@ def fastconformer(
             if peers is not None:
                 ours = what.removeprefix("encoder-").replace("-", "_")
                 mode = ours.removesuffix("_bfloat16")
-                request = {"loss": "encoder", "plan": str(plan), "mode": mode}
+                request = {"kind": "encoder", "plan": str(plan), "mode": mode}
                 theirs = PeerArms(request=request, ours=ours, params=made.arm_params[ours])
                 made = replace(made, peers=theirs)
             yield made
@@ -279,7 +278,7 @@ def engines(
                 continue
             for features in batches:
                 B, T, _ = features.shape
-                request: dict[str, Any] = {"loss": what, "folder": folder, "frames": T}
+                request: dict[str, Any] = {"kind": what, "folder": folder, "frames": T}
                 if peers is not None:
                     write_features(Path(folder), features)
                     peers.arms(**request)  # they start before our arms take memory

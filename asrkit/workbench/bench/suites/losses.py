@@ -53,7 +53,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         device: "cpu" or "cuda".
         quick: small sizes.
     """
-    gpu = device.startswith("cuda")
+    gpu = device == "cuda"
     sizes = GPU_SIZES if gpu else CPU_SIZES
     joints = GPU_JOINTS if gpu else CPU_JOINTS
     if quick:
@@ -114,7 +114,7 @@ def logits_case(
         names.insert(0, "reference")
     peers = None
     if device == "cpu" and shape in (TINY, PEERS, *QUICK_SIZES):
-        request = {"loss": name, "shape": [*shape], "durations": durations, "memory": True}
+        request = {"kind": name, "shape": [*shape], "durations": durations, "memory": True}
         peers = PeerArms(request=request, logits=logits)
     return Case(
         what=f"{name}-loss",

@@ -198,7 +198,7 @@ def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
         config = LSTMEncoderConfig(bins=8, width=16, dropout=0.0)
         sizes = (4,)
         shorter = 20
-    elif device.startswith("cuda"):
+    elif device == "cuda":
         config = replace(config, width=1024)
         sizes = (64, 256)
         dtype = torch.bfloat16

@@ -36,9 +36,9 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         device: "cuda" for Parakeet TDT 0.6B; "cpu" for a model of 110 million weights.
         quick: a tiny model, and few utterances of two seconds at most.
     """
-    large = device.startswith("cuda") and not quick
+    large = device == "cuda" and not quick
     count = DISTINCT if large else max(FEW_BATCHES)
-    size = "tiny" if quick else device.partition(":")[0]
+    size = "tiny" if quick else device
     preset = ladder.PRESETS[size][1]
     config = ladder.config_of(preset, presets.TDT)
     most_s = 2 if quick else inf
@@ -86,7 +86,7 @@ def arms_of(task: Task, compiled: bool) -> dict[str, FileRecognizer]:
     """Recognisers by name, eager first; on CUDA with torch.compile if `compiled`."""
     eager = PipelineConfig(precision="float32", encoder="eager", loading="before")
     configs = {"eager": eager, "optimized": replace(eager, encoder="optimized")}
-    if task.device.startswith("cuda"):
+    if task.device == "cuda":
         loop: dict[str, Any] = {"strategy": "windowed_looping", "graphs": "full"}
         eager = replace(eager, precision="bfloat16", **loop)
         configs = {"eager": eager, "graph": replace(eager, encoder_graphs="per_shape")}
