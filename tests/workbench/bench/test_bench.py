@@ -237,7 +237,7 @@ def test_the_least_work_is_shown_as_rates_and_shares_of_the_peaks():
     record["stats"] = {"p25": 1.0, "p75": 3.0}
     record["params"] = {"floor_FLOP": 4e9, "peak_FLOP": 8e12, "floor_B": 6e6}
     (*_, line) = bench.table([record])
-    assert line.replace("\u00a0", " ").endswith("2e+03 GFLOP/s (25 %), 3 GB/s")
+    assert line.replace("\u00a0", " ").endswith("2,000 GFLOP/s (25 %), 3 GB/s")
 
 
 def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
