@@ -98,5 +98,9 @@ COMMAND = Command(
     "With --json the claims of the appendix are always included, and marked.",
     run=_ledger,
     add_arguments=_add_arguments,
-    examples=["asrkit ledger", "asrkit ledger --document 004 --appendix"],
+    examples=[
+        "asrkit ledger",
+        "asrkit ledger reports/latest    # with the records of the last report",
+        "asrkit ledger --document 004 --appendix",
+    ],
 )

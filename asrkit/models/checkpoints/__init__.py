@@ -94,7 +94,7 @@ def load_checkpoint(
         path = path / "model.safetensors"
     kinds = "a .safetensors file or a training folder, a .nemo file, or a Hugging Face folder"
     there = path.is_file() or folder
-    expect(there, "model", kinds, repr(str(path)), "Make one: asrkit train.")
+    expect(there, "model", kinds, f"no such file: {str(path)!r}", "Make one: asrkit train.")
     config, weights, tokenizer, features, notes = _read(path)
     _expect_fits(config, tokenizer, features, path.name)
     _expect_prompt_fits(config, notes)

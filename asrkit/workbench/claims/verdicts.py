@@ -168,6 +168,8 @@ def _by_record(claim: Claim, record: Record) -> tuple[str, str]:
     """The label that a record gives on its own machine, and why."""
     n, low, middle, high = (record["stats"][name] for name in ("n", "p25", "p50", "p75"))
     why = f"{n} repeats, quartiles {claim.show(low)} to {claim.show(high)}"
+    if n == 1:
+        why = "measured once"
     if claim.kind in TIMED and (n < 3 or high - low > NOISE * abs(middle)):
         wanted = f"3 repeats and a spread within {percent(NOISE)} of the median"
         return "too noisy", f"{why}; a verdict needs {wanted}"
