@@ -87,7 +87,7 @@ def _run_all(args: argparse.Namespace) -> int:
     )
     result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
     finish(args, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
-    return int(any(outcome.status.startswith("failed") for outcome in outcomes))
+    return int(any(outcome.status != "done" for outcome in outcomes))
 
 
 def _suite_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="end after N minutes: each suite in turn may take half of what is left, and is ended "
         "there (default: two hours each). Run again with the same --out, suites that ended well "
-        "are skipped",
+        "are skipped, others are measured again",
     )
     parser.add_argument_group("output").add_argument(
         "--out",

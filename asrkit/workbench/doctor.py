@@ -142,7 +142,7 @@ def _cache() -> Finding:
     path = files.home(make=False).absolute()
     home = next(folder for folder in (path, *path.parents) if folder.exists())
     free_gib = 0.0
-    if os.access(home, os.W_OK):
+    if home.is_dir() and os.access(home, os.W_OK):
         free_gib = shutil.disk_usage(home).free / 2**30
     detail = f"{free_gib:.0f} GiB to write"
     remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"

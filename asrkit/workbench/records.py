@@ -6,9 +6,9 @@ host, user or path is kept. Git holds the history of those that are committed.
 
 import datetime
 import json
-import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -84,6 +84,14 @@ FIELDS = (
 )
 
 
+TYPES = {
+    **dict.fromkeys(("what", "metric", "unit", "impl", "captured_at"), str),
+    **dict.fromkeys(("params", "stats", "machine", "software", "code"), dict),
+    "samples": list,
+}
+INSIDE = {"stats": ("n", "p25", "p50", "p75"), "machine": ("id", "gpus"), "code": ("commit",)}
+
+
 def publish(record: Measurement | dict[str, Any]) -> None:
     """Show `record` as one line of a notebook's output, from where the report collects it."""
     from IPython.display import display
@@ -112,8 +120,15 @@ def problem(record: Any) -> str:
     missing = [name for name in FIELDS if name not in record]
     if missing:
         return f"no record: missing field {missing[0]}"
+    for name, kind in TYPES.items():
+        if not isinstance(record[name], kind):
+            return f"no record: {name} is no {kind.__name__}"
+    for name, wanted in INSIDE.items():
+        lacking = [one for one in wanted if one not in record[name]]
+        if lacking:
+            return f"no record: {name} lacks {lacking[0]}"
     for number in [record["value"], *record["samples"]]:
-        if not isinstance(number, int | float) or not math.isfinite(number):
+        if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
             return f"no record: value {number!r} is no finite number"
     if record["schema"] not in (FIRST_SCHEMA, SCHEMA):
         return f"no record: schema {record['schema']!r}"

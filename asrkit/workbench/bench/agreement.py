@@ -1,5 +1,6 @@
 """Whether the arms of a case return the same, before any of them is timed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,7 @@ def compare_arms(case: Case, device: str = "cpu") -> tuple[dict[str, Observation
             raise
         except AssertionError as error:
             failures[name] = str(error)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever an arm raises, the others go on
             if device == "cuda":
                 torch.cuda.synchronize(device)  # raises if the error has ended the GPU's context
             failures[name] = f"{case.what}: {name} fails: {error}"
@@ -90,13 +91,14 @@ def _expect_equal(case: Case, first: str, wanted: Any, name: str, got: Any) -> N
     if isinstance(got, Answer):
         assert case.peers
         ours = digest(wanted, case.peers.logits)
+    assert theirs, f"{case.what}: {name} returns nothing to compare."
     for x, y in zip(ours, theirs, strict=True):
         assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
         if not x.is_floating_point():
             assert torch.equal(x, y.to(x.device)), f"{head} Integers differ."
             continue
         difference, size = apart(x, y)
-        assert difference <= tolerance * size, (
+        assert difference <= tolerance * size < math.inf, (
             f"{head} They are {difference:.2g} apart, of {size:.2g};"
             f" {tolerance:g} of that is let pass."
         )

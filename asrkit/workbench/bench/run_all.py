@@ -1,11 +1,12 @@
 """Every suite, one after the other, each in a process of its own with a time limit.
 
 The folder has `bench.jsonl`, to which each record is appended when it is measured, `SUITE.log` with
-what a suite and its tests printed, and `finished.txt`, which lists the suites, and the files of
-tests, that need not run again.
+what a suite and its tests printed, and `finished.txt`, which lists the suites with their device and
+options, and the files of tests, that need not run again.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from asrkit import files
 from asrkit.shapes import expect
 from asrkit.workbench.bench.cases import Suite
 from asrkit.workbench.bench.suites import SUITES
@@ -27,6 +29,7 @@ LEAST_S = 20.0  # a suite with less than that is not begun
 RECORDS = "bench.jsonl"
 FINISHED = "finished.txt"
 NO_TESTS = 5  # pytest's exit status where no test was selected
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
 
 
 class Outcome(NamedTuple):
@@ -56,8 +59,10 @@ def run_all(
     On CUDA a suite's tests marked `gpu` run first, a file once a folder, and a suite whose tests
     fail is not measured.
 
+    A suite that was stopped or failed is measured again, and its records are appended again.
+
     Args:
-        out: folder of records, logs and the list of finished suites.
+        out: folder of records, logs and the list of finished suites; one run at a time.
         device: "cpu" or "cuda".
         minutes: for all suites; each takes at most half of what is left, so that none can take all.
             None: two hours each.
@@ -66,14 +71,24 @@ def run_all(
     """
     valid = minutes is None or (isfinite(minutes) and minutes > 0)
     expect(valid, "minutes", "a number above 0", minutes)
-    out.mkdir(parents=True, exist_ok=True)
+    with files.lock(out):
+        return _run_all(out, device, minutes, options, say)
+
+
+def _run_all(
+    out: Path,
+    device: str,
+    minutes: float | None,
+    options: Sequence[str],
+    say: Callable[[str], object],
+) -> list[Outcome]:
     end = inf if minutes is None else time.monotonic() + 60 * minutes
     cuda = device == "cuda"
     suites = [suite for suite in SUITES.values() if not (cuda and suite.cpu_only)]
     outcomes = []
     for number, suite in enumerate(suites, 1):
         head = f"[{number}/{len(suites)}] {suite.name}"
-        if suite.name in _lines(out / FINISHED):
+        if _work(suite, device, options) in _lines(out / FINISHED):
             say(f"{head}: finished before")
             continue
         start = time.monotonic()
@@ -87,6 +102,11 @@ def run_all(
         outcomes.append(Outcome(suite.name, status, time.monotonic() - start, records))
         say(f"    {outcomes[-1]}")
     return outcomes
+
+
+def _work(suite: Suite, device: str, options: Sequence[str]) -> str:
+    """The line of a finished suite."""
+    return " ".join([suite.name, device, *options])
 
 
 def _lines(path: Path) -> list[str]:
@@ -109,7 +129,7 @@ def _measure(suite: Suite, out: Path, device: str, end: float, options: Sequence
             print(*tests, sep="\n", file=finished, flush=True)
         status = _run(command, log, end)
         if status == 0:
-            print(suite.name, file=finished)
+            print(_work(suite, device, options), file=finished)
     return {0: "done", None: "stopped"}.get(status, "failed")
 
 
@@ -122,6 +142,7 @@ def _run(command: Sequence[str], log: IO[bytes], end: float) -> int | None:
         stderr=subprocess.STDOUT,
         cwd=ROOT,
         start_new_session=True,
+        preexec_fn=_end_with_the_parent,
     )
     try:
         return process.wait(max(end - time.monotonic(), 0))
@@ -131,3 +152,9 @@ def _run(command: Sequence[str], log: IO[bytes], end: float) -> int | None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _end_with_the_parent() -> None:
+    """Let the system end this process when its parent ends, however that ends; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -248,7 +248,8 @@ def _is_of_recogniser(record: Mapping[str, Any]) -> bool:
     on_ladder = record["what"].startswith(LADDER) and on_gpu
     if not on_ladder and record["what"] != ON_ONE_CORE:
         return False
-    return record["metric"] == "rtfx" and params.get("preset", "tiny") != "tiny"
+    is_whole = params.get("preset", "tiny") != "tiny" and "audio_s" in params
+    return record["metric"] == "rtfx" and is_whole
 
 
 def _speed(record: Mapping[str, Any]) -> Speed:

@@ -29,7 +29,7 @@ from traitlets.config import Config
 from asrkit.files import content_hash
 from asrkit.shapes import expect, expect_choice
 from asrkit.workbench.machine import this_machine
-from asrkit.workbench.records import MIME
+from asrkit.workbench.records import MIME, problem
 
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 ASSIGNMENT = re.compile(r"(?m)^([^\W\d]\w*) *(?::[^=\n]+)?=(?!=)")
@@ -128,6 +128,8 @@ def jobs_of(
     are_different = len({*names, *SITE_PAGES}) == len(names) + len(SITE_PAGES)
     wanted = f"different names, none of them {', '.join(SITE_PAGES)}"
     expect(are_different, "notebooks", wanted, names)
+    in_links = [name for name in names if {*name} & {*"#?%"}]
+    expect(not in_links, "notebooks", "names without # ? %, which links cannot hold", in_links)
     expect_choice("size", size, ("quick", "full"))
     expect_choice("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda":
@@ -147,6 +149,8 @@ def jobs_of(
         }
         known |= declared
         settings = notebook.metadata.get("asrkit", {})
+        wanted = f"an object as asrkit's metadata of {path.name}"
+        expect(isinstance(settings, dict), "notebooks", wanted, settings)
         full = settings.get("full", {}) if size == "full" else {}
         chosen = {name: value for name, value in {**full, **parameters}.items() if name in declared}
         job = Job(
@@ -363,6 +367,7 @@ def outcome(
     """
     if isinstance(failure, PapermillExecutionError):
         error = ANSI_COLOUR.sub("", "\n".join(failure.traceback))
+        error = error.strip() or f"{failure.ename}: {failure.evalue}"  # IPython may print none
     elif failure:
         first, _, _ = str(failure).strip().partition("\n")  # a timeout goes on with the cell
         error = f"{type(failure).__name__}: {first}"
@@ -375,6 +380,7 @@ def outcome(
     notebook = nbformat.read(executed, 4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in cells for output in cell.outputs]
+    published = [output.data[MIME] for output in outputs if MIME in output.get("data", {})]
     timed = [(_papermill(cell).get("duration") or 0.0, cell.id) for cell in cells]
     begun = [cell.id for cell in cells if _papermill(cell).get("status", "pending") != "pending"]
     return NotebookRun(
@@ -385,7 +391,7 @@ def outcome(
         error=error,
         cell=begun[-1] if failure and begun else "",
         slowest=sorted(timed, reverse=True)[:SLOWEST_OF_NOTEBOOK],
-        records=[output.data[MIME] for output in outputs if MIME in output.get("data", {})],
+        records=[record for record in published if not problem(record)],
     )
 
 

@@ -22,7 +22,7 @@ from nbconvert.filters import markdown2html
 from traitlets.config import Config
 
 from asrkit.workbench.claims import LEGEND
-from asrkit.workbench.records import MIME
+from asrkit.workbench.records import MIME, problem
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -30,6 +30,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", WIDGET, MIME, "text/plain"]
 NO_WORDS = "No description has been provided for this image"  # nbconvert's alt text without one
 WORDS_PER_MINUTE = 200
+# Tags of outputs that would reach all of the page, or beyond it.
+LEFT_OUT = "style script meta link iframe object embed base".split()
 FOLDED_TAGS = {"hide-input", "takeaway", "static-twin"}
 SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 WHITE = re.compile(r"[^\S\u00a0]+")  # white space, but for the no-break space before a unit
@@ -111,7 +113,9 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
             cell.source = prose(cell.source.removeprefix(f"# {title}"))
         elif cell.cell_type == "code":
             data = [output.get("data", {}) for output in cell.outputs]
-            published = [one[MIME] for one in data if MIME in one]
+            made = [one[MIME] for one in data if MIME in one]
+            prose.defects += filter(None, map(problem, made))
+            published = [record for record in made if not problem(record)]
             if published:
                 records[cell.id] = published
             cell.metadata.published = len(published)
@@ -129,9 +133,11 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         if "cover" in tags:
             covers.append(cell.id)
     body = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
-    takeaway = markdown2html("\n".join(takeaways))
-    verdict_cells = _finish(body)
+    above = BeautifulSoup(markdown2html("\n".join(takeaways)), "html.parser")
+    verdict_cells = _finish(body) + _finish(above)
+    takeaway = str(above)
     figures, defects = _figures(body)
+    defects += _figures(above)[1]
     preferred = [figure for figure in figures if figure["cell"] in covers]
     return Page(
         title=title or executed.stem,
@@ -246,10 +252,13 @@ def first_line(takeaway: str) -> str:
 def _finish(body: BeautifulSoup) -> int:
     """Put tables and figures into boxes that scroll, and mark verdicts; returns how many.
 
-    Styles of outputs, which would reach all of the page, are left out.
+    What would reach all of the page, or beyond it, is left out of outputs.
     """
-    for style in body.find_all(["style", "script"]):
-        style.decompose()
+    for tag in body.find_all(LEFT_OUT):
+        tag.decompose()
+    for tag in body.find_all(True):
+        for handler in [name for name in tag.attrs if name.startswith("on")]:
+            del tag[handler]
     for number, heading in enumerate(body.find_all("h2"), 1):
         heading["id"] = f"section-{number}"
     for table in body.find_all("table"):
@@ -270,7 +279,7 @@ def _figures(body: BeautifulSoup) -> tuple[list[Mapping[str, str]], list[str]]:
     figures = list[Mapping[str, str]]()
     defects = list[str]()
     for image in body.find_all("img"):
-        words = str(image["alt"]).replace(NO_WORDS, "").strip()
+        words = str(image.get("alt", "")).replace(NO_WORDS, "").strip()
         source = str(image.get("src", ""))
         if not words:
             defects.append("a picture has no alt text")

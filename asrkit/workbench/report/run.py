@@ -108,7 +108,9 @@ def report(  # noqa: PLR0913 - one option for each of the command's
     }
     plan |= {name: value for name, value in given.items() if value is not None}
     planned = jobs_of(paths, plan["parameters"], plan["size"], plan["device"])
-    limit = plan["timeout_s"] or TIMEOUT_S[plan["size"]]
+    limit = plan["timeout_s"]
+    if limit is None:
+        limit = TIMEOUT_S[plan["size"]]
     expect(0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
     expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
     busy = f"resume: expected a run that has ended, got one that is running now, {folder.name}."
@@ -140,8 +142,12 @@ def _newest(
     folders = [plan.parent for plan in out.glob("*/plan.json") if plan.parent.name != "latest"]
     expect(bool(folders), "resume", f"a run in {out}", "none", "Leave --resume away.")
     folder = max(folders)
-    plan = {**DEFAULTS, **json.loads((folder / "plan.json").read_text("utf-8"))}
-    paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
+    file = folder / "plan.json"
+    try:
+        plan = {**DEFAULTS, **json.loads(file.read_text("utf-8"))}
+        paths = [Path(os.path.relpath(folder / name)) for name in plan["notebooks"]]
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"resume: expected a plan of asrkit report in {file}.") from None
     planned = ", ".join(path.stem for path in paths)
     named = ", ".join(path.stem for path in notebooks or paths)
     wanted = f"none beside --resume, which finishes {folder.name}: {planned}"
