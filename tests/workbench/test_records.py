@@ -272,3 +272,22 @@ def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(
     renamed = {**params, "arms": ["nemo_label_looping", today], "ms": {today: 1.5}}
     assert found == {**old, "impl": today, "params": renamed}  # its schema too
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name, value, why",
+    [
+        ("samples", None, "samples is no list"),
+        ("params", [], "params is no dict"),
+        ("machine", {}, "machine lacks id"),
+        ("stats", {}, "stats lacks n"),
+        ("code", None, "code is no dict"),
+        ("what", 3, "what is no str"),
+        ("captured_at", None, "captured_at is no str"),
+        ("value", 10**400, "is no finite number"),
+    ],
+)
+def test_a_foreign_field_is_named(name, value, why):
+    record = records.Measurement("x", "ratio", "1", 1.0).record()
+    assert not records.problem(record)
+    assert why in records.problem({**record, name: value})

@@ -85,3 +85,18 @@ def test_differences_of_halves_neither_overflow_nor_vanish():
     )
     assert apart(x, y)[0] == pytest.approx(2 * x.double().norm().item())
     assert apart(torch.tensor([torch.nan]), torch.ones(1))[0] != 0.0
+
+
+def test_an_arm_that_raises_anything_or_differs_from_infinity_or_gives_nothing_is_left_out():
+    def breaks():
+        raise KeyError("gone")
+
+    arms = {
+        "first": lambda: (torch.tensor([torch.inf, 1.0]),),
+        "finite": lambda: (torch.tensor([5.0, 7.0]),),
+        "breaks": breaks,
+        "empty": lambda: (),
+    }
+    _, failures = compare_arms(Case(what="x", arms=arms, params={}))
+    assert [*failures] == ["finite", "breaks", "empty"]
+    assert "breaks fails: 'gone'" in failures["breaks"]

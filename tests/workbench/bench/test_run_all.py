@@ -162,3 +162,36 @@ def test_the_gpu_tests_of_run_all_are_there_on_a_machine_with_torch_and_pytest_a
         "encoders",
         "ladder",
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prctl")
+def test_a_suite_ends_with_the_run_that_started_it_even_by_signal_9(tmp_path):
+    script = tmp_path / "suite.py"
+    script.write_text(SUITE)
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from asrkit.workbench import bench\nfrom asrkit.workbench.bench import run_all\n"
+        f"run_all.BENCH = (sys.executable, {str(script)!r})\n"
+        "run_all.SUITES = {'hangs': bench.Suite(name='hangs', cases=iter)}\n"
+        f"run_all.run_all(Path({str(tmp_path / 'out')!r}))\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    while not (tmp_path / "out" / "bench.jsonl").exists():
+        assert run.poll() is None
+        time.sleep(0.1)
+    run.kill()
+    run.wait()
+    for _ in range(100):
+        found = subprocess.run(["pgrep", "-f", str(script)], capture_output=True)
+        if found.returncode:
+            break
+        time.sleep(0.1)
+    assert found.returncode == 1, "its suite goes on"
+
+
+def test_other_options_are_other_work(suites, tmp_path, capsys):
+    suites("ends")
+    command = ["bench", "all", "--out", str(tmp_path / "out")]
+    assert main([*command, "--quick"]) == main(command) == main(command) == 0
+    assert recorded(tmp_path / "out") == ["ends", "ends"]
+    assert capsys.readouterr().err.count("finished before") == 1

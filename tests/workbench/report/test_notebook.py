@@ -8,6 +8,7 @@ from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from asrkit.workbench.claims import LABELS, LEGEND
+from asrkit.workbench.records import MIME
 from asrkit.workbench.report.notebook import MARKS, SIGNS, Prose, render
 
 CLAIMS = {"joint-memory-20s": "arithmetic checked"}
@@ -202,3 +203,28 @@ def test_what_is_wrong_with_a_page_is_a_defect_and_links_lead_to_pages(tmp_path)
 ])  # fmt: skip
 def test_formulas_become_mathml_and_code_stays_code(markdown, formulas):
     assert Prose({})(markdown).count("<math") == formulas
+
+
+def test_outputs_and_takeaways_neither_run_nor_leave_the_page(tmp_path):
+    evil = (
+        '<meta http-equiv="refresh" content="0;url=http://x"><iframe src="http://x">'
+        '</iframe><b onclick="alert(1)">bold</b><script>alert(2)</script>'
+    )
+    html = new_output("display_data", data={"text/html": evil})
+    page, _ = page_of(
+        tmp_path,
+        tagged("1", outputs=[html]),
+        tagged(
+            "2", "takeaway", outputs=[markdown(f"* first <img src='http://x'> {evil}")]
+        ),
+    )
+    for text in (page.body, page.takeaway):
+        assert ">bold</b>" in text
+        assert not re.search("onclick|<script|<meta|<iframe", text)
+    assert "a picture has no alt text" in page.defects
+
+
+def test_a_malformed_record_is_a_defect_and_no_record(tmp_path):
+    made = new_output("display_data", data={MIME: {"x": 1}})
+    page, _ = page_of(tmp_path, tagged("1", outputs=[made]))
+    assert page.defects == ["no record: missing field what"] and not page.records
