@@ -38,5 +38,6 @@ def gains(samples_ms: Mapping[str, Sequence[float]]) -> list[RungGain]:
 
 
 def _spread(slow_ms: Sequence[float], fast_ms: Sequence[float]) -> Spread:
-    ratios = np.divide(slow_ms, fast_ms)
+    repeats = min(len(slow_ms), len(fast_ms))  # of both: an arm may have had enough earlier
+    ratios = np.divide(slow_ms[:repeats], fast_ms[:repeats])
     return Spread(*np.percentile(ratios, (25, 50, 75)).tolist())

@@ -33,3 +33,8 @@ def test_gains_of_recorded_times_are_the_ratios_that_the_same_run_recorded():
         arm = f"to_{gain.rung}"
         assert ("baseline", arm, gain.total.middle) in recorded
         assert (below, arm, gain.step.middle) in recorded
+
+
+def test_repeats_that_both_arms_have_are_compared():
+    (gain,) = gains({"baseline": [4.0, 6.0, 9.0], "fast": [2.0, 2.0]})
+    assert (gain.rung, gain.total.middle) == ("fast", 2.5)
