@@ -50,7 +50,8 @@ class Case:
         setups: arm name to a call that makes the arm's argument, anew and untimed for each call.
         ratios: (slow, fast) pairs whose ratio is recorded; None takes the last two arms.
         compared_arms: what to compare instead of the timed arms, where float32 rounding or another
-            layout keeps their results from being equal.
+            layout keeps their results from being equal; these may return nothing, for timed arms
+            that do different things.
         tolerance: largest norm of a difference of floats, relative to the norm of the first arm's;
             integers must be equal.
         memory: whether the peak memory of each arm is recorded.
