@@ -67,6 +67,11 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def three_digits(value: float) -> str:
+    """A number with three digits, or all digits before the point: 0.0123, 12.3, 2,150."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def space_percents(text: str) -> str:
     """`text` with a no-break space before the sign of each per cent: "26%" becomes "26 %"."""
     return PERCENT.sub(f"{NO_BREAK_SPACE}%", text)

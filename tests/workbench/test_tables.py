@@ -2,7 +2,13 @@
 
 import pytest
 
-from asrkit.workbench.tables import aligned, paragraph, percent, space_percents
+from asrkit.workbench.tables import (
+    aligned,
+    paragraph,
+    percent,
+    space_percents,
+    three_digits,
+)
 
 ROWS = [["name", "ms", ""], ["a longer one", "3", "x"], ["b", "12.5", ""]]
 
@@ -60,3 +66,8 @@ def test_per_cent_has_a_space_before_its_sign():
 )
 def test_a_per_cent_has_one_form(text, spaced):
     assert space_percents(text) == spaced
+
+
+def test_a_number_has_three_digits_or_all_before_the_point():
+    numbers = (0.012345, 12.345, 999.4, 2150.3, -2150.3)
+    assert [*map(three_digits, numbers)] == ["0.0123", "12.3", "999", "2,150", "-2,150"]

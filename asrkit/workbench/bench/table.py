@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from asrkit.workbench.tables import aligned, paragraph, percent
+from asrkit.workbench.tables import aligned, paragraph, percent, three_digits
 
 Record = Mapping[str, Any]
 UNITS = {  # of records: their unit in the table, and its size
@@ -78,7 +78,7 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
     metric = record["metric"]
     params = record["params"]
     unit, size = UNITS.get(record["unit"], (f" {record['unit']}", 1))
-    value = _three_digits(record["value"] / size)
+    value = three_digits(record["value"] / size)
     column = COLUMNS.get(metric, metric.replace("_", " "))
     if metric == "ratio" and "arms" in params:
         yield "times as fast as", f"{params['arms'][0]} {value}"
@@ -93,18 +93,13 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
         yield column, value + unit.replace(" ", "\u00a0")
     if metric == "latency":
         low, high = record["stats"]["p25"], record["stats"]["p75"]
-        yield "quartiles", f"{_three_digits(low)}–{_three_digits(high)}"
+        yield "quartiles", f"{three_digits(low)}–{three_digits(high)}"
         rates = ", ".join(_least_work(record))
         if rates:
             yield "least work", rates
         calls = [f"{params[key]} {name}" for key, name in COUNTS.items() if key in params]
         if calls:
             yield "calls", ", ".join(calls)
-
-
-def _three_digits(value: float) -> str:
-    """A number with three digits, or all digits before the point: 0.0123, 12.3, 2,150."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _least_work(record: Record) -> Iterator[str]:
@@ -116,4 +111,4 @@ def _least_work(record: Record) -> Iterator[str]:
             share = ""
             if f"peak_{unit}" in params:
                 share = f" ({percent(rate / params[f'peak_{unit}'])})".replace(" %", "\u00a0%")
-            yield f"{_three_digits(rate / 1e9)} G{unit}/s{share}"
+            yield f"{three_digits(rate / 1e9)} G{unit}/s{share}"

@@ -17,6 +17,7 @@ from asrkit.workbench.plots.palette import (
     colours_of,
     fading,
 )
+from asrkit.workbench.tables import three_digits
 
 
 def stacked(
@@ -95,7 +96,7 @@ def dots(
         ax.plot([ends[0], ends[-1]], [row, row], color=shade, lw=2)
         ax.plot(middle, row, "o", color=shade, ms=8)
         ax.annotate(
-            _three_digits(middle),
+            three_digits(middle),
             (ends[-1], row),
             (9, 0),
             textcoords="offset points",
@@ -110,15 +111,10 @@ def dots(
     ax.set_yticks(range(len(values)), list(values))
     ax.set_ylim(len(values) - 0.5, -0.9)
     ax.set(xscale="log", xlabel=unit, xlim=(min(numbers) / 2, max(numbers) * 4))
-    ax.xaxis.set_major_formatter(lambda x, _: _three_digits(x))
+    ax.xaxis.set_major_formatter(lambda x, _: three_digits(x))
     ax.xaxis.set_minor_formatter("")
     ax.grid(axis="y", lw=0.4)
     return ax
-
-
-def _three_digits(x: float) -> str:
-    """Three significant digits; from a thousand on, all before the point."""
-    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 
 def intervals(

@@ -217,15 +217,17 @@ def run_notebooks(
                 running[pool.submit(_execute, job, out, timeout_s)] = job
                 say(f"{job.name}: started")
             ended = wait(running, return_when=FIRST_COMPLETED).done
-            for future in ended:
+            failures = {future: future.exception() for future in ended}
+            broken = [one for one, why in failures.items() if isinstance(why, BrokenProcessPool)]
+            if broken:
+                pool.shutdown()
+                pool = _new_pool(jobs, out, at_once, cores)
+            for future, failure in failures.items():
                 job = running.pop(future)
-                failure = future.exception()
-                if isinstance(failure, BrokenProcessPool):
-                    pool = _new_pool(jobs, out, at_once, cores)
-                    if len(ended) > 1:  # one of them did it
-                        alone.append(job)
-                        waiting.insert(0, job)
-                        continue
+                if future in broken and len(ended) > 1:  # one of them did it
+                    alone.append(job)
+                    waiting.insert(0, job)
+                    continue
                 if job in alone:
                     alone.remove(job)
                 runs[job.name] = outcome(job.name, out, job.parameters, failure)

@@ -112,14 +112,23 @@ def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkey
         run([made], monkeypatch)
 
 
-def test_one_core_is_that_of_each_call_alone(small, monkeypatch):
-    where, plain, cores = [], FastConformer.forward, os.sched_getaffinity(0)
+def watched(monkeypatch, owner, name):
+    """(cores, threads) of each call of a function from now on."""
+    where, plain = [], getattr(owner, name)
 
-    def watched(*given, **how):
+    def watching(*given, **how):
         where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
         return plain(*given, **how)
 
-    monkeypatch.setattr(FastConformer, "forward", watched)
+    monkeypatch.setattr(owner, name, watching)
+    return where
+
+
+def test_one_core_is_that_of_each_call_alone(small, monkeypatch):
+    where, cores = (
+        watched(monkeypatch, FastConformer, "forward"),
+        os.sched_getaffinity(0),
+    )
     torch.set_num_threads(2)
     made = encoders.case("engines-float32", "float32", *small, True, cores=1)
     made.run("float32")
@@ -188,13 +197,7 @@ def test_peers_encode_the_same_with_the_same_weights(small, monkeypatch):
 
 
 def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
-    where, plain, cores = [], pipeline.log_mel, os.sched_getaffinity(0)
-
-    def watched(*given, **how):
-        where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
-        return plain(*given, **how)
-
-    monkeypatch.setattr(pipeline, "log_mel", watched)
+    where, cores = watched(monkeypatch, pipeline, "log_mel"), os.sched_getaffinity(0)
     torch.set_num_threads(2)
     case = encoders.one_core(True)
     bench.check(case)

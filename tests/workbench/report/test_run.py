@@ -99,6 +99,18 @@ def test_one_failing_or_dying_notebook_does_not_stop_the_rest(built):
     assert [run["status"] for run in manifest["runs"]] == ["ran", "failed", "failed"]
 
 
+def test_what_ran_beside_a_worker_that_died_runs_once_more(tmp_path):
+    paths = [
+        write(tmp_path, "kills", "import os; os.kill(os.getppid(), 9)"),
+        write(tmp_path, "beside", "import time; time.sleep(4)"),
+    ]
+    kills, beside = run_notebooks(
+        jobs_of(paths, {}), tmp_path / "out", at_once=2, progress=False
+    )
+    assert (kills.status, beside.status) == ("failed", "ran")
+    assert kills.error.startswith("BrokenProcessPool")
+
+
 def test_the_good_notebook_got_its_parameters_and_gave_its_records_and_page(built):
     out, result = built
     assert dict(result.runs[0].parameters) == {"size": 3}

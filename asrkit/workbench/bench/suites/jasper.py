@@ -74,15 +74,15 @@ def latencies(
         repeats: calls that count.
         warmup: calls before those.
     """
-    device = next(model.parameters()).device
-    features, _ = speech(B, seconds, model.encoder.config.bins, str(device))
+    device = next(model.parameters()).device.type
+    features, _ = speech(B, seconds, model.encoder.config.bins, device)
     inputs = (features, torch.full((B,), features.shape[1], device=device))
     calls = {}
     for way in ways:
         encode = arm(cast_copy(model, weights_dtype(way)), inputs, way)
         calls[way] = partial(best_tokens, encode)
     with fastest_convolutions():
-        return measure(calls, repeats=repeats, warmup=warmup, device=str(device))
+        return measure(calls, repeats=repeats, warmup=warmup, device=device)
 
 
 def best_tokens(encode: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
