@@ -91,7 +91,9 @@ class Network:
 
     def slow(self, seconds):
         """How long workers take to open a file, from now on."""
-        (self.folder / "slow_s").write_text(str(seconds))
+        written = self.folder / "slow_s.new"
+        written.write_text(str(seconds))
+        written.replace(self.folder / "slow_s")  # workers read it at any moment
 
     def start(self, *command, **how):
         """A process of this network, in a session of its own."""
