@@ -1,12 +1,13 @@
-"""Times the README's four results in two checkouts of asrkit, in turns, and prints the ratios.
+"""Times what must not get slower in two checkouts of asrkit, in turns, and prints the ratios.
 
     git worktree add build/before 083212e
     python tests/before_after.py build/before .
 
 Each checkout has a process of its own, which is asked for one round at a time, so that noise of the
-machine meets both alike; times are CPU seconds on one thread, medians over the rounds. Both also
-say what they computed: a result that differs is printed, and the exit code is 1. Only doors of the
-library are used, no part of the workbench.
+machine meets both alike; times are CPU seconds on one thread, medians over the rounds, beside the
+peak of tensor memory in one. Both also say what they computed: a result that differs is
+printed, and the exit code is 1. Only doors of the library are used, no part of the workbench. The
+README's four results come first, then a training step, attention decoding and loading.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 ROUNDS = 5
 Answer = tuple[float, str]  # CPU seconds, and what was computed
@@ -139,6 +141,87 @@ def batching() -> Callable[[], Answer]:
     return run
 
 
+def training(durations: tuple[int, ...]) -> Callable[[], Answer]:
+    """A step over 8 utterances of 8 s with 30 labels: forward, backward and AdamW."""
+    import torch
+
+    from asrkit.models import FastConformerConfig, TransducerConfig, TransducerModel
+    from asrkit.training import TrainConfig, training_step
+
+    torch.manual_seed(0)
+    encoder = FastConformerConfig(layers=4, width=256)
+    config = TransducerConfig(vocab_size=1024, encoder=encoder, durations=durations)
+    model = TransducerModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    step = training_step(model, optimizer, TrainConfig())
+
+    def run() -> Answer:
+        torch.manual_seed(1)
+        began = time.process_time()
+        step(8, 8.0, 30)
+        return time.process_time() - began, ""
+
+    return run
+
+
+def attention(width: int) -> Callable[[], Answer]:
+    """Canary's decoder of 4 layers with random weights, 8 utterances, 60 tokens each."""
+    import torch
+
+    from asrkit.decoders import aed_beam, aed_greedy
+    from asrkit.models import AEDModel, presets
+
+    torch.manual_seed(0)
+    config = presets.canary_180m_flash()
+    model = AEDModel(config).eval().requires_grad_(False)
+    encoded = torch.randn(8, 125, config.width)
+    lengths = torch.linspace(125, 60, 8).long()
+
+    def run() -> Answer:
+        began = time.process_time()
+        if width > 1:
+            found = aed_beam(model, encoded, lengths, width=width, most=60)
+        else:
+            found = aed_greedy(model, encoded, lengths, most=60)
+        return time.process_time() - began, digest(found.labels)
+
+    return run
+
+
+def loading() -> Callable[[], Answer]:
+    """`load_checkpoint` of a recogniser of 110M weights in asrkit's own format."""
+    import torch
+
+    from asrkit.models import (
+        Checkpoint,
+        load_checkpoint,
+        make_model,
+        presets,
+        save_checkpoint,
+    )
+    from asrkit.text import CharTokenizer
+
+    torch.manual_seed(0)
+    characters = "".join(map(chr, range(0x4E00, 0x4E00 + 1024)))
+    model = make_model(presets.tdt_ctc_110m(len(characters)))
+    checkpoint = Checkpoint(model, CharTokenizer(characters), {}, {})
+    folder = TemporaryDirectory()
+    path = Path(folder.name) / "model.safetensors"
+    save_checkpoint(path, checkpoint)
+
+    def run() -> Answer:
+        assert folder.name in str(path)  # keeps the folder as long as this is asked
+        began = time.process_time()
+        found = load_checkpoint(path)
+        seconds = time.process_time() - began
+        weights = sum(
+            weight.double().sum().item() for weight in found.model.parameters()
+        )
+        return seconds, digest(round(weights, 3))
+
+    return run
+
+
 RESULTS = {
     "loss, overwriting": lambda: loss(True),
     "loss": lambda: loss(False),
@@ -148,6 +231,11 @@ RESULTS = {
     "encoder, bfloat16": lambda: encoder("bfloat16"),
     "encoder, float32": lambda: encoder("float32"),
     "batching, plan": batching,
+    "training step, RNN-T": lambda: training(()),
+    "training step, TDT": lambda: training((0, 1, 2, 3, 4)),
+    "attention, greedy": lambda: attention(1),
+    "attention, beam of 4": lambda: attention(4),
+    "loading 110M weights": loading,
 }
 
 
@@ -155,15 +243,19 @@ def work() -> None:
     """Runs what the lines of stdin name, a warm one first, and answers each in a line."""
     import torch
 
+    from asrkit.runtime import peak_memory
+
     torch.set_num_threads(1)
-    prepared = {}
+    prepared: dict[str, Callable[[], Answer]] = {}
+    peak_mib: dict[str, float] = {}
     for line in sys.stdin:
         name = line.strip()
         if name not in prepared:
             prepared.clear()  # one result at a time in memory
             prepared[name] = RESULTS[name]()
             prepared[name]()
-        print(json.dumps(prepared[name]()), flush=True)
+            peak_mib[name] = peak_memory(prepared[name]) / 2**20
+        print(json.dumps((*prepared[name](), peak_mib[name])), flush=True)
 
 
 def start(tree: Path) -> subprocess.Popen:
@@ -185,8 +277,8 @@ def start(tree: Path) -> subprocess.Popen:
     )
 
 
-def ask(process: subprocess.Popen, name: str) -> Answer:
-    """CPU seconds of one round, and what it computed."""
+def ask(process: subprocess.Popen, name: str) -> tuple[float, str, float]:
+    """CPU seconds of one round, what it computed, and the peak of memory in MiB."""
     process.stdin.write(f"{name}\n")
     process.stdin.flush()
     answer = process.stdout.readline()
@@ -194,8 +286,8 @@ def ask(process: subprocess.Popen, name: str) -> Answer:
         sys.exit(
             f"before_after: the process of {process.args} ended; its error stands above"
         )
-    seconds, computed = json.loads(answer)
-    return seconds, computed
+    seconds, computed, mib = json.loads(answer)
+    return seconds, computed, mib
 
 
 def main() -> int:
@@ -217,19 +309,22 @@ def main() -> int:
     differ = 0
     print(
         f"{'CPU seconds, one thread':26}{'before':>9}{'after':>9}{'after/before':>14}"
+        f"{'MiB before':>13}{'after':>8}"
     )
     for name in [name for name in RESULTS if options.only in name]:
         rounds = [
             [ask(process, name) for process in processes] for _ in range(options.rounds)
         ]
         before, after = (median(one[side][0] for one in rounds) for side in (0, 1))
+        mib = [rounds[0][side][2] for side in (0, 1)]
         computed = {one[side][1] for one in rounds for side in (0, 1)}
         differ += len(computed) > 1
         same = (
             f"both {computed.pop()}" if len(computed) == 1 else f"DIFFERENT: {computed}"
         )
         print(
-            f"{name:26}{before:9.4f}{after:9.4f}{after / before:14.3f}   {same}",
+            f"{name:26}{before:9.4f}{after:9.4f}{after / before:14.3f}"
+            f"{mib[0]:13.1f}{mib[1]:8.1f}   {same}",
             flush=True,
         )
     return 1 if differ else 0
