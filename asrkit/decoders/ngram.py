@@ -107,18 +107,18 @@ class NGram:
                 gram = gram[1:]
             return contexts[gram]
 
-        rows = []
+        orphans = [" ".join(gram) for gram in listed if gram[:-1] not in contexts]
+        wanted = "the first words of each n-gram to be listed"
+        expect(not orphans, name, wanted, f"{orphans[:1]} without them")
+        rows = sorted(
+            (contexts[gram[:-1]] * len(index) + index[gram[-1]], logp, state(gram))
+            for gram, (logp, _) in listed.items()
+        )
+        arcs, logps, leads = map(torch.tensor, zip(*rows, strict=True))
+        begins = torch.searchsorted(arcs, torch.arange(len(contexts) + 1) * len(index))
+        of_unigrams = slice(begins[1])
         unigrams = torch.full((len(index),), -math.inf)
-        for gram, (logp, _) in listed.items():
-            history = gram[:-1]
-            number = index[gram[-1]]
-            got = f"{' '.join(gram)!r} without them"
-            expect(history in contexts, name, "the first words of each n-gram to be listed", got)
-            rows.append((contexts[history] * len(index) + number, logp, state(gram)))
-            if not history:
-                unigrams[number] = logp
-        arcs, logps, leads = zip(*sorted(rows), strict=True)
-        first_of_context = torch.arange(len(contexts) + 1) * len(index)
+        unigrams[arcs[of_unigrams]] = logps[of_unigrams]
         word_of = [index[word if (word,) in listed else "<unk>"] for word in words]
         return cls(
             order=len(tables),
@@ -127,10 +127,10 @@ class NGram:
             first=torch.tensor(state(("<s>",))),
             backoff=torch.tensor([0.0, *(listed[gram][1] for gram in contexts if gram)]),
             shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
-            begins=torch.searchsorted(torch.tensor(arcs), first_of_context),
-            arcs=torch.tensor(arcs),
-            logp=torch.tensor(logps),
-            leads=torch.tensor(leads),
+            begins=begins,
+            arcs=arcs,
+            logp=logps,
+            leads=leads,
             unigrams=unigrams,
         )
 

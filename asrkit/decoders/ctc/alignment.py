@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, valid_mask
 
 
 class Alignment(NamedTuple):
@@ -94,10 +94,9 @@ def best_alignment(
     score[:, 0] = 0  # before the first frame
     moves = []
     for t in range(T):
-        one = pad(score, (1, 0), value=-torch.inf)[:, :-1]
-        two = pad(score, (2, 0), value=-torch.inf)[:, :-2]
-        two = two.masked_fill(~may_skip, -torch.inf)
-        best, move = torch.stack([score, one, two]).max(0)
+        before = pad(score, (2, 0), value=-torch.inf)
+        two_before = before[:, :-2].masked_fill(~may_skip, -torch.inf)
+        best, move = torch.stack([score, before[:, 1:-1], two_before]).max(0)
         best = best + log_probs[:, t].gather(1, tokens)
         goes_on = (lengths > t)[:, None]
         score = torch.where(goes_on, best, score)
@@ -106,15 +105,16 @@ def best_alignment(
     before = (last - 1).clamp(min=0)
     after_blank = score.gather(1, last)
     after_label = score.gather(1, before)
-    state = torch.where(after_blank >= after_label, last, before)
+    states = [torch.where(after_blank >= after_label, last, before)]
+    for move in reversed(moves):
+        states.append(states[-1] - move.gather(1, states[-1]))
+    path = torch.cat(states[::-1], 1)[:, 1:]  # (B, T)
+    is_label = (path % 2 == 1) & valid_mask(lengths, T)
+    column = torch.where(is_label, path // 2, N)
+    times = torch.arange(T, device=labels.device).expand_as(column)
     frames = labels.new_full((B, N + 1), PADDING)
-    durations = labels.new_zeros(B, N + 1)
-    for t in reversed(range(T)):
-        is_label = (state % 2 == 1) & (lengths > t)[:, None]
-        column = torch.where(is_label, state // 2, N)
-        frames.scatter_(1, column, t)
-        durations.scatter_add_(1, column, torch.ones_like(column))
-        state = state - moves[t].gather(1, state)
+    frames = frames.scatter_reduce(1, column, times, "amin", include_self=False)
+    durations = labels.new_zeros(B, N + 1).scatter_add(1, column, torch.ones_like(column))
     scores = torch.maximum(after_blank, after_label)
     frames = frames.masked_fill(scores == -torch.inf, PADDING)
     durations = durations.masked_fill(frames == PADDING, PADDING)
