@@ -9,6 +9,7 @@ Hannun et al. 2014, arXiv 1408.2873, algorithm 1.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from asrkit.decoders.beams import LanguageModel, check_weights, check_width, fir
 from asrkit.decoders.ctc.alignment import best_alignment, possible
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.decoders.states import map_state
+from asrkit.decoders.states import map_state, select_state
 from asrkit.runtime import eager
 from asrkit.shapes import expect, whole
 
@@ -88,16 +89,15 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     if not lm_weight:
         lm = None
     with torch.inference_mode():
-        log_probs = possible(log_probs[:, :longest])
-        lengths = lengths.long()
+        log_probs = possible(log_probs[:, :longest], lengths, blank)
         search = Search(log_probs, blank, width, top_tokens, lm, lm_weight, label_bonus)
-        scores, labels = search.run(lengths)
+        scores, labels = search.run()
         counts = (labels != PADDING).sum(2)
     ranked = []
     for n in range(nbest):
         count = counts[:, n].clone()
         own = labels[:, n, : int(count.max())].clone()
-        aligned = best_alignment(log_probs, lengths, own, count, blank)
+        aligned = best_alignment(log_probs, own, count, blank)
         ranked.append(
             Hypotheses(
                 labels=own,
@@ -126,11 +126,6 @@ class Beam(NamedTuple):
     # times a million comparisons
     key: Tensor
     parent_key: Tensor  # int64, hash of the prefix without its last label
-
-
-def where(mask: Tensor, one: Beam, other: Beam) -> Beam:
-    """`one` where `mask` (B, K) or (B, 1) is true, `other` elsewhere."""
-    return map_state(lambda a, b: torch.where(mask, a, b), one, other)
 
 
 class Search:
@@ -171,22 +166,18 @@ class Search:
         labels = tokens[tokens != blank]
         self.tokens = labels[first_best(log_probs[..., labels], k)]
 
-    def run(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def run(self) -> tuple[Tensor, Tensor]:
         """(scores (B, K), labels (B, K, T) padded with -1) of the prefixes after the last frames.
 
         Best first, with the score of the end of the sentence. Empty places have no labels.
         """
         beam = self.start()
-        stays = torch.arange(self.width, device=lengths.device).expand_as(beam.last)
         history = []
         for t in range(self.log_probs.shape[1]):
-            goes_on = (lengths > t)[:, None]
-            after, origin, added = self.frame(t, beam)
-            beam = where(goes_on, after, beam)
-            origin = torch.where(goes_on, origin, stays)
-            added = added.masked_fill(~goes_on, PADDING)
+            beam, origin, added = self.frame(t, beam)
             history.append((origin, added))
-            self.fuse(origin, added, beam)
+            if self.lm is not None:
+                self.fuse(self.lm, origin, added)
         score = beam.score
         if self.lm is not None:
             score = score + self.lm_weight * self.lm.final(self.lm_state).view_as(score)
@@ -241,7 +232,8 @@ class Search:
             key=(before.key + label + 1) * MIX,
             parent_key=before.key,
         )
-        return where(is_new, new, before), origin, label.masked_fill(~is_new, PADDING)
+        after = map_state(partial(torch.where, is_new), new, before)
+        return after, origin, label.masked_fill(~is_new, PADDING)
 
     def candidates(self, t: int, beam: Beam) -> tuple[Beam, Tensor, Tensor]:
         """The same prefixes after frame t, and those with one more label.
@@ -277,30 +269,21 @@ class Search:
         longer = longer.view(B, self.width, V).gather(2, tokens).flatten(1)
         return beam._replace(blank=blank, label=label, score=score), longer, fused
 
-    def fuse(self, origin: Tensor, added: Tensor, beam: Beam) -> None:
+    def fuse(self, lm: LanguageModel, origin: Tensor, added: Tensor) -> None:
         """Move the states of the language model to where the prefixes are, and advance new ones.
 
         Args:
+            lm: The language model.
             origin: (B, K) where each prefix was.
             added: (B, K) its new label, or -1.
-            beam: The prefixes, as they are now.
         """
-        if self.lm is None:
-            return
         first = torch.arange(0, origin.numel(), self.width, device=origin.device)
         cell = (origin + first[:, None]).flatten()
-        self.lm_state = map_state(lambda part: part[cell], self.lm_state)
-        self.lm_scores = self.lm_scores[cell]
-        is_new = (added != PADDING) & (beam.score > -torch.inf)
-        rows = is_new.flatten().nonzero()[:, 0]  # the GPU waits for Python here
-        if len(rows):
-            own = map_state(lambda part: part[rows], self.lm_state)
-            own = self.lm.advance(own, added.flatten()[rows])
-            self.lm_state = map_state(
-                lambda every, new: every.index_copy(0, rows, new), self.lm_state, own
-            )
-            scores = self.lm_weight * self.lm.scores(own)
-            self.lm_scores = self.lm_scores.index_copy(0, rows, scores)
+        before = map_state(lambda part: part[cell], self.lm_state)
+        added = added.flatten()
+        after = lm.advance(before, added.clamp(min=0))
+        self.lm_state = select_state(added != PADDING, after, before)
+        self.lm_scores = self.lm_weight * lm.scores(self.lm_state)
 
 
 def labels_of(history: Sequence[tuple[Tensor, Tensor]], place: Tensor) -> Tensor:
