@@ -155,8 +155,8 @@ class Search:
         self.lm = lm
         self.lm_weight = lm_weight
         self.label_bonus = label_bonus
-        self.lm_state: Any = None
-        self.lm_scores: Any = None
+        self.lm_state: Any
+        self.lm_scores: Tensor
         k = min(V - 1, top_tokens or V)
         if lm is None:
             # All labels cost fusion the same. Of the K + 1 likeliest, K at least do not repeat a

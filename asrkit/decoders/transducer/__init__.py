@@ -112,15 +112,18 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     _check_model(model)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)
-    able = graphs in ("auto", "off") or strategy == "windowed_looping"
-    remedy = "Only windowed_looping runs as a graph."
-    expect(able, "graphs", f"'auto' or 'off' with {strategy}", repr(graphs), remedy)
+    able = strategy == "windowed_looping" and encoded.is_cuda
+    wanted = f"'auto' or 'off' with {strategy} on {encoded.device}"
+    remedy = "Only windowed_looping runs as a graph, on a CUDA device."
+    expect(able or graphs in ("auto", "off"), "graphs", wanted, repr(graphs), remedy)
     wanted = f"1 to {MAX_COUNT} labels on a frame"
     expect(whole(max_symbols, 1, MAX_COUNT), "max_symbols", wanted, repr(max_symbols))
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
     expect_choice("confidence", confidence, CONFIDENCE)
     if carry is not None:
-        _check_carry(carry, len(encoded))
+        sizes = sorted({len(part) for part in state_tensors(carry)})
+        remedy = "Regroup it with select and join."
+        expect(sizes == [len(encoded)], "carry", f"B={len(encoded)} utterances", sizes, remedy)
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence, encoded.device)
         if window is None:
@@ -128,7 +131,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
             window = TDT_WINDOW if few else GreedyOptions.window
         options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs)
         decode = STRATEGIES[strategy]
-        if strategy == "windowed_looping" and graphs != "off":
+        if able and graphs != "off":
             decode = decode_with_graphs
         start = carry or greedy.initial_carry(encoded)
         hypotheses = decode(greedy, encoded[:, :longest], lengths.long(), start, options)
@@ -145,13 +148,3 @@ def _check_model(model: Any) -> None:
     expect(not missing, "model", "blank, predict and join", got)
     remedy = "Count it from the front: V - 1, not -1."
     expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
-
-
-def _check_carry(carry: Any, B: int) -> None:
-    """ValueError unless `carry` is one of B utterances."""
-    got = type(carry).__name__
-    is_carry = isinstance(carry, Carry)
-    expect(is_carry, "carry", "what hypotheses hold as carry", got, "Pass hypotheses.carry.")
-    sizes = sorted({len(part) for part in state_tensors(carry)})
-    remedy = "Regroup it with select and join."
-    expect(sizes == [B], "carry", f"B={B} utterances", sizes, remedy)

@@ -32,7 +32,6 @@ from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.runtime import CAPTURING, CaptureGuard
-from asrkit.shapes import expect
 
 GRAPH_MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing
@@ -64,7 +63,7 @@ def decode(
     `options.graphs` is one of
         "step": the host replays a few turns (`TURNS`) at a time;
         "full": one graph that repeats itself on the device;
-        "auto": "full" on a GPU, or where that cannot run "step", if its first result in each size
+        "auto": "full", or where that cannot run "step", if its first result in each size
             equals the plain loop's. Where neither does, the plain loop runs from then on, and
             `impl` says why.
 
@@ -81,29 +80,18 @@ def decode(
 
     Args:
         greedy: The model.
-        encoded: (B, T, E).
+        encoded: (B, T, E), on a CUDA device.
         lengths: (B,) int64, valid frames.
         carry: State before the first frame.
         options: All of them count.
 
     Raises:
         RuntimeError: A mode asked for by name cannot run.
-        ValueError: A mode was asked for by name without a CUDA device.
     """
-    auto = options.graphs == "auto"
     batch = DecoderCall(greedy, encoded, lengths, carry, options)
-    if not encoded.is_cuda:
-        expect(
-            auto,
-            "graphs",
-            f"'auto' or 'off' on {encoded.device}",
-            repr(options.graphs),
-            "CUDA graphs need a CUDA device.",
-        )
-        return windowed_looping.decode(*batch)
     if not isinstance(greedy.model, nn.Module):
         reason = "the model is no torch.nn.Module, so a change of its weights could not be seen"
-        if not auto:
+        if options.graphs != "auto":
             raise GraphsUnavailable(reason)
         return _decode_plain(batch, reason)
     cache = cache_of(greedy.model)
