@@ -36,8 +36,18 @@ NO_CHARACTER = -1
 WordState = tuple[Tensor, Tensor]  # (...) int64 each: state of the n-gram, node of the present word
 
 
+class OnDevice:
+    """A dataclass whose tensors move together."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same model on a device."""
+        parts: dict[str, Any] = vars(self)
+        moved = {name: part.to(device) for name, part in parts.items() if hasattr(part, "to")}
+        return replace(self, **moved)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, kw_only=True)
-class NGram:
+class NGram(OnDevice):
     """A back-off model over V tokens; a `LanguageModel`.
 
     Its words are the tokens, then </s>, <s> and <unk> unless they are tokens. The C contexts are
@@ -134,10 +144,6 @@ class NGram:
             unigrams=unigrams,
         )
 
-    def to(self, device: torch.device | str) -> Self:
-        """The same model on a device."""
-        return _moved(self, device)
-
     def start(self, B: int) -> Tensor:
         """The states (B,) of B empty sentences, after <s>."""
         return self.first.repeat(B)
@@ -193,7 +199,7 @@ class NGram:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordNGram:
+class WordNGram(OnDevice):
     """A back-off model over words, for V tokens that are characters or word pieces.
 
     A `LanguageModel`. The state is that of the n-gram after the words that are complete, and how
@@ -268,10 +274,6 @@ class WordNGram:
             word=ngram.word[word_at],
         )
 
-    def to(self, device: torch.device | str) -> Self:
-        """The same model on a device."""
-        return _moved(self, device)
-
     def start(self, B: int) -> WordState:
         """The states of B empty sentences, after <s>."""
         ngram = self.ngram.start(B)
@@ -313,12 +315,6 @@ class WordNGram:
         logp, after = self.ngram.step(ngram, self.word[node])
         empty = node == 0
         return (logp + self.word_bonus).masked_fill(empty, 0), torch.where(empty, ngram, after)
-
-
-def _moved(model: Any, device: torch.device | str) -> Any:
-    """The model with its tensors, and its n-gram, on a device."""
-    parts = {name: part for name, part in vars(model).items() if hasattr(part, "to")}
-    return replace(model, **{name: part.to(device) for name, part in parts.items()})
 
 
 def _spellable_words(tables: Sequence[Table], alphabet: dict[str, int], name: str) -> list[str]:

@@ -55,11 +55,9 @@ def ctc_alignment(
     strange = labels[(labels < PADDING) | (labels >= V) | (labels == blank)]
     wanted = f"labels from 0 to below V={V}, without the blank {blank}"
     expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
-    with torch.inference_mode():
+    with torch.inference_mode(False), torch.no_grad():
         clean = possible(log_probs[:, :longest], lengths, blank)
-        found = best_alignment(clean, labels, hypotheses.lengths, blank)
-    with torch.inference_mode(False):
-        return Alignment(*(part.clone() for part in found))
+        return best_alignment(clean, labels, hypotheses.lengths, blank)
 
 
 def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
