@@ -253,7 +253,6 @@ class Search:
         longer = longer.flatten(1)
 
         is_parent = beam.parent_key[:, :, None] == beam.key[:, None, :]
-        is_parent &= (beam.score > -torch.inf)[:, :, None]
         own = is_parent.byte().argmax(2) * V + last
         own = torch.where(is_parent.any(2), own, self.blank)  # without a parent -inf
         blank = total + logp[:, self.blank, None]
