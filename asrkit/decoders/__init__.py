@@ -12,10 +12,9 @@ from asrkit.decoders.ctc import ctc_greedy, ctc_greedy_sequential
 from asrkit.decoders.ctc.alignment import ctc_alignment
 from asrkit.decoders.ctc.beam import ctc_beam
 from asrkit.decoders.hypotheses import Hypotheses
-from asrkit.decoders.ngram import NGram
+from asrkit.decoders.ngram import NGram, WordNGram
 from asrkit.decoders.transducer import Transducer, transducer_greedy
 from asrkit.decoders.transducer.graphs import release_graphs
-from asrkit.decoders.word_ngram import WordNGram
 
 __all__ = [
     "Attention",

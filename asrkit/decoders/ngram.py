@@ -4,66 +4,76 @@ p(w | h) is the listed probability of (h, w); where there is none, it is backoff
 its first word). A state is the number of the longest listed n-gram that ends the history, so states
 are small integers and histories need not be kept.
 
+`NGram` scores the decoder's tokens, `WordNGram` the words that they spell.
+
 Why not a library (looked up in November 2026): `kenlm` 0.3.0 is on PyPI as source only; `arpa` and
 `pyctcdecode` had their last releases in 2018 and 2023; `kaldilm` turns ARPA into a text of an FST;
 `camel-kenlm` has wheels of KenLM, which scores one word of one history per call. A beam needs all V
 words of every hypothesis, on the device it runs on.
 """
 
-import contextlib
 import gzip
-import itertools
 import math
 import re
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from asrkit.decoders.beams import check_weights
 from asrkit.shapes import expect
 
-Gram = tuple[int, ...]
-# log10 of the probability and of the back-off weight of each n-gram
-Table = dict[Gram, tuple[float, float]]
+# log-probability and back-off weight of n-grams, in nats
+Table = dict[tuple[str, ...], tuple[float, float]]
 LN_10 = math.log(10)
+WORD_STARTS = (" ", "▁")  # how tokens write that a word begins: characters, SentencePiece
+NO_CHARACTER = -1
+WordState = tuple[Tensor, Tensor]  # (...) int64 each: state of the n-gram, node of the present word
+
+
+class OnDevice:
+    """A dataclass whose tensors move together."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same model on a device."""
+        parts: dict[str, Any] = vars(self)
+        moved = {name: part.to(device) for name, part in parts.items() if hasattr(part, "to")}
+        return replace(self, **moved)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NGram:
-    """A back-off model over V tokens.
+class NGram(OnDevice):
+    """A back-off model over V tokens; a `LanguageModel`.
 
-    Its words are the tokens 0 to V - 1, then </s>, <s> and <unk> unless they are tokens. The C
-    contexts are all n-grams below the highest order; context 0 is the empty one. An arc is a listed
-    n-gram, seen as a context and its next word; arcs are sorted by both, so those of a context lie
-    together.
+    Its words are the tokens, then </s>, <s> and <unk> unless they are tokens. The C contexts are
+    all n-grams below the highest order; context 0 is the empty one. An arc is a listed n-gram, seen
+    as a context and its next word; arcs are sorted by both, so those of a context lie together.
     """
 
-    V: int
     order: int
     # (V,) int64, the word of each token: itself, or <unk>'s if the file does not list it
     word: Tensor
     end: Tensor  # () int64, the word </s>
     first: Tensor  # () int64, the state in which a sentence starts
-    backoff: Tensor  # (C,) float32, natural log
+    backoff: Tensor  # (C,) float32, nats
     shorter: Tensor  # (C,) int64, the longest context that is a proper suffix
     begins: Tensor  # (C + 1,) int64, where the arcs of each context begin
     arcs: Tensor  # (A,) int64, context * words + word
-    logp: Tensor  # (A,) float32, natural log
+    logp: Tensor  # (A,) float32, nats
     leads: Tensor  # (A,) int64, the state after it
-    unigrams: Tensor  # (words,) float32, natural log; -inf for what is not listed
-    # most arcs of any context of order 0, of at most 1, at most 2 and so on; the empty one aside
-    widest: tuple[int, ...]
+    unigrams: Tensor  # (words,) float32, nats; -inf for what is not listed
 
     @classmethod
     def read(cls, path: str | Path, tokens: Sequence[object]) -> Self:
         """The model of an ARPA file, for a decoder's V tokens.
 
         Args:
-            path: The file, plain or gzipped.
+            path: The file, plain, or gzipped if its name ends in .gz.
             tokens: What the file writes for each token, the blank's place included: str(tokens[i])
                 is token i. Pass range(V) for a file over ids. Tokens that the file does not list
                 are scored as <unk>, or -inf if it lists none; n-grams with words that no token has
@@ -72,93 +82,67 @@ class NGram:
         Raises:
             ValueError: Names the line that is wrong.
         """
-        path = Path(path)
         words = [str(token) for token in tokens]
-        distinct = len(set(words))
+        unwritable = [word for word in words if word.split() != [word]]
         expect(
-            distinct == len(words) > 0,
-            "tokens",
-            "at least one, all different",
-            f"{len(words)}, {distinct} different",
-        )
-        broken = next((word for word in words if word.split() != [word]), None)
-        expect(
-            broken is None,
+            not unwritable,
             "tokens",
             "words that an ARPA file can hold",
-            repr(broken),
+            repr(unwritable[:1]),
             "Write it otherwise in both: '<space>'.",
         )
-        index = {word: number for number, word in enumerate(words)}
-        for special in ("</s>", "<s>", "<unk>"):
-            index.setdefault(special, len(index))
-        tables = _parse(path, index)
-        listed = any(word < len(words) for (word,) in tables[0])
-        expect(
-            listed,
-            path.name,
-            "a word that is a token",
-            "none",
-            f"A token reads like this: {words[0]!r:.40}.",
-        )
-        return cls._compile(tables, index, len(words))
+        path = Path(path)
+        return cls.from_tables(read_arpa(path), words, path.name)
 
     @classmethod
-    def _compile(cls, tables: list[Table], index: dict[str, int], V: int) -> Self:
-        order = len(tables)
-        words = len(index)
-        contexts: dict[Gram, int] = {(): 0}
-        for table in tables[:-1]:
-            for gram in table:
-                contexts[gram] = len(contexts)
+    def from_tables(cls, tables: Sequence[Table], words: Sequence[str], name: str) -> Self:
+        """The model for tokens that are `words`, from the n-grams of a file with that name."""
+        index: dict[str, int] = {}
+        for word in (*words, "</s>", "<s>", "<unk>"):
+            index.setdefault(word, len(index))
         listed: Table = {}
         for table in tables:
-            listed.update(table)
+            listed |= {gram: table[gram] for gram in table if index.keys() >= set(gram)}
+        remedy = f"A token reads like this: {words[:1]!r:.40}."
+        some = any((word,) in listed for word in words)
+        expect(some, name, "a word that is a token", "none", remedy)
+        contexts: dict[tuple[str, ...], int] = {(): 0}
+        for gram in listed:
+            if len(gram) < len(tables):
+                contexts[gram] = len(contexts)
 
-        def state(gram: Gram) -> int:
+        def state(gram: tuple[str, ...]) -> int:
             """The longest context that ends `gram`."""
             while gram not in contexts:
                 gram = gram[1:]
             return contexts[gram]
 
-        rows = []
-        for gram, (logp, _) in listed.items():
-            arc = contexts[gram[:-1]] * words + gram[-1]
-            rows.append((arc, logp * LN_10, state(gram)))
-        rows.sort()
-        arcs = torch.tensor([arc for arc, _, _ in rows])
-        first_of_context = torch.arange(len(contexts) + 1) * words
-        begins = torch.searchsorted(arcs, first_of_context)
-        unigrams = torch.full((words,), -math.inf)
-        token_words = [n if (n,) in tables[0] else index["<unk>"] for n in range(V)]
-        for (word,), (logp, _) in tables[0].items():
-            unigrams[word] = logp * LN_10
-        backoffs = [0.0]  # of the empty context
-        backoffs += [listed[gram][1] * LN_10 for gram in contexts if gram]
-        shorter = [state(gram[1:]) for gram in contexts]
+        orphans = [" ".join(gram) for gram in listed if gram[:-1] not in contexts]
+        wanted = "the first words of each n-gram to be listed"
+        expect(not orphans, name, wanted, f"{orphans[:1]} without them")
+        rows = sorted(
+            (contexts[gram[:-1]] * len(index) + index[gram[-1]], logp, state(gram))
+            for gram, (logp, _) in listed.items()
+        )
+        arcs, logps, leads = map(torch.tensor, zip(*rows, strict=True))
+        begins = torch.searchsorted(arcs, torch.arange(len(contexts) + 1) * len(index))
+        of_unigrams = slice(begins[1])
+        unigrams = torch.full((len(index),), -math.inf)
+        unigrams[arcs[of_unigrams]] = logps[of_unigrams]
+        word_of = [index[word if (word,) in listed else "<unk>"] for word in words]
         return cls(
-            V=V,
-            order=order,
+            order=len(tables),
+            word=torch.tensor(word_of),
             end=torch.tensor(index["</s>"]),
-            first=torch.tensor(state((index["<s>"],))),
-            word=torch.tensor(token_words),
-            backoff=torch.tensor(backoffs),
-            shorter=torch.tensor(shorter),
+            first=torch.tensor(state(("<s>",))),
+            backoff=torch.tensor([0.0, *(listed[gram][1] for gram in contexts if gram)]),
+            shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
             begins=begins,
             arcs=arcs,
+            logp=logps,
+            leads=leads,
             unigrams=unigrams,
-            logp=torch.tensor([logp for _, logp, _ in rows]),
-            leads=torch.tensor([after for _, _, after in rows]),
-            widest=_widest(contexts, begins, order),
         )
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same model on a device."""
-        moved: dict[str, Any] = {}
-        for name, part in vars(self).items():
-            if isinstance(part, Tensor):
-                moved[name] = part.to(device)
-        return replace(self, **moved)
 
     def start(self, B: int) -> Tensor:
         """The states (B,) of B empty sentences, after <s>."""
@@ -167,56 +151,44 @@ class NGram:
     def scores(self, states: Tensor) -> Tensor:
         """Log-probability in nats of every next token, (..., V), for states (...,).
 
-        Goes from the shortest suffix of the history to the longest: adds the back-off weight to
-        all, then overwrites what the context lists.
+        From the empty context up: each longer one costs its back-off weight, but for the words that
+        it lists.
         """
         words = len(self.unigrams)
-        last_arc = len(self.arcs) - 1
         chain = [states.flatten()]
         for _ in range(self.order - 2):
             chain.append(self.shorter[chain[-1]])
-        # one column more, for places that hold no arc
-        row = torch.nn.functional.pad(self.unigrams, (0, 1)).repeat(len(chain[0]), 1)
-        for context, most in zip(reversed(chain), self.widest[1:], strict=False):
+        row = self.unigrams.repeat(len(chain[0]), 1)  # (states, words)
+        for context in reversed(chain):
             row = row + self.backoff[context, None]
-            offsets = torch.arange(most, device=states.device)
-            at = self.begins[context, None] + offsets
-            end = self.begins[context + 1, None]
-            is_empty = (context == 0)[:, None]
-            real = (at < end) & ~is_empty
-            at = at.clamp(max=last_arc)
-            word = torch.where(real, self.arcs[at] % words, words)
-            row.scatter_(1, word, self.logp[at])
-        of_tokens = row[:, self.word]
-        return of_tokens.view(*states.shape, self.V)
+            counts = self.begins[context + 1] - self.begins[context]
+            counts = counts.masked_fill(context == 0, 0)
+            owner = torch.arange(len(row), device=row.device).repeat_interleave(counts)
+            behind = counts.cumsum(0) - self.begins[context + 1]
+            at = torch.arange(len(owner), device=row.device) - behind[owner]
+            row[owner, self.arcs[at] % words] = self.logp[at]
+        return row[:, self.word].view(*states.shape, len(self.word))
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         """The states after one more token each, same shape."""
-        return self.step(states, tokens)[1]
-
-    def step(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability in nats of one token after each state, state after it), same shape."""
-        return self._arc(states, self.word[tokens])
+        return self.step(states, self.word[tokens])[1]
 
     def final(self, states: Tensor) -> Tensor:
         """Log-probability in nats of </s> after each of the states."""
-        return self._arc(states, self.end.expand_as(states))[0]
+        return self.step(states, self.end)[0]
 
-    def _arc(self, states: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability in nats, state after) of one word after each state.
+    def step(self, states: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probability in nats of one word after each state, state after it), same shape.
 
-        The first that is listed on the way to shorter histories.
+        Of the first arc that is listed on the way to shorter histories.
         """
-        words = len(self.unigrams)
-        last_arc = len(self.arcs) - 1
         backoff = torch.zeros(states.shape, device=states.device)
         logp = backoff - math.inf
         after = torch.zeros_like(states)
         missing = torch.ones_like(states, dtype=torch.bool)
         for _ in range(self.order):
-            key = states * words + word
-            at = torch.searchsorted(self.arcs, key)
-            at = at.clamp(max=last_arc)
+            key = states * len(self.unigrams) + word
+            at = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
             is_listed = missing & (self.arcs[at] == key)
             logp = torch.where(is_listed, backoff + self.logp[at], logp)
             after = torch.where(is_listed, self.leads[at], after)
@@ -226,91 +198,172 @@ class NGram:
         return logp, after
 
 
-def _widest(contexts: dict[Gram, int], begins: Tensor, order: int) -> tuple[int, ...]:
-    """The most arcs of any context of order 0, of at most 1 and so on; the empty one aside."""
-    arcs_of = begins.diff().tolist()
-    most_arcs = [0] * order
-    for gram, number in contexts.items():
-        if gram:
-            n = len(gram)
-            most_arcs[n] = max(most_arcs[n], arcs_of[number])
-    return tuple(itertools.accumulate(most_arcs, max))
+@dataclass(frozen=True, kw_only=True)
+class WordNGram(OnDevice):
+    """A back-off model over words, for V tokens that are characters or word pieces.
+
+    A `LanguageModel`. The state is that of the n-gram after the words that are complete, and how
+    far the present word has been spelled: a node of the tree of all listed words, character by
+    character. A word is scored when the next one begins, or the sentence ends; until then its
+    letters cost nothing. So any cut of a word into pieces gives the same score.
+
+    Nodes of the tree are 0, where no letter has been spelled, to N - 1; node N is off the tree: no
+    listed word begins so. An edge is a node and the character that leads on from it.
+    """
+
+    ngram: NGram  # its tokens are the words, then <unk>
+    word_bonus: float  # added to each word's log-probability
+    starts_word: Tensor  # (V,) bool, tokens that begin with a word start
+    # (V, L) int64, numbers of each token's other characters, then NO_CHARACTER
+    characters: Tensor
+    alphabet: int  # different characters in the tokens
+    edges: Tensor  # (N - 1,) int64, node * alphabet + character, ascending
+    leads: Tensor  # (N - 1,) int64, the node after it
+    word: Tensor  # (N + 1,) int64, the n-gram's word that ends at a node, or <unk>
+
+    @classmethod
+    def read(cls, path: str | Path, tokens: Sequence[str], *, word_bonus: float = 0.0) -> Self:
+        """The model of an ARPA file over words.
+
+        Args:
+            path: The file, plain, or gzipped if its name ends in .gz.
+            tokens: What each of the decoder's V tokens writes, the blank's place included: "" for
+                blank. A word begins with a space or SentencePiece's "▁", which no token has but as
+                its first characters. Words that the tokens cannot spell are never scored.
+            word_bonus: Nats added to each word's log-probability, so times `lm_weight` in the
+                score: what an average word costs makes up for the length of a text. The beta of
+                Hannun et al. 2014 is lm_weight * word_bonus.
+
+        Words that the file does not list are scored as <unk>, or -inf if it lists none.
+
+        Raises:
+            ValueError: Names the line of the file, or the argument, that is wrong.
+        """
+        check_weights(word_bonus=word_bonus)
+        spelled = [token.lstrip("".join(WORD_STARTS)) for token in tokens]
+        starts = [len(rest) < len(token) for rest, token in zip(spelled, tokens, strict=True)]
+        expect(any(starts), "tokens", "some that begin with ' ' or '▁'", repr([*tokens[:3]]))
+        alphabet = {char: n for n, char in enumerate(sorted(set("".join(spelled))))}
+        path = Path(path)
+        tables = read_arpa(path)
+        words = _spellable_words(tables, alphabet, path.name)
+        nodes = {"": 0}  # the beginnings of all words
+        for word in words:
+            for length in range(1, len(word) + 1):
+                nodes.setdefault(word[:length], len(nodes))
+        number = {word: n for n, word in enumerate(words)}
+        unknown = len(words)
+        edges = sorted(
+            (nodes[start[:-1]] * len(alphabet) + alphabet[start[-1]], node)
+            for start, node in nodes.items()
+            if start
+        )
+        ngram = NGram.from_tables(tables, [*words, "<unk>"], path.name)
+        word_at = torch.tensor([*(number.get(start, unknown) for start in nodes), unknown])
+        numbers = [
+            torch.tensor([alphabet[char] for char in rest], dtype=torch.int64) for rest in spelled
+        ]
+        return cls(
+            ngram=ngram,
+            word_bonus=float(word_bonus),
+            starts_word=torch.tensor(starts),
+            characters=pad_sequence(numbers, batch_first=True, padding_value=NO_CHARACTER),
+            alphabet=len(alphabet),
+            edges=torch.tensor([edge for edge, _ in edges]),
+            leads=torch.tensor([node for _, node in edges]),
+            word=ngram.word[word_at],
+        )
+
+    def start(self, B: int) -> WordState:
+        """The states of B empty sentences, after <s>."""
+        ngram = self.ngram.start(B)
+        return ngram, torch.zeros_like(ngram)
+
+    def scores(self, states: WordState) -> Tensor:
+        """Log-probability in nats of every next token, (..., V), for states (...,) each.
+
+        Tokens that begin a word have that of the word before them, the others 0.
+        """
+        logp, _ = self._complete(states)
+        return torch.where(self.starts_word, logp[..., None], 0.0)
+
+    def advance(self, states: WordState, tokens: Tensor) -> WordState:
+        """The states after one more token (...,) each."""
+        ngram, node = states
+        starts = self.starts_word[tokens]
+        ngram = torch.where(starts, self._complete(states)[1], ngram)
+        node = node.masked_fill(starts, 0)
+        off_tree = len(self.word) - 1
+        for character in self.characters[tokens].unbind(-1):
+            edge = node * self.alphabet + character
+            at = torch.searchsorted(self.edges, edge).clamp(max=len(self.edges) - 1)
+            after = torch.where(self.edges[at] == edge, self.leads[at], off_tree)
+            node = torch.where(character == NO_CHARACTER, node, after)
+        return ngram, node
+
+    def final(self, states: WordState) -> Tensor:
+        """Log-probability in nats of the last word, and of </s> after it."""
+        logp, ngram = self._complete(states)
+        return logp + self.ngram.final(ngram)
+
+    def _complete(self, states: WordState) -> tuple[Tensor, Tensor]:
+        """(log-probability in nats of the present word, state of the n-gram after it).
+
+        Where no letter has been spelled there is no word: 0, and the state as it is.
+        """
+        ngram, node = states
+        logp, after = self.ngram.step(ngram, self.word[node])
+        empty = node == 0
+        return (logp + self.word_bonus).masked_fill(empty, 0), torch.where(empty, ngram, after)
 
 
-def listed_words(path: str | Path) -> list[str]:
-    """The words that an ARPA file lists, in its order, with </s>, <s> and <unk> if they are there.
+def _spellable_words(tables: Sequence[Table], alphabet: dict[str, int], name: str) -> list[str]:
+    """The words of a file that the characters of `alphabet` can spell."""
+    special = ("<s>", "</s>", "<unk>")
+    listed = [word for table in tables[:1] for (word,) in table if word not in special]
+    pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
+    remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
+    expect(not pieces, name, "a model over words", f"one that lists {pieces[:1]}", remedy)
+    words = [word for word in listed if alphabet.keys() >= set(word)]
+    expect(
+        len(words) > 0,
+        name,
+        "a word that the tokens can spell",
+        f"{len(listed)} others, as {listed[:1]}",
+        "Are both in lower case?",
+    )
+    return words
+
+
+def read_arpa(path: Path) -> list[Table]:
+    """The n-grams of each order, from 1 on, of a file.
 
     Raises:
-        ValueError: Names the line that is wrong, of those up to the last word.
+        ValueError: Names the line that is wrong; the last one, where the end is missing.
     """
-    with contextlib.closing(_entries(Path(path))) as entries:
-        unigrams = itertools.takewhile(lambda entry: len(entry[0]) == 1, entries)
-        return [words[0] for words, _, _ in unigrams]
-
-
-def _open(path: Path) -> IO[bytes]:
-    """The file, opened; through gzip if it begins as gzip's files do."""
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    if zipped:
-        return cast(IO[bytes], gzip.open(path))
-    return path.open("rb")
-
-
-def _entries(path: Path) -> Generator[tuple[tuple[str, ...], float, float]]:
-    """(words, log10 of the probability, log10 of the back-off weight) of every n-gram of a file.
-
-    Raises:
-        ValueError: Names the line that is wrong, or what the file lacks at its end.
-    """
-    counts: list[int] = []  # n-grams of each order, as the file says
-    found: list[int] = []  # and as they were read
-    place = path.name
-    ended = False
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                place = f"{path.name}:{number}"
-                text = line.decode("utf-8-sig").strip(" \t\r\n")  # a byte order mark may come first
-                count = re.fullmatch(r"ngram\s+\d+\s*=\s*(\d+)", text)
-                if count and not found:
-                    counts.append(int(count[1]))
-                elif text == f"\\{len(found) + 1}-grams:":
-                    found.append(0)
-                elif text == "\\end\\":
-                    ended = True
-                elif text and found and not ended:
-                    found[-1] += 1
-                    yield _entry(text, len(found))
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        raise ValueError(f"{place}: {error!s:.200}") from None
-    wanted = f"{counts} n-grams of each order, as \\data\\ says, and \\end\\"
-    expect(ended and found == counts != [], place, wanted, f"{found} in all")
-
-
-def _entry(text: str, n: int) -> tuple[tuple[str, ...], float, float]:
-    """One n-gram of `n` words; ValueError where it is none."""
-    fields = re.split(r"[ \t]+", text)
-    expect(len(fields) > n, "line", f"a log-probability and {n} words", repr(text))
-    logp = float(fields[0])
-    backoff = float(fields[n + 1]) if len(fields) > n + 1 else 0.0
-    in_float32 = -1e38 < logp <= 0 or logp == -math.inf
-    expect(in_float32, "line", "a log10 probability from -1e38 to 0, or -inf", logp)
-    expect(abs(backoff) < 1e38, "line", "a finite back-off weight", backoff)
-    return tuple(fields[1 : n + 1]), logp, backoff
-
-
-def _parse(path: Path, index: dict[str, int]) -> list[Table]:
-    """The n-grams of every order over the words of `index`; others are left out."""
+    open_text = gzip.open if path.suffix == ".gz" else open
     tables: list[Table] = []
-    for words, logp, backoff in _entries(path):
-        n = len(words)
-        if n > len(tables):
-            tables.append({})
-        if all(word in index for word in words):
-            gram = tuple(index[word] for word in words)
-            listed = n == 1 or gram[:-1] in tables[n - 2]
-            wanted = f"each n-gram's first {n - 1} words to be listed"
-            expect(listed, path.name, wanted, f"{' '.join(words)!r} without them")
-            tables[n - 1][gram] = (logp, backoff)
+    number = 0
+    try:
+        with open_text(path, "rt", encoding="utf-8-sig") as file:
+            for line in file:
+                number += 1
+                text = line.strip(" \t\r\n")
+                n = len(tables)
+                if text == "\\end\\":
+                    return tables
+                if text == f"\\{n + 1}-grams:":
+                    tables.append({})
+                elif text and tables:
+                    fields = re.split(r"[ \t]+", text)
+                    enough = len(fields) > n
+                    expect(enough, "line", f"a log-probability and {n} words", repr(text))
+                    logp = float(fields[0])
+                    backoff = float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+                    wanted = "a log10 probability of 0 or less, and a finite back-off weight"
+                    expect(logp <= 0 and abs(backoff) < 1e38, "line", wanted, repr(text))
+                    tables[-1][tuple(fields[1 : n + 1])] = logp * LN_10, backoff * LN_10
+        expect(False, "file", "\\end\\ in a line of its own", "none")
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        raise ValueError(f"{path.name}:{number}: {error!s:.200}") from None
     return tables

@@ -12,7 +12,7 @@ from torch import Tensor
 from asrkit.shapes import expect
 
 
-def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
+def map_state(function: Callable[..., Any], *states: Any) -> Any:
     """A state of the same structure whose tensors are `function` of the corresponding tensors.
 
     Args:
@@ -20,50 +20,27 @@ def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
         states: One or more states of equal structure.
 
     Raises:
-        ValueError: The structures differ, or hold something other than tensors and None.
+        ValueError: A state holds something other than tensors and None.
     """
     first = states[0]
-    if not all(_same_structure(first, state) for state in states[1:]):
-        kinds = " then ".join(type(state).__name__ for state in reversed(states))
-        expect(False, "state", "one structure throughout", kinds)
     if isinstance(first, Tensor):
         return function(*states)
     if first is None:
         return None
     if isinstance(first, dict):
         return {key: map_state(function, *(state[key] for state in states)) for key in first}
-    expect(
-        isinstance(first, tuple | list),
-        "state",
-        "tensors in tuples, lists or dicts",
-        type(first).__name__,
-    )
+    known = isinstance(first, tuple | list)
+    expect(known, "state", "tensors in tuples, lists or dicts", type(first).__name__)
     parts = [map_state(function, *items) for items in zip(*states, strict=True)]
     if hasattr(first, "_fields"):  # a named tuple takes its fields one by one
         return type(first)(*parts)
     return type(first)(parts)
 
 
-def _same_structure(first: Any, other: Any) -> bool:
-    """Whether the outermost containers of two states have the same items."""
-    if isinstance(first, dict) and isinstance(other, dict):
-        return first.keys() == other.keys()
-    if isinstance(first, tuple | list) and isinstance(other, tuple | list):
-        return len(first) == len(other)
-    if isinstance(first, Tensor) and isinstance(other, Tensor):
-        return True
-    return type(first) is type(other)
-
-
 def state_tensors(state: Any) -> list[Tensor]:
     """The tensors of a state as a list, in the order in which they are nested."""
     tensors: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_state(collect, state)
+    map_state(tensors.append, state)
     return tensors
 
 
@@ -80,12 +57,8 @@ def select_state(mask: Tensor, new: Any, old: Any) -> Any:
     """
 
     def select(after: Tensor, before: Tensor) -> Tensor:
-        expect(
-            after.shape == before.shape,
-            "model.predict",
-            f"shape {tuple(before.shape)}, as before",
-            tuple(after.shape),
-        )
+        wanted = f"shape {tuple(before.shape)}, as before"
+        expect(after.shape == before.shape, "model.predict", wanted, tuple(after.shape))
         rows = mask.view(-1, *[1] * (after.dim() - 1))
         return torch.where(rows, after, before)
 

@@ -71,7 +71,7 @@ def ctc_beam_reference(
     )
     results = []
     with torch.inference_mode():
-        clean = possible(log_probs)
+        clean = possible(log_probs, lengths, blank)
         for frames, length in zip(clean, lengths.tolist(), strict=True):
             results.append(search.utterance(frames[:length].tolist()))
     ranks = []

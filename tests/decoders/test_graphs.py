@@ -467,9 +467,10 @@ def test_a_captured_loop_does_not_keep_the_model_alive(
 
 @pytest.mark.parametrize(("change", "wanted"), [
     ({"graphs": "fast"}, "graphs: expected one of 'auto', 'off', 'step', 'full', got 'fast'."),
-    ({"graphs": "step"}, "graphs: expected 'auto' or 'off' on cpu, got 'step'. CUDA graphs need a CUDA device."),
-    ({"graphs": "full", "strategy": "label_looping"},
-     "graphs: expected 'auto' or 'off' with label_looping, got 'full'. Only windowed_looping runs as a graph."),
+    ({"graphs": "step"}, "graphs: expected 'auto' or 'off' with windowed_looping on cpu, got 'step'. "
+     "Only windowed_looping runs as a graph, on a CUDA device."),
+    ({"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or 'off' with label_looping on cpu, got 'full'. "
+     "Only windowed_looping runs as a graph, on a CUDA device."),
 ])  # fmt: skip
 def test_a_mode_that_cannot_run_is_one_line(make, speak, change, wanted):
     with pytest.raises(ValueError) as error:

@@ -125,7 +125,7 @@ GOOD = {
 
 
 def test_files_may_be_gzipped_and_hold_more_than_the_tokens(tmp_path):
-    plain, zipped = tmp_path / "lm.arpa", tmp_path / "lm.gz"
+    plain, zipped = tmp_path / "lm.arpa", tmp_path / "lm.arpa.gz"
     plain.write_text(arpa(GOOD))
     zipped.write_bytes(gzip.compress(arpa(GOOD).encode()))
     for tokens, wanted in (
@@ -141,24 +141,23 @@ def test_files_may_be_gzipped_and_hold_more_than_the_tokens(tmp_path):
 
 def test_to_moves_every_tensor(tmp_path):
     (tmp_path / "lm.arpa").write_text(arpa(GOOD))
-    moved = NGram.read(tmp_path / "lm.arpa", ["a", "b"]).to("meta")
-    assert moved.scores(moved.start(3)).shape == (3, 2)
-    assert {
-        part.device.type
-        for part in vars(moved).values()
-        if isinstance(part, torch.Tensor)
-    } == {"meta"}
+    moved = WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"]).to("meta")
+    parts = [*vars(moved).values(), *vars(moved.ngram).values()]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    assert len(tensors) == 15 and {part.device.type for part in tensors} == {"meta"}
+
+
+WEIGHTS = "line: expected a log10 probability of 0 or less, and a finite back-off weight, got "
 
 
 @pytest.mark.parametrize(("old", "new", "wanted"), [
-    ("ngram 1=4", "ngram 1=5", "lm.arpa:16: expected [5, 1] n-grams of each order, as \\data\\ says, and \\end\\, got [4, 1] in all."),
-    ("\\end\\\n", "", "lm.arpa:15: expected [4, 1] n-grams of each order, as \\data\\ says, and \\end\\, got [4, 1] in all."),
+    ("\\end\\\n", "", "lm.arpa:15: file: expected \\end\\ in a line of its own, got none."),
     ("\\2-grams:\n", "", "lm.arpa:13: could not convert string to float: 'b'"),
     ("-0.75\tb", "-0.75", "lm.arpa:11: line: expected a log-probability and 1 words, got '-0.75'."),
-    ("-0.75\tb", "nan\tb", "lm.arpa:11: line: expected a log10 probability from -1e38 to 0, or -inf, got nan."),
-    ("-0.75\tb", "-1e300\tb", "lm.arpa:11: line: expected a log10 probability from -1e38 to 0, or -inf, got -1e+300."),
-    ("a\t-0.25", "a\tinf", "lm.arpa:10: line: expected a finite back-off weight, got inf."),
-    ("-0.5\ta\t-0.25", "-0.5\tc", "lm.arpa: expected each n-gram's first 1 words to be listed, got 'a b' without them."),
+    ("-0.75\tb", "nan\tb", f"lm.arpa:11: {WEIGHTS}'nan\\tb'."),
+    ("-0.75\tb", "0.1\tb", f"lm.arpa:11: {WEIGHTS}'0.1\\tb'."),
+    ("a\t-0.25", "a\tinf", f"lm.arpa:10: {WEIGHTS}'-0.5\\ta\\tinf'."),
+    ("-0.5\ta\t-0.25", "-0.5\tc", "lm.arpa: expected the first words of each n-gram to be listed, got ['a b'] without them."),
 ])  # fmt: skip
 def test_a_malformed_file_is_one_line_that_names_its_line(tmp_path, old, new, wanted):
     text = arpa(GOOD)
@@ -179,19 +178,20 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
     for damaged in (
         whole[: len(whole) // 2],
         whole[:20] + b"\xff\xff\xff" + whole[23:],
-        text.encode() + b"\n\xff",
+        text.encode(),
     ):
-        (tmp_path / "lm.arpa").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"^lm\.arpa(:\d+)?: "):
-            NGram.read(tmp_path / "lm.arpa", ["a", "b"])
+        (tmp_path / "lm.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"^lm\.gz:\d+: "):
+            NGram.read(tmp_path / "lm.gz", ["a", "b"])
 
 
-def test_tokens_that_are_the_same_are_refused(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"^tokens: expected at least one, all different, got 2, 1 different\.$",
-    ):
-        NGram.read(tmp_path / "lm.arpa", ["a", "a"])
+def test_tokens_that_are_the_same_are_the_same_word(tmp_path):
+    (tmp_path / "lm.arpa").write_text(arpa(GOOD))
+    lm = NGram.read(tmp_path / "lm.arpa", ["a", "b", "a"])
+    after = lm.advance(lm.start(1), torch.tensor([2]))
+    assert torch.equal(after, lm.advance(lm.start(1), torch.tensor([0])))
+    first, b, other = lm.scores(lm.start(1))[0].tolist()
+    assert first == other != b
 
 
 def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible(
@@ -201,12 +201,12 @@ def test_tokens_that_no_file_would_list_are_refused_and_not_scored_as_impossible
     for tokens in (["x", "y"], range(3)):
         with pytest.raises(ValueError) as error:
             NGram.read(tmp_path / "lm.arpa", tokens)
-        wanted = f"lm.arpa: expected a word that is a token, got none. A token reads like this: {str(tokens[0])!r}."
+        wanted = f"lm.arpa: expected a word that is a token, got none. A token reads like this: {[*map(str, tokens)][:1]}."
         assert str(error.value) == wanted
     for token in (" ", "", "two words"):  # the space of a character tokenizer, for one
         with pytest.raises(
             ValueError,
-            match=r"^tokens: expected words that an ARPA file can hold, got '.*'\. Write it otherwise",
+            match=r"^tokens: expected words that an ARPA file can hold, got \['.*'\]\. Write it otherwise",
         ):
             NGram.read(tmp_path / "lm.arpa", ["a", token])
 
@@ -279,7 +279,6 @@ def test_tokens_inside_a_word_cost_nothing_until_the_next_begins(tmp_path):
 
 @pytest.mark.parametrize(("tokens", "wanted"), [
     (["a", "b"], "tokens: expected some that begin with ' ' or '▁', got ['a', 'b']."),
-    ([" ", "a b"], "tokens: expected ' ' or '▁' as first characters only, got ['a b']."),
     ([" ", "A"], "lm.arpa: expected a word that the tokens can spell, got 2 others, as ['a']. Are both in lower case?"),
 ])  # fmt: skip
 def test_tokens_that_spell_no_words_are_refused(tmp_path, tokens, wanted):
@@ -294,6 +293,6 @@ def test_a_model_over_tokens_is_not_taken_for_one_over_words(tmp_path, token):
     (tmp_path / "lm.arpa").write_text(
         arpa(GOOD).replace("\tb", f"\t{token}").replace("a b", f"a {token}")
     )
-    said = f"lm.arpa: expected a model over words, got one that lists {token!r}. "
+    said = f"lm.arpa: expected a model over words, got one that lists {[token]!r}. "
     with pytest.raises(ValueError, match=re.escape(said)):
         WordNGram.read(tmp_path / "lm.arpa", [" ", "a", "b"])

@@ -70,15 +70,12 @@ def has(**parts):
 
 BLANK = "model.blank: expected an index from 0, got "
 BAD_MODELS = [
-    (joins(lambda logits: None), ", more than 4), got NoneType."),
-    (joins(lambda logits: logits[..., :4]), ", 4) torch.float64."),
+    (joins(lambda logits: logits[..., :4]), ", more than 4), got ("),
     (joins(lambda logits: logits[None]), "got (1, "),
-    (joins(lambda logits: logits.long()), "torch.int64."),
     (
         predicts(lambda before, state: None),
         "expected the pair predicted (B, P), state, got None",
     ),
-    (predicts(lambda before, state: (before[:, 0], None)), "state, got tuple of ("),
     (
         predicts(lambda before, state: (before, before.expand(9, -1, -1))),
         "Transpose its state.",
@@ -113,24 +110,13 @@ def test_logits_of_one_frame_do_not_stand_for_a_window(given):
     spoilt = doubled(
         model, join=lambda frames, before: model.join(frames[:, :1], before)
     )
-    wanted = "model.join: expected float logits (3, 2, more than 4), got (3, 1, 5) torch.float64."
+    wanted = "model.join: expected logits (3, 2, more than 4), got (3, 1, 5)."
     assert refused(transducer_greedy, spoilt, encoded, lengths, window=2) == wanted
 
 
-BAD_STATES = [(None, ()), ({"a": None}, {"b": None})]
-
-
 @pytest.mark.parametrize("strategy", BATCHED)
-def test_a_state_keeps_its_structure_and_a_prediction_its_shape(given, strategy):
+def test_a_prediction_keeps_its_shape(given, strategy):
     model, encoded, lengths = given
-    for first, then in BAD_STATES:
-
-        def predict(labels, state, first=first, then=then):
-            return model.predict(labels)[0], first if not (labels < 4).any() else then
-
-        spoilt = doubled(model, predict=predict)
-        text = refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
-        assert text.startswith("state: expected one structure throughout, got ")
     for cut in (lambda part: part[:1], lambda part: part[:, :1]):
 
         def shrinking(labels, state, cut=cut):

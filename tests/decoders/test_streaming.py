@@ -208,13 +208,8 @@ def bad(make, speak):
         state=carry.state and tuple(part[:2] for part in carry.state)
     )
     return model, encoded, lengths, {
-        "carry: expected B=3 utterances, got 2. Regroup it with select and join.": carry.select(slice(0, 2)),
-        "carry: expected B=3 utterances, got 2, 3. Regroup it with select and join.": short,
-        "carry: expected B=3 utterances, got 1, none. Regroup it with select and join.": carry.select(slice(1))._replace(
-            ahead=carry.ahead[0]
-        ),
-        "carry: expected what hypotheses hold as carry, got Tensor. Pass hypotheses.carry.": encoded,
-        "carry: expected tensors on cpu, got cpu, meta.": carry._replace(predicted=carry.predicted.to("meta")),
+        "carry: expected B=3 utterances, got [2]. Regroup it with select and join.": carry.select(slice(0, 2)),
+        "carry: expected B=3 utterances, got [2, 3]. Regroup it with select and join.": short,
     }  # fmt: skip
 
 
@@ -225,10 +220,6 @@ def test_a_carry_that_does_not_fit_is_one_line(make, speak, strategy):
         with pytest.raises(ValueError) as error:
             transducer_greedy(model, encoded, lengths, strategy=strategy, carry=carry)
         assert str(error.value) == message
-    with pytest.raises(
-        ValueError, match=r"^carries: expected at least one, got none\.$"
-    ):
-        Carry.join([])
 
 
 def test_a_state_whose_first_dimension_is_not_the_batch_is_refused(make, speak):

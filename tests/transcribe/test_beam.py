@@ -154,7 +154,7 @@ def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path):
             states = lm.advance(states, torch.tensor([token]))
         return total + lm.final(states).item()
 
-    assert tokenizer.vocab_size + 1 == lm.V
+    assert tokenizer.vocab_size + 1 == len(lm.starts_word)
     nat = 2.302585
     assert cost("the cat") == pytest.approx(-(0.5 + 0.5 + 1) * nat, abs=1e-4)
     assert cost("the mat") == pytest.approx(-(0.5 + 6 + 1) * nat, abs=1e-4)

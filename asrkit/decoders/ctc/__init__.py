@@ -11,12 +11,11 @@ from torch import Tensor
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.runtime import JIT_OFF, eager
-from asrkit.shapes import expect, valid_mask
+from asrkit.shapes import expect, expect_choice, valid_mask
 
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
 
 IMPLS = ("batched", "numba_cpu")
-NUMBA_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @eager
@@ -40,9 +39,19 @@ def ctc_greedy(
     """
     check_batch(log_probs, lengths, "B T V", "log_probs")
     blank = blank_index(blank, log_probs.shape[-1])
-    impl = _choose_impl(impl, log_probs)
+    expect_choice("impl", impl, ("auto", *IMPLS))
+    on_cpu = log_probs.device.type == "cpu" and not JIT_OFF
+    if impl == "auto":
+        impl = "numba_cpu" if on_cpu else "batched"
+    wanted = "a CPU, and Numba's compiler, with impl='numba_cpu'"
+    expect(on_cpu or impl == "batched", "log_probs", wanted, log_probs.device, "Pass 'auto'.")
     with torch.inference_mode():
-        best, tokens = _best_tokens(log_probs, lengths, impl)  # (B, T) each
+        if impl == "numba_cpu":
+            from asrkit.decoders.ctc import numba_cpu
+
+            best, tokens = numba_cpu.best_tokens(log_probs, lengths)  # (B, T) each
+        else:
+            best, tokens = log_probs.max(-1)
         valid = valid_mask(lengths, log_probs.shape[1])
         in_label = valid & (tokens != blank)
         starts_label = in_label.clone()
@@ -69,38 +78,3 @@ def ctc_greedy(
         scores=scores.clone(),
         impl=impl,
     )
-
-
-def _best_tokens(log_probs: Tensor, lengths: Tensor, impl: str) -> tuple[Tensor, Tensor]:
-    """Log-probability and index of each frame's best token (the first of equals), (B, T) each.
-
-    What stands in the padding is undefined.
-    """
-    if impl == "numba_cpu":
-        from asrkit.decoders.ctc import numba_cpu
-
-        return numba_cpu.best_tokens(log_probs, lengths)
-    best, tokens = log_probs.max(-1)
-    return best, tokens
-
-
-def _choose_impl(impl: str, log_probs: Tensor) -> str:
-    """The implementation to use; ValueError if the one asked for is unknown or cannot run."""
-    names = "one of 'auto', " + ", ".join(map(repr, IMPLS))
-    expect(impl in ("auto", *IMPLS), "impl", names, repr(impl))
-    numba_can = log_probs.device.type == "cpu" and log_probs.dtype in NUMBA_DTYPES
-    expect(
-        numba_can or impl != "numba_cpu",
-        "log_probs",
-        "a CPU tensor of 16 to 64 bits with impl='numba_cpu'",
-        f"{log_probs.dtype} on {log_probs.device}",
-        "Pass 'auto'.",
-    )
-    got = "'numba_cpu' with NUMBA_DISABLE_JIT=1"
-    able = impl != "numba_cpu" or not JIT_OFF
-    expect(able, "impl", "another implementation", got, "Pass 'auto'.")
-    if impl != "auto":
-        return impl
-    if numba_can and not JIT_OFF:
-        return "numba_cpu"
-    return "batched"

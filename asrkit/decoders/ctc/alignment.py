@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, valid_mask
 
 
 class Alignment(NamedTuple):
@@ -55,22 +55,24 @@ def ctc_alignment(
     strange = labels[(labels < PADDING) | (labels >= V) | (labels == blank)]
     wanted = f"labels from 0 to below V={V}, without the blank {blank}"
     expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
-    with torch.inference_mode():
-        clean = possible(log_probs[:, :longest])
-        found = best_alignment(clean, lengths.long(), labels, hypotheses.lengths, blank)
-    with torch.inference_mode(False):
-        return Alignment(*(part.clone() for part in found))
+    with torch.inference_mode(False), torch.no_grad():
+        clean = possible(log_probs[:, :longest], lengths, blank)
+        return best_alignment(clean, labels, hypotheses.lengths, blank)
 
 
-def possible(log_probs: Tensor) -> Tensor:
-    """The log-probabilities in float32 or float64, -inf where they are not finite."""
+def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
+    """The log-probabilities in float32 or float64, -inf where they are not finite.
+
+    Behind an utterance nothing but a blank is possible, and it costs nothing.
+    """
     wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
-    return wide.masked_fill(~wide.isfinite(), -torch.inf)
+    ended = ~valid_mask(lengths, log_probs.shape[1])[..., None]
+    wide = wide.masked_fill(~wide.isfinite() | ended, -torch.inf)
+    wide[..., blank, None].masked_fill_(ended, 0)
+    return wide
 
 
-def best_alignment(
-    log_probs: Tensor, lengths: Tensor, labels: Tensor, counts: Tensor, blank: int
-) -> Alignment:
+def best_alignment(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int) -> Alignment:
     """What `ctc_alignment` returns, without checks.
 
     States are blank, first label, blank, second label and so on: S = 2 N + 1. Each frame stays,
@@ -78,7 +80,6 @@ def best_alignment(
 
     Args:
         log_probs: (B, T, V), as `possible` returns them.
-        lengths: (B,) valid frames, int64.
         labels: (B, N) int64, padding -1.
         counts: (B,) int64, labels of each utterance.
         blank: Index of the blank, from 0.
@@ -94,27 +95,24 @@ def best_alignment(
     score[:, 0] = 0  # before the first frame
     moves = []
     for t in range(T):
-        one = pad(score, (1, 0), value=-torch.inf)[:, :-1]
-        two = pad(score, (2, 0), value=-torch.inf)[:, :-2]
-        two = two.masked_fill(~may_skip, -torch.inf)
-        best, move = torch.stack([score, one, two]).max(0)
-        best = best + log_probs[:, t].gather(1, tokens)
-        goes_on = (lengths > t)[:, None]
-        score = torch.where(goes_on, best, score)
-        moves.append(move.masked_fill(~goes_on, 0))
+        before = pad(score, (2, 0), value=-torch.inf)
+        two_before = before[:, :-2].masked_fill(~may_skip, -torch.inf)
+        best, move = torch.stack([score, before[:, 1:-1], two_before]).max(0)
+        score = best + log_probs[:, t].gather(1, tokens)
+        moves.append(move)
     last = 2 * counts[:, None]  # the blank after the last label, or that label
     before = (last - 1).clamp(min=0)
     after_blank = score.gather(1, last)
     after_label = score.gather(1, before)
-    state = torch.where(after_blank >= after_label, last, before)
+    states = [torch.where(after_blank >= after_label, last, before)]
+    for move in reversed(moves):
+        states.append(states[-1] - move.gather(1, states[-1]))
+    path = torch.cat(states[::-1], 1)[:, 1:]  # (B, T)
+    column = torch.where(path % 2 == 1, path // 2, N)
+    times = torch.arange(T, device=labels.device).expand_as(column)
     frames = labels.new_full((B, N + 1), PADDING)
-    durations = labels.new_zeros(B, N + 1)
-    for t in reversed(range(T)):
-        is_label = (state % 2 == 1) & (lengths > t)[:, None]
-        column = torch.where(is_label, state // 2, N)
-        frames.scatter_(1, column, t)
-        durations.scatter_add_(1, column, torch.ones_like(column))
-        state = state - moves[t].gather(1, state)
+    frames = frames.scatter_reduce(1, column, times, "amin", include_self=False)
+    durations = labels.new_zeros(B, N + 1).scatter_add(1, column, torch.ones_like(column))
     scores = torch.maximum(after_blank, after_label)
     frames = frames.masked_fill(scores == -torch.inf, PADDING)
     durations = durations.masked_fill(frames == PADDING, PADDING)

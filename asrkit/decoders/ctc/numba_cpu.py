@@ -8,7 +8,6 @@ integer maximum into vector instructions. (It does not do so for a float maximum
 the order of comparisons matter.) Floor: 4 V bytes a valid frame in float32.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -28,50 +27,31 @@ def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Score and index of the best token of each valid frame, as `max(-1)`: (B, T) each, padding 0.
 
     Args:
-        log_probs: (B, T, V) on the CPU, of 16 to 64 bits, with any strides.
+        log_probs: (B, T, V) on the CPU, of 16 to 64 bits.
         lengths: (B,) valid frames.
     """
-    B, T, V = log_probs.shape
-    log_probs = log_probs.detach().resolve_neg()
-    bits = log_probs.view(BITS[log_probs.element_size()])
-    best = bits.new_zeros(B, T)
-    tokens = bits.new_zeros(B, T, dtype=torch.int64)
-    if T == 0:
-        return best.view(log_probs.dtype), tokens
-    if bits.stride(-1) != 1:
-        bits = bits.contiguous()
-    stride_B, stride_T, _ = bits.stride()
-    extent = (B - 1) * stride_B + (T - 1) * stride_T + V
+    bits = log_probs.detach().contiguous().view(BITS[log_probs.element_size()])
+    best = torch.zeros_like(bits[..., 0])
+    tokens = torch.zeros_like(best, dtype=torch.int64)
     infinity = log_probs.new_tensor(torch.inf).view(bits.dtype).numpy()[()]
-    memory = bits.as_strided((extent,), (1,)).numpy()
     work = partial(
         _best_tokens,
-        memory,
-        stride_B,
-        stride_T,
-        V,
+        bits.numpy(),
         lengths.long().contiguous().numpy(),
-        memory.dtype.type(torch.iinfo(bits.dtype).max),
+        type(infinity)(torch.iinfo(bits.dtype).max),
         infinity,
         best.numpy(),
         tokens.numpy(),
     )
     threads = 1
     if log_probs.numel() >= PARALLEL_FROM:
-        threads = min(torch.get_num_threads(), B)
-    _run_in_threads(work, threads)
-    return best.view(log_probs.dtype), tokens
-
-
-def _run_in_threads(work: Callable[[int, int], None], threads: int) -> None:
-    """Call work(first, threads) for every first < threads at once.
-
-    The threads end with the call: a process forked later would not have them.
-    """
+        threads = min(torch.get_num_threads(), len(bits))
     if threads == 1:
-        return work(0, 1)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda first: work(first, threads), range(threads)))
+        work(0, 1)
+    else:  # they end with the call: a process forked later would not have them
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda first: work(first, threads), range(threads)))
+    return best.view(log_probs.dtype), tokens
 
 
 @njit
@@ -108,14 +88,11 @@ def _first_best(row, most, infinity):
 
 
 @compiled
-def _best_tokens(memory, stride_B, stride_T, V, lengths, most, infinity, best, tokens, first, step):
+def _best_tokens(bits, lengths, most, infinity, best, tokens, first, step):
     """Fill best and tokens (B, T) for utterances first, first + step, ...
 
     Args:
-        memory: the scores' bits, as a vector.
-        stride_B: numbers from one utterance to the next.
-        stride_T: numbers from one frame to the next.
-        V: scores of a frame.
+        bits: (B, T, V), the scores' bits.
         lengths: (B,) valid frames.
         most: the largest integer of the bits' type.
         infinity: the bits of infinity.
@@ -126,6 +103,5 @@ def _best_tokens(memory, stride_B, stride_T, V, lengths, most, infinity, best, t
     """
     for b in range(first, lengths.shape[0], step):
         for t in range(lengths[b]):
-            row = memory[b * stride_B + t * stride_T :][:V]
-            tokens[b, t] = _first_best(row, most, infinity)
-            best[b, t] = row[tokens[b, t]]
+            tokens[b, t] = _first_best(bits[b, t], most, infinity)
+            best[b, t] = bits[b, t, tokens[b, t]]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
 from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
@@ -16,10 +17,9 @@ from asrkit.decoders.transducer.steps import (
     Confidence,
     GreedyModel,
     GreedyOptions,
-    check_rules,
 )
 from asrkit.runtime import eager
-from asrkit.shapes import expect, expect_choice, whole
+from asrkit.shapes import MAX_COUNT, expect, expect_choice, whole
 
 STRATEGIES = {
     "windowed_looping": windowed_looping.decode,
@@ -109,12 +109,21 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T E", "encoded")
-    _check_strategy(strategy, graphs)
+    _check_model(model)
+    expect_choice("strategy", strategy, list(STRATEGIES))
+    expect_choice("graphs", graphs, GRAPH_MODES)
+    able = strategy == "windowed_looping" and encoded.is_cuda
+    wanted = f"'auto' or 'off' with {strategy} on {encoded.device}"
+    remedy = "Only windowed_looping runs as a graph, on a CUDA device."
+    expect(able or graphs in ("auto", "off"), "graphs", wanted, repr(graphs), remedy)
+    wanted = f"1 to {MAX_COUNT} labels on a frame"
+    expect(whole(max_symbols, 1, MAX_COUNT), "max_symbols", wanted, repr(max_symbols))
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
     expect_choice("confidence", confidence, CONFIDENCE)
-    check_rules(model, max_symbols)
     if carry is not None:
-        _check_carry(carry, encoded)
+        sizes = sorted({len(part) for part in state_tensors(carry)})
+        remedy = "Regroup it with select and join."
+        expect(sizes == [len(encoded)], "carry", f"B={len(encoded)} utterances", sizes, remedy)
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence, encoded.device)
         if window is None:
@@ -122,7 +131,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
             window = TDT_WINDOW if few else GreedyOptions.window
         options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs)
         decode = STRATEGIES[strategy]
-        if strategy == "windowed_looping" and graphs != "off":
+        if able and graphs != "off":
             decode = decode_with_graphs
         start = carry or greedy.initial_carry(encoded)
         hypotheses = decode(greedy, encoded[:, :longest], lengths.long(), start, options)
@@ -132,25 +141,10 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     return hypotheses
 
 
-def _check_strategy(strategy: str, graphs: str) -> None:
-    """ValueError for names that do not exist, or that do not go together."""
-    expect_choice("strategy", strategy, list(STRATEGIES))
-    expect_choice("graphs", graphs, GRAPH_MODES)
-    expect(
-        graphs in ("auto", "off") or strategy == "windowed_looping",
-        "graphs",
-        f"'auto' or 'off' with {strategy}",
-        repr(graphs),
-        "Only windowed_looping runs as a graph.",
-    )
-
-
-def _check_carry(carry: Any, encoded: Tensor) -> None:
-    expect(
-        isinstance(carry, Carry),
-        "carry",
-        "what hypotheses hold as carry",
-        type(carry).__name__,
-        "Pass hypotheses.carry.",
-    )
-    carry.check(encoded)
+def _check_model(model: Any) -> None:
+    """ValueError unless a model has what a decoder asks for."""
+    missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
+    got = f"{type(model).__name__} without {', '.join(missing)}"
+    expect(not missing, "model", "blank, predict and join", got)
+    remedy = "Count it from the front: V - 1, not -1."
+    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)

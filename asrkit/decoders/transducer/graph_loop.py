@@ -124,23 +124,18 @@ class GraphLoop:
         The flag `active` travels to the host while the next turns already run, so there is one call
         more than needed; turns after the end change nothing.
         """
-        turns()
-        self._send_flag(0)
-        for slot in cycle((1, 0)):
+        is_first = True
+        for slot in cycle((0, 1)):
             turns()
-            self._send_flag(slot)
-            if not self._received_flag(1 - slot):
-                return
-
-    def _send_flag(self, slot: int) -> None:
-        self.host_flags[slot].copy_(self.active, non_blocking=True)
-        if self.flag_sent:
-            self.flag_sent[slot].record()
-
-    def _received_flag(self, slot: int) -> bool:
-        if self.flag_sent:
-            self.flag_sent[slot].synchronize()
-        return bool(self.host_flags[slot])
+            self.host_flags[slot].copy_(self.active, non_blocking=True)
+            if self.flag_sent:
+                self.flag_sent[slot].record()
+            if not is_first:
+                if self.flag_sent:
+                    self.flag_sent[1 - slot].synchronize()
+                if not self.host_flags[1 - slot]:
+                    return
+            is_first = False
 
     @torch.inference_mode(False)
     def hypotheses(self, lengths: Tensor, carry: Carry, impl: str) -> Hypotheses:

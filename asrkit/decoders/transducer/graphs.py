@@ -32,7 +32,6 @@ from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.runtime import CAPTURING, CaptureGuard
-from asrkit.shapes import expect
 
 GRAPH_MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing
@@ -64,7 +63,7 @@ def decode(
     `options.graphs` is one of
         "step": the host replays a few turns (`TURNS`) at a time;
         "full": one graph that repeats itself on the device;
-        "auto": "full" on a GPU, or where that cannot run "step", if its first result in each size
+        "auto": "full", or where that cannot run "step", if its first result in each size
             equals the plain loop's. Where neither does, the plain loop runs from then on, and
             `impl` says why.
 
@@ -81,29 +80,18 @@ def decode(
 
     Args:
         greedy: The model.
-        encoded: (B, T, E).
+        encoded: (B, T, E), on a CUDA device.
         lengths: (B,) int64, valid frames.
         carry: State before the first frame.
         options: All of them count.
 
     Raises:
         RuntimeError: A mode asked for by name cannot run.
-        ValueError: A mode was asked for by name without a CUDA device.
     """
-    auto = options.graphs == "auto"
     batch = DecoderCall(greedy, encoded, lengths, carry, options)
-    if not encoded.is_cuda:
-        expect(
-            auto,
-            "graphs",
-            f"'auto' or 'off' on {encoded.device}",
-            repr(options.graphs),
-            "CUDA graphs need a CUDA device.",
-        )
-        return windowed_looping.decode(*batch)
     if not isinstance(greedy.model, nn.Module):
         reason = "the model is no torch.nn.Module, so a change of its weights could not be seen"
-        if not auto:
+        if options.graphs != "auto":
             raise GraphsUnavailable(reason)
         return _decode_plain(batch, reason)
     cache = cache_of(greedy.model)
@@ -150,31 +138,25 @@ def capture(
     return partial(loop.repeat, graph.replay)
 
 
-class CapturedLoop(NamedTuple):
-    """A loop, and how to run it on the current stream once a batch is loaded."""
-
-    loop: GraphLoop
-    run: Callable[[], None]
-
-
 class GraphCache:
     """The captured loops of one model, the one used last at the end.
 
     Attributes:
         lock: Held by whoever decodes.
-        loops: Captured loops by what they fit.
+        loops: Captured loops by what they fit, each with what runs it on the current stream once a
+            batch is loaded.
         weights: What `weights_read` said when they were captured.
         trusted: Keys of loops whose first result was compared with the plain loop's.
         auto_modes: What "auto" still tries, in this order.
         refused: Why it does not try the others; "" while it tries all.
         folds: Whether new loops fold the predictor's weights.
         done: When the device has finished with the buffers.
-        stream: That loops are recorded on; taken from FREE_STREAMS, and put back by `close`.
+        stream: That loops are recorded on; taken from FREE_STREAMS, and put back when the loops go.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.loops = OrderedDict[tuple, CapturedLoop]()
+        self.loops = OrderedDict[tuple, tuple[GraphLoop, Callable[[], None]]]()
         self.weights: tuple = ()
         self.trusted = set[tuple]()
         self.auto_modes = ["full", "step"]
@@ -182,13 +164,6 @@ class GraphCache:
         self.folds = True
         self.done: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
-
-    def close(self) -> None:
-        """Free all loops."""
-        self.drop(*self.loops)
-        if self.stream is not None:
-            FREE_STREAMS.append(self.stream)
-            self.stream = None
 
     def drop(self, *keys: tuple) -> None:
         """Free loops, once the device has finished with them."""
@@ -228,40 +203,40 @@ class GraphCache:
             self.drop(*self.loops)
             self.weights = weights
         key = (mode, *_key(batch))
-        if key in self.loops and self.loops[key].loop.encoded.shape[1] < batch.encoded.shape[1]:
+        if key in self.loops and self.loops[key][0].encoded.shape[1] < batch.encoded.shape[1]:
             self.drop(key)  # for one with more room, which serves the shorter batches too
         if key not in self.loops:
             self.loops[key] = self.make(batch, mode)
         self.loops.move_to_end(key)
         loop, run = self.loops[key]
         loop.load(batch.greedy, batch.encoded, batch.lengths, batch.carry)
-        expected = start = None
-        if batch.options.graphs == "auto" and key not in self.trusted:
-            start = _carry_in(loop)
+        is_new = batch.options.graphs == "auto" and key not in self.trusted
+        if is_new:
             # in the graph's own sizes, since rounding depends on them
+            state = loop.state
+            start = Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
             expected = windowed_looping.decode(
                 batch.greedy, loop.encoded, loop.lengths, start, batch.options
             )
         run()
         result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
-        if expected is not None and start is not None:
-            if not _same_labels(loop.hypotheses(loop.lengths, start, ""), expected):
-                return self._without_folding(key, batch, mode)
+        if is_new:
+            found = loop.hypotheses(loop.lengths, start, "")
+            # labels, lengths, frames and durations
+            if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):
+                if loop.folded is None:
+                    reason = "the captured loop found other labels than the plain one"
+                    raise GraphsUnavailable(reason)
+                self.folds = False  # once more with the model's own predictor
+                self.drop(key)
+                return self.replay(batch, mode)
             self.trusted.add(key)
         if batch.encoded.is_cuda:
             self.done = torch.cuda.Event()
             self.done.record()
         return result
 
-    def _without_folding(self, key: tuple, batch: DecoderCall, mode: str) -> Hypotheses:
-        """Replay with the model's own predictor after the loop `key` gave other labels."""
-        if self.loops[key].loop.folded is None:
-            raise GraphsUnavailable("the captured loop found other labels than the plain one")
-        self.folds = False
-        self.drop(key)
-        return self.replay(batch, mode)
-
-    def make(self, batch: DecoderCall, mode: str) -> CapturedLoop:
+    def make(self, batch: DecoderCall, mode: str) -> tuple[GraphLoop, Callable[[], None]]:
         """Capture a loop for batches of this size; drops the loops used least recently.
 
         Args:
@@ -282,7 +257,7 @@ class GraphCache:
             loop.load(greedy, encoded, lengths, carry)
             if self.stream is None:
                 self.stream = free_stream(encoded.device)
-            return CapturedLoop(loop, capture(loop, greedy, mode, self.stream))
+            return loop, capture(loop, greedy, mode, self.stream)
         except Exception as error:
             reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
@@ -325,7 +300,10 @@ def release_graphs(model: Any = None) -> None:
         caches = [MODELS.pop(key) for key in keys if key in MODELS]
     for cache in caches:
         with cache.lock:
-            cache.close()
+            cache.drop(*cache.loops)
+            if cache.stream is not None:
+                FREE_STREAMS.append(cache.stream)
+                cache.stream = None
 
 
 def weights_read(model: nn.Module) -> tuple:
@@ -388,15 +366,3 @@ def _key(batch: DecoderCall) -> tuple:
         greedy.blank,
         greedy.durations,
     )
-
-
-def _carry_in(loop: GraphLoop) -> Carry:
-    """The carry that a loaded loop starts from, in the sizes of its buffers."""
-    state = loop.state
-    return Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
-
-
-def _same_labels(hypotheses: Hypotheses, expected: Hypotheses) -> bool:
-    """Whether labels, lengths, frames and durations are equal."""
-    pairs = zip(hypotheses.parts()[:4], expected.parts()[:4], strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.states import map_state, state_tensors
-from asrkit.shapes import MAX_COUNT, expect, whole
+from asrkit.shapes import expect
 
 Confidence = Literal["none", "max_prob", "entropy"]
 CONFIDENCE = get_args(Confidence)
@@ -26,34 +26,6 @@ class GreedyOptions:
     max_symbols: int = 10  # labels on one frame
     window: int = 8  # frames that one joint call of windowed_looping covers
     graphs: str = "off"
-
-
-def check_rules(model: Any, max_symbols: int) -> None:
-    """Check that every path of `model` ends, in bounded memory.
-
-    Args:
-        model: A `Transducer`.
-        max_symbols: Most labels on one frame.
-
-    Raises:
-        ValueError: Names what is missing or out of range.
-    """
-    missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
-    got = f"{type(model).__name__} without {', '.join(missing)}"
-    expect(not missing, "model", "blank, predict and join", got)
-    expect(
-        whole(max_symbols, 1, MAX_COUNT),
-        "max_symbols",
-        f"1 to {MAX_COUNT} labels on a frame",
-        repr(max_symbols),
-    )
-    expect(
-        whole(model.blank, 0),
-        "model.blank",
-        "an index from 0",
-        repr(model.blank),
-        "Count it from the front: V - 1, not -1.",
-    )
 
 
 class Carry(NamedTuple):
@@ -71,19 +43,7 @@ class Carry(NamedTuple):
     @staticmethod
     def join(carries: Sequence["Carry"]) -> "Carry":
         """One carry for the utterances of several batches, in the order of `carries`."""
-        expect(len(carries) > 0, "carries", "at least one", "none")
         return map_state(lambda *tensors: torch.cat(tensors), *carries)
-
-    def check(self, encoded: Tensor) -> None:
-        """ValueError unless the carry has the batch size and the device of encoded (B, T, E)."""
-        tensors = state_tensors(self)
-        B = len(encoded)
-        sizes = sorted({str(len(tensor)) if tensor.dim() else "none" for tensor in tensors})
-        remedy = "Regroup it with select and join."
-        expect(sizes == [str(B)], "carry", f"B={B} utterances", ", ".join(sizes), remedy)
-        device = str(encoded.device)
-        devices = sorted({str(tensor.device) for tensor in tensors})
-        expect(devices == [device], "carry", f"tensors on {device}", ", ".join(devices))
 
     def after(self, time: Tensor, lengths: Tensor, predicted: Tensor, state: Any) -> "Carry":
         """The carry once these utterances have been decoded by `lengths` more frames.
@@ -150,9 +110,17 @@ class GreedyModel:
         Args:
             encoded: Frames (..., E).
             predicted: Predictor outputs (..., P) whose leading dimensions broadcast with them.
+
+        Raises:
+            ValueError: The logits have another shape.
         """
         logits = self.model.join(encoded, predicted)
-        V = vocabulary(logits, encoded, self.blank, self.durations)
+        V = logits.shape[-1] - len(self.durations)
+        if logits.shape[:-1] != encoded.shape[:-1] or self.blank >= V:
+            sizes = ", ".join(map(str, encoded.shape[:-1]))
+            least = self.blank + len(self.durations)
+            wanted = f"logits ({sizes}, more than {least})"
+            expect(False, "model.join", wanted, tuple(logits.shape))
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp = logits[..., :V].log_softmax(-1, dtype=dtype)  # durations have their own softmax
         score, token = logp.max(-1)
@@ -167,10 +135,21 @@ class GreedyModel:
         return BestTokens(token, jump, total, confidence)
 
     def initial_carry(self, encoded: Tensor) -> Carry:
-        """The carry of the utterances of encoded (B, T, E) before their first frame."""
+        """The carry of the utterances of encoded (B, T, E) before their first frame.
+
+        Raises:
+            ValueError: `model.predict` returns something else, or tensors that are not batch first.
+        """
         B = len(encoded)
         blank = torch.full((B,), self.blank, dtype=torch.int64, device=encoded.device)
-        predicted, state = first_prediction(self.model, blank)
+        prediction = self.model.predict(blank, None)
+        is_pair = isinstance(prediction, tuple | list) and len(prediction) == 2
+        got = type(prediction).__name__
+        expect(is_pair, "model.predict", "the pair predicted (B, P), state", got)
+        sizes = {tensor.shape[:1] for tensor in state_tensors(prediction)}
+        wanted = f"tensors with B={B} as first dimension"
+        expect(sizes == {(B,)}, "model.predict", wanted, "another", "Transpose its state.")
+        predicted, state = prediction
         zero = torch.zeros_like(blank)
         return Carry(predicted, state, zero, zero.clone())
 
@@ -191,68 +170,3 @@ def token_confidence(kind: Confidence, logp: Tensor, score: Tensor) -> Tensor | 
     highest = math.log(logp.shape[-1])
     certainty = 1 - entropy / highest
     return certainty.clamp(0, 1).float()
-
-
-def first_prediction(model: Any, blank: Tensor) -> tuple[Tensor, Any]:
-    """(predictor output (B, P), predictor state) before the first label.
-
-    Args:
-        model: A `Transducer`.
-        blank: (B,) filled with the index of the blank.
-
-    Raises:
-        ValueError: `model.predict` returns something else, or tensors that are not batch first.
-    """
-    prediction = model.predict(blank, None)
-    valid = (
-        isinstance(prediction, tuple | list)
-        and len(prediction) == 2
-        and isinstance(prediction[0], Tensor)
-        and prediction[0].dim() == 2
-    )
-    expect(valid, "model.predict", "the pair predicted (B, P), state", _describe(prediction))
-    first_sizes = {tensor.shape[:1] for tensor in state_tensors(prediction)}
-    batch_first = first_sizes == {blank.shape}
-    expect(
-        batch_first,
-        "model.predict",
-        f"tensors with B={len(blank)} as first dimension",
-        "another",
-        "Transpose its state.",
-    )
-    return prediction[0], prediction[1]
-
-
-def vocabulary(logits: Any, encoded: Tensor, blank: int, durations: Sequence[int]) -> int:
-    """The vocabulary size V, blank included.
-
-    Args:
-        logits: What `model.join` returned, (..., V + durations).
-        encoded: The frames (..., E) that it was given.
-        blank: Index of the blank, below V.
-        durations: Durations of TDT; empty for RNN-T.
-
-    Raises:
-        ValueError: The logits have another shape or dtype.
-    """
-    least = blank + len(durations)
-    valid = (
-        isinstance(logits, Tensor)
-        and logits.is_floating_point()
-        and logits.shape[:-1] == encoded.shape[:-1]
-        and logits.shape[-1] > least
-    )
-    if not valid:
-        sizes = ", ".join(map(str, encoded.shape[:-1]))
-        wanted = f"float logits ({sizes}, more than {least})"
-        expect(False, "model.join", wanted, _describe(logits))
-    return logits.shape[-1] - len(durations)
-
-
-def _describe(value: Any) -> str:
-    """Shape and dtype of a tensor, the same of a tuple's parts, or a type's name."""
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {', '.join(map(_describe, value))}"
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} {value.dtype}"
-    return type(value).__name__
