@@ -281,7 +281,6 @@ def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(
             {"context": (1,)},
             r"context: expected \(left, right\) in encoder frames, -1 for all",
         ),
-        ({"dropout_attention": 1.0}, "dropout: expected shares"),
         ({"heads": 3}, "heads: expected a divisor of width 16"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 
 from asrkit.cli import main
 from asrkit.models.encoders import halve
-from asrkit.models.execution import rounded
+from asrkit.models.inference import rounded
 from asrkit.transcribe import PipelineConfig, Recognizer, pipeline
 from asrkit.workbench import records
 from asrkit.workbench.bench import file_recognizer
