@@ -93,12 +93,8 @@ class _Subsampling(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
-        # A GPU's tensor cores want rows of 16 bytes or a multiple: windows of 4 x 4, whose last row
-        # and column are multiplied by zero.
-        side = 4 if features.is_cuda else 3
         first, *depthwise_pointwise = self.convs
-        x = windows(features, side)
-        x, lengths = self._mix(x, first, lengths, side)
+        x, lengths = self._mix(_windows(features), first, lengths)
         for pair in depthwise_pointwise:
             depthwise, pointwise = cast(nn.Sequential, pair)
             x = depthwise(x.permute(0, 3, 1, 2))  # (B, C, T, F)
@@ -107,31 +103,19 @@ class _Subsampling(nn.Module):
         rows = x.transpose(2, 3).flatten(2)  # (B, T', C F')
         return self.out(rows), lengths
 
-    def _mix(self, x: Tensor, conv: Any, lengths: Tensor, side: int = 1) -> tuple[Tensor, Tensor]:
-        """ReLU of `conv` over the last dimension of `x`, zero behind the halved lengths.
-
-        The kernel of `conv` is padded with zeros to `side` x `side`.
-        """
+    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """ReLU of `conv` over the last dimension of `x`, zero behind the halved lengths."""
         lengths = halve(lengths)
         padding = to_device(~valid_mask(lengths, x.shape[1]), x.device)
-        weight = conv.weight
-        more = side - weight.shape[-1]
-        if more:
-            weight = F.pad(weight, (0, more, 0, more))
-        x = F.linear(x, weight.flatten(1), conv.bias)
+        x = F.linear(x, conv.weight.flatten(1), conv.bias)
         x = x.masked_fill_(padding[:, :, None, None], 0.0)
         return x.relu_(), lengths
 
 
-def windows(features: Tensor, side: int) -> Tensor:
-    """Windows of `side` x `side` (3 or 4) around every second frame and bin of features (B, T, F).
-
-    Returns (B, T', F', side * side).
-    """
-    more = side - 2
-    padded = F.pad(features, (1, more, 1, more))
-    unfolded = padded.unfold(1, side, 2).unfold(2, side, 2)  # (B, T', F', side, side)
-    return unfolded.flatten(3)
+def _windows(features: Tensor) -> Tensor:
+    """Windows of 3 x 3 (B, T', F', 9) around every second frame and bin of features (B, T, F)."""
+    padded = F.pad(features, (1, 1, 1, 1))
+    return padded.unfold(1, 3, 2).unfold(2, 3, 2).flatten(3)
 
 
 class ConformerBlock(nn.Module):

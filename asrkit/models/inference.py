@@ -3,6 +3,7 @@
 Beside it: batch norms folded into convolutions, weights in other dtypes, TF32, and CUDA graphs.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -84,15 +85,9 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
 def _is_plain(encoder: FastConformer) -> bool:
     """Whether all of an encoder is in float32 or bfloat16, no layer replaced by a quantizer."""
     dtypes = {weight.dtype for weight in encoder.parameters()}
-    layers: list[Any] = [encoder.subsampling.out]
-    for block in encoder.blocks:
-        parts: Any = block
-        attention = parts.attention
-        layers += [attention.qkv, attention.position, attention.out, parts.gate, parts.pointwise]
-        for _, wide, _, _, narrow in parts.feed:
-            layers += [wide, narrow]
-    known = dtypes in ({torch.float32}, {torch.bfloat16})
-    return known and all(is_plain_linear(layer) for layer in layers)
+    linear = 1 + 9 * len(encoder.blocks)  # of the subsampling, and of a block
+    plain = sum(map(is_plain_linear, encoder.modules())) == linear
+    return plain and dtypes in ({torch.float32}, {torch.bfloat16})
 
 
 class FoldedNorm(nn.Module):
@@ -211,7 +206,7 @@ def _side_by_side(convs: Sequence[nn.Conv1d]) -> nn.Conv1d:
     dtype = weight.dtype
     wide = torch.promote_types(dtype, torch.float32)
     biases: list[Any] = [conv.bias for conv in convs]
-    bias = torch.stack([part.to(wide) for part in biases]).sum(0)
+    bias = torch.stack(biases).to(wide).sum(0)
     channels, inputs, _ = weight.shape
     merged = nn.Conv1d(inputs, channels, 1, device="meta")
     merged.weight = nn.Parameter(weight, requires_grad=False)
@@ -228,23 +223,17 @@ def tf32(on: bool) -> Iterator[None]:
     Args:
         on: whether TF32 is allowed inside the block.
     """
-    cuda: Any = torch.backends.cuda.matmul
+    products: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    name, settings = "allow_tf32", (cuda, cudnn)
-    value: bool | str = on
-    try:
-        before = [setting.allow_tf32 for setting in settings]
-    except RuntimeError:  # torch's newer setting was used, and both are not to be mixed
-        name, settings = "fp32_precision", (cuda, cudnn.conv)
-        value = "tf32" if on else "ieee"
-        before = [setting.fp32_precision for setting in settings]
+    settings = (products, cudnn.conv, cudnn.rnn)
+    before = [setting.fp32_precision for setting in settings]
     try:
         for setting in settings:
-            setattr(setting, name, value)
+            setting.fp32_precision = "tf32" if on else "ieee"
         yield
     finally:
         for setting, value in zip(settings, before, strict=True):
-            setattr(setting, name, value)
+            setting.fp32_precision = value
 
 
 def cast_copy(model: M, dtype: torch.dtype) -> M:
@@ -314,7 +303,10 @@ class EncoderGraphs:
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """What `encode` returns for the features padded to a multiple of GRAPH_FRAMES."""
         B, T, F = features.shape
-        shape = (B, rounded(T, self.most))
+        frames = math.ceil(T / GRAPH_FRAMES) * GRAPH_FRAMES
+        if self.most is not None:
+            frames = max(T, min(frames, self.most))  # more than `most` the encoder refuses itself
+        shape = (B, frames)
         if shape not in self.graphs:
             inputs = features.new_zeros(*shape, F)
             sizes = lengths.clone()
@@ -324,11 +316,3 @@ class EncoderGraphs:
         inputs[:, :T].copy_(features)
         sizes.copy_(lengths)
         return replay()
-
-
-def rounded(T: int, most: int | None = None) -> int:
-    """Feature frames in the graph that serves T of them: a multiple of GRAPH_FRAMES, or `most`."""
-    frames = -(-T // GRAPH_FRAMES) * GRAPH_FRAMES
-    if most is None or most < T:  # more than that the encoder refuses itself
-        return frames
-    return min(frames, most)

@@ -100,10 +100,8 @@ class JasperConfig:
 
     @property
     def layers(self) -> int:
-        """All convolutions, those of branches too."""
-        dense = sum(self.has_branches(stage) for stage in self.stages)
-        branches = dense * (dense + 1) // 2
-        return sum(stage.repeat for stage in self.stages) + branches
+        """Convolutions of the stages, those of branches aside."""
+        return sum(stage.repeat for stage in self.stages)
 
     @property
     def receptive_field(self) -> int:
@@ -247,26 +245,16 @@ class Jasper(nn.Module):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), 1 to T, int64, on the features' device or the
-                host. Those on the host are checked.
+                host.
 
         Returns:
             Encoded frames (B, T', D), zero behind each length, and their lengths (B,), where
             `lengths` lie.
 
-        Raises:
-            ValueError: Wrong shapes or lengths; a model in half precision that trains.
         """
         T = expect_batch(features, lengths, self.config.bins)
-        if readable(lengths):
-            inside = bool(((lengths >= 1) & (lengths <= T)).all())
-            expect(inside, "lengths", f"1 to {T} frames each", lengths)
-        dtype = dtype_of(self)
-        half = dtype in (torch.float16, torch.bfloat16)
-        remedy = "Keep float32 weights and train under torch.autocast."
-        wanted = "float32 weights in training: norms in half precision lose their statistics"
-        expect(not (half and self.training), "model", wanted, dtype, remedy)
         padding = padding_mask(lengths, T, features.device)
-        x = without_padding(features.transpose(1, 2), padding).to(dtype)  # (B, F, T)
+        x = without_padding(features.transpose(1, 2), padding).to(dtype_of(self))  # (B, F, T)
         sources: list[Tensor] = []
         for stage, sizes in zip(self.stages, self.config.stages, strict=True):
             has_branches = self.config.has_branches(sizes)

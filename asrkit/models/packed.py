@@ -48,17 +48,14 @@ class Packed(nn.Module):
         if bias is not None:
             self.bias = nn.Parameter(bias.detach(), requires_grad=False)
 
-    def _save_to_state_dict(self, *_: Any) -> None:
-        self._refuse("cannot be saved", "Save the model before it is packed or optimized.")
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        remedy = "Save, copy, move or cast the model before it is packed or optimized."
+        got = "packed ones, which cannot be saved"
+        expect(False, "model", "layers that are not packed", got, remedy)
 
-    def _apply(self, *_: Any, **__: Any) -> Any:  # .to(), .half(), .cuda() and their like call it
-        self._refuse("cannot be moved or cast", "Do that before it is packed or optimized.")
-
-    def __getstate__(self) -> Any:  # copy.deepcopy and pickle call it
-        self._refuse("cannot be copied or pickled", "Do that before it is packed or optimized.")
-
-    def _refuse(self, what: str, remedy: str) -> None:
-        expect(False, "model", "layers that are not packed", f"packed ones, which {what}", remedy)
+    _save_to_state_dict = _refuse
+    _apply = _refuse  # .to(), .half(), .cuda() and their like call it
+    __getstate__ = _refuse  # copy.deepcopy and pickle call it
 
 
 class PackedLinear(Packed):
@@ -266,9 +263,10 @@ def packs(model: nn.Module) -> bool:
 def pack(model: M) -> M:
     """Lay out the weights of linear layers and convolutions for oneDNN, in place.
 
-    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer, where no quantizer
-    has replaced it or its weight. A ReLU right behind it in an nn.Sequential, and a GELU behind a
-    linear layer, becomes a part of it. A ReadLinear keeps its weight too. Returns the model.
+    Every nn.Linear, and nearly every nn.Conv1d of one group, becomes a packed layer, where no
+    quantizer has replaced it or its weight. A ReLU right behind it in an nn.Sequential, and a GELU
+    behind a linear layer, becomes a part of it. A ReadLinear keeps its weight too. Returns the
+    model.
 
     Args:
         model: A model for which `packs` is True.
@@ -299,10 +297,17 @@ def _pack_children(parent: nn.Module) -> None:
 
 
 def _is_plain_convolution(layer: Any) -> bool:
-    """Whether a layer is a convolution over time of one group, padded with zeros if at all."""
+    """Whether a layer is a convolution over time that can be packed: of one group, padded with
+    zeros if at all.
+
+    In half precision oneDNN wants another layout of few channels in blocks of 48 for some numbers
+    of frames, and makes it in every call: that takes 20 to 100 times as long as not to pack.
+    """
     if type(layer) is not nn.Conv1d or isinstance(layer.padding, str):
         return False
-    return layer.groups == 1 and layer.in_channels > 1 and layer.padding_mode == "zeros"
+    wide = layer.weight.dtype == torch.float32 or layer.weight.numel() >= LARGE
+    plain = layer.groups == 1 and layer.in_channels > 1 and layer.padding_mode == "zeros"
+    return plain and (wide or layer.kernel_size == (1,) or layer.out_channels % 48 != 0)
 
 
 def _packed_convolution(conv: nn.Conv1d) -> Packed:
@@ -314,15 +319,15 @@ def _packed_convolution(conv: nn.Conv1d) -> Packed:
 def _join_activations(layers: nn.Sequential) -> None:
     """Have packed layers compute the activations behind them."""
     for place in range(1, len(layers)):
-        layer, activation = layers[place - 1], layers[place]
-        if isinstance(layer, Packed) and type(activation) is nn.ReLU:
+        layer, behind = layers[place - 1], layers[place]
+        if isinstance(layer, Packed) and type(behind) is nn.ReLU:
             layer.activation = "relu"
-        elif isinstance(layer, PackedLinear) and _is_exact_gelu(activation):
+        elif isinstance(layer, PackedLinear) and _is_gelu(behind):
             layer.activation = "gelu"
         else:
             continue
         layers[place] = nn.Identity()
 
 
-def _is_exact_gelu(layer: nn.Module) -> bool:
+def _is_gelu(layer: nn.Module) -> bool:
     return type(layer) is nn.GELU and layer.approximate == "none"

@@ -118,7 +118,7 @@ def test_branches_of_a_jasper_become_one_product():
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=WITH_BFLOAT16)]
 )
 @torch.inference_mode()
-def test_an_optimized_jasper_has_packed_layers_alone_and_says_the_same(dtype):
+def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
     model = spread(CTCModel(presets.mini_jasper())).to(dtype)
     features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
     exact = copy.deepcopy(model).double()(features.double(), lengths)[0]
@@ -129,9 +129,9 @@ def test_an_optimized_jasper_has_packed_layers_alone_and_says_the_same(dtype):
     assert frames.tolist() == [50, 30]
     assert next(model.parameters()).dtype == dtype
     kinds = [type(part) for part in model.modules()]
-    assert kinds.count(PackedConv1d) == 8
+    assert kinds.count(PackedConv1d) == (8 if dtype == torch.float32 else 3)
+    assert kinds.count(PackedConv1d) + kinds.count(nn.Conv1d) == 8
     assert kinds.count(PackedPointwise) == 4
-    assert nn.Conv1d not in kinds
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
