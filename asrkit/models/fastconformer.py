@@ -161,21 +161,11 @@ class ConformerBlock(nn.Module):
         return self.final_norm(x)
 
     def _convolution(self, x: Tensor, valid: Tensor) -> Tensor:
-        """The convolution module (B, T, D): its norm, GLU, depthwise convolution, pointwise one.
-
-        The depthwise one is of an image one pixel high, so that (B, T, D) need not be transposed in
-        memory.
-        """
+        """The convolution module (B, T, D): its norm, GLU, depthwise convolution, pointwise one."""
         gated = F.glu(self.gate(self.conv_norm(x)), -1)
         gated = gated.masked_fill_(~valid[..., None], 0.0)
-        conv = self.depthwise
-        image = gated.transpose(1, 2).unsqueeze(2)  # (B, D, 1, T)
-        kernel = conv.weight.unsqueeze(2)
-        padding = (0, conv.kernel_size[0] // 2)
-        mixed = F.conv2d(image, kernel, conv.bias, padding=padding, groups=conv.groups)
-        rows = mixed.squeeze(2).transpose(1, 2).flatten(0, 1)  # (B T, D)
-        normed = F.silu(self.batch_norm(rows), inplace=True)
-        return self.pointwise(normed.view(x.shape))
+        mixed = self.batch_norm(self.depthwise(gated.transpose(1, 2)))  # (B, D, T)
+        return self.pointwise(F.silu(mixed, inplace=True).transpose(1, 2))
 
 
 def _feed_forward(config: FastConformerConfig) -> nn.Sequential:

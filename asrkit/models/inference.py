@@ -171,15 +171,13 @@ class FoldedStage(nn.Module):
     def __init__(self, stage: JasperStage) -> None:
         super().__init__()
         convs: list[Any] = [repeat.conv for repeat in stage.repeats]
-        *before, last = convs
+        *before, self.last = convs
         self.norms = FoldedNorm()
         self.layers = nn.ModuleList(nn.Sequential(conv, nn.ReLU(inplace=True)) for conv in before)
-        self.last: nn.Module = last
         self.branches: nn.Conv1d | None = None
         if len(stage.branches) > 0:
-            self.branches = _side_by_side([branch.conv for branch in stage.branches])  # type: ignore[misc]
-        else:
-            self.last = nn.Sequential(last, nn.ReLU(inplace=True))
+            branches: list[Any] = [branch.conv for branch in stage.branches]
+            self.branches = _side_by_side(branches)
 
     def forward(self, x: Tensor, sources: Sequence[Tensor], padding: Tensor | None) -> Tensor:
         """As `JasperStage.forward`."""
@@ -188,8 +186,8 @@ class FoldedStage(nn.Module):
             x = without_padding(layer(x), padding)
         x = self.last(x)
         if self.branches is not None:
-            x = x.add_(self.branches(_concatenated(sources))).relu_()
-        return without_padding(x, padding)
+            x = x.add_(self.branches(_concatenated(sources)))
+        return without_padding(x.relu_(), padding)
 
 
 def _concatenated(sources: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
-from asrkit.models.folded_predictor import FoldedPredictor, State
 from asrkit.models.jasper import Jasper, JasperConfig
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
 from asrkit.models.whisper import WhisperEncoder, WhisperEncoderConfig
@@ -18,6 +17,7 @@ from asrkit.shapes import MAX_COUNT, dims, expect, expect_choice, expect_types, 
 EncoderConfig = (
     ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig | WhisperEncoderConfig
 )
+State = tuple[Tensor, Tensor]  # of an LSTM predictor: hidden and cell, (B, layers, D) each
 Encoder = ConvEncoder | FastConformer | LSTMEncoder | Jasper | WhisperEncoder
 
 
@@ -278,16 +278,6 @@ class TransducerModel(nn.Module):
         """
         predicted, state = self.predictor(labels[:, None], state)
         return self.predictor_projection(predicted[:, 0]), state
-
-    def folded_predictor(self) -> FoldedPredictor | None:
-        """What predicts as `predict` does in fewer kernels; None where there is no LSTM to fold."""
-        own = getattr(self.predict, "__func__", None) is TransducerModel.predict
-        if not own or self.training or not isinstance(self.predictor, LSTMPredictor):
-            return None
-        layers = type(self.predictor.embedding), type(self.predictor.lstm)
-        if layers != (nn.Embedding, nn.LSTM):  # a quantizer has replaced one
-            return None
-        return FoldedPredictor(self.predictor)
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         """Logits (..., V + durations) of projected frames and predictions, both (..., D).

@@ -1,9 +1,9 @@
 """The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
 
-from dataclasses import math
+import math
+from dataclasses import replace
 
 import pytest
-import replace
 import torch
 
 from asrkit.cli import main
