@@ -402,7 +402,6 @@ def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(
         )
         waits = path.stem in (
             "numba_cpu",
-            "int8_numba_cpu",
             "numba_cuda",
             "triton",
             "espeak_worker",

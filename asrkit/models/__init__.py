@@ -1,7 +1,6 @@
 """Models: encoders, predictors, joint, and the checkpoints that carry them."""
 
 from asrkit.models import presets
-from asrkit.models.assembly import make_model
 from asrkit.models.attention_decoder import AEDConfig, AEDModel
 from asrkit.models.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from asrkit.models.encoders import ConvConfig, ConvEncoder
@@ -9,6 +8,7 @@ from asrkit.models.fastconformer import FastConformer, FastConformerConfig, limi
 from asrkit.models.inference import optimize
 from asrkit.models.jasper import Jasper, JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, phases
+from asrkit.models.presets import make_model
 from asrkit.models.transducer import (
     CTCConfig,
     CTCModel,

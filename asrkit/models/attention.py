@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.weight_cache import WeightCache
-
 
 def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
     """Sinusoids of relative positions, sine and cosine interleaved (arXiv 1706.03762, section 3.5).
@@ -37,17 +35,12 @@ def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
 class RelativeAttention(nn.Module):
     """Multi-head attention with relative positions (arXiv 1901.02860, section 3.3).
 
-    `position_cache` holds the projected positions between calls. By default it is None and they are
-    computed in every call. `asrkit.models.optimize` sets it; after that no weight may change.
-
     Args:
         width: Width of the frames, D.
         heads: Attention heads, H, a divisor of `width`.
         dropout: Share of attention weights dropped in training.
         bias: Whether the linear layers have biases, that of the positions excepted.
     """
-
-    position_cache: WeightCache | None = None
 
     def __init__(
         self,
@@ -85,7 +78,7 @@ class RelativeAttention(nn.Module):
         B, T, _ = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, -1)
         q, k, v = qkv.unbind(2)  # each (B, T, H, D/H)
-        p = self.projected(positions, attended(T, context))
+        p = self._projected(positions)
         scores = self._position_scores(q, p)
         q = q + self.content_bias[:, 0]
         q = q.transpose(1, 2)  # (B, H, T, D/H)
@@ -97,26 +90,12 @@ class RelativeAttention(nn.Module):
             frames = self._everywhere(q, k, v, scores, valid, context)
         return self.out(frames)
 
-    def projected(self, positions: Tensor, distances: tuple[int, int]) -> Tensor:
-        """Projected positions over sqrt(D/H), (H, D/H, P); see `position_cache`.
-
-        Args:
-            positions: `relative_positions` (P, D).
-            distances: The first and last distance that they stand for.
-        """
-
-        def project() -> Tensor:
-            p = self.position(positions)
-            p = p.view(positions.shape[0], self.heads, -1)  # no len(): exporters would fix it
-            scaled = p / math.sqrt(p.shape[-1])
-            return scaled.permute(1, 2, 0)
-
-        # in training, dropout changes the positions from call to call
-        if self.position_cache is None or self.training:
-            return project()
-        key = (distances, positions.dtype, positions.device)
-        weight = getattr(self.position, "weight", None)
-        return self.position_cache.value(weight, key, project)
+    def _projected(self, positions: Tensor) -> Tensor:
+        """Projected positions over sqrt(D/H), (H, D/H, P), of `relative_positions` (P, D)."""
+        p = self.position(positions)
+        p = p.view(positions.shape[0], self.heads, -1)  # no len(): exporters would fix it
+        scaled = p / math.sqrt(p.shape[-1])
+        return scaled.permute(1, 2, 0)
 
     def _position_scores(self, q: Tensor, p: Tensor) -> Tensor:
         """Products of queries (B, T, H, D/H) with projected positions (H, D/H, P): (B, H, T, P).

@@ -1,17 +1,38 @@
-"""The small convolutional encoder.
+"""The small convolutional encoder, and what all encoders ask.
 
 Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their lengths (B,) out.
 """
 
-import math
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.dtypes import dtype_of
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
+from asrkit.shapes import dims, expect, expect_types, valid_mask
+
+
+def expect_batch(features: Tensor, lengths: Tensor, bins: int) -> int:
+    """T of features (B, T, bins); ValueError unless they and lengths (B,) are a batch."""
+    B, T, _ = dims(features, "B T F", "features", F=bins)
+    dims(lengths, "B", "lengths", B=B)
+    shape = tuple(features.shape)
+    expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
+    return T
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype that a module computes in: that of its first floating-point weight or buffer.
+
+    Each call of an encoder asks this, so it looks at the first alone: a model has one dtype. A
+    quantizer may leave numbers of 8 bits, floating-point or not, which do not count, or no weights.
+    It is float32 where nothing counts, which is what such layers take and return.
+    """
+    for weight in chain(module.parameters(), module.buffers()):
+        if weight.is_floating_point() and weight.itemsize > 1:
+            return weight.dtype
+    return torch.float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +58,7 @@ class ConvConfig:
     def __post_init__(self) -> None:
         expect_types(self)
         sizes = (self.bins, self.width, self.kernel)
-        valid = all(whole(size, 1) for size in sizes) and whole(self.layers, 0)
-        expect(valid, "config", "sizes of at least 1", self)
+        expect(min(sizes) >= 1, "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
 
@@ -57,22 +77,20 @@ class ConvEncoder(nn.Module):
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()
         D = config.width
-        kernel = config.kernel
-        half = kernel // 2
-        halvings = int(math.log2(config.subsampling))
+        half = config.kernel // 2
         self.config = config
         self.width = D
         self.strides = nn.ModuleList()
         channels = config.bins
-        for _ in range(halvings):
-            conv = nn.Conv1d(channels, D, kernel, stride=2, padding=half, bias=False)
+        for _ in range(config.subsampling.bit_length() - 1):
+            conv = nn.Conv1d(channels, D, config.kernel, stride=2, padding=half, bias=False)
             self.strides.append(conv)
             channels = D
         self.convs = nn.ModuleList()
         for layer in range(config.layers):
             dilation = 1 + layer % 3
             padding = dilation * half
-            conv = nn.Conv1d(D, D, kernel, dilation=dilation, padding=padding, bias=False)
+            conv = nn.Conv1d(D, D, config.kernel, dilation=dilation, padding=padding, bias=False)
             self.convs.append(conv)
         self.stride_norms = nn.ModuleList(nn.BatchNorm1d(D) for _ in self.strides)
         self.norms = nn.ModuleList(nn.BatchNorm1d(D) for _ in self.convs)
@@ -88,23 +106,16 @@ class ConvEncoder(nn.Module):
         Returns:
             Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
         """
-        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
-        dims(lengths, "B", "lengths", B=B)
-        shape = tuple(features.shape)
-        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
-        dtype = dtype_of(self)
+        T = expect_batch(features, lengths, self.config.bins)
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0)
-        x = x.transpose(1, 2).to(dtype)  # (B, F, T)
+        x = x.transpose(1, 2).to(dtype_of(self))  # (B, F, T)
         for conv, norm in zip(self.strides, self.stride_norms, strict=True):
-            x = conv(x)  # (B, D, T / 2)
-            x = norm(x).relu()
+            x = norm(conv(x)).relu()  # (B, D, T / 2)
             lengths = halve(lengths)
             # The padding must not leak into the next convolution's window.
-            valid = to_device(valid_mask(lengths, x.shape[2]), x.device)
-            x = x * valid[:, None]
-        valid = to_device(valid_mask(lengths, x.shape[2]), x.device)
-        valid = valid[:, None]  # (B, 1, T')
+            valid = to_device(valid_mask(lengths, x.shape[2]), x.device)[:, None]  # (B, 1, T')
+            x = x * valid
         for conv, norm in zip(self.convs, self.norms, strict=True):
             residual = norm(conv(x)).relu()
             x = (x + self.dropout(residual)) * valid

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
-from asrkit.models.dtypes import dtype_of
-from asrkit.models.encoders import halve
+from asrkit.models.encoders import dtype_of, expect_batch, halve
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
+from asrkit.shapes import expect, expect_types, valid_mask, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,33 +56,16 @@ class FastConformerConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        sizes = (
-            self.bins,
-            self.width,
-            self.heads,
-            self.subsampling_channels,
-            self.kernel,
-            self.expansion,
-        )
-        valid = all(whole(size, 1) for size in sizes) and whole(self.layers, 0)
-        expect(valid, "config", "sizes of at least 1", self)
+        sizes = (self.bins, self.width, self.heads, self.subsampling_channels, self.expansion)
+        expect(min(sizes) >= 1, "config", "sizes of at least 1", self)
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         divides = self.width % self.heads == 0
         expect(divides, "heads", f"a divisor of width {self.width}", self.heads)
-        odd = self.kernel % 2 == 1
-        expect(odd, "kernel", "an odd number of frames", self.kernel)
-        shares = (
-            self.dropout,
-            self.dropout_attention,
-            self.dropout_input,
-            self.dropout_positions,
-        )
-        valid = all(0 <= share < 1 for share in shares)
-        expect(valid, "dropout", "shares from 0 to below 1", shares)
-        pair = isinstance(self.context, tuple | list) and len(self.context) == 2
-        valid = pair and all(whole(side, -1) for side in self.context)
-        expect(valid, "context", "(left, right) in encoder frames, -1 for all", self.context)
-        object.__setattr__(self, "context", tuple(self.context))  # JSON brings lists
+        expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
+        context = tuple(self.context)  # JSON brings lists
+        valid = len(context) == 2 and all(whole(side, -1) for side in context)
+        expect(valid, "context", "(left, right) in encoder frames, -1 for all", context)
+        object.__setattr__(self, "context", context)
 
 
 class _Subsampling(nn.Module):
@@ -97,7 +79,7 @@ class _Subsampling(nn.Module):
     def __init__(self, config: FastConformerConfig) -> None:
         super().__init__()
         C = config.subsampling_channels
-        halvings = int(math.log2(config.subsampling))
+        halvings = config.subsampling.bit_length() - 1
         first = nn.Conv2d(1, C, 3, stride=2, padding=1)
         self.convs = nn.ModuleList([first])
         for _ in range(halvings - 1):
@@ -106,52 +88,34 @@ class _Subsampling(nn.Module):
             self.convs.append(nn.Sequential(depthwise, pointwise))
         bins = config.bins
         for _ in range(halvings):
-            bins = (bins - 1) // 2 + 1
+            bins = math.ceil(bins / 2)
         self.out = nn.Linear(C * bins, config.width)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
-        # A GPU's tensor cores want rows of 16 bytes or a multiple: windows of 4 x 4, whose last row
-        # and column are multiplied by zero.
-        side = 4 if features.is_cuda else 3
         first, *depthwise_pointwise = self.convs
-        x = windows(features, side)
-        x, lengths = self._mix(x, first, lengths, side)
+        x, lengths = self._mix(_windows(features), first, lengths)
         for pair in depthwise_pointwise:
             depthwise, pointwise = cast(nn.Sequential, pair)
-            x = x.permute(0, 3, 1, 2)  # (B, C, T, F)
-            x = depthwise(x)
+            x = depthwise(x.permute(0, 3, 1, 2))  # (B, C, T, F)
             x = x.permute(0, 2, 3, 1)
             x, lengths = self._mix(x, pointwise, lengths)
         rows = x.transpose(2, 3).flatten(2)  # (B, T', C F')
         return self.out(rows), lengths
 
-    def _mix(self, x: Tensor, conv: Any, lengths: Tensor, side: int = 1) -> tuple[Tensor, Tensor]:
-        """ReLU of `conv` over the last dimension of `x`, zero behind the halved lengths.
-
-        The kernel of `conv` is padded with zeros to `side` x `side`.
-        """
+    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """ReLU of `conv` over the last dimension of `x`, zero behind the halved lengths."""
         lengths = halve(lengths)
-        valid = to_device(valid_mask(lengths, x.shape[1]), x.device)
-        padding = ~valid[:, :, None, None]
-        weight = conv.weight
-        more = side - weight.shape[-1]
-        if more:
-            weight = F.pad(weight, (0, more, 0, more))
-        x = F.linear(x, weight.flatten(1), conv.bias)
-        x = x.masked_fill_(padding, 0.0)
+        padding = to_device(~valid_mask(lengths, x.shape[1]), x.device)
+        x = F.linear(x, conv.weight.flatten(1), conv.bias)
+        x = x.masked_fill_(padding[:, :, None, None], 0.0)
         return x.relu_(), lengths
 
 
-def windows(features: Tensor, side: int) -> Tensor:
-    """Windows of `side` x `side` (3 or 4) around every second frame and bin of features (B, T, F).
-
-    Returns (B, T', F', side * side).
-    """
-    more = side - 2
-    padded = F.pad(features, (1, more, 1, more))
-    unfolded = padded.unfold(1, side, 2).unfold(2, side, 2)  # (B, T', F', side, side)
-    return unfolded.flatten(3)
+def _windows(features: Tensor) -> Tensor:
+    """Windows of 3 x 3 (B, T', F', 9) around every second frame and bin of features (B, T, F)."""
+    padded = F.pad(features, (1, 1, 1, 1))
+    return padded.unfold(1, 3, 2).unfold(2, 3, 2).flatten(3)
 
 
 class ConformerBlock(nn.Module):
@@ -164,12 +128,8 @@ class ConformerBlock(nn.Module):
         bias = config.bias
         self.feed = nn.ModuleList(_feed_forward(config) for _ in range(2))
         self.attention_norm = nn.LayerNorm(D)
-        self.attention = RelativeAttention(
-            D,
-            config.heads,
-            dropout=config.dropout_attention,
-            bias=bias,
-        )
+        dropout = config.dropout_attention
+        self.attention = RelativeAttention(D, config.heads, dropout=dropout, bias=bias)
         self.conv_norm = nn.LayerNorm(D)
         self.gate = nn.Linear(D, 2 * D, bias=bias)
         self.depthwise = nn.Conv1d(D, D, K, padding=K // 2, groups=D, bias=bias)
@@ -201,24 +161,11 @@ class ConformerBlock(nn.Module):
         return self.final_norm(x)
 
     def _convolution(self, x: Tensor, valid: Tensor) -> Tensor:
-        """The convolution module, its norm included: GLU, depthwise and pointwise; (B, T, D)."""
+        """The convolution module (B, T, D): its norm, GLU, depthwise convolution, pointwise one."""
         gated = F.glu(self.gate(self.conv_norm(x)), -1)
         gated = gated.masked_fill_(~valid[..., None], 0.0)
-        return self.pointwise(self._depthwise(gated))
-
-    def _depthwise(self, x: Tensor) -> Tensor:
-        """Depthwise convolution over time, norm and activation of (B, T, D).
-
-        Computed as an image one pixel high, so that (B, T, D) need not be transposed in memory.
-        """
-        conv = self.depthwise
-        image = x.transpose(1, 2).unsqueeze(2)  # (B, D, 1, T)
-        weight = conv.weight.unsqueeze(2)
-        padding = (0, conv.kernel_size[0] // 2)
-        out = F.conv2d(image, weight, conv.bias, padding=padding, groups=conv.groups)
-        out = out.squeeze(2).transpose(1, 2)  # (B, T, D)
-        normed = self.batch_norm(out.flatten(0, 1))  # (B T, D)
-        return F.silu(normed, inplace=True).view(x.shape)
+        mixed = self.batch_norm(self.depthwise(gated.transpose(1, 2)))  # (B, D, T)
+        return self.pointwise(F.silu(mixed, inplace=True).transpose(1, 2))
 
 
 def _feed_forward(config: FastConformerConfig) -> nn.Sequential:
@@ -262,27 +209,20 @@ class FastConformer(nn.Module):
         Returns:
             Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
         """
-        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
-        dims(lengths, "B", "lengths", B=B)
-        shape = tuple(features.shape)
-        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
+        T = expect_batch(features, lengths, self.config.bins)
         valid = to_device(valid_mask(lengths, T), features.device)
         features = features.masked_fill(~valid[..., None], 0.0)
-        features = features.to(dtype_of(self))
-        x, lengths = self.subsampling(features, lengths)
-        frames = x.shape[1]
-        valid = to_device(valid_mask(lengths, frames), x.device)
+        x, lengths = self.subsampling(features.to(dtype_of(self)), lengths)
+        valid = to_device(valid_mask(lengths, x.shape[1]), x.device)
         context = self.config.context
-        first, last = attended(frames, context)
-        positions = relative_positions(first, last, self.width, x)
+        positions = relative_positions(*attended(x.shape[1], context), self.width, x)
         positions = self.position_dropout(positions)
         if self.config.scale_input:
             x = x * math.sqrt(self.width)
         x = self.input_dropout(x)
         for block in self.blocks:
             x = block(x, valid, positions, context)
-        encoded = x.masked_fill(~valid[..., None], 0.0)
-        return encoded, lengths
+        return x.masked_fill(~valid[..., None], 0.0), lengths
 
 
 def limit_context(model: nn.Module, context: tuple[int, int]) -> None:

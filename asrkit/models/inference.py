@@ -1,33 +1,50 @@
-"""Fast inference: `optimize` computes once what follows from the weights alone."""
+"""Fast inference: `optimize` computes once what follows from the weights alone.
 
-from typing import Any, TypeVar
+Beside it: batch norms folded into convolutions, weights in other dtypes, TF32, and CUDA graphs.
+"""
 
-from torch import nn
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from asrkit.cpu import expect_int8
-from asrkit.models.attention import RelativeAttention
-from asrkit.models.fastconformer import FastConformer
-from asrkit.models.folded import fold
-from asrkit.models.lstm import LSTMEncoder
-from asrkit.models.packed import pack, packs
-from asrkit.models.packed_conformer import LinearLayers, pack_conformer, packs_conformer
-from asrkit.models.weight_cache import WeightCache
-from asrkit.shapes import expect
+from asrkit.models.encoders import ConvEncoder
+from asrkit.models.fastconformer import ConformerBlock, FastConformer
+from asrkit.models.int8 import Int8Linear
+from asrkit.models.jasper import ConvNorm, Jasper, JasperStage, without_padding
+from asrkit.models.packed import PackedLinear, is_plain_linear, pack, packs
+from asrkit.models.packed_conformer import PackedFastConformer
+from asrkit.runtime import CAPTURING
+from asrkit.shapes import expect, expect_choice
 
 M = TypeVar("M", bound=nn.Module)
+LinearLayers = Literal["as_it_is", "int8"]
+Encode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# Feature frames that batches are rounded up to, so that few graphs of an encoder serve many
+# lengths. 128 of them are 16 encoder frames: rows of attention scores begin at multiples of 32
+# bytes in half precision. Of 512 utterances like LibriSpeech's, sorted, in batches of 16, this adds
+# 9 % of frames and makes 13 graphs; 512 would add 31 % (35 % where 32 are two batches), for 5.
+GRAPH_FRAMES = 128
+WARMUP_CALLS = 3  # before a capture: libraries allocate workspaces and choose algorithms
 
 
 def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     """Make inference of `model` faster; what it computes is the same but for rounding.
 
-    Batch norms are folded into convolutions. On a CPU the branches of a Jasper become one product,
-    linear layers and convolutions are packed for oneDNN, projected positions are cached, and in
-    float32 and bfloat16 a FastConformer becomes one whose activations, norms and residuals are
-    parts of its products (`asrkit.models.packed_conformer`). On CUDA torch.compile compiles the
-    encoder at its first call of each shape, unless it is an LSTM; `Recognizer` and `EncoderGraphs`
-    replay it as a CUDA graph for each rounded shape. Afterwards the model is for inference on this
-    device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
-    another copy instead.
+    Batch norms are folded into convolutions, and the branches of a Jasper become one product. On a
+    CPU linear layers and convolutions are packed for oneDNN, and in float32 and bfloat16 a
+    FastConformer becomes one whose activations, norms and residuals are parts of its products
+    (`asrkit.models.packed_conformer`). On CUDA, `Recognizer` replays an encoder that it optimizes
+    as a CUDA graph for each rounded shape. Afterwards the model is for inference on this device,
+    under no_grad, and no weight may change: to train, save, move or cast it, optimize another copy
+    instead.
 
     Args:
         model: A model or an encoder in eval mode, its weights loaded, moved and cast. It is
@@ -47,65 +64,253 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     """
     expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
     expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
-    if linear_layers != "as_it_is":
-        _check_int8(model, linear_layers)
+    expect_choice("linear_layers", linear_layers, ("as_it_is", "int8"))
+    encoder: Any = getattr(model, "encoder", model)
+    fuses = packs(model) and isinstance(encoder, FastConformer) and _is_plain(encoder)
+    layer: Any = PackedLinear
+    if linear_layers == "int8":
+        expect_int8()
+        wanted = "'as_it_is' but for a FastConformer in float32 or bfloat16 on a CPU"
+        expect(fuses, "linear_layers", wanted, "'int8'")
+        layer = Int8Linear
     fold(model)
-    if any(weight.is_cuda for weight in model.parameters()):
-        encoder = getattr(model, "encoder", model)
-        if not isinstance(encoder, LSTMEncoder):  # torch.compile does not follow its plan
-            compile_encoder(encoder)
-        return model
-    if packs(model):
-        model = _with_packed_conformer(model, linear_layers)
-    for part in model.modules():
-        if isinstance(part, RelativeAttention):
-            part.position_cache = WeightCache()
-    if packs(model):
-        pack(model)
-    return model
+    if fuses:
+        fused: Any = PackedFastConformer(encoder, layer)
+        if encoder is model:
+            return fused
+        model.encoder = fused
+    return pack(model) if packs(model) else model
 
 
-def _check_int8(model: Any, linear_layers: str) -> None:
-    """ValueError unless linear layers of `model` can be computed in int8 here."""
-    known = "'as_it_is' or 'int8'"
-    expect(linear_layers == "int8", "linear_layers", known, repr(linear_layers))
-    expect_int8()
-    encoder = getattr(model, "encoder", model)
-    wanted = "'as_it_is' but for a FastConformer in float32 or bfloat16 on a CPU"
-    expect(packs_conformer(encoder), "linear_layers", wanted, "'int8'")
+def _is_plain(encoder: FastConformer) -> bool:
+    """Whether all of an encoder is in float32 or bfloat16, no layer replaced by a quantizer."""
+    dtypes = {weight.dtype for weight in encoder.parameters()}
+    linear = 1 + 9 * len(encoder.blocks)  # of the subsampling, and of a block
+    plain = sum(map(is_plain_linear, encoder.modules())) == linear
+    return plain and dtypes in ({torch.float32}, {torch.bfloat16})
 
 
-def _with_packed_conformer(model: Any, linear_layers: LinearLayers) -> Any:
-    """The model with a packed FastConformer where it has, or is, one that can be packed."""
-    if packs_conformer(model):
-        return pack_conformer(model, linear_layers=linear_layers)
-    encoder = getattr(model, "encoder", None)
-    if encoder is not None and packs_conformer(encoder):
-        model.encoder = pack_conformer(encoder, linear_layers=linear_layers)
-    return model
+class FoldedNorm(nn.Module):
+    """Stands where a batch norm was that is now part of a convolution: returns what it gets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` itself; ValueError in training, which needs the statistics of the batch."""
+        wanted = "eval mode: its batch norms are folded"
+        remedy = "Load it again to train it."
+        expect(not self.training, "model", wanted, "training mode", remedy)
+        return x
 
 
-def compile_encoder(encoder: nn.Module) -> None:
-    """Have torch.compile compile an encoder at its first call of each shape and dtype.
+def fold(model: M) -> M:
+    """Fold the batch norms of the model's encoder into the convolutions before them, in place.
 
-    A FastConformer is compiled block by block, since all blocks share one program; another encoder,
-    whose blocks differ, as a whole. torch makes 8 programs of a function and then computes it as it
-    is, with a warning only. Some sizes in three dtypes are more, so that limit is raised for the
-    process, to torch's own for all programs.
+    In inference a batch norm multiplies and adds the same numbers in every call. The branches of a
+    dense stage of a Jasper become one product. What the model computes is the same but for
+    rounding. Its state_dict has no batch norms any more: it loads no state_dict of a model that is
+    not folded, and cannot be saved as a checkpoint. Folding again changes nothing.
 
     Args:
-        encoder: changed in place.
+        model: A model in eval mode. It is changed, and returned.
 
     Raises:
-        ValueError: it is an LSTM encoder, whose plan of a batch torch.compile does not follow.
+        ValueError: The model is in training mode. It is then as it was.
     """
-    is_lstm = isinstance(encoder, LSTMEncoder)
-    expect(not is_lstm, "form", "another than 'compiled'", "an LSTM encoder")
-    from torch._dynamo import config
+    remedy = "Call model.eval() first: training needs batch norms."
+    expect(not model.training, "model", "eval mode", "training mode", remedy)
+    for part in [*model.modules()]:
+        for conv, norms, name in _convolutions(part):
+            norm = getattr(norms, name)
+            if isinstance(norm, nn.BatchNorm1d):
+                fold_norm(conv, norm)
+                setattr(norms, name, FoldedNorm().eval())
+    for part in model.modules():
+        if isinstance(part, Jasper):
+            for number, stage in enumerate(part.stages):
+                if isinstance(stage, JasperStage):
+                    part.stages[number] = FoldedStage(stage).eval()
+    return model
 
-    config.recompile_limit = max(config.recompile_limit, config.accumulated_recompile_limit)
-    parts: list[Any] = [encoder]
-    if isinstance(encoder, FastConformer):
-        parts = list(encoder.blocks)
-    for part in parts:
-        part.compile(dynamic=False)
+
+def _convolutions(part: nn.Module) -> Iterator[tuple[Any, nn.Module, str]]:
+    """Convolutions of `part`; of the norm behind each, the module that holds it, and its name."""
+    if isinstance(part, ConformerBlock):
+        yield part.depthwise, part, "batch_norm"
+    if isinstance(part, ConvNorm):
+        yield part.conv, part, "norm"
+    if isinstance(part, ConvEncoder):
+        for convs, norms in ((part.strides, part.stride_norms), (part.convs, part.norms)):
+            for number, conv in enumerate(convs):
+                yield conv, norms, str(number)
+
+
+@torch.no_grad()
+def fold_norm(conv: nn.Conv1d, norm: Any) -> None:
+    """Give `conv` the weight and bias by which it equals `conv` and then the batch norm `norm`.
+
+    With scale = gamma / sqrt(variance + eps): weight * scale, and (bias - mean) * scale + beta, in
+    float32 at least, then in the dtype of the weight.
+    """
+    dtype = conv.weight.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    scale = norm.weight.to(wide) / (norm.running_var.to(wide) + norm.eps).sqrt()
+    weight = conv.weight.to(wide) * scale[:, None, None]
+    bias = -norm.running_mean.to(wide)
+    if conv.bias is not None:
+        bias = bias + conv.bias.to(wide)
+    bias = bias * scale + norm.bias.to(wide)
+    conv.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+    conv.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+
+
+class FoldedStage(nn.Module):
+    """A stage of a Jasper for inference, its norms folded.
+
+    The branches' 1x1 convolutions of several inputs are one of their channels side by side.
+    """
+
+    def __init__(self, stage: JasperStage) -> None:
+        super().__init__()
+        convs: list[Any] = [repeat.conv for repeat in stage.repeats]
+        *before, self.last = convs
+        self.norms = FoldedNorm()
+        self.layers = nn.ModuleList(nn.Sequential(conv, nn.ReLU(inplace=True)) for conv in before)
+        self.branches: nn.Conv1d | None = None
+        if len(stage.branches) > 0:
+            branches: list[Any] = [branch.conv for branch in stage.branches]
+            self.branches = _side_by_side(branches)
+
+    def forward(self, x: Tensor, sources: Sequence[Tensor], padding: Tensor | None) -> Tensor:
+        """As `JasperStage.forward`."""
+        x = self.norms(x)
+        for layer in self.layers:
+            x = without_padding(layer(x), padding)
+        x = self.last(x)
+        if self.branches is not None:
+            x = x.add_(self.branches(_concatenated(sources)))
+        return without_padding(x.relu_(), padding)
+
+
+def _concatenated(sources: Sequence[Tensor]) -> Tensor:
+    """Tensors (B, C', T) as one (B, C, T), channels last in memory where those of the first are."""
+    if sources[0].stride(1) == 1:
+        return torch.cat([source.transpose(1, 2) for source in sources], 2).transpose(1, 2)
+    return torch.cat(list(sources), 1)
+
+
+@torch.no_grad()
+def _side_by_side(convs: Sequence[nn.Conv1d]) -> nn.Conv1d:
+    """One convolution of concatenated inputs that equals the sum of `convs`, 1x1 with biases."""
+    weight = torch.cat([conv.weight for conv in convs], 1)
+    dtype = weight.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    biases: list[Any] = [conv.bias for conv in convs]
+    bias = torch.stack(biases).to(wide).sum(0)
+    channels, inputs, _ = weight.shape
+    merged = nn.Conv1d(inputs, channels, 1, device="meta")
+    merged.weight = nn.Parameter(weight, requires_grad=False)
+    merged.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+    return merged
+
+
+@contextmanager
+def tf32(on: bool) -> Iterator[None]:
+    """Compute float32 products and convolutions on CUDA in TF32, or in float32 throughout.
+
+    Without this, cuDNN's convolutions use TF32. The settings are restored afterwards.
+
+    Args:
+        on: whether TF32 is allowed inside the block.
+    """
+    products: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    settings = (products, cudnn.conv, cudnn.rnn)
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = "tf32" if on else "ieee"
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
+def cast_copy(model: M, dtype: torch.dtype) -> M:
+    """A copy of `model` whose floating-point weights have `dtype`.
+
+    Weights that already have it share their memory with those of `model`.
+    """
+    copies = dict[int, Any]()
+    for weight in [*model.parameters(), *model.buffers()]:
+        plain = weight.detach()
+        if plain.is_floating_point():
+            plain = plain.to(dtype)
+        if isinstance(weight, nn.Parameter):
+            plain = nn.Parameter(plain, weight.requires_grad)
+        copies[id(weight)] = plain
+    return deepcopy(model, copies)
+
+
+def capture(call: Callable[[], Any], pool: Any = None) -> Callable[[], Any]:
+    """`call` as a CUDA graph, captured at the first call after some to warm up.
+
+    Inputs and outputs stay where they are in memory: write new inputs in place before a call.
+
+    Args:
+        call: reads tensors that stay where they are; returns tensors.
+        pool: memory shared by several graphs; what one returned is overwritten when another runs.
+    """
+    captured = list[Any]()  # the graph, and what `call` returned while it was captured
+
+    def replay() -> Any:
+        if not captured:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARMUP_CALLS):
+                    call()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: another thread may load audio meanwhile
+            with CAPTURING, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = call()
+            captured.extend((graph, result))
+        captured[0].replay()
+        return captured[1]
+
+    return replay
+
+
+class EncoderGraphs:
+    """An encoder replayed as CUDA graphs, one for each batch size and rounded number of frames.
+
+    What a call returns is overwritten by the next call, also by that of another encoder with the
+    same `pool`.
+
+    Args:
+        encode: (features (B, T, F), lengths (B,)) to (encoded, lengths); blind to padding.
+        pool: memory shared with other graphs, or None.
+        most: feature frames that the encoder takes at most; None for any number.
+    """
+
+    def __init__(self, encode: Encode, pool: Any = None, most: int | None = None) -> None:
+        self.encode = encode
+        self.pool = pool
+        self.most = most
+        self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor, Callable[[], Any]]] = {}
+
+    def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """What `encode` returns for the features padded to a multiple of GRAPH_FRAMES."""
+        B, T, F = features.shape
+        frames = math.ceil(T / GRAPH_FRAMES) * GRAPH_FRAMES
+        if self.most is not None:
+            frames = max(T, min(frames, self.most))  # more than `most` the encoder refuses itself
+        shape = (B, frames)
+        if shape not in self.graphs:
+            inputs = features.new_zeros(*shape, F)
+            sizes = lengths.clone()
+            replay = capture(partial(self.encode, inputs, sizes), self.pool)
+            self.graphs[shape] = inputs, sizes, replay
+        inputs, sizes, replay = self.graphs[shape]
+        inputs[:, :T].copy_(features)
+        sizes.copy_(lengths)
+        return replay()

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.dtypes import dtype_of
+from asrkit.models.encoders import dtype_of, expect_batch
 from asrkit.runtime import readable, to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
+from asrkit.shapes import expect, expect_choice, expect_types, valid_mask
 
 NORM_EPS = 1e-3
 NORM_MOMENTUM = 0.1
@@ -47,18 +47,11 @@ class Stage:
     def __post_init__(self) -> None:
         expect_types(self)
         counts = (self.channels, self.kernel, self.repeat, self.stride, self.dilation)
-        valid = all(whole(count, 1) for count in counts)
-        expect(valid, "stage", "counts of at least 1", self)
+        expect(min(counts) >= 1, "stage", "counts of at least 1", self)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
-        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        one = self.stride == 1 or self.dilation == 1
-        pair = (self.stride, self.dilation)
-        expect(one, "stride, dilation", "one of them 1", pair, "Give them to two stages.")
-        single = self.stride == 1 or self.repeat == 1
-        expect(single, "repeat", "1 in a stage that strides", self.repeat)
-        level = self.stride == 1 or not self.dense
-        remedy = "Its input and output have other lengths: set dense=False."
-        expect(level, "dense", "False in a stage that strides", self.dense, remedy)
+        alone = self.repeat == self.dilation == 1 and not self.dense
+        wanted = "1, but for a stage with repeat=1, dilation=1 and dense=False"
+        expect(self.stride == 1 or alone, "stride", wanted, self.stride)
 
 
 def _published_stages() -> tuple[Stage, ...]:
@@ -89,22 +82,16 @@ class JasperConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        expect(whole(self.bins, 1), "bins", "at least 1", self.bins)
-        known = self.residual in ("dense", "none")
-        expect(known, "residual", "'dense' or 'none'", repr(self.residual))
-        several = isinstance(self.stages, Sequence) and len(self.stages) > 0
-        expect(several, "stages", "at least one Stage", repr(self.stages))
-        valid = all(isinstance(stage, Stage) for stage in self.stages)
-        expect(valid, "stages", "a Stage each", [type(stage).__name__ for stage in self.stages])
-        object.__setattr__(self, "stages", tuple(self.stages))  # JSON brings lists
-        seen_dense = False
-        for number, stage in enumerate(self.stages):
-            crosses = seen_dense and stage.stride > 1
+        expect_choice("residual", self.residual, ("dense", "none"))
+        stages = tuple(self.stages)  # JSON brings lists
+        object.__setattr__(self, "stages", stages)
+        expect(self.bins >= 1 and len(stages) >= 1, "config", "a bin and a Stage at least", self)
+        dense = [self.has_branches(stage) for stage in stages]
+        for number, stage in enumerate(stages):
+            crosses = stage.stride > 1 and any(dense[:number])
             got = f"stride {stage.stride} in stage {number}"
             remedy = "Stride before the first dense stage, or set residual='none'."
-            wanted = "no stride behind a dense stage"
-            expect(not crosses or self.residual == "none", "stages", wanted, got, remedy)
-            seen_dense = seen_dense or stage.dense
+            expect(not crosses, "stages", "no stride behind a dense stage", got, remedy)
 
     @property
     def subsampling(self) -> int:
@@ -113,10 +100,8 @@ class JasperConfig:
 
     @property
     def layers(self) -> int:
-        """All convolutions, those of branches too."""
-        dense = sum(self.has_branches(stage) for stage in self.stages)
-        branches = dense * (dense + 1) // 2
-        return sum(stage.repeat for stage in self.stages) + branches
+        """Convolutions of the stages, those of branches aside."""
+        return sum(stage.repeat for stage in self.stages)
 
     @property
     def receptive_field(self) -> int:
@@ -139,11 +124,10 @@ class JasperConfig:
         sources: list[int] = []
         channels = self.bins
         for stage in self.stages:
-            if self.has_branches(stage):
+            has_branches = self.has_branches(stage)
+            if has_branches:
                 sources.append(channels)
-                found.append(list(sources))
-            else:
-                found.append([])
+            found.append([*sources] if has_branches else [])
             channels = stage.channels
         return found
 
@@ -188,15 +172,9 @@ class JasperStage(nn.Module):
         super().__init__()
         channels = config.channels
         self.repeats = nn.ModuleList()
+        how = {"stride": config.stride, "dilation": config.dilation}
         for _ in range(config.repeat):
-            repeat = ConvNorm(
-                inputs,
-                channels,
-                config.kernel,
-                stride=config.stride,
-                dilation=config.dilation,
-            )
-            self.repeats.append(repeat)
+            self.repeats.append(ConvNorm(inputs, channels, config.kernel, **how))
             inputs = channels
         self.branches = nn.ModuleList(ConvNorm(source, channels, 1) for source in branch_channels)
         self.dropout = nn.Dropout(config.dropout)
@@ -218,8 +196,7 @@ class JasperStage(nn.Module):
         return self._activate(x, padding)
 
     def _activate(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        x = self.dropout(x.relu())
-        return without_padding(x, padding)
+        return without_padding(self.dropout(x.relu()), padding)
 
 
 def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
@@ -268,20 +245,16 @@ class Jasper(nn.Module):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), 1 to T, int64, on the features' device or the
-                host. Those on the host are checked.
+                host.
 
         Returns:
             Encoded frames (B, T', D), zero behind each length, and their lengths (B,), where
             `lengths` lie.
 
-        Raises:
-            ValueError: Wrong shapes or lengths; a model in half precision that trains.
         """
-        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
-        self._check(features, lengths)
+        T = expect_batch(features, lengths, self.config.bins)
         padding = padding_mask(lengths, T, features.device)
-        dtype = dtype_of(self)
-        x = without_padding(features.transpose(1, 2), padding).to(dtype)  # (B, F, T)
+        x = without_padding(features.transpose(1, 2), padding).to(dtype_of(self))  # (B, F, T)
         sources: list[Tensor] = []
         for stage, sizes in zip(self.stages, self.config.stages, strict=True):
             has_branches = self.config.has_branches(sizes)
@@ -294,16 +267,3 @@ class Jasper(nn.Module):
                 padding = padding_mask(lengths, frames, features.device)
             x = stage(x, sources if has_branches else [], padding)
         return x.transpose(1, 2), lengths
-
-    def _check(self, features: Tensor, lengths: Tensor) -> None:
-        B, T, _ = features.shape
-        dims(lengths, "B", "lengths", B=B)
-        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", (B, T))
-        if readable(lengths):
-            inside = bool(((lengths >= 1) & (lengths <= T)).all())
-            expect(inside, "lengths", f"1 to {T} frames each", lengths)
-        dtype = dtype_of(self)
-        half = dtype in (torch.float16, torch.bfloat16)
-        remedy = "Keep float32 weights and train under torch.autocast."
-        wanted = "float32 weights in training: norms in half precision lose their statistics"
-        expect(not (half and self.training), "model", wanted, dtype, remedy)

@@ -10,15 +10,16 @@ the second, and so on. What is computed for an utterance stays the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.dtypes import dtype_of
+from asrkit.models.encoders import dtype_of, expect_batch
 from asrkit.runtime import readable, to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
+from asrkit.shapes import expect, expect_types, valid_mask, whole
 
 INITIAL_SCALE = 0.5  # of all weights and biases; of the forget gate's bias of 1 too, as published
 
@@ -54,17 +55,8 @@ class LSTMEncoderConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        sizes = (
-            self.bins,
-            self.stack_input,
-            self.width,
-            self.before,
-            self.stack,
-            self.after,
-        )
-        valid = all(whole(size, 1) for size in sizes)
-        expect(valid, "config", "sizes of at least 1", self)
-        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+        sizes = (self.bins, self.stack_input, self.width, self.before, self.stack, self.after)
+        expect(min(sizes) >= 1, "config", "sizes of at least 1", self)
         expect(self.phases >= 1, "phases", "at least 1", self.phases, "1 runs a batch whole.")
 
     @property
@@ -91,34 +83,19 @@ def phases(lengths: Lengths, count: int, *, stack: int = 2) -> Phases:
         stack: Frames that are stacked behind the first LSTMs.
 
     Raises:
-        ValueError: A wrong argument; lengths on a GPU, which would have to be waited for.
+        ValueError: A length below 1; more phases than that.
 
     >>> phases([10, 9, 4, 3], 2)
     [(4, 4), (10, 2)]
     """
-    frames = _on_host(lengths)
-    expect(whole(stack, 1), "stack", "a whole number of at least 1", repr(stack))
-    stacked = -(-frames // stack)
+    frames = np.asarray(lengths)
+    least = int(frames.min())
+    expect(least >= 1, "lengths", "at least one frame each", least)
+    stacked = _groups(frames, stack)
     most = int(stacked.max())
     wanted = f"a whole number from 1 to {most}, the stacked frames of the longest utterance"
     expect(whole(count, 1, most), "count", wanted, repr(count))
-    found = fewest_cells(stacked * stack, count)
-    return [(int(end), rows) for end, rows in found]
-
-
-def _on_host(lengths: Lengths) -> np.ndarray:
-    """`lengths` as an array of whole numbers, each at least 1."""
-    if isinstance(lengths, Tensor):
-        on_host = lengths.device.type == "cpu"
-        remedy = "Keep a copy of them there: a GPU would have to be waited for."
-        expect(on_host, "lengths", "a tensor on the host", f"one on {lengths.device}", remedy)
-    frames = np.asarray(lengths)
-    fits = frames.ndim == 1 and frames.size > 0 and np.issubdtype(frames.dtype, np.integer)
-    got = f"{frames.dtype} {frames.shape}"
-    expect(fits, "lengths", "a whole number for each of B utterances", got)
-    least = int(frames.min())
-    expect(least >= 1, "lengths", "at least one frame each", least)
-    return frames
+    return [(int(end), rows) for end, rows in fewest_cells(stacked * stack, count)]
 
 
 def fewest_cells(lengths: np.ndarray, count: int) -> list[tuple[float, int]]:
@@ -172,13 +149,12 @@ def stack_frames(x: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor
     x = _without_padding(x, lengths)
     groups = _groups(T, count)
     x = F.pad(x, (0, 0, 0, 0, 0, groups * count - T))
-    x = x.view(groups, count, B, D)
-    stacked = x.transpose(1, 2).flatten(2)
-    return stacked, _stacked_lengths(lengths, count)
+    stacked = x.view(groups, count, B, D).transpose(1, 2).flatten(2)
+    return stacked, _groups(lengths, count)
 
 
-def _groups(frames: int, count: int) -> int:
-    """How many groups of `count` hold `frames`; in a form that exporters can follow."""
+def _groups(frames: Any, count: int) -> Any:
+    """How many groups of `count` hold `frames`, a number, a tensor or an array of them."""
     return (frames + count - 1) // count
 
 
@@ -186,11 +162,6 @@ def _without_padding(x: Tensor, lengths: Tensor) -> Tensor:
     """`x` (T, B, D) with zeros behind the lengths (B,)."""
     padding = to_device(~valid_mask(lengths, x.shape[0]), x.device)
     return x.masked_fill(padding.T[..., None], 0.0)
-
-
-def _stacked_lengths(lengths: Tensor, count: int) -> Tensor:
-    """ceil(lengths / count), (B,)."""
-    return torch.div(lengths + count - 1, count, rounding_mode="floor")
 
 
 class LSTMEncoder(nn.Module):
@@ -223,10 +194,7 @@ class LSTMEncoder(nn.Module):
         Returns:
             Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
         """
-        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
-        dims(lengths, "B", "lengths", B=B)
-        shape = tuple(features.shape)
-        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
+        T = expect_batch(features, lengths, self.config.bins)
         planned = self._plan(lengths, T)
         if len(planned) == 1:
             return self._encode(features, lengths, planned)
@@ -238,44 +206,38 @@ class LSTMEncoder(nn.Module):
 
     def _plan(self, lengths: Tensor, T: int) -> Phases:
         """Phases of a batch of T feature frames, in stacked frames; one if lengths are unread."""
-        B = lengths.shape[0]
+        config = self.config
         if not readable(lengths):
-            return [(_groups(T, self.config.stack_input), B)]
-        frames = _on_host(lengths)
-        longest = int(frames.max())
+            return [(_groups(T, config.stack_input), len(lengths))]
+        longest = int(lengths.max())
         expect(longest <= T, "lengths", f"at most {T}, the frames of features", longest)
-        stacked = -(-frames // self.config.stack_input)
-        most = -(-int(stacked.max()) // self.config.stack)  # a short batch has no more phases
-        count = min(self.config.phases, most)
-        return phases(stacked, count, stack=self.config.stack)
+        stacked = _groups(lengths, config.stack_input)
+        most = _groups(int(stacked.max()), config.stack)  # a short batch has no more phases
+        return phases(stacked, min(config.phases, most), stack=config.stack)
 
     def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> tuple[Tensor, Tensor]:
         """What `forward` returns; with several phases, `features` are sorted, the longest first."""
-        B = lengths.shape[0]
-        dtype = dtype_of(self)
-        x = features.transpose(0, 1)  # (T, B, F)
-        x, lengths = stack_frames(x, lengths, self.config.stack_input)
-        x = x.to(dtype)
-        encoded_frames = _groups(x.shape[0], self.config.stack)
+        B = len(lengths)
+        x, lengths = stack_frames(features.transpose(0, 1), lengths, self.config.stack_input)
+        x = x.to(dtype_of(self))  # (T', B, count F)
+        encoded_frames = _groups(len(x), self.config.stack)
         parts = []
         start = 0
         before_states: States = None
         after_states: States = None
         for end, rows in planned:
-            part = x[start:end, :rows]
-            left = lengths[:rows] - start
             before_states = _first_rows(before_states, rows)
             after_states = _first_rows(after_states, rows)
-            part, before_states = self.before(part, before_states)
+            part, before_states = self.before(x[start:end, :rows], before_states)
+            left = lengths[:rows] - start
             part, left = stack_frames(self.dropout(part), left, self.config.stack)
             part, after_states = self.after(part, after_states)
-            part = self.dropout(part)
-            part = _without_padding(part, left)
+            part = _without_padding(self.dropout(part), left)
             parts.append(F.pad(part, (0, 0, 0, B - rows)))
             start = end
         encoded = torch.cat(parts)
-        encoded = F.pad(encoded, (0, 0, 0, 0, 0, encoded_frames - encoded.shape[0]))
-        return encoded.transpose(0, 1), _stacked_lengths(lengths, self.config.stack)
+        encoded = F.pad(encoded, (0, 0, 0, 0, 0, encoded_frames - len(encoded)))
+        return encoded.transpose(0, 1), _groups(lengths, self.config.stack)
 
 
 def _first_rows(states: States, rows: int) -> States:
@@ -288,9 +250,7 @@ def _first_rows(states: States, rows: int) -> States:
 
 def _lstm(inputs: int, D: int, layers: int, dropout: float) -> nn.LSTM:
     """LSTM layers, started as MLPerf's are."""
-    between = dropout
-    if layers == 1:  # there is nothing between, and torch warns
-        between = 0.0
+    between = dropout if layers > 1 else 0.0  # of one layer torch warns that nothing is between
     lstm = nn.LSTM(inputs, D, layers, dropout=between)
     scale_first_weights(lstm)
     return lstm

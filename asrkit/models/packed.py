@@ -4,7 +4,7 @@ Otherwise oneDNN does so in every call.
 """
 
 import math
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -33,37 +33,40 @@ Activation = Literal["none", "relu", "swish", "gelu"]  # swish: oneDNN's name of
 
 
 class Packed(nn.Module):
-    """A layer for inference whose weight has an opaque layout.
+    """A layer whose weight has an opaque layout, and perhaps the activation behind it.
 
-    It cannot be saved, copied, moved or trained.
+    It is for inference: it cannot be saved, copied, moved or trained. Its bias stays a parameter:
+    who asks a model for the dtype of its parameters finds one.
     """
 
-    def _save_to_state_dict(self, *_: Any) -> None:
-        self._refuse("cannot be saved", "Save the model before it is packed or optimized.")
+    weight: Tensor
 
-    def _apply(self, *_: Any, **__: Any) -> Any:  # .to(), .half(), .cuda() and their like call it
-        self._refuse("cannot be moved or cast", "Do that before it is packed or optimized.")
+    def __init__(self, bias: Tensor | None, activation: Activation = "none") -> None:
+        super().__init__()
+        self.activation = activation
+        self.bias: nn.Parameter | None = None
+        if bias is not None:
+            self.bias = nn.Parameter(bias.detach(), requires_grad=False)
 
-    def __getstate__(self) -> Any:  # copy.deepcopy and pickle call it
-        self._refuse("cannot be copied or pickled", "Do that before it is packed or optimized.")
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        remedy = "Save, copy, move or cast the model before it is packed or optimized."
+        got = "packed ones, which cannot be saved"
+        expect(False, "model", "layers that are not packed", got, remedy)
 
-    def _refuse(self, what: str, remedy: str) -> None:
-        expect(False, "model", "layers that are not packed", f"packed ones, which {what}", remedy)
+    _save_to_state_dict = _refuse
+    _apply = _refuse  # .to(), .half(), .cuda() and their like call it
+    __getstate__ = _refuse  # copy.deepcopy and pickle call it
 
 
 class PackedLinear(Packed):
-    """A linear layer, and perhaps the activation behind it."""
+    """A linear layer with a weight (out, in), a bias and perhaps an activation."""
 
-    def __init__(self, linear: nn.Linear, activation: Activation = "none") -> None:
-        super().__init__()
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-        self.activation = activation
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "none"
+    ) -> None:
+        super().__init__(bias, activation)
         # As torch.compile's freezing does.
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
-        self.bias: Tensor | None = None
-        if linear.bias is not None:
-            self.bias = linear.bias.detach()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., out) of (..., in) in the dtype of the weight."""
@@ -80,61 +83,90 @@ class PackedLinear(Packed):
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
-class PackedDepthwise(Packed):
-    """A depthwise convolution whose channels lie last, and perhaps the activation behind it.
+class ReadLinear(nn.Linear):
+    """A linear layer whose weight is read elsewhere too: packed, it keeps it beside the layout."""
 
-    One channel of input may become several. An nn.Conv1d over time is computed as an image one
-    pixel high.
+    packed: PackedLinear | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., out) of (..., in)."""
+        if self.packed is not None:
+            return self.packed(x)
+        return super().forward(x)
+
+
+class PackedPointwise(PackedLinear):
+    """A convolution of one frame, computed as a linear layer over channels that lie last.
+
+    As a packed convolution of many channels over few frames it is up to a hundred times slower.
     """
 
-    def __init__(self, conv: nn.Conv1d | nn.Conv2d, activation: Activation = "none") -> None:
-        super().__init__()
-        self.activation = activation
-        weight = conv.weight.detach()
-        rows = ROWS
-        if isinstance(conv, nn.Conv1d):
-            weight = weight.unsqueeze(2)
-            rows = 1  # the layout for images of more takes up to twice the time
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, out, T) of (B, in, T) in the dtype of the weight."""
+        rows = x.transpose(1, 2).contiguous()  # (B, T, in)
+        return super().forward(rows).transpose(1, 2)
+
+
+class Window(NamedTuple):
+    """How the window of a convolution over images moves."""
+
+    padding: tuple[int, int] = (0, 0)
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+def lay_out(weight: Tensor, window: Window, height: int, width: int) -> Tensor:
+    """The weight (out, in / groups, ., .) of `convolve`, for images of about `height` x `width`."""
+    reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+    image = [1, window.groups * weight.shape[1], height, width]
+    return reorder(weight.detach().to_mkldnn(), *window, image)
+
+
+def convolve(
+    image: Tensor,
+    weight: Tensor,
+    window: Window,
+    bias: Tensor | None = None,
+    activation: Activation = "none",
+) -> Tensor:
+    """A convolution of images (B, C, H, W), channels last in memory, by a weight of `lay_out`."""
+    return torch.ops.mkldnn._convolution_pointwise(image, weight, bias, *window, activation, [], "")
+
+
+class PackedDepthwise(Packed):
+    """A depthwise convolution of a weight (out, 1, height, width) over images, channels last.
+
+    One channel of input may become several.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation = "none",
+        *,
+        stride: int = 1,
+        groups: int,
+    ) -> None:
+        super().__init__(bias, activation)
         height, width = weight.shape[2:]
-        self.channels = conv.groups
-        self.stride = [conv.stride[0]] * 2
-        self.padding = [height // 2, width // 2]
-        lay_out: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
-        self.weight = lay_out(
-            weight.to_mkldnn(),
-            self.padding,
-            self.stride,
-            [1, 1],
-            self.channels,
-            [1, self.channels, rows, ROWS],
-        )
-        self.bias = _kept(conv.bias)
+        self.window = Window((height // 2, width // 2), (stride, stride), groups=groups)
+        # the layout for images of more rows takes up to twice the time for those of one
+        rows = 1 if height == 1 else ROWS
+        self.weight = lay_out(weight, self.window, rows, ROWS)
 
     def forward(self, image: Tensor) -> Tensor:
         """(B, T', F', C) of (B, T, F, C) in the dtype of the weight."""
-        by_channel = image.permute(0, 3, 1, 2)
-        out = torch.ops.mkldnn._convolution_pointwise(
-            by_channel.contiguous(memory_format=torch.channels_last),
-            self.weight,
-            self.bias,
-            self.padding,
-            self.stride,
-            [1, 1],
-            self.channels,
-            self.activation,
-            [],
-            "",
-        )
+        by_channel = image.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+        out = convolve(by_channel, self.weight, self.window, self.bias, self.activation)
         return out.permute(0, 2, 3, 1)
 
 
 def pack_by_group(weight: Tensor) -> Tensor:
     """The weight (G, out, in) of `multiply_by_group`, laid out for oneDNN."""
-    G, _, inputs = weight.shape
-    kernels = weight.detach().flatten(0, 1)[..., None, None]  # (G out, in, 1, 1)
-    lay_out: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
-    column = [1, G * inputs, ROWS, 1]
-    return lay_out(kernels.contiguous().to_mkldnn(), [0, 0], [1, 1], [1, 1], G, column)
+    kernels = weight.flatten(0, 1)[..., None, None]  # (G out, in, 1, 1)
+    return lay_out(kernels.contiguous(), Window(groups=len(weight)), ROWS, 1)
 
 
 def multiply_by_group(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
@@ -150,127 +182,58 @@ def multiply_by_group(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
         groups: G.
     """
     image = rows[None, :, None].permute(0, 3, 1, 2)  # (1, G in, R, 1), channels last
-    out = torch.ops.mkldnn._convolution_pointwise(
-        image, weight, None, [0, 0], [1, 1], [1, 1], groups, "none", [], ""
-    )
+    out = convolve(image, weight, Window(groups=groups))
     return out.permute(0, 2, 3, 1)[0, :, 0].unflatten(1, (groups, -1))
-
-
-class ReadLinear(nn.Linear):
-    """A linear layer whose weight is read elsewhere too: packed, it keeps it beside the layout."""
-
-    packed: PackedLinear | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., out) of (..., in)."""
-        if self.packed is not None:
-            return self.packed(x)
-        return super().forward(x)
 
 
 class PackedConv1d(Packed):
     """A convolution over time, and perhaps the activation behind it.
 
-    What it returns has its channels last in memory, where the next one wants them. Its bias stays a
-    parameter: who asks a model for the dtype of its parameters finds one.
+    What it returns has its channels last in memory, where the next one wants them.
     """
 
-    def __init__(self, conv: nn.Conv1d, activation: Activation = "none") -> None:
-        super().__init__()
-        self.activation = activation
-        self.stride = [1, *conv.stride]
-        self.padding = [0, *(int(frames) for frames in conv.padding)]
-        self.dilation = [1, *conv.dilation]
-        self.reach = conv.dilation[0] * (conv.kernel_size[0] - 1)
-        self.weight = self._laid_out(conv, FRAMES)
+    def __init__(self, conv: nn.Conv1d) -> None:
+        super().__init__(conv.bias)
+        (self.stride,) = conv.stride
+        (self.padding,) = map(int, conv.padding)
+        (dilation,) = conv.dilation
+        self.reach = dilation * (conv.kernel_size[0] - 1)
+        # over images one pixel high
+        self.window = Window((0, self.padding), (1, self.stride), (1, dilation))
+        weight = conv.weight.unsqueeze(2)
+        self.weight = lay_out(weight, self.window, 1, FRAMES)
+        wants_another = conv.out_channels % 48 == 0 or torch.cpu._is_amx_tile_supported()
+        self.least_frames = LEAST_FRAMES if wants_another else 1
         self.weight_for_few: Tensor | None = None
-        if conv.weight.numel() < LARGE:
-            self.weight_for_few = self._laid_out(conv, FEW_FRAMES // 2)
-        changes = conv.out_channels % 48 == 0 or torch.cpu._is_amx_tile_supported()
-        self.least_frames = LEAST_FRAMES if changes else 1
-        self.bias = _kept(conv.bias)
-
-    def _laid_out(self, conv: nn.Conv1d, frames: int) -> Tensor:
-        """The weight in the layout for an input of `frames`."""
-        weight = conv.weight.detach().unsqueeze(2)  # images one pixel high
-        lay_out: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
-        return lay_out(
-            weight.to_mkldnn(),
-            self.padding,
-            self.stride,
-            self.dilation,
-            1,
-            [1, conv.in_channels, 1, frames],
-        )
+        if weight.numel() < LARGE:
+            self.weight_for_few = lay_out(weight, self.window, 1, FEW_FRAMES // 2)
+        elif not wants_another:
+            self.weight_for_few = self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, out, T') of (B, in, T) in the dtype of the weight."""
-        stride = self.stride[1]
-        frames = (x.shape[2] + 2 * self.padding[1] - self.reach - 1) // stride + 1
-        few = frames <= FEW_FRAMES
+        frames = (x.shape[2] + 2 * self.padding - self.reach - 1) // self.stride + 1
         weight = self.weight
-        if few and self.weight_for_few is not None:
+        if frames <= FEW_FRAMES and self.weight_for_few is not None:
             weight = self.weight_for_few
-        elif not few or frames < self.least_frames:
+        else:
             x = self._in_whole_blocks(x)
         image = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        out = torch.ops.mkldnn._convolution_pointwise(
-            image,
-            weight,
-            self.bias,
-            self.padding,
-            self.stride,
-            self.dilation,
-            1,
-            self.activation,
-            [],
-            "",
-        )
+        out = convolve(image, weight, self.window, self.bias, self.activation)
         return out.squeeze(2)[:, :, :frames]
 
     def _in_whole_blocks(self, x: Tensor) -> Tensor:
         """`x` (B, in, T) with zeros behind it, for outputs in whole blocks and enough of them.
 
-        Part of a block costs as much as a block, and for fewer outputs than `least_frames` oneDNN
-        may lay the weight out anew. The zeros change no output that is kept: they lie where the
-        convolution pads with zeros itself.
+        The zeros change no output that is kept: they lie where the convolution pads with zeros
+        itself.
         """
         T = x.shape[2]
-        block = BLOCK * self.stride[1]  # frames of the input for a block of outputs
-        least = self.least_frames // BLOCK
-        blocks = max(math.ceil(T / block), least)
+        block = BLOCK * self.stride  # frames of the input for a block of outputs
+        blocks = max(math.ceil(T / block), self.least_frames // BLOCK)
         # Padded as rows of channels: channels then lie last, as the convolution wants them.
         rows = F.pad(x.transpose(1, 2), (0, 0, 0, blocks * block - T))
         return rows.transpose(1, 2)
-
-
-class PackedPointwise(Packed):
-    """A convolution of one frame, computed as a linear layer over channels that lie last.
-
-    As a packed convolution of many channels over few frames it is up to a hundred times slower.
-    """
-
-    def __init__(self, conv: nn.Conv1d, activation: Activation = "none") -> None:
-        super().__init__()
-        self.activation = activation
-        weight = conv.weight.detach().squeeze(2).contiguous()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        self.bias = _kept(conv.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, out, T) of (B, in, T) in the dtype of the weight."""
-        rows = x.transpose(1, 2).contiguous()  # (B, T, in)
-        out = torch.ops.mkldnn._linear_pointwise(
-            rows, self.weight, self.bias, self.activation, [], ""
-        )
-        return out.transpose(1, 2)
-
-
-def _kept(bias: Tensor | None) -> nn.Parameter | None:
-    """A layer's bias as a parameter that does not train; None where it has none."""
-    if bias is None:
-        return None
-    return nn.Parameter(bias.detach(), requires_grad=False)
 
 
 def multiplies(dtype: torch.dtype) -> bool:
@@ -285,31 +248,25 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Whether a layer is torch's linear one with a plain weight: no quantizer has replaced either.
-
-    Args:
-        layer: Any.
-    """
+    """Whether a layer is torch's linear one and so is its weight, not a quantizer's."""
     return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
 def packs(model: nn.Module) -> bool:
     """Whether `pack` takes the model: in eval mode, on a CPU, in dtypes that oneDNN multiplies."""
-    if model.training:
-        return False
-    if any(weight.device.type != "cpu" for weight in model.parameters()):
-        return False
-    dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    return all(multiplies(dtype) for dtype in dtypes)
+    weights = [*model.parameters()]
+    on_cpu = all(weight.device.type == "cpu" for weight in weights)
+    dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+    return not model.training and on_cpu and all(map(multiplies, dtypes))
 
 
 def pack(model: M) -> M:
     """Lay out the weights of linear layers and convolutions for oneDNN, in place.
 
-    Every nn.Linear, and every nn.Conv1d of one group, becomes a packed layer, where no quantizer
-    has replaced it or its weight. A ReLU right behind a convolution, in an nn.Sequential of the
-    two, becomes a part of it, and so does a ReLU or GELU behind a linear layer in an nn.Sequential.
-    A ReadLinear keeps its weight too. Returns the model.
+    Every nn.Linear, and nearly every nn.Conv1d of one group, becomes a packed layer, where no
+    quantizer has replaced it or its weight. A ReLU right behind it in an nn.Sequential, and a GELU
+    behind a linear layer, becomes a part of it. A ReadLinear keeps its weight too. Returns the
+    model.
 
     Args:
         model: A model for which `packs` is True.
@@ -320,63 +277,57 @@ def pack(model: M) -> M:
     wanted = "one in eval mode on a CPU, in a dtype that its oneDNN multiplies"
     expect(packs(model), "model", wanted, type(model).__name__)
     _pack_children(model)
-    return model
+    return model.eval()
 
 
 def _pack_children(parent: nn.Module) -> None:
     """Pack what lies in `parent`; each layer's old weights are freed before the next is packed."""
     for name in [name for name, _ in parent.named_children()]:
-        child = getattr(parent, name)
+        child: Any = getattr(parent, name)
         if isinstance(child, ReadLinear):
-            child.packed = PackedLinear(child).eval()
-            continue
-        packed = _packed(child)
-        if packed is None:
-            _pack_children(child)
+            child.packed = PackedLinear(child.weight, child.bias)
+        elif is_plain_linear(child):
+            setattr(parent, name, PackedLinear(child.weight, child.bias))
+        elif _is_plain_convolution(child):
+            setattr(parent, name, _packed_convolution(child))
         else:
-            setattr(parent, name, packed.eval())
+            _pack_children(child)
     if type(parent) is nn.Sequential:
         _join_activations(parent)
 
 
+def _is_plain_convolution(layer: Any) -> bool:
+    """Whether a layer is a convolution over time that can be packed: of one group, padded with
+    zeros if at all.
+
+    In half precision oneDNN wants another layout of few channels in blocks of 48 for some numbers
+    of frames, and makes it in every call: that takes 20 to 100 times as long as not to pack.
+    """
+    if type(layer) is not nn.Conv1d or isinstance(layer.padding, str):
+        return False
+    wide = layer.weight.dtype == torch.float32 or layer.weight.numel() >= LARGE
+    plain = layer.groups == 1 and layer.in_channels > 1 and layer.padding_mode == "zeros"
+    return plain and (wide or layer.kernel_size == (1,) or layer.out_channels % 48 != 0)
+
+
+def _packed_convolution(conv: nn.Conv1d) -> Packed:
+    if conv.kernel_size == (1,) and conv.stride == (1,) and conv.padding == (0,):
+        return PackedPointwise(conv.weight.squeeze(2).contiguous(), conv.bias)
+    return PackedConv1d(conv)
+
+
 def _join_activations(layers: nn.Sequential) -> None:
-    """Have packed linear layers compute the activations behind them."""
+    """Have packed layers compute the activations behind them."""
     for place in range(1, len(layers)):
-        linear = layers[place - 1]
-        activation = _activation(layers[place])
-        if isinstance(linear, PackedLinear) and activation != "none":
-            linear.activation = activation
-            layers[place] = nn.Identity()
+        layer, behind = layers[place - 1], layers[place]
+        if isinstance(layer, Packed) and type(behind) is nn.ReLU:
+            layer.activation = "relu"
+        elif isinstance(layer, PackedLinear) and _is_gelu(behind):
+            layer.activation = "gelu"
+        else:
+            continue
+        layers[place] = nn.Identity()
 
 
-def _activation(layer: nn.Module) -> Activation:
-    """The activation that a linear layer can compute for `layer`; "none" for any other layer."""
-    if type(layer) is nn.ReLU:
-        return "relu"
-    if type(layer) is nn.GELU and layer.approximate == "none":
-        return "gelu"
-    return "none"
-
-
-def _packed(layer: nn.Module) -> nn.Module | None:
-    """The packed layer that does what `layer` does; None where there is none."""
-    if is_plain_linear(layer):
-        return PackedLinear(layer)  # type: ignore[arg-type]
-    if type(layer) is nn.Sequential and [type(part) for part in layer] == [nn.Conv1d, nn.ReLU]:
-        return _packed_conv(layer[0], "relu")
-    if type(layer) is nn.Conv1d:
-        return _packed_conv(layer, "none")
-    return None
-
-
-def _packed_conv(conv: Any, activation: Activation) -> nn.Module | None:
-    """The packed form of a convolution; None for a depthwise or grouped one, or other padding."""
-    depthwise = conv.groups == conv.in_channels
-    if depthwise or conv.groups != 1:
-        return None
-    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-        return None
-    one_by_one = conv.kernel_size == (1,) and conv.stride == (1,) and conv.padding == (0,)
-    if one_by_one:
-        return PackedPointwise(conv, activation)
-    return PackedConv1d(conv, activation)
+def _is_gelu(layer: nn.Module) -> bool:
+    return type(layer) is nn.GELU and layer.approximate == "none"

@@ -1,4 +1,4 @@
-"""Configs of published models under their names, and a tiny one for tests and lessons.
+"""Configs of published models under their names, tiny ones, and `make_model`: the model of any.
 
 A preset has the sizes of the published model and random weights:
 `TransducerModel(presets.parakeet_rnnt_1_1b())`. What the published configs state, checkpoint by
@@ -8,37 +8,60 @@ checkpoint, is tested against their parameter counts in tests/models/test_preset
 from collections.abc import Callable
 from typing import Any
 
-from asrkit.models.assembly import ModelConfig
-from asrkit.models.attention_decoder import AEDConfig
+from asrkit.models.attention_decoder import AEDConfig, AEDModel
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.models.transducer import (
+    CTCConfig,
+    CTCModel,
+    LSTMConfig,
+    TransducerConfig,
+    TransducerModel,
+)
 from asrkit.models.whisper import WhisperEncoderConfig
 
+ModelConfig = TransducerConfig | CTCConfig | AEDConfig
+Model = TransducerModel | CTCModel | AEDModel
 TDT = (0, 1, 2, 3, 4)
 
 
+def make_model(config: ModelConfig) -> Model:
+    """The model that `config` describes, with random weights.
+
+    >>> make_model(parakeet_ctc_0_6b())  # doctest: +SKIP
+    """
+    if isinstance(config, CTCConfig):
+        return CTCModel(config)
+    if isinstance(config, AEDConfig):
+        return AEDModel(config)
+    return TransducerModel(config)
+
+
 def _encoder(layers: int, width: int = 1024, **changes: Any) -> FastConformerConfig:
-    published = {
-        "heads": 8,
-        "subsampling_channels": 256,
-        "dropout_attention": 0.1,
-        "dropout_input": 0.1,
-    }
-    settings: dict[str, Any] = published | changes
-    return FastConformerConfig(width=width, layers=layers, **settings)
+    settings: dict[str, Any] = {"heads": 8, "subsampling_channels": 256} | changes
+    return FastConformerConfig(
+        width=width, layers=layers, dropout_attention=0.1, dropout_input=0.1, **settings
+    )
 
 
 def _transducer(
-    vocab_size: int, encoder: FastConformerConfig, *, layers: int = 2, **changes: object
+    vocab_size: int,
+    encoder: FastConformerConfig,
+    *,
+    layers: int = 2,
+    durations: tuple[int, ...] = (),
+    ctc: bool = False,
 ) -> TransducerConfig:
-    rest = {"joint_width": 640, "dropout": 0.2, "activation": "relu", "ctc": False} | changes
     return TransducerConfig(
         vocab_size=vocab_size,
         encoder=encoder,
         predictor=LSTMConfig(width=640, layers=layers),
-        **rest,  # type: ignore[arg-type]
+        joint_width=640,
+        dropout=0.2,
+        activation="relu",
+        durations=durations,
+        ctc=ctc,
     )
 
 

@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from asrkit.models.encoders import ConvConfig, ConvEncoder
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
-from asrkit.models.folded_predictor import FoldedPredictor
 from asrkit.models.jasper import Jasper, JasperConfig
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
 from asrkit.models.whisper import WhisperEncoder, WhisperEncoderConfig
-from asrkit.shapes import MAX_COUNT, dims, expect, expect_types, whole
+from asrkit.shapes import MAX_COUNT, dims, expect, expect_choice, expect_types, whole
 
 EncoderConfig = (
     ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig | WhisperEncoderConfig
 )
+State = tuple[Tensor, Tensor]  # of an LSTM predictor: hidden and cell, (B, layers, D) each
 Encoder = ConvEncoder | FastConformer | LSTMEncoder | Jasper | WhisperEncoder
 
 
@@ -58,9 +58,7 @@ class LSTMConfig:
     def __post_init__(self) -> None:
         expect_types(self)
         expect(min(self.width, self.layers) >= 1, "config", "sizes of at least 1", self)
-        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        starts = ("torch", "mlperf")
-        expect(self.start in starts, "start", "one of 'torch', 'mlperf'", repr(self.start))
+        expect_choice("start", self.start, ("torch", "mlperf"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,24 +90,14 @@ class TransducerConfig:
         expect_types(self)
         sizes = (self.vocab_size, self.joint_width)
         expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
-        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        valid = _are_durations(self.durations)
+        durations = tuple(self.durations)  # JSON brings lists
+        valid = all(whole(duration, 0, MAX_COUNT) for duration in durations)
+        distinct = len(set(durations)) == len(durations)
+        moves = any(durations) or not durations
         wanted = f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0"
-        expect(valid, "durations", wanted, self.durations)
-        known = self.activation in ("tanh", "relu")
-        expect(known, "activation", "'tanh' or 'relu'", repr(self.activation))
-        object.__setattr__(self, "durations", tuple(self.durations))  # JSON brings lists
-
-
-def _are_durations(durations: object) -> bool:
-    """Whether `durations` are distinct whole numbers of frames, one of which moves on; or none."""
-    if not isinstance(durations, Sequence):
-        return False
-    if not all(whole(duration, 0, MAX_COUNT) for duration in durations):
-        return False
-    if not durations:
-        return True
-    return len(set(durations)) == len(durations) and max(durations) > 0
+        expect(valid and distinct and moves, "durations", wanted, durations)
+        expect_choice("activation", self.activation, ("tanh", "relu"))
+        object.__setattr__(self, "durations", durations)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +119,14 @@ class CTCConfig:
 
 def make_encoder(config: EncoderConfig) -> Encoder:
     """The encoder that `config` describes, with random weights."""
-    if isinstance(config, ConvConfig):
-        return ConvEncoder(config)
-    if isinstance(config, LSTMEncoderConfig):
-        return LSTMEncoder(config)
-    if isinstance(config, JasperConfig):
-        return Jasper(config)
-    if isinstance(config, WhisperEncoderConfig):
-        return WhisperEncoder(config)
-    return FastConformer(config)
+    classes: dict[type, Any] = {
+        ConvConfig: ConvEncoder,
+        FastConformerConfig: FastConformer,
+        JasperConfig: Jasper,
+        LSTMEncoderConfig: LSTMEncoder,
+        WhisperEncoderConfig: WhisperEncoder,
+    }
+    return classes[type(config)](config)
 
 
 def log_probs(logits: Tensor) -> Tensor:
@@ -181,46 +168,31 @@ class LSTMPredictor(nn.Module):
 
     def __init__(self, V: int, config: LSTMConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(V, config.width)
-        between = config.dropout
-        if config.layers == 1:  # there is nothing between, and torch warns
-            between = 0.0
-        self.lstm = nn.LSTM(
-            config.width, config.width, config.layers, dropout=between, batch_first=True
-        )
+        width = config.width
+        self.embedding = nn.Embedding(V, width)
+        # of one layer torch warns that nothing is between
+        between = config.dropout if config.layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, width, config.layers, dropout=between, batch_first=True)
         if config.start == "mlperf":
             scale_first_weights(self.lstm)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, labels: Tensor, state: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, labels: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
+        B, U = labels.shape
         embedded = self.embedding(labels)  # (B, U, D)
-        if labels.shape[1] == 1 and type(self.lstm) is nn.LSTM:  # else a quantizer replaced it
+        if U == 1 and type(self.lstm) is nn.LSTM:  # else a quantizer replaced it
             if state is None:
-                state = self.initial_state(embedded)
+                zeros = embedded.new_zeros(B, self.lstm.num_layers, self.lstm.hidden_size)
+                state = zeros, zeros
             return self.step(embedded[:, 0], state)
         layers_first = None  # nn.LSTM wants (layers, B, D)
         if state is not None:
             layers_first = tuple(part.transpose(0, 1).contiguous() for part in state)
         predicted, (hidden, cell) = self.lstm(embedded, layers_first)
-        predicted = self.dropout(predicted)
-        return predicted, (hidden.transpose(0, 1), cell.transpose(0, 1))
+        return self.dropout(predicted), (hidden.transpose(0, 1), cell.transpose(0, 1))
 
-    def initial_state(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """The state before the first label: zeros (B, layers, D), hidden and cell.
-
-        Args:
-            embedded: (B, ..., D) embeddings, whose batch, dtype and device the state has.
-        """
-        B = len(embedded)
-        zeros = embedded.new_zeros(B, self.lstm.num_layers, self.lstm.hidden_size)
-        return zeros, zeros
-
-    def step(
-        self, embedded: Tensor, state: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def step(self, embedded: Tensor, state: State) -> tuple[Tensor, State]:
         """One label further, by LSTM cells: predictions (B, 1, D) and the new state.
 
         nn.LSTM packs all its weights anew in each call, which costs more than the one product of a
@@ -229,7 +201,7 @@ class LSTMPredictor(nn.Module):
 
         Args:
             embedded: The label's embedding (B, D).
-            state: Hidden and cell (B, layers, D), as `initial_state` or a step returned them.
+            state: Hidden and cell (B, layers, D).
         """
         hidden_before, cell_before = state
         hidden_states = []
@@ -245,10 +217,9 @@ class LSTMPredictor(nn.Module):
             below = hidden
             if self.training:  # else it would be one more op in each turn of a decoder
                 below = self.dropout(hidden)
-        predicted = below[:, None]
-        if self.lstm.num_layers == 1:  # a view, where a stack would copy
-            return predicted, (hidden[:, None], cell[:, None])
-        return predicted, (torch.stack(hidden_states, 1), torch.stack(cells, 1))
+        if len(cells) == 1:  # a view, where a stack would copy
+            return below[:, None], (hidden[:, None], cell[:, None])
+        return below[:, None], (torch.stack(hidden_states, 1), torch.stack(cells, 1))
 
 
 class TransducerModel(nn.Module):
@@ -260,9 +231,6 @@ class TransducerModel(nn.Module):
 
     def __init__(self, config: TransducerConfig) -> None:
         super().__init__()
-        right = isinstance(config, TransducerConfig)
-        got = type(config).__name__
-        expect(right, "config", "a TransducerConfig", got, "Try make_model.")
         V = config.vocab_size + 1
         D = config.joint_width
         self.config = config
@@ -311,16 +279,6 @@ class TransducerModel(nn.Module):
         predicted, state = self.predictor(labels[:, None], state)
         return self.predictor_projection(predicted[:, 0]), state
 
-    def folded_predictor(self) -> FoldedPredictor | None:
-        """What predicts as `predict` does in fewer kernels; None where there is no LSTM to fold."""
-        own = getattr(self.predict, "__func__", None) is TransducerModel.predict
-        if not own or self.training or not isinstance(self.predictor, LSTMPredictor):
-            return None
-        layers = type(self.predictor.embedding), type(self.predictor.lstm)
-        if layers != (nn.Embedding, nn.LSTM):  # a quantizer has replaced one
-            return None
-        return FoldedPredictor(self.predictor)
-
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
         """Logits (..., V + durations) of projected frames and predictions, both (..., D).
 
@@ -328,9 +286,7 @@ class TransducerModel(nn.Module):
             encoded: Frames after `encoder_projection`.
             predicted: Predictions after `predictor_projection`; leading dimensions are broadcast.
         """
-        hidden = self.activation(encoded + predicted)
-        hidden = self.dropout(hidden)
-        return self.output(hidden)
+        return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
         """Projected predictions of all lattice rows (B, U1, D), given targets (B, U)."""
@@ -365,8 +321,6 @@ class CTCModel(nn.Module):
 
     def __init__(self, config: CTCConfig) -> None:
         super().__init__()
-        right = isinstance(config, CTCConfig)
-        expect(right, "config", "a CTCConfig", type(config).__name__, "Try make_model.")
         self.config = config
         self.blank = config.vocab_size
         self.encoder = make_encoder(config.encoder)

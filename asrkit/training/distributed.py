@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from asrkit.models.assembly import Model
+from asrkit.models.presets import Model
 from asrkit.shapes import expect
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig

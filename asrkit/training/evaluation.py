@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
-from asrkit.models.assembly import Model
+from asrkit.models.presets import Model
 from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
 from asrkit.transcribe import PipelineConfig, Recognizer
 

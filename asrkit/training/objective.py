@@ -24,7 +24,7 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
 )
-from asrkit.models.assembly import Model, ModelConfig
+from asrkit.models.presets import Model, ModelConfig
 from asrkit.runtime import autocast, to_device
 from asrkit.shapes import dims, expect, valid_mask
 from asrkit.training.batches import Prepared

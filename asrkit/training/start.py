@@ -20,7 +20,7 @@ from torch import nn
 from asrkit.data import Batch, Utterances
 from asrkit.files import content_hash, lock
 from asrkit.models import FastConformerConfig
-from asrkit.models.assembly import ModelConfig, make_model
+from asrkit.models.presets import ModelConfig, make_model
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import draw_given, draw_planned, prefetch

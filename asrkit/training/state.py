@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.models import make_model
-from asrkit.models.assembly import Model, ModelConfig
 from asrkit.models.checkpoints import config_to_dict
+from asrkit.models.presets import Model, ModelConfig
 from asrkit.optim import Average, Lamb, NovoGrad
 from asrkit.shapes import expect
 from asrkit.training.batches import Prepared, step_seed

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.assembly import Model
+from asrkit.models.presets import Model
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 from asrkit.training.objective import training_loss

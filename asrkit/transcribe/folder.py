@@ -13,7 +13,7 @@ import torch
 from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
-from asrkit.models.dtypes import dtype_of
+from asrkit.models.encoders import dtype_of
 from asrkit.models.prompts import PROMPT, SUPPRESSED
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render

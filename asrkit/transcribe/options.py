@@ -195,9 +195,9 @@ class PipelineConfig:
             torch's settings, "autocast" casts float32 weights to bfloat16 in the encoder only,
             "int8" computes the linear layers of a FastConformer in int8 on a CPU, all else in
             bfloat16 where it has that, else in float32.
-        encoder: Run the model as it is, with linear layers packed for a CPU (asrkit.models.packed),
-            through asrkit.models.optimize, or with its encoder compiled by torch.compile. "auto" is
-            "optimized" on a CPU, and "eager" on CUDA or with precision "autocast".
+        encoder: Run the model as it is, or through asrkit.models.optimize, which on CUDA replays
+            the encoder as a CUDA graph of each shape. "auto" is "optimized" on a CPU, and "eager"
+            on CUDA or with precision "autocast".
         encoder_graphs: Replay the encoder as a CUDA graph, captured once for each shape.
         strategy: Of decoding: "fastest" for the kind of model, "batched" with all utterances in
             step frame by frame, "one_by_one" utterance by utterance, or a transducer's loop by
@@ -215,7 +215,7 @@ class PipelineConfig:
     precision: Literal[
         "as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16", "int8"
     ] = "as_loaded"
-    encoder: Literal["auto", "eager", "packed", "optimized", "compiled"] = "auto"
+    encoder: Literal["auto", "eager", "optimized"] = "auto"
     encoder_graphs: Literal["off", "per_shape"] = "off"
     strategy: Literal[
         "fastest", "batched", "one_by_one", "frame_looping", "label_looping", "windowed_looping"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from itertools import chain
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from asrkit.cpu import expect_int8, fast_dtype
 from asrkit.decoders import Hypotheses, Suppressing
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import Checkpoint, FastConformer
-from asrkit.models.dtypes import device_of, dtype_of, one_dtype, weight_dtypes
-from asrkit.models.execution import EncoderForm, EncoderGraphs, cast_copy, prepare, tf32
+from asrkit.models.encoders import dtype_of
+from asrkit.models.inference import EncoderGraphs, LinearLayers, cast_copy, optimize, tf32
 from asrkit.models.packed import Packed
 from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import expect
@@ -63,17 +64,33 @@ def recognize(
     return recognizer(waveforms, lengths, confidence=confidence)
 
 
-def encoder_form(config: PipelineConfig, device: torch.device) -> EncoderForm:
+def device_of(module: nn.Module) -> torch.device:
+    """The device of a module's first weight or buffer; the CPU where it has none."""
+    for weight in chain(module.parameters(), module.buffers()):
+        return weight.device
+    return torch.device("cpu")
+
+
+def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager", "optimized"]:
     """How the encoder runs on `device`: as `config` says, or for "auto" the fastest known way.
 
-    On CUDA that is eager: torch.compile needs a minute a shape, and on an H100 it made one
-    utterance a fifth faster and a large batch no faster.
+    On CUDA that is eager: a graph costs four calls of each shape before it is replayed. On an H100
+    it then halved the time of one utterance, and gained a tenth at most on a batch of 32.
     """
     if config.encoder != "auto":
         return config.encoder
     if device.type == "cpu" and config.precision != "autocast":
         return "optimized"
     return "eager"
+
+
+def weight_dtypes(model: nn.Module) -> dict[torch.dtype, str]:
+    """Dtypes of a model's floating-point weights of more than 8 bits, each with the name of one."""
+    return {
+        weight.dtype: name
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point() and weight.itemsize > 1
+    }
 
 
 def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
@@ -88,7 +105,13 @@ def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
     """
     if config.precision == "int8":
         return getattr(torch, fast_dtype())
-    return WEIGHTS.get(config.precision) or one_dtype(model)
+    if config.precision in WEIGHTS:
+        return WEIGHTS[config.precision]
+    found = weight_dtypes(model)
+    named = " and ".join(f"{name} in {dtype}" for dtype, name in found.items())
+    remedy = "Cast it by model.to(...), or name a precision."
+    expect(len(found) <= 1, "model", "floating-point weights of one dtype", named, remedy)
+    return dtype_of(model)
 
 
 class ModelVariants:
@@ -105,7 +128,7 @@ class ModelVariants:
     def __init__(self, model: nn.Module, *, in_place: bool = False) -> None:
         self.model = model
         self.in_place = in_place
-        self.variants: dict[tuple[torch.dtype, str], nn.Module] = {}
+        self.variants: dict[tuple[torch.dtype, str, str], nn.Module] = {}
         self.graphs: dict[tuple[str, str], EncoderGraphs] = {}
         self.pool: Any = None
 
@@ -113,9 +136,8 @@ class ModelVariants:
         """The model with the precision and the encoder of `config`; ValueError where impossible."""
         dtype = weight_dtype(self.model, config)
         form = encoder_form(config, device_of(self.model))
-        if config.precision == "int8":
-            form = "int8"
-        key = (dtype, form)
+        layers: LinearLayers = "int8" if config.precision == "int8" else "as_it_is"
+        key = (dtype, form, layers)
         if key not in self.variants:
             dtypes = {dtype_of(self.model), *weight_dtypes(self.model)}
             as_it_is = form == "eager" and dtypes == {dtype}
@@ -123,7 +145,9 @@ class ModelVariants:
                 made = self.model.to(dtype)
             else:
                 made = cast_copy(self.model, dtype)
-            self.variants[key] = prepare(made, form)
+            if form == "optimized":
+                made = optimize(made, linear_layers=layers)
+            self.variants[key] = made
         return self.variants[key]
 
     def graphs_for(
@@ -184,8 +208,7 @@ class Recognizer:
         self.feature_config = features or FeatureConfig()
         self.kind = kind_of(variants.model)
         self.device = device_of(variants.model)
-        form: Any = encoder_form(self.config, self.device)
-        self.config = replace(self.config, encoder=form)
+        self.config = replace(self.config, encoder=encoder_form(self.config, self.device))
         self.dtype = weight_dtype(variants.model, self.config)
         self._check(variants.model)
         name = type(variants.model).__name__
@@ -211,8 +234,8 @@ class Recognizer:
             tokens = len(self.decode_options.prompt or [self.model.bos])
             self.decoder = Suppressing(self.model, **suppressed, prompt_tokens=tokens)
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
-        compiled = self.config.encoder == "optimized" and self.device.type == "cuda"
-        if compiled or self.config.encoder_graphs == "per_shape":
+        optimized = self.config.encoder == "optimized" and self.device.type == "cuda"
+        if optimized or self.config.encoder_graphs == "per_shape":
             self.run_encoder = variants.graphs_for(self.config, self._encode)
 
     @classmethod
@@ -289,7 +312,7 @@ class Recognizer:
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames that `decode` takes, (B, T, P), and lengths (B,).
 
-        With `encoder_graphs` both are overwritten by the next call.
+        With CUDA graphs of the encoder both are overwritten by the next call.
 
         Args:
             features: (B, T, F) float32.
@@ -378,7 +401,7 @@ class Recognizer:
         expect(
             not packed or self.config.precision != "autocast",
             "encoder",
-            "'eager' or 'compiled' on a CPU with precision='autocast'",
+            "'eager' on a CPU with precision='autocast'",
             repr(self.config.encoder),
             "Packed weights have one dtype.",
         )

@@ -18,7 +18,7 @@ from asrkit.models import (
     load_checkpoint,
     save_checkpoint,
 )
-from asrkit.models.folded import fold
+from asrkit.models.inference import fold
 from asrkit.models.packed import pack
 from asrkit.text import CharTokenizer
 

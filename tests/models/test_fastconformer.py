@@ -16,7 +16,7 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
-from asrkit.models.fastconformer import ConformerBlock, windows
+from asrkit.models.fastconformer import ConformerBlock
 from asrkit.text import CharTokenizer
 
 SMALL = FastConformerConfig(
@@ -128,23 +128,6 @@ def test_the_input_is_scaled_by_the_root_of_the_width_and_only_if_asked():
     torch.testing.assert_close(
         plain(features, lengths)[0], scaled(features, lengths)[0]
     )
-
-
-@pytest.mark.parametrize("T", [1, 2, 7, 8])
-@pytest.mark.parametrize("bins", [5, 6])
-def test_windows_of_four_by_four_give_what_those_of_three_by_three_give(T, bins):
-    subsampling, features, lengths = (
-        build(bins=bins).double().subsampling,
-        torch.randn(2, T, bins).double(),
-        torch.tensor([T, 1]),
-    )
-    three, four = (
-        subsampling._mix(windows(features, side), subsampling.convs[0], lengths, side)[
-            0
-        ]
-        for side in (3, 4)
-    )
-    torch.testing.assert_close(four, three)
 
 
 @pytest.mark.parametrize("context", [(-1, -1), (4, 4)])
@@ -281,7 +264,6 @@ def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(
             {"context": (1,)},
             r"context: expected \(left, right\) in encoder frames, -1 for all",
         ),
-        ({"dropout_attention": 1.0}, "dropout: expected shares"),
         ({"heads": 3}, "heads: expected a divisor of width 16"),
     ],
 )

@@ -8,15 +8,10 @@ import torch
 from torch import nn
 
 from asrkit.cpu import has_int8
-from asrkit.models import FastConformer, FastConformerConfig, optimize, packed_conformer
-from asrkit.models.int8 import (
-    LEVELS,
-    Int8Linear,
-    QuantizedRows,
-    loaded_dtype,
-    quantize_weight,
-)
-from asrkit.models.int8_numba_cpu import quantize as fast_quantize
+from asrkit.models import FastConformer, FastConformerConfig, optimize
+from asrkit.models.inference import fold
+from asrkit.models.int8 import Int8Linear, loaded_dtype, quantize_weight
+from asrkit.models.int8 import quantize as fast_quantize
 from asrkit.models.packed import PackedLinear
 from asrkit.models.packed_conformer import PackedFastConformer
 
@@ -28,23 +23,24 @@ ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI o
 
 
 def quantize(x):
-    """The reference of `asrkit.models.int8_numba_cpu.quantize`."""
+    """The reference of `asrkit.models.int8.quantize`: values, scale and zero."""
     wide = x.float()
     lowest, highest = wide.min().clamp(max=0.0), wide.max().clamp(min=0.0)
-    scale = ((highest - lowest) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = ((highest - lowest) / 255).clamp(min=torch.finfo(torch.float32).tiny)
     if not scale.isfinite():
-        return QuantizedRows(torch.zeros_like(wide, dtype=torch.uint8), torch.nan, 1)
+        return torch.zeros_like(wide, dtype=torch.uint8), torch.nan, 1
     steps = 1 / scale
-    zero = (-lowest * steps + 0.5).floor().clamp(1, LEVELS)
-    values = (wide * steps + (zero + 0.5)).floor().clamp(0, LEVELS)
-    return QuantizedRows(values.to(torch.uint8), scale.item(), int(zero))
+    zero = (-lowest * steps + 0.5).floor().clamp(1, 255)
+    values = (wide * steps + (zero + 0.5)).floor().clamp(0, 255)
+    return values.to(torch.uint8), scale.item(), int(zero)
 
 
 def int8_linear(x, weight, bias, activation="none", residual=None):
     """What `Int8Linear` computes, in float32 from quantized numbers."""
-    rows = quantize(x)
-    plain = (rows.values.float() - rows.zero) * rows.scale
-    plain_weight = weight.values.float() * weight.scale[:, None]
+    values, scale, zero = quantize(x)
+    plain = (values.float() - zero) * scale
+    weight_values, weight_scale = weight
+    plain_weight = weight_values.float() * weight_scale[:, None]
     out = nn.functional.linear(
         plain, plain_weight, None if bias is None else bias.float()
     )
@@ -96,12 +92,10 @@ NUMBERS = pytest.mark.parametrize(
 @NUMBERS
 def test_the_kernel_quantizes_as_the_reference_does(name, dtype):
     x = numbers(name).to(dtype)
-    wanted, found = quantize(x), fast_quantize(x)
-    assert found.values.shape == x.shape and found.values.dtype == torch.uint8
-    assert (found.scale, found.zero) == pytest.approx(
-        (wanted.scale, wanted.zero), rel=1e-6
-    )
-    apart = (found.values.int() - wanted.values.int()).abs()
+    (wanted, *wanted_step), (found, *found_step) = quantize(x), fast_quantize(x)
+    assert found.shape == x.shape and found.dtype == torch.uint8
+    assert found_step == pytest.approx(wanted_step, rel=1e-6)
+    apart = (found.int() - wanted.int()).abs()
     assert (
         apart.max() <= 1 and (apart > 0).float().mean() < 1e-3
     )  # a number on a boundary
@@ -111,10 +105,10 @@ def test_the_kernel_quantizes_as_the_reference_does(name, dtype):
 @NUMBERS
 def test_a_quantized_number_is_at_most_a_step_away_and_zero_is_exact(name, dtype):
     x = numbers(name).to(dtype)
-    rows = quantize(x)
-    back = (rows.values.double() - rows.zero) * rows.scale
-    assert 1 <= rows.zero <= 255
-    assert ((back - x.double()).abs() <= 1.01 * rows.scale).all()
+    values, scale, zero = quantize(x)
+    back = (values.double() - zero) * scale
+    assert 1 <= zero <= 255
+    assert ((back - x.double()).abs() <= 1.01 * scale).all()
     assert not back[x == 0].any()
 
 
@@ -123,9 +117,9 @@ def test_a_quantized_number_is_at_most_a_step_away_and_zero_is_exact(name, dtype
 def test_what_is_not_finite_is_not_hidden(bad, dtype):
     x = torch.randn(3, 40).to(dtype)
     x[1, 7] = bad
-    for rows in (quantize(x), fast_quantize(x)):
-        assert rows.scale != rows.scale
-        assert ((rows.values.float() - rows.zero) * rows.scale).isnan().all()
+    for values, scale, zero in (quantize(x), fast_quantize(x)):
+        assert scale != scale
+        assert ((values.float() - zero) * scale).isnan().all()
 
 
 def test_each_output_of_a_weight_has_its_own_scale():
@@ -150,7 +144,7 @@ def test_each_output_of_a_weight_has_its_own_scale():
 def test_the_layer_is_the_arithmetic_in_floats(shape, bias, activation, dtype):
     torch.manual_seed(0)
     linear = nn.Linear(24, 40, bias=bias).to(dtype)
-    layer = Int8Linear(linear, activation)
+    layer = Int8Linear(linear.weight, linear.bias, activation)
     weight = quantize_weight(linear.weight)
     x = torch.randn(shape).to(dtype)
     found = layer(x)
@@ -168,7 +162,7 @@ def test_the_layer_is_the_arithmetic_in_floats(shape, bias, activation, dtype):
 def test_a_residual_is_part_of_the_layer(dtype):
     torch.manual_seed(0)
     linear = nn.Linear(24, 40).to(dtype)
-    layer = Int8Linear(linear)
+    layer = Int8Linear(linear.weight, linear.bias)
     x, residual = torch.randn(2, 9, 24).to(dtype), torch.randn(2, 9, 40).to(dtype)
     before = residual.clone()
     found = layer.plus(x, residual)
@@ -183,20 +177,18 @@ def in_floats(encoder):
     """The packed encoder, its layers in int8 computed by the reference."""
 
     class Reference(nn.Module):
-        def __init__(self, linear, activation="none"):
+        def __init__(self, weight, bias, activation="none"):
             super().__init__()
-            self.linear, self.activation = linear, activation
-            self.quantized = quantize_weight(linear.weight)
+            self.bias, self.activation = bias, activation
+            self.quantized = quantize_weight(weight)
 
         def forward(self, x):
-            return int8_linear(x, self.quantized, self.linear.bias, self.activation)
+            return int8_linear(x, self.quantized, self.bias, self.activation)
 
         def plus(self, x, residual):
-            return int8_linear(x, self.quantized, self.linear.bias, residual=residual)
+            return int8_linear(x, self.quantized, self.bias, residual=residual)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(packed_conformer.LAYERS, "int8", Reference)
-        return optimize(copy.deepcopy(encoder), linear_layers="int8")
+    return PackedFastConformer(fold(copy.deepcopy(encoder)), Reference)
 
 
 @ON_THIS_CPU
@@ -248,8 +240,9 @@ def test_what_lies_in_the_padding_cannot_matter():
 @torch.inference_mode()
 def test_two_threads_compute_what_one_does(dtype):
     torch.manual_seed(0)
-    layer = Int8Linear(nn.Linear(256, 512).to(dtype), "swish")
-    narrow = Int8Linear(nn.Linear(512, 256).to(dtype))
+    wide, back = nn.Linear(256, 512).to(dtype), nn.Linear(512, 256).to(dtype)
+    layer = Int8Linear(wide.weight, wide.bias, "swish")
+    narrow = Int8Linear(back.weight, back.bias)
     x = torch.randn(4, 125, 256).to(dtype)
 
     def computed(threads):
@@ -283,7 +276,8 @@ def test_what_has_no_int8_is_refused():
         with pytest.raises(ValueError, match=wanted):
             optimize(model, linear_layers="int8")
     with pytest.raises(
-        ValueError, match="^linear_layers: expected 'as_it_is' or 'int8', got 'int4'"
+        ValueError,
+        match="^linear_layers: expected one of 'as_it_is', 'int8', got 'int4'",
     ):
         optimize(build(), linear_layers="int4")
     with pytest.raises(ValueError, match="^model: expected eval mode"):

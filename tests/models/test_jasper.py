@@ -196,7 +196,7 @@ def test_the_padding_of_every_convolution_is_zero_also_in_training():
                 lambda _, args: inputs.append(args[0].detach())
             )
     encoded, _ = encoder(features, lengths)
-    assert len(inputs) == SMALL.layers
+    assert len(inputs) == 8 + 3, "convolutions of stages and of branches"
     for x in inputs:
         valid = 9 if x.shape[2] == T else 5
         assert not x[1, :, valid:].any()
@@ -270,18 +270,6 @@ def test_dense_stages_alone_have_branches():
     JasperConfig(stages=(DENSE[0], FIRST), residual="none")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_norms_in_half_precision_infer_and_do_not_train(dtype):
-    encoder = Jasper(SMALL).to(dtype)
-    features, lengths = torch.randn(2, 30, 8), torch.tensor([30, 17])
-    said = "^model: expected float32 weights in training: norms in half precision lose"
-    with pytest.raises(ValueError, match=said):
-        encoder.train()(features, lengths)
-    encoded, _ = encoder.eval()(features, lengths)
-    assert encoded.dtype == dtype
-    assert encoded.isfinite().all()
-
-
 @pytest.mark.parametrize("where", ["cpu", "meta"])
 def test_a_step_reads_nothing_from_the_device(where):
     with torch.device("meta"):
@@ -297,18 +285,14 @@ def test_a_step_reads_nothing_from_the_device(where):
 BAD = {
     "an even kernel": (lambda: Stage(channels=4, kernel=10), "^kernel: expected an odd number of frames, got 10"),
     "stride and dilation": (
-        lambda: Stage(channels=4, kernel=3, repeat=1, stride=2, dilation=2, dense=False),
-        "^stride, dilation: expected one of them 1, got .2, 2.",
+        lambda: Stage(channels=4, kernel=3, repeat=1, stride=2, dilation=2, dense=False), "^stride: expected 1, but for",
     ),
     "a stride that repeats": (
-        lambda: Stage(channels=4, kernel=3, stride=2, dense=False), "^repeat: expected 1 in a stage that strides, got 5",
+        lambda: Stage(channels=4, kernel=3, stride=2, dense=False), "^stride: expected 1, but for a stage with repeat=1",
     ),
-    "a dense stride": (
-        lambda: Stage(channels=4, kernel=3, repeat=1, stride=2), "^dense: expected False in a stage that strides, got True",
-    ),
-    "no stages": (lambda: JasperConfig(stages=()), "^stages: expected at least one Stage"),
+    "a dense stride": (lambda: Stage(channels=4, kernel=3, repeat=1, stride=2), "^stride: expected 1, but for a stage"),
+    "no stages": (lambda: JasperConfig(stages=()), "^config: expected a bin and a Stage at least"),
     "other bins": (lambda: encode(torch.zeros(1, 9, 80), [9]), "^features: expected shape .B, T, F=8."),
-    "an empty utterance": (lambda: encode(torch.zeros(2, 9, 8), [9, 0]), "^lengths: expected 1 to 9 frames each"),
 }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ BAD = [
     (
         PipelineConfig,
         {"encoder": "fast"},
-        "encoder: expected one of 'auto', 'eager', 'packed', ",
+        "encoder: expected one of 'auto', 'eager', 'optimized', ",
     ),
     (
         PipelineConfig,
@@ -105,8 +105,8 @@ REFUSED = [
     ("aed", {"graphs": "step"}, "graphs: expected 'auto' or 'off' for an AEDModel"),
     (
         "ctc",
-        {"precision": "autocast", "encoder": "packed"},
-        "encoder: expected 'eager' or 'compiled' on a CPU with precision='autocast', got 'packed'.",
+        {"precision": "autocast", "encoder": "optimized"},
+        "encoder: expected 'eager' on a CPU with precision='autocast', got 'optimized'.",
     ),
     (
         "rnnt",

@@ -15,7 +15,7 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.models.execution import cast_copy
+from asrkit.models.inference import cast_copy
 from asrkit.models.packed import PackedLinear
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import (
@@ -35,7 +35,6 @@ OTHERS = [
     {"normalization": "one_by_one"},
     {"strategy": "one_by_one"},
     {"strategy": "batched"},
-    {"encoder": "packed"},
     {"encoder": "optimized"},
     {"precision": "float32"},
     {"order": "as_given", "loading": "before", "graphs": "off"},
@@ -127,11 +126,6 @@ def test_options_reach_the_stage_that_they_are_about(checkpoint, noise):
             checkpoint, PipelineConfig(precision=precision)
         )
         assert one.encode(*one.features(*noise))[0].dtype == one.dtype == dtype
-    packed = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="packed"))
-    assert any(isinstance(part, PackedLinear) for part in packed.model.modules())
-    assert not any(
-        isinstance(part, PackedLinear) for part in checkpoint.model.modules()
-    )
     limited = recognize(checkpoint, *noise, max_symbols=1)
     frames = limited.frames[0, : limited.lengths[0]].tolist()
     assert len(frames) == len({*frames})
@@ -158,7 +152,7 @@ def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(
     on_cuda = encoder_form(PipelineConfig(), torch.device("cuda"))
     assert (
         on_cuda == "eager"
-        and encoder_form(PipelineConfig(encoder="packed"), None) == "packed"
+        and encoder_form(PipelineConfig(encoder="optimized"), None) == "optimized"
     )
     assert (
         encoder_form(PipelineConfig(precision="autocast"), torch.device("cpu"))
@@ -228,7 +222,7 @@ def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):
 
     same = [
         key(WindowOptions(batch_s=9)),
-        key(config=PipelineConfig(encoder="packed", order="as_given")),
+        key(config=PipelineConfig(encoder="eager", order="as_given")),
     ]
     other = [key(WindowOptions(**{name: value})) for name, value in
              (("window_s", 20), ("overlap_s", 1), ("timestamps", True))]  # fmt: skip

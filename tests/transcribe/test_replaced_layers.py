@@ -18,8 +18,9 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
 )
-from asrkit.models.dtypes import device_of, dtype_of, one_dtype
+from asrkit.models.encoders import dtype_of
 from asrkit.transcribe import PipelineConfig, Recognizer
+from asrkit.transcribe.pipeline import device_of, weight_dtypes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
@@ -107,5 +108,5 @@ def test_a_model_of_two_dtypes_is_refused_unless_a_precision_is_named(cast):
     ):
         Recognizer(model)
     recognizer = Recognizer(model, PipelineConfig(precision="float32", encoder="eager"))
-    assert one_dtype(recognizer.model) == torch.float32
+    assert [*weight_dtypes(recognizer.model)] == [torch.float32]
     assert [weight.dtype for weight in model.parameters()] == before

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from asrkit.features import FeatureConfig
-from asrkit.models.assembly import Model, ModelConfig, make_model
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
+from asrkit.models.presets import Model, ModelConfig, make_model
 from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from asrkit.features import FeatureConfig, mel_bands
-from asrkit.models.assembly import ModelConfig
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import archive, jasper, nemo_canary
 from asrkit.models.checkpoints.own import Contents
@@ -22,6 +21,7 @@ from asrkit.models.checkpoints.renaming import beginning_replaced, renamed, shap
 from asrkit.models.checkpoints.settings import expect_only, section
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
+from asrkit.models.presets import ModelConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 from asrkit.shapes import expect
 from asrkit.text import CharTokenizer, SentencePieceTokenizer, Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from asrkit.models.execution import tf32
+from asrkit.models.inference import tf32
 from asrkit.models.packed import multiplies
 from asrkit.workbench.measure import measure
 from asrkit.workbench.records import Measurement

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from asrkit.features import FeatureConfig
 from asrkit.files import shipped
 from asrkit.models import FastConformer, TransducerConfig
-from asrkit.models.execution import tf32
+from asrkit.models.inference import tf32
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import Recognizer
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, Task, read_wav, write_wav

@@ -39,14 +39,18 @@ def test_work_takes_as_long_as_the_slower_of_its_operations_and_its_bytes(
 def test_tf32_is_as_it_was_afterwards_even_after_an_error(on):
     def failing():
         with tf32(on):
-            assert [one.allow_tf32 for one in settings] == [on, on]
+            wanted = "tf32" if on else "ieee"
+            assert {one.fp32_precision for one in settings} == {wanted}
             raise KeyError
 
-    settings = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [one.allow_tf32 for one in settings]
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    settings = products, cudnn.conv, cudnn.rnn
+    before = products.allow_tf32, cudnn.allow_tf32
     with pytest.raises(KeyError):
         failing()
-    assert [one.allow_tf32 for one in settings] == before
+    assert (products.allow_tf32, cudnn.allow_tf32) == before, (
+        "torch's older settings can be read as before"
+    )
 
 
 def test_tf32_is_switched_after_torchs_newer_setting_was_used_as_well():

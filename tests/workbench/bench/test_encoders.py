@@ -15,7 +15,6 @@ from asrkit.models import (
     FastConformer,
     presets,
 )
-from asrkit.models.packed import multiplies
 from asrkit.transcribe import pipeline
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.peer_encoders import sketch
@@ -68,9 +67,7 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
     }
     timed = by_impl(found)
     kinds = ("float32", "autocast_bfloat16", "bfloat16")
-    wanted = {*kinds, "packed_float32", "optimized_float32", "optimized_bfloat16"}
-    if multiplies(torch.bfloat16):
-        wanted.add("packed_bfloat16")
+    wanted = {*kinds, "optimized_float32", "optimized_bfloat16"}
     assert {name for _, name in timed} == wanted
     assert {what for what, _ in timed} == {
         "encoder-" + kind.replace("_", "-") for kind in kinds
@@ -86,7 +83,7 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
             and params["audio_s"] == 3.0
         )
         assert params["floor_FLOP"] == encoder_flops(TINY, B=2, T=200)
-        halved = name in ("bfloat16", "packed_bfloat16", "optimized_bfloat16")
+        halved = name in ("bfloat16", "optimized_bfloat16")
         assert params["floor_B"] == encoder_parameters(TINY) * (2 if halved else 4)
         by_products = 1e3 * params["floor_FLOP"] / rates[params["dtype"]]
         assert params["least_ms"] == pytest.approx(
@@ -137,13 +134,11 @@ def test_one_core_is_that_of_each_call_alone(small, monkeypatch):
 
 
 def test_what_this_machine_lacks_is_no_arm(small, monkeypatch):
-    monkeypatch.setattr(ways, "multiplies", lambda dtype: dtype == torch.float32)
     monkeypatch.setattr(ways, "has_int8", lambda: False)
-    monkeypatch.setattr(ways, "which", lambda name: None)
     monkeypatch.setattr(encoders, "arm_params", lambda *given: {})
-    names = "float32 compiled_float32 packed_float32 packed_bfloat16 optimized_int8"
+    names = "float32 optimized_float32 optimized_int8"
     made = encoders.case("encoder-float32", names, *small, False)
-    assert [*made.arms] == ["float32", "packed_float32"]
+    assert [*made.arms] == ["float32", "optimized_float32"]
 
 
 WAYS_OF_A_GPU = sorted({*" ".join(encoders.WAYS["cuda"].values()).split()})

@@ -1,5 +1,6 @@
 """The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from asrkit.cli import main
 from asrkit.models.encoders import halve
-from asrkit.models.execution import rounded
+from asrkit.models.inference import GRAPH_FRAMES
 from asrkit.transcribe import PipelineConfig, Recognizer, pipeline
 from asrkit.workbench import records
 from asrkit.workbench.bench import file_recognizer
@@ -204,7 +205,7 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
 def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
     frames = sorted((samples // HOP + 1 for samples in lengths(512)), reverse=True)
     longest = frames[::16]  # of each batch of 16
-    sizes = [rounded(T) for T in longest]
+    sizes = [math.ceil(T / GRAPH_FRAMES) * GRAPH_FRAMES for T in longest]
     encoded = torch.tensor(sizes)
     for _ in range(3):
         encoded = halve(encoded)

@@ -37,7 +37,7 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.models.execution import cast_copy
+from asrkit.models.inference import cast_copy
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
@@ -80,14 +80,14 @@ JASPER_BATCHES = {  # utterances, and seconds of the longest
 
 WAYS = {  # of a FastConformer, eager float32 first; on a GPU bfloat16 is worth most
     "cpu": {
-        "encoder-float32": "float32 compiled_float32 packed_float32 optimized_float32",
-        "encoder-bfloat16": "float32 bfloat16 compiled_bfloat16 packed_bfloat16 optimized_bfloat16",
+        "encoder-float32": "float32 optimized_float32",
+        "encoder-bfloat16": "float32 bfloat16 optimized_bfloat16",
         "encoder-autocast-bfloat16": "float32 autocast_bfloat16",
     },
     "cuda": {
-        "encoder-bfloat16": "float32 bfloat16 compiled_bfloat16 graphed_bfloat16",
+        "encoder-bfloat16": "float32 bfloat16 graphed_bfloat16",
         "encoder-autocast-bfloat16": "float32 autocast_bfloat16",
-        "encoder-float32": "float32 compiled_float32 graphed_float32 tf32",
+        "encoder-float32": "float32 graphed_float32 tf32",
     },
 }
 JASPER_WAYS = {
@@ -107,7 +107,7 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
 
     Args:
         device: "cpu" or "cuda".
-        quick: small sizes only, without torch.compile, which is slow to begin.
+        quick: small sizes only.
         peers: on a CPU the packages that take part; None: ours alone.
     """
     yield Case(what="machine-ceiling", measure=lambda: ceilings(device, quick).measurements)
@@ -158,7 +158,7 @@ def case(
         ways: names of `bench.suites.ways`, the first of which the others have to agree with.
         model: float32, an encoder or a CTC model, where the inputs are.
         inputs: features (B, T, F) and lengths (B,).
-        quick: without torch.compile, and with the ceilings at smaller sizes.
+        quick: with the ceilings at smaller sizes.
         params: more params of all records.
     """
     features, lengths = inputs
@@ -170,7 +170,7 @@ def case(
         shape += [config.width, config.layers]
     least = work(config, B, T)
     scope = one_thread if params.get("cores") == 1 else nullcontext
-    names = [way for way in ways.split() if runs(way) and not (quick and "compiled" in way)]
+    names = [way for way in ways.split() if runs(way)]
     models = {dtype: cast_copy(model, dtype) for dtype in {*map(weights_dtype, names)}}
     with scope():
         params_of_arms = {way: arm_params(way, least, device, quick) for way in names}

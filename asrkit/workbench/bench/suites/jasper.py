@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asrkit.models import CTCConfig, CTCModel
-from asrkit.models.execution import cast_copy, tf32
+from asrkit.models.inference import cast_copy, tf32
 from asrkit.optim import NovoGrad
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.studies import StudyRecords

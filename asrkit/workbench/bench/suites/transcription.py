@@ -26,7 +26,6 @@ DISTINCT = 32  # utterances with their own audio and labels; larger batches repe
 BATCHES = (128, 1, 32, 256)  # on a GPU; the first are worth most
 FEW_BATCHES = (1, 4)  # on a CPU, or if quick
 BATCHES_OF_SPEECH = 4  # that LibriSpeech's lengths are sorted into
-COMPILED = (1, 128)  # batches that torch.compile takes part in: a shape takes it a minute
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
@@ -60,7 +59,7 @@ def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
         params["lengths"] = "equal"
     try:
         speech = repeated(task, B if full else max(BATCHES_OF_SPEECH * B, len(task.files)), B)
-        made = ladder.case(what, speech, arms_of(speech, full and B in COMPILED), params, quick)
+        made = ladder.case(what, speech, arms_of(speech), params, quick)
     except (AssertionError, RuntimeError, ValueError) as error:
         return Case(what=what, params={"shape": [B]}, refused=failure(what, error))
     shape = [B, *made.params["shape"][1:]]
@@ -82,16 +81,14 @@ def repeated(task: Task, count: int, B: int) -> Task:
     )
 
 
-def arms_of(task: Task, compiled: bool) -> dict[str, FileRecognizer]:
-    """Recognisers by name, eager first; on CUDA with torch.compile if `compiled`."""
+def arms_of(task: Task) -> dict[str, FileRecognizer]:
+    """Recognisers by name, eager first."""
     eager = PipelineConfig(precision="float32", encoder="eager", loading="before")
     configs = {"eager": eager, "optimized": replace(eager, encoder="optimized")}
     if task.device == "cuda":
         loop: dict[str, Any] = {"strategy": "windowed_looping", "graphs": "full"}
         eager = replace(eager, precision="bfloat16", **loop)
         configs = {"eager": eager, "graph": replace(eager, encoder_graphs="per_shape")}
-        if compiled:
-            configs["compiled"] = replace(eager, encoder="compiled")
     return {name: FileRecognizer(task, config) for name, config in configs.items()}
 
 

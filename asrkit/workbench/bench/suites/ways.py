@@ -1,28 +1,26 @@
 """Ways to compute a model's forward pass, as arms of a case.
 
 The name of an arm says how it computes: what is done to the model, then the arithmetic of its
-products, as in "compiled_graphed_bfloat16".
+products, as in "optimized_graphed_bfloat16".
 
     float32 bfloat16 float16    weights of that dtype, products too
     tf32                        products of float32 on a GPU
     int8                        linear layers on a CPU, the rest in its fast dtype
     autocast                    weights stay float32, products take them cast to bfloat16
-    packed optimized compiled   see `asrkit.models.execution.prepare`
+    optimized                   by `asrkit.models.optimize`
     graphed                     replayed as a CUDA graph
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from shutil import which
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from asrkit.cpu import fast_dtype, has_int8
-from asrkit.models.execution import EncoderForm, capture, cast_copy, prepare, tf32
-from asrkit.models.packed import multiplies
+from asrkit.models.inference import LinearLayers, capture, cast_copy, optimize, tf32
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.machine import this_machine
 
@@ -33,7 +31,6 @@ TOLERANCE = {  # distance from eager float32 over its norm
     "float16": 0.01,
     "int8": 0.1,
 }
-FORMS: tuple[EncoderForm, ...] = ("int8", "packed", "optimized", "compiled")  # int8 optimizes too
 Inputs = tuple[Tensor, Tensor]
 Encode = Callable[[], tuple[Tensor, Tensor]]
 
@@ -62,10 +59,6 @@ def weights_dtype(way: str) -> torch.dtype:
 
 def runs(way: str) -> bool:
     """Whether this machine computes so."""
-    if way.startswith("compiled"):  # for a CPU, and for Triton too, by a compiler of C++
-        return which("g++") is not None
-    if way.startswith("packed"):
-        return multiplies(weights_dtype(way))
     return arithmetic(way) != "int8" or has_int8()
 
 
@@ -84,9 +77,9 @@ def arm(
         scope: makes a context that each call runs in, such as one core.
     """
     features, lengths = inputs
-    form = next((form for form in FORMS if form in way), None)
-    if form is not None:
-        model = prepare(cast_copy(model, weights_dtype(way)), form)
+    if "optimized" in way:
+        layers: LinearLayers = "int8" if arithmetic(way) == "int8" else "as_it_is"
+        model = optimize(cast_copy(model, weights_dtype(way)), linear_layers=layers)
 
     def encode() -> tuple[Tensor, Tensor]:
         autocast = torch.autocast(features.device.type, torch.bfloat16, enabled="autocast" in way)
