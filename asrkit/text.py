@@ -173,18 +173,13 @@ class AggregateTokenizer:
         """Number of tokens of all models."""
         return self._starts[-1]
 
-    @property
-    def languages(self) -> list[str]:
-        """Names of the models, in their order."""
-        return [name for name, _ in self.parts]
-
     def pieces(self) -> list[str]:
         """The pieces of all models, with "▁" for a space."""
         return [*self._pieces]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of `text` by the model for "en", or the last one where there is none."""
-        names = self.languages
+        names = [name for name, _ in self.parts]
         number = names.index("en") if "en" in names else len(names) - 1
         start = self._starts[number]
         return [start + token for token in self.parts[number][1].encode(text)]

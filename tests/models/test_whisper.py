@@ -395,7 +395,7 @@ CONFIG = [
     ({"activation_function": "relu"}, "config.json.activation_function: expected 'gelu', got 'relu'."),
     ({"scale_embedding": True}, "config.json.scale_embedding: expected False, got True."),
     ({"encoder_attention_heads": 5}, "heads: expected a divisor of width=32, got 5."),
-    ({"max_source_positions": 50}, "chunk_length: expected one for 100 frames, twice max_source_positions, got 2 s, 200 frames."),
+    ({"max_source_positions": 50}, "size mismatch for encoder.positions"),
     ({"vocab_size": 279}, "bos, eos, pad: expected tokens from 0 to below vocab_size=279"),
     ({"encoder_layers": 10**4}, "model: expected at most 75 layers, the number of its tensors, got 10000."),
     ({"d_model": "wide"}, "is damaged (TypeError"),

@@ -96,12 +96,17 @@ def load_checkpoint(
         remedy = "Or it is of a model that asrkit does not know."
         raise ValueError(f"model: {path.name} is damaged ({why:.300}). {remedy}") from None
     _, weights, tokenizer, features, notes = contents
+    # Other tensors are mapped from their file: what changes it would change the model.
+    mapped = path.suffix != ".nemo"
+    storages = set[int]()
     moved = dict[str, Tensor]()
     for name in [*weights]:  # one by one, so that none is in memory twice
         weight = weights.pop(name)
+        storage = weight.untyped_storage().data_ptr()
         to_dtype = dtype if weight.is_floating_point() else weight.dtype
-        # A copy, since tensors may be mapped from the file, or lie in one piece of memory.
-        moved[name] = weight.to(device, to_dtype, copy=True)
+        # Weights that lie in one piece of memory, as an LSTM's may, become weights of their own.
+        moved[name] = weight.to(device, to_dtype, copy=mapped or storage in storages)
+        storages.add(storage)
     _load(model, moved, path.name, "Is it whole, and of this asrkit?")
     return Checkpoint(model.eval(), tokenizer, features, notes)
 

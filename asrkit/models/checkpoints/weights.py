@@ -3,6 +3,7 @@
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,8 +66,13 @@ def replaced(name: str, names: Mapping[str, str]) -> str:
     Parts are patterns in which a dot is a dot.
     """
     for theirs, ours in names.items():
-        name = re.sub(theirs.replace(".", r"\."), ours, name)
+        name = _pattern(theirs).sub(ours, name)
     return name
+
+
+@cache
+def _pattern(theirs: str) -> re.Pattern[str]:
+    return re.compile(theirs.replace(".", r"\."))
 
 
 def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str, Tensor]:

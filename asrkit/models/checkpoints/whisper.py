@@ -23,7 +23,6 @@ from asrkit.models.checkpoints.own import Contents
 from asrkit.models.checkpoints.weights import drop_tied_output, join, renamed, replaced
 from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
-from asrkit.shapes import expect
 from asrkit.text import JsonTokenizer, byte_level_json
 
 _ENCODER = {
@@ -136,7 +135,7 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
             "first": sorted(set(forbidden["begin_suppress_tokens"] or ())),
         },
     }
-    features = feature_settings(extractor(path), encoder["most"])
+    features = feature_settings(extractor(path))
     return config, _our_weights(read_weights(path)), JsonTokenizer(text, ids[END]), features, notes
 
 
@@ -150,21 +149,12 @@ def _tokenizer_json(path: Path) -> str:
     return byte_level_json(ids, merges)
 
 
-def feature_settings(values: dict[str, Any], most: int) -> dict[str, Any]:
-    """Arguments of FeatureConfig.
-
-    Args:
-        values: Of preprocessor_config.json.
-        most: Encoded frames of a chunk.
-    """
+def feature_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of FeatureConfig, of what preprocessor_config.json holds."""
     expect_only(values, _EXTRACTOR_ONLY, "preprocessor_config.json")
     features = translated(values, _EXTRACTOR)
-    rate = features["rate_hz"]
-    frames = features["fill_s"] * rate / features["hop_s"]
-    wanted = f"one for {2 * most} frames, twice max_source_positions"
-    expect(frames == 2 * most, "chunk_length", wanted, f"{features['fill_s']} s, {frames:g} frames")
-    features["window_s"] = features["fft"] / rate
-    features["hop_s"] /= rate
+    features["window_s"] = features["fft"] / features["rate_hz"]
+    features["hop_s"] /= features["rate_hz"]
     features["fill_s"] = float(features["fill_s"])
     return _EXTRACTOR_CODE | features
 
