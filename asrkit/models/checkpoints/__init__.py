@@ -96,8 +96,8 @@ def load_checkpoint(
         remedy = "Or it is of a model that asrkit does not know."
         raise ValueError(f"model: {path.name} is damaged ({why:.300}). {remedy}") from None
     _, weights, tokenizer, features, notes = contents
-    # Other tensors are mapped from their file: what changes it would change the model.
-    mapped = path.suffix != ".nemo"
+    # Tensors of other files are mapped from them: what changes the file would change the model.
+    mapped = read is not nemo.read
     storages = set[int]()
     moved = dict[str, Tensor]()
     for name in [*weights]:  # one by one, so that none is in memory twice
