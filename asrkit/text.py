@@ -1,27 +1,21 @@
 """Tokenizers, text normalisation, and word and character error rates with their uncertainty."""
 
-import base64
 import itertools
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from asrkit.byte_pairs import BytePairTokenizer
 from asrkit.shapes import expect
 
-# Numbers of sentencepiece_model.proto: algorithms of TrainerSpec, types of a piece.
-_ALGORITHMS = {"Unigram": 1, "BPE": 2}
-_NORMAL = 1
-_UNKNOWN = 2
-_CONTROL = 3
-_USER_DEFINED = 4
-_BYTE = 6
 SPACE = "▁"  # a space, as SentencePiece writes it
+_CONTROL = 3  # a type of piece in sentencepiece_model.proto
 _PART = "part "  # before the names of an aggregate tokenizer's models, where it is saved
 
 
@@ -52,6 +46,10 @@ class CharTokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, blank not counted."""
         return len(self.alphabet)
+
+    def pieces(self) -> list[str]:
+        """The characters."""
+        return [*self.alphabet]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of `text` in lower case; ValueError names the characters that have none."""
@@ -102,61 +100,19 @@ class SentencePieceTokenizer:
             ) from None
         return cls(out.getvalue())
 
-    @classmethod
-    def from_json(cls, contents: dict[str, Any], tokens: Sequence[int]) -> "SentencePieceTokenizer":
-        """The SentencePiece model that a Hugging Face tokenizer.json was converted from.
-
-        Converted back, because sentencepiece then does everything: the score of a piece is the rank
-        of its merge (BPE) or its log-probability (Unigram), and the table of the normaliser is
-        kept. Added tokens are indivisible; special ones have no text.
-
-        Args:
-            contents: The parsed tokenizer.json.
-            tokens: Ids of the pieces to keep, in the order of the new model.
-
-        Raises:
-            ValueError: An unknown kind of model, or an id without a piece.
-        """
-        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
-
-        model = contents["model"]
-        expect(
-            model["type"] in _ALGORITHMS,
-            "tokenizer",
-            f"a model of {sorted(_ALGORITHMS)}",
-            repr(model["type"]),
-        )
-        added = {token["id"]: token for token in contents.get("added_tokens") or ()}
-        pieces, scores, unknown = _vocabulary(model)
-        pieces |= {id_: token["content"] for id_, token in added.items()}
-        absent = [token for token in tokens if token not in pieces]
-        wanted = f"a piece for each of {len(tokens)} tokens"
-        expect(not absent, "tokenizer", wanted, f"none for {absent[:5]}")
-        proto = ModelProto()
-        for token in tokens:
-            piece = pieces[token]
-            piece_type = _piece_type(piece, unknown, added.get(token))
-            proto.pieces.add(piece=piece, score=scores.get(piece, 0.0), type=piece_type)
-        proto.trainer_spec.model_type = _ALGORITHMS[model["type"]]
-        proto.trainer_spec.byte_fallback = "<0x00>" in {pieces[token] for token in tokens}
-        proto.normalizer_spec.precompiled_charsmap = _charsmap(contents)
-        pre_tokenizer = contents.get("pre_tokenizer") or {}
-        scheme = pre_tokenizer.get("prepend_scheme", "always")
-        proto.normalizer_spec.add_dummy_prefix = scheme != "never"
-        return cls(proto.SerializeToString())
-
     def __post_init__(self) -> None:
+        try:
+            size = self.vocab_size
+        except RuntimeError:
+            size = 0
+        got = f"{len(self.model)} bytes of something else"
+        expect(size > 0, "tokenizer", "a SentencePiece model", got)
+
+    @cached_property
+    def _processor(self) -> Any:
         import sentencepiece
 
-        pieces: Any = []
-        if self.model:
-            try:
-                pieces = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-            except RuntimeError:
-                pieces = []
-        got = f"{len(self.model)} bytes of something else"
-        expect(len(pieces) > 0, "tokenizer", "a SentencePiece model", got)
-        object.__setattr__(self, "_pieces", pieces)
+        return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
     def with_control(self) -> "SentencePieceTokenizer":
         """The same model with `<pad>` and pieces such as `<|en|>` as control symbols: without text.
@@ -174,21 +130,20 @@ class SentencePieceTokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of pieces, blank not counted."""
-        return len(self._pieces)  # type: ignore[attr-defined]
+        return len(self._processor)
 
     def pieces(self) -> list[str]:
         """The pieces as the model writes them, with "▁" for a space."""
-        number = range(self.vocab_size)
-        return [self._pieces.id_to_piece(n) for n in number]  # type: ignore[attr-defined]
+        return [self._processor.id_to_piece(token) for token in range(self.vocab_size)]
 
     def encode(self, text: str) -> list[int]:
         """Piece ids of `text`."""
-        return self._pieces.encode(text)  # type: ignore[attr-defined]
+        return self._processor.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the piece ids."""
         _check_tokens(tokens, self.vocab_size)
-        return self._pieces.decode([int(token) for token in tokens])  # type: ignore[attr-defined]
+        return self._processor.decode([int(token) for token in tokens])
 
 
 @dataclass(frozen=True)
@@ -204,93 +159,103 @@ class AggregateTokenizer:
 
     parts: tuple[tuple[str, SentencePieceTokenizer], ...]
 
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.parts]
-        distinct = len(names) > 0 and len(set(names)) == len(names)
-        expect(distinct, "tokenizer", "models of different languages", names)
-        starts = []  # the first token of each model
-        size = 0
-        for _, part in self.parts:
-            starts.append(size)
-            size += part.vocab_size
-        pieces = [piece for _, part in self.parts for piece in part.pieces()]
-        object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "_texts", pieces)
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first token of each model, and of one more."""
+        return [0, *itertools.accumulate(part.vocab_size for _, part in self.parts)]
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        return [piece for _, part in self.parts for piece in part.pieces()]
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens of all models."""
-        return len(self._texts)  # type: ignore[attr-defined]
-
-    @property
-    def languages(self) -> list[str]:
-        """Names of the models, in their order."""
-        return [name for name, _ in self.parts]
+        return self._starts[-1]
 
     def pieces(self) -> list[str]:
         """The pieces of all models, with "▁" for a space."""
-        return list(self._texts)  # type: ignore[attr-defined]
+        return [*self._pieces]
 
-    def encode(self, text: str, language: str | None = None) -> list[int]:
-        """Tokens of `text`.
-
-        Args:
-            text: In the language.
-            language: One of `languages`; None: "en", or the last one where there is none.
-
-        Raises:
-            ValueError: There is no model for the language.
-        """
-        names = self.languages
-        if language is None:
-            language = "en" if "en" in names else names[-1]
-        expect(language in names, "language", f"one of {', '.join(names)}", repr(language))
-        number = names.index(language)
-        start = self._starts[number]  # type: ignore[attr-defined]
+    def encode(self, text: str) -> list[int]:
+        """Tokens of `text` by the model for "en", or the last one where there is none."""
+        names = [name for name, _ in self.parts]
+        number = names.index("en") if "en" in names else len(names) - 1
+        start = self._starts[number]
         return [start + token for token in self.parts[number][1].encode(text)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of the tokens, which may be of several models."""
         _check_tokens(tokens, self.vocab_size)
-        starts = self._starts  # type: ignore[attr-defined]
+        starts = self._starts
         text = ""
         for number, run in itertools.groupby(tokens, lambda token: bisect_right(starts, token) - 1):
             ids = [int(token) for token in run]
-            if self._texts[ids[0]].startswith(SPACE):  # type: ignore[attr-defined]
+            if self._pieces[ids[0]].startswith(SPACE):
                 text += " "
             text += self.parts[number][1].decode([id_ - starts[number] for id_ in ids])
         return " ".join(text.split())
 
 
-def _vocabulary(model: dict[str, Any]) -> tuple[dict[int, str], dict[str, float], str | None]:
-    """Pieces by id, scores by piece, and the unknown piece of a tokenizer.json's model."""
-    if model["type"] == "BPE":
-        pieces = {id_: piece for piece, id_ in model["vocab"].items()}
-        merges = [m if isinstance(m, list) else m.split(" ") for m in model["merges"]]
-        merged = dict.fromkeys("".join(merge) for merge in merges)  # the first rank of each
-        scores = {piece: -float(rank) for rank, piece in enumerate(merged)}
-        return pieces, scores, model.get("unk_token")
-    pieces = {id_: piece for id_, (piece, _) in enumerate(model["vocab"])}
-    return pieces, dict(model["vocab"]), pieces.get(model.get("unk_id"))
+@dataclass(frozen=True)
+class JsonTokenizer:
+    """Tokens of a tokenizer.json, by Hugging Face's `tokenizers`.
+
+    Args:
+        contents: The text of the file, for checkpoints to carry.
+        vocab_size: Number of tokens of texts: those of prompts and times, and blank, come behind.
+    """
+
+    contents: str
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        known = self._tokenizer.get_vocab_size()
+        expect(self.vocab_size <= known, "tokenizer", f"{self.vocab_size} tokens", known)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        import tokenizers
+
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(self.contents)
+        except Exception as error:  # of Rust, without a class of its own
+            raise ValueError(f"tokenizer: tokenizer.json is damaged ({error!s:.200}).") from None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True  # "<|en|>" in a text is text
+        return tokenizer
+
+    def pieces(self) -> list[str]:
+        """What each token writes, with "▁" for a space and U+FFFD for part of a character."""
+        tokens = range(self.vocab_size)
+        if type(self._tokenizer.decoder).__name__ == "ByteLevel":
+            return [self._tokenizer.decode([token]).replace(" ", SPACE) for token in tokens]
+        return [self._tokenizer.id_to_token(token) for token in tokens]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of `text`; in byte-level ones a space before its first word is part of it."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, with single spaces; special ones have none."""
+        _check_tokens(tokens, self.vocab_size)
+        return " ".join(self._tokenizer.decode([int(token) for token in tokens]).split())
 
 
-def _piece_type(piece: str, unknown: str | None, added: dict[str, Any] | None) -> int:
-    if piece == unknown:
-        return _UNKNOWN
-    if added is not None:
-        return _CONTROL if added.get("special") else _USER_DEFINED
-    if re.fullmatch("<0x[0-9A-F]{2}>", piece):
-        return _BYTE
-    return _NORMAL
+def byte_level_json(vocabulary: dict[str, int], merges: Sequence[Sequence[str]]) -> str:
+    """The tokenizer.json of a byte-level BPE such as Whisper's.
 
+    Args:
+        vocabulary: Token ids by text, a letter for each byte.
+        merges: Pairs of such texts, in the order in which they were learned.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-def _charsmap(contents: dict[str, Any]) -> bytes:
-    """The compiled table of the normaliser; b"" if it has none."""
-    normalizer = contents.get("normalizer") or {}
-    for step in normalizer.get("normalizers", [normalizer]):
-        if step.get("precompiled_charsmap"):
-            return base64.b64decode(step["precompiled_charsmap"])
-    return b""
+    made = Tokenizer(models.BPE(vocabulary, [(first, second) for first, second in merges]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made.to_str()
 
 
 def _check_tokens(tokens: Sequence[int], size: int) -> None:
@@ -306,15 +271,10 @@ def token_texts(tokenizer: Tokenizer) -> list[str]:
     Raises:
         ValueError: The tokenizer is not one of asrkit.text.
     """
-    if isinstance(tokenizer, SentencePieceTokenizer | AggregateTokenizer | BytePairTokenizer):
-        return tokenizer.pieces()
-    expect(
-        isinstance(tokenizer, CharTokenizer),
-        "tokenizer",
-        "one of asrkit.text",
-        type(tokenizer).__name__,
-    )
-    return [*tokenizer.alphabet]  # type: ignore[attr-defined]
+    if not hasattr(tokenizer, "pieces"):
+        name = type(tokenizer).__name__
+        raise ValueError(f"tokenizer: expected one of asrkit.text, got {name}.")
+    return tokenizer.pieces()
 
 
 def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
@@ -327,40 +287,47 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
         ValueError: It is none of these.
     """
     if isinstance(spec, dict):
-        all_text = all(isinstance(part, str) for part in spec.values())
-        expect(all_text, "tokenizer", "text for its parts", repr(spec)[:80])
-        if "alphabet" in spec:
-            return CharTokenizer(spec["alphabet"])
-        if "byte_pairs" in spec:
-            return BytePairTokenizer.from_json(spec["byte_pairs"])
-        if spec and all(name.startswith(_PART) for name in spec):
-            models = {name: SentencePieceTokenizer(bytes.fromhex(spec[name])) for name in spec}
-            parts = [(name.removeprefix(_PART), model) for name, model in models.items()]
-            return AggregateTokenizer(tuple(parts))
-        return SentencePieceTokenizer(bytes.fromhex(spec["model"]))
+        return _from_dump(spec)
     if spec == "char":
         return CharTokenizer()
-    expect(
-        Path(spec).is_file(), "tokenizer", "'char' or a SentencePiece .model file", repr(str(spec))
-    )
+    wanted = "'char' or a SentencePiece .model file"
+    expect(Path(spec).is_file(), "tokenizer", wanted, repr(str(spec)))
     return SentencePieceTokenizer(Path(spec).read_bytes())
 
 
-def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, str]:
+def _from_dump(parts: dict[str, Any]) -> Tokenizer:
+    match parts:
+        case {"alphabet": alphabet}:
+            return CharTokenizer(alphabet)
+        case {"json": contents, "tokens": vocab_size}:
+            return JsonTokenizer(contents, vocab_size)
+        case {"model": model}:
+            return SentencePieceTokenizer(bytes.fromhex(model))
+        case {"byte_pairs": contents}:  # a Whisper that asrkit 0.2 saved
+            saved = json.loads(contents)
+            ids = {text: token for token, text in enumerate(saved["vocabulary"])}
+            merges = [merge.split(" ") for merge in saved["merges"]]
+            return JsonTokenizer(byte_level_json(ids, merges), len(ids))
+    models = []
+    for name, model in parts.items():
+        language = name.removeprefix(_PART)
+        models.append((language, SentencePieceTokenizer(bytes.fromhex(model))))
+    return AggregateTokenizer(tuple(models))
+
+
+def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """A JSON-able dict from which `load_tokenizer` makes an equal tokenizer."""
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        return {"model": tokenizer.model.hex()}
-    if isinstance(tokenizer, AggregateTokenizer):
-        return {_PART + name: part.model.hex() for name, part in tokenizer.parts}
-    if isinstance(tokenizer, BytePairTokenizer):
-        return {"byte_pairs": tokenizer.to_json()}
-    expect(
-        isinstance(tokenizer, CharTokenizer),
-        "tokenizer",
-        "one of asrkit.text, to be saved",
-        type(tokenizer).__name__,
-    )
-    return {"alphabet": tokenizer.alphabet}  # type: ignore[attr-defined]
+    match tokenizer:
+        case CharTokenizer():
+            return {"alphabet": tokenizer.alphabet}
+        case SentencePieceTokenizer():
+            return {"model": tokenizer.model.hex()}
+        case AggregateTokenizer():
+            return {_PART + name: part.model.hex() for name, part in tokenizer.parts}
+        case JsonTokenizer():
+            return {"json": tokenizer.contents, "tokens": tokenizer.vocab_size}
+    name = type(tokenizer).__name__
+    raise ValueError(f"tokenizer: expected one of asrkit.text, to be saved, got {name}.")
 
 
 def normalize_text(text: str) -> str:

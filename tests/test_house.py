@@ -19,7 +19,7 @@ PACKAGE = ROOT / "asrkit"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"shapes", "files", "tasks"},
-    {"runtime", "cpu", "sound_files", "byte_pairs"},
+    {"runtime", "cpu", "sound_files"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim"},
     {"export"},

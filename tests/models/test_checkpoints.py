@@ -72,7 +72,7 @@ def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
         load_checkpoint(tmp_path / "none.safetensors")
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"not a model")
-    with pytest.raises(ValueError, match="bad.safetensors is not a safetensors file"):
+    with pytest.raises(ValueError, match="bad.safetensors is damaged .SafetensorError"):
         load_checkpoint(bad)
     save_file({"x": torch.zeros(1)}, bad)
     with pytest.raises(ValueError, match="without its header"):
@@ -238,11 +238,6 @@ def test_what_would_not_load_is_not_saved(tmp_path):
     for tokenizer, features, message in [
         (CharTokenizer("abc"), {}, "^tokenizer: expected 28 tokens, got 3"),
         (CharTokenizer(), {"bins": 40}, "^features: expected 80 bins"),
-        (
-            CharTokenizer(),
-            {"nmels": 80},
-            "^features: those of the checkpoint are no dict of settings",
-        ),
     ]:
         with pytest.raises(ValueError, match=message):
             save_checkpoint(
@@ -250,29 +245,6 @@ def test_what_would_not_load_is_not_saved(tmp_path):
                 Checkpoint(small(), tokenizer, features, {}),
             )
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_checkpoint_from_before_the_projection_had_a_bias_loads_as_the_same_model(
-    tmp_path,
-):
-    model = small()
-    model.predictor_projection.bias.data.zero_()
-    save_checkpoint(
-        tmp_path / "model.safetensors", Checkpoint(model, CharTokenizer(), {}, {})
-    )
-    with safe_open(str(tmp_path / "model.safetensors"), "pt") as file:
-        kept = {
-            name: file.get_tensor(name)
-            for name in file.keys()  # noqa: SIM118
-            if name != "predictor_projection.bias"
-        }
-        header = file.metadata()
-    save_file(kept, tmp_path / "model.safetensors", metadata=header)
-    again = load_checkpoint(tmp_path).model
-    assert all(
-        torch.equal(value, again.state_dict()[name])
-        for name, value in model.state_dict().items()
-    )
 
 
 @pytest.mark.parametrize("damage", [
@@ -285,7 +257,8 @@ def test_a_value_of_another_type_is_refused_in_one_line(tmp_path, damage):
     edit_header(tmp_path, damage)
     with pytest.raises(ValueError) as caught:
         load_checkpoint(tmp_path)
-    assert "\n" not in str(caught.value) and "expected" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "expected" in str(caught.value) or "is damaged" in str(caught.value)
 
 
 def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
@@ -301,6 +274,6 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
     save_file(weights, tmp_path / "model.safetensors", metadata=header)
     with pytest.raises(
         ValueError,
-        match="^output.bias: expected floating-point weights, whole counters, got torch.int64",
+        match="the weights are not of its config .*output.bias.*floating point",
     ):
         load_checkpoint(tmp_path)

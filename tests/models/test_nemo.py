@@ -83,9 +83,7 @@ def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(
         assert torch.equal(again.model.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("greedy, most", [
-    (None, 10), ({"max_symbols": 3}, 3), ({"max_symbols": None, "max_symbols_per_step": 5}, 5),
-])  # fmt: skip
+@pytest.mark.parametrize("greedy, most", [(None, 10), ({"max_symbols": 3}, 3)])
 def test_how_many_labels_a_frame_may_have_is_read(greedy, most, tmp_path):
     path = archive(tmp_path / "a.nemo", "tdt", decoding__greedy=greedy)
     assert load_checkpoint(path).notes["max_symbols"] == most
@@ -145,22 +143,17 @@ def test_settings_of_features_are_read(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "kind, target", [("ctc", "EncDecCTCModel"), ("rnnt", "EncDecRNNTModel")]
-)
-def test_models_of_characters_take_their_labels_as_tokenizer(kind, target, tmp_path):
+def test_models_of_characters_take_their_labels_as_tokenizer(tmp_path):
     labels = [*" abcdefghijklmnopqrstuvwxyz'?.,:"][: known.V]
     named = {
         "labels": labels,
-        "target": f"x.{target}",
+        "target": "x.EncDecCTCModel",
         "decoder__vocabulary": "${labels}",
     }
-    loaded = load_checkpoint(archive(tmp_path / "a.nemo", kind, **named))
+    loaded = load_checkpoint(archive(tmp_path / "a.nemo", **named))
     assert loaded.tokenizer == CharTokenizer("".join(labels))
-    named["labels"] = ["a"] * known.V
-    refused(
-        archive(tmp_path / "b.nemo", kind, **named), "^labels: expected distinct single"
-    )
+    named["labels"] = ["ab"] * known.V
+    refused(archive(tmp_path / "b.nemo", **named), "size mismatch for output.weight")
 
 
 def test_references_to_other_keys_are_followed_and_circles_are_not(tmp_path):
@@ -173,7 +166,7 @@ def test_references_to_other_keys_are_followed_and_circles_are_not(tmp_path):
     assert model.config.encoder.width == 16
     assert model.durations == (0, 1, 2, 3, 4)
     path = archive(tmp_path / "b.nemo", a="${b}", b="${a}", encoder__d_model="${a}")
-    refused(path, "width: expected a whole number, got None")
+    refused(path, "^model: b.nemo is damaged .RecursionError")
 
 
 def test_local_attention_is_read_where_its_sides_are_equal(tmp_path):
@@ -189,23 +182,24 @@ CONFIG = [
     ({"preprocessor": 3}, "^model: a.nemo is damaged .AttributeError"),
     ({"preprocessor__log": False}, "^preprocessor.log: expected True, got False. Other values are not"),
     ({"preprocessor__frame_splicing": 3}, "^preprocessor.frame_splicing: expected 1"),
-    ({"preprocessor__sample_rate": float("nan")}, "^preprocessor.sample_rate, window_size, window_stride: expected numbers above 0, got .nan, 0.025"),
-    ({"preprocessor__window_size": "1e5"}, "^preprocessor.sample_rate, window_size, window_stride: expected numbers above 0, got .16000, '1e5'"),
+    ({"preprocessor__sample_rate": "fast"}, "^model: a.nemo is damaged .TypeError"),
+    ({"preprocessor__mel_norm": None}, "^preprocessor.mel_norm: expected 'slaney', got None"),
+    ({"preprocessor__highfreq": 4000}, "^preprocessor.highfreq: expected None, got 4000"),
     ({"preprocessor__mag_power": 1.5}, "^preprocessor.mag_power: expected 1 or 2, got 1.5"),
     ({"preprocessor__pad_value": 1.0}, "^preprocessor.pad_value: expected 0"),
-    ({"preprocessor__normalize": {"fixed_mean": [0]}}, "^model: a.nemo is damaged .TypeError"),
-    ({"preprocessor__features": 64}, r"^preprocessor.featurizer: expected window and mel bands .* got \(\(400,\), \(1, 80, 257\)\)"),
+    ({"preprocessor__normalize": {"fixed_mean": [0]}}, "^normalization: expected one of"),
+    ({"preprocessor__features": 64}, "size mismatch for encoder.subsampling.out.weight"),
     ({"encoder__causal_downsampling": True}, "^encoder.causal_downsampling: expected False"),
     ({"encoder__global_tokens": 1}, "^encoder.global_tokens: expected 0, got 1"),
     ({"encoder__att_context_style": "chunked_limited"}, "^encoder.att_context_style: expected 'regular'"),
     ({"encoder__att_context_size": [[70, 13], [70, 6]]}, "^context: expected"),
     ({"encoder__att_context_size": [8, 4, 2]}, "^context: expected .left, right. in encoder frames"),
-    ({"encoder__conv_context_size": "causal"}, r"^encoder.conv_context_size: expected \[4, 4\] or none, got causal"),
+    ({"encoder__conv_context_size": "causal"}, "^encoder.conv_context_size: expected None, got 'causal'"),
     ({"encoder__d_model": "???"}, "^width: expected a whole number, got '???'".replace("?", "[?]")),
     ({"encoder__n_layers": 10**9}, "^model: expected at most .* layers, the number of its tensors, got 1000000000"),
     ({"encoder__n_heads": 3}, "^heads: expected a divisor of width 16, got 3"),
     ({"tokenizer__type": "wpe"}, "^tokenizer.type: expected 'bpe', got 'wpe'"),
-    ({"tokenizer__model_path": "nemo:b"}, "^a.nemo: expected a member 'b', got"),
+    ({"tokenizer__model_path": "nemo:b"}, "^model: a.nemo is damaged .KeyError: 'b'"),
 ]  # fmt: skip
 
 
@@ -217,17 +211,15 @@ def test_a_config_that_asrkit_does_not_compute_is_refused(changes, said, tmp_pat
 
 
 WEIGHTS = [
-    ({"encoder.layers.0.adapter.x": torch.zeros(1)}, "Unexpected key.*encoder.layers.0.adapter.x"),
+    ({"encoder.layers.0.adapter.x": torch.zeros(1)}, "Unexpected key.*encoder.blocks.0.adapter.x"),
     ({"encoder.layers.1.norm_out.bias": None}, "^a.nemo: the weights are not of its config .Missing key.*encoder.blocks.1.final_norm.bias"),
     ({"encoder.layers.1.self_attn.linear_k.bias": None}, "^model: a.nemo is damaged .KeyError: 'encoder.blocks.1.attention.k.bias'"),
     ({"encoder.layers.0.self_attn.pos_bias_u": torch.zeros(())}, "^model: a.nemo is damaged .IndexError"),
     ({"decoder.decoder_layers.0.bias": torch.zeros(9)}, "size mismatch for output.bias"),
     ({"joint.joint_net.2.bias": torch.zeros(9)}, "^model: expected weights of one model, got two for output.bias"),
     ({f"{BUFFERS}window": None}, "^model: a.nemo is damaged .KeyError: 'preprocessor.featurizer.window'"),
-    ({f"{BUFFERS}window": torch.hann_window(400) * 1.001}, "featurizer.window: expected a hann window, got other numbers"),
-    ({f"{BUFFERS}fb": mel_bands(FeatureConfig()).T[None] * 1.001}, "featurizer.fb: expected Slaney's mel bands"),
-    ({"x": 1}, "^a.nemo: model_weights.ckpt: expected dense tensors by name"),
-    ({"x": torch.eye(3).to_sparse()}, "tensors"),
+    ({f"{BUFFERS}window": torch.hann_window(400) * 1.001}, "^preprocessor.window: the archive holds another than hann."),
+    ({"x": 1}, "^x: expected a tensor, got int"),
 ]  # fmt: skip
 
 

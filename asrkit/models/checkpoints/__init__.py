@@ -4,7 +4,6 @@ folders, and `.pt` files of Jasper's published training code.
 No pickled code is ever run.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,22 +14,12 @@ from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
-from asrkit.models.presets import Model, ModelConfig, make_model
+from asrkit.models.presets import Model, make_model
 from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
 __all__ = ["Checkpoint", "config_from_dict", "config_to_dict", "load_checkpoint", "save_checkpoint"]
-
-DAMAGES = (  # what reading a file raises whose parts are not those of its kind
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    UnicodeDecodeError,
-    json.JSONDecodeError,
-)
 
 
 class Checkpoint(NamedTuple):
@@ -62,14 +51,12 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         ValueError: The parts do not fit one another, or the model was optimized.
     """
     model, tokenizer, features, notes = checkpoint
-    _expect_fits(model.config, tokenizer, features, "the checkpoint")
-    _expect_prompt_fits(model.config, notes)
     weights = {}
     for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
-    remedy = "Save a model before it is optimized."
-    _load(_without_memory(model.config), weights, "model", remedy)
-    own.write(Path(path), (model.config, weights, tokenizer, features, notes))
+    contents = (model.config, weights, tokenizer, features, notes)
+    _load(_without_memory(contents), weights, "model", "Save a model before it is optimized.")
+    own.write(Path(path), contents)
 
 
 def load_checkpoint(
@@ -87,99 +74,67 @@ def load_checkpoint(
     Raises:
         ValueError: What is wrong, missing or not supported, in one line.
     """
+    from asrkit.models.checkpoints import huggingface, jasper, nemo
+
     expect(dtype.is_floating_point, "dtype", "a floating-point dtype", dtype)
     path = Path(path)
-    folder = path.is_dir() and (path / "config.json").is_file()
+    folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
         path = path / "model.safetensors"
     kinds = "a .safetensors file or a training folder, a .nemo file, or a Hugging Face folder"
     there = path.is_file() or folder
     expect(there, "model", kinds, f"no such file: {str(path)!r}", "Make one: asrkit train.")
-    config, weights, tokenizer, features, notes = _read(path)
-    _expect_fits(config, tokenizer, features, path.name)
-    _expect_prompt_fits(config, notes)
-    predictor = getattr(config, "predictor", None)
-    layers = max(
-        config.encoder.layers, getattr(predictor, "layers", 0), getattr(config, "layers", 0)
-    )
-    most = f"at most {len(weights)} layers, the number of its tensors"
-    expect(layers <= len(weights), "model", most, layers)
-    model = _without_memory(config)
-    state = model.state_dict()
+    readers = {".nemo": nemo.read, ".pt": jasper.read}
+    read = huggingface.read if folder else readers.get(path.suffix, own.read)
+    try:
+        contents = read(path)
+        model = _without_memory(contents)
+    except Exception as error:  # a file whose parts are not those of its kind raises anything
+        if type(error) is ValueError:  # one of ours, which says what is wrong
+            raise
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        remedy = "Or it is of a model that asrkit does not know."
+        raise ValueError(f"model: {path.name} is damaged ({why:.300}). {remedy}") from None
+    _, weights, tokenizer, features, notes = contents
+    # Tensors of other files are mapped from them: what changes the file would change the model.
+    mapped = read is not nemo.read
+    storages = set[int]()
     moved = dict[str, Tensor]()
     for name in [*weights]:  # one by one, so that none is in memory twice
         weight = weights.pop(name)
-        floating = weight.is_floating_point()
-        same = name not in state or state[name].is_floating_point() == floating
-        expect(same, name, "floating-point weights, whole counters", weight.dtype)
-        to_dtype = dtype if floating else weight.dtype
-        # Tensors of safetensors are still mapped from the file: what changes the file would change
-        # the model, and they are not aligned.
-        moved[name] = weight.to(device, to_dtype, copy=path.suffix != ".nemo")
+        storage = weight.untyped_storage().data_ptr()
+        to_dtype = dtype if weight.is_floating_point() else weight.dtype
+        # Weights that lie in one piece of memory, as an LSTM's may, become weights of their own.
+        moved[name] = weight.to(device, to_dtype, copy=mapped or storage in storages)
+        storages.add(storage)
     _load(model, moved, path.name, "Is it whole, and of this asrkit?")
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
-def _read(path: Path) -> own.Contents:
-    """Contents of a Hugging Face folder, a `.nemo` archive, a `.pt` file or asrkit's own file."""
-    from asrkit.models.checkpoints import huggingface, jasper, nemo
-
-    readers = {".nemo": nemo.read, ".pt": jasper.read}
-    read = huggingface.read if path.is_dir() else readers.get(path.suffix, own.read)
-    try:
-        return read(path)
-    except DAMAGES as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = "Or it is of a model that asrkit does not know."
-        raise ValueError(f"model: {path.name} is damaged ({why:.300}). {remedy}") from None
-
-
-def _expect_fits(
-    config: ModelConfig, tokenizer: Tokenizer, features: dict[str, Any], name: str
-) -> None:
+def _without_memory(contents: own.Contents) -> Model:
+    """The model of `contents` without memory for its weights; ValueError where parts do not fit."""
+    config, weights, tokenizer, features, notes = contents
     V = config.vocab_size
     if isinstance(config, AEDConfig):  # tokens of a prompt, and of nothing at all, come on top
-        fits = tokenizer.vocab_size <= V
-        expect(fits, "tokenizer", f"at most {V} tokens", tokenizer.vocab_size)
-    else:
-        expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
-    try:
-        bins = FeatureConfig(**features).bins
-    except TypeError as error:
-        raise ValueError(
-            f"features: those of {name} are no dict of settings of FeatureConfig ({error})."
-        ) from None
-    wanted = f"{config.encoder.bins} bins, as the encoder has"
-    expect(bins == config.encoder.bins, "features", wanted, bins)
-
-
-def _expect_prompt_fits(config: ModelConfig, notes: dict[str, Any]) -> None:
-    """ValueError unless the prompt that notes hold, if any, is one of the model's."""
-    if isinstance(config, AEDConfig):
+        expect(tokenizer.vocab_size <= V, "tokenizer", f"at most {V} tokens", tokenizer.vocab_size)
         prompt = PromptFormat.from_notes(notes)
         if prompt is not None:
-            prompt.expect_fits(config.vocab_size, config.most)
-
-
-def _without_memory(config: ModelConfig) -> Model:
-    """The model of `config` without memory for its weights; ValueError where there is none."""
-    try:
-        with torch.device("meta"):
-            return make_model(config)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # of torch, for the last
-        why = " ".join(str(error).split())[:200]
-        raise ValueError(f"model: no model has the settings of this file ({why}).") from None
+            prompt.expect_fits(V, config.most)
+    else:
+        expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
+    bins = FeatureConfig(**features).bins
+    wanted = f"{config.encoder.bins} bins, as the encoder has"
+    expect(bins == config.encoder.bins, "features", wanted, bins)
+    parts = (config, config.encoder, getattr(config, "predictor", None))
+    layers = max(getattr(part, "layers", 0) for part in parts)
+    most = f"at most {len(weights)} layers, the number of its tensors"
+    expect(layers <= len(weights), "model", most, layers)
+    with torch.device("meta"):
+        return make_model(config)
 
 
 def _load(model: Model, weights: dict[str, Tensor], name: str, remedy: str) -> None:
-    """Give a model its weights; ValueError unless they have its names and shapes.
-
-    Args:
-        model: One without memory.
-        weights: By name.
-        name: Of the file, in errors.
-        remedy: In errors.
-    """
+    """Give a model without memory its weights; ValueError unless they have its names and shapes."""
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:

@@ -1,12 +1,18 @@
-"""What Canary's NeMo archives and Hugging Face folders share: prompts, special tokens, weights."""
+"""Canary, NeMo's encoder-decoder model: decoder, tokenizer and prompt, in NeMo's archives and in
+Hugging Face folders.
+"""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrkit.models.checkpoints.renaming import drop_tied_output, join
+from asrkit.models.attention_decoder import AEDConfig, sines
+from asrkit.models.checkpoints.folders import expect_only, translated
+from asrkit.models.checkpoints.weights import drop_tied_output, join
+from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.jasper import JasperConfig
 from asrkit.models.prompts import (
     ENGLISH,
     LANGUAGE,
@@ -14,14 +20,18 @@ from asrkit.models.prompts import (
     TARGET,
     TASK,
     PromptFormat,
+    languages_of,
+    token_text,
 )
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
+from asrkit.text import SPACE, AggregateTokenizer, SentencePieceTokenizer
 
 BOS = "<|startoftranscript|>"
 EOS = "<|endoftext|>"
 PAD = "<pad>"
 CONTEXT = "<|startofcontext|>"  # before an earlier text, which asrkit leaves empty
-PROMPTS = {  # names and tokens of nemo_toolkit 3.0.0
+# Names and places of nemo_toolkit 3.0.0. What nobody asks for stays so: numerals, times, speakers.
+PROMPTS: dict[str, tuple[str, ...]] = {
     "canary": (BOS, LANGUAGE, TASK, TARGET, PUNCTUATION),
     "canary2": (
         CONTEXT,
@@ -35,80 +45,207 @@ PROMPTS = {  # names and tokens of nemo_toolkit 3.0.0
         "{diarize}",
     ),
 }
-# What stands in places that nobody asks for: no numerals, times or speakers, no feeling.
 DEFAULTS = {
     "{emotion}": "<|emo:undefined|>",
     "{itn}": "<|noitn|>",
     "{timestamp}": "<|notimestamp|>",
     "{diarize}": "<|nodiarize|>",
 }
+NEMO_ROUND = 8  # the vocabulary is rounded up to a multiple of this many tokens
+# Keys whose other values no name or shape of a weight shows.
+NEMO_DECODER = {"pre_ln": True, "hidden_act": "relu", "learn_positional_encodings": False}
+NEMO_SIZES = {
+    "width": ("hidden_size", None),
+    "layers": ("num_layers", None),
+    "heads": ("num_attention_heads", None),
+    "inner": ("inner_size", None),
+    "most": ("max_sequence_length", 512),
+    "dropout": ("ffn_dropout", 0.0),
+}
+NEMO_NAMES = {
+    "transf_decoder._embedding.token_embedding.": "embedding.",
+    "transf_decoder._embedding.position_embedding.pos_enc": "positions",
+    "transf_decoder._embedding.layer_norm.": "embedding_norm.",
+    "transf_decoder._decoder.final_layer_norm.": "norm.",
+    "transf_decoder._decoder.layers.": "layers.",
+    "log_softmax.mlp.layer0.weight": "output.weight",
+    "log_softmax.mlp.layer0.bias": "output_bias",
+    "encoder_decoder_proj.": "encoder_projection.",
+    ".layer_norm_1.": ".self_norm.",
+    ".first_sub_layer.(q|k|v)[a-z]+_net.": r".self_attention.\1.",
+    ".first_sub_layer.out_projection.": ".self_attention.out.",
+    ".layer_norm_2.": ".cross_norm.",
+    ".second_sub_layer.query_net.": ".cross_attention.query.",
+    ".second_sub_layer.(k|v)[a-z]+_net.": r".cross_attention.\1.",
+    ".second_sub_layer.out_projection.": ".cross_attention.out.",
+    ".layer_norm_3.": ".feed_forward_norm.",
+    ".third_sub_layer.dense_in.": ".feed_forward.0.",
+    ".third_sub_layer.dense_out.": ".feed_forward.2.",
+}
+FOLDER_SIZES = {
+    "vocab_size": ("vocab_size", 16_384),
+    "width": ("hidden_size", 1024),
+    "layers": ("num_hidden_layers", 8),
+    "heads": ("num_attention_heads", 8),
+    "inner": ("intermediate_size", 4096),
+    "most": ("max_position_embeddings", 1024),
+    "dropout": ("attention_dropout", 0.0),
+}
+FOLDER_NAMES = {
+    "model.decoder.embed_tokens.": "embedding.",
+    "model.decoder.embedding_layernorm.": "embedding_norm.",
+    "model.decoder.(norm|layers).": r"\1.",
+    "proj_out.weight": "output.weight",
+    "proj_out.bias": "output_bias",
+    ".input_layernorm.": ".self_norm.",
+    ".self_attn.([qkv])_proj.": r".self_attention.\1.",
+    ".self_attn.o_proj.": ".self_attention.out.",
+    ".post_attention_layernorm.": ".cross_norm.",
+    ".encoder_attn.q_proj.": ".cross_attention.query.",
+    ".encoder_attn.([kv])_proj.": r".cross_attention.\1.",
+    ".encoder_attn.o_proj.": ".cross_attention.out.",
+    ".final_layernorm.": ".feed_forward_norm.",
+    ".mlp.fc1.": ".feed_forward.0.",
+    ".mlp.fc2.": ".feed_forward.2.",
+}
+Tokens = AggregateTokenizer | SentencePieceTokenizer
 
 
-def prompt_of(
-    name: str, vocabulary: dict[str, int], languages: list[str], chosen: dict[str, Any]
+def read_nemo(
+    config: dict[str, Any], members: dict[str, Any], encoder: FastConformerConfig | JasperConfig
+) -> tuple[AEDConfig, Tokens, PromptFormat]:
+    """Config, tokenizer and prompt of an archive.
+
+    Args:
+        config: Of the archive.
+        members: Its files.
+        encoder: Config of its encoder.
+
+    Raises:
+        ValueError: A setting is missing, damaged or not supported.
+    """
+    decoder = config["transf_decoder"]
+    expect_only(decoder, {"pre_ln_final_layer_norm": True}, "transf_decoder")
+    decoder = {"pre_ln": False, **decoder["config_dict"]}
+    expect_only(decoder, NEMO_DECODER, "transf_decoder.config_dict")
+    name = config["prompt_format"]
+    expect(name in PROMPTS, "prompt_format", f"one of {[*PROMPTS]}", f"{name!r:.80}")
+    values = config["tokenizer"]
+    parts = []
+    for language, part in values.get("langs", {}).items():
+        parts.append((language, piece_model(part, members).with_control()))
+    plain = None if parts else piece_model(values, members)
+    tokenizer = plain.with_control() if plain else AggregateTokenizer(tuple(parts))
+    pieces = tokenizer.pieces()
+    # Of two tokens of one text the first: control symbols come before others.
+    ids = {pieces[token]: token for token in reversed(range(len(pieces)))}
+    # Control symbols name some 180 languages, the other models those that were trained.
+    languages = [language for language, _ in parts if token_text(language) in ids]
+    languages = languages or languages_of([*ids])
+    template = PROMPTS[name]
+    prompt = _prompt(template, ids, languages, _slots(config))
+    if plain:
+        # NeMo has this model split the prompt as text: a space before every text is before it too.
+        asked = prompt.tokens()
+        found = plain.encode("".join(pieces[token] for token in asked))
+        lead = [pieces[token] for token in found[: -len(asked)]]
+        prompt = _prompt((*lead, *template), ids, languages, _slots(config))
+    sizes = {"vocab_size": -(-tokenizer.vocab_size // NEMO_ROUND) * NEMO_ROUND}
+    model = _config(sizes | translated(decoder, NEMO_SIZES), ids, encoder)
+    return model, tokenizer, prompt
+
+
+def piece_model(values: dict[str, Any], members: dict[str, Any]) -> SentencePieceTokenizer:
+    """The SentencePiece model that a section of an archive's config names."""
+    expect_only({"type": None, **values}, {"type": "bpe"}, "tokenizer")
+    return SentencePieceTokenizer(members[values["model_path"].removeprefix("nemo:")].read())
+
+
+def _config(
+    sizes: dict[str, Any], ids: dict[str, int], encoder: FastConformerConfig | JasperConfig
+) -> AEDConfig:
+    """The model's config.
+
+    Args:
+        sizes: Arguments of `AEDConfig`.
+        ids: Of the special tokens, by their texts.
+        encoder: Config of the encoder.
+    """
+    missing = [text for text in (BOS, EOS, PAD) if text not in ids]
+    expect(not missing, "tokenizer", f"tokens {BOS}, {EOS} and {PAD}", f"none for {missing}")
+    special: dict[str, Any] = {"bos": ids[BOS], "eos": ids[EOS], "pad": ids[PAD]}
+    return AEDConfig(**sizes, **special, encoder=encoder)
+
+
+def _slots(config: dict[str, Any]) -> dict[str, Any]:
+    """What an archive puts in the places of its prompt where nobody asks for anything else."""
+    slots: dict[str, Any] = {}
+    for turn in config.get("prompt_defaults") or []:
+        if turn["role"] == "user":
+            slots = {key: value for key, value in turn["slots"].items() if value is not None}
+    expect_only(slots, {"decodercontext": ""}, "prompt_defaults")
+    return slots
+
+
+def _prompt(
+    template: Sequence[str], ids: dict[str, int], languages: list[str], slots: dict[str, Any]
 ) -> PromptFormat:
     """The form of a model's prompt.
 
     Args:
-        name: One of `PROMPTS`.
-        vocabulary: Token ids by text.
+        template: One of `PROMPTS`, behind what leads every text.
+        ids: Of the special tokens, by their texts.
         languages: Codes of languages, each with a token.
-        chosen: Tokens by their places (`{itn}`), where they are others than `DEFAULTS`; `language`
-            and `punctuation` as in `PromptFormat`.
-
-    Raises:
-        ValueError: The vocabulary lacks a token.
+        slots: What the archive sets, in NeMo's words.
     """
-    found = "no token like <|en|>"
-    expect(len(languages) > 0, "tokenizer", "tokens of the languages of its prompt", found)
+    tokens = {place: slots.get(place.strip("{}"), token) for place, token in DEFAULTS.items()}
+    filled = [tokens.get(piece, piece) for piece in template]
     first = ENGLISH if ENGLISH in languages else languages[0]
-    tokens = DEFAULTS | chosen
-    language = tokens.pop("language", first)
-    punctuation = tokens.pop("punctuation", True)
-    template = [tokens.get(piece, piece) for piece in PROMPTS[name]]
+    language = slots.get("source_lang", first).removeprefix("<|").removesuffix("|>")
+    punctuation = slots.get("pnc") not in ("no", False, "<|nopnc|>")
     return PromptFormat.of_vocabulary(
-        template, vocabulary, languages, language=language, punctuation=punctuation
+        filled, ids, languages, language=language, punctuation=punctuation
     )
 
 
-def led(prompt: PromptFormat, lead: list[str], vocabulary: dict[str, int]) -> PromptFormat:
-    """`prompt` behind the tokens `lead`; of one vocabulary.
-
-    A SentencePiece model that puts a space before every text puts one before the prompt as well,
-    where the prompt is text to it.
-    """
-    ids = prompt.ids | {text: vocabulary[text] for text in lead}
-    return replace(prompt, template=(*lead, *prompt.template), ids=ids)
-
-
-def special_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
-    """`bos`, `eos` and `pad` of an `AEDConfig`; ValueError names one that is missing."""
-    names = {"bos": BOS, "eos": EOS, "pad": PAD}
-    missing = [text for text in names.values() if text not in vocabulary]
-    expect(not missing, "tokenizer", f"tokens {BOS}, {EOS} and {PAD}", f"none for {missing}")
-    return {name: vocabulary[text] for name, text in names.items()}
-
-
-def shape_decoder(weights: dict[str, Tensor], output: str) -> None:
-    """Join queries, keys and values as asrkit's layers have them, in place.
+def read_folder(
+    values: dict[str, Any], ids: dict[str, int], encoder: FastConformerConfig
+) -> tuple[AEDConfig, PromptFormat]:
+    """Config and prompt of a Hugging Face folder.
 
     Args:
-        weights: By asrkit's names, but for `q`, `k` and `v` of attention of the decoder, where
-            asrkit has one layer.
-        output: Name of the output's weight, which has to be the embedding's where there is one.
+        values: Its config.json.
+        ids: Of all tokens, by their texts.
+        encoder: Config of its encoder.
 
     Raises:
-        ValueError: The output has weights of its own.
+        ValueError: A setting is missing, damaged or not supported.
     """
-    drop_tied_output(weights, output)
+    section = values.get("decoder_config") or {}
+    expect_only(section, {"hidden_act": "relu"}, "decoder_config")
+    sizes = translated(section, FOLDER_SIZES)
+    most = sizes["most"]
+    wanted = "1 to 1,000,000 positions"  # their table is made here
+    expect(whole(most, 1, 10**6), "decoder_config.max_position_embeddings", wanted, most)
+    config = _config(sizes, ids, encoder)
+    template = PROMPTS["canary2" if CONTEXT in ids else "canary"]
+    if values.get("decoder_start_token_id", 7) == ids.get(SPACE):
+        template = (SPACE, *template)
+    return config, _prompt(template, ids, languages_of([*ids]), {})
+
+
+def shape_decoder(weights: dict[str, Tensor], config: AEDConfig) -> None:
+    """Give weights of a decoder, by asrkit's names, its shapes, in place; the output is tied.
+
+    NeMo saves its table of positions, and one that grew while it was used whole. transformers makes
+    its own, with all sines before all cosines where NeMo has those of a frequency side by side: the
+    weights were trained with one of them, and nothing in them says with which.
+    """
+    if "positions" in weights:
+        weights["positions"] = weights["positions"][: config.most].clone()
+    else:
+        table = sines(config.most, config.width, torch.zeros(()))
+        weights["positions"] = torch.cat([table[:, 0::2], table[:, 1::2]], 1)
+    drop_tied_output(weights, "output.weight")
     join(weights, ".self_attention", "qkv", "qkv")
     join(weights, ".cross_attention", "kv", "key_value")
-
-
-def sines_first(table: Tensor) -> Tensor:
-    """Positions (most, D) whose first half are the sines, of an interleaved table.
-
-    NeMo has sine and cosine of a frequency side by side; transformers has all sines and then all
-    cosines. The weights were trained with one of them, and nothing in them says with which.
-    """
-    return torch.cat([table[:, 0::2], table[:, 1::2]], 1)

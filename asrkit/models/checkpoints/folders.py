@@ -1,9 +1,7 @@
-"""Files of a Hugging Face folder: JSON, the feature extractor's settings, weights.
-
-Pickled weights are not read.
-"""
+"""Files of a Hugging Face folder: configs, the tokenizer, weights in safetensors."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,33 @@ from torch import Tensor
 from asrkit.models.checkpoints.own import read_safetensors
 from asrkit.shapes import expect
 
-MAX_SIZE = 10**6  # of tokens; a config with more is taken for damaged
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+def expect_only(values: Mapping[str, Any], only: Mapping[str, Any], name: str) -> None:
+    """ValueError unless each key has the one value that asrkit computes, or is not there.
+
+    Args:
+        values: A section of a config.
+        only: The value of each key whose other values no shape of a weight shows.
+        name: Of the section.
+    """
+    for key, value in only.items():
+        got = values.get(key, value)
+        remedy = "Other values are not supported."
+        expect(got == value, f"{name}.{key}", repr(value), f"{got!r:.80}", remedy)
+
+
+def translated(values: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Arguments of one of asrkit's configs.
+
+    Args:
+        values: A section of a config of another program.
+        names: For each argument the key of the section, and the value where that is missing.
+            `inner`, the width of feed-forwards, becomes `expansion`, in widths of the model.
+    """
+    sizes = {ours: values.get(theirs, default) for ours, (theirs, default) in names.items()}
+    if "inner" in sizes:
+        sizes["expansion"] = sizes.pop("inner") // sizes["width"]
+    return sizes
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
@@ -28,33 +51,34 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     return values
 
 
-def tokenizer_json(path: Path) -> dict[str, Any]:
-    """The tokenizer of the folder; ValueError where there is none."""
-    contents = read_json(path, "tokenizer.json")
-    expect(bool(contents), "model", "tokenizer.json", f"none in {path.name}")
-    return contents
+def vocabulary(text: str) -> dict[str, int]:
+    """Ids of all tokens by their texts, of the text of a tokenizer.json."""
+    contents = json.loads(text)
+    vocab = contents["model"]["vocab"]
+    if isinstance(vocab, list):  # with scores
+        vocab = {piece: id_ for id_, (piece, _) in enumerate(vocab)}
+    return vocab | {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
 
 
 def extractor(path: Path) -> dict[str, Any]:
     """Settings of the feature extractor, which stand in either of two files."""
-    own, processor = _PROCESSORS
-    settings = read_json(path, own) or read_json(path, processor).get("feature_extractor") or {}
-    wanted = f"{own} or a feature_extractor in {processor}"
-    expect(bool(settings), "model", wanted, "neither")
-    return {**settings}
+    own, processor = "preprocessor_config.json", "processor_config.json"
+    settings = read_json(path, own) or read_json(path, processor).get("feature_extractor")
+    expect(bool(settings), "model", f"{own} or a feature_extractor in {processor}", "neither")
+    assert settings is not None
+    return settings
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Every tensor of model.safetensors, or of the shards that its index names."""
-    files = ["model.safetensors"]
+    names = ["model.safetensors"]
     index = read_json(path, "model.safetensors.index.json")
-    if index and not (path / files[0]).is_file():
-        files = sorted({*index["weight_map"].values()})
+    if index and not (path / names[0]).is_file():
+        names = sorted({*index["weight_map"].values()})
     weights: dict[str, Tensor] = {}
-    for name in files:
-        plain = Path(name).name == name and name.endswith(".safetensors")
-        expect(plain, "weight_map", "names of .safetensors files in the folder", repr(name))
+    for name in names:
+        there = (path / name).is_file()
         remedy = "Pickled weights (.bin, .pt) are not read."
-        expect((path / name).is_file(), "model", name, f"none in {path.name}", remedy)
+        expect(there, "model", name, f"none in {path.name}", remedy)
         weights |= read_safetensors(path / name)[0]
     return weights

@@ -1,21 +1,69 @@
-"""Hugging Face folders: config.json names the kind of model, and with it who reads the folder.
+"""Hugging Face folders of transformers' Parakeet (CTC, RNN-T, TDT), Canary and Whisper.
 
 A key that config.json lacks has the value that transformers 5.23 gives it: its files leave defaults
-out. Keys whose values no weight shows are refused by name where asrkit does not compute them.
+out. Keys whose values no weight shows are refused by name where asrkit does not compute them;
+layerdrop, an encoder's max_position_embeddings and the initialisers do not matter once trained.
 """
 
 from pathlib import Path
+from typing import Any
 
-from asrkit.models.checkpoints import huggingface_canary, huggingface_parakeet, whisper
-from asrkit.models.checkpoints.folders import read_json
+from asrkit.models.attention_decoder import AEDConfig
+from asrkit.models.checkpoints import canary, whisper
+from asrkit.models.checkpoints.folders import (
+    expect_only,
+    extractor,
+    read_json,
+    read_weights,
+    translated,
+    vocabulary,
+)
 from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.weights import CONFORMER_NAMES, renamed, replaced, shape_conformer
+from asrkit.models.fastconformer import FastConformerConfig
+from asrkit.models.presets import ModelConfig
+from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
 from asrkit.shapes import expect
+from asrkit.text import JsonTokenizer
 
-READERS = {
-    **dict.fromkeys(huggingface_parakeet.KINDS, huggingface_parakeet.read),
-    "canary": huggingface_canary.read,
-    "whisper": whisper.read,
+BLANKS = {  # kinds of Parakeet, and the key of their blank
+    "parakeet_ctc": "pad_token_id",
+    "parakeet_rnnt": "blank_token_id",
+    "parakeet_tdt": "blank_token_id",
 }
+ENCODER = {
+    "width": ("hidden_size", 1024),
+    "layers": ("num_hidden_layers", 24),
+    "heads": ("num_attention_heads", 8),
+    "inner": ("intermediate_size", 4096),
+    "bins": ("num_mel_bins", 80),
+    "subsampling": ("subsampling_factor", 8),
+    "subsampling_channels": ("subsampling_conv_channels", 256),
+    "kernel": ("conv_kernel_size", 9),
+    "bias": ("attention_bias", True),
+    "scale_input": ("scale_input", True),
+    "dropout_input": ("dropout", 0.1),
+    "dropout": ("activation_dropout", 0.1),
+    "dropout_attention": ("attention_dropout", 0.1),
+    "dropout_positions": ("dropout_positions", 0.0),
+}
+ENCODER_ONLY = {"hidden_act": "silu", "subsampling_conv_stride": 2}
+EXTRACTOR = {
+    "rate_hz": ("sampling_rate", 16_000),
+    "window_s": ("win_length", 400),
+    "hop_s": ("hop_length", 160),
+    "fft": ("n_fft", 512),
+    "bins": ("feature_size", 80),
+    "preemphasis": ("preemphasis", 0.97),
+}
+NAMES = CONFORMER_NAMES | {  # parts of transformers' names, and asrkit's
+    "ctc_head.": "output.",
+    "joint.head.": "output.",
+    "encoder_projector.": "encoder_projection.",
+    "decoder.decoder_projector.": "predictor_projection.",
+    "decoder.(embedding|lstm).": r"predictor.\1.",
+}
+NO_WEIGHTS = "preprocessor.featurizer."  # left by a conversion; transformers ignores them too
 
 
 def read(path: Path) -> Contents:
@@ -26,6 +74,80 @@ def read(path: Path) -> Contents:
     """
     values = read_json(path, "config.json")
     kind = str(values.get("model_type"))
-    remedy = "asrkit reads the Parakeet, Canary and Whisper models of transformers."
-    expect(kind in READERS, "model_type", f"one of {[*READERS]}", repr(kind), remedy)
-    return READERS[kind](path, values)
+    kinds = [*BLANKS, "canary", "whisper"]
+    expect(kind in kinds, "model_type", f"one of {kinds}", repr(kind))
+    if kind == "whisper":
+        return whisper.read(path, values)
+    encoder = _encoder(values["encoder_config"])
+    text = (path / "tokenizer.json").read_text(encoding="utf-8")
+    version = values.get("transformers_version", "of unknown version")
+    notes = {"source": f"transformers {version}, {kind}"}
+    config: ModelConfig
+    if kind == "canary":
+        ids = vocabulary(text)
+        tokens = max(ids.values()) + 1
+        config, prompt = canary.read_folder(values, ids, encoder)
+        notes |= prompt.to_notes()
+    else:
+        config, tokens = _parakeet(values, encoder)
+    if isinstance(config, TransducerConfig):
+        notes["max_symbols"] = values.get("max_symbols_per_step", 10)
+    found = read_weights(path)
+    kept = {name: one for name, one in found.items() if not name.startswith(NO_WEIGHTS)}
+    weights = renamed(kept, our_name)
+    shape_conformer(weights)
+    if isinstance(config, AEDConfig):
+        canary.shape_decoder(weights, config)
+    return config, weights, JsonTokenizer(text, tokens), _features(extractor(path)), notes
+
+
+def _encoder(values: dict[str, Any]) -> FastConformerConfig:
+    """The encoder of a config's section `encoder_config`; ValueError names what is not done."""
+    expect_only(values, ENCODER_ONLY, "encoder_config")
+    return FastConformerConfig(**translated(values, ENCODER))
+
+
+def _parakeet(
+    values: dict[str, Any], encoder: FastConformerConfig
+) -> tuple[CTCConfig | TransducerConfig, int]:
+    """Config of a Parakeet and its number of tokens, behind which blank has to stand."""
+    kind = values["model_type"]
+    default = 1025 if kind == "parakeet_ctc" else 8193
+    tokens = values.get("vocab_size", default) - 1
+    expect_only(values, {BLANKS[kind]: tokens}, "config.json")
+    if kind == "parakeet_ctc":
+        return CTCConfig(vocab_size=tokens, encoder=encoder), tokens
+    durations = ()
+    if kind == "parakeet_tdt":
+        durations = values.get("durations", (0, 1, 2, 3, 4))
+    width = values.get("decoder_hidden_size", 640)
+    config = TransducerConfig(
+        vocab_size=tokens,
+        encoder=encoder,
+        joint_width=width,
+        activation=values.get("hidden_act", "relu"),
+        ctc=False,
+        predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
+        durations=durations,
+    )
+    return config, tokens
+
+
+def _features(values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of FeatureConfig; the others are its defaults in transformers' code."""
+    only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
+    expect_only(values, only, "preprocessor_config.json")
+    features = translated(values, EXTRACTOR)
+    features["window_s"] /= features["rate_hz"]
+    features["hop_s"] /= features["rate_hz"]
+    return features
+
+
+def our_name(name: str) -> str:
+    """asrkit's name of a weight of transformers' Parakeet or Canary; an unknown one keeps its own.
+
+    A Canary's encoder is that of a Parakeet.
+    """
+    if name.startswith(("model.decoder.", "proj_out.")):
+        return replaced(name, canary.FOLDER_NAMES)
+    return replaced(name.removeprefix("model."), NAMES)

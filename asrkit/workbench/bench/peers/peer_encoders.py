@@ -113,7 +113,7 @@ def transformers(
     """transformers' ParakeetEncoder with "sdpa" or "eager" attention."""
     from transformers import ParakeetEncoder, ParakeetEncoderConfig
 
-    from asrkit.models.checkpoints.huggingface_parakeet import our_name
+    from asrkit.models.checkpoints.huggingface import our_name
 
     config = ParakeetEncoderConfig(
         hidden_size=sizes["width"],

@@ -1,0 +1,132 @@
+"""Weights of other programs: read without running code, by asrkit's names, in its layers."""
+
+import pickle
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from asrkit.shapes import expect
+
+# Parts of the names that NeMo and transformers give the layers of a FastConformer, and asrkit's;
+# numbers of the subsampling count activations too.
+CONFORMER_NAMES = {
+    "encoder.(pre_encode.out|subsampling.linear).": "encoder.subsampling.out.",
+    "encoder.(pre_encode.conv|subsampling.layers).0.": "encoder.subsampling.convs.0.",
+    "encoder.(pre_encode.conv|subsampling.layers).2.": "encoder.subsampling.convs.1.0.",
+    "encoder.(pre_encode.conv|subsampling.layers).3.": "encoder.subsampling.convs.1.1.",
+    "encoder.(pre_encode.conv|subsampling.layers).5.": "encoder.subsampling.convs.2.0.",
+    "encoder.(pre_encode.conv|subsampling.layers).6.": "encoder.subsampling.convs.2.1.",
+    "encoder.layers.": "encoder.blocks.",
+    ".norm_feed_forward1.": ".feed.0.0.",
+    ".feed_forward1.linear1.": ".feed.0.1.",
+    ".feed_forward1.linear2.": ".feed.0.4.",
+    ".norm_feed_forward2.": ".feed.1.0.",
+    ".feed_forward2.linear1.": ".feed.1.1.",
+    ".feed_forward2.linear2.": ".feed.1.4.",
+    ".norm_self_att.": ".attention_norm.",
+    ".self_attn.(linear_pos|relative_k_proj).": ".attention.position.",
+    ".self_attn.(linear_out|o_proj).": ".attention.out.",
+    ".self_attn.(linear_([qkv])|([qkv])_proj).": r".attention.\2\3.",
+    ".self_attn.(pos_)?bias_u": ".attention.content_bias",
+    ".self_attn.(pos_)?bias_v": ".attention.position_bias",
+    ".norm_conv.": ".conv_norm.",
+    ".conv.pointwise_conv1.": ".gate.",
+    ".conv.depthwise_conv.": ".depthwise.",
+    ".conv.(batch_)?norm.": ".batch_norm.",
+    ".conv.pointwise_conv2.": ".pointwise.",
+    ".norm_out.": ".final_norm.",
+}
+# Layers that are linear here, and convolutions of one frame elsewhere.
+_POINTWISE = (".gate.weight", ".pointwise.weight", "output.weight", "ctc_head.weight")
+
+
+def saved(source: IO[bytes] | Path, name: str, *, mmap: bool = False) -> Any:
+    """What `torch.save` wrote to a file: tensors and plain values, or ValueError.
+
+    Args:
+        source: The file.
+        name: Of it, in errors.
+        mmap: Whether tensors stay in the file until they are used.
+    """
+    try:
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        why = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
+        raise ValueError(f"{name} cannot be read as tensors alone ({why:.200}).") from None
+
+
+def replaced(name: str, names: Mapping[str, str]) -> str:
+    """`name` with each part that `names` lists replaced by asrkit's, in order.
+
+    Parts are patterns in which a dot is a dot.
+    """
+    for theirs, ours in names.items():
+        name = _pattern(theirs).sub(ours, name)
+    return name
+
+
+@cache
+def _pattern(theirs: str) -> re.Pattern[str]:
+    return re.compile(theirs.replace(".", r"\."))
+
+
+def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str, Tensor]:
+    """`weights` by asrkit's names; empties `weights`, so that joined layers are in memory once.
+
+    Args:
+        weights: By the names of their program.
+        our_name: A name of theirs to asrkit's; of a weight that asrkit does not know, to itself.
+
+    Raises:
+        ValueError: Two weights get one name, or one is no tensor.
+    """
+    found: dict[str, Tensor] = {}
+    for theirs in [*weights]:
+        ours = our_name(theirs)
+        weight = weights.pop(theirs)
+        expect(isinstance(weight, Tensor), theirs, "a tensor", type(weight).__name__)
+        expect(ours not in found, "model", "weights of one model", f"two for {ours}")
+        found[ours] = weight
+    return found
+
+
+def shape_conformer(weights: dict[str, Tensor]) -> None:
+    """Give weights of a FastConformer, by asrkit's names, its shapes, in place.
+
+    Pointwise convolutions are linear layers, biases of attention broadcast over frames, and
+    queries, keys and values are one layer.
+    """
+    for name, value in weights.items():
+        if name.endswith(_POINTWISE):
+            weights[name] = value.flatten(1)
+        if name.endswith((".content_bias", ".position_bias")):
+            weights[name] = value[:, None]  # (H, D/H) -> (H, 1, D/H)
+    join(weights, ".attention", "qkv", "qkv")
+
+
+def join(weights: dict[str, Tensor], within: str, parts: Sequence[str], joined: str) -> None:
+    """Make one layer of several that read the same, in place, by putting their rows together.
+
+    Args:
+        weights: By asrkit's names, but for the parts.
+        within: End of the name before the part, such as ".self_attention"; "" for every layer.
+        parts: Names of the parts, in the order of their rows.
+        joined: Name of the layer.
+    """
+    first = f"{within}.{parts[0]}."
+    for name in [name for name in weights if first in name]:
+        rows = [weights.pop(name.replace(first, f"{within}.{part}.")) for part in parts]
+        weights[name.replace(first, f"{within}.{joined}.")] = torch.cat(rows)
+
+
+def drop_tied_output(weights: dict[str, Tensor], output: str) -> None:
+    """Remove the output's weight, in place; ValueError unless it is the embedding's, or missing."""
+    tied = weights.pop(output, None)
+    if tied is not None:
+        wanted = "the weights of the embedding, to which it is tied"
+        expect(torch.equal(tied, weights["embedding.weight"]), output, wanted, "others")

@@ -1,0 +1,97 @@
+"""tokenizer.json by Hugging Face's tokenizers: tokens, texts, what a checkpoint keeps of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asrkit.text import (
+    JsonTokenizer,
+    SentencePieceTokenizer,
+    byte_level_json,
+    dump_tokenizer,
+    load_tokenizer,
+    token_texts,
+)
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE / "models"))
+import parity_cases as known  # noqa: E402
+
+# A byte-level BPE trained on the first ten texts, then all encoded.
+GOLDEN = json.loads((HERE / "golden" / "byte_pairs.json").read_text("utf-8"))
+MERGES = [merge.split(" ") for merge in GOLDEN["merges"]]
+BYTES = JsonTokenizer(byte_level_json(GOLDEN["vocab"], MERGES), len(GOLDEN["vocab"]))
+PIECES = JsonTokenizer(json.dumps(known.parakeet_json("ctc")), known.V)
+
+
+@pytest.mark.parametrize("text", GOLDEN["texts"])
+def test_tokens_of_bytes_are_the_committed_ones(text):
+    assert BYTES.encode(text) == GOLDEN["texts"][text]
+
+
+@given(st.text())
+def test_every_text_has_tokens_that_say_it(text):
+    text = text.encode(errors="replace").decode()
+    assert BYTES.decode(BYTES.encode(text)) == " ".join(text.split())
+
+
+@given(st.lists(st.integers(0, BYTES.vocab_size - 1)))
+def test_all_tokens_have_a_text_whole_characters_or_not(tokens):
+    assert "  " not in BYTES.decode(tokens)
+
+
+@pytest.mark.parametrize("text", ["the cat", "", "he is in the tea room", "on"])
+def test_a_sentencepiece_model_has_the_tokens_of_its_conversion(text):
+    source = SentencePieceTokenizer(known.sentencepiece_model())
+    assert PIECES.encode(text) == source.encode(text)
+    assert PIECES.pieces() == source.pieces()
+    assert PIECES.decode(PIECES.encode("the mat")) == "the mat"
+
+
+def test_pieces_show_where_words_begin():
+    texts = token_texts(BYTES)
+    assert texts[BYTES.encode(" the")[0]] == "▁the"
+    assert texts[BYTES.encode("é")[0]] in ("é", "\ufffd")
+    assert len(texts) == BYTES.vocab_size
+
+
+def test_special_tokens_have_no_text_and_no_text_has_them():
+    contents = known.parakeet_json("ctc")
+    blank = known.V
+    whole = JsonTokenizer(json.dumps(contents), blank + 1)
+    tokens = whole.encode("the <pad>")
+    assert blank not in tokens
+    assert whole.decode([blank, *whole.encode("the"), blank]) == "the"
+    contents["truncation"] = {
+        "max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right",
+    }  # fmt: skip
+    text = "the mat is in the tea room"
+    assert len(JsonTokenizer(json.dumps(contents), blank).encode(text)) > 2
+
+
+def test_a_saved_tokenizer_is_the_same_again():
+    for tokenizer in (BYTES, PIECES):
+        dump = json.loads(json.dumps(dump_tokenizer(tokenizer)))
+        assert load_tokenizer(dump) == tokenizer
+
+
+def test_what_asrkit_0_2_saved_of_a_whisper_is_read():
+    saved = json.dumps({"vocabulary": [*GOLDEN["vocab"]], "merges": GOLDEN["merges"]})
+    again = load_tokenizer({"byte_pairs": saved})
+    assert again.vocab_size == BYTES.vocab_size
+    for text in GOLDEN["texts"]:
+        assert again.decode(again.encode(text)) == BYTES.decode(BYTES.encode(text))
+
+
+def test_what_is_no_tokenizer_is_refused():
+    for message, call in {
+        "^tokenizer: tokenizer.json is damaged": lambda: JsonTokenizer("{", 3),
+        "^tokenizer: expected 99 tokens, got 32": lambda: JsonTokenizer(PIECES.contents, 99),
+        "^tokens: expected 0 to 30, got \\[31, -1\\]": lambda: PIECES.decode([0, 31, -1]),
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
