@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention_memory import join_heads, split_heads
+from asrkit.models.attention_layers import join_heads, split_heads
 from asrkit.models.encoders import halve
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask

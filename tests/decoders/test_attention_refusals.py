@@ -103,12 +103,11 @@ def test_tokens_that_the_model_has_not_are_refused_by_each_of_its_calls(
     with torch.no_grad():
         memory = model.remember(encoded, lengths)
         refused(message, model.logits, encoded, lengths, tokens)
-        refused(message, model.looks, tokens, memory)
+        refused(message, model.looks, encoded, lengths, tokens)
         refused(message, model.follow, tokens, model.begin(memory, 4), memory)
         long = torch.ones(1, 33, dtype=torch.int64)
-        refused(
-            "tokens: expected 1 to most=32 of them, got 33.", model.looks, long, memory
-        )
+        wanted = "tokens: expected 1 to most=32 of them, got 33."
+        refused(wanted, model.looks, encoded, lengths, long)
         refused(
             "room: expected 1 to most=32 tokens, got 2.0.", model.begin, memory, 2.0
         )
