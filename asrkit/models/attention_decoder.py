@@ -27,7 +27,7 @@ from asrkit.models.attention_layers import (
 from asrkit.models.encoders import ConvConfig
 from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
+from asrkit.shapes import dims, expect, expect_choice, expect_types, valid_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,24 +73,22 @@ class AEDConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        sizes = (self.vocab_size, self.width, self.layers, self.heads, self.expansion, self.most)
+        V = self.vocab_size
+        sizes = (V, self.width, self.layers, self.heads, self.expansion, self.most)
         names = "vocab_size, width, layers, heads, expansion, most"
         expect(min(sizes) >= 1, names, "at least 1", sizes)
         special = (self.bos, self.eos, self.pad)
-        inside = all(0 <= token < self.vocab_size for token in special)
-        below = f"tokens from 0 to below vocab_size={self.vocab_size}"
-        expect(inside, "bos, eos, pad", below, special)
-        differs = self.bos not in (self.eos, self.pad)
+        inside = min(special) >= 0 and max(special) < V
+        expect(inside, "bos, eos, pad", f"tokens from 0 to below vocab_size={V}", special)
+        differs = self.bos not in special[1:]
         expect(differs, "bos, eos, pad", "another token for bos than for eos and pad", special)
         divides = self.width % self.heads == 0
         expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
         even = self.width % 2 == 0
         expect(even, "width", "an even number, for sines and cosines", self.width)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        choices = {"activation": tuple(ACTIVATIONS), "positions": ("sines", "learned")}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
+        expect_choice("activation", self.activation, tuple(ACTIVATIONS))
+        expect_choice("positions", self.positions, ("sines", "learned"))
 
 
 class AEDModel(nn.Module):
@@ -106,8 +104,6 @@ class AEDModel(nn.Module):
 
     def __init__(self, config: AEDConfig) -> None:
         super().__init__()
-        right = isinstance(config, AEDConfig)
-        expect(right, "config", "an AEDConfig", type(config).__name__, "Try make_model.")
         V = config.vocab_size
         D = config.width
         self.config = config
@@ -240,19 +236,8 @@ class AEDModel(nn.Module):
         Args:
             tokens: (B, K) int64 or int32, below V.
             positions: What stands for their places, (B, K, D) or (K, D).
-
-        Raises:
-            ValueError: The tokens are no whole numbers or, on a CPU, out of range.
         """
-        whole_numbers = tokens.dtype in (torch.int32, torch.int64)
-        expect(whole_numbers, "tokens", "int32 or int64", tokens.dtype)
-        try:
-            embedded = self.embedding(tokens)
-        except IndexError:  # of a CPU; to look before would make a GPU wait
-            low, high = (int(bound) for bound in tokens.aminmax())
-            below = f"ids from 0 to below V={self.vocab_size}"
-            raise ValueError(f"tokens: expected {below}, got {low} to {high}.") from None
-        return self.dropout(self.embedding_norm(embedded + positions))
+        return self.dropout(self.embedding_norm(self.embedding(tokens) + positions))
 
     def heard(self, encoded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (B, T, D) with zeros behind `lengths`, and what attention adds to their scores.
@@ -267,7 +252,6 @@ class AEDModel(nn.Module):
         """
         B, T, _ = dims(encoded, "B T D", "encoded", D=self.config.width)
         dims(lengths, "B", "lengths", B=B)
-        expect(T >= 1, "encoded", "a frame at least", tuple(encoded.shape))
         dtype = self.positions.dtype
         same = encoded.dtype == dtype or torch.is_autocast_enabled(encoded.device.type)
         remedy = f"Pass encoded.to({dtype})."
@@ -283,9 +267,9 @@ class AEDModel(nn.Module):
         keys = []
         values = []
         for layer in self.layers:
-            both = layer.cross_attention.keys_values(frames)
-            keys.append(both[0].contiguous())
-            values.append(both[1].contiguous())
+            key, value = layer.cross_attention.keys_values(frames)
+            keys.append(key.contiguous())
+            values.append(value.contiguous())
         return Memory(mask, tuple(keys), tuple(values))
 
     def begin(self, memory: Memory, room: int) -> Past:
@@ -295,7 +279,6 @@ class AEDModel(nn.Module):
             memory: Of `remember`.
             room: Most tokens, prompt included.
         """
-        expect(whole(room, 1, self.most), "room", f"1 to most={self.most} tokens", room)
         B, H, _, size = memory.keys[0].shape
         place = torch.zeros(B, dtype=torch.int64, device=memory.mask.device)
         kept = [keys.new_zeros(B, room, 2, H, size) for keys in memory.keys]
@@ -315,7 +298,7 @@ class AEDModel(nn.Module):
                 room. A bound that the host knows, so a step need not look at slots still empty.
         """
         place, kept = state
-        _, K = dims(tokens, "B K", "tokens", B=len(place))
+        K = tokens.shape[1]
         span = span_of(place, K, kept[0].shape[1], reach, self.positions.dtype)
         x = self.embed(tokens, self.positions[span.slots])
         rows = zip(self.layers, kept, memory.keys, memory.values, strict=True)

@@ -206,7 +206,8 @@ class DecoderLayer(nn.Module):
         """x (B, K, D) plus what the linear layer `out`, plain or packed, makes of `mixed`."""
         if isinstance(out, PackedLinear):
             return out.plus(mixed, x)
-        return x + self.dropout(out(mixed))
+        update = out(mixed)
+        return x + (self.dropout(update) if self.training else update)
 
     def read(self, x: Tensor, kept: Tensor | None = None, span: Span | None = None) -> Tensor:
         """(B, K, D) after the self-attention of tokens x (B, K, D); see `SelfAttention`."""

@@ -129,7 +129,7 @@ def test_nan_leaves_nothing_and_is_said_and_silence_is_empty():
     assert not found.ended[1]
     assert found.ended[2]
     assert found.scores[2] == 0
-    assert "; nothing was left of 1 of 4" in found.impl
+    assert "; no end in 1 of 4" in found.impl
     assert found.alternatives[0].scores[2] == -torch.inf  # there is one text of nothing
     same_ranks(found, aed_beam_reference(model, encoded, lengths, nbest=2, most=6))
     assert aed_beam(

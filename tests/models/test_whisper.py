@@ -322,7 +322,7 @@ def test_the_prompt_is_that_of_the_model(folder):
     assert prompt.tokens(language="de", task="translate") == named
     prompt = PromptFormat.from_notes(load_checkpoint(folder("whisper-en")).notes)
     assert prompt.tokens() == [ids["<|startoftranscript|>"], ids["<|notimestamps|>"]]
-    with pytest.raises(ValueError, match="^language: expected one of en, got 'de'"):
+    with pytest.raises(ValueError, match="^language: expected one of 'en', got 'de'"):
         prompt.tokens(language="de")
 
 

@@ -171,7 +171,6 @@ class Search:
         )
         tokens = self.prompts.repeat_interleave(K, 0)
         reach = P
-        own = torch.arange(B * K, device=heard.device)
         while bool(beams.going.any()):
             if reach > room:
                 room = min(P + longest, 2 * reach)
@@ -179,8 +178,7 @@ class Search:
             logits, state = self.model.follow(tokens, state, self.memory, reach=reach)
             beams, parents = self.step(beams, logits[:, -1].unflatten(0, (B, K)))
             rows = (parents + K * self.rows).flatten()
-            if not torch.equal(rows, own):
-                state = map_state(lambda part, rows=rows: part[rows], state)
+            state = map_state(lambda part, rows=rows: part[rows], state)
             tokens = beams.last.flatten()[:, None]
             reach = min(P + longest, reach + 1)
         return beams

@@ -51,10 +51,11 @@ def aed_greedy(
         lengths: (B,) valid frames, int32 or int64; an utterance of 0 frames has no labels.
         prompt: Tokens before the text, (P,) for all or (B, P); None is `model.bos` alone. The texts
             of a batch need prompts of one length.
-        draft: A guess at the texts, for instance `ctc_draft`'s of a CTC head. One call of `follow`
-            checks all its tokens, and the right beginning is kept; behind a mistake the rest is
-            checked as well, 16 tokens a call, while that is worth it. So the result is that without
-            a draft but for rounding; a right draft takes one call in all.
+        draft: A guess at the texts, for instance those of a CTC head, of which `ctc_draft` is
+            taken. One call of `follow` checks all its tokens, and the right beginning is kept;
+            behind a mistake the rest is checked as well, 16 tokens a call, while that is worth it.
+            So the result is that without a draft but for rounding; a right draft takes one call in
+            all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
             without eos there are returned as they are, and `ended` is False for them.
         confidence: Confidence of each label: "max_prob", its probability; "entropy",
@@ -127,25 +128,16 @@ class Draft(NamedTuple):
 
 
 def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draft:
-    """The draft, without what lies beyond the limits (B,); N = 0 without one.
-
-    Raises:
-        ValueError: The draft is of another batch, or holds what no text holds.
-    """
+    """The draft, without what no text holds or lies beyond the limits (B,); N = 0 without one."""
     if draft is None:
         return Draft(limits.new_zeros(len(limits), 0), torch.zeros_like(limits))
     is_one = isinstance(draft, Hypotheses)
     expect(is_one, "draft", "Hypotheses", type(draft).__name__, "Try ctc_greedy.")
-    _, N = dims(draft.labels, "B N", "draft.labels", B=len(limits))
-    low, high = (int(bound) for bound in draft.lengths.aminmax())
-    expect(0 <= low <= high <= N, "draft.lengths", f"0 to N={N} labels", f"{low} to {high}")
-    lengths = torch.minimum(to_device(draft.lengths, limits.device), limits)
-    tokens = to_device(draft.labels, limits.device)[:, : int(lengths.max())]
-    beyond = torch.arange(tokens.shape[1], device=limits.device) >= lengths[:, None]
-    valid = (tokens >= 0) & (tokens < model.vocab_size) & (tokens != model.eos)
-    wanted = f"tokens below V={model.vocab_size} without eos={model.eos}"
-    expect(bool((valid | beyond).all()), "draft", wanted, "others")
-    return Draft(tokens.masked_fill(beyond, model.eos), lengths)
+    spoken = ctc_draft(model, draft)
+    dims(spoken.labels, "B N", "draft.labels", B=len(limits))
+    lengths = torch.minimum(to_device(spoken.lengths, limits.device), limits)
+    tokens = to_device(spoken.labels, limits.device)[:, : int(lengths.max())]
+    return Draft(tokens.clamp(min=0), lengths)
 
 
 class BestTokens(NamedTuple):
@@ -234,7 +226,7 @@ class GreedyLoop:
     def turn(self, tokens: Tensor) -> None:
         """The best token behind these (n, P), of each row that goes on."""
         logits = self._follow(tokens)
-        self._emit(best_tokens(logits[:, -1], self.kind))
+        self._emit(best_tokens(logits[:, -1:], self.kind), torch.zeros_like(self.limits))
 
     def _follow(self, tokens: Tensor) -> Tensor:
         """Logits (n, K, V) of what follows each of these tokens, which the state takes in."""
@@ -245,24 +237,31 @@ class GreedyLoop:
         logits, self.past = self.model.follow(tokens, self.past, self.memory, reach=reach)
         return logits
 
-    def _emit(self, best: BestTokens) -> None:
-        """Take the best token (n,) of each row that goes on, or end the row.
+    def _emit(self, best: BestTokens, kept: Tensor) -> None:
+        """Take as many of the best tokens (n, N + 1) as were drafted, and the one behind them, of
+        each row that goes on, or end the row.
 
         Other rows write too, behind their labels.
         """
-        broken = best.score.isnan()
-        stops = best.token == self.model.eos
-        counts = self.counts[self.rows]
+        behind = kept[:, None]
+        token, score = best.token.gather(1, behind)[:, 0], best.score.gather(1, behind)[:, 0]
+        broken = score.isnan()
+        stops = token == self.model.eos
+        before = self.counts[self.rows]
+        counts = before + kept
         emits = self.going & ~broken & ~stops & (counts < self.limits)
         ends = self.going & ~broken & stops
-        scored = emits | ends | (self.going & broken)
-        self.scores[self.rows] += best.score.where(scored, 0.0)
-        self.labels[self.rows, counts] = best.token
+        scored = kept + (emits | ends | (self.going & broken))
+        columns = torch.arange(best.token.shape[1], device=kept.device)
+        scores = best.score.where(columns < scored[:, None], 0.0)
+        places = (before[:, None] + columns).clamp(max=self.labels.shape[1] - 1)
+        self.scores[self.rows] += scores.sum(1)
+        self.labels[self.rows[:, None], places] = best.token
         if self.confidence is not None and best.confidence is not None:
-            self.confidence[self.rows, counts] = best.confidence
-        self.counts[self.rows] += emits
+            self.confidence[self.rows[:, None], places] = best.confidence
+        self.counts[self.rows] = counts + emits
         self.ended[self.rows] |= ends
-        self.last = best.token.where(emits, self.last)
+        self.last = token.where(emits, self.last)
         self.going = emits
 
     def verify_all(self, prompts: Tensor, draft: Draft) -> None:
@@ -289,7 +288,7 @@ class GreedyLoop:
             poor = 0 if int(kept.sum()) >= WORTH * checked else poor + 1
 
     def _verify(self, before: Tensor, draft: Draft) -> Tensor:
-        """Check a draft in one call, and emit the best token behind what is right of it.
+        """Check a draft in one call, and emit what is right of it and the best token behind that.
 
         A draft's token is right if it is the best one after all before it.
 
@@ -304,19 +303,12 @@ class GreedyLoop:
         place = self.past.place
         logits = self._follow(torch.cat([before, draft.tokens], 1))
         best = best_tokens(logits[:, -N - 1 :], self.kind)
-        columns = torch.arange(N, device=before.device)
-        right = (columns < draft.lengths[:, None]) & ~best.score[:, :N].isnan()
-        right &= best.token[:, :N] == draft.tokens
+        right = (best.token[:, :N] == draft.tokens) & ~best.score[:, :N].isnan()
+        right &= torch.arange(N, device=place.device) < draft.lengths[:, None]
         kept = right.long().cumprod(1).sum(1) * self.going
-        places = (self.counts[:, None] + columns).clamp(max=self.labels.shape[1] - 1)
-        self.labels.scatter_(1, places, draft.tokens)
-        if self.confidence is not None and best.confidence is not None:
-            self.confidence.scatter_(1, places, best.confidence[:, :N])
-        self.counts += kept
-        self.scores += best.score[:, :N].where(columns < kept[:, None], 0.0).sum(1)
         place = torch.where(self.going, self.past.place - N + kept, place)
         self.past = self.past._replace(place=place)
-        self._emit(map_state(lambda part: part.gather(1, kept[:, None])[:, 0], best))
+        self._emit(best, kept)
         return kept
 
     def _after_mistake(self, draft: Draft, wrong: Tensor) -> Tensor:

@@ -89,14 +89,13 @@ class Suppressing(nn.Module):
         self.model = model
         self.prompt_tokens = prompt_tokens
         V = model.vocab_size
-        device = next(model.parameters()).device
-        for name, tokens in (("always", always), ("first", first)):
-            listed = isinstance(tokens, Sequence)  # notes of a checkpoint may be damaged
-            inside = listed and all(whole(token, 0, V - 1) for token in tokens)
+        suppressed = torch.zeros(2, V, dtype=torch.bool)  # within a text, and as its first token
+        for name, tokens, rows in (("always", always, (0, 1)), ("first", first, (1,))):
+            inside = all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
-            marks = torch.zeros(V, dtype=torch.bool, device=device)
-            marks[torch.tensor([*tokens], dtype=torch.int64, device=device)] = True
-            self.register_buffer(name, marks)
+            for row in rows:
+                suppressed[row, [*tokens]] = True
+        self.register_buffer("suppressed", suppressed.to(next(model.parameters()).device))
         self.train(model.training)
 
     def __getattr__(self, name: str) -> Any:
@@ -111,10 +110,9 @@ class Suppressing(nn.Module):
     ) -> tuple[Tensor, Any]:
         """The model's logits (B, K, V), those of suppressed tokens lowered, and its new state."""
         steps = torch.arange(tokens.shape[1], device=tokens.device)
-        places = state.place[:, None] + steps  # (B, K); the first text token follows place P - 1
+        begins = state.place[:, None] + steps == self.prompt_tokens - 1  # (B, K)
         logits, after = self.model.follow(tokens, state, memory, reach=reach)
-        begins = (places == self.prompt_tokens - 1)[..., None]
-        suppressed = self.always | (begins & self.first)
+        suppressed = self.suppressed[begins.long()]  # (B, K, V)
         return logits.masked_fill(suppressed, torch.finfo(logits.dtype).min / 2), after
 
 
@@ -142,8 +140,6 @@ def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tenso
     _, P = dims(tokens, "B P", "prompt", B=B)
     room = f"1 to {model.most - 1} tokens, so that a label fits in most={model.most}"
     expect(1 <= P < model.most, "prompt", room, P)
-    whole_numbers = tokens.dtype in (torch.int32, torch.int64)
-    expect(whole_numbers, "prompt", "int32 or int64 tokens", tokens.dtype)
     low, high = (int(bound) for bound in tokens.aminmax())
     inside = low >= 0 and high < model.vocab_size
     expect(inside, "prompt", f"tokens from 0 to below V={model.vocab_size}", f"{low} to {high}")
@@ -206,14 +202,9 @@ def texts(
         impl: How they were found; how many came to no end is added.
         confidence: (B, columns), or None.
     """
-    counts = {
-        "NaN logits ended": scores.isnan(),
-        "nothing was left of": scores == -torch.inf,
-        "no end in": ~ended & scores.isfinite(),
-    }
-    for what, rows in counts.items():
-        if rows.any():
-            impl += f"; {what} {int(rows.sum())} of {len(rows)}"
+    endless = int((~ended).sum())
+    if endless:
+        impl += f"; no end in {endless} of {len(ended)}"
     N = int(lengths.max())
     beyond = torch.arange(N, device=labels.device) >= lengths[:, None]
     nothing = torch.full_like(beyond, PADDING, dtype=torch.int64)
