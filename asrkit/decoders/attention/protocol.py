@@ -91,7 +91,8 @@ class Suppressing(nn.Module):
         V = model.vocab_size
         suppressed = torch.zeros(2, V, dtype=torch.bool)  # within a text, and as its first token
         for name, tokens, rows in (("always", always, (0, 1)), ("first", first, (1,))):
-            inside = all(whole(token, 0, V - 1) for token in tokens)
+            listed = isinstance(tokens, Sequence)  # notes of a checkpoint may be damaged
+            inside = listed and all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
             for row in rows:
                 suppressed[row, [*tokens]] = True
