@@ -87,7 +87,8 @@ class RelativeAttention(nn.Module):
         if attends_in_blocks(T, context):
             frames = self._in_blocks(q, k, v, scores, valid, context)
         else:
-            frames = self._everywhere(q, k, v, scores, valid, context)
+            bias = torch.where(allowed_keys(valid, context), by_key(scores), lowest(scores.dtype))
+            frames = self._attention(q, k, v, bias).transpose(1, 2).flatten(2)
         return self.out(frames)
 
     def _projected(self, positions: Tensor) -> Tensor:
@@ -108,22 +109,6 @@ class RelativeAttention(nn.Module):
         by_head = queries.flatten(0, 1).transpose(0, 1)  # (H, B T, D/H)
         scores = by_head @ p
         return scores.view(H, B, T, -1).transpose(0, 1)
-
-    def _everywhere(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scores: Tensor,
-        valid: Tensor,
-        context: tuple[int, int],
-    ) -> Tensor:
-        """Attention of every frame to every other, those outside `context` masked: (B, T, D)."""
-        bias = by_key(scores)
-        allowed = allowed_keys(valid, context)
-        bias = torch.where(allowed, bias, lowest(bias.dtype))
-        out = self._attention(q, k, v, bias)
-        return out.transpose(1, 2).flatten(2)
 
     def _in_blocks(
         self,
@@ -169,10 +154,8 @@ class RelativeAttention(nn.Module):
         return frames[:, :T]
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        dropout = 0.0
-        if self.training:
-            dropout = self.dropout
-        return F.scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout)
+        share = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, bias, dropout_p=share)
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -2,11 +2,11 @@
 
 The decoder is Canary's (arXiv 2406.19674), a Transformer with layer norms first (arXiv 2002.04745):
 causal self-attention, attention to the encoder's frames, feed-forward. Whisper's (arXiv 2212.04356)
-is the same with other options. How little or how much a step of decoding computes again is the
-subject of `asrkit.models.attention_memory`.
+is the same with other options.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,29 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import relative_positions
-from asrkit.models.attention_layers import ACTIVATIONS, Activation, DecoderLayer
-from asrkit.models.attention_memory import (
-    CROSS,
-    PAST,
-    AbsorbedFrames,
-    KeptFrames,
-    KeptPast,
+from asrkit.models.attention_layers import (
+    ACTIVATIONS,
+    Activation,
+    DecoderLayer,
     Memory,
-    NoPast,
     Past,
-    RecomputedFrames,
-    Span,
-    StatesPast,
     added_mask,
     span_of,
 )
 from asrkit.models.encoders import ConvConfig
 from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask, whole
-
-Cross = Literal["kept", "absorbed", "recomputed"]
-PastKind = Literal["kept", "states", "none"]
+from asrkit.shapes import dims, expect, expect_choice, expect_types, valid_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,24 +73,22 @@ class AEDConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        sizes = (self.vocab_size, self.width, self.layers, self.heads, self.expansion, self.most)
+        V = self.vocab_size
+        sizes = (V, self.width, self.layers, self.heads, self.expansion, self.most)
         names = "vocab_size, width, layers, heads, expansion, most"
         expect(min(sizes) >= 1, names, "at least 1", sizes)
         special = (self.bos, self.eos, self.pad)
-        inside = all(0 <= token < self.vocab_size for token in special)
-        below = f"tokens from 0 to below vocab_size={self.vocab_size}"
-        expect(inside, "bos, eos, pad", below, special)
-        differs = self.bos not in (self.eos, self.pad)
+        inside = min(special) >= 0 and max(special) < V
+        expect(inside, "bos, eos, pad", f"tokens from 0 to below vocab_size={V}", special)
+        differs = self.bos not in special[1:]
         expect(differs, "bos, eos, pad", "another token for bos than for eos and pad", special)
         divides = self.width % self.heads == 0
         expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
         even = self.width % 2 == 0
         expect(even, "width", "an even number, for sines and cosines", self.width)
         expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        choices = {"activation": tuple(ACTIVATIONS), "positions": ("sines", "learned")}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
+        expect_choice("activation", self.activation, tuple(ACTIVATIONS))
+        expect_choice("positions", self.positions, ("sines", "learned"))
 
 
 class AEDModel(nn.Module):
@@ -116,8 +104,6 @@ class AEDModel(nn.Module):
 
     def __init__(self, config: AEDConfig) -> None:
         super().__init__()
-        right = isinstance(config, AEDConfig)
-        expect(right, "config", "an AEDConfig", type(config).__name__, "Try make_model.")
         V = config.vocab_size
         D = config.width
         self.config = config
@@ -140,7 +126,17 @@ class AEDModel(nn.Module):
         self.embedding_norm: nn.Module = nn.Identity()
         if config.embedding_norm:
             self.embedding_norm = nn.LayerNorm(D)
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.layers))
+        layers = (
+            DecoderLayer(
+                D,
+                config.heads,
+                inner=config.expansion * D,
+                activation=config.activation,
+                dropout=config.dropout,
+            )
+            for _ in range(config.layers)
+        )
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
         nn.init.normal_(self.embedding.weight, std=D**-0.5)
@@ -151,10 +147,6 @@ class AEDModel(nn.Module):
             nn.init.normal_(self.positions, std=D**-0.5)
         else:
             self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
-
-    def stack(self) -> list[DecoderLayer]:
-        """The layers of the decoder."""
-        return list(self.layers)  # type: ignore[arg-type]
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode a batch of features.
@@ -200,18 +192,43 @@ class AEDModel(nn.Module):
             lengths: Valid frames (B,).
             tokens: Prompt and text (B, U), int64.
         """
-        _, U = dims(tokens, "B U", "tokens", B=len(encoded))
-        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
-        memory = self.remember(encoded, lengths, cross="recomputed")
-        return self.score(self.whole(tokens, memory))
+        frames, mask = self.heard(encoded, lengths)
+        x = self.embed_text(tokens, len(encoded))
+        return self.score(self.through(self.layers, x, frames, mask))
 
-    def score(self, x: Tensor) -> Tensor:
-        """Logits (..., V), in the dtype of `x`.
+    def looks(self, encoded: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+        """(B, U, T): how much the last layer's heads look at each frame, in the mean.
 
         Args:
-            x: What the last layer gives, (..., D).
+            encoded: Frames (B, T, D) of `encode`.
+            lengths: Valid frames (B,).
+            tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
         """
+        frames, mask = self.heard(encoded, lengths)
+        *lower, last = self.layers
+        x = self.embed_text(tokens, len(encoded))
+        x = last.read(self.through(lower, x, frames, mask))
+        keys, _ = last.cross_attention.keys_values(frames)
+        return last.cross_attention.weights(last.cross_norm(x), keys, mask).mean(1)
+
+    def through(
+        self, layers: Iterable[DecoderLayer], x: Tensor, frames: Tensor, mask: Tensor
+    ) -> Tensor:
+        """What these layers make of a whole text x (B, U, D), with frames and mask of `heard`."""
+        for layer in layers:
+            keys, values = layer.cross_attention.keys_values(frames)
+            x = layer.look(layer.read(x), keys, values, mask)
+        return x
+
+    def score(self, x: Tensor) -> Tensor:
+        """Logits (..., V) of what the last layer gives (..., D)."""
         return F.linear(self.norm(x), self.embedding.weight, self.output_bias)
+
+    def embed_text(self, tokens: Tensor, B: int) -> Tensor:
+        """(B, U, D), the input of the first layer, of whole texts (B, U)."""
+        _, U = dims(tokens, "B U", "tokens", B=B)
+        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
+        return self.embed(tokens, self.positions[:U])
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, K, D), the input of the first layer.
@@ -219,45 +236,22 @@ class AEDModel(nn.Module):
         Args:
             tokens: (B, K) int64 or int32, below V.
             positions: What stands for their places, (B, K, D) or (K, D).
-
-        Raises:
-            ValueError: The tokens are no whole numbers or, on a CPU, out of range.
         """
-        whole_numbers = tokens.dtype in (torch.int32, torch.int64)
-        expect(whole_numbers, "tokens", "int32 or int64", tokens.dtype)
-        try:
-            embedded = self.embedding(tokens)
-        except IndexError:  # of a CPU; to look before would make a GPU wait
-            low, high = (int(bound) for bound in tokens.aminmax())
-            below = f"ids from 0 to below V={self.vocab_size}"
-            raise ValueError(f"tokens: expected {below}, got {low} to {high}.") from None
-        return self.dropout(self.embedding_norm(embedded + positions))
+        return self.dropout(self.embedding_norm(self.embedding(tokens) + positions))
 
-    def whole(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """What the last layer gives for whole texts, (B, U, D).
-
-        Args:
-            tokens: Prompt and text (B, U), int64.
-            memory: Of `remember`.
-        """
-        x = self.embed(tokens, self.positions[: tokens.shape[1]])
-        for number, layer in enumerate(self.stack()):
-            x = layer.look(number, layer.read(x), memory)
-        return x
-
-    def remember(self, encoded: Tensor, lengths: Tensor, *, cross: Cross = "kept") -> Memory:
-        """What decoding keeps of the frames, batch first.
+    def heard(self, encoded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames (B, T, D) with zeros behind `lengths`, and what attention adds to their scores.
 
         Args:
             encoded: Frames (B, T, D) of `encode`; what lies behind `lengths` has no influence.
             lengths: Valid frames (B,), on the frames' device or the host. An utterance without any
                 sees one frame of zeros.
-            cross: "kept", "absorbed" or "recomputed": see `asrkit.models.attention_memory`.
+
+        Returns:
+            The frames, and (B, 1, 1, T): 0 for frames that are seen, -inf for others.
         """
         B, T, _ = dims(encoded, "B T D", "encoded", D=self.config.width)
         dims(lengths, "B", "lengths", B=B)
-        expect(cross in CROSS, "cross", f"one of {', '.join(CROSS)}", repr(cross))
-        expect(T >= 1, "encoded", "a frame at least", tuple(encoded.shape))
         dtype = self.positions.dtype
         same = encoded.dtype == dtype or torch.is_autocast_enabled(encoded.device.type)
         remedy = f"Pass encoded.to({dtype})."
@@ -265,42 +259,30 @@ class AEDModel(nn.Module):
         valid = to_device(valid_mask(lengths, T), encoded.device)
         frames = encoded.masked_fill(~valid[..., None], 0.0)  # 0 weights do not undo a NaN
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
-        mask = added_mask(seen[:, None, None], dtype)
-        if cross == "recomputed":
-            return RecomputedFrames(mask, frames)
-        if cross == "absorbed":
-            return AbsorbedFrames(mask, frames)
+        return frames, added_mask(seen[:, None, None], dtype)
+
+    def remember(self, encoded: Tensor, lengths: Tensor) -> Memory:
+        """What decoding keeps of the frames; arguments as of `heard`."""
+        frames, mask = self.heard(encoded, lengths)
         keys = []
         values = []
-        for layer in self.stack():
-            both = layer.cross_attention.keys_values(frames)
-            keys.append(both[0].contiguous())
-            values.append(both[1].contiguous())
-        return KeptFrames(mask, tuple(keys), tuple(values))
+        for layer in self.layers:
+            key, value = layer.cross_attention.keys_values(frames)
+            keys.append(key.contiguous())
+            values.append(value.contiguous())
+        return Memory(mask, tuple(keys), tuple(values))
 
-    def begin(self, memory: Memory, room: int, *, past: PastKind = "kept") -> Past:
-        """The state before the first token, batch first; all its memory is allocated here.
+    def begin(self, memory: Memory, room: int) -> Past:
+        """The state before the first token; all its memory is allocated here.
 
         Args:
             memory: Of `remember`.
             room: Most tokens, prompt included.
-            past: "kept", "states" or "none": see `asrkit.models.attention_memory`.
         """
-        expect(past in PAST, "past", f"one of {', '.join(PAST)}", repr(past))
-        expect(whole(room, 1, self.most), "room", f"1 to most={self.most} tokens", room)
-        config = self.config
-        B = len(memory.mask)
-        L, D, H = config.layers, config.width, config.heads
-        like = memory.like()
-        place = torch.zeros(B, dtype=torch.int64, device=like.device)
-        if past == "none":
-            return NoPast(place, place.new_full((B, room), config.pad))
-        if past == "states":
-            plain = all(type(layer.self_attention.qkv) is nn.Linear for layer in self.stack())
-            expect(plain, "past", "'kept' or 'none' for a model with packed layers", "'states'")
-            return StatesPast(place, like.new_zeros(B, L, room, D))
-        kept = [like.new_zeros(B, room, 2, H, D // H) for _ in range(L)]
-        return KeptPast(place, tuple(kept))
+        B, H, _, size = memory.keys[0].shape
+        place = torch.zeros(B, dtype=torch.int64, device=memory.mask.device)
+        kept = [keys.new_zeros(B, room, 2, H, size) for keys in memory.keys]
+        return Past(place, tuple(kept))
 
     def follow(
         self, tokens: Tensor, state: Past, memory: Memory, *, reach: int | None = None
@@ -315,49 +297,14 @@ class AEDModel(nn.Module):
             reach: Slots of the state that are in use once the tokens are in; None is its whole
                 room. A bound that the host knows, so a step need not look at slots still empty.
         """
-        _, K = dims(tokens, "B K", "tokens", B=len(state.place))
-        span = span_of(state.place, K, state.room(), reach, self.embedding.weight.dtype)
-        after = state._replace(place=state.place + K)
-        if isinstance(state, NoPast):
-            return self.score(self._prefix(tokens, state, memory, span)), after
+        place, kept = state
+        K = tokens.shape[1]
+        span = span_of(place, K, kept[0].shape[1], reach, self.positions.dtype)
         x = self.embed(tokens, self.positions[span.slots])
-        for number, layer in enumerate(self.stack()):
-            x = layer.add(x, state.mix(number, layer, x, span), layer.self_attention.out)
-            x = layer.look(number, x, memory)
-        return self.score(x), after
-
-    def _prefix(self, tokens: Tensor, state: NoPast, memory: Memory, span: Span) -> Tensor:
-        """What the last layer gives for `tokens`, by the whole prefix."""
-        state.tokens[span.rows, span.slots] = tokens
-        x = self.whole(state.tokens[:, : span.reach], memory)
-        return x[span.rows, span.slots]
-
-    def looks(self, tokens: Tensor, memory: Memory) -> Tensor:
-        """(B, U, T): how much the last layer's heads look at each frame, in the mean.
-
-        Args:
-            tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
-            memory: Of `remember`.
-        """
-        _, U = dims(tokens, "B U", "tokens", B=len(memory.mask))
-        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
-        x = self.embed(tokens, self.positions[:U])
-        *lower, last = self.stack()
-        for number, layer in enumerate(lower):
-            x = layer.look(number, layer.read(x), memory)
-        normed = last.cross_norm(last.read(x))
-        weights = memory.weights(len(lower), last.cross_attention, normed)
-        return weights.mean(1)
-
-
-def _layer(config: AEDConfig) -> DecoderLayer:
-    return DecoderLayer(
-        config.width,
-        config.heads,
-        inner=config.expansion * config.width,
-        activation=config.activation,
-        dropout=config.dropout,
-    )
+        rows = zip(self.layers, kept, memory.keys, memory.values, strict=True)
+        for layer, own, keys, values in rows:
+            x = layer.look(layer.read(x, own, span), keys, values, memory.mask)
+        return self.score(x), Past(place + K, kept)
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:

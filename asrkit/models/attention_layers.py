@@ -1,18 +1,106 @@
-"""The layers of an attention decoder, a Transformer with layer norms first (arXiv 2002.04745).
+"""The layers of an attention decoder, a Transformer with layer norms first (arXiv 2002.04745), and
+what it keeps between steps: keys and values of the encoder's frames, and of its own past.
 
-Of cross-attention they compute what a memory of `asrkit.models.attention_memory` asks for.
+All tensors are batch first, as `asrkit.decoders.states` walks them.
 """
 
-from typing import Literal
+import math
+from typing import Literal, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention_memory import Memory, attention_weights, join_heads, split_heads
-from asrkit.models.packed import PackedLinear, ReadLinear
+from asrkit.models.packed import PackedLinear
 
 Activation = Literal["relu", "gelu"]
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+
+class Memory(NamedTuple):
+    """Keys and values of the encoder's frames in every layer.
+
+    Each lies in memory of its own, so a product reads it as it lies.
+    """
+
+    mask: Tensor  # (B, 1, 1, T), 0 for frames that are seen, -inf for others
+    keys: tuple[Tensor, ...]  # L times (B, H, T, D / H)
+    values: tuple[Tensor, ...]  # likewise
+
+
+class Past(NamedTuple):
+    """Keys and values of the tokens so far in every layer."""
+
+    place: Tensor  # (B,) int64, tokens so far
+    keys_values: tuple[Tensor, ...]  # L times (B, room, 2, H, D / H)
+
+
+class Span(NamedTuple):
+    """Where the tokens of one step go, and what they may look at."""
+
+    rows: Tensor  # (B, 1) int64
+    slots: Tensor  # (B, K) int64, places of the tokens
+    mask: Tensor | None  # (B, 1, K, reach) added to scores; None for one token that sees all slots
+    reach: int  # leading slots that are looked at
+
+    def write(self, buffer: Tensor, new: Tensor) -> None:
+        """Write what is new (B, K, ...) into the slots of buffer (B, room, ...)."""
+        if self.mask is None:
+            buffer[:, self.reach - 1] = new[:, 0]
+        else:
+            buffer[self.rows, self.slots] = new.to(buffer.dtype)
+
+
+def span_of(place: Tensor, K: int, room: int, reach: int | None, dtype: torch.dtype) -> Span:
+    """The span of K tokens behind `place` (B,).
+
+    Slots end with the room: a row that is full overwrites its last slot, so whoever goes on with
+    rows that have ended needs no care.
+
+    Args:
+        place: (B,) tokens of each row so far.
+        K: Tokens that are new.
+        room: Most tokens.
+        reach: Tokens of the longest row once they are in; None if the host does not know.
+        dtype: Of the mask.
+    """
+    device = place.device
+    rows = torch.arange(len(place), device=device)[:, None]
+    slots = (place[:, None] + torch.arange(K, device=device)).clamp(max=room - 1)
+    reach = room if reach is None else reach
+    if K == 1 and device.type == "cpu" and bool((slots == reach - 1).all()):
+        return Span(rows, slots, None, reach)
+    seen = torch.arange(reach, device=device) <= slots[..., None]  # (B, K, reach)
+    return Span(rows, slots, added_mask(seen[:, None], dtype), reach)
+
+
+def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What attention adds to scores: 0 where `seen` (of any shape, bool), else -inf."""
+    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return zeros.masked_fill(~seen, -torch.inf)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, H, N, D / H), a view of x (B, N, D)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """(B, N, D) of x (B, H, N, D / H)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def attention_weights(products: Tensor, width: int, mask: Tensor) -> Tensor:
+    """Softmax over the frames, in float32 at least while it is computed; in the products' dtype.
+
+    Args:
+        products: Of queries and keys (B, H, K, T).
+        width: Of both, D / H.
+        mask: Added to the products: 0 where a frame is seen, -inf elsewhere; (B, 1, 1, T).
+    """
+    dtype = torch.promote_types(products.dtype, torch.float32)
+    scores = torch.add(mask, products.to(dtype), alpha=1 / math.sqrt(width))
+    return scores.softmax(-1).to(products.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -25,38 +113,29 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values (B, U, 3, H, D / H) of normed tokens x (B, U, D)."""
-        return self.qkv(x).unflatten(-1, (3, self.heads, -1))
-
-    def attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        *,
-        causal: bool = False,
-    ) -> Tensor:
-        """Values mixed for each query (B, K, D), which are for `out`.
+    def forward(self, x: Tensor, kept: Tensor | None = None, span: Span | None = None) -> Tensor:
+        """Values mixed for each token (B, K, D), which are for `out`.
 
         Args:
-            queries: (B, H, K, D / H).
-            keys: (B, H, N, D / H).
-            values: (B, H, N, D / H).
-            mask: Added to the scores, (B, 1, K, N); None if a query sees all keys.
-            causal: Whether query k sees the keys up to the k-th alone.
+            x: Normed tokens (B, K, D).
+            kept: Keys and values of earlier tokens (B, room, 2, H, D / H), where those of the new
+                ones are written; None if the tokens are the whole text.
+            span: Where the new tokens go.
         """
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        mask = None
+        if kept is None or span is None:
+            queries, keys, values = parts.transpose(1, 3).unbind(2)
+        else:
+            span.write(kept, parts[:, :, 1:])
+            queries = parts[:, :, 0].transpose(1, 2)
+            keys, values = kept[:, : span.reach].transpose(1, 3).unbind(2)
+            mask = span.mask
         share = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=causal
+            queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=kept is None
         )
         return join_heads(mixed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, U, D) for `out`, of a whole text x (B, U, D), normed."""
-        queries, keys, values = self.project(x).transpose(1, 3).unbind(2)
-        return self.attend(queries, keys, values, None, causal=True)
 
 
 class CrossAttention(nn.Module):
@@ -67,21 +146,14 @@ class CrossAttention(nn.Module):
         self.heads = heads
         self.dropout = dropout
         self.query = nn.Linear(width, width)
-        self.key_value = ReadLinear(width, 2 * width)
+        self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
 
     def keys_values(self, frames: Tensor) -> list[Tensor]:
         """Keys and values (B, H, T, D / H) of frames (B, T, D)."""
         return [split_heads(part, self.heads) for part in self.key_value(frames).chunk(2, -1)]
 
-    def by_heads(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of keys and values (H, D / H, D), and the values' bias (H, 1, D / H)."""
-        H = self.heads
-        key_weight, value_weight = self.key_value.weight.unflatten(0, (2, H, -1))
-        bias = self.key_value.bias.unflatten(0, (2, H, 1, -1))[1]
-        return key_weight, value_weight, bias
-
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """(B, K, D) for `out`: frames mixed for each token.
 
         Args:
@@ -91,23 +163,18 @@ class CrossAttention(nn.Module):
             mask: Added to the scores (B, 1, 1, T): 0 for frames that are seen, -inf for others.
         """
         share = self.dropout if self.training else 0.0
-        queries = split_heads(self.query(x), self.heads)
         if x.shape[1] == 1 and x.device.type == "cpu" and not share:
             # of a single query, torch's attention on a CPU takes longer than two plain products
-            mixed = attention_weights(queries, keys, mask) @ values
+            mixed = self.weights(x, keys, mask) @ values
         else:
+            queries = split_heads(self.query(x), self.heads)
             mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout_p=share)
         return join_heads(mixed)
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """(B, H, K, T): how much each token looks at each frame; sums over frames are 1.
-
-        Args:
-            x: Normed tokens (B, K, D).
-            keys: Of the frames (B, H, T, D / H), as `keys_values` makes them.
-            mask: As of `attend`.
-        """
-        return attention_weights(split_heads(self.query(x), self.heads), keys, mask)
+        """(B, H, K, T): how much each token looks at each frame, as of `forward`; in sum 1."""
+        queries = split_heads(self.query(x), self.heads)
+        return attention_weights(queries @ keys.transpose(2, 3), keys.shape[-1], mask)
 
 
 class DecoderLayer(nn.Module):
@@ -136,34 +203,23 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def add(self, x: Tensor, mixed: Tensor, out: nn.Module) -> Tensor:
-        """x plus what the layer `out` makes of `mixed`: (B, K, D), as all of them.
-
-        Args:
-            x: What came in.
-            mixed: What attention or the wide layer made of it.
-            out: The linear layer that leads back, plain or packed.
-        """
+        """x (B, K, D) plus what the linear layer `out`, plain or packed, makes of `mixed`."""
         if isinstance(out, PackedLinear):
             return out.plus(mixed, x)
         update = out(mixed)
-        if self.training:
-            update = self.dropout(update)
-        return x + update
+        return x + (self.dropout(update) if self.training else update)
 
-    def read(self, x: Tensor) -> Tensor:
-        """(B, U, D) after the self-attention of a whole text x (B, U, D)."""
-        mixed = self.self_attention(self.self_norm(x))
+    def read(self, x: Tensor, kept: Tensor | None = None, span: Span | None = None) -> Tensor:
+        """(B, K, D) after the self-attention of tokens x (B, K, D); see `SelfAttention`."""
+        mixed = self.self_attention(self.self_norm(x), kept, span)
         return self.add(x, mixed, self.self_attention.out)
 
-    def look(self, number: int, x: Tensor, memory: Memory) -> Tensor:
-        """(B, K, D) after cross-attention and feed-forward.
+    def look(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """(B, K, D) after cross-attention and feed-forward; see `CrossAttention`."""
+        return self.finish(x, self.cross_attention(self.cross_norm(x), keys, values, mask))
 
-        Args:
-            number: Of this layer, from 0.
-            x: Tokens after the self-attention (B, K, D).
-            memory: Of `AEDModel.remember`.
-        """
-        mixed = memory.mix(number, self.cross_attention, self.cross_norm(x))
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """What `look` makes of frames that are mixed already (B, K, D)."""
         x = self.add(x, mixed, self.cross_attention.out)
         widen, activation, narrow = self.feed_forward
         return self.add(x, activation(widen(self.feed_forward_norm(x))), narrow)

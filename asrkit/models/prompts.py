@@ -6,10 +6,10 @@ prompt is the model's token `bos` alone.
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, expect_choice, whole
 from asrkit.tasks import TASKS, Task
 
 LANGUAGE = "{language}"
@@ -20,7 +20,6 @@ SLOTS = (LANGUAGE, TASK, TARGET, PUNCTUATION)
 PROMPT = "prompt"  # keys of a checkpoint's notes: the form of its prompt
 SUPPRESSED = "suppressed"  # tokens that decoding never writes, "always" or as its "first" one
 ENGLISH = "en"
-LISTED = 40  # languages that an error names
 # Control tokens of Canary that look like those of a language.
 _NO_LANGUAGES = ("pnc", "itn")
 
@@ -87,21 +86,12 @@ class PromptFormat:
     punctuation: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("template", "languages"):
-            value = getattr(self, name)
-            texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
-            expect(texts and len(value) > 0, f"prompt.{name}", "texts", repr(value)[:80])
-            object.__setattr__(self, name, tuple(value))
-        known = isinstance(self.ids, dict)
-        valid = known and all(
-            isinstance(text, str) and whole(id_, 0) for text, id_ in self.ids.items()
-        )
-        expect(valid, "prompt.ids", "token ids by text", repr(self.ids)[:80])
-        listed = f"one of {', '.join(self.languages)}"
-        expect(self.language in self.languages, "prompt.language", listed, repr(self.language))
-        flag = isinstance(self.punctuation, bool)
-        expect(flag, "prompt.punctuation", "True or False", repr(self.punctuation))
-        missing = sorted(_texts(self.template, self.languages) - self.ids.keys())
+        # a checkpoint's notes have lists
+        object.__setattr__(self, "template", tuple(self.template))
+        object.__setattr__(self, "languages", tuple(self.languages))
+        expect_choice("prompt.language", self.language, self.languages)
+        needed = sorted(_texts(self.template, self.languages))
+        missing = [text for text in needed if not whole(self.ids.get(text), 0)]
         expect(not missing, "prompt", "a token for each of its places", f"none for {missing[:5]}")
 
     @classmethod
@@ -134,16 +124,12 @@ class PromptFormat:
         Raises:
             ValueError: What they hold is no prompt format.
         """
-        expect(isinstance(notes, dict), "notes", "a dict", repr(notes)[:80])
         values = notes.get(PROMPT)
         if values is None:
             return None
-        names = {one.name for one in fields(cls)}
-        known = isinstance(values, dict) and values.keys() <= names
-        expect(known, "prompt", f"a dict of {', '.join(sorted(names))}", repr(values)[:80])
         try:
             return cls(**values)
-        except TypeError as error:  # a key is missing
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"prompt: the checkpoint's notes are damaged ({error}).") from None
 
     def to_notes(self) -> dict[str, Any]:
@@ -186,19 +172,29 @@ class PromptFormat:
         Raises:
             ValueError: The model has no such language, or no place for what is asked.
         """
-        expect(task in (None, *TASKS), "task", f"one of {', '.join(TASKS)}", repr(task))
+        if task is not None:
+            expect_choice("task", task, TASKS)
         if language is None:
             language = self.language
-        self._expect_language("language", language)
         target = target_language
         if target is None:
             target = ENGLISH if task == "translate" else language
+        expect_choice("language", language, self.languages)
+        expect_choice("target_language", target, self.languages)
         translates = target != language
-        _expect_task_fits(task, language, target)
         if translates:
-            self._expect_can_translate(language, target)
-        flag = punctuation is None or isinstance(punctuation, bool)
-        expect(flag, "punctuation", "True, False or None", repr(punctuation))
+            same = f"{language!r} to transcribe, as language"
+            remedy = "Pass task='translate'."
+            expect(task != "transcribe", "target_language", same, repr(target), remedy)
+            has_place = TARGET in self.template or (TASK in self.template and target == ENGLISH)
+            wanted = f"{language!r}: the model has no place in its prompt for another one"
+            expect(has_place, "target_language", wanted, repr(target))
+        else:
+            other = f"another language than language={language!r} to translate into"
+            remedy = "Name the language of the text."
+            expect(task != "translate", "target_language", other, repr(target), remedy)
+        known = punctuation in (True, False, None)
+        expect(known, "punctuation", "True, False or None", repr(punctuation))
         has_place = PUNCTUATION in self.template or punctuation is None
         wanted = "none, since the model's prompt has no place for it"
         expect(has_place, "punctuation", wanted, punctuation)
@@ -212,30 +208,3 @@ class PromptFormat:
         }
         texts = [token_text(values[piece]) if piece in SLOTS else piece for piece in self.template]
         return [self.ids[text] for text in texts]
-
-    def _expect_can_translate(self, language: str, target: str) -> None:
-        """ValueError unless a prompt can ask for a translation from `language` into `target`."""
-        self._expect_language("target_language", target)
-        names_target = TARGET in self.template
-        into_english = TASK in self.template and target == ENGLISH
-        wanted = f"{language!r}: the model has no place in its prompt for another one"
-        expect(names_target or into_english, "target_language", wanted, repr(target))
-
-    def _expect_language(self, argument: str, language: str) -> None:
-        listed = ", ".join(self.languages[:LISTED])
-        more = len(self.languages) - LISTED
-        if more > 0:
-            listed += f" and {more} more"
-        expect(language in self.languages, argument, f"one of {listed}", repr(language))
-
-
-def _expect_task_fits(task: Task | None, language: str, target: str) -> None:
-    """ValueError if a task by name contradicts the languages of speech and text."""
-    if task == "transcribe":
-        same = f"{language!r} to transcribe, as language"
-        remedy = "Pass task='translate'."
-        expect(target == language, "target_language", same, repr(target), remedy)
-    if task == "translate":
-        other = f"another language than language={language!r} to translate into"
-        remedy = "Name the language of the text."
-        expect(target != language, "target_language", other, repr(target), remedy)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention_memory import join_heads, split_heads
+from asrkit.models.attention_layers import join_heads, split_heads
 from asrkit.models.encoders import halve
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
@@ -68,7 +68,6 @@ class EncoderLayer(nn.Module):
         D = config.width
         inner = config.expansion * D
         self.heads = config.heads
-        self.attention_dropout = config.dropout
         self.attention_norm = nn.LayerNorm(D)
         self.qkv = nn.Linear(D, 3 * D)
         self.out = nn.Linear(D, D)
@@ -83,15 +82,12 @@ class EncoderLayer(nn.Module):
             x: Frames.
             seen: Which frames may be looked at, (B, 1, 1, T) bool.
         """
-        x = x + self.dropout(self.attend(self.attention_norm(x), seen))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-    def attend(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Multi-head attention of normed frames x (B, T, D) to those that are `seen`."""
-        queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
-        share = self.attention_dropout if self.training else 0.0
+        parts = self.qkv(self.attention_norm(x)).chunk(3, -1)
+        queries, keys, values = (split_heads(part, self.heads) for part in parts)
+        share = self.dropout.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(queries, keys, values, seen, dropout_p=share)
-        return self.out(join_heads(mixed))
+        x = x + self.dropout(self.out(join_heads(mixed)))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class WhisperEncoder(nn.Module):
@@ -132,8 +128,6 @@ class WhisperEncoder(nn.Module):
         """
         B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
         dims(lengths, "B", "lengths", B=B)
-        shape = tuple(features.shape)
-        expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
         wanted = f"at most {self.most_frames} frames, as the model has positions"
         expect(self.most_frames >= T, "features", wanted, T, "Cut longer recordings into windows.")
         padding = to_device(~valid_mask(lengths, T), features.device)

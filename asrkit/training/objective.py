@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asrkit.decoders.attention.steps import Prompt, prompt_of
+from asrkit.decoders.attention.protocol import Prompt, prompt_of
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
 from asrkit.models import (
     AEDConfig,

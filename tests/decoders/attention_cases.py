@@ -1,6 +1,5 @@
 """Models to decode by attention, ours and a table that rounds nothing, and frames for them."""
 
-from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -8,10 +7,8 @@ from torch import Tensor
 
 from asrkit.decoders import Hypotheses
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
-from asrkit.models.attention_memory import CROSS, PAST
 
 V, EOS, WIDTH = 11, 2, 8
-WAYS = list(product(CROSS, PAST))
 OPTIONS = {"most": 9, "confidence": "max_prob"}
 
 
@@ -36,11 +33,11 @@ class Story:
             [],
         )
 
-    def remember(self, encoded, lengths, *, cross):
+    def remember(self, encoded, lengths):
         valid = torch.arange(encoded.shape[1]) < lengths[:, None]
         return (encoded[..., 0].masked_fill(~valid, 0).sum(1).long(),)
 
-    def begin(self, memory, room, *, past):
+    def begin(self, memory, room):
         place = torch.zeros_like(memory[0])
         return Told(place, place.new_zeros(len(place), room))
 
@@ -63,7 +60,7 @@ class Story:
         logits = logits.masked_fill(broken[..., None], torch.nan)
         return logits, state._replace(place=state.place + K)
 
-    def looks(self, tokens, memory):
+    def looks(self, encoded, lengths, tokens):
         return torch.nn.functional.one_hot(tokens % 4, 4).float()
 
 

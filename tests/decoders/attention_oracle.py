@@ -8,13 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.decoders.attention.loop import unended
-from asrkit.decoders.attention.steps import (
-    best_tokens,
-    limits_of,
-    prompt_of,
-    with_confidence,
-)
+from asrkit.decoders.attention.greedy import best_tokens
+from asrkit.decoders.attention.protocol import limits_of, prompt_of
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 
 
@@ -57,7 +52,7 @@ def aed_beam_reference(
                 found.append([Text(going=False, ended=True)])
                 continue
             frames = encoded[b : b + 1, :length]
-            memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
+            memory = model.remember(frames, lengths[b : b + 1])
             search = PlainSearch(
                 model, memory, prompts[b], int(limits[b]), width, length_penalty
             )
@@ -72,8 +67,9 @@ def aed_beam_reference(
         rows = [[(label, PADDING, 0) for label in text.labels] for text in texts]
         scores = encoded.new_tensor([text.score for text in texts], dtype=torch.float32)
         ended = torch.tensor([text.ended for text in texts], device=encoded.device)
-        impl = "attention, beam, reference" + unended(ended, scores)
-        ranks.append(Hypotheses.from_lists(rows, list(scores), impl, ended=ended))
+        ranks.append(
+            Hypotheses.from_lists(rows, list(scores), "reference", ended=ended)
+        )
     return replace(ranks[0], alternatives=tuple(ranks[1:]))
 
 
@@ -129,7 +125,7 @@ class PlainSearch:
         """Log-probabilities of every next token, in nats."""
         labels = self.prompt.new_tensor(text.labels)
         tokens = torch.cat([self.prompt, labels])[None]
-        state = self.model.begin(self.memory, tokens.shape[1], past="none")
+        state = self.model.begin(self.memory, tokens.shape[1])
         logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
         return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()
 
@@ -223,7 +219,7 @@ def aed_greedy_reference(
                 ended.append(True)
                 continue
             frames = encoded[b : b + 1, :length]
-            memory = model.remember(frames, lengths[b : b + 1], cross="recomputed")
+            memory = model.remember(frames, lengths[b : b + 1])
             row, score, end = _decode_one(
                 model, memory, prompts[b], int(limits[b]), confidence
             )
@@ -231,9 +227,10 @@ def aed_greedy_reference(
             scores.append(score)
             ended.append(end)
     flags = torch.tensor(ended, device=encoded.device)
-    impl = "attention, one by one" + unended(flags, torch.stack(scores))
-    found = Hypotheses.from_lists(rows, scores, impl, ended=flags)
-    return with_confidence(found, confidence)
+    found = Hypotheses.from_lists(rows, scores, "one by one", ended=flags)
+    if confidence != "none" and found.confidence is None:  # nobody has labels
+        return replace(found, confidence=scores[0].new_empty(found.labels.shape))
+    return found
 
 
 def _decode_one(
@@ -244,7 +241,7 @@ def _decode_one(
     row: list[tuple] = []
     total = torch.zeros((), dtype=torch.float32, device=prompt.device)
     while True:
-        state = model.begin(memory, len(text), past="none")
+        state = model.begin(memory, len(text))
         logits, _ = model.follow(prompt.new_tensor([text]), state, memory, reach=None)
         token, score, sure = best_tokens(logits[0, -1], confidence)
         if score.isnan():

@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import (
     EOS,
     OPTIONS,
-    WAYS,
     WIDTH,
     Story,
     V,
@@ -36,7 +35,7 @@ def test_a_story_is_told_as_the_definition_says(B):
         wanted = aed_greedy_reference(story, encoded, lengths, confidence="entropy")
         found = aed_greedy(story, encoded, lengths, confidence="entropy")
         same(found, wanted)
-        assert found.impl == "attention, cross=kept, past=kept" + (
+        assert found.impl == "attention" + (
             f"; no end in {int((~wanted.ended).sum())} of {B}"
             * (not wanted.ended.all())
         )
@@ -53,12 +52,11 @@ def defined():
     return batches
 
 
-@pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_every_way_to_remember_finds_the_same(cross, past, defined):
+def test_a_model_finds_what_the_definition_finds_with_and_without_a_draft(defined):
     for model, batch, wanted in defined:
-        found = aed_greedy(model, *batch, cross=cross, past=past, **OPTIONS)
-        same(found, wanted)
-        assert found.impl.startswith(f"attention, cross={cross}, past={past}")
+        same(aed_greedy(model, *batch, **OPTIONS), wanted)
+        draft = as_draft([row[:2] for row in wanted.tokens()])
+        same(aed_greedy(model, *batch, draft=draft, **OPTIONS), wanted)
 
 
 class Watched(Story):
@@ -90,18 +88,6 @@ def test_rows_that_have_ended_leave_the_batch(sorted_by_length):
     assert torch.equal(encoded, before[0]) and torch.equal(lengths, before[1])
 
 
-@pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_rows_that_go_on_behind_a_draft_find_the_same_in_every_way(
-    cross, past, defined
-):
-    for model, batch, wanted in defined:
-        draft = as_draft([row[:2] for row in wanted.tokens()])
-        same(
-            aed_greedy(model, *batch, cross=cross, past=past, draft=draft, **OPTIONS),
-            wanted,
-        )
-
-
 def test_what_is_compared_has_texts_of_many_lengths(defined):
     lengths = [length for _, _, wanted in defined for length in wanted.lengths.tolist()]
     assert len(set(lengths)) > 4  # silence, labels and what the limit cuts off
@@ -113,7 +99,7 @@ def test_labels_are_the_best_tokens_of_teacher_forcing_behind_prompts_of_any_len
     encoded, lengths = heard(4, 6, least=1)
     for P in (1, 5, 9):
         prompt = torch.randint(3, V, (4, P), generator=torch.Generator().manual_seed(P))
-        found = aed_greedy(model, encoded, lengths, prompt=prompt, most=7, past="kept")
+        found = aed_greedy(model, encoded, lengths, prompt=prompt, most=7)
         same(
             found, aed_greedy_reference(model, encoded, lengths, prompt=prompt, most=7)
         )
@@ -140,11 +126,10 @@ def test_one_prompt_is_that_of_all_and_none_is_bos():
     assert plain.tokens() != of_all.tokens()
 
 
-@pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_neither_padding_nor_the_rest_of_the_batch_changes_a_token(cross, past):
+def test_neither_padding_nor_the_rest_of_the_batch_changes_a_token():
     model = random_model(4, eos=3.0)
     encoded, lengths = heard(6, 7, 4)
-    ways = {"cross": cross, "past": past, "confidence": "entropy", "most": 12}
+    ways = {"confidence": "entropy", "most": 12}
     wanted = aed_greedy(model, encoded, lengths, **ways)
     behind = torch.arange(7) >= lengths[:, None]
     found = aed_greedy(
@@ -192,15 +177,14 @@ def test_nan_ends_a_row_and_is_said_and_the_others_go_on():
     broken = found.scores.isnan()
     assert 0 < broken.sum() < 16
     assert not (found.ended & broken).any()
-    assert f"; NaN logits ended {int(broken.sum())} of 16" in found.impl
+    assert f"; no end in {int((~found.ended).sum())} of 16" in found.impl
     model = random_model(4, eos=3.0)
     encoded, lengths = heard(3, 7, 4, least=1)
     wanted = aed_greedy(model, encoded, lengths, most=9)
     encoded[1, 0] = torch.nan
-    for cross, past in WAYS:
-        found = aed_greedy(model, encoded, lengths, cross=cross, past=past, most=9)
-        assert found.tokens() == [wanted.tokens()[0], [], wanted.tokens()[2]]
-        assert found.scores.isnan().tolist() == [False, True, False]
+    found = aed_greedy(model, encoded, lengths, most=9)
+    assert found.tokens() == [wanted.tokens()[0], [], wanted.tokens()[2]]
+    assert found.scores.isnan().tolist() == [False, True, False]
 
 
 def test_nothing_to_hear_gives_nothing():
@@ -231,15 +215,14 @@ def test_half_precision_and_autocast_decode():
     model = random_model(dtype=torch.bfloat16)
     exact = random_model(dtype=torch.float32)
     encoded, lengths = heard(3, 4, dtype=torch.bfloat16)
-    for cross, past in WAYS:
-        options = {"cross": cross, "past": past, "most": 5, "confidence": "entropy"}
-        found = aed_greedy(model, encoded, lengths, **options)
-        with torch.autocast("cpu", torch.bfloat16):
-            cast = aed_greedy(exact, encoded.float(), lengths, **options)
-        for hypotheses in (found, cast):
-            assert hypotheses.scores.dtype == torch.float32
-            assert hypotheses.scores.isfinite().all()
-            assert hypotheses.lengths.max() > 0
+    options = {"most": 5, "confidence": "entropy"}
+    found = aed_greedy(model, encoded, lengths, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = aed_greedy(exact, encoded.float(), lengths, **options)
+    for hypotheses in (found, cast):
+        assert hypotheses.scores.dtype == torch.float32
+        assert hypotheses.scores.isfinite().all()
+        assert hypotheses.lengths.max() > 0
 
 
 # ---- drafts
@@ -273,26 +256,15 @@ def test_a_draft_changes_nothing(kind):
     if kind == "random":
         model = random_model(1, eos=3.0)
         encoded, lengths = heard(7, 6, 1)
-        ways = [("kept", "kept"), ("absorbed", "states"), ("recomputed", "none")]
     else:
         model = Story(5, nan_share=10 * (kind == "nan"))
         encoded, lengths = frames(7, 6, 1)
-        ways = WAYS[:1]
     for prompt, most in [(None, 12), ([1, 4, 5], 12), ([1, 4, 5], 2)]:
         options = {"prompt": prompt, "most": most, "confidence": "entropy"}
         wanted = aed_greedy(model, encoded, lengths, **options)
         for rows in drafts_of(wanted.tokens()).values():
-            for cross, past in ways:
-                found = aed_greedy(
-                    model,
-                    encoded,
-                    lengths,
-                    draft=as_draft(rows),
-                    cross=cross,
-                    past=past,
-                    **options,
-                )
-                same(found, wanted)
+            draft = as_draft(rows)
+            same(aed_greedy(model, encoded, lengths, draft=draft, **options), wanted)
 
 
 def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
@@ -322,11 +294,9 @@ def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
     ({"prompt": [[1], [1, 4], [1]]}, "^prompt: .*prompts of one length"),
     ({"prompt": [11]}, "^prompt: expected tokens from 0 to below V=11, got 11 to 11"),
     ({"most": 0}, "^most: expected 1 to 63"),
-    ({"cross": "all"}, "^cross: expected one of 'kept'"),
-    ({"past": None}, "^past: expected one of"),
     ({"confidence": "high"}, "^confidence: "),
-    ({"draft": as_draft([[3], [3, EOS], []])}, "^draft: expected tokens below V=11 without eos=2"),
     ({"draft": [[3], [3], [3]]}, "^draft: expected Hypotheses"),
+    ({"draft": as_draft([[3], [3]])}, r"^draft.labels: expected shape \(B=3, N\), got \(2, 1\)"),
     ({"lengths": torch.tensor([1, 2, 5])}, "^lengths: expected 0 to T=4 frames"),
     ({"encoded": torch.zeros(3, 4, WIDTH).long()}, "^encoded: expected a float dtype of 16"),
     ({"encoded": torch.zeros(3, 4)}, "^encoded: expected shape"),

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from asrkit.decoders import Suppressing, aed_beam, aed_greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import EOS, V, as_draft, heard, random_model, same
+from attention_cases import V, heard, random_model, same
 from attention_oracle import aed_beam_reference
 
 DOORS = {"greedy": aed_greedy, "beam": aed_beam}
@@ -44,10 +43,6 @@ PENALTY = "length_penalty: expected a number from 0 to 10, got "
 BEAM = [
     *(({"length_penalty": bad}, PENALTY) for bad in (-1, math.nan, "1")),
     (
-        {"ctc": log_probs_of_ctc().long()},
-        "ctc: expected log-probabilities of a float dtype, got torch.int64.",
-    ),
-    (
         {"ctc": log_probs_of_ctc()[..., 1:]},
         f"ctc: expected log-probabilities of V={V} tokens and",
     ),
@@ -58,11 +53,6 @@ BEAM = [
     ),
     ({"ctc": log_probs_of_ctc(), "ctc_weight": math.nan}, "ctc_weight: "),
 ]
-DRAFTS = [
-    ({"lengths": torch.tensor([2, 1, 3])}, "draft.lengths: expected 0 to N=2 labels, got 1 to 3."),
-    ({"labels": torch.tensor([[3, 4], [EOS, 0], [0, 0]])}, f"draft: expected tokens below V={V} without eos={EOS}, got others."),
-    ({"labels": torch.tensor([[3, 4]])}, "draft.labels: expected shape (B=3, N), got (1, 2)."),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -80,38 +70,12 @@ def test_bad_options_of_the_beam(options, wanted):
     refused(wanted, aed_beam, random_model(), *heard(3, 6), **options)
 
 
-@pytest.mark.parametrize(("damage", "wanted"), DRAFTS)
-def test_damaged_drafts(damage, wanted):
-    draft = replace(as_draft([[3, 4], [5], []]), **damage)
-    refused(wanted, aed_greedy, random_model(), *heard(3, 6), draft=draft)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([[V, 3]], f"tokens: expected ids from 0 to below V={V}, got 3 to {V}."),
-        ([[3, -1]], f"tokens: expected ids from 0 to below V={V}, got -1 to 3."),
-        ([[3.0, 1.0]], "tokens: expected int32 or int64, got torch.float32."),
-    ],
-)
-def test_tokens_that_the_model_has_not_are_refused_by_each_of_its_calls(
-    tokens, message
-):
+def test_texts_longer_than_the_positions_are_refused():
     model = random_model()
-    encoded, lengths = heard(1, 6)
-    tokens = torch.tensor(tokens)
-    with torch.no_grad():
-        memory = model.remember(encoded, lengths)
-        refused(message, model.logits, encoded, lengths, tokens)
-        refused(message, model.looks, tokens, memory)
-        refused(message, model.follow, tokens, model.begin(memory, 4), memory)
-        long = torch.ones(1, 33, dtype=torch.int64)
-        refused(
-            "tokens: expected 1 to most=32 of them, got 33.", model.looks, long, memory
-        )
-        refused(
-            "room: expected 1 to most=32 tokens, got 2.0.", model.begin, memory, 2.0
-        )
+    long = torch.ones(1, 33, dtype=torch.int64)
+    for call in (model.logits, model.looks):
+        wanted = "tokens: expected 1 to most=32 of them, got 33."
+        refused(wanted, call, *heard(1, 6), long)
 
 
 def test_where_ctc_has_no_weight_a_beam_finds_what_attention_alone_finds():

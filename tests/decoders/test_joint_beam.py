@@ -73,7 +73,7 @@ def test_the_scores_of_a_beam_are_the_plain_ones_whatever_lies_behind_the_frames
     poisoned = log_probs.clone()
     for b in range(B):
         poisoned[b, lengths[b] :] = torch.nan
-    scores = PrefixScores.start(poisoned, lengths, K)
+    scores = PrefixScores(poisoned, lengths, K)
     generator = torch.Generator().manual_seed(0)
     texts = [[[] for _ in range(K)] for _ in range(B)]
     for _ in range(5):

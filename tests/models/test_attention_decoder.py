@@ -12,10 +12,8 @@ from asrkit.models import (
     ConvConfig,
     optimize,
 )
-from asrkit.models.attention_memory import CROSS, PAST
 
 SPECIAL = {"vocab_size": 11, "pad": 0, "bos": 1, "eos": 2}
-WAYS = list(product(CROSS, PAST))
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +45,10 @@ def spoken(B, T, U, dtype=torch.float64):
     return encoded, lengths, tokens
 
 
-def by_steps(
-    model, encoded, lengths, tokens, cross, past, *, chunks, room=16, bounded=True
-):
+def by_steps(model, encoded, lengths, tokens, *, chunks, room=16, bounded=True):
     """Logits of `tokens`, as many at a time as `chunks` say."""
-    memory = model.remember(encoded, lengths, cross=cross)
-    state = model.begin(memory, room, past=past)
+    memory = model.remember(encoded, lengths)
+    state = model.begin(memory, room)
     parts = []
     seen = 0
     for chunk in chunks:
@@ -71,8 +67,7 @@ def by_steps(
 @pytest.mark.parametrize(
     ("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 )
-@pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_step_by_step_is_all_at_once(cross, past, dtype, most):
+def test_step_by_step_is_all_at_once(dtype, most):
     model = small(dtype)
     for (B, T, U), bounded in product(
         [(1, 1, 1), (3, 7, 5), (33, 4, 2)], (True, False)
@@ -86,8 +81,6 @@ def test_step_by_step_is_all_at_once(cross, past, dtype, most):
                     encoded,
                     lengths,
                     tokens,
-                    cross,
-                    past,
                     chunks=chunks,
                     bounded=bounded,
                 )
@@ -130,42 +123,29 @@ def mixed(q, k, v, H, *, causal):
     return out
 
 
-def test_absorbed_attention_is_the_kept_one_with_biases_of_keys_and_values():
-    model = small()
-    encoded, lengths, tokens = spoken(4, 9, 6)
-    with torch.no_grad():
-        kept, absorbed = (
-            by_steps(model, encoded, lengths, tokens, cross, "kept", chunks=[2, 1, 3])
-            for cross in ("kept", "absorbed")
-        )
-        torch.testing.assert_close(absorbed, kept, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_neither_padding_nor_the_rest_of_the_batch_matters(cross, past):
+def test_neither_padding_nor_the_rest_of_the_batch_matters():
     model = small()
     encoded, lengths, tokens = spoken(3, 7, 5)
     with torch.no_grad():
-        wanted = by_steps(model, encoded, lengths, tokens, cross, past, chunks=[2, 3])
+        wanted = by_steps(model, encoded, lengths, tokens, chunks=[2, 3])
         for b, length in enumerate(lengths):
             encoded[b, length:] = torch.nan
-        found = by_steps(model, encoded, lengths, tokens, cross, past, chunks=[2, 3])
+        found = by_steps(model, encoded, lengths, tokens, chunks=[2, 3])
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
         for b, length in enumerate(lengths):
             row = slice(b, b + 1)
             alone = (encoded[row, :length], lengths[row], tokens[row])
-            found = by_steps(model, *alone, cross, past, chunks=[2, 3])
+            found = by_steps(model, *alone, chunks=[2, 3])
             torch.testing.assert_close(found, wanted[row], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("cross", "past"), WAYS)
-def test_rows_may_be_at_different_places_and_selected(cross, past):
+def test_rows_may_be_at_different_places_and_selected():
     model = small()
     encoded, lengths, tokens = spoken(3, 7, 6)
     with torch.no_grad():
         wanted = model.logits(encoded, lengths, tokens)
-        memory = model.remember(encoded, lengths, cross=cross)
-        state = model.begin(memory, 8, past=past)
+        memory = model.remember(encoded, lengths)
+        state = model.begin(memory, 8)
         _, state = model.follow(tokens[:, :4], state, memory)
         state = state._replace(
             place=torch.tensor([4, 1, 3])
@@ -180,19 +160,23 @@ def test_rows_may_be_at_different_places_and_selected(cross, past):
         torch.testing.assert_close(found[1], wanted[1, 1:3], rtol=0, atol=1e-10)
 
 
-def test_frames_are_looked_at_by_the_same_weights_in_every_way():
+def test_looks_are_the_weights_that_mix_the_last_layers_values():
     model = small()
     encoded, lengths, tokens = spoken(3, 7, 5)
+    last = model.layers[-1].cross_attention
+    heard = []
+    last.register_forward_hook(lambda _, given, mixed: heard.append((given, mixed)))
     with torch.no_grad():
-        looks = [
-            model.looks(tokens, model.remember(encoded, lengths, cross=cross))
-            for cross in CROSS
-        ]
-    for found in looks:
-        torch.testing.assert_close(found, looks[0], rtol=0, atol=1e-12)
-        torch.testing.assert_close(found.sum(2), torch.ones(3, 5).double())
-        behind = torch.arange(7) >= lengths[:, None]
-        assert (found.amax(1)[behind] == 0).all()
+        found = model.looks(encoded, lengths, tokens)
+        model.logits(encoded, lengths, tokens)
+        ((x, keys, values, mask), mixed), *_ = heard
+        by_head = last.weights(x, keys, mask)
+        torch.testing.assert_close(found, by_head.mean(1), rtol=0, atol=1e-12)
+        wanted = (by_head @ values).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(mixed, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.sum(2), torch.ones(3, 5).double())
+    behind = torch.arange(7) >= lengths[:, None]
+    assert (found.amax(1)[behind] == 0).all()
 
 
 # ---- the model
@@ -238,15 +222,9 @@ def test_an_optimized_model_computes_the_same():
     with torch.no_grad():
         wanted = model.logits(encoded, lengths, tokens)
         faster = optimize(model)
-        for cross, past in product(CROSS, ("kept", "none")):
-            found = by_steps(
-                faster, encoded, lengths, tokens, cross, past, chunks=[1, 5]
-            )
+        for chunks in ([1, 5], [1] * 6):
+            found = by_steps(faster, encoded, lengths, tokens, chunks=chunks)
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-        memory = faster.remember(encoded, lengths)
-        if type(faster.layers[0].self_attention.qkv) is not torch.nn.Linear:
-            with pytest.raises(ValueError, match="^past: .*packed"):
-                faster.begin(memory, 4, past="states")
 
 
 @pytest.mark.parametrize(("settings", "said"), [

@@ -58,8 +58,8 @@ def test_defaults_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("name, asked, message", [
-    ("canary", {"language": "xx"}, "language: expected one of de, en, fr, got 'xx'."),
-    ("canary", {"task": "sing"}, "task: expected one of transcribe, translate, got 'sing'."),
+    ("canary", {"language": "xx"}, "language: expected one of 'de', 'en', 'fr', got 'xx'."),
+    ("canary", {"task": "sing"}, "task: expected one of 'transcribe', 'translate', got 'sing'."),
     ("canary", {"task": "translate"}, "target_language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
     ("canary", {"task": "transcribe", "target_language": "de"}, "target_language: expected 'en' to transcribe, as language, got 'de'. Pass task='translate'."),
     ("whisper", {"language": "de", "target_language": "fr"}, "target_language: expected 'de': the model has no place in its prompt for another one, got 'fr'."),
@@ -71,30 +71,20 @@ def test_what_the_model_cannot_be_asked_for_is_refused_by_name(name, asked, mess
         made(name).tokens(**asked)
 
 
-def test_an_error_names_forty_languages_and_counts_the_rest():
-    codes = [first + second for first in "abcde" for second in "klmnopqrst"]
-    vocabulary = {f"<|{code}|>": id_ for id_, code in enumerate(codes)}
-    prompt = PromptFormat.of_vocabulary((LANGUAGE,), vocabulary, codes, language="ak")
-    with pytest.raises(
-        ValueError, match=r"one of ak, al, .*, dt and 10 more, got 'zz'\.$"
-    ):
-        prompt.tokens(language="zz")
-
-
 def test_notes_carry_it_as_plain_values_and_give_it_back():
     prompt = made("canary", language="fr")
     assert PromptFormat.from_notes(prompt.to_notes()) == prompt
     assert PromptFormat.from_notes({}) is None
-    with pytest.raises(ValueError, match=r"notes: expected a dict, got \[1\]"):
-        PromptFormat.from_notes([1])
 
 
 @pytest.mark.parametrize("change, message", [
     ({"ids": {}}, "prompt: expected a token for each of its places, got none for"),
-    ({"ids": {"<|start|>": -1}}, "prompt.ids: expected token ids by text"),
-    ({"template": "<|start|>"}, "prompt.template: expected texts"),
-    ({"language": "xx"}, "prompt.language: expected one of de, en, fr, got 'xx'"),
-    ({"more": 1}, "prompt: expected a dict of ids, language, languages, punctuation, template"),
+    ({"ids": {"<|start|>": -1}}, "prompt: expected a token for each of its places, got none for ['<|de|>', "),
+    ({"template": "<|start|>"}, "prompt: expected a token for each of its places"),
+    ({"language": "xx"}, "prompt.language: expected one of 'de', 'en', 'fr', got 'xx'"),
+    ({"ids": [1]}, "prompt: the checkpoint's notes are damaged ("),
+    ({"template": 7}, "prompt: the checkpoint's notes are damaged ("),
+    ({"more": 1}, "prompt: the checkpoint's notes are damaged ("),
 ])  # fmt: skip
 def test_damaged_notes_are_refused_in_one_line(change, message):
     values = made("canary").to_notes()["prompt"] | change

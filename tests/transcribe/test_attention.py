@@ -160,8 +160,8 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("options, message", [
-    (["--language", "fr"], "--language: expected one of en, de, got 'fr'."),
-    (["--target-language", "xx"], "--target-language: expected one of en, de, got 'xx'."),
+    (["--language", "fr"], "--language: expected one of 'en', 'de', got 'fr'."),
+    (["--target-language", "xx"], "--target-language: expected one of 'en', 'de', got 'xx'."),
     (["--task", "translate"], "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
     (["--beam", "4", "--label-bonus", "1"], "--label-bonus: expected none for an AEDModel, got 1.0."),
 ])  # fmt: skip

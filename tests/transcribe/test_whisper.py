@@ -118,8 +118,8 @@ def test_language_and_task_go_into_the_prompt(folder, talk, capsys):
 
 def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, capsys):
     for model, options, wanted in (
-        (folder, ["--language", "fr"], "--language: expected one of de, en, got 'fr'."),
-        (english, ["--language", "de"], "--language: expected one of en, got 'de'."),
+        (folder, ["--language", "fr"], "--language: expected one of 'de', 'en', got 'fr'."),
+        (english, ["--language", "de"], "--language: expected one of 'en', got 'de'."),
         (english, ["--task", "translate"], "--target-language: expected another language than language='en'"),
         (folder, ["--no-punctuation"], "punctuation: expected none, since the model's prompt has no place for it"),
     ):  # fmt: skip

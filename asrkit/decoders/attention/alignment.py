@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.decoders.attention.steps import Prompt, prompt_of
+from asrkit.decoders.attention.protocol import Prompt, prompt_of
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 from asrkit.shapes import dims, valid_mask
 
@@ -43,8 +43,7 @@ def attention_frames(
         P = prompts.shape[1]
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
-        memory = model.remember(encoded, lengths, cross="recomputed")
-        looks = model.looks(tokens[:, :-1], memory)[:, P - 1 :]  # (B, N, T)
+        looks = model.looks(encoded, lengths, tokens[:, :-1])[:, P - 1 :]  # (B, N, T)
         dtype = torch.promote_types(looks.dtype, torch.float32)  # sums of many
         looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)
         beyond = ~valid_mask(lengths, encoded.shape[1])

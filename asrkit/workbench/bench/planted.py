@@ -389,7 +389,7 @@ def _plant_attention(
     model.embedding.weight[PAD] = 0
     model.norm.weight[:half] = 0
     share = MURMUR / math.sqrt(3 * model.config.layers)
-    layers: Any = model.stack()
+    layers: Any = model.layers
     for layer in layers:
         own, cross = layer.self_attention, layer.cross_attention
         for linear in (own.qkv, cross.key_value):

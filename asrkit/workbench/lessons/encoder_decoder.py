@@ -1,6 +1,6 @@
 """What notebook 09_encoder_decoder counts, measures and draws beyond its cells.
 
-Counts are of `asrkit.models.AEDModel`'s decoder, in the ways of `asrkit.models.attention_memory`.
+Counts are of `asrkit.models.AEDModel`'s decoder, in the ways of `workbench.bench.attention_ways`.
 
 The models that are timed are small and random, and never write eos, so that the number of their
 steps is known; their texts mean nothing. They decode noise, as an untrained encoder gives nearly
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
+from asrkit.workbench.bench.attention_ways import WAYS, Way, in_a_way
 from asrkit.workbench.bench.suites.decoders import Counting
 from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure import Timing, measure, ratio
@@ -30,20 +31,6 @@ from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import colours_of
 
-
-class Way(NamedTuple):
-    """What decoding keeps: `cross` of the frames, `past` of the text so far."""
-
-    cross: Literal["kept", "absorbed", "recomputed"]
-    past: Literal["kept", "states", "none"]
-
-
-WAYS = {
-    "no cache": Way("recomputed", "none"),
-    "NeMo 3.0": Way("recomputed", "states"),
-    "K/V kept": Way("kept", "kept"),
-    "absorbed": Way("absorbed", "kept"),
-}
 LAYERS = {"deep": (8, 6), "shallow": (11, 2)}  # of encoder and decoder; about equal parameters
 VOCABULARY = 1024
 SHARPER = 8.0  # queries of cross-attention than at the start of a training
@@ -208,7 +195,7 @@ def random_model(layers: tuple[int, int], *, heads: int = 4, seed: int = 0) -> A
         model: Any = AEDModel(config).eval()
         model.output_bias[model.eos] = -1e9
         model.embedding_norm.weight.mul_(QUIETER)
-        for layer in model.stack():
+        for layer in model.layers:
             attention = layer.cross_attention
             attention.query.weight.mul_(SHARPER)
             attention.out.weight.mul_(LOUDER)
@@ -265,7 +252,8 @@ def decode(model: Any, speech: Speech, way: Way, draft: Hypotheses | None = None
     """Greedy texts of `speech.tokens` steps, of which the last one would write eos."""
     encoded = speech.encoded.to(model.embedding.weight.dtype)
     _, lengths = speech.lengths
-    return aed_greedy(model, encoded, lengths, **way._asdict(), most=speech.tokens - 1, draft=draft)
+    kept = in_a_way(model, way)
+    return aed_greedy(kept, encoded, lengths, most=speech.tokens - 1, draft=draft)
 
 
 def texts_agree(model: AEDModel, speech: Speech) -> bool:
@@ -278,9 +266,10 @@ def texts_agree(model: AEDModel, speech: Speech) -> bool:
 def kept_MB(model: AEDModel, speech: Speech, way: Way) -> float:
     """Megabytes that decoding holds between its steps, of frames and text, as allocated."""
     _, lengths = speech.lengths
+    kept_model = in_a_way(model, way)
     with torch.inference_mode():
-        memory = model.remember(speech.encoded, lengths, cross=way.cross)
-        state = model.begin(memory, speech.tokens, past=way.past)
+        memory = kept_model.remember(speech.encoded, lengths)
+        state = kept_model.begin(memory, speech.tokens)
     # neither the mask of the frames nor the place in the text, which come first
     kept = state_tensors((memory[1:], state[1:]))
     return sum(part.nbytes for part in kept) / 1e6
@@ -336,7 +325,7 @@ def time_ways(models: Mapping[str, AEDModel], speech: Speech, *, repeats: int) -
         encode = torch.inference_mode()(model.encode)
         project = torch.inference_mode()(model.remember)
         arms[f"{title}, encoder"] = partial(encode, speech.features, feature_lengths)
-        arms[f"{title}, projections"] = partial(project, speech.encoded, lengths, cross="kept")
+        arms[f"{title}, projections"] = partial(project, speech.encoded, lengths)
         for name, way in WAYS.items():
             arms[f"{title}, {name}"] = partial(decode, model, speech, way)
     timings = measure(arms, repeats=repeats, warmup=1)

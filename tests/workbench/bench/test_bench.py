@@ -37,7 +37,7 @@ PAIRS = {
         "aed-greedy": [
             ("recomputed", "kept"),
             ("absorbed", "kept"),
-            *[(name, f"{name}_packed") for name in ("kept", "absorbed")],
+            ("kept", "kept_packed"),
             *[("kept", f"draft_{per_cent}") for per_cent in (0, 5, 20)],
         ],
     },

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from asrkit.workbench import bench
+from asrkit.workbench.bench.attention_ways import WAYS
 from asrkit.workbench.bench.planted import planted, planted_decoder, planted_text
 from asrkit.workbench.bench.suites import decoders
 
@@ -95,10 +96,10 @@ def test_calls_of_the_decoder_are_counted_and_a_right_draft_takes_one(text):
     case = decoders.attention(decoder, 3, 40, "cpu", True)
     calls = {name: params["follow"] for name, params in case.arm_params.items()}
     drafts = {f"draft_{per_cent}" for per_cent in decoders.ERRORS}
-    packed = {"kept_packed", "absorbed_packed"}
-    assert {*case.arms} == {*calls} == {*decoders.WAYS} | drafts | packed
+    ways = {*decoders.KEPT, "kept_packed"}
+    assert {*case.arms} == {*calls} == ways | drafts
     steps = case.params["steps"]
-    assert calls["kept"] == calls["recomputed"] == calls["absorbed_packed"] == steps > 5
+    assert calls["kept"] == calls["recomputed"] == calls["absorbed"] == steps > 5
     assert calls["draft_0"] == 1 <= calls["draft_20"] <= steps
     assert case.arms["kept"]().tokens() == text.labels
     pairs = {("recomputed", "kept"), ("kept", "draft_0"), ("kept", "kept_packed")}
@@ -119,15 +120,15 @@ def test_least_bytes_are_those_of_the_tensors_that_a_step_reads(text):
     assert decoders.decoder_weights(model, keys_values=False) == weights - unread > 0
     one = planted_text(planted_decoder(**SMALL), 1, 20)
     steps, L, D, T = 1 + len(one.labels[0]), 2, 112, 20
-    memory = one.model.remember(one.encoded, one.lengths, cross="kept")
+    memory = one.model.remember(one.encoded, one.lengths)
     frames = sum(part.numel() for part in (*memory.keys, *memory.values))
     assert frames == 2 * L * D * T
     past = sum(2 * L * D * place for place in range(1, 1 + steps))
     kept = 4 * (steps * (weights - unread + frames) + past)
-    assert decoders.least_bytes(one) == kept
-    absorbed = decoders.least_bytes(one, cross="absorbed")
+    assert decoders.least_bytes(one, WAYS["K/V kept"]) == kept
+    absorbed = decoders.least_bytes(one, WAYS["absorbed"])
     assert absorbed == 4 * (steps * (weights + D * T) + past)
-    states = decoders.least_bytes(one, cross="recomputed", past="states")
+    states = decoders.least_bytes(one, WAYS["NeMo 3.0"])
     assert states == absorbed - 2 * past
     # an utterance that has ended reads nothing more
     assert len({len(row) for row in text.labels}) > 1
@@ -135,7 +136,8 @@ def test_least_bytes_are_those_of_the_tensors_that_a_step_reads(text):
     full = decoders.Planted(
         **{**vars(text), "labels": [longest] * 3, "frames": text.frames}
     )
-    assert decoders.least_bytes(text) < decoders.least_bytes(full)
+    way = WAYS["K/V kept"]
+    assert decoders.least_bytes(text, way) < decoders.least_bytes(full, way)
 
 
 def test_bfloat16_has_a_tolerance_of_its_own(plan):

@@ -5,7 +5,6 @@ import torch
 
 from asrkit.decoders import aed_greedy, ctc_greedy, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
-from asrkit.models.attention_memory import CROSS, PAST
 from asrkit.workbench.bench.planted import (
     ctc_log_probs,
     planted,
@@ -108,18 +107,11 @@ def test_ctc_finds_the_same_labels_within_the_utterances():
     assert found.tokens() == plan.labels
 
 
-@pytest.mark.parametrize("past", PAST)
-@pytest.mark.parametrize("cross", CROSS)
-def test_attention_finds_the_text_in_every_way_with_the_same_scores(
-    decoder, cross, past
-):
+def test_attention_finds_the_text(decoder):
     plan = planted_text(decoder, 5, 40, prompt=3)
-    given = (plan.model, plan.encoded, plan.lengths)
-    found = aed_greedy(*given, prompt=plan.prompt, cross=cross, past=past)
+    found = aed_greedy(plan.model, plan.encoded, plan.lengths, prompt=plan.prompt)
     assert found.tokens() == plan.labels and found.ended.all()
     assert plan.lengths.tolist() == [40, 35, 30, 25, 20] and all(plan.labels)
-    wanted = aed_greedy(*given, prompt=plan.prompt)
-    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, ConvConfig, presets
+from asrkit.workbench.bench.attention_ways import WAYS, in_a_way
 from asrkit.workbench.claims import load_claims
 from asrkit.workbench.lessons import encoder_decoder as lesson
 from asrkit.workbench.lessons.encoder_decoder import (
     LAYERS,
-    WAYS,
     Times,
     aed_bytes,
     aed_flops,
 )
 from asrkit.workbench.measure import Timing
 
-CROSS = ("kept", "absorbed", "recomputed")
-PAST = ("kept", "states", "none")
 SMALL = AEDConfig(
     vocab_size=19,
     pad=16,
@@ -49,36 +47,31 @@ def endless(config: AEDConfig = SMALL) -> AEDModel:
     return model
 
 
-@pytest.mark.parametrize("past", PAST)
-@pytest.mark.parametrize("cross", CROSS)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("U, changed", [
     (2, {}), (5, {"expansion": 2, "heads": 1, "layers": 3, "width": 24}),
 ])  # fmt: skip
-def test_operations_are_those_that_torch_counts(cross, past, U, changed):
+def test_operations_are_those_that_torch_counts(way, U, changed):
     config = replace(SMALL, **changed)
     encoded = torch.randn(1, T, config.width)
     # the counter does not see a CPU's fused attention
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    ways = {"cross": cross, "past": past}
+    model = in_a_way(endless(config), way)
     with torch.inference_mode(), math, FlopCounterMode(display=False) as counter:
-        found = aed_greedy(
-            endless(config), encoded, torch.tensor([T]), most=U - 1, **ways
-        )
+        found = aed_greedy(model, encoded, torch.tensor([T]), most=U - 1)
     assert (found.lengths == U - 1).all()
-    counted = aed_flops(config, (cross, past), T=T, U=U)
+    counted = aed_flops(config, way, T=T, U=U)
     assert sum(counted.values()) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("past", PAST)
-@pytest.mark.parametrize("cross", CROSS)
-def test_what_is_kept_is_what_a_model_allocates(cross, past):
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_what_is_kept_is_what_a_model_allocates(way):
     B, U, dtype = 3, 9, torch.bfloat16
-    model = endless().to(dtype)
-    memory = model.remember(
-        torch.randn(B, T, 16, dtype=dtype), torch.full((B,), T), cross=cross
-    )
-    state = model.begin(memory, U, past=past)
-    found = aed_bytes(SMALL, (cross, past), B=B, T=T, U=U, itemsize=dtype.itemsize)
+    model = in_a_way(endless().to(dtype), way)
+    frames = torch.randn(B, T, 16, dtype=dtype)
+    memory = model.remember(frames, torch.full((B,), T))
+    state = model.begin(memory, U)
+    found = aed_bytes(SMALL, way, B=B, T=T, U=U, itemsize=dtype.itemsize)
     assert found.frames == sum(part.nbytes for part in state_tensors(memory[1:]))
     assert found.past == sum(part.nbytes for part in state_tensors(state[1:]))
 

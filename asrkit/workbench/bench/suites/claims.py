@@ -31,6 +31,7 @@ from asrkit.models import CTCModel, FastConformerConfig, presets
 from asrkit.models.transducer import make_encoder
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.pipeline import ModelVariants, Recognizer
+from asrkit.workbench.bench import attention_ways
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.planted import (
     DURATIONS,
@@ -421,8 +422,8 @@ def canary(study: Study, config: Any) -> Arm:
     decoder = planted_decoder(layers=config.layers, **sizes)
     frames = round(seconds * FRAMES_PER_SECOND)
     plan = planted_text(decoder, B, frames, prompt=PROMPT).to(study.device, torch.bfloat16)
-    options: Options = {"prompt": plan.prompt, "cross": "recomputed", "past": "states"}
-    call = partial(aed_greedy, plan.model, plan.encoded, plan.lengths, **options)
+    model = attention_ways.in_a_way(plan.model, attention_ways.WAYS["NeMo 3.0"])
+    call = partial(aed_greedy, model, plan.encoded, plan.lengths, prompt=plan.prompt)
     return Arm(plan, call, encoding(study, config, B, seconds))
 
 

@@ -34,6 +34,7 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.models import optimize
+from asrkit.workbench.bench.attention_ways import WAYS, Way, in_a_way
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
@@ -51,10 +52,10 @@ from asrkit.workbench.measure.ops import dtype_name
 
 Options = dict[str, Any]  # of transducer_greedy or aed_greedy
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
-WAYS: dict[str, Options] = {  # of an attention decoder
-    "kept": {},
-    "absorbed": {"cross": "absorbed"},
-    "recomputed": {"cross": "recomputed", "past": "states"},  # as NeMo 3.0
+KEPT = {  # by an attention decoder
+    "kept": WAYS["K/V kept"],
+    "absorbed": WAYS["absorbed"],
+    "recomputed": WAYS["NeMo 3.0"],
 }
 ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
 
@@ -310,13 +311,15 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool)
     cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     plan = planted_text(decoder, B, T).to(device, dtype)
-    ways = dict(WAYS)
+    kept = dict(KEPT)
+    ways: dict[str, Options] = {
+        name: {"model": in_a_way(plan.model, way)} for name, way in kept.items()
+    }
     pairs = [("recomputed", "kept"), ("absorbed", "kept")]
     if not cuda:
-        packed = optimize(deepcopy(plan.model))
-        for name in ("kept", "absorbed"):
-            ways[f"{name}_packed"] = {"model": packed, **WAYS[name]}
-            pairs.append((name, f"{name}_packed"))
+        kept["kept_packed"] = kept["kept"]
+        ways["kept_packed"] = {"model": optimize(deepcopy(plan.model))}
+        pairs.append(("kept", "kept_packed"))
     for per_cent in ERRORS:
         ctc = ctc_log_probs(plan, per_cent / 100).to(device)
         ways[f"draft_{per_cent}"] = {"ctc": ctc}
@@ -324,8 +327,8 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool)
     arms, arm_params = _counted(plan.model, partial(_decode_text, plan), ways, device)
     peak_B = ceilings(device, quick).bytes_per_s
     for name, params in arm_params.items():
-        if "ctc" not in ways[name]:  # how much work a draft leaves depends on its errors
-            params |= {"floor_B": least_bytes(plan, **ways[name]), "peak_B": peak_B}
+        if name in kept:  # how much work a draft leaves depends on its errors
+            params |= {"floor_B": least_bytes(plan, kept[name]), "peak_B": peak_B}
     D, layers = decoder.model.config.width, decoder.model.config.layers
     return Case(
         what="aed-greedy",
@@ -352,9 +355,7 @@ def _decode_text(plan: Planted, model: Any, ctc: Any = None, **options: Any) -> 
     return aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt, **options)
 
 
-def least_bytes(
-    plan: Planted, cross: str = "kept", past: str = "kept", model: object = None
-) -> int:
+def least_bytes(plan: Planted, way: Way) -> int:
     """Bytes that all steps of a way read at least, of weights, frames and text so far.
 
     What several layers read alike counts once a step, and so do weights, however many utterances
@@ -362,14 +363,12 @@ def least_bytes(
 
     Args:
         plan: batch and model.
-        cross: of aed_greedy.
-        past: of aed_greedy.
-        model: holds the same weights in another layout.
+        way: what is kept.
     """
     L, D = plan.model.config.layers, plan.model.config.width
-    of_frame = 2 * L * D if cross == "kept" else D
-    of_token = 2 * L * D if past == "kept" else L * D
-    numbers = (1 + max(map(len, plan.labels))) * decoder_weights(plan.model, cross != "kept")
+    of_frame = 2 * L * D if way.cross == "kept" else D
+    of_token = 2 * L * D if way.past == "kept" else L * D
+    numbers = (1 + max(map(len, plan.labels))) * decoder_weights(plan.model, way.cross != "kept")
     for labels, length in zip(plan.labels, plan.lengths.tolist(), strict=True):
         steps = len(labels) + 1
         numbers += steps * of_frame * length

@@ -1,0 +1,84 @@
+"""Ways of decoding by attention: all find the text of the model that keeps keys and values."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrkit.decoders import aed_greedy
+from asrkit.decoders.states import map_state, state_tensors
+from asrkit.workbench.bench.attention_ways import WAYS, in_a_way
+from asrkit.workbench.bench.planted import planted_decoder, planted_text
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "decoders"))
+from attention_cases import OPTIONS, as_draft, heard, random_model, same
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.parametrize("way", WAYS.values(), ids=WAYS),
+]
+
+
+def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(way):
+    model = random_model()
+    for layer in model.layers:  # biases start as zeros, and those of keys must cancel
+        torch.nn.init.normal_(layer.self_attention.qkv.bias)
+    kept = in_a_way(model, way)
+    encoded, lengths = heard(3, 7, least=1)
+    tokens = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model.logits(encoded, lengths, tokens)
+        for b, length in enumerate(lengths):
+            encoded[b, length:] = torch.nan
+        for chunks in ([1] * 5, [2, 3], [5]):
+            memory = kept.remember(encoded, lengths)
+            state = kept.begin(memory, 8)
+            seen = 0
+            for K in chunks:
+                more = tokens[:, seen : seen + K]
+                seen += K
+                logits, state = kept.follow(more, state, memory, reach=seen)
+                found = wanted[:, seen - K : seen]
+                torch.testing.assert_close(logits, found, rtol=0, atol=1e-10)
+
+
+def test_rows_may_be_at_different_places_and_selected(way):
+    model = random_model()
+    kept = in_a_way(model, way)
+    encoded, lengths = heard(3, 7, least=1)
+    tokens = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model.logits(encoded, lengths, tokens)
+        memory = kept.remember(encoded, lengths)
+        _, state = kept.follow(tokens[:, :4], kept.begin(memory, 8), memory)
+        # what lies behind is void
+        state = state._replace(place=torch.tensor([4, 1, 3]))
+        rows = torch.tensor([2, 1])
+        memory, state = map_state(lambda part: part[rows], (memory, state))
+        assert {len(part) for part in state_tensors((memory, state))} == {2}
+        more = torch.stack([tokens[2, 3:5], tokens[1, 1:3]])
+        found, state = kept.follow(more, state, memory)
+    assert state.place.tolist() == [5, 3]
+    torch.testing.assert_close(found[0], wanted[2, 3:5], rtol=0, atol=1e-10)
+    torch.testing.assert_close(found[1], wanted[1, 1:3], rtol=0, atol=1e-10)
+
+
+def test_greedy_decoding_finds_the_same_with_and_without_a_draft(way):
+    for seed, (B, T) in enumerate([(1, 1), (5, 6), (33, 3)]):
+        model = random_model(seed, eos=3.0)
+        batch = heard(B, T, seed)
+        wanted = aed_greedy(model, *batch, **OPTIONS)
+        kept = in_a_way(model, way)
+        same(aed_greedy(kept, *batch, **OPTIONS), wanted)
+        draft = as_draft([row[:2] for row in wanted.tokens()])
+        same(aed_greedy(kept, *batch, draft=draft, **OPTIONS), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_planted_text_is_found(way, dtype):
+    decoder = planted_decoder(V=33, width=112, layers=3, heads=2, most=64)
+    plan = planted_text(decoder, 5, 40, prompt=3).to("cpu", dtype)
+    model = in_a_way(plan.model, way)
+    found = aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt)
+    assert found.tokens() == plan.labels and found.ended.all()
