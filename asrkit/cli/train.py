@@ -74,7 +74,7 @@ def _train(args: argparse.Namespace) -> int:
     if int(os.environ.get("RANK", "0")) > 0:  # the first process says what became of it
         return 0
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
-    if result.has_joint:
+    if result.joint is not None:
         summary["joint"] = result.joint
     summary |= _score(args, result.path, speech)
     finish(args, summary, f"trained for {len(result.history):,} steps: {result.path}")
