@@ -34,7 +34,8 @@ class TrainConfig:
 
     Args:
         steps: Optimizer steps at most.
-        seconds: Training time at most, in seconds; math.inf for no limit.
+        seconds: Training time at most, in seconds; math.inf for no limit. The first step after a
+            start, which compiles kernels, does not count.
         batch_seconds: Audio of a batch at most, in seconds. Small by default: on a CPU the number
             of steps decides, not their size.
         optimizer: "adamw"; "lamb" (`asrkit.optim.Lamb`) for large batches; or "novograd"

@@ -17,7 +17,7 @@ import torch
 
 from asrkit.data import Buckets, TrainingPlan, oom_search
 from asrkit.files import lock
-from asrkit.models import ConvConfig, LSTMConfig, TransducerModel, load_checkpoint
+from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
 from asrkit.runtime import peak_memory
 from asrkit.training import (
     Prepared,
@@ -221,7 +221,6 @@ def test_a_state_that_is_damaged_or_of_no_training_is_refused_in_one_line(
 WIDE = ConvConfig(width=64, layers=2, dropout=0.0)
 LEARNERS = {
     "stateless": (TRANSDUCER, {"steps": 240}),
-    "lstm": (replace(TRANSDUCER, predictor=LSTMConfig(width=48)), {"steps": 240}),
     "tdt": (replace(TDT, activation="relu"), {"steps": 160}),
     "ctc": (CTC, {"steps": 100}),
     "attention": (
@@ -242,7 +241,7 @@ def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, kind):
         **{"peak_lr": 5e-3, "curriculum": (99.0, 0.5)} | settings,
     )
     model = replace(model, encoder=WIDE)
-    if kind in ("stateless", "lstm", "tdt"):
+    if kind in ("stateless", "tdt"):
         model = replace(model, joint_width=64, dropout=0.0)
     result = run(few, tmp_path, config, model, dev_set=few)
     assert result.history[-1]["loss"] < 0.1 * result.history[0]["loss"]
