@@ -323,7 +323,7 @@ def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "full", "lean"],
         default="auto",
         help="full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
-        "auto: batch by batch, lean where the joint would fill half of a GPU's memory or, on a CPU, "
+        "auto: batch by batch, lean where the joint would fill half of a GPU or, on a CPU, "
         "where it is expected to be faster",
     )
     schedule.add_argument(
