@@ -115,15 +115,14 @@ class BatchLoss(nn.Module):
         return training_loss(self.model, batch, self.config)
 
 
-def batch_loss(model: Model, config: TrainConfig, processes: Processes) -> nn.Module:
-    """`training_loss` as a module of batches, under DDP where there are several processes.
+def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:
+    """`loss`, under DDP where there are several processes.
 
     Running statistics of batch norm are those of the first process.
     """
-    loss = BatchLoss(model, config)
     if processes.count == 1:
         return loss
-    idle_head = config.ctc_weight == 0  # DDP would wait for its gradients
+    idle_head = loss.config.ctc_weight == 0  # DDP would wait for its gradients
     return DistributedDataParallel(loss, broadcast_buffers=False, find_unused_parameters=idle_head)
 
 

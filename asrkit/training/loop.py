@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asrkit.data import Batch, Utterances
 from asrkit.files import atomic, content_hash, lock
@@ -32,7 +32,7 @@ from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed
 from asrkit.training.config import TrainConfig, differences, usual_rate
-from asrkit.training.distributed import Processes, averaging, batch_loss, joined
+from asrkit.training.distributed import BatchLoss, Processes, averaging, joined, replicated
 from asrkit.training.evaluation import Beside, evaluate, score_weights
 from asrkit.training.objective import expect_trainable
 from asrkit.training.optimizer import make_optimizer, set_rate, step_and_clear
@@ -127,6 +127,8 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
             run.restore()
         state = {"step": run.step, "torch": torch.__version__}
         processes.expect_same(run.settings | state)
+        # after every refusal, and deleted below: DDP that outlives its group may wait for ever
+        run.loss = replicated(BatchLoss(run.model, config), processes)
         if run.step == 0 and processes.first:
             run.clear()
         if batches is None:
@@ -139,6 +141,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         else:
             while run.progress < 1:
                 run.take_step(steps)
+        del run.loss
     joint: Any = None
     if isinstance(model_config, TransducerConfig):
         kinds = {"lean" if line["lean"] else "full" for line in run.history}
@@ -214,7 +217,7 @@ class Run:
         self.batches = config.accumulate * processes.count  # of a step
         self.places = range(processes.rank, self.batches, processes.count)  # of those, its own
         self.model = make_model(model_config).to(device).train()
-        self.loss = batch_loss(self.model, config, processes)
+        self.loss: nn.Module = BatchLoss(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
         self.average = Average(self.model, config.ema)
         self.step = 0
