@@ -74,7 +74,7 @@ def _train(args: argparse.Namespace) -> int:
     if int(os.environ.get("RANK", "0")) > 0:  # the first process says what became of it
         return 0
     summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
-    if result.has_joint:
+    if result.joint is not None:
         summary["joint"] = result.joint
     summary |= _score(args, result.path, speech)
     finish(args, summary, f"trained for {len(result.history):,} steps: {result.path}")
@@ -323,7 +323,7 @@ def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "full", "lean"],
         default="auto",
         help="full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
-        "auto: batch by batch, lean where the joint would fill half of the memory or, on a CPU, "
+        "auto: batch by batch, lean where the joint would fill half of a GPU or, on a CPU, "
         "where it is expected to be faster",
     )
     schedule.add_argument(

@@ -1,16 +1,25 @@
 """Training transducers, encoder-decoder and CTC models: AdamW, LAMB or NovoGrad on a one-cycle
 schedule, averaged (EMA) weights, checkpoints that survive kill -9, under torchrun or alone.
+
+Where to look for what:
+
+    loop.py         from `train` to the last step, in the order of time: forward, backward, step
+    config.py       settings, learning rate and lengths over the run
+    optimizer.py    the optimizer and its step, also for a loop of your own
+    batches.py      batches drawn, augmented, and prepared ahead
+    objective.py    the loss of a batch, and whether it builds the joint
+    distributed.py  processes under torchrun
+    evaluation.py   word error rates, in turn and beside training
+    graphs.py       passes of a module as CUDA graphs
 """
 
 from asrkit.training.batches import Prepared, prepare_batch
-from asrkit.training.beside import Beside
 from asrkit.training.config import TrainConfig
-from asrkit.training.evaluation import Evaluation, evaluate
+from asrkit.training.evaluation import Beside, Evaluation, evaluate
 from asrkit.training.graphs import graphed_training
-from asrkit.training.joint import chooses_lean, joint_peak_bytes
-from asrkit.training.objective import TrainingLoss, attention_loss, training_loss
-from asrkit.training.start import TrainResult, train
-from asrkit.training.steps import training_step, update
+from asrkit.training.loop import TrainResult, train
+from asrkit.training.objective import TrainingLoss, joint_peak_bytes, training_loss
+from asrkit.training.optimizer import training_step, update
 
 __all__ = [
     "Beside",
@@ -19,8 +28,6 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "TrainingLoss",
-    "attention_loss",
-    "chooses_lean",
     "evaluate",
     "graphed_training",
     "joint_peak_bytes",

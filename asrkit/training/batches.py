@@ -4,7 +4,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,8 @@ from asrkit.features import log_mel
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.training.config import TrainConfig
+
+AHEAD = 2  # steps that are prepared before they are taken
 
 
 class Prepared(NamedTuple):
@@ -109,10 +110,10 @@ def draw_given(batches: Iterator[Batch], own: range, count: int) -> Draw:
     """
 
     def draw(step: int, _: float) -> list[Batch]:
-        taken = list(islice(batches, count))
-        wanted = "batches without end"
+        taken = list(itertools.islice(batches, count))
+        remedy = "Begin anew where they end."
         got = f"none for step {step}"
-        expect(len(taken) == count, "batches", wanted, got, "Begin anew where they end.")
+        expect(len(taken) == count, "batches", "batches without end", got, remedy)
         return [taken[place] for place in own]
 
     return draw
@@ -125,8 +126,6 @@ def prefetch(
     count: int,
     first_step: int,
     longest_s: Callable[[int], float],
-    *,
-    depth: int = 2,
 ) -> Iterator[list[Prepared]]:
     """Batches of a process, step by step, prepared in a thread ahead of their use.
 
@@ -138,7 +137,6 @@ def prefetch(
         first_step: Number of the first step.
         longest_s: longest_s(k) is the longest utterance admitted at step k, in seconds. It is asked
             when a batch is taken: all processes have the same clock then.
-        depth: Steps prepared ahead.
     """
 
     def prepared(step: int, longest: float) -> list[Prepared]:
@@ -149,5 +147,5 @@ def prefetch(
     with ThreadPoolExecutor(1) as pool:
         for step in itertools.count(first_step):
             pending.append(pool.submit(prepared, step, longest_s(step)))
-            if len(pending) > depth:
+            if len(pending) > AHEAD:
                 yield pending.popleft().result()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,38 +15,31 @@ from torch.nn.parallel import DistributedDataParallel
 from asrkit.models.presets import Model
 from asrkit.shapes import expect
 from asrkit.training.batches import Prepared
-from asrkit.training.config import TrainConfig
+from asrkit.training.config import TrainConfig, differences
 from asrkit.training.objective import TrainingLoss, training_loss
 
-T = TypeVar("T")
-# How long processes wait for each other: the first compiles kernels and scores the dev set.
+# How long processes wait for each other: the first scores the dev set.
 PATIENCE = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One process of a run, and how many there are.
+    """One process of a run, its rank, and how many there are.
 
     Args:
         rank: Number of this process.
         count: Processes in all.
-        local_rank: Number of this process on its machine.
-        local_count: Processes on its machine.
+        on_machine: Processes on its machine.
     """
 
     rank: int = 0
     count: int = 1
-    local_rank: int = 0
-    local_count: int = 1
+    on_machine: int = 1
 
     @property
     def first(self) -> bool:
         """Whether this is the process that writes files and talks."""
         return self.rank == 0
-
-    def share(self, count: int) -> range:
-        """Numbers of the batches of a step that this process takes, of `count` in all."""
-        return range(self.rank, count, self.count)
 
     def sum(self, *values: float) -> list[float]:
         """Sum of each value over the processes, in float64."""
@@ -55,42 +48,32 @@ class Processes:
             dist.all_reduce(vector)
         return vector.tolist()
 
-    def by_first(self, action: Callable[[], T]) -> T:
-        """What `action` returns, called by the first process alone. The others wait for it.
-
-        Raises:
-            ValueError: `action` raised one; every process raises it.
-            OSError: Likewise.
-        """
+    def by_first(self, action: Callable[[], object]) -> None:
+        """Call `action` in the first process alone; its ValueError or OSError is raised in all."""
         if self.count == 1:
-            return action()
-        outcome: list[T | Exception | None] = [None]
+            action()
+            return
+        errors: list[Exception | None] = [None]
         if self.first:
             try:
-                outcome[0] = action()
+                action()
             except (ValueError, OSError) as error:
-                outcome[0] = error
-        dist.broadcast_object_list(outcome)
-        (result,) = outcome
-        if isinstance(result, Exception):
-            raise result
-        return result  # type: ignore[return-value]
+                errors = [error]
+        dist.broadcast_object_list(errors)
+        if errors[0] is not None:
+            raise errors[0]
 
-    def expect_same(self, what: dict[str, str]) -> None:
-        """Raise ValueError on every process if one of them has other values than the first.
-
-        Args:
-            what: Texts by name, for example hashes of settings and data.
-        """
-        everybody = [what] * self.count
-        if self.count > 1:
-            dist.all_gather_object(everybody, what)
+    def expect_same(self, settings: dict[str, Any]) -> None:
+        """ValueError in every process if one of them has other settings than the first."""
+        if self.count == 1:
+            return
+        everybody = [settings] * self.count
+        dist.all_gather_object(everybody, settings)
         for rank, theirs in enumerate(everybody):
-            for name, value in everybody[0].items():
-                wanted = f"the same on all processes, {value:.40} as on rank 0"
-                got = f"{theirs[name]:.40} on rank {rank}"
-                remedy = "Start all with the same command and data."
-                expect(theirs[name] == value, name, wanted, got, remedy)
+            changed = differences(everybody[0], theirs)
+            got = f"other ones on rank {rank}: {changed}"
+            remedy = "Start all with the same command, data and folder."
+            expect(not changed, "settings", "the same on all processes", got, remedy)
 
 
 @contextmanager
@@ -108,20 +91,14 @@ def joined(device: torch.device) -> Iterator[Processes]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
-        yield Processes(
-            rank=dist.get_rank(),
-            count=dist.get_world_size(),
-            local_rank=int(os.environ["LOCAL_RANK"]),
-            local_count=int(os.environ["LOCAL_WORLD_SIZE"]),
-        )
+        on_machine = int(os.environ["LOCAL_WORLD_SIZE"])
+        yield Processes(dist.get_rank(), dist.get_world_size(), on_machine)
     finally:
         dist.destroy_process_group()
 
 
 class BatchLoss(nn.Module):
     """The loss of a batch as a module, for DDP acts on the forward pass of what it wraps.
-
-    All use of the weights lies in this one, also where a loss reads them directly.
 
     Args:
         model: The model that is trained.
@@ -142,10 +119,6 @@ def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:
     """`loss`, under DDP where there are several processes.
 
     Running statistics of batch norm are those of the first process.
-
-    Args:
-        loss: Of the model.
-        processes: Of this run.
     """
     if processes.count == 1:
         return loss
@@ -153,12 +126,10 @@ def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:
     return DistributedDataParallel(loss, broadcast_buffers=False, find_unused_parameters=idle_head)
 
 
-def accumulating(loss: nn.Module) -> AbstractContextManager[None]:
-    """A block whose backward pass adds to the gradients of this process, without averaging them.
-
-    Args:
-        loss: What `replicated` returned.
+def averaging(loss: nn.Module, now: bool) -> AbstractContextManager[None]:
+    """A block whose backward pass averages the gradients of all processes, or where not `now` adds
+    to those of this one.
     """
-    if isinstance(loss, DistributedDataParallel):
+    if isinstance(loss, DistributedDataParallel) and not now:
         return loss.no_sync()
     return nullcontext()

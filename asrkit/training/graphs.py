@@ -7,24 +7,20 @@ at sizes of real training the gain is not measured.
 """
 
 import copy
-import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asrkit import runtime
 from asrkit.runtime import CAPTURING, CaptureGuard
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect
 
 Arguments = tuple[Tensor, ...]
 # capture(module, arguments) -> a callable that replays the module's passes on such arguments
 Capture = Callable[[nn.Module, Arguments], Callable[..., Any]]
-TORCH = Path(torch.__file__).parent
 
 
 def graphed_training(
@@ -49,13 +45,11 @@ def graphed_training(
 
     Raises:
         ValueError: The module is not on a GPU, or lengths and samples do not fit.
-        RuntimeError: A pass cannot be captured; the message names the line.
+        RuntimeError: A pass cannot be captured, and at which length.
     """
-    parameter = next(module.parameters(), None)
-    device = getattr(parameter, "device", None)
-    on_gpu = device is not None and device.type == "cuda"
+    device = next(module.parameters()).device
+    on_gpu = device.type == "cuda"
     expect(on_gpu, "module", "one on a CUDA device", device, "Elsewhere call it as it is.")
-    check_lengths(samples, lengths)
     pool = torch.cuda.graph_pool_handle()
 
     def capture(view: nn.Module, arguments: Arguments) -> Callable[..., Any]:
@@ -68,85 +62,47 @@ def graphed_training(
     # a pass that was captured on another stream stays alive, and torch would say so at each step
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.random.fork_rng([device]):
-        return capture_all(module, samples, lengths, capture)
+        return Graphed(module, samples, lengths, capture)
 
 
-def check_lengths(samples: Sequence[Arguments], lengths: Sequence[int]) -> None:
-    """Raise ValueError where `lengths` do not rise, or are not those of `samples`."""
-    rising = all(whole(length, 1) for length in lengths) and list(lengths) == sorted(set(lengths))
-    expect(rising and bool(lengths), "lengths", "rising whole numbers, at least one", lengths)
-    remedy = "Pass one tuple of arguments for each length."
-    expect(len(samples) == len(lengths), "samples", f"{len(lengths)}", len(samples), remedy)
-    for arguments, length in zip(samples, lengths, strict=True):
-        for tensor in arguments:
-            fits = tensor.dim() < 2 or tensor.shape[1] == length
-            shape = tuple(tensor.shape)
-            expect(fits, "samples", f"{length} in dimension 1, as lengths say", shape)
-
-
-def capture_all(
-    module: nn.Module, samples: Sequence[Arguments], lengths: Sequence[int], capture: Capture
-) -> "Graphed":
-    """The passes of `module` captured for each length; see `graphed_training`.
-
-    A capture runs the module, which moves the running statistics of batch norms: they are put back.
+class Graphed:
+    """Captured passes of a module, called like the module; see `graphed_training`.
 
     Args:
         module: Whose parameters the captured passes use.
         samples: Arguments for each length.
-        lengths: The lengths.
-        capture: Captures a view of the module, which shares its parameters and buffers.
-    """
-    before = [buffer.clone() for buffer in module.buffers()]
-    passes = list[Callable[..., Any]]()
-    try:
-        for arguments, length in zip(samples, lengths, strict=True):
-            view = copy.copy(module)  # a capture replaces the method `forward` of what it is given
-            try:
-                passes.append(capture(view, arguments))
-            except Exception as error:
-                raise RuntimeError(
-                    f"module: its passes at length {length} cannot be captured, by "
-                    f"{line_of(error)}: {error}"
-                ) from error
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(module.buffers(), before, strict=True):
-                buffer.copy_(value)
-    return Graphed(passes, samples, lengths)
-
-
-def line_of(error: BaseException) -> str:
-    """ "file:line" of the last frame outside torch and the guard that an error passed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    guard = Path(runtime.__file__)
-    ours = []
-    for frame in frames:
-        path = Path(frame.filename)
-        if path != guard and not path.is_relative_to(TORCH):
-            ours.append(frame)
-    last = (ours or frames)[-1]
-    return f"{Path(last.filename).name}:{last.lineno}"
-
-
-class Graphed:
-    """Captured passes of a module, called like the module.
-
-    Args:
-        passes: For each length, a callable of arguments of exactly that length.
-        samples: The arguments that each was captured with.
         lengths: The lengths, rising.
+        capture: Captures a view of the module, which shares its parameters and buffers.
     """
 
     def __init__(
         self,
-        passes: Sequence[Callable[..., Any]],
+        module: nn.Module,
         samples: Sequence[Arguments],
         lengths: Sequence[int],
+        capture: Capture,
     ) -> None:
-        self.passes = passes
-        self.shapes = [[tensor.shape for tensor in arguments] for arguments in samples]
+        fits = list(lengths) == sorted(set(lengths)) and len(samples) == len(lengths) > 0
+        wanted = f"rising ones, one for each of {len(samples)} samples"
+        expect(fits, "lengths", wanted, lengths)
+        self.samples = samples
         self.lengths = lengths
+        self.passes = list[Callable[..., Any]]()
+        # a capture runs the module, which moves the running statistics of batch norms
+        before = [buffer.clone() for buffer in module.buffers()]
+        try:
+            for arguments, length in zip(samples, lengths, strict=True):
+                view = copy.copy(module)  # a capture replaces the `forward` of what it is given
+                try:
+                    self.passes.append(capture(view, arguments))
+                except Exception as error:
+                    raise RuntimeError(
+                        f"module: its passes at length {length} cannot be captured: {error}"
+                    ) from error
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(module.buffers(), before, strict=True):
+                    buffer.copy_(value)
 
     def __call__(self, *arguments: Tensor) -> Any:
         """What the module gives for `arguments` that are padded with zeros to the next length.
@@ -154,33 +110,21 @@ class Graphed:
         Raises:
             ValueError: Arguments longer than all lengths, or of another batch size.
         """
-        length = max((tensor.shape[1] for tensor in arguments if tensor.dim() > 1), default=0)
-        place = bucket(length, self.lengths)
+        longest = max(tensor.shape[1] for tensor in arguments if tensor.dim() > 1)
+        place = bisect_left(self.lengths, longest)
+        fits = place < len(self.lengths)
+        expect(fits, "arguments", f"at most {self.lengths[-1]} in dimension 1", longest)
         padded = [pad_to(tensor, self.lengths[place]) for tensor in arguments]
-        shapes = [tensor.shape for tensor in padded]
-        wanted = [tuple(shape) for shape in self.shapes[place]]
-        got = [tuple(shape) for shape in shapes]
+        wanted = [tuple(tensor.shape) for tensor in self.samples[place]]
+        got = [tuple(tensor.shape) for tensor in padded]
         remedy = "Take batches of the samples' size."
-        expect(shapes == self.shapes[place], "arguments", f"shapes {wanted}", got, remedy)
+        expect(got == wanted, "arguments", f"shapes {wanted}", got, remedy)
         return self.passes[place](*padded)
-
-
-def bucket(length: int, lengths: Sequence[int]) -> int:
-    """Index of the first of the rising `lengths` that is at least `length`.
-
-    >>> bucket(5, [4, 8, 16])
-    1
-    """
-    place = bisect_left(lengths, length)
-    fits = place < len(lengths)
-    expect(fits, "arguments", f"at most {lengths[-1]} in dimension 1", length)
-    return place
 
 
 def pad_to(tensor: Tensor, length: int) -> Tensor:
     """`tensor` with zeros behind, up to `length` in dimension 1; as it is with fewer dimensions."""
     if tensor.dim() < 2:
         return tensor
-    more = length - tensor.shape[1]
     behind = [0, 0] * (tensor.dim() - 2)
-    return F.pad(tensor, [*behind, 0, more])
+    return F.pad(tensor, [*behind, 0, length - tensor.shape[1]])

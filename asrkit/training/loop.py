@@ -1,156 +1,441 @@
-"""The training loop: steps until the end, with the log, checkpoints and evaluation between them."""
+"""Training into a folder, in the order of time: `train` begins a run or resumes it, `Run.take_step`
+is forward, backward, step, and `Run.save` writes what the next start goes on with.
+
+A run lives in one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors`
+(EMA weights, to use). Augmentation and dropout follow from the seed and the number of the batch.
+Where `steps` ends the run, so do batches and rate, and on a CPU a resumed run repeats the losses of
+an unbroken one; where `seconds` does, rate and curriculum follow the clock of the first process.
+"""
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor, nn
 
-from asrkit.data import Utterances
-from asrkit.models import Checkpoint, make_model, save_checkpoint
-from asrkit.text import ErrorRate, Tokenizer
-from asrkit.training.batches import Prepared
-from asrkit.training.beside import Beside
-from asrkit.training.evaluation import evaluate, score_weights
-from asrkit.training.folder import RunFolder
-from asrkit.training.state import TrainingRun
+from asrkit.data import Batch, Utterances
+from asrkit.files import atomic, content_hash, lock
+from asrkit.models import AEDConfig, Checkpoint, TransducerConfig, make_model, save_checkpoint
+from asrkit.models.checkpoints import config_to_dict
+from asrkit.models.presets import ModelConfig
+from asrkit.optim import Average
+from asrkit.shapes import expect
+from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
+from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed
+from asrkit.training.config import TrainConfig, differences, usual_rate
+from asrkit.training.distributed import BatchLoss, Processes, averaging, joined, replicated
+from asrkit.training.evaluation import Beside, evaluate, score_weights
+from asrkit.training.objective import expect_trainable
+from asrkit.training.optimizer import make_optimizer, set_rate, step_and_clear
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 OnStep = Callable[[list[dict[str, float]]], None]
+FREE = ("threads", "evaluate")  # settings that a resumed run may change
+FRESH = "Pass resume=False to start anew (asrkit train --fresh)."
 
 
-class Loop:
-    """Steps of a run until its end. The first process writes and scores; the others only step.
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run leaves.
 
     Args:
-        run: At its next step.
+        path: The exported model, with the averaged weights.
+        history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
+            rtfx, and lean (whether the lean loss computed it).
+        dev: Word error rate on the dev set; None if there was none.
+        joint: What the steps took: the full joint, the lean loss, or each for some of the batches;
+            None of a model without a joint.
+    """
+
+    path: Path
+    history: list[dict[str, float]]
+    dev: ErrorRate | None
+    joint: Literal["full", "lean", "mixed"] | None
+
+
+def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
+    model_config: ModelConfig,
+    tokenizer: Tokenizer,
+    train_set: Utterances,
+    dev_set: Utterances | None = None,
+    *,
+    out: Path,
+    config: TrainConfig | None = None,
+    device: str = "cpu",
+    resume: bool = True,
+    progress: bool = True,
+    on_step: OnStep | None = None,
+    batches: Callable[[int], Iterator[Batch]] | None = None,
+) -> TrainResult:
+    """Train a model of any kind into the folder `out`, or resume the run that it holds.
+
+    Args:
+        model_config: The model to train; its vocabulary has to be the tokenizer's, behind which an
+            encoder-decoder model has bos, eos and pad. What it is trained for follows from its
+            kind: see `asrkit.training.training_loss`.
+        tokenizer: Makes labels of transcripts, and is saved with the model.
+        train_set: Speech to train on.
+        dev_set: Scored every `config.evaluate_s` seconds and at the end; None skips it.
+        out: Folder of the run: log.jsonl, state.pt and model.safetensors.
+        config: How to train; the defaults of TrainConfig if None.
+        device: Where to train, "cpu" or "cuda".
+        resume: Whether to go on with the run in `out`; False removes its log and states.
+        progress: Whether to show a progress bar.
+        on_step: Called after every step with the log so far, e.g. to draw a live curve.
+        batches: batches(k) yields batch k of the run and those after, without end, in place of
+            `TrainingPlan` and its curriculum. A step takes `config.accumulate` for each process. A
+            resumed run asks for those that are left.
+
+    Returns:
+        The path of the exported model, the log, and the last word error rate on `dev_set`.
+
+    Raises:
+        ValueError: An argument of the wrong type, a transcript without tokens, or `out` holds a
+            damaged run, one with other settings, or one that another process trains now.
+        OSError: `out` cannot be written to.
+    """
+    config = config or TrainConfig()
+    _check_arguments(train_set, dev_set or train_set, config)
+    expect_trainable(model_config, config, tokenizer.vocab_size)
+    _check_texts(model_config, tokenizer, train_set, dev_set or train_set)
+    if config.peak_lr is None:
+        config = replace(config, peak_lr=usual_rate(config.optimizer, model_config.encoder))
+    where = torch.device(device)
+    forked = [] if where.type == "cpu" else [where]
+    with (
+        joined(where) as processes,
+        ExitStack() as after,
+        torch.enable_grad(),
+        torch.random.fork_rng(forked),
+    ):
+        processes.by_first(lambda: _take_folder(Path(out), after))
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(max(1, config.threads // processes.on_machine))
+        run = Run(model_config, tokenizer, train_set, Path(out), config, where, processes)
+        if resume:
+            run.restore()
+        state = {"step": run.step, "torch": torch.__version__}
+        processes.expect_same(run.settings | state)
+        # after every refusal, and deleted below: DDP that outlives its group may wait for ever
+        run.loss = replicated(BatchLoss(run.model, config), processes)
+        if run.step == 0 and processes.first:
+            run.clear()
+        if batches is None:
+            draw = draw_planned(train_set, tokenizer, config, run.places, run.batches)
+        else:
+            draw = draw_given(batches(run.step * run.batches), run.places, run.batches)
+        steps = prefetch(draw, config, run.places, run.batches, run.step, run.longest_s)
+        if processes.first:
+            run.to_end(steps, dev_set or None, progress=progress, on_step=on_step)
+        else:
+            while run.progress < 1:
+                run.take_step(steps)
+        del run.loss
+    joint: Any = None
+    if isinstance(model_config, TransducerConfig):
+        kinds = {"lean" if line["lean"] else "full" for line in run.history}
+        joint = kinds.pop() if len(kinds) == 1 else "mixed"
+    return TrainResult(path=run.model_file, history=run.history, dev=run.dev, joint=joint)
+
+
+def _check_arguments(train_set: object, dev_set: object, config: object) -> None:
+    expected = (
+        ("train_set", train_set, Utterances),
+        ("dev_set", dev_set, Utterances),
+        ("config", config, TrainConfig),
+    )
+    for name, value, kind in expected:
+        expect(isinstance(value, kind), name, kind.__name__, type(value).__name__)
+
+
+def _check_texts(
+    model_config: ModelConfig, tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances
+) -> None:
+    """ValueError for a transcript without tokens, or with too many to train on: now, not when its
+    turn comes.
+    """
+    for id_, text in zip(train_set.ids, train_set.texts, strict=True):
+        count = len(tokenizer.encode(text))
+        if isinstance(model_config, AEDConfig):
+            most = model_config.most - 1  # bos has a position too
+            wanted = f"texts of at most {most} tokens, which the model's `most` has positions for"
+            expect(count <= most, "train_set", wanted, f"{count} in {id_}")
+    for text in dev_set.texts:
+        tokenizer.encode(text)
+
+
+def _take_folder(out: Path, after: ExitStack) -> None:
+    """Lock the folder until `after` ends, and remove what a kill in mid-write left in it."""
+    in_use = f"out: expected a folder of no other training that runs now, got {str(out)!r}. Wait."
+    after.enter_context(lock(out, refused=in_use))
+    for pattern in (".log-*.jsonl", ".state-*.pt", ".model-*.safetensors", ".tmp??????"):
+        for part in out.glob(pattern):
+            part.unlink()
+
+
+class Run:
+    """One run: its model, averaged weights, optimizer, position and log, and the files they are in.
+
+    Args:
+        model_config: The model to make, its weights drawn from `config.seed`.
         tokenizer: Saved with the model.
-        dev_set: Scored now and then; None for nothing.
-        folder: Of the run.
+        train_set: A run resumes on the same only.
+        out: Folder of the run.
+        config: How it is trained, `peak_lr` named.
+        device: Where.
+        processes: That train together.
     """
 
     def __init__(
         self,
-        run: TrainingRun,
+        model_config: ModelConfig,
         tokenizer: Tokenizer,
-        dev_set: Utterances | None,
-        folder: RunFolder,
+        train_set: Utterances,
+        out: Path,
+        config: TrainConfig,
+        device: torch.device,
+        processes: Processes,
     ) -> None:
-        self.run = run
+        torch.manual_seed(config.seed)
         self.tokenizer = tokenizer
-        self.dev_set = dev_set
-        self.folder = folder
+        self.config = config
+        self.processes = processes
+        self.log_file = out / "log.jsonl"
+        self.state_file = out / "state.pt"
+        self.model_file = out / "model.safetensors"
+        self.batches = config.accumulate * processes.count  # of a step
+        self.places = range(processes.rank, self.batches, processes.count)  # of those, its own
+        self.model = make_model(model_config).to(device).train()
+        self.loss: nn.Module = BatchLoss(self.model, config)
+        self.optimizer = make_optimizer(self.model, config)
+        self.average = Average(self.model, config.ema)
+        self.step = 0
+        self.seconds = 0.0  # training time, by the clock of the first process
+        self.compiled = False
+        self.history: list[dict[str, float]] = []
         self.dev: ErrorRate | None = None
-        self.saved_at_s = run.seconds
-        self.evaluated_at_s = run.seconds
-        self.saved_step = run.step
-        self.evaluated_step = -1
-        self.beside: Beside[ErrorRate] | None = None
+        samples = [len(waveform) for waveform in train_set.waveforms]
+        settings = asdict(config) | {"accumulate": self.batches}
+        settings |= {
+            "model": config_to_dict(model_config),
+            "tokenizer": content_hash(dump_tokenizer(tokenizer)),
+            "train_set": content_hash([[*train_set.ids], [*train_set.texts], samples]),
+        }
+        for name in FREE:
+            del settings[name]
+        self.settings = json.loads(json.dumps(settings))
 
-    def run_to_end(
-        self, steps: Iterator[list[Prepared]], *, progress: bool, on_step: OnStep | None
-    ) -> ErrorRate | None:
-        """Train until the run is over.
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done, 0..1; the same on all processes."""
+        return min(1.0, max(self.step / self.config.steps, self.seconds / self.config.seconds))
+
+    def longest_s(self, step: int) -> float:
+        """Longest utterance, in seconds, that the length curriculum admits at this step."""
+        by_steps = step / self.config.steps
+        by_time = self.seconds / self.config.seconds
+        return self.config.longest_s(max(by_steps, by_time))
+
+    def restore(self) -> None:
+        """Go back to the saved state, if any; log lines written after it are dropped.
+
+        Raises:
+            ValueError: The state is damaged, or of a run with other settings.
+        """
+        if not self.state_file.exists():
+            return
+        state = _load_state(self.state_file)
+        changed = differences(json.loads(state.get("config", "{}")), self.settings)
+        wanted = f"the settings {self.state_file.parent} was started with"
+        expect(not changed, "config", wanted, f"other {changed}", FRESH)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict({"values": state["ema"], "updates": state["step"]})
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        self.seconds = state["seconds"]
+        text = self.log_file.read_text() if self.log_file.exists() else ""
+        whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
+        lines = [json.loads(line) for line in whole]
+        self.history = [line for line in lines if line["step"] <= self.step]
+        if self.processes.first:
+            print(f"resuming {self.state_file.parent} at step {self.step}", file=sys.stderr)
+            with atomic(self.log_file) as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
+
+    def clear(self) -> None:
+        """Remove state and log of a run before, which a kill before the first checkpoint of this
+        one would else resume.
+        """
+        self.state_file.unlink(missing_ok=True)
+        self.log_file.unlink(missing_ok=True)
+
+    def to_end(
+        self,
+        steps: Iterator[Sequence[Prepared]],
+        dev_set: Utterances | None,
+        *,
+        progress: bool,
+        on_step: OnStep | None,
+    ) -> None:
+        """Take steps until the run is over, and log, save and score it: in the first process.
 
         Args:
             steps: Prepared batches from the run's next step on.
+            dev_set: Scored now and then; None for nothing.
             progress: Whether to show a progress bar.
             on_step: Called after every step with the log so far; None for nobody.
-
-        Returns:
-            The last word error rate on the dev set; None without one, and on other processes.
         """
-        run = self.run
-        if not run.processes.first:
-            while run.progress < 1:
-                run.advance(steps)
-            return None
-        with self.folder.log.open("a") as log, _bar(progress) as bar, self._evaluating_beside():
-            while run.progress < 1:
-                line = run.advance(steps)
+        config = self.config
+        saved_s = self.seconds
+        scored_s = self.seconds
+        with ExitStack() as open_, self.log_file.open("a") as log, _bar(progress) as bar:
+            beside: Beside[ErrorRate] | None = None
+            if dev_set is not None and config.evaluate == "beside":
+                score = partial(score_weights, self.tokenizer, asdict(config.features), dev_set)
+                beside = open_.enter_context(Beside(score, self.model))
+            while self.progress < 1:
+                line = self.take_step(steps)
                 log.write(json.dumps(line) + "\n")
                 log.flush()
-                self._show(bar, line)
+                self._show(bar, line, beside)
                 if on_step is not None:
-                    on_step(run.history)
-                self._save_and_evaluate_if_due()
-            self._save_and_evaluate_the_end()
-        return self.dev
+                    on_step(self.history)
+                over = self.progress >= 1
+                if over or self.seconds - saved_s >= config.checkpoint_s:
+                    self.save()
+                    saved_s = self.seconds
+                if not over and self.seconds - scored_s >= config.evaluate_s:
+                    self._score(dev_set, beside)
+                    scored_s = self.seconds
+            self._score(dev_set, beside)
+            if beside is not None:
+                self.dev = beside.collect()[self.step]
 
-    @contextmanager
-    def _evaluating_beside(self) -> Iterator[None]:
-        """A block that has a process which scores the dev set, if it is asked for."""
-        config = self.run.config
-        if config.evaluate == "in turn" or self.dev_set is None:
-            yield
-            return
-        score = partial(score_weights, self.tokenizer, asdict(config.features), self.dev_set)
-        with torch.random.fork_rng(devices=[]):
-            model = make_model(self.run.model.config)
-        with Beside(score, model) as self.beside:
-            yield
+    def take_step(self, steps: Iterator[Sequence[Prepared]]) -> dict[str, float]:
+        """Make one optimizer step; its line of the log.
 
-    def _show(self, bar: "tqdm", line: dict[str, float]) -> None:
-        error_rate = "-"
-        if self.beside is not None:
-            scores = self.beside.poll()
-            if scores:
-                self.dev = scores[max(scores)]
-        if self.dev is not None:
-            error_rate = f"{100 * self.dev.rate:.1f} %"
-        loss = f"{line['loss']:.2f}"
-        rtfx = f"{line['rtfx']:.0f}"
-        bar.set_postfix(loss=loss, rtfx=rtfx, wer=error_rate, refresh=False)
-        bar.update(100 * self.run.progress - bar.n)
+        The loss is the mean over the labels of all batches of the step: each batch is weighed by
+        its labels, since the mean of the batches' means would weigh a label among few more than
+        others. A step whose gradient is not finite is skipped; its loss stays in the log. The time
+        of a process's first step, which compiles kernels, is none of the training.
 
-    def _save_and_evaluate_if_due(self) -> None:
-        run = self.run
-        if run.progress >= 1:
-            return  # the end does both
-        if run.seconds - self.saved_at_s >= run.config.checkpoint_s:
-            self._save()
-        if run.seconds - self.evaluated_at_s >= run.config.evaluate_s:
-            self._evaluate()
-
-    def _save_and_evaluate_the_end(self) -> None:
-        """Save and score the finished run, where that has not been done."""
-        if self.saved_step != self.run.step:
-            self._save()
-        if self.evaluated_step != self.run.step:
-            self._evaluate()
-        if self.beside is not None:
-            self.dev = self.beside.collect()[self.run.step]
-
-    def _save(self) -> None:
-        # the model first: a run that says it is finished has its model
-        save_checkpoint(self.folder.model, self._checkpoint())
-        self.run.save(self.folder)
-        self.saved_at_s = self.run.seconds
-        self.saved_step = self.run.step
-
-    def _evaluate(self) -> None:
-        if self.beside is not None:
-            self.beside.submit(self.run.step, self.run.averaged_model())  # waits for the one before
-        elif self.dev_set is not None:
-            self.dev = evaluate(self._checkpoint(), self.dev_set).errors
-        self.evaluated_at_s = self.run.seconds
-        self.evaluated_step = self.run.step
-
-    def _checkpoint(self) -> Checkpoint:
-        run = self.run
-        notes = {
-            "step": run.step,
-            "seconds": round(run.seconds, 1),
-            "seed": run.config.seed,
+        Args:
+            steps: Yields the batches of this process for each step.
+        """
+        start = time.perf_counter()
+        batches = next(steps)
+        labels = [float(batch.target_lengths.sum()) for batch in batches]
+        own_speech_s = sum(batch.speech_s for batch in batches)
+        all_labels, speech_s = self.processes.sum(sum(labels), own_speech_s)
+        rate = self.config.learning_rate(self.progress)
+        set_rate(self.optimizer, rate)
+        total: Tensor | float = 0.0
+        lean = False
+        for place, batch, count in zip(self.places, batches, labels, strict=True):
+            last = place == self.places[-1]
+            torch.manual_seed(step_seed(self.config.seed, self.step * self.batches + place))
+            with averaging(self.loss, last):
+                per_label, lean = self.loss(batch)
+                loss = per_label * (max(count, 1.0) / max(all_labels, 1.0))
+                (loss * self.processes.count).backward()  # DDP divides by it
+            total = total + loss.detach().double()
+        norm = step_and_clear(self.model, self.optimizer, self.config)
+        self.average.update()
+        own_loss = float(total)  # waits for the device
+        own_s = time.perf_counter() - start
+        mean_loss, taken_s = self.processes.sum(own_loss, own_s if self.processes.first else 0.0)
+        self.step += 1
+        if self.compiled:
+            self.seconds += taken_s
+        self.compiled = True
+        line = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "loss": mean_loss,
+            "lr": rate,
+            "gradient_norm": norm.item(),
+            "rtfx": speech_s / taken_s,
+            "lean": lean,
         }
-        features = asdict(run.config.features)
-        return Checkpoint(run.averaged_model(), self.tokenizer, features, notes)
+        self.history.append(line)
+        return line
+
+    def save(self) -> None:
+        """Write the model, and then what is needed to resume: a finished run has its model.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        save_checkpoint(self.model_file, self.checkpoint())
+        state = {
+            "model": self.model.state_dict(),
+            "ema": self.average.values,
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "config": json.dumps(self.settings),
+        }
+        with atomic(self.state_file) as temporary:
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # torch counts bytes in place of naming the reason
+                reason = f"Is the disk full? ({error})"
+                raise OSError(f"{self.state_file} cannot be written. {reason}") from None
+
+    def checkpoint(self) -> Checkpoint:
+        """The model with averaged weights, to be saved or scored."""
+        model = deepcopy(self.model).eval().requires_grad_(False)
+        model.load_state_dict(self.average.values)
+        notes = {
+            "step": self.step,
+            "seconds": round(self.seconds, 1),
+            "seed": self.config.seed,
+        }
+        return Checkpoint(model, self.tokenizer, asdict(self.config.features), notes)
+
+    def _score(self, dev_set: Utterances | None, beside: Beside[ErrorRate] | None) -> None:
+        if beside is not None:
+            beside.submit(self.step, self.checkpoint().model)  # waits for the one before
+        elif dev_set is not None:
+            self.dev = evaluate(self.checkpoint(), dev_set).errors
+
+    def _show(self, bar: "tqdm", line: dict[str, float], beside: Beside[ErrorRate] | None) -> None:
+        scores = beside.poll() if beside is not None else {}
+        if scores:
+            self.dev = scores[max(scores)]
+        bar.set_postfix(
+            loss=f"{line['loss']:.2f}",
+            rtfx=f"{line['rtfx']:.0f}",
+            wer="-" if self.dev is None else f"{100 * self.dev.rate:.1f} %",
+            refresh=False,
+        )
+        bar.update(100 * self.progress - bar.n)
+
+
+def _load_state(file: Path) -> dict[str, Any]:
+    """What `Run.save` wrote. No code in the file is run."""
+    state: Any = None
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damage = archive.testzip()  # torch.load does not look at checksums
+        if damage is None:
+            state = torch.load(file, "cpu", weights_only=True)
+    except Exception as error:  # half a pickle raises anything
+        damage = f"{type(error).__name__}: {error}".splitlines()[0]
+    got = f"{file}, which is damaged ({damage!s:.80})"
+    expect(isinstance(state, dict), "state", "a whole file", got, FRESH)
+    return state
 
 
 def _bar(progress: bool) -> "tqdm":

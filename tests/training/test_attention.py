@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from asrkit.losses import ctc_loss
 from asrkit.models import AEDModel, load_checkpoint
-from asrkit.training import Prepared, attention_loss, training_loss
+from asrkit.training import Prepared, training_loss
+from asrkit.training.objective import attention_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trainings
@@ -40,11 +41,11 @@ def model_in_float64(**changes):
     return model
 
 
-def nats_written_out(model, encoded, labels, smoothing, prompt):
+def nats_written_out(model, encoded, labels, smoothing):
     """Cross-entropy of one text about frames (1, T, D), a token at a time."""
     V = model.vocab_size
     total = torch.zeros((), dtype=torch.float64)
-    text = [*prompt]
+    text = [model.bos]
     for right in [*labels, model.eos]:
         tokens = torch.tensor([text])
         logits = model.logits(encoded, torch.tensor([encoded.shape[1]]), tokens)
@@ -66,7 +67,7 @@ def test_the_loss_is_the_cross_entropy_written_out_plus_ctc_and_so_are_gradients
     for b in range(4):
         labels = batch.targets[b, : batch.target_lengths[b]].tolist()
         frames = encoded[b : b + 1, : lengths[b]]
-        wanted = wanted + nats_written_out(model, frames, labels, 0.1, [model.bos])
+        wanted = wanted + nats_written_out(model, frames, labels, 0.1)
     wanted = wanted / 12  # labels of all utterances
     weights = list(model.parameters())
     wanted_gradients = torch.autograd.grad(wanted, weights)
@@ -76,100 +77,6 @@ def test_the_loss_is_the_cross_entropy_written_out_plus_ctc_and_so_are_gradients
         torch.autograd.grad(loss, weights), wanted_gradients, strict=True
     ):
         torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("prompt", [[N + 1], [N + 1, 3, 3, 7, 0]])
-def test_a_prompt_is_read_and_not_counted(prompt):
-    batch = four_utterances()
-    model = model_in_float64()
-    encoded, lengths, _ = model.encode(batch.features, batch.lengths)
-    with torch.no_grad():
-        wanted = sum(
-            nats_written_out(
-                model,
-                encoded[b : b + 1, : lengths[b]],
-                batch.targets[b, : batch.target_lengths[b]].tolist(),
-                0.0,
-                prompt,
-            )
-            for b in range(4)
-        )
-        given = (model, encoded, lengths, batch.targets, batch.target_lengths)
-        found = attention_loss(*given, prompt=prompt)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-12)
-    if prompt == [model.bos]:
-        assert attention_loss(*given).item() == found.item()
-    with pytest.raises(
-        ValueError, match=r"^prompt: expected 1 to 511 tokens, .* got 0"
-    ):
-        attention_loss(*given, prompt=[])
-
-
-LOSS_ARGUMENTS = [
-    ({"lengths": torch.tensor([11, 2, 7, 1])}, "lengths: expected 0 to 10, got 1 to 11."),
-    ({"lengths": torch.tensor([10, -2, 7, 1])}, "lengths: expected 0 to 10, got -2 to 10."),
-    ({"lengths": torch.ones(4)}, "lengths: expected int32 or int64, got torch.float32."),
-    ({"targets": torch.full((4, 6), N + 3)}, f"targets: expected tokens from 0 to below V={N + 3}"),
-    ({"targets": torch.full((4, 6), -1)}, f"targets: expected tokens from 0 to below V={N + 3}"),
-    ({"targets": torch.ones(4, 6)}, "targets: expected int32 or int64, got torch.float32."),
-    ({"target_lengths": torch.tensor([7, 6, 0, 1])}, "target_lengths: expected 0 to 6, got 0 to 7."),
-    ({"target_lengths": torch.tensor([5, 6, -1, 1])}, "target_lengths: expected 0 to 6, got -1"),
-    ({"target_lengths": torch.ones(4)}, "target_lengths: expected int32 or int64, got torch.float"),
-    ({"target_lengths": torch.tensor([5, 6])}, "target_lengths: expected shape (B=4), got (2,)."),
-    ({"prompt": [N + 3]}, f"prompt: expected tokens from 0 to below V={N + 3}"),
-    ({"prompt": [1.5]}, "prompt: expected int32 or int64 tokens, got torch.float32."),
-    ({"prompt": "de"}, "prompt: expected token ids (P,) or (B, P), prompts of one length"),
-    ({"smoothing": 0.6}, "smoothing: expected a share from 0 to 0.5, got 0.6."),
-    ({"smoothing": -0.1}, "smoothing: expected a share from 0 to 0.5, got -0.1."),
-    ({"smoothing": math.nan}, "smoothing: expected a share from 0 to 0.5, got nan."),
-    ({"smoothing": "x"}, "smoothing: expected a share from 0 to 0.5, got 'x'."),
-    ({"encoded": torch.zeros(4, 10, 16)}, "encoded: expected torch.float64, as the model's"),
-    ({"model": None}, "model: expected an AEDModel, got NoneType."),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("changes, message", LOSS_ARGUMENTS)
-def test_arguments_of_the_loss_that_do_not_fit_are_refused_by_name(changes, message):
-    batch = four_utterances()
-    model = model_in_float64()
-    encoded, lengths, _ = model.encode(batch.features, batch.lengths)
-    given = {
-        "model": model,
-        "encoded": encoded,
-        "lengths": lengths,
-        "targets": batch.targets,
-        "target_lengths": batch.target_lengths,
-    }
-    with pytest.raises(ValueError) as refused:
-        attention_loss(**(given | changes))
-    assert str(refused.value).startswith(message)
-    assert "\n" not in str(refused.value)
-
-
-def test_whole_numbers_of_32_bits_are_taken_and_a_prompt_may_differ_by_utterance():
-    batch = four_utterances()
-    model = model_in_float64()
-    encoded, lengths, _ = model.encode(batch.features, batch.lengths)
-    wanted = attention_loss(
-        model, encoded, lengths, batch.targets, batch.target_lengths
-    )
-    narrow = (lengths.int(), batch.targets.int(), batch.target_lengths.int())
-    assert attention_loss(model, encoded, *narrow).item() == wanted.item()
-    prompts = [[model.bos, token] for token in (3, 4, 5, 6)]
-    parts = 0.0
-    for b, prompt in enumerate(prompts):
-        one = slice(b, b + 1)
-        row = (
-            encoded[one],
-            lengths[one],
-            batch.targets[one],
-            batch.target_lengths[one],
-        )
-        parts += attention_loss(model, *row, prompt=prompt).item()
-    given = (model, encoded, lengths, batch.targets, batch.target_lengths)
-    assert attention_loss(*given, prompt=prompts).item() == pytest.approx(
-        parts, rel=1e-12
-    )
 
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.3])

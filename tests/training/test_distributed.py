@@ -32,8 +32,8 @@ TRAINED = {  # what two processes train to the losses of one that accumulates
     "attention": (ATTENTION, SHORT),
 }
 REFUSED = {
-    "other seed": "seed: expected the same on all processes, 0 as on rank 0, got 1 on rank 1",
-    "other data": "train_set: expected the same on all processes",
+    "other seed": "settings: expected the same on all processes, got other ones on rank 1: seed 0 -> 1",
+    "other data": "got other ones on rank 1: train_set sha256:",
     "folder in use": "out: expected a folder of no other training that runs now",
 }
 

@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.training.graphs import (
-    bucket,
-    capture_all,
-    check_lengths,
-    graphed_training,
-    pad_to,
-)
+from asrkit.training.graphs import Graphed, graphed_training, pad_to
 
 LENGTHS = [4, 8, 16]
 
@@ -46,10 +40,11 @@ def eager(view, arguments):
 
 
 @pytest.mark.parametrize(
-    ("length", "place"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (16, 2)]
+    ("length", "taken"), [(0, 4), (1, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16)]
 )
-def test_the_shortest_length_that_fits_is_taken(length, place):
-    assert bucket(length, LENGTHS) == place
+def test_the_shortest_length_that_fits_is_taken(length, taken):
+    graphed = Graphed(Net(), samples(), LENGTHS, eager)
+    assert graphed(torch.zeros(2, length, 3), torch.ones(2)).shape[1] == taken
 
 
 def test_padding_is_zeros_behind_in_dimension_1():
@@ -66,7 +61,7 @@ def test_padding_is_zeros_behind_in_dimension_1():
 def test_arguments_run_at_the_next_length_and_buffers_are_as_before():
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    graphed = capture_all(net, samples(), LENGTHS, eager)
+    graphed = Graphed(net, samples(), LENGTHS, eager)
     torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
     x = torch.randn(2, 5, 3)
     lengths = torch.tensor([5, 2])
@@ -90,16 +85,18 @@ def test_a_capture_that_fails_leaves_the_module_as_it_was_and_names_the_line():
             raise RuntimeError("operation not permitted when stream is capturing")
         return view
 
-    wanted = r"^module: its passes at length 8 cannot be captured, by test_graphs\.py:\d+: operation"
+    wanted = (
+        "^module: its passes at length 8 cannot be captured: operation not permitted"
+    )
     with pytest.raises(RuntimeError, match=wanted):
-        capture_all(net, samples(), LENGTHS, fails_at_8)
+        Graphed(net, samples(), LENGTHS, fails_at_8)
     torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
     assert net.forward == forward
     assert net.layer.weight.grad is None
 
 
 def call(*arguments):
-    return lambda: capture_all(Net(), samples(), LENGTHS, eager)(*arguments)
+    return lambda: Graphed(Net(), samples(), LENGTHS, eager)(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -119,16 +116,12 @@ def call(*arguments):
             "Take batches of the samples' size.",
         ),
         (
-            lambda: check_lengths(samples(), [4, 16, 8]),
-            "lengths: expected rising whole numbers, at least one, got [4, 16, 8].",
+            lambda: Graphed(Net(), samples(), [4, 16, 8], eager),
+            "lengths: expected rising ones, one for each of 3 samples, got [4, 16, 8].",
         ),
         (
-            lambda: check_lengths(samples()[:2], LENGTHS),
-            "samples: expected 3, got 2. Pass one tuple of arguments for each length.",
-        ),
-        (
-            lambda: check_lengths(samples(), [4, 8, 17]),
-            "samples: expected 17 in dimension 1, as lengths say, got (2, 16, 3).",
+            lambda: Graphed(Net(), samples()[:2], LENGTHS, eager),
+            "lengths: expected rising ones, one for each of 2 samples, got [4, 8, 16].",
         ),
     ],
 )
@@ -150,7 +143,7 @@ def test_on_a_gpu_graphs_equal_the_module():
         results = []
         for run in (graphed, net):
             net.load_state_dict(before)
-            padded = pad_to(x, LENGTHS[bucket(length, LENGTHS)])
+            padded = pad_to(x, min(n for n in LENGTHS if n >= length))
             out = run(padded, lengths)
             out.square().sum().backward()
             results.append((out.detach().clone(), net.layer.weight.grad.clone()))
@@ -165,6 +158,6 @@ def test_on_a_gpu_a_read_inside_a_graph_is_named():
             return super().forward(x, lengths) * float(lengths.sum())
 
     with pytest.raises(
-        RuntimeError, match=r"at length 4 cannot be captured, by test_graphs\.py:"
+        RuntimeError, match="at length 4 cannot be captured: .* waits for the GPU"
     ):
         graphed_training(Reads().cuda(), samples("cuda"), LENGTHS)

@@ -23,7 +23,6 @@ from asrkit.models import (
 )
 from asrkit.optim import Lamb, NovoGrad
 from asrkit.training import Prepared, TrainConfig, training_loss, update
-from asrkit.training.steps import step_if_finite
 from asrkit.workbench.measure import fake_peak, host_reads
 
 FULL = TrainConfig(joint="full", precision="float32")
@@ -212,13 +211,3 @@ def test_what_clips_by_itself_gets_the_gradient_as_it_is_and_the_norm_is_that_be
     assert gradient.norm() > FULL.clip
     torch.testing.assert_close(norm, torch.nn.utils.get_total_norm(gradients))
     torch.testing.assert_close(lamb.state[layer.weight]["exp_avg"], 0.1 * gradient)
-
-
-def test_an_optimizer_that_skips_by_itself_is_left_to_it():
-    layer = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    optimizer.skips_non_finite = True
-    layer.weight.grad = torch.ones(2, 3)
-    before = layer.weight.detach().clone()
-    step_if_finite(optimizer, torch.tensor(float("nan")))
-    assert torch.equal(layer.weight, before - 1)

@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import torch
+
 from asrkit.data import AugmentConfig
 from asrkit.models import (
     AEDConfig,
@@ -18,6 +20,8 @@ from asrkit.models import (
 )
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
+from asrkit.training.distributed import Processes
+from asrkit.training.loop import Run
 
 TOKENIZER = CharTokenizer()
 V = TOKENIZER.vocab_size
@@ -84,6 +88,12 @@ def run(speech, out, config=SHORT, model=TRANSDUCER, **given):
     return train(
         model, TOKENIZER, speech, out=out, config=config, progress=False, **given
     )
+
+
+def a_run(speech, out, config=SHORT):
+    """The run of a transducer before its first step."""
+    cpu = torch.device("cpu")
+    return Run(TRANSDUCER, TOKENIZER, speech, out, config, cpu, Processes())
 
 
 def losses(result):

@@ -1,4 +1,4 @@
-"""One step of training: the optimizer's update, and a step as `asrkit.data.oom_search` wants it."""
+"""The optimizer of a run, and a step by it, also for a loop of one's own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,36 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.models.presets import Model
+from asrkit.optim import Lamb, NovoGrad
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 from asrkit.training.objective import training_loss
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer of a run, at a rate of 0 until `set_rate`.
+
+    Args:
+        model: Whose parameters it changes.
+        config: Which, and its weight decay. LAMB clips gradients too; NovoGrad divides them by
+            their norms, so `clip` does not concern it.
+    """
+    options: dict[str, Any] = {"lr": 0.0, "weight_decay": config.weight_decay}
+    if config.optimizer == "novograd":
+        return NovoGrad(model.parameters(), **options)
+    options["betas"] = (0.9, 0.98)
+    if config.optimizer == "lamb":
+        return Lamb(model.parameters(), clip=config.clip, **options)
+    return torch.optim.AdamW(model.parameters(), fused=True, **options)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give all parameter groups a learning rate; where it is a tensor, in place."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def update(
@@ -30,46 +57,40 @@ def update(
         config: Its `clip` is the largest norm, for an optimizer that does not clip.
     """
     loss.backward()
+    return step_and_clear(model, optimizer, config)
+
+
+def step_and_clear(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
+) -> Tensor:
+    """The part of `update` after the backward pass."""
     if hasattr(optimizer, "gradient_norm"):
         optimizer.step()
         norm = optimizer.gradient_norm
     else:
-        norm = _clip_and_step(model, optimizer, config)
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not getattr(optimizer, "clips_gradients", False):
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, norm)
+        _step_if_finite(optimizer, norm)
     optimizer.zero_grad(set_to_none=True)
     return norm
 
 
-def _clip_and_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
-) -> Tensor:
-    """Norm of the gradients before clipping, after one step with them where it is finite."""
-    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if not getattr(optimizer, "clips_gradients", False):
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, norm)
-    step_if_finite(optimizer, norm)
-    return norm
-
-
-def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
-    """One step of `optimizer` where `norm` is finite; else weights and state stay bit for bit.
+def _step_if_finite(optimizer: Any, norm: Tensor) -> None:
+    """One step where the norm of the gradients is finite; else weights and state stay as they are.
 
     torch's fused optimizers decide that on the device, by the flag that they have for loss scaling.
     An optimizer that says `skips_non_finite = True` looks at its gradients itself. For any other
     the host has to read the norm.
-
-    Args:
-        optimizer: Of any kind.
-        norm: Norm of its gradients, a scalar on their device.
     """
     if getattr(optimizer, "skips_non_finite", False):
         optimizer.step()
     elif getattr(optimizer, "_step_supports_amp_scaling", False):
-        flagged: Any = optimizer
-        flagged.grad_scale = None
-        flagged.found_inf = norm.isfinite().logical_not().float()
+        optimizer.grad_scale = None
+        optimizer.found_inf = norm.isfinite().logical_not().float()
         optimizer.step()
-        del flagged.found_inf, flagged.grad_scale
+        del optimizer.found_inf, optimizer.grad_scale
     elif bool(norm.isfinite()):
         optimizer.step()
 
@@ -91,13 +112,13 @@ def training_step(
     """
     settings = config or TrainConfig()
     device = next(model.parameters()).device
-    rate_hz = settings.features.rate_hz
+    features = settings.features
 
     def step(n: int, seconds: float, tokens: int) -> None:
         """One step on noise: `n` utterances of `seconds` and `tokens` each."""
-        T = settings.features.frames(round(seconds * rate_hz))
+        T = features.frames(round(seconds * features.rate_hz))
         batch = Prepared(
-            features=torch.randn(n, T, settings.features.bins, device=device),
+            features=torch.randn(n, T, features.bins, device=device),
             lengths=torch.full((n,), T, device=device),
             targets=torch.randint(model.blank, (n, tokens), device=device),
             target_lengths=torch.full((n,), tokens, device=device),
