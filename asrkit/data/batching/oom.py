@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from asrkit.data.batching.buckets import ENDLESS, Buckets
+from asrkit.data.batching.buckets import Buckets
 from asrkit.runtime import peak_memory
 from asrkit.shapes import expect
 
@@ -58,7 +59,8 @@ class OOMResult:
     def rows(self) -> list[dict[str, Any]]:
         """A row a bucket: seconds, tokens, size found, steps, share of the budget."""
         rows = []
-        for seconds, tokens, size in _cells(self.table):
+        columns = (self.table.seconds, self.table.tokens, self.table.sizes)
+        for seconds, tokens, size in zip(*map(np.ndarray.tolist, columns), strict=True):
             trials = [trial for trial in self.trials if trial[1:3] == (seconds, tokens)]
             taken = [trial.bytes for trial in trials if trial.n == size and trial.bytes]
             row = {"seconds": seconds, "tokens": tokens, "found": size, "steps": len(trials)}
@@ -103,38 +105,28 @@ def oom_search(
     """
     from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
-    _check_arguments(step, buckets, budget_bytes, device, tolerance)
+    is_table = isinstance(buckets, Buckets)
+    expect(is_table, "buckets", "asrkit.data.Buckets", type(buckets).__name__)
+    known = budget_bytes is not None or torch.device(device).type == "cuda"
+    expect(known, "budget_bytes", "how many bytes a step may take", None)
+    expect(0 <= tolerance < 1, "tolerance", "a share from 0 to below 1", tolerance)
     sizes = buckets.sizes.copy()
-    with restored(state, device) as parameters:
+    seconds = buckets.seconds.tolist()
+    tokens = buckets.tokens.tolist()
+    with _restored(state, device) as parameters:
         trials = _Trials(step, device, parameters)
-        seconds, tokens, _ = _cells(buckets)[0]
-        trials.run(1, seconds, tokens)  # makes the optimizer's state
+        trials.run(1, seconds[0], tokens[0])  # makes the optimizer's state
         trials.done.clear()
         if budget_bytes is None:
             budget_bytes = int(FREE_SHARE * _free_bytes(device))
         trials.budget = budget_bytes
-        longest_first = list(enumerate(_cells(buckets)))[::-1]
-        padded_s = START * longest_first[0][1][0]
-        for k, (seconds, tokens, _) in tqdm(longest_first, "buckets", disable=not progress):
-            sizes[k] = trials.largest(seconds, tokens, int(padded_s / seconds), tolerance)
-            padded_s = sizes[k] * seconds
+        padded_s = START * seconds[-1]
+        for k in tqdm(reversed(range(len(buckets))), "buckets", disable=not progress):
+            start = int(padded_s / seconds[k])
+            sizes[k] = trials.largest(seconds[k], tokens[k], start, tolerance)
+            padded_s = sizes[k] * seconds[k]
     table = replace(buckets, sizes=sizes)
     return OOMResult(table=table, budget_bytes=budget_bytes, trials=trials.done)
-
-
-def _check_arguments(
-    step: TrainingStep, buckets: Buckets, budget_bytes: int | None, device: str, tolerance: float
-) -> None:
-    expect(callable(step), "step", "a function of (n, seconds, tokens)", type(step).__name__)
-    is_table = isinstance(buckets, Buckets)
-    expect(is_table, "buckets", "asrkit.data.Buckets", type(buckets).__name__)
-    bounded = bool(buckets.tokens.max() < ENDLESS)
-    remedy = "Make them with buckets_2d."
-    expect(bounded, "buckets", "tokens for every cell", "a cell without", remedy)
-    known = budget_bytes is not None or torch.device(device).type == "cuda"
-    expect(known, "budget_bytes", "how many bytes a step may take", None)
-    expect(budget_bytes is None or budget_bytes > 0, "budget_bytes", "above 0", budget_bytes)
-    expect(0 <= tolerance < 1, "tolerance", "a share from 0 to below 1", tolerance)
 
 
 class _Trials:
@@ -148,16 +140,10 @@ class _Trials:
         self.done: list[Trial] = []
 
     def largest(self, seconds: float, tokens: int, start: int, tolerance: float) -> int:
-        """The largest n that passes, up to the tolerance.
+        """The largest n that passes, up to the tolerance; `start` is the first n tried.
 
         Steps aim at where memory in proportion to n would meet the budget. What a few of them have
         not settled once one has failed, bisection does.
-
-        Args:
-            seconds: Length of each utterance.
-            tokens: Tokens of each.
-            start: The first n tried.
-            tolerance: As in `oom_search`.
         """
         low = 0
         high = UNBOUNDED
@@ -180,35 +166,7 @@ class _Trials:
         return low
 
     def run(self, n: int, seconds: float, tokens: int) -> Trial:
-        """Run one step and free its gradients and activations; the model keeps the update.
-
-        Args:
-            n: Utterances of the batch.
-            seconds: Length of each.
-            tokens: Tokens of each.
-
-        Raises:
-            ValueError: Not even one utterance fits.
-        """
-        taken = self._bytes_taken(n, seconds, tokens)
-        remedy = "Pass the device that it computes on."
-        expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
-        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
-        self.done.append(trial)
-        needed = "more than there is"
-        if taken is not None:
-            needed = f"{taken / 2**20:.1f} MiB, more than {self.budget / 2**20:.1f}"
-        expect(
-            trial.ok or n > 1,
-            "budget_bytes",
-            f"room for one utterance of {seconds:g} s and {tokens} tokens",
-            f"a step that takes {needed}",
-            "Split such utterances, or leave them out.",
-        )
-        return trial
-
-    def _bytes_taken(self, n: int, seconds: float, tokens: int) -> int | None:
-        """Bytes that a step took; None where an allocator gave up."""
+        """Run one step and free its gradients and activations; the model keeps the update."""
         taken = None
         try:
             taken = peak_memory(lambda: self.step(n, seconds, tokens), device=self.device)
@@ -222,26 +180,29 @@ class _Trials:
         if taken is None:
             # Frames of the traceback may hold the error, and so each other and the step's tensors.
             gc.collect()
-        return taken
+        remedy = "Pass the device that it computes on."
+        expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
+        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
+        self.done.append(trial)
+        expect(
+            trial.ok or n > 1,
+            "budget_bytes",
+            f"room for one utterance of {seconds:g} s and {tokens} tokens",
+            "a step that takes more",
+            "Split such utterances, or leave them out.",
+        )
+        return trial
 
 
 @contextmanager
-def restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
-    """Put everything back as it was, however the block ends. Copies wait in host memory.
+def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
+    """Put everything in `state`, gradients and random numbers back as they were at the end.
 
-    Args:
-        state: Modules, optimizers and other objects with a state_dict. Their gradients and torch's
-            random numbers are restored as well.
-        device: Whose random numbers to restore, beside those of the CPU.
-
-    Yields:
-        The parameters in `state`, without gradients.
+    Yields the parameters in `state`, without gradients. Copies wait in host memory.
     """
     saved = []
     parameters: list[Tensor] = []
     for item in state:
-        wanted = "modules, optimizers and others with a state_dict"
-        expect(hasattr(item, "state_dict"), "state", wanted, type(item).__name__)
         saved.append(tree_map_only(Tensor, _on_host, item.state_dict()))
         if isinstance(item, nn.Module):
             parameters += item.parameters()
@@ -267,12 +228,6 @@ def restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
 
 def _on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _cells(buckets: Buckets) -> list[tuple[float, int, int]]:
-    """(seconds, tokens, size) of each bucket."""
-    columns = (buckets.seconds.tolist(), buckets.tokens.tolist(), buckets.sizes.tolist())
-    return list(zip(*columns, strict=True))
 
 
 def _free_bytes(device: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from lhotse import CutSet
 
 from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, from_manifest
-from asrkit.data.corpora.synthetic import KINDS, intact, spoken_commands
+from asrkit.data.corpora.synthetic import KINDS, spoken_commands
 from asrkit.shapes import expect
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "RATE_HZ",
     "SPLITS",
     "from_manifest",
-    "intact",
     "load",
     "spoken_commands",
 ]
