@@ -82,16 +82,18 @@ class AugmentConfig:
     frequency_bins: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("silence", "noise", "room", "telephone", "low_cut", "time_share"):
-            share = getattr(self, name)
-            expect(0 <= share <= 1, name, "a share in 0..1", share)
-        for name in ("speed", "rate", "formants", "rt60_s", "silence_s", "low_cut_hz"):
-            low, high = getattr(self, name)
-            least = 0 if name in ("silence_s", "low_cut_hz") else 1e-3
-            expect(least <= low <= high, name, f"a range from {least} up", (low, high))
-        for name in ("snr_db", "gain_db"):
-            low, high = getattr(self, name)
-            expect(low <= high, name, "least and greatest", (low, high))
+        least_of = {"silence_s": 0, "low_cut_hz": 0, "snr_db": -math.inf, "gain_db": -math.inf}
+        for name, value in vars(self).items():
+            if isinstance(value, tuple):
+                low, high = value
+                least = least_of.get(name, 1e-3)
+                expect(least <= low <= high, name, f"a range from {least} up", value)
+            elif name not in ("time_masks", "frequency_masks", "frequency_bins"):
+                expect(0 <= value <= 1, name, "a share in 0..1", value)
+
+
+DEFAULT = AugmentConfig()
+FEATURES = FeatureConfig()
 
 
 class _Draws:
@@ -114,7 +116,7 @@ def augment(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    config: AugmentConfig | None = None,
+    config: AugmentConfig = DEFAULT,
 ) -> tuple[Tensor, Tensor]:
     """Altered copies of waveforms, on the CPU.
 
@@ -122,14 +124,13 @@ def augment(
         waveforms: (B, S) float32, 16 kHz.
         lengths: Samples of each waveform, (B,).
         generator: Decides everything that is drawn.
-        config: How often and how strongly; None is AugmentConfig().
+        config: How often and how strongly.
 
     Returns:
         Waveforms (B, S'), all at one new speed and zero in the padding, and their lengths (B,).
     """
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    config = config or AugmentConfig()
     draws = _Draws(torch.rand(12, B, 1, generator=generator))
     clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
     speech_lengths = lengths
@@ -231,8 +232,8 @@ def warp_features(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    config: AugmentConfig | None = None,
-    mel: FeatureConfig | None = None,
+    config: AugmentConfig = DEFAULT,
+    mel: FeatureConfig = FEATURES,
 ) -> tuple[Tensor, Tensor]:
     """Features at another rate and with other formants, drawn for each utterance.
 
@@ -243,14 +244,12 @@ def warp_features(
         features: (B, T, F) float32.
         lengths: Frames of each utterance, (B,), at least 1 each, on the host.
         generator: Decides everything that is drawn.
-        config: Ranges of both; None is AugmentConfig().
-        mel: What the bins are; None is FeatureConfig().
+        config: Ranges of both.
+        mel: What the bins are.
 
     Returns:
         Features (B, T', F), zero in the padding, and their lengths (B,).
     """
-    config = config or AugmentConfig()
-    mel = mel or FeatureConfig()
     B, T, F = dims(features, "B T F", "features", F=mel.bins)
     dims(lengths, "B", "lengths", B=B)
     draws = _Draws(torch.rand(2, B, 1, generator=generator))
@@ -263,7 +262,12 @@ def warp_features(
     frames = torch.arange(int(new_lengths.max()))
     steps_of_source = (lengths[:, None] - 1) / (new_lengths - 1).clamp(min=1)
     source_frame = (frames * steps_of_source).clamp(max=T - 1)  # (B, T')
-    source_bin = _source_bins(formants, mel)  # (B, F)
+    centres_hz = mel_edges_hz(mel)[1:-1].float()
+    source_hz = centres_hz / formants  # (B, F)
+    above = torch.searchsorted(centres_hz, source_hz.contiguous()).clamp(1, F - 1)
+    below = above - 1
+    width_hz = centres_hz[above] - centres_hz[below]
+    source_bin = (below + (source_hz - centres_hz[below]) / width_hz).clamp(0, F - 1)
     grid = torch.stack(
         [
             _to_unit(source_bin, F)[:, None].expand(-1, len(frames), -1),
@@ -282,23 +286,6 @@ def warp_features(
     return warped[:, 0].masked_fill(padding[..., None], 0), new_lengths
 
 
-def _source_bins(formants: Tensor, mel: FeatureConfig) -> Tensor:
-    """Where each bin of the warped features is read from, in bins, (B, F).
-
-    Args:
-        formants: Factor of all frequencies of each utterance, (B, 1).
-        mel: What the bins are.
-    """
-    centres_hz = mel_edges_hz(mel)[1:-1].float()
-    F = len(centres_hz)
-    source_hz = centres_hz / formants
-    above = torch.searchsorted(centres_hz, source_hz.contiguous()).clamp(1, F - 1)
-    below = above - 1
-    width_hz = centres_hz[above] - centres_hz[below]
-    position = below + (source_hz - centres_hz[below]) / width_hz
-    return position.clamp(0, F - 1)
-
-
 def _to_unit(position: Tensor, size: int) -> Tensor:
     """Positions 0 .. size - 1 as `grid_sample` counts them, from -1 to 1."""
     return position * (2 / max(1, size - 1)) - 1
@@ -309,7 +296,7 @@ def spec_augment(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    config: AugmentConfig | None = None,
+    config: AugmentConfig = DEFAULT,
 ) -> Tensor:
     """Features with random spans of frames and of bins set to 0 (SpecAugment, arXiv 1904.08779).
 
@@ -317,14 +304,13 @@ def spec_augment(
         features: (B, T, F), normalised, so that 0 is their mean.
         lengths: Frames of each utterance, (B,).
         generator: Decides everything that is drawn.
-        config: Number and width of the masks; None is AugmentConfig().
+        config: Number and width of the masks.
 
     Returns:
         A masked copy, (B, T, F).
     """
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
-    config = config or AugmentConfig()
     frames = lengths.cpu().float()
     bins = torch.full((B,), float(F))
     hidden_frames = _spans(config.time_masks, frames, frames * config.time_share, T, generator)

@@ -77,8 +77,6 @@ class Utterances:
     def __post_init__(self) -> None:
         sizes = (len(self.waveforms), len(self.ids), len(self.texts), len(self.speakers))
         expect(len(set(sizes)) == 1, "waveforms, ids, texts, speakers", "equally many", sizes)
-        empty = [id_ for id_, wave in zip(self.ids, self.waveforms, strict=True) if not len(wave)]
-        expect(not empty, "waveforms", "samples in each", f"none in {empty[:3]}")
         different = len(set(self.ids))
         expect(different == len(self), "ids", "all different", f"{different} among {len(self)}")
 
@@ -170,7 +168,7 @@ def _sample_lengths(utterances: Utterances) -> Lengths:
 
 
 def batches(
-    utterances: Utterances | Iterable[Any],
+    utterances: Utterances,
     tokenizer: Tokenizer,
     *,
     batch_seconds: float,
@@ -181,7 +179,7 @@ def batches(
     """Every utterance once, in padded batches.
 
     Args:
-        utterances: Held in memory, or lhotse cuts, which are read first.
+        utterances: Held in memory.
         tokenizer: Makes targets of the texts.
         batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch of
             its own.
@@ -192,8 +190,6 @@ def batches(
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
     expect_choice("order", order, ("shuffled", "sorted", "as_given"))
-    if not isinstance(utterances, Utterances):
-        utterances = Utterances.load(utterances, progress=False)
     lengths = _sample_lengths(utterances)
     rows = np.arange(len(lengths))
     random = np.random.default_rng([seed, epoch])

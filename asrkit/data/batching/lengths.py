@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from asrkit.files import atomic, shipped
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
 
@@ -35,11 +35,10 @@ class Lengths:
         N = seconds.size
         expect(shapes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", shapes)
         possible = np.isfinite(seconds) & (seconds > 0)
-        got = f"{seconds[~possible][:3]}"
-        expect(bool(possible.all()), "seconds", "finite and above 0", got)
+        expect(bool(possible.all()), "seconds", "finite and above 0", seconds[~possible][:3])
         possible = (tokens >= 0) & (tokens == passed)
-        got = f"{passed[~possible][:3]}"
-        expect(bool(possible.all()), "tokens", "whole numbers, 0 or more", got)
+        wanted = "whole numbers, 0 or more"
+        expect(bool(possible.all()), "tokens", wanted, passed[~possible][:3])
         object.__setattr__(self, "seconds", seconds)
         object.__setattr__(self, "tokens", tokens)
 
@@ -146,9 +145,8 @@ class Lengths:
         Args:
             path: Where to write; compressed with gzip where the name ends in `.gz`.
         """
-        lines = ["seconds,tokens\n"]
-        for seconds, tokens in zip(self.seconds.tolist(), self.tokens.tolist(), strict=True):
-            lines.append(f"{seconds},{tokens}\n")
+        rows = zip(self.seconds.tolist(), self.tokens.tolist(), strict=True)
+        lines = ["seconds,tokens\n", *(f"{seconds},{tokens}\n" for seconds, tokens in rows)]
         content = "".join(lines).encode()
         if str(path).endswith(".gz"):
             content = gzip.compress(content, mtime=0)
@@ -182,29 +180,24 @@ def web_like(
     count: int,
     *,
     seed: int = 0,
-    median_s: float = 6.7,
     spread: float = 0.75,
     most_s: float = 40.0,
-    rate: float = 4.2,
     rate_spread: float = 0.4,
 ) -> Lengths:
     """Random lengths that vary as widely as those of speech from the web.
 
-    Seconds and tokens per second are log-normal. No corpus was measured for the defaults: they are
-    chosen so that half of a random batch is padding, as arXiv 2503.05931 says of its data.
+    Seconds and tokens per second are log-normal, with medians of 6.7 and 4.2. No corpus was
+    measured for the defaults: they are chosen so that half of a random batch is padding, as arXiv
+    2503.05931 says of its data.
 
     Args:
         count: Number of utterances.
         seed: Of the random numbers.
-        median_s: Median duration in seconds.
         spread: Standard deviation of the logarithm of the seconds.
         most_s: Longest duration; longer ones are clipped to it, short ones to 0.5 s.
-        rate: Median of the tokens per second.
         rate_spread: Standard deviation of the logarithm of the tokens per second.
     """
-    expect(whole(count, 0), "count", "a whole number, 0 or more", repr(count))
-    expect(whole(seed, 0), "seed", "a whole number, 0 or more", repr(seed))
     random = np.random.default_rng(seed)
-    seconds = np.clip(random.lognormal(np.log(median_s), spread, count), 0.5, most_s).round(3)
-    rates = np.clip(random.lognormal(np.log(rate), rate_spread, count), 0.5, 25)
+    seconds = np.clip(random.lognormal(np.log(6.7), spread, count), 0.5, most_s).round(3)
+    rates = np.clip(random.lognormal(np.log(4.2), rate_spread, count), 0.5, 25)
     return Lengths(seconds, np.maximum(1, np.rint(seconds * rates)))

@@ -9,7 +9,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +114,7 @@ def oom_search(
     seconds = buckets.seconds.tolist()
     tokens = buckets.tokens.tolist()
     with _restored(state, device) as parameters:
-        trials = _Trials(step, device, parameters)
+        trials = _Trials(step=step, device=device, parameters=parameters)
         trials.run(1, seconds[0], tokens[0])  # makes the optimizer's state
         trials.done.clear()
         if budget_bytes is None:
@@ -129,15 +129,15 @@ def oom_search(
     return OOMResult(table=table, budget_bytes=budget_bytes, trials=trials.done)
 
 
+@dataclass(kw_only=True)
 class _Trials:
     """The training steps of a search, and what they took."""
 
-    def __init__(self, step: TrainingStep, device: str, parameters: list[Tensor]) -> None:
-        self.step = step
-        self.device = device
-        self.parameters = parameters
-        self.budget = 2**62
-        self.done: list[Trial] = []
+    step: TrainingStep
+    device: str
+    parameters: list[Tensor]
+    budget: int = 2**62
+    done: list[Trial] = field(default_factory=list)
 
     def largest(self, seconds: float, tokens: int, start: int, tolerance: float) -> int:
         """The largest n that passes, up to the tolerance; `start` is the first n tried.
@@ -198,7 +198,7 @@ class _Trials:
 def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
     """Put everything in `state`, gradients and random numbers back as they were at the end.
 
-    Yields the parameters in `state`, without gradients. Copies wait in host memory.
+    Yields the modules' parameters, without gradients. Copies wait in host memory.
     """
     saved = []
     parameters: list[Tensor] = []
@@ -206,8 +206,6 @@ def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
         saved.append(tree_map_only(Tensor, _on_host, item.state_dict()))
         if isinstance(item, nn.Module):
             parameters += item.parameters()
-        if isinstance(item, torch.optim.Optimizer):
-            parameters += [p for group in item.param_groups for p in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
     is_cuda = torch.device(device).type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):

@@ -167,7 +167,6 @@ class Limit:
     most: float
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.cost, Cost), "cost", "asrkit.data.Cost", repr(self.cost))
         expect(self.most > 0, "most", "above 0", self.most)
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
@@ -270,9 +269,8 @@ def padding_account(
             are computed are fewer then. Lattices and memory stay those of the longest utterance.
             The cost has to be linear in seconds.
     """
-    expect(isinstance(cost, Cost), "cost", "asrkit.data.Cost", repr(cost))
-    expect(ranks >= 1, "ranks", "at least 1", ranks)
-    expect(whole(phases, 1), "phases", "a whole number of at least 1", repr(phases))
+    valid = whole(ranks, 1) and whole(phases, 1)
+    expect(valid, "ranks, phases", "whole numbers of at least 1", (ranks, phases))
     linear_cost = cost.per_second2 == cost.per_pair == 0
     remedy = "Only recurrent layers run in phases."
     expect(phases == 1 or linear_cost, "cost", "one linear in seconds", cost.formula, remedy)
@@ -283,7 +281,6 @@ def padding_account(
     steps = -(-len(rows) // ranks)
     of_ranks = np.pad(padded_cost, (0, steps * ranks - len(rows))).reshape(steps, ranks)
     available = ranks * of_ranks.max(1).sum()
-    expect(available > 0, "cost", "above 0 for these batches", available)
     shares = None if limit is None else limit.share(n, D, U)
     return Account(
         batches=len(rows),
@@ -315,8 +312,7 @@ def _row(
     D = np.asarray(seconds, dtype=np.float64)
     U = np.asarray(tokens, dtype=np.float64)  # float64, for sums of integers may overflow
     fits = D.ndim == 1 and D.shape == U.shape and len(D) > 0
-    expect(fits, "batches", "seconds and tokens of each utterance", (D.shape, U.shape))
-    possible = bool(D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum()))
-    expect(possible, "batches", "finite seconds above 0, and tokens not below", (D.min(), U.min()))
+    possible = fits and D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum())
+    expect(bool(possible), "batches", "seconds above 0 and tokens of each utterance", (D, U))
     computed = computed_seconds(D, phases)
     return len(D), D.max(), U.max(), D.sum(), U.sum(), D @ U, cost.useful(D, U), computed

@@ -91,13 +91,12 @@ class LengthSampler(CutSampler):
 
         The predicate is asked here, once, and not in every epoch.
         """
-        kept = np.array([bool(predicate(cut)) for cut in self._cuts], dtype=bool)
-        self._filtered += int((~kept).sum())
-        self._cuts = [self._cuts[row] for row in np.flatnonzero(kept)]
-        self._lengths = self._lengths.take(kept)
+        kept = [row for row, cut in enumerate(self._cuts) if predicate(cut)]
+        self._filtered += len(self._cuts) - len(kept)
+        self._cuts = [self._cuts[row] for row in kept]
+        self._lengths = self._lengths.take(np.array(kept, dtype=np.int64))
         self._planned = None
-        self._start = 0
-        self._position = 0
+        self._start = self._position = 0
         return self
 
     def _plan(self, epoch: int) -> Plan:
@@ -116,8 +115,7 @@ class LengthSampler(CutSampler):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; nothing changes where `epoch` is the current one."""
         if epoch != self.epoch:
-            self._start = 0
-            self._position = 0
+            self._start = self._position = 0
         super().set_epoch(epoch)
 
     def __len__(self) -> int:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.batching.padding import computed_seconds
 from asrkit.data.corpora.manifests import TABLES, read_rows, row_cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
-DRAWN_BATCHES = 200  # of which the padding in phases is the mean
 TABLE = (".csv", ".csv.gz")
+ROWS = 16  # of a histogram
+BAR = 50  # characters of its longest bar
 LINES = "lines with duration and text"
 QUANTILES = {
     "min": 0.0,
@@ -109,33 +109,15 @@ def padding_of_random(values: np.ndarray, batch: int) -> float:
     return float(1 - np.mean(values) / longest)
 
 
-def padding_in_phases(seconds: np.ndarray, batch: int, phases: int) -> float:
-    """Share of padding in random batches that a recurrent encoder runs in phases.
-
-    Estimated from DRAWN_BATCHES batches, which are the same in every call.
-
-    Args:
-        seconds: Lengths, (N,).
-        batch: Utterances in a batch, at most N.
-        phases: Phases of a batch at most, as LSTMEncoderConfig has them.
-    """
-    random = np.random.default_rng(0)
-    drawn = [random.choice(seconds, batch, replace=False) for _ in range(DRAWN_BATCHES)]
-    return 1 - np.sum(drawn) / sum(computed_seconds(one, phases) for one in drawn)
-
-
-def length_stats(lengths: Lengths, *, batch: int = 32, phases: int = 1) -> dict[str, Any]:
+def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
     """Utterances, hours, quantiles of lengths, and the padding of random batches, as JSON.
 
     Args:
         lengths: Of at least one utterance. Tokens are left out of the result where none are known.
         batch: Utterances in a random batch. Its padding is exact, not simulated.
-        phases: Above 1, the padding of a recurrent encoder that runs a batch in so many phases is
-            estimated as well.
     """
     expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     expect(batch >= 1, "batch", "at least 1", batch)
-    expect(phases >= 1, "phases", "at least 1", phases)
     batch = min(batch, len(lengths))
     columns = {"seconds": lengths.seconds}
     if lengths.tokens.any():
@@ -143,9 +125,6 @@ def length_stats(lengths: Lengths, *, batch: int = 32, phases: int = 1) -> dict[
     padding = {name: round(padding_of_random(values, batch), 4) for name, values in columns.items()}
     if "tokens" in columns:
         columns["tokens_per_second"] = lengths.tokens_per_second
-    in_phases = {}
-    if phases > 1:
-        in_phases[str(phases)] = round(padding_in_phases(lengths.seconds, batch, phases), 4)
     return {
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
@@ -153,7 +132,6 @@ def length_stats(lengths: Lengths, *, batch: int = 32, phases: int = 1) -> dict[
         "quantiles": {name: _quantiles(values) for name, values in columns.items()},
         "random_batch": batch,
         "random_batch_padding": padding,
-        "padding_in_phases": in_phases,
     }
 
 
@@ -164,36 +142,26 @@ def _quantiles(values: np.ndarray) -> dict[str, float]:
 
 def length_table(stats: dict[str, Any]) -> str:
     """The result of `length_stats` as lines of text."""
-    names = "".join(f"{name:>10}" for name in QUANTILES)
-    lines = [f"{'':18}{names}"]
+    lines = [" " * 18 + "".join(f"{name:>10}" for name in QUANTILES)]
     for name, values in stats["quantiles"].items():
         cells = "".join(f"{value:10.2f}" for value in values.values())
-        label = name.replace("_", " ")
-        lines.append(f"{label:18}{cells}")
-    tokens = "tokens not known"
-    if stats["tokens"]:
-        tokens = f"{stats['tokens']:,} tokens"
+        lines.append(f"{name.replace('_', ' '):18}{cells}")
+    tokens = f"{stats['tokens']:,} tokens" if stats["tokens"] else "tokens not known"
     lines.append(f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}")
     padding = stats["random_batch_padding"]
     shares = " and ".join(f"{100 * share:.1f} % of their {name}" for name, share in padding.items())
     lines.append(f"random batches of {stats['random_batch']} would be padding for {shares}")
-    for phases, share in stats["padding_in_phases"].items():
-        lines.append(f"an encoder that runs them in {phases} phases would pad {100 * share:.1f} %")
     return "\n".join(lines)
 
 
-def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
-    """Number of utterances by length, as lines of text.
+def histogram(seconds: np.ndarray) -> str:
+    """Number of utterances by their seconds (N,), as up to ROWS lines of text.
 
-    Args:
-        seconds: Duration of each utterance, (N,).
-        rows: Most lines. The last one also counts the longest half percent, however long.
-        width: Characters of the longest bar.
+    The last line also counts the longest half percent, however long.
     """
     end = float(np.quantile(seconds, 0.995))
-    magnitude = math.floor(math.log10(end / rows))
-    # The smallest of 1, 2, 5 or 10 times this power of ten with which the rows reach the end.
-    step = next(n * 10.0**magnitude for n in (1, 2, 5, 10) if n * 10.0**magnitude * rows >= end)
+    power = 10.0 ** math.floor(math.log10(end / ROWS))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power * ROWS >= end)
     digits = max(0, -math.floor(math.log10(step)))
     last = math.ceil(end / step) - 1
     counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
@@ -203,8 +171,8 @@ def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
         border = f"to {upper:5.{digits}f} s"
         if cell == last and seconds.max() >= upper:
             border = "s or more"
-        bar = "█" * round(width * count / max(counts))
+        bar = "█" * round(BAR * count / max(counts))
         if count and not bar:
             bar = "▏"
-        lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{width}} {count:,}")
+        lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{BAR}} {count:,}")
     return "\n".join(lines)

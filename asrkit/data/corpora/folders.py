@@ -15,7 +15,6 @@ from lhotse.utils import fastcopy
 from tqdm import tqdm
 
 from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
-from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
 from asrkit.sound_files import CONVERT, UNREAD, expect_whole, listed
 
@@ -41,27 +40,7 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
         "parts of different names, each speaker/chapter/*.trans.txt",
         ", ".join(map(str, parts[:3])),
     )
-    sets, left_out = read_librispeech(parts, jobs, progress)
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_expect_whole, [path for cuts in sets.values() for path in _paths(cuts)]))
-    return sets, left_out
-
-
-def _paths(cuts: Sequence[Any]) -> list[Path]:
-    return [path for cut in cuts for path in sound_paths(cut)]
-
-
-def _expect_whole(path: Path) -> None:
-    """ValueError that names a sound file which cannot be read to its end."""
-    try:
-        expect_whole(path)
-    except ValueError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    why = _one_line(error)
-    return ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.")
+    return read_librispeech(parts, jobs, progress)
 
 
 def _one_line(error: Exception) -> str:
@@ -161,4 +140,5 @@ def _read_sound(path: Path, name: Path) -> Any:
         expect(recording.num_samples > 0, "sound", "samples", "none")
         return transcribed_cut(recording, " ".join(text.split()), "unknown", {})
     except Exception as error:  # classes of soundfile, audioread and lhotse
-        raise _unreadable(path, error) from None
+        why = _one_line(error)
+        raise ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.") from None

@@ -12,7 +12,6 @@ from urllib.error import URLError
 
 from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH, download_librispeech
 from lhotse.serialization import save_to_jsonl
-from lhotse.utils import fastcopy
 
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder, read_librispeech
@@ -69,8 +68,6 @@ def prepare_corpora(
     name = str(corpus)
     folder = Path(corpus).resolve()
     expect(jobs >= 1, "jobs", "at least 1", jobs)
-    is_address = mirror.startswith(("http://", "https://"))
-    expect(is_address, "mirror", "an address, http:// or https://", repr(mirror))
     known = [*SPOKEN, *ARCHIVES]
     exists = name in known or folder.is_dir()
     expect(exists, "corpus", f"{', '.join(known)} or a folder", repr(name))
@@ -125,14 +122,9 @@ def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) 
 
 def _row(cut: Any, part: str) -> dict[str, Any]:
     """A cut as JSON, resampled when read; without a split, it gets that of the part."""
-
-    def add_split(supervision: Any) -> Any:
-        return fastcopy(supervision, custom={"split": part, **(supervision.custom or {})})
-
-    cut = cut.map_supervisions(add_split)
-    if cut.sampling_rate != RATE_HZ:
-        cut = cut.resample(RATE_HZ)
-    row: dict[str, Any] = cut.to_dict()
+    for supervision in cut.supervisions:
+        supervision.custom = {"split": part, **(supervision.custom or {})}
+    row: dict[str, Any] = cut.resample(RATE_HZ).to_dict()
     return row
 
 
@@ -150,7 +142,7 @@ def _download(to: Path, archives: Sequence[str], mirror: str) -> None:
                 f"mirror: expected whole archives in {to}, got {error}. "
                 "Remove the damaged *.tar.gz and run again."
             ) from None
-        except URLError as error:
+        except (URLError, ValueError) as error:
             raise ConnectionError(
                 f"mirror: expected an answer from {mirror}, got {error}. Is the network up?"
             ) from None

@@ -131,15 +131,6 @@ def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
         Lengths(seconds, tokens)
 
 
-@pytest.mark.parametrize("options, said", [
-    ({"seed": -1}, "seed: expected a whole number, 0 or more, got -1"),
-    ({"count": -3}, "count: expected a whole number, 0 or more, got -3"),
-])  # fmt: skip
-def test_counts_and_seeds_of_web_like_lengths_are_whole_numbers(options, said):
-    with pytest.raises(ValueError, match=said):
-        web_like(**({"count": 9} | options))
-
-
 def test_web_like_lengths_are_a_function_of_their_seed_and_as_wide_as_they_say():
     first, again, other = (
         web_like(20_000, seed=1),

@@ -542,11 +542,11 @@ def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_p
         ('{"audio": "b.wav", "text": "x"}', r"no file 'b.wav'.* See .*m.jsonl:3\."),
         (
             '{"audio_filepath": "a.wav", "text": "x", "offset": 9}',
-            r"got 9.0 for .* See .*:3\.",
+            r"got 9.0 and None for .* See .*:3\.",
         ),
         (
             '{"audio_filepath": "a.wav", "text": "x", "duration": -1}',
-            r"got -1 for .* See .*:3\.",
+            r"got 0.0 and -1 for .* See .*:3\.",
         ),
     ],
 )

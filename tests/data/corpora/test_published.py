@@ -175,19 +175,6 @@ def test_a_folder_in_librispeechs_layout_needs_no_official_part_names_and_lines_
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(
-    libri, tmp_path
-):
-    folder, _ = libri("some")
-    (cut_short, *_) = sorted(folder.rglob("*.flac"))
-    cut_short.write_bytes(cut_short.read_bytes()[: cut_short.stat().st_size * 9 // 10])
-    with pytest.raises(
-        ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"
-    ):
-        quiet(folder.parent, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_counted(
     tmp_path, speak, monkeypatch
 ):
