@@ -15,6 +15,7 @@ from lhotse.utils import fastcopy
 from tqdm import tqdm
 
 from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
+from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
 from asrkit.sound_files import CONVERT, UNREAD, expect_whole, listed
 
@@ -40,7 +41,23 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
         "parts of different names, each speaker/chapter/*.trans.txt",
         ", ".join(map(str, parts[:3])),
     )
-    return read_librispeech(parts, jobs, progress)
+    sets, left_out = read_librispeech(parts, jobs, progress)
+    sounds = [path for cuts in sets.values() for cut in cuts for path in sound_paths(cut)]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(_expect_whole, sounds))
+    return sets, left_out
+
+
+def _expect_whole(path: Path) -> None:
+    try:
+        expect_whole(path)  # lhotse would take the part of a file that is there
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    why = _one_line(error)
+    return ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.")
 
 
 def _one_line(error: Exception) -> str:
@@ -135,10 +152,9 @@ def _read_sound(path: Path, name: Path) -> Any:
         text = text_file.read_text(encoding="utf-8-sig") if text_file.is_file() else ""
         if not text.strip():
             return None
-        expect_whole(path)  # lhotse would take the part of a file that is there
+        expect_whole(path)
         recording = Recording.from_file(path, recording_id=name.with_suffix("").as_posix())
         expect(recording.num_samples > 0, "sound", "samples", "none")
         return transcribed_cut(recording, " ".join(text.split()), "unknown", {})
     except Exception as error:  # classes of soundfile, audioread and lhotse
-        why = _one_line(error)
-        raise ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.") from None
+        raise _unreadable(path, error) from None

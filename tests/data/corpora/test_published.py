@@ -257,6 +257,19 @@ def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
+def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(
+    libri, tmp_path
+):
+    folder, _ = libri("some")
+    (cut_short, *_) = sorted(folder.rglob("*.flac"))
+    cut_short.write_bytes(cut_short.read_bytes()[: cut_short.stat().st_size * 9 // 10])
+    with pytest.raises(
+        ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"
+    ):
+        quiet(folder.parent, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_is_none_of_these_is_refused_and_so_is_what_is_no_folder(
     tmp_path,
 ):
