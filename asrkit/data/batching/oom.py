@@ -118,7 +118,10 @@ def oom_search(
         trials.run(1, seconds[0], tokens[0])  # makes the optimizer's state
         trials.done.clear()
         if budget_bytes is None:
-            budget_bytes = int(FREE_SHARE * _free_bytes(device))
+            free, _ = torch.cuda.mem_get_info(device)
+            # torch's allocator holds some for later
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            budget_bytes = int(FREE_SHARE * free)
         trials.budget = budget_bytes
         padded_s = START * seconds[-1]
         for k in tqdm(reversed(range(len(buckets))), "buckets", disable=not progress):
@@ -226,11 +229,3 @@ def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
 
 def _on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _free_bytes(device: str) -> int:
-    """Bytes that a GPU has left, with those that torch's allocator holds for later."""
-    free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    allocated = torch.cuda.memory_allocated(device)
-    return free + reserved - allocated

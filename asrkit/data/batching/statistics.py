@@ -125,19 +125,18 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
     padding = {name: round(padding_of_random(values, batch), 4) for name, values in columns.items()}
     if "tokens" in columns:
         columns["tokens_per_second"] = lengths.tokens_per_second
+    quantiles = {}
+    for name, values in columns.items():
+        found = np.quantile(values, [*QUANTILES.values()]).round(3).tolist()
+        quantiles[name] = dict(zip(QUANTILES, found, strict=True))
     return {
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
         "tokens": int(lengths.tokens.sum()),
-        "quantiles": {name: _quantiles(values) for name, values in columns.items()},
+        "quantiles": quantiles,
         "random_batch": batch,
         "random_batch_padding": padding,
     }
-
-
-def _quantiles(values: np.ndarray) -> dict[str, float]:
-    quantiles = np.quantile(values, [*QUANTILES.values()]).round(3).tolist()
-    return dict(zip(QUANTILES, quantiles, strict=True))
 
 
 def length_table(stats: dict[str, Any]) -> str:

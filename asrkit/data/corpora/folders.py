@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
 from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
-from asrkit.sound_files import CONVERT, UNREAD, expect_whole, listed
+from asrkit.sound_files import UNREAD, expect_whole, listed
 
 Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
 
@@ -114,7 +115,7 @@ def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
         if path.is_dir():
             left_out.append(f"no permission to read {path}")
         elif path.suffix.lower() in UNREAD:
-            left_out.append(f"no decoder for {path} ({CONVERT.rstrip('.')})")
+            left_out.append(f"no decoder for {path}: convert it first")
         else:
             readable.append(path)
     expect(
@@ -127,13 +128,9 @@ def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
     repeated = ", ".join(str(name) for name, count in names.items() if count > 1)
     got = f"several of {repeated}"
     expect(not repeated, "corpus", "one sound file of each name", got, "Keep one of each.")
-
-    def read(path: Path) -> Any:
-        return _read_sound(path, path.relative_to(folder))
-
     sets: dict[str, list[Any]] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(read, readable)
+        results = pool.map(_read_sound, readable, repeat(folder))
         cuts = tqdm(results, "reading", len(readable), unit="utt", disable=not progress)
         for path, cut in zip(readable, cuts, strict=True):
             if cut is None:
@@ -145,15 +142,16 @@ def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
     return sets, left_out
 
 
-def _read_sound(path: Path, name: Path) -> Any:
-    """The cut of a sound file, with this name as its id; None where it has no text."""
+def _read_sound(path: Path, folder: Path) -> Any:
+    """The cut of a sound file below `folder`; None where it has no text."""
     text_file = path.with_suffix(".txt")
     try:
         text = text_file.read_text(encoding="utf-8-sig") if text_file.is_file() else ""
         if not text.strip():
             return None
         expect_whole(path)
-        recording = Recording.from_file(path, recording_id=name.with_suffix("").as_posix())
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        recording = Recording.from_file(path, recording_id=name)
         expect(recording.num_samples > 0, "sound", "samples", "none")
         return transcribed_cut(recording, " ".join(text.split()), "unknown", {})
     except Exception as error:  # classes of soundfile, audioread and lhotse

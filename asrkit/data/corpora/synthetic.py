@@ -123,23 +123,21 @@ def _jobs(sizes: dict[str, int], seed: int) -> list[dict[str, Any]]:
     voices = [{"voice": accent, "variant": variant} for accent in ACCENTS for variant in VARIANTS]
     random.Random("voices").shuffle(voices)
     of_split = {"test": voices[:12], "dev": voices[12:22], "train": voices[22:]}
-    return [
-        _job(split, n, of_split[split], seed) for split, size in sizes.items() for n in range(size)
-    ]
-
-
-def _job(split: str, n: int, voices: list[dict[str, str]], seed: int) -> dict[str, Any]:
-    # A generator for each job, so that a small corpus is the beginning of a large one.
-    draw = random.Random(f"{seed} {split} {n}")
-    kind = KINDS[n % len(KINDS)]
-    # Drawn once: rejecting strings of another split would leave dev and test with short ones.
-    digits_rule = draw.choice(GRAMMAR["digits"])
-    text = ""
-    while not text or split != _split_of(text, split):
-        rule = digits_rule if kind == "digits" else draw.choice(GRAMMAR[kind])
-        text = _expand(rule, draw)
-    prosody = {name: draw.randint(*limits) for name, limits in PROSODY.items()}
-    return {"id": f"{split}-{kind}-{n:05d}", "text": text, **draw.choice(voices), **prosody}
+    jobs = []
+    for split, n in [(split, n) for split, size in sizes.items() for n in range(size)]:
+        # A generator for each job, so that a small corpus is the beginning of a large one.
+        draw = random.Random(f"{seed} {split} {n}")
+        kind = KINDS[n % len(KINDS)]
+        # Drawn once: rejecting strings of another split would leave dev and test with short ones.
+        digits_rule = draw.choice(GRAMMAR["digits"])
+        text = ""
+        while not text or split != _split_of(text, split):
+            rule = digits_rule if kind == "digits" else draw.choice(GRAMMAR[kind])
+            text = _expand(rule, draw)
+        prosody = {name: draw.randint(*limits) for name, limits in PROSODY.items()}
+        said = {"id": f"{split}-{kind}-{n:05d}", "text": text}
+        jobs.append(said | draw.choice(of_split[split]) | prosody)
+    return jobs
 
 
 def _kind(id_: str) -> str:

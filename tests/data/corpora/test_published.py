@@ -228,9 +228,7 @@ def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out
     summary, said = quiet(corpus, out=ordinary_folder / "out")
     assert (summary["utterances"], summary["left_out"]) == (1, 2)
     no_permission = f"no permission to read {corpus}/closed"
-    no_decoder = (
-        f"no decoder for {corpus}/talk.m4a (Convert it first: ffmpeg -i IN OUT.wav)"
-    )
+    no_decoder = f"no decoder for {corpus}/talk.m4a: convert it first"
     assert said == [f"2 left out: {no_permission}; {no_decoder}"]
 
 
