@@ -126,13 +126,11 @@ class Lengths:
         """
         try:
             with open_text(path) as file:
-                table = csv.DictReader(file)
+                table = csv.DictReader(file.read().splitlines())
                 header = table.fieldnames or ()
                 expect("seconds" in header, "header", "a column `seconds`", header)
-                rows = list(table)
-            seconds = [float(row["seconds"]) for row in rows]
-            tokens = [int(row.get("tokens") or 0) for row in rows]
-            return cls(np.array(seconds), np.array(tokens))
+                rows = [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
+            return cls(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
         except Exception as error:  # classes of csv, gzip, codecs and the file system
             got = f"{str(path)!r} ({str(error).rstrip('.')})"
             raise ValueError(
