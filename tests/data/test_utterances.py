@@ -80,6 +80,8 @@ def test_similar_lengths_meet_so_that_little_is_padding(utterances):
         )
 
     assert padding("sorted") < padding("shuffled") < 0.2 < padding("as_given")
+    first = next(batches(utterances, TOKENIZER, batch_seconds=40.0, order="sorted"))
+    assert int(first.sample_lengths[0]) == max(map(len, utterances.waveforms))
 
 
 @pytest.mark.parametrize("batch_seconds", [0.05, 4.0, 5000.0])

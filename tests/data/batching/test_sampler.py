@@ -362,10 +362,12 @@ def test_a_filter_drops_what_it_is_asked_to_and_counts_it(cuts):
     assert (stats.kept_cuts, stats.discarded_cuts) == (500 - len(gone), len(gone))
 
 
-def test_what_a_strategy_drops_is_counted_once_over_the_ranks(cuts):
+@pytest.mark.parametrize("world_size", [3, 4, 7])
+def test_what_a_strategy_drops_is_counted_once_over_the_ranks(cuts, world_size):
     strategy = strategies(cuts)["dropping"]
     ranks = [
-        LengthSampler(cuts, strategy, world_size=3, rank=rank) for rank in range(3)
+        LengthSampler(cuts, strategy, world_size=world_size, rank=rank)
+        for rank in range(world_size)
     ]
     kept = sum(len(own) for one in ranks for own in ids(one))
     assert 0 < 500 - kept == sum(one.diagnostics.discarded_cuts for one in ranks)

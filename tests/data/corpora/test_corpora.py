@@ -525,7 +525,9 @@ def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_p
     path = tmp_path / "m.jsonl"
     lines = ["", *(json.dumps(row) for row in rows), "  ", ""]
     path.write_text("\r\n\n".join(lines), encoding="utf-8-sig")
-    held = Utterances.load(corpora.from_manifest(path), progress=False)
+    cuts = corpora.from_manifest(path)
+    assert [cut.start for cut in cuts] == [0, 1.0, 0]
+    held = Utterances.load(cuts, progress=False)
     assert list(held.texts) == ["one", "two", "three"] and held.durations == [
         2.0,
         0.5,
