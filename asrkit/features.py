@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -50,24 +50,17 @@ class FeatureConfig:
         fits = self.window_samples <= self.fft
         wanted = f">= {self.window_samples} (the window)"
         expect(fits, "fft", wanted, self.fft, "Raise fft.")
-        choices = {
-            "window": tuple(_WINDOWS),
-            "power": (1, 2),
-            "guard": ("add", "clamp"),
-            "normalization": ("per_feature", "all_features", "whisper", "none"),
-            "edges": ("zeros", "reflect"),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            expect(value in allowed, name, f"one of {allowed}", repr(value))
+        for name, annotation in get_type_hints(FeatureConfig).items():
+            if get_origin(annotation) is Literal:
+                value = getattr(self, name)
+                choices = get_args(annotation)
+                expect(value in choices, name, f"one of {choices}", repr(value))
         sizes = (self.hop_samples, self.window_samples, self.bins, self.log_guard)
         names = "hop_s, window_s, bins, log_guard"
         expect(min(sizes) > 0, names, "at least one sample, one bin, > 0", self)
-        if self.range_db is not None:
-            expect(self.range_db > 0, "range_db", "above 0, or None for no limit", self.range_db)
-        if self.fill_s is not None:
-            wanted = "above 0 and up to 3,600 seconds, or None"
-            expect(0 < self.fill_s <= 3600, "fill_s", wanted, self.fill_s)
+        for name, most in (("range_db", math.inf), ("fill_s", 3600)):
+            value = getattr(self, name)
+            expect(value is None or 0 < value <= most, name, f"None, or 0 to {most}", value)
 
     @property
     def window_samples(self) -> int:

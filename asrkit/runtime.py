@@ -353,20 +353,14 @@ def usable_cores(folder: Path = CONTAINER) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    share, period = _quota(folder)
+    of_version_1 = folder / "cpu" / "cpu.cfs_quota_us"
+    if (folder / "cpu.max").exists():
+        share, period = (folder / "cpu.max").read_text().split()
+    elif of_version_1.exists():
+        share = of_version_1.read_text().strip()
+        period = of_version_1.with_name("cpu.cfs_period_us").read_text()
+    else:
+        return cores
     if not share.isdigit():  # "max", or -1: no quota
         return cores
     return min(cores, math.ceil(int(share) / int(period)))
-
-
-def _quota(folder: Path) -> tuple[str, str]:
-    """(CPU time, period) of a container's quota, of cgroups v2 or v1; ("max", "") without one."""
-    of_version_2 = folder / "cpu.max"
-    if of_version_2.exists():
-        share, period = of_version_2.read_text().split()
-        return share, period
-    of_version_1 = folder / "cpu"
-    share_file = of_version_1 / "cpu.cfs_quota_us"
-    if share_file.exists():
-        return share_file.read_text().strip(), (of_version_1 / "cpu.cfs_period_us").read_text()
-    return "max", ""

@@ -58,7 +58,7 @@ def _stats(args: argparse.Namespace) -> int:
         repr(str(args.out)),
     )
     lengths = _read_lengths(args)
-    stats = length_stats(lengths, batch=args.batch, phases=args.phases)
+    stats = length_stats(lengths, batch=args.batch)
     if args.out:
         _draw(lengths, args.target, args.out)
     lines = [length_table(stats), histogram(lengths.seconds)]
@@ -167,13 +167,6 @@ def _add_stats_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="batch size for which the padding of random batches is computed",
     )
-    parser.add_argument(
-        "--phases",
-        type=int,
-        default=1,
-        metavar="K",
-        help="also estimate the padding of a recurrent encoder that runs a batch in K phases",
-    )
 
 
 def _add_lengths_arguments(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +195,7 @@ STATS = Command(
     add_arguments=_add_stats_arguments,
     examples=[
         "asrkit data stats librispeech_eval",
-        "asrkit data stats librispeech_eval --batch 64 --phases 8",
+        "asrkit data stats librispeech_eval --batch 64",
         "asrkit data stats cuts.jsonl.gz --out lengths.png",
     ],
 )

@@ -7,6 +7,7 @@ features. All draws come from the generator passed in: (seed, step) decides them
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,9 +20,14 @@ from asrkit.features import FeatureConfig, mel_edges_hz
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
-# Transforms have a multiple of this size, 2^4 3^2, by a number without a prime factor above 5:
-# such transforms are fast.
-SIZE_STEP = 144
+# Sizes of fast transforms: 2^4 3^2 times a number without a prime factor above 5, up to 2^27.
+FAST_SIZES = sorted(
+    144 * 2**twos * 3**threes * 5**fives
+    for twos in range(20)
+    for threes in range(13)
+    for fives in range(9)
+    if 2**twos * 3**threes * 5**fives < 2**20
+)
 BAND_EDGE_HZ = 50  # how wide the upper edge of a telephone's band is
 LOW_EDGE_HZ = 20  # and its lower edge
 ECHO_DECAY = 6.9  # exp(-6.9) is -60 dB
@@ -76,18 +82,18 @@ class AugmentConfig:
     frequency_bins: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("silence", "noise", "room", "telephone", "low_cut", "time_share"):
-            share = getattr(self, name)
-            expect(0 <= share <= 1, name, "a share in 0..1", share)
-        for name in ("speed", "rate", "formants", "rt60_s"):
-            low, high = getattr(self, name)
-            expect(0 < low <= high, name, "a range above 0", (low, high))
-        for name in ("silence_s", "low_cut_hz"):
-            low, high = getattr(self, name)
-            expect(0 <= low <= high, name, "a range from 0 up", (low, high))
-        for name in ("snr_db", "gain_db"):
-            low, high = getattr(self, name)
-            expect(low <= high, name, "least and greatest", (low, high))
+        least_of = {"silence_s": 0, "low_cut_hz": 0, "snr_db": -math.inf, "gain_db": -math.inf}
+        for name, value in vars(self).items():
+            if isinstance(value, tuple):
+                low, high = value
+                least = least_of.get(name, 1e-3)
+                expect(least <= low <= high, name, f"a range from {least} up", value)
+            elif name not in ("time_masks", "frequency_masks", "frequency_bins"):
+                expect(0 <= value <= 1, name, "a share in 0..1", value)
+
+
+DEFAULT = AugmentConfig()
+FEATURES = FeatureConfig()
 
 
 class _Draws:
@@ -98,14 +104,11 @@ class _Draws:
 
     def rows(self, share: float) -> Tensor:
         """Numbers of the utterances that are among the `share` to alter."""
-        number = next(self.numbers)[:, 0]
-        chosen = number < share
-        return chosen.nonzero()[:, 0]
+        return (next(self.numbers)[:, 0] < share).nonzero()[:, 0]
 
     def between(self, low: float, high: float) -> Tensor:
         """A value for each utterance, (B, 1)."""
-        number = next(self.numbers)
-        return low + (high - low) * number
+        return low + (high - low) * next(self.numbers)
 
 
 def augment(
@@ -113,7 +116,7 @@ def augment(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    config: AugmentConfig | None = None,
+    config: AugmentConfig = DEFAULT,
 ) -> tuple[Tensor, Tensor]:
     """Altered copies of waveforms, on the CPU.
 
@@ -121,23 +124,21 @@ def augment(
         waveforms: (B, S) float32, 16 kHz.
         lengths: Samples of each waveform, (B,).
         generator: Decides everything that is drawn.
-        config: How often and how strongly; None is AugmentConfig().
+        config: How often and how strongly.
 
     Returns:
         Waveforms (B, S'), all at one new speed and zero in the padding, and their lengths (B,).
     """
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    config = config or AugmentConfig()
     draws = _Draws(torch.rand(12, B, 1, generator=generator))
     clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
     speech_lengths = lengths
     clean, lengths = _add_silence(clean, lengths, draws, config)
     S = clean.shape[1]
-    _, longest_echo_s = config.rt60_s
-    echo_samples = int(longest_echo_s * RATE_HZ)
+    echo_samples = int(max(config.rt60_s) * RATE_HZ)
     # Room for the echo, so that nothing wraps round to the beginning.
-    size = _fast_size(S + echo_samples)
+    size = FAST_SIZES[bisect_left(FAST_SIZES, S + echo_samples)]
     spectrum = torch.fft.rfft(clean, size)
     hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1)
 
@@ -164,16 +165,17 @@ def augment(
 
     # A spectrum read out at another size is the sound at another speed: resampling that costs
     # nothing more.
-    new_size = _draw_size(size, config.speed, generator)
+    slowest, fastest = config.speed
+    first = bisect_left(FAST_SIZES, size * slowest)
+    sizes = FAST_SIZES[first : bisect_right(FAST_SIZES, size * fastest)] or [size]
+    new_size = sizes[int(torch.randint(len(sizes), (), generator=generator))]
     speed = new_size / size
-    samples = max(1, round(S * speed))
-    altered = torch.fft.irfft(spectrum, new_size)[:, :samples]
+    altered = torch.fft.irfft(spectrum, new_size)[:, : max(1, round(S * speed))]
     gain_db = draws.between(*config.gain_db)
     altered = altered * (speed * 10 ** (gain_db / 20))
     samples = altered.shape[1]
     lengths = (lengths * speed).round().long().clamp(1, samples)
-    padding = ~valid_mask(lengths, samples)
-    return altered.masked_fill_(padding, 0), lengths
+    return altered.masked_fill_(~valid_mask(lengths, samples), 0), lengths
 
 
 def _echo(rt60_s: Tensor, samples: int, generator: torch.Generator) -> Tensor:
@@ -200,40 +202,11 @@ def _noise(
     colours = torch.stack([white, pink, speech_like])
     colours /= colours.square().mean(1, keepdim=True).sqrt()
     rows = len(power)
-    choice = torch.randint(3, (rows,), generator=generator)
-    colour = colours[choice]
+    colour = colours[torch.randint(3, (rows,), generator=generator)]
     bins = torch.rand(rows, len(hz), 2, generator=generator).sub_(0.5)
     noise = torch.view_as_complex(bins)  # of power 1/6 in each bin
     noise_power = power * 6 * size * 10 ** (-snr_db / 10)
     return noise.mul_(colour * noise_power.sqrt())
-
-
-def _is_fast(steps: int) -> bool:
-    """Whether a transform of `steps` times SIZE_STEP is fast: 2, 3 and 5 divide `steps` to 1."""
-    for prime in (2, 3, 5):
-        while steps % prime == 0:
-            steps //= prime
-    return steps == 1
-
-
-def _fast_size(samples: int) -> int:
-    """Smallest fast size of a transform that has room for `samples`."""
-    steps = max(1, math.ceil(samples / SIZE_STEP))
-    while not _is_fast(steps):
-        steps += 1
-    return steps * SIZE_STEP
-
-
-def _draw_size(size: int, speed: tuple[float, float], generator: torch.Generator) -> int:
-    """Size of the transform that makes a sound of `size` last longer or shorter, within `speed`."""
-    slowest, fastest = speed
-    fewest = max(1, math.ceil(size * slowest / SIZE_STEP))
-    most = math.floor(size * fastest / SIZE_STEP)
-    fast = [steps for steps in range(fewest, most + 1) if _is_fast(steps)]
-    drawn = torch.randint(max(1, len(fast)), (), generator=generator)
-    if not fast:
-        return size
-    return SIZE_STEP * fast[int(drawn)]
 
 
 def _add_silence(
@@ -241,18 +214,15 @@ def _add_silence(
 ) -> tuple[Tensor, Tensor]:
     """Waveforms with zeros before and behind the speech of some, (B, S'), and their lengths."""
     rows = draws.rows(config.silence)
-    before_s = draws.between(*config.silence_s)
-    behind_s = draws.between(*config.silence_s)
     before = torch.zeros_like(lengths)
     behind = torch.zeros_like(lengths)
-    before[rows] = (before_s[rows, 0] * RATE_HZ).long()
-    behind[rows] = (behind_s[rows, 0] * RATE_HZ).long()
+    for silence in (before, behind):
+        seconds = draws.between(*config.silence_s)
+        silence[rows] = (seconds[rows, 0] * RATE_HZ).long()
     longer = lengths + before + behind
     B, S = waveforms.shape
     padded = waveforms.new_zeros(B, max(S, int(longer.max())))
-    for row in range(B):
-        first = int(before[row])
-        samples = int(lengths[row])
+    for row, (first, samples) in enumerate(zip(before.tolist(), lengths.tolist(), strict=True)):
         padded[row, first : first + samples] = waveforms[row, :samples]
     return padded, longer
 
@@ -262,8 +232,8 @@ def warp_features(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    config: AugmentConfig | None = None,
-    mel: FeatureConfig | None = None,
+    config: AugmentConfig = DEFAULT,
+    mel: FeatureConfig = FEATURES,
 ) -> tuple[Tensor, Tensor]:
     """Features at another rate and with other formants, drawn for each utterance.
 
@@ -274,24 +244,30 @@ def warp_features(
         features: (B, T, F) float32.
         lengths: Frames of each utterance, (B,), at least 1 each, on the host.
         generator: Decides everything that is drawn.
-        config: Ranges of both; None is AugmentConfig().
-        mel: What the bins are; None is FeatureConfig().
+        config: Ranges of both.
+        mel: What the bins are.
 
     Returns:
         Features (B, T', F), zero in the padding, and their lengths (B,).
     """
-    config = config or AugmentConfig()
-    mel = mel or FeatureConfig()
     B, T, F = dims(features, "B T F", "features", F=mel.bins)
     dims(lengths, "B", "lengths", B=B)
     draws = _Draws(torch.rand(2, B, 1, generator=generator))
-    rate = _log_uniform(draws, config.rate)
-    formants = _log_uniform(draws, config.formants)
+    # Logarithms are drawn, so that a factor and its inverse are equally likely.
+    rate, formants = (
+        draws.between(math.log(low), math.log(high)).exp()
+        for low, high in (config.rate, config.formants)
+    )
     new_lengths = (lengths[:, None] * rate).round().long().clamp(min=1)  # (B, 1)
     frames = torch.arange(int(new_lengths.max()))
     steps_of_source = (lengths[:, None] - 1) / (new_lengths - 1).clamp(min=1)
     source_frame = (frames * steps_of_source).clamp(max=T - 1)  # (B, T')
-    source_bin = _source_bins(formants, mel)  # (B, F)
+    centres_hz = mel_edges_hz(mel)[1:-1].float()
+    source_hz = centres_hz / formants  # (B, F)
+    above = torch.searchsorted(centres_hz, source_hz.contiguous()).clamp(1, F - 1)
+    below = above - 1
+    width_hz = centres_hz[above] - centres_hz[below]
+    source_bin = (below + (source_hz - centres_hz[below]) / width_hz).clamp(0, F - 1)
     grid = torch.stack(
         [
             _to_unit(source_bin, F)[:, None].expand(-1, len(frames), -1),
@@ -310,29 +286,6 @@ def warp_features(
     return warped[:, 0].masked_fill(padding[..., None], 0), new_lengths
 
 
-def _log_uniform(draws: _Draws, limits: tuple[float, float]) -> Tensor:
-    """A factor for each utterance, (B, 1), a factor and its inverse equally likely."""
-    low, high = limits
-    return draws.between(math.log(low), math.log(high)).exp()
-
-
-def _source_bins(formants: Tensor, mel: FeatureConfig) -> Tensor:
-    """Where each bin of the warped features is read from, in bins, (B, F).
-
-    Args:
-        formants: Factor of all frequencies of each utterance, (B, 1).
-        mel: What the bins are.
-    """
-    centres_hz = mel_edges_hz(mel)[1:-1].float()
-    F = len(centres_hz)
-    source_hz = centres_hz / formants
-    above = torch.searchsorted(centres_hz, source_hz.contiguous()).clamp(1, F - 1)
-    below = above - 1
-    width_hz = centres_hz[above] - centres_hz[below]
-    position = below + (source_hz - centres_hz[below]) / width_hz
-    return position.clamp(0, F - 1)
-
-
 def _to_unit(position: Tensor, size: int) -> Tensor:
     """Positions 0 .. size - 1 as `grid_sample` counts them, from -1 to 1."""
     return position * (2 / max(1, size - 1)) - 1
@@ -343,7 +296,7 @@ def spec_augment(
     lengths: Tensor,
     generator: torch.Generator,
     *,
-    config: AugmentConfig | None = None,
+    config: AugmentConfig = DEFAULT,
 ) -> Tensor:
     """Features with random spans of frames and of bins set to 0 (SpecAugment, arXiv 1904.08779).
 
@@ -351,18 +304,16 @@ def spec_augment(
         features: (B, T, F), normalised, so that 0 is their mean.
         lengths: Frames of each utterance, (B,).
         generator: Decides everything that is drawn.
-        config: Number and width of the masks; None is AugmentConfig().
+        config: Number and width of the masks.
 
     Returns:
         A masked copy, (B, T, F).
     """
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
-    config = config or AugmentConfig()
     frames = lengths.cpu().float()
-    longest = frames * config.time_share
-    hidden_frames = _spans(config.time_masks, frames, longest, T, generator)
     bins = torch.full((B,), float(F))
+    hidden_frames = _spans(config.time_masks, frames, frames * config.time_share, T, generator)
     widest = bins.clamp(max=config.frequency_bins)
     hidden_bins = _spans(config.frequency_masks, bins, widest, F, generator)
     hidden = hidden_frames[:, :, None] | hidden_bins[:, None, :]

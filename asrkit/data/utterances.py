@@ -19,13 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, expect_choice, whole
 from asrkit.sound_files import open_sound
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000  # of all waveforms in asrkit.data
 FULL_SCALE = 32768  # of int16
-ORDERS = ("shuffled", "sorted", "as_given")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,28 +62,23 @@ class Utterances:
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
         cuts = list(cuts)
-        texts = []
-        speakers = []
         with ThreadPoolExecutor(workers) as pool:
             read = pool.map(_read_samples, cuts)
             bar = tqdm(read, "reading speech", len(cuts), unit="utt", disable=not progress)
             waveforms = list(bar)
-        for cut in cuts:
-            supervisions = sorted(cut.supervisions, key=lambda supervision: supervision.start)
-            texts.append(" ".join(part.text for part in supervisions if part.text))
-            speakers.append(str(supervisions[0].speaker) if supervisions else "")
-        ids = [cut.id for cut in cuts]
-        return cls(waveforms=waveforms, ids=ids, texts=texts, speakers=speakers)
+        spoken = [sorted(cut.supervisions, key=lambda part: part.start) for cut in cuts]
+        return cls(
+            waveforms=waveforms,
+            ids=[cut.id for cut in cuts],
+            texts=[" ".join(part.text for part in parts if part.text) for parts in spoken],
+            speakers=[str(parts[0].speaker) if parts else "" for parts in spoken],
+        )
 
     def __post_init__(self) -> None:
         sizes = (len(self.waveforms), len(self.ids), len(self.texts), len(self.speakers))
         expect(len(set(sizes)) == 1, "waveforms, ids, texts, speakers", "equally many", sizes)
-        pairs = zip(self.ids, self.waveforms, strict=True)
-        empty = [id_ for id_, waveform in pairs if not len(waveform)]
-        expect(not empty, "waveforms", "samples in each", f"none in {empty[:3]}")
         different = len(set(self.ids))
-        got = f"{different} among {len(self.ids)}"
-        expect(different == len(self.ids), "ids", "all different", got)
+        expect(different == len(self), "ids", "all different", f"{different} among {len(self)}")
 
     def __len__(self) -> int:
         return len(self.waveforms)
@@ -106,12 +100,8 @@ class Utterances:
             rows: Their numbers.
         """
         rows = list(rows)
-        return Utterances(
-            waveforms=[self.waveforms[row] for row in rows],
-            ids=[self.ids[row] for row in rows],
-            texts=[self.texts[row] for row in rows],
-            speakers=[self.speakers[row] for row in rows],
-        )
+        columns = {name: [values[row] for row in rows] for name, values in vars(self).items()}
+        return Utterances(**columns)
 
     def batch(self, rows: Iterable[int], tokenizer: Tokenizer) -> Batch:
         """Some of the utterances as a padded batch.
@@ -120,36 +110,24 @@ class Utterances:
             rows: Their numbers.
             tokenizer: Makes targets of the texts.
         """
-        rows = [int(row) for row in rows]
+        rows = list(rows)
         waveforms = [self.waveforms[row] for row in rows]
-        targets, target_lengths = self.targets(rows, tokenizer)
+        texts = [self.texts[row] for row in rows]
+        targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
         return Batch(
             waveforms=pad_sequence(waveforms, batch_first=True) / FULL_SCALE,
             sample_lengths=torch.tensor([len(waveform) for waveform in waveforms]),
-            targets=targets,
-            target_lengths=target_lengths,
-            texts=[self.texts[row] for row in rows],
+            targets=pad_sequence(targets, batch_first=True),
+            target_lengths=torch.tensor([len(target) for target in targets]),
+            texts=texts,
             ids=[self.ids[row] for row in rows],
         )
-
-    def targets(self, rows: Iterable[int], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
-        """Labels (B, U) of some of the utterances, zero in the padding, and their lengths (B,).
-
-        Args:
-            rows: Their numbers.
-            tokenizer: Makes labels of the texts.
-        """
-        texts = [self.texts[int(row)] for row in rows]
-        targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
-        lengths = torch.tensor([len(target) for target in targets])
-        return pad_sequence(targets, batch_first=True), lengths
 
 
 def _read_samples(cut: Any) -> Tensor:
     """Samples of a cut, (S,) int16, the mean of its channels."""
-    rate_hz = cut.sampling_rate
-    got = f"{rate_hz} Hz in {cut.id!r}"
-    expect(rate_hz == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
+    got = f"{cut.sampling_rate} Hz in {cut.id!r}"
+    expect(cut.sampling_rate == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
         for path in sound_paths(cut):
             open_sound(path).close()  # lhotse would read the part of a file that is there
@@ -168,12 +146,9 @@ def _read_samples(cut: Any) -> Tensor:
 def sound_paths(cut: Any) -> Iterator[Path]:
     """Yield the sound files of a lhotse cut, whatever part of them it takes."""
     for track in getattr(cut, "tracks", None) or [cut]:
-        part = getattr(track, "cut", track)
-        recording = getattr(part, "recording", None)  # padding has none
-        sources = recording.sources if recording is not None else []
-        for source in sources:
-            if source.type == "file":
-                yield Path(source.source)
+        recording = getattr(getattr(track, "cut", track), "recording", None)
+        if recording is not None:  # padding has none
+            yield from (Path(one.source) for one in recording.sources if one.type == "file")
 
 
 def _blurred_order(
@@ -193,19 +168,18 @@ def _sample_lengths(utterances: Utterances) -> Lengths:
 
 
 def batches(
-    utterances: Utterances | Iterable[Any],
+    utterances: Utterances,
     tokenizer: Tokenizer,
     *,
     batch_seconds: float,
     seed: int = 0,
     epoch: int = 0,
     order: Literal["shuffled", "sorted", "as_given"] = "shuffled",
-    max_seconds: float | None = None,
 ) -> Iterator[Batch]:
     """Every utterance once, in padded batches.
 
     Args:
-        utterances: Held in memory, or lhotse cuts, which are read first.
+        utterances: Held in memory.
         tokenizer: Makes targets of the texts.
         batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch of
             its own.
@@ -213,23 +187,16 @@ def batches(
         epoch: Number of the epoch, from 0.
         order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
             begins with the longest utterance; "as_given" keeps the order of the utterances.
-        max_seconds: Leave out utterances that are longer.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect(order in ORDERS, "order", "shuffled, sorted or as_given", repr(order))
-    valid = whole(seed, 0) and whole(epoch, 0)
-    expect(valid, "seed, epoch", "whole numbers from 0 up", (seed, epoch))
-    if not isinstance(utterances, Utterances):
-        utterances = Utterances.load(utterances, progress=False)
+    expect_choice("order", order, ("shuffled", "sorted", "as_given"))
     lengths = _sample_lengths(utterances)
-    samples = lengths.seconds
-    longest = np.inf if max_seconds is None else max_seconds * RATE_HZ
-    rows = np.flatnonzero(samples <= longest)
+    rows = np.arange(len(lengths))
     random = np.random.default_rng([seed, epoch])
     if order == "shuffled":
-        rows = _blurred_order(rows, samples, random)
+        rows = _blurred_order(rows, lengths.seconds, random)
     elif order == "sorted":
-        rows = rows[np.argsort(-samples[rows], kind="stable")]
+        rows = np.argsort(-lengths.seconds, kind="stable")
     plan = cut_batches(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ))
     if order == "shuffled":
         plan = [plan[number] for number in random.permutation(len(plan))]
@@ -255,8 +222,6 @@ class TrainingPlan:
         self, utterances: Utterances, *, batch_seconds: float, seed: int = 0, batches: int = 1
     ) -> None:
         expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-        expect(len(utterances) > 0, "utterances", "at least one", "none")
-        expect(whole(seed, 0), "seed", "a whole number from 0 up", seed)
         count = len(utterances)
         fits = whole(batches, 1, count)
         expect(fits, "batches", f"from 1 to the number of utterances, {count}", batches)

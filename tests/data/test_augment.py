@@ -324,10 +324,10 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
     [
         ({"noise": 2}, "noise: expected a share in 0..1, got 2"),
         ({"silence": -0.1}, "silence: expected a share in 0..1"),
-        ({"rate": (0, 1)}, "rate: expected a range above 0"),
-        ({"formants": (1.2, 0.8)}, "formants: expected a range above 0"),
+        ({"rate": (0, 1)}, "rate: expected a range from 0.001 up"),
+        ({"formants": (1.2, 0.8)}, "formants: expected a range from 0.001 up"),
         ({"silence_s": (-1, 1)}, "silence_s: expected a range from 0 up"),
-        ({"gain_db": (3, -3)}, "gain_db: expected least and greatest"),
+        ({"gain_db": (3, -3)}, "gain_db: expected a range from -inf up"),
     ],
 )
 def test_settings_out_of_range_are_refused_in_one_line(wrong, message):

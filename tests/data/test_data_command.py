@@ -56,7 +56,7 @@ def test_data_alone_says_what_there_is(capsys):
     (["stats", "ami_segments", "--out", "a.xyz"], "--out: expected a name that ends in .png, .svg or .pdf, got 'a.xyz'."),
     (["stats", "ami_segments", "--out", "a"], "--out: expected a name that ends in .png"),
     (["prepare", "mini_librispeech", "--out", "out", "--mirror", "here"],
-     "--mirror: expected an address, http:// or https://, got 'here'."),
+     "--mirror: expected an answer from here, got unknown url type"),
     (["lengths", "ami_segments", "--out", "a.txt"], "--out: expected a name that ends in .csv or .csv.gz"),
 ])  # fmt: skip
 def test_mistakes_give_one_line_and_write_nothing(

@@ -80,21 +80,8 @@ def test_similar_lengths_meet_so_that_little_is_padding(utterances):
         )
 
     assert padding("sorted") < padding("shuffled") < 0.2 < padding("as_given")
-
-
-def test_only_utterances_beyond_max_seconds_are_left_out(utterances):
-    kept = [
-        id_
-        for batch in batches(utterances, TOKENIZER, batch_seconds=30.0, max_seconds=3.0)
-        for id_ in batch.ids
-    ]
-    short = [
-        id_
-        for id_, seconds in zip(utterances.ids, utterances.durations, strict=True)
-        if seconds <= 3.0
-    ]
-    assert 0 < len(short) < 100
-    assert sorted(kept) == sorted(short)
+    first = next(batches(utterances, TOKENIZER, batch_seconds=40.0, order="sorted"))
+    assert int(first.sample_lengths[0]) == max(map(len, utterances.waveforms))
 
 
 @pytest.mark.parametrize("batch_seconds", [0.05, 4.0, 5000.0])
@@ -146,19 +133,11 @@ ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": [
         ),
         (
             lambda some: batches(some, TOKENIZER, batch_seconds=1.0, order="random"),
-            "order: expected shuffled, sorted or as_given, got 'random'",
-        ),
-        (
-            lambda some: batches(some, TOKENIZER, batch_seconds=1.0, seed=-1),
-            r"seed, epoch: expected whole numbers .* got \(-1, 0\)",
-        ),
-        (
-            lambda some: [TrainingPlan(some, batch_seconds=1.0, seed=-1)],
-            "seed: expected a whole",
+            "order: expected one of 'shuffled', 'sorted', 'as_given', got 'random'",
         ),
         (
             lambda some: [TrainingPlan(Utterances(**NOTHING), batch_seconds=1.0)],
-            "utterances: expected at least one",
+            "batches: expected from 1 to the number of utterances, 0, got 1",
         ),
         (
             lambda some: [TrainingPlan(some, batch_seconds=1, batches=101)],
@@ -173,10 +152,6 @@ ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": [
                 Utterances(**{name: 2 * value for name, value in ONE.items()})
             ],
             "ids: expected all different, got 1 among 2",
-        ),
-        (
-            lambda some: [Utterances(**ONE | {"waveforms": [torch.ones(0)]})],
-            r"waveforms: expected samples in each, got none in \['a'\]",
         ),
     ],
 )

@@ -1,19 +1,12 @@
 """Bucket tables: cells of seconds and tokens with a batch size each, and where to put borders."""
 
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import Limit
-from asrkit.files import atomic
 from asrkit.shapes import expect
-
-ENDLESS = 2**62  # tokens of a cell without a bound on tokens
-DTYPES = {"seconds": np.float64, "tokens": np.int64, "sizes": np.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,21 +26,16 @@ class Buckets:
     sizes: np.ndarray
 
     def __post_init__(self) -> None:
-        for name, dtype in DTYPES.items():
-            column = np.array(getattr(self, name), dtype=dtype)
-            object.__setattr__(self, name, column)
+        for name, dtype in (("seconds", np.float64), ("tokens", np.int64), ("sizes", np.int64)):
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype))
         K = len(self.seconds)
         shapes = (self.seconds.shape, self.tokens.shape, self.sizes.shape)
-        valid = K > 0 and shapes == ((K,), (K,), (K,))
         wanted = "as many seconds as tokens as sizes, and one at least"
-        expect(valid, "buckets", wanted, shapes)
-        cells = list(zip(self.seconds, self.tokens, strict=True))
-        first_cells = cells[:5]
-        positive = bool((self.seconds > 0).all() and (self.tokens >= 0).all())
-        expect(positive, "buckets", "seconds above 0, tokens not below", first_cells)
+        expect(K > 0 and shapes == ((K,), (K,), (K,)), "buckets", wanted, shapes)
         order = np.lexsort((self.tokens, self.seconds))
-        ascending = np.array_equal(order, np.arange(K))
-        expect(ascending, "buckets", "cells sorted by seconds, then tokens", first_cells)
+        valid = (self.seconds > 0) & (self.tokens >= 0) & (order == np.arange(K))
+        wanted = "cells of seconds above 0 and tokens, sorted by seconds, then tokens"
+        expect(bool(valid.all()), "buckets", wanted, (self.seconds, self.tokens))
         smallest = self.sizes.min()
         expect(bool(smallest >= 1), "sizes", "at least 1 in each bucket", smallest)
 
@@ -74,27 +62,7 @@ class Buckets:
         Args:
             limit: Applied to batches in which every utterance is as long as its bucket allows.
         """
-        allowed = limit.largest(self.seconds, self.tokens)
-        sizes = np.maximum(1, allowed)
-        return replace(self, sizes=sizes)
-
-    def save(self, path: str | Path) -> None:
-        """Write the table as JSON to `path`."""
-        table = {name: getattr(self, name).tolist() for name in DTYPES}
-        with atomic(path) as part:
-            part.write_text(json.dumps(table))
-
-    @classmethod
-    def read(cls, path: str | Path) -> "Buckets":
-        """Read a table that `save` wrote to `path`."""
-        try:
-            table: dict[str, Any] = json.loads(Path(path).read_text())
-            columns = {name: np.array(table[name]) for name in DTYPES}
-            return cls(**columns)
-        except (OSError, UnicodeDecodeError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"buckets: expected JSON with seconds, tokens and sizes, got {error!r} in {path}."
-            ) from None
+        return replace(self, sizes=np.maximum(1, limit.largest(self.seconds, self.tokens)))
 
 
 def duration_bins(lengths: Lengths, count: int) -> np.ndarray:
@@ -118,13 +86,10 @@ def _borders(ascending: np.ndarray, count: int) -> np.ndarray:
     """At most `count` upper borders that split the sum of sorted values into equal parts."""
     expect(count >= 1, "count", "at least 1", count)
     cumulated = np.cumsum(ascending)
-    total = cumulated[-1]
-    targets = total * np.arange(1, count) / count
+    targets = cumulated[-1] * np.arange(1, count) / count
     positions = np.searchsorted(cumulated, targets)
-    last = len(ascending) - 1
-    inner = ascending[positions.clip(max=last)]
-    borders = np.append(inner, ascending[last])
-    return np.unique(borders)
+    inner = ascending[positions.clip(max=len(ascending) - 1)]
+    return np.unique(np.append(inner, ascending[-1]))
 
 
 def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
@@ -140,8 +105,7 @@ def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
     most_tokens = [lengths.tokens[bins == k].max() for k in range(len(seconds))]
     # Never fewer tokens than the bin before, so that its tail finds room in the next one.
     tokens = np.maximum.accumulate(np.array(most_tokens))
-    unsized = Buckets(seconds, tokens, np.ones_like(tokens))
-    return unsized.sized(limit)
+    return Buckets(seconds, tokens, np.ones_like(tokens)).sized(limit)
 
 
 def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 5) -> Buckets:
@@ -156,13 +120,6 @@ def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 
     """
     bins = duration_bins(lengths, count)
     bin_of_row = np.searchsorted(bins, lengths.seconds)
-    seconds = []
-    tokens = []
-    for k, longest in enumerate(bins):
-        in_bin = lengths.tokens[bin_of_row == k]
-        borders = _borders(np.sort(in_bin), parts)
-        seconds += [longest] * len(borders)
-        tokens += borders.tolist()
-    ones = np.ones(len(tokens))
-    unsized = Buckets(np.array(seconds), np.array(tokens), ones)
-    return unsized.sized(limit)
+    borders = [_borders(np.sort(lengths.tokens[bin_of_row == k]), parts) for k in range(len(bins))]
+    seconds = np.repeat(bins, [len(tokens) for tokens in borders])
+    return Buckets(seconds, np.concatenate(borders), np.ones_like(seconds)).sized(limit)

@@ -2,8 +2,6 @@
 
 import csv
 import gzip
-import io
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from asrkit.files import atomic, shipped
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect
 from asrkit.text import Tokenizer
-
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,23 +27,20 @@ class Lengths:
     tokens: np.ndarray
 
     def __post_init__(self) -> None:
-        tokens_as_passed = self.tokens
-        for name, dtype in (("seconds", np.float64), ("tokens", np.int64)):
-            try:
-                # A copy, so that the caller cannot change it later.
-                column = np.array(getattr(self, name), dtype=dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ValueError(
-                    f"{name}: expected one number an utterance, got some that are none ({error})."
-                ) from None
-            object.__setattr__(self, name, column)
-        N = self.seconds.size
-        shapes = (self.seconds.shape, self.tokens.shape)
+        # Copies, so that the caller cannot change them later.
+        seconds = np.array(self.seconds, dtype=np.float64)
+        passed = np.array(self.tokens)
+        tokens = passed.astype(np.int64)
+        shapes = (seconds.shape, tokens.shape)
+        N = seconds.size
         expect(shapes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", shapes)
-        bad_seconds = ~(np.isfinite(self.seconds) & (self.seconds > 0))
-        _expect_none(bad_seconds, "seconds", "finite and above 0", self.seconds)
-        bad_tokens = (self.tokens < 0) | (self.tokens != tokens_as_passed)
-        _expect_none(bad_tokens, "tokens", "whole numbers, 0 or more", np.array(tokens_as_passed))
+        possible = np.isfinite(seconds) & (seconds > 0)
+        expect(bool(possible.all()), "seconds", "finite and above 0", seconds[~possible][:3])
+        possible = (tokens >= 0) & (tokens == passed)
+        wanted = "whole numbers, 0 or more"
+        expect(bool(possible.all()), "tokens", wanted, passed[~possible][:3])
+        object.__setattr__(self, "seconds", seconds)
+        object.__setattr__(self, "tokens", tokens)
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -86,51 +79,63 @@ class Lengths:
                 characters. Cuts without text have 0 tokens.
             progress: Show a progress bar.
         """
+        utterances = (
+            (cut.duration, [part.text for part in cut.supervisions if part.text]) for cut in cuts
+        )
+        return cls.of_texts(utterances, tokens=tokens, progress=progress)
+
+    @classmethod
+    def of_texts(
+        cls,
+        utterances: Iterable[tuple[float, list[str]]],
+        *,
+        tokens: Tokenizer | Callable[[str], int] | None = None,
+        progress: bool = False,
+    ) -> "Lengths":
+        """Lengths of utterances, each the seconds and what is said in it.
+
+        Args:
+            utterances: Iterated once.
+            tokens: As `of_cuts` takes it.
+            progress: Show a progress bar.
+        """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
-        count_tokens = _token_counter(tokens)
-        rows = []
-        for cut in tqdm(cuts, "lengths", unit="utt", disable=not progress):
-            text = " ".join(part.text for part in cut.supervisions if part.text)
-            count = 0
-            if text:
-                count = count_tokens(text)
-            rows.append((cut.duration, count))
-        return cls._of_rows(rows)
+        # `encode` is looked for first: some tokenizers can also be called, for something else.
+        count: Any = tokens or len
+        encode = getattr(tokens, "encode", None)
+        if encode is not None:
+            count = lambda text: len(encode(text))  # noqa: E731
+        seconds = []
+        counts = []
+        for duration, texts in tqdm(utterances, "lengths", unit="utt", disable=not progress):
+            seconds.append(duration)
+            counts.append(count(" ".join(texts)) if texts else 0)
+        return cls(np.array(seconds), np.array(counts))
 
     @classmethod
     def read(cls, path: str | Path) -> "Lengths":
         """Read a table as `save` writes it.
 
         Args:
-            path: A CSV file, compressed with gzip or not. Its header must have `seconds`; a
-                missing or empty `tokens` means 0.
+            path: A CSV file, compressed by gzip where its name ends in .gz. Its header must have
+                `seconds`; a missing or empty `tokens` means 0.
 
         Raises:
             ValueError: The file cannot be read, or is not such a table.
         """
-        path = Path(path)
         try:
-            return cls._of_rows(_csv_rows(path.read_bytes()))
-        except (
-            OSError,
-            EOFError,
-            zlib.error,
-            csv.Error,
-            TypeError,
-            OverflowError,
-            ValueError,
-        ) as error:
+            with open_text(path) as file:
+                table = csv.DictReader(file.read().splitlines())
+                header = table.fieldnames or ()
+                expect("seconds" in header, "header", "a column `seconds`", header)
+                rows = [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
+            return cls(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+        except Exception as error:  # classes of csv, gzip, codecs and the file system
             got = f"{str(path)!r} ({str(error).rstrip('.')})"
             raise ValueError(
                 f"lengths: expected CSV with the columns seconds and tokens, got {got}."
             ) from None
-
-    @classmethod
-    def _of_rows(cls, rows: list[tuple[float, int]]) -> "Lengths":
-        seconds = np.array([row[0] for row in rows])
-        tokens = np.array([row[1] for row in rows])
-        return cls(seconds, tokens)
 
     def save(self, path: str | Path) -> None:
         """Write the lengths as CSV, one utterance a line.
@@ -138,9 +143,8 @@ class Lengths:
         Args:
             path: Where to write; compressed with gzip where the name ends in `.gz`.
         """
-        lines = ["seconds,tokens\n"]
-        for seconds, tokens in zip(self.seconds.tolist(), self.tokens.tolist(), strict=True):
-            lines.append(f"{seconds},{tokens}\n")
+        rows = zip(self.seconds.tolist(), self.tokens.tolist(), strict=True)
+        lines = ["seconds,tokens\n", *(f"{seconds},{tokens}\n" for seconds, tokens in rows)]
         content = "".join(lines).encode()
         if str(path).endswith(".gz"):
             content = gzip.compress(content, mtime=0)
@@ -148,34 +152,10 @@ class Lengths:
             part.write_bytes(content)
 
 
-def _expect_none(bad: np.ndarray, name: str, wanted: str, values: np.ndarray) -> None:
-    """Raise ValueError that shows the first three `values` where `bad` is true."""
-    rows = np.flatnonzero(bad)
-    if len(rows):
-        expect(False, name, wanted, f"{values[rows][:3]} for utterances {rows[:3]}")
-
-
-def _token_counter(tokens: Tokenizer | Callable[[str], int] | None) -> Callable[[str], int]:
-    # `encode` is looked for first: some tokenizers can also be called, for something else.
-    encode = getattr(tokens, "encode", None)
-    known = tokens is None or encode is not None or callable(tokens)
-    wanted = "a tokenizer, a function of a text, or None"
-    expect(known and not isinstance(tokens, str), "tokens", wanted, repr(tokens))
-    if encode is not None:
-        return lambda text: len(encode(text))
-    if callable(tokens):
-        return tokens
-    return len
-
-
-def _csv_rows(content: bytes) -> list[tuple[float, int]]:
-    """(seconds, tokens) of each line of a table."""
-    if content.startswith(GZIP_MAGIC):
-        content = gzip.decompress(content)
-    table = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
-    header = table.fieldnames
-    expect("seconds" in (header or ()), "header", "a column `seconds`", header)
-    return [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
+def open_text(path: str | Path) -> Any:
+    """A file of UTF-8 text, with a byte order mark or without; one called .gz is unpacked."""
+    opener: Any = gzip.open if str(path).endswith(".gz") else open
+    return opener(path, "rt", encoding="utf-8-sig")
 
 
 def shipped_names() -> list[str]:
@@ -198,29 +178,24 @@ def web_like(
     count: int,
     *,
     seed: int = 0,
-    median_s: float = 6.7,
     spread: float = 0.75,
     most_s: float = 40.0,
-    rate: float = 4.2,
     rate_spread: float = 0.4,
 ) -> Lengths:
     """Random lengths that vary as widely as those of speech from the web.
 
-    Seconds and tokens per second are log-normal. No corpus was measured for the defaults: they are
-    chosen so that half of a random batch is padding, as arXiv 2503.05931 says of its data.
+    Seconds and tokens per second are log-normal, with medians of 6.7 and 4.2. No corpus was
+    measured for the defaults: they are chosen so that half of a random batch is padding, as arXiv
+    2503.05931 says of its data.
 
     Args:
         count: Number of utterances.
         seed: Of the random numbers.
-        median_s: Median duration in seconds.
         spread: Standard deviation of the logarithm of the seconds.
         most_s: Longest duration; longer ones are clipped to it, short ones to 0.5 s.
-        rate: Median of the tokens per second.
         rate_spread: Standard deviation of the logarithm of the tokens per second.
     """
-    expect(whole(count, 0), "count", "a whole number, 0 or more", repr(count))
-    expect(whole(seed, 0), "seed", "a whole number, 0 or more", repr(seed))
     random = np.random.default_rng(seed)
-    seconds = np.clip(random.lognormal(np.log(median_s), spread, count), 0.5, most_s).round(3)
-    rates = np.clip(random.lognormal(np.log(rate), rate_spread, count), 0.5, 25)
+    seconds = np.clip(random.lognormal(np.log(6.7), spread, count), 0.5, most_s).round(3)
+    rates = np.clip(random.lognormal(np.log(4.2), rate_spread, count), 0.5, 25)
     return Lengths(seconds, np.maximum(1, np.rint(seconds * rates)))

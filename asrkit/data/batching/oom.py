@@ -9,14 +9,15 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from asrkit.data.batching.buckets import ENDLESS, Buckets
+from asrkit.data.batching.buckets import Buckets
 from asrkit.runtime import peak_memory
 from asrkit.shapes import expect
 
@@ -58,7 +59,8 @@ class OOMResult:
     def rows(self) -> list[dict[str, Any]]:
         """A row a bucket: seconds, tokens, size found, steps, share of the budget."""
         rows = []
-        for seconds, tokens, size in _cells(self.table):
+        columns = (self.table.seconds, self.table.tokens, self.table.sizes)
+        for seconds, tokens, size in zip(*map(np.ndarray.tolist, columns), strict=True):
             trials = [trial for trial in self.trials if trial[1:3] == (seconds, tokens)]
             taken = [trial.bytes for trial in trials if trial.n == size and trial.bytes]
             row = {"seconds": seconds, "tokens": tokens, "found": size, "steps": len(trials)}
@@ -103,61 +105,48 @@ def oom_search(
     """
     from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
-    _check_arguments(step, buckets, budget_bytes, device, tolerance)
+    is_table = isinstance(buckets, Buckets)
+    expect(is_table, "buckets", "asrkit.data.Buckets", type(buckets).__name__)
+    known = budget_bytes is not None or torch.device(device).type == "cuda"
+    expect(known, "budget_bytes", "how many bytes a step may take", None)
+    expect(0 <= tolerance < 1, "tolerance", "a share from 0 to below 1", tolerance)
     sizes = buckets.sizes.copy()
-    with restored(state, device) as parameters:
-        trials = _Trials(step, device, parameters)
-        seconds, tokens, _ = _cells(buckets)[0]
-        trials.run(1, seconds, tokens)  # makes the optimizer's state
+    seconds = buckets.seconds.tolist()
+    tokens = buckets.tokens.tolist()
+    with _restored(state, device) as parameters:
+        trials = _Trials(step=step, device=device, parameters=parameters)
+        trials.run(1, seconds[0], tokens[0])  # makes the optimizer's state
         trials.done.clear()
         if budget_bytes is None:
-            budget_bytes = int(FREE_SHARE * _free_bytes(device))
+            free, _ = torch.cuda.mem_get_info(device)
+            # torch's allocator holds some for later
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            budget_bytes = int(FREE_SHARE * free)
         trials.budget = budget_bytes
-        longest_first = list(enumerate(_cells(buckets)))[::-1]
-        padded_s = START * longest_first[0][1][0]
-        for k, (seconds, tokens, _) in tqdm(longest_first, "buckets", disable=not progress):
-            sizes[k] = trials.largest(seconds, tokens, int(padded_s / seconds), tolerance)
-            padded_s = sizes[k] * seconds
+        padded_s = START * seconds[-1]
+        for k in tqdm(reversed(range(len(buckets))), "buckets", disable=not progress):
+            start = int(padded_s / seconds[k])
+            sizes[k] = trials.largest(seconds[k], tokens[k], start, tolerance)
+            padded_s = sizes[k] * seconds[k]
     table = replace(buckets, sizes=sizes)
     return OOMResult(table=table, budget_bytes=budget_bytes, trials=trials.done)
 
 
-def _check_arguments(
-    step: TrainingStep, buckets: Buckets, budget_bytes: int | None, device: str, tolerance: float
-) -> None:
-    expect(callable(step), "step", "a function of (n, seconds, tokens)", type(step).__name__)
-    is_table = isinstance(buckets, Buckets)
-    expect(is_table, "buckets", "asrkit.data.Buckets", type(buckets).__name__)
-    bounded = bool(buckets.tokens.max() < ENDLESS)
-    remedy = "Make them with buckets_2d."
-    expect(bounded, "buckets", "tokens for every cell", "a cell without", remedy)
-    known = budget_bytes is not None or torch.device(device).type == "cuda"
-    expect(known, "budget_bytes", "how many bytes a step may take", None)
-    expect(budget_bytes is None or budget_bytes > 0, "budget_bytes", "above 0", budget_bytes)
-    expect(0 <= tolerance < 1, "tolerance", "a share from 0 to below 1", tolerance)
-
-
+@dataclass(kw_only=True)
 class _Trials:
     """The training steps of a search, and what they took."""
 
-    def __init__(self, step: TrainingStep, device: str, parameters: list[Tensor]) -> None:
-        self.step = step
-        self.device = device
-        self.parameters = parameters
-        self.budget = 2**62
-        self.done: list[Trial] = []
+    step: TrainingStep
+    device: str
+    parameters: list[Tensor]
+    budget: int = 2**62
+    done: list[Trial] = field(default_factory=list)
 
     def largest(self, seconds: float, tokens: int, start: int, tolerance: float) -> int:
-        """The largest n that passes, up to the tolerance.
+        """The largest n that passes, up to the tolerance; `start` is the first n tried.
 
         Steps aim at where memory in proportion to n would meet the budget. What a few of them have
         not settled once one has failed, bisection does.
-
-        Args:
-            seconds: Length of each utterance.
-            tokens: Tokens of each.
-            start: The first n tried.
-            tolerance: As in `oom_search`.
         """
         low = 0
         high = UNBOUNDED
@@ -180,35 +169,7 @@ class _Trials:
         return low
 
     def run(self, n: int, seconds: float, tokens: int) -> Trial:
-        """Run one step and free its gradients and activations; the model keeps the update.
-
-        Args:
-            n: Utterances of the batch.
-            seconds: Length of each.
-            tokens: Tokens of each.
-
-        Raises:
-            ValueError: Not even one utterance fits.
-        """
-        taken = self._bytes_taken(n, seconds, tokens)
-        remedy = "Pass the device that it computes on."
-        expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
-        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
-        self.done.append(trial)
-        needed = "more than there is"
-        if taken is not None:
-            needed = f"{taken / 2**20:.1f} MiB, more than {self.budget / 2**20:.1f}"
-        expect(
-            trial.ok or n > 1,
-            "budget_bytes",
-            f"room for one utterance of {seconds:g} s and {tokens} tokens",
-            f"a step that takes {needed}",
-            "Split such utterances, or leave them out.",
-        )
-        return trial
-
-    def _bytes_taken(self, n: int, seconds: float, tokens: int) -> int | None:
-        """Bytes that a step took; None where an allocator gave up."""
+        """Run one step and free its gradients and activations; the model keeps the update."""
         taken = None
         try:
             taken = peak_memory(lambda: self.step(n, seconds, tokens), device=self.device)
@@ -222,31 +183,32 @@ class _Trials:
         if taken is None:
             # Frames of the traceback may hold the error, and so each other and the step's tensors.
             gc.collect()
-        return taken
+        remedy = "Pass the device that it computes on."
+        expect(taken != 0, "step", f"tensors on {self.device!r}", "none", remedy)
+        trial = Trial(n, seconds, tokens, taken, taken is not None and taken <= self.budget)
+        self.done.append(trial)
+        expect(
+            trial.ok or n > 1,
+            "budget_bytes",
+            f"room for one utterance of {seconds:g} s and {tokens} tokens",
+            "a step that takes more",
+            "Split such utterances, or leave them out.",
+        )
+        return trial
 
 
 @contextmanager
-def restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
-    """Put everything back as it was, however the block ends. Copies wait in host memory.
+def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
+    """Put everything in `state`, gradients and random numbers back as they were at the end.
 
-    Args:
-        state: Modules, optimizers and other objects with a state_dict. Their gradients and torch's
-            random numbers are restored as well.
-        device: Whose random numbers to restore, beside those of the CPU.
-
-    Yields:
-        The parameters in `state`, without gradients.
+    Yields the modules' parameters, without gradients. Copies wait in host memory.
     """
     saved = []
     parameters: list[Tensor] = []
     for item in state:
-        wanted = "modules, optimizers and others with a state_dict"
-        expect(hasattr(item, "state_dict"), "state", wanted, type(item).__name__)
         saved.append(tree_map_only(Tensor, _on_host, item.state_dict()))
         if isinstance(item, nn.Module):
             parameters += item.parameters()
-        if isinstance(item, torch.optim.Optimizer):
-            parameters += [p for group in item.param_groups for p in group["params"]]
     gradients = [parameter.grad for parameter in parameters]
     is_cuda = torch.device(device).type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
@@ -267,17 +229,3 @@ def restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
 
 def _on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _cells(buckets: Buckets) -> list[tuple[float, int, int]]:
-    """(seconds, tokens, size) of each bucket."""
-    columns = (buckets.seconds.tolist(), buckets.tokens.tolist(), buckets.sizes.tolist())
-    return list(zip(*columns, strict=True))
-
-
-def _free_bytes(device: str) -> int:
-    """Bytes that a GPU has left, with those that torch's allocator holds for later."""
-    free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    allocated = torch.cuda.memory_allocated(device)
-    return free + reserved - allocated

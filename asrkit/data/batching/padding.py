@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ import numpy as np
 from asrkit.models.lstm import fewest_cells
 from asrkit.shapes import expect, expect_types, whole
 
-Pair = tuple[Any, Any]
 TERMS = {
-    "per_utterance": "1",
+    "per_utterance": "",
     "per_second": "D",
     "per_token": "U",
     "per_second2": "D²",
@@ -40,9 +38,9 @@ class Cost:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        coefficients = {name: getattr(self, name) for name in ("per_batch", *TERMS)}
-        bad = {name: value for name, value in coefficients.items() if not 0 <= value < np.inf}
-        expect(not bad, ", ".join(bad), "finite and not below 0", [*bad.values()])
+        for name in ("per_batch", *TERMS):
+            value = getattr(self, name)
+            expect(value >= 0, name, "not below 0", value)
 
     def __call__(self, n: Any, D: Any, U: Any) -> Any:
         """Cost of padded batches, in `unit`.
@@ -77,16 +75,10 @@ class Cost:
     @property
     def formula(self) -> str:
         """The terms as text, e.g. `n (7.5 D + 0.4 U) GMAC`."""
-        terms = []
-        for name, symbol in TERMS.items():
-            value = getattr(self, name)
-            if value:
-                terms.append(f"{value:.4g} {symbol}".removesuffix(" 1"))
-        per_utterance = " + ".join(terms) or "0"
-        formula = f"n ({per_utterance}) {self.unit}"
-        if self.per_batch:
-            formula = f"{self.per_batch:.4g} + {formula}"
-        return formula
+        values = {symbol: getattr(self, name) for name, symbol in TERMS.items()}
+        terms = [f"{value:.4g} {symbol}".strip() for symbol, value in values.items() if value]
+        per_batch = f"{self.per_batch:.4g} + " if self.per_batch else ""
+        return f"{per_batch}n ({' + '.join(terms) or '0'}) {self.unit}"
 
 
 def linear(*, per_second: float = 1.0, per_token: float = 0.0) -> Cost:
@@ -96,9 +88,12 @@ def linear(*, per_second: float = 1.0, per_token: float = 0.0) -> Cost:
         per_second: Cost of a second, real or padded.
         per_token: Cost of a token, real or padded.
     """
-    source = "each padded frame and token is computed like a real one"
     return Cost(
-        name="linear", unit="padded s", source=source, per_second=per_second, per_token=per_token
+        name="linear",
+        unit="padded s",
+        source="each padded frame and token is computed like a real one",
+        per_second=per_second,
+        per_token=per_token,
     )
 
 
@@ -112,13 +107,11 @@ def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
         per_second: Cost of a second in the linear term.
         quadratic: Seconds at which both terms are equal.
     """
-    positive = isinstance(quadratic, Real) and quadratic > 0
-    expect(positive, "quadratic", "seconds above 0", quadratic)
-    source = "quadratic_duration of lhotse.dataset.TimeConstraint"
+    expect(quadratic > 0, "quadratic", "seconds above 0", quadratic)
     return Cost(
         name="attention",
         unit="padded s",
-        source=source,
+        source="quadratic_duration of lhotse.dataset.TimeConstraint",
         per_second=per_second,
         per_second2=per_second / quadratic,
     )
@@ -174,9 +167,7 @@ class Limit:
     most: float
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.cost, Cost), "cost", "asrkit.data.Cost", repr(self.cost))
-        positive = isinstance(self.most, Real) and self.most > 0
-        expect(positive, "most", "above 0", self.most)
+        expect(self.most > 0, "most", "above 0", self.most)
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
         """Share of the limit that batches use; those above 1 do not fit.
@@ -193,13 +184,10 @@ class Limit:
         per_utterance = self.cost(1, D, U) - self.cost.per_batch
         # The tiny summand lets utterances of no cost fit where no room is left.
         room = self.most - self.cost.per_batch + 1e-290
-        quotient = np.floor(room / np.maximum(per_utterance, 1e-300))
-        n = quotient.clip(0, 2**31).astype(np.int64)
-        # The division may have been rounded up or down: correct n by one where it was.
-        n_fits = self.share(n, D, U) <= 1
-        next_fits = self.share(n + 1, D, U) <= 1
-        at_most_n = np.where(n_fits, n, (n - 1).clip(0))
-        return np.where(next_fits, n + 1, at_most_n)
+        quotient = room / np.maximum(per_utterance, 1e-300)
+        # The division may have been rounded down. Where this is one too many, it is taken back.
+        n = np.floor(quotient * (1 + 1e-12)).clip(0, 2**31).astype(np.int64)
+        return np.where(self.share(n, D, U) <= 1, n, (n - 1).clip(0))
 
 
 def at_most_utterances(n: int) -> Limit:
@@ -214,11 +202,7 @@ def at_most_seconds(seconds: float, *, quadratic: float | None = None) -> Limit:
         seconds: The limit.
         quadratic: Count an utterance of D seconds as D + D² / quadratic, as `attention` does.
     """
-    if quadratic is None:
-        cost = linear()
-    else:
-        cost = attention(quadratic=quadratic)
-    return Limit(cost, seconds)
+    return Limit(linear() if quadratic is None else attention(quadratic=quadratic), seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +247,7 @@ def computed_seconds(seconds: Sequence[float] | np.ndarray, phases: int = 1) -> 
 
 
 def padding_account(
-    batches: Iterable[Pair],
+    batches: Iterable[tuple[Any, Any]],
     *,
     cost: Cost,
     limit: Limit | None = None,
@@ -285,30 +269,21 @@ def padding_account(
             are computed are fewer then. Lattices and memory stay those of the longest utterance.
             The cost has to be linear in seconds.
     """
-    expect(isinstance(cost, Cost), "cost", "asrkit.data.Cost", repr(cost))
-    expect(ranks >= 1, "ranks", "at least 1", ranks)
-    expect(whole(phases, 1), "phases", "a whole number of at least 1", repr(phases))
+    valid = whole(ranks, 1) and whole(phases, 1)
+    expect(valid, "ranks, phases", "whole numbers of at least 1", (ranks, phases))
     linear_cost = cost.per_second2 == cost.per_pair == 0
     remedy = "Only recurrent layers run in phases."
     expect(phases == 1 or linear_cost, "cost", "one linear in seconds", cost.formula, remedy)
     rows = [_row(cost, *pair, phases) for pair in batches]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 8)
-    expect(len(table) > 0, "batches", "at least one", "none")
-    n, D, U, seconds, tokens, nodes, useful, computed = table.T
+    expect(len(rows) > 0, "batches", "at least one", "none")
+    n, D, U, seconds, tokens, nodes, useful, computed = np.array(rows, dtype=np.float64).T
     padded_cost = cost(n, computed / n, U)
-    steps = -(-len(table) // ranks)
-    missing = steps * ranks - len(padded_cost)
-    of_ranks = np.pad(padded_cost, (0, missing)).reshape(steps, ranks)
-    slowest = of_ranks.max(1).sum()
-    available = ranks * slowest
-    expect(slowest > 0, "cost", "above 0 for these batches", slowest)
-    memory = memory_max = None
-    if limit is not None:
-        shares = limit.share(n, D, U)
-        memory = float(shares.mean())
-        memory_max = float(shares.max())
+    steps = -(-len(rows) // ranks)
+    of_ranks = np.pad(padded_cost, (0, steps * ranks - len(rows))).reshape(steps, ranks)
+    available = ranks * of_ranks.max(1).sum()
+    shares = None if limit is None else limit.share(n, D, U)
     return Account(
-        batches=len(table),
+        batches=len(rows),
         steps=steps,
         utterances=int(n.sum()),
         hours=float(seconds.sum()) / 3600,
@@ -317,32 +292,27 @@ def padding_account(
         token_padding=_padding(tokens, n * U),
         lattice_padding=_padding(nodes, n * D * U),
         compute_padding=_padding(useful, padded_cost - cost.per_batch),
-        memory=memory,
-        memory_max=memory_max,
+        memory=None if shares is None else float(shares.mean()),
+        memory_max=None if shares is None else float(shares.max()),
         straggler=1 - float(padded_cost.sum() / available),
         utilisation=float(useful.sum() / available),
     )
 
 
 def _padding(real: np.ndarray, padded: np.ndarray) -> float:
-    """Share of `padded` that is not `real`."""
+    """Share of `padded` that is not `real`; 0 of nothing."""
     total = padded.sum()
-    if total == 0:
-        return 0.0
-    return 1 - float(real.sum() / total)
+    return 1 - float(real.sum() / total) if total else 0.0
 
 
 def _row(
     cost: Cost, seconds: Sequence[float], tokens: Sequence[int], phases: int
-) -> tuple[float, ...]:
+) -> tuple[Any, ...]:
     """n, D, U, sums of seconds, of tokens and of their products, useful cost, computed seconds."""
     D = np.asarray(seconds, dtype=np.float64)
     U = np.asarray(tokens, dtype=np.float64)  # float64, for sums of integers may overflow
     fits = D.ndim == 1 and D.shape == U.shape and len(D) > 0
-    expect(fits, "batches", "seconds and tokens of each utterance", (D.shape, U.shape))
-    real = bool(D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum()))
-    expect(real, "batches", "finite seconds above 0, and tokens not below", (D.min(), U.min()))
-    nodes = float(D @ U)
-    useful = cost.useful(D, U)
+    possible = fits and D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum())
+    expect(bool(possible), "batches", "seconds above 0 and tokens of each utterance", (D, U))
     computed = computed_seconds(D, phases)
-    return len(D), D.max(), U.max(), D.sum(), U.sum(), nodes, useful, computed
+    return len(D), D.max(), U.max(), D.sum(), U.sum(), D @ U, cost.useful(D, U), computed

@@ -1,22 +1,21 @@
 """Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from lhotse.serialization import deserialize_item
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.batching.padding import computed_seconds
-from asrkit.data.corpora.manifests import TABLES, read_rows, simple_cut
+from asrkit.data.corpora.manifests import TABLES, read_rows, row_cut
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
-DRAWN_BATCHES = 200  # of which the padding in phases is the mean
 TABLE = (".csv", ".csv.gz")
+ROWS = 16  # of a histogram
+BAR = 50  # characters of its longest bar
+LINES = "lines with duration and text"
 QUANTILES = {
     "min": 0.0,
     "p1": 0.01,
@@ -56,8 +55,12 @@ def read_lengths(
         return shipped_lengths(name)
     wanted = f"a manifest, a table (.csv, .csv.gz) or one of {', '.join(known)}"
     expect(path.exists(), "target", wanted, repr(name))
-    utterances = (row for file in _manifest_files(path) for row in _utterances(file))
-    lengths = Lengths.of_cuts(utterances, tokens=tokens, progress=progress)
+    utterances = (
+        utterance
+        for file in _manifest_files(path)
+        for utterance in read_rows(file, _utterance, argument="target", wanted=LINES)
+    )
+    lengths = Lengths.of_texts(utterances, tokens=tokens, progress=progress)
     expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}")
     return lengths
 
@@ -74,33 +77,15 @@ def _manifest_files(path: Path) -> list[Path]:
     return []
 
 
-def _utterances(file: Path) -> Iterator[Any]:
-    """An object with `duration` and `supervisions`, which have `text`, for each line of a file.
-
-    No audio is read where the line states its duration.
-    """
-
-    def utterance(row: dict[str, Any]) -> Any:
-        return _utterance(row, file.parent)
-
-    wanted = "lines with duration and text"
-    return read_rows(file, utterance, argument="target", wanted=wanted)
-
-
-def _utterance(row: dict[str, Any], folder: Path) -> Any:
-    if "duration" in row:
-        parts = row.get("supervisions", [row])
-        supervisions = [_supervision(part) for part in parts]
-        duration = 0.0 + row["duration"]  # a TypeError unless it is a number
-        return SimpleNamespace(duration=duration, supervisions=supervisions)
-    if "type" in row:
-        return deserialize_item(row)
-    return simple_cut(row, folder)
-
-
-def _supervision(part: dict[str, Any]) -> Any:
-    text = part.get("text") or ""
-    return SimpleNamespace(text="".join([text]))  # `join` refuses a text that is none
+def _utterance(row: dict[str, Any], folder: Path) -> tuple[float, list[str]]:
+    """Seconds and texts of a line. No audio is read where it states its duration."""
+    if "duration" not in row:
+        cut = row_cut(row, folder)
+        return cut.duration, [part.text for part in cut.supervisions if part.text]
+    parts = row.get("supervisions", [row])
+    texts = [part["text"] for part in parts if part.get("text")]
+    "".join(texts)  # a TypeError unless they are texts
+    return float(row["duration"]), texts
 
 
 def padding_of_random(values: np.ndarray, batch: int) -> float:
@@ -116,8 +101,7 @@ def padding_of_random(values: np.ndarray, batch: int) -> float:
     all_among_shortest = np.ones(N)  # [k - 1]: probability that a batch is among the k shortest
     k = np.arange(1, N + 1)
     for drawn in range(batch):
-        left = np.maximum(k - drawn, 0)
-        all_among_shortest *= left / (N - drawn)
+        all_among_shortest *= np.maximum(k - drawn, 0) / (N - drawn)
     is_longest = np.diff(all_among_shortest, prepend=0)  # probability of each length
     longest = np.sort(values) @ is_longest
     if longest == 0:
@@ -125,127 +109,69 @@ def padding_of_random(values: np.ndarray, batch: int) -> float:
     return float(1 - np.mean(values) / longest)
 
 
-def padding_in_phases(seconds: np.ndarray, batch: int, phases: int) -> float:
-    """Share of padding in random batches that a recurrent encoder runs in phases.
-
-    Estimated from DRAWN_BATCHES batches, which are the same in every call.
-
-    Args:
-        seconds: Lengths, (N,).
-        batch: Utterances in a batch, at most N.
-        phases: Phases of a batch at most, as LSTMEncoderConfig has them.
-    """
-    random = np.random.default_rng(0)
-    useful = 0.0
-    computed = 0.0
-    for _ in range(DRAWN_BATCHES):
-        drawn = random.choice(seconds, batch, replace=False)
-        useful += float(drawn.sum())
-        computed += computed_seconds(drawn, phases)
-    return 1 - useful / computed
-
-
-def length_stats(lengths: Lengths, *, batch: int = 32, phases: int = 1) -> dict[str, Any]:
+def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
     """Utterances, hours, quantiles of lengths, and the padding of random batches, as JSON.
 
     Args:
         lengths: Of at least one utterance. Tokens are left out of the result where none are known.
         batch: Utterances in a random batch. Its padding is exact, not simulated.
-        phases: Above 1, the padding of a recurrent encoder that runs a batch in so many phases is
-            estimated as well.
     """
     expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     expect(batch >= 1, "batch", "at least 1", batch)
-    expect(phases >= 1, "phases", "at least 1", phases)
     batch = min(batch, len(lengths))
     columns = {"seconds": lengths.seconds}
     if lengths.tokens.any():
         columns["tokens"] = lengths.tokens.astype(float)
-    padding = {}
-    for name, values in columns.items():
-        share = padding_of_random(values, batch)
-        padding[name] = round(share, 4)
+    padding = {name: round(padding_of_random(values, batch), 4) for name, values in columns.items()}
     if "tokens" in columns:
         columns["tokens_per_second"] = lengths.tokens_per_second
-    in_phases = {}
-    if phases > 1:
-        share = padding_in_phases(lengths.seconds, batch, phases)
-        in_phases[str(phases)] = round(share, 4)
+    quantiles = {}
+    for name, values in columns.items():
+        found = np.quantile(values, [*QUANTILES.values()]).round(3).tolist()
+        quantiles[name] = dict(zip(QUANTILES, found, strict=True))
     return {
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
         "tokens": int(lengths.tokens.sum()),
-        "quantiles": {name: _quantiles(values) for name, values in columns.items()},
+        "quantiles": quantiles,
         "random_batch": batch,
         "random_batch_padding": padding,
-        "padding_in_phases": in_phases,
     }
-
-
-def _quantiles(values: np.ndarray) -> dict[str, float]:
-    shares = [*QUANTILES.values()]
-    quantiles = np.quantile(values, shares).tolist()
-    rounded = [round(value, 3) for value in quantiles]
-    return dict(zip(QUANTILES, rounded, strict=True))
 
 
 def length_table(stats: dict[str, Any]) -> str:
     """The result of `length_stats` as lines of text."""
-    names = "".join(f"{name:>10}" for name in QUANTILES)
-    lines = [f"{'':18}{names}"]
+    lines = [" " * 18 + "".join(f"{name:>10}" for name in QUANTILES)]
     for name, values in stats["quantiles"].items():
         cells = "".join(f"{value:10.2f}" for value in values.values())
-        label = name.replace("_", " ")
-        lines.append(f"{label:18}{cells}")
-    tokens = "tokens not known"
-    if stats["tokens"]:
-        tokens = f"{stats['tokens']:,} tokens"
+        lines.append(f"{name.replace('_', ' '):18}{cells}")
+    tokens = f"{stats['tokens']:,} tokens" if stats["tokens"] else "tokens not known"
     lines.append(f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}")
     padding = stats["random_batch_padding"]
     shares = " and ".join(f"{100 * share:.1f} % of their {name}" for name, share in padding.items())
     lines.append(f"random batches of {stats['random_batch']} would be padding for {shares}")
-    for phases, share in stats["padding_in_phases"].items():
-        lines.append(f"an encoder that runs them in {phases} phases would pad {100 * share:.1f} %")
     return "\n".join(lines)
 
 
-def histogram(seconds: np.ndarray, *, rows: int = 16, width: int = 50) -> str:
-    """Number of utterances by length, as lines of text.
+def histogram(seconds: np.ndarray) -> str:
+    """Number of utterances by their seconds (N,), as up to ROWS lines of text.
 
-    Args:
-        seconds: Duration of each utterance, (N,).
-        rows: Most lines. The last one also counts the longest half percent, however long.
-        width: Characters of the longest bar.
+    The last line also counts the longest half percent, however long.
     """
     end = float(np.quantile(seconds, 0.995))
-    step = _round_step(end, rows)
+    power = 10.0 ** math.floor(math.log10(end / ROWS))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power * ROWS >= end)
+    digits = max(0, -math.floor(math.log10(step)))
     last = math.ceil(end / step) - 1
-    magnitude = math.floor(math.log10(step))
-    digits = max(0, -magnitude)
-    cells = np.minimum(seconds // step, last)
-    counts = np.bincount(cells.astype(int)).tolist()
-    most = max(counts)
-    longest = seconds.max()
+    counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
     lines = []
     for cell, count in enumerate(counts):
-        lower = cell * step
         upper = (cell + 1) * step
-        if cell < last or longest < upper:
-            border = f"to {upper:5.{digits}f} s"
-        else:
+        border = f"to {upper:5.{digits}f} s"
+        if cell == last and seconds.max() >= upper:
             border = "s or more"
-        bar = "█" * round(width * count / most)
+        bar = "█" * round(BAR * count / max(counts))
         if count and not bar:
             bar = "▏"
-        lines.append(f"{lower:8.{digits}f} {border:10} {bar:{width}} {count:,}")
+        lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{BAR}} {count:,}")
     return "\n".join(lines)
-
-
-def _round_step(end: float, rows: int) -> float:
-    """The smallest of 1, 2 or 5 times a power of ten with which `rows` steps reach `end`."""
-    for exponent in range(-3, 308):
-        for factor in (1, 2, 5):
-            step = factor * 10.0**exponent
-            if step * rows >= end:
-                return step
-    raise ValueError(f"seconds: expected lengths below 1e308, got {end}.")

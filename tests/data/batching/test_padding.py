@@ -171,23 +171,18 @@ def test_tokens_that_nobody_knows_are_not_padded():
 
 
 @pytest.mark.parametrize("call, said", [
-    (lambda: Cost(name="c", unit="u", source="", per_token=-1.0), r"per_token: expected finite and not below 0, got \[-1.0\]"),
+    (lambda: Cost(name="c", unit="u", source="", per_token=-1.0), r"per_token: expected not below 0, got -1.0"),
     (lambda: Cost(name="c", unit="u", source="", per_pair=float("nan")), "per_pair: expected a finite number, got nan"),
     (lambda: Cost(name="c", unit="u", source="", per_second="a"), "per_second: expected a finite number, got 'a'"),
     (lambda: Limit(linear(), 0), "most: expected above 0, got 0"),
-    (lambda: Limit(linear(), "a"), "most: expected above 0, got a"),
-    (lambda: Limit(None, 1), "cost: expected asrkit.data.Cost, got None"),
-    (lambda: padding_account([([1.0], [1])], cost=None), "cost: expected asrkit.data.Cost, got None"),
-    (lambda: attention(quadratic="a"), "quadratic: expected seconds above 0, got a"),
     (lambda: attention(quadratic=0), "quadratic: expected seconds above 0"),
     (lambda: padding_account([], cost=linear()), "batches: expected at least one"),
-    (lambda: padding_account([([1.0], [1])], cost=linear(), ranks=0), "ranks: expected at least 1"),
-    (lambda: padding_account([([1.0, 2.0], [1])], cost=linear()), "seconds and tokens of each utterance"),
-    (lambda: padding_account([([-1.0, 2.0], [1, 1])], cost=linear()), "batches: expected finite seconds above 0"),
-    (lambda: padding_account([([2.0, float("nan")], [1, 1])], cost=linear()), "batches: expected finite seconds above 0"),
-    (lambda: padding_account([([2.0, 2.0], [1, -1])], cost=linear()), "tokens not below"),
-    (lambda: padding_account([([], [])], cost=linear()), "seconds and tokens of each utterance"),
-    (lambda: padding_account([([1.0], [0])], cost=linear(per_second=0, per_token=1)), "cost: expected above 0"),
+    (lambda: padding_account([([1.0], [1])], cost=linear(), ranks=0), "ranks, phases: expected whole numbers of at least 1"),
+    (lambda: padding_account([([1.0, 2.0], [1])], cost=linear()), "batches: expected seconds above 0 and tokens of each utterance"),
+    (lambda: padding_account([([-1.0, 2.0], [1, 1])], cost=linear()), "batches: expected seconds above 0 and tokens of each utterance"),
+    (lambda: padding_account([([2.0, float("nan")], [1, 1])], cost=linear()), "batches: expected seconds above 0 and tokens of each utterance"),
+    (lambda: padding_account([([2.0, 2.0], [1, -1])], cost=linear()), "batches: expected seconds above 0 and tokens of each utterance"),
+    (lambda: padding_account([([], [])], cost=linear()), "batches: expected seconds above 0 and tokens of each utterance"),
 ])  # fmt: skip
 def test_accounts_that_cannot_be_are_refused(call, said):
     with pytest.raises(ValueError, match=said):

@@ -1,16 +1,12 @@
 """Phases in accounts of padding, and presorting, which makes them even across ranks."""
 
-import json
-
 import numpy as np
 import pytest
 
-from asrkit.cli import main
 from asrkit.data import (
     CANARY_MEMORY,
     Balanced,
     Bucketed,
-    Lengths,
     Presorted,
     Random,
     at_most_utterances,
@@ -23,7 +19,6 @@ from asrkit.data import (
     shipped_lengths,
     web_like,
 )
-from asrkit.data.batching.statistics import padding_in_phases
 
 LIMIT = at_most_utterances(6)
 STRATEGIES = {
@@ -99,35 +94,12 @@ def test_the_account_in_phases_is_that_worked_out_by_hand():
     assert account.lattice_padding == whole.lattice_padding
 
 
-def test_a_plan_says_the_phases_of_each_batch():
-    lengths = Lengths([4.0, 2.0, 1.0, 3.0, 3.0], [0] * 5)
-    epoch = plan(Random(limit=at_most_utterances(3)), lengths, seed=1)
-    found = epoch.phases(lengths, 2)
-    for (seconds, _), phases in zip(epoch.pairs(lengths), found, strict=True):
-        assert phases[-1][0] == seconds.max() and phases[0][1] == len(seconds)
-        assert len(phases) == min(2, len(set(seconds)))
-
-
-def test_data_stats_estimates_the_padding_in_phases(capsys):
-    seconds = shipped_lengths("librispeech_eval").seconds
-    assert padding_in_phases(seconds, 32, 32) < 0.02
-    assert padding_in_phases(seconds, 32, 8) < padding_in_phases(seconds, 32, 2)
-    command = ["data", "stats", "librispeech_eval", "--phases", "8"]
-    assert main([*command, "--json"]) == 0
-    stats = json.loads(capsys.readouterr().out.splitlines()[-1])
-    share = stats["padding_in_phases"]["8"]
-    assert share == round(padding_in_phases(seconds, 32, 8), 4)
-    assert share < stats["random_batch_padding"]["seconds"] / 2
-    assert main(command) == 0
-    assert f"in 8 phases would pad {100 * share:.1f} %" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
             lambda: padding_account([([1.0], [1])], cost=linear(), phases=0),
-            "phases: expected a whole number of at least 1, got 0",
+            r"ranks, phases: expected whole numbers of at least 1, got \(1, 0\)",
         ),
         (
             lambda: padding_account([([1.0], [1])], cost=attention(), phases=2),

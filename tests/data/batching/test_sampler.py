@@ -227,8 +227,8 @@ def sampler_at(epoch, *args, **kwargs):
 def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(cuts, kind, done):
     def make():
         return LengthSampler(
-            cuts, strategies(cuts)[kind], seed=3, seconds=(2, 19), world_size=2, rank=1
-        )
+            cuts, strategies(cuts)[kind], seed=3, world_size=2, rank=1
+        ).filter(lambda cut: 2 < cut.duration < 19)
 
     whole, stopped, resumed = make(), make(), make()
     for sampler in (whole, stopped):
@@ -240,7 +240,7 @@ def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(cuts, kind, done)
     before = json.dumps(state)
     resumed.load_state_dict(state)
     assert json.dumps(state) == before  # lhotse's empty the state that they are given
-    assert resumed.remaining_cuts == stopped.remaining_cuts and resumed.epoch == 4
+    assert resumed.epoch == 4
     assert ids(resumed) == expected[done:]
     assert resumed.get_report() == whole.get_report()
     resumed.set_epoch(5)
@@ -299,9 +299,8 @@ def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(cuts):
     ({"world_size": 2, "rank": 0}, "world_size: expected 1 as in the state, got 2"),
     ({"drop_last": True}, "drop_last: expected False as in the state, got True"),
     ({"strategy": Random(limit=LIMIT)}, "strategy: expected 'Balanced' as in the state, got 'Random'"),
-    ({"strategy": Balanced(limit=at_most_seconds(99))}, "plan: expected '[0-9a-f]+' as in the state, .* Settings of the strategy"),
+    ({"strategy": Balanced(limit=at_most_seconds(99))}, "plan: expected '[0-9a-f]+' as in the state, got '[0-9a-f]+'. Cuts, tokens, strategy"),
     ({"strategy": Balanced(limit=LIMIT, blur=(0, 0))}, "plan: expected"),
-    ({"seconds": (2, 99)}, "data: expected '[0-9a-f]+' as in the state, got '[0-9a-f]+'. The cuts"),
     ({"tokens": lambda text: 1}, "data: expected"),
     ({"cuts": made_cuts(500, seed=1)}, "data: expected"),
 ])  # fmt: skip
@@ -345,72 +344,33 @@ def test_drop_last_halves_nothing_and_counts_what_it_leaves_out(cuts):
     ]
     kept = [batch for step in zip(*map(ids, ranks), strict=True) for batch in step]
     assert kept == whole[: len(whole) // 3 * 3]
-    assert {one.dropped["strategy"] for one in ranks} == {500 - sum(map(len, kept))}
+    left_out = sum(one.diagnostics.discarded_cuts for one in ranks)
+    assert left_out == 500 - sum(map(len, kept))
 
 
-def test_filters_drop_what_they_are_asked_to_and_count_it(cuts):
-    sampler = LengthSampler(
-        cuts, Balanced(limit=LIMIT), seconds=(2.0, 15.0), tokens_per_second=(1.0, 6.0)
-    )
+def test_a_filter_drops_what_it_is_asked_to_and_counts_it(cuts):
+    sampler = LengthSampler(cuts, Balanced(limit=LIMIT))
     assert len(ids(sampler)) == len(
         sampler
     )  # an epoch is planned, which the filter has to undo
     assert sampler.filter(lambda cut: not cut.id.endswith("7")) is sampler
 
-    def characters(cut):
-        return len(cut.supervisions[0].text)
-
-    outside = [cut for cut in cuts if not 2.0 <= cut.duration <= 15.0]
-    off = [
-        cut
-        for cut in cuts
-        if 2.0 <= cut.duration <= 15.0
-        and not 1.0 <= characters(cut) / cut.duration <= 6.0
-    ]
-    sevens = [
-        cut
-        for cut in cuts
-        if cut not in outside and cut not in off and cut.id.endswith("7")
-    ]
-    assert sampler.dropped == {
-        "seconds": len(outside), "tokens_per_second": len(off), "filter": len(sevens), "strategy": 0
-    }  # fmt: skip
-    gone = {cut.id for cut in outside + off + sevens}
-    assert len(outside) > 9 < len(off) and len(sevens) > 9
+    gone = {cut.id for cut in cuts if cut.id.endswith("7")}
+    assert len(gone) > 9
     assert flat(ids(sampler)) == sorted(cut.id for cut in cuts if cut.id not in gone)
     stats = sampler.diagnostics.current_epoch_stats
     assert (stats.kept_cuts, stats.discarded_cuts) == (500 - len(gone), len(gone))
 
 
-def test_what_a_strategy_drops_is_counted_once_over_the_ranks(cuts):
+@pytest.mark.parametrize("world_size", [3, 4, 7])
+def test_what_a_strategy_drops_is_counted_once_over_the_ranks(cuts, world_size):
     strategy = strategies(cuts)["dropping"]
     ranks = [
-        LengthSampler(cuts, strategy, world_size=3, rank=rank) for rank in range(3)
+        LengthSampler(cuts, strategy, world_size=world_size, rank=rank)
+        for rank in range(world_size)
     ]
     kept = sum(len(own) for one in ranks for own in ids(one))
-    assert (
-        ranks[0].dropped
-        == ranks[2].dropped
-        == {"seconds": 0, "tokens_per_second": 0, "strategy": 500 - kept}
-    )
     assert 0 < 500 - kept == sum(one.diagnostics.discarded_cuts for one in ranks)
-
-
-def test_what_remains_is_counted_on_all_ranks(cuts):
-    ranks = [
-        LengthSampler(cuts, Balanced(limit=LIMIT), world_size=2, rank=rank)
-        for rank in range(2)
-    ]
-    seconds, number = sum(cut.duration for cut in cuts), 500
-    assert (ranks[0].remaining_cuts, ranks[0].num_cuts) == (500, 500)
-    for first, second in zip(*map(iter, ranks), strict=True):
-        number -= len(first) + len(second)
-        seconds -= sum(cut.duration for batch in (first, second) for cut in batch)
-        assert ranks[0].remaining_cuts == ranks[1].remaining_cuts == number
-        assert ranks[0].remaining_duration == pytest.approx(seconds, abs=1e-6)
-    assert number == 0
-    with pytest.raises(StopIteration):
-        next(ranks[0])
 
 
 def test_mapped_batches_and_loading_info_are_as_lhotse_has_them(cuts):
@@ -466,15 +426,13 @@ def test_speech_is_read_and_collated_by_lhotses_dataset(tiny_speech, tmp_path):
 
 
 @pytest.mark.parametrize("options, said", [
-    ({"seed": "randomized"}, "seed: expected a whole number, 0 or more: the same on every rank, got 'randomized'"),
-    ({"world_size": 0}, "world_size: expected at least 1, got 0"),
-    ({"world_size": 2, "rank": 2}, "rank: expected 0 or more, below world_size, got 2"),
-    ({"seconds": (5, 1)}, r"seconds: expected the least and the most, got \(5, 1\)"),
+    ({"seed": "randomized"}, r"seed, epoch: expected whole numbers from 0 up, got \('randomized', 0\)"),
     ({"lengths": Lengths([1.0], [1])}, "lengths: expected 500, one a cut, got 1"),
     ({"lengths": Lengths([1.0], [1]), "tokens": len}, "tokens: expected None beside lengths, which have them, got"),
     ({"strategy": None}, "strategy: expected Random, Sorted, .* got None"),
-    ({"seconds": (900, 1000)}, "lengths: expected an utterance for each of 1 ranks, got 0"),
+    ({"cuts": []}, "lengths: expected an utterance for each of 1 ranks, got 0"),
 ])  # fmt: skip
 def test_bad_arguments_are_refused_in_one_line(cuts, options, said):
+    how = {"cuts": cuts, "strategy": Balanced(limit=LIMIT)} | options
     with pytest.raises(ValueError, match=said):
-        len(LengthSampler(cuts, **{"strategy": Balanced(limit=LIMIT)} | options))
+        len(LengthSampler(**how))
