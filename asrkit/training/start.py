@@ -29,7 +29,7 @@ from asrkit.training.distributed import joined
 from asrkit.training.folder import RunFolder
 from asrkit.training.loop import Loop, OnStep
 from asrkit.training.objective import compile_losses, objective_of
-from asrkit.training.state import TrainingRun, compile_optimizer
+from asrkit.training.state import TrainingRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,6 @@ def _begin(run: TrainingRun, folder: RunFolder, *, resume: bool) -> None:
     processes.expect_same(what | {"torch": torch.__version__})
     if processes.local_rank == 0:  # the others read what it leaves on the disk
         compile_losses(run.model, run.config)
-        compile_optimizer(run.config, run.device)
     state = folder.load_state() if resume else None
     if state is not None:
         run.restore(state, folder)

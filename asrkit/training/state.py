@@ -1,5 +1,6 @@
 """The state of one training run, a step of it, and how it is saved and restored."""
 
+import copy
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -8,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from asrkit.models import make_model
 from asrkit.models.assembly import Model, ModelConfig
 from asrkit.models.checkpoints import config_to_dict
-from asrkit.optim import Average, Lamb, NovoGrad
+from asrkit.optim import Lamb, NovoGrad
 from asrkit.shapes import expect
 from asrkit.training.batches import Prepared, step_seed
 from asrkit.training.config import TrainConfig
@@ -20,6 +22,7 @@ from asrkit.training.distributed import BatchLoss, Processes, accumulating, repl
 from asrkit.training.folder import FRESH, RunFolder
 from asrkit.training.steps import update
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
 FREE = ("threads", "evaluate")  # settings that a resumed run may change
 
 
@@ -51,7 +54,8 @@ class TrainingRun:
         self.settings = run_settings(model_config, config, self.batches) | data
         self.loss = replicated(BatchLoss(self.model, config), self.processes)
         self.optimizer = make_optimizer(self.model, config)
-        self.average = Average(self.model, config.ema)
+        self.average = AveragedModel(self.model, multi_avg_fn=self._blend, use_buffers=True)
+        self.average.n_averaged.fill_(1)  # the weights as they are drawn count too
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.history: list[dict[str, float]] = []
@@ -95,7 +99,7 @@ class TrainingRun:
         loss, lean = self._weighed_loss(*last, all_labels)
         parts.append(loss.detach().double())
         norm = update(self.model, self.optimizer, loss * self.processes.count, self.config)
-        self.average.update()
+        self.average.update_parameters(self.model)
         own_loss = float(sum(parts))  # waits for the device
         own_s = time.perf_counter() - start
         mean_loss, taken_s = self.processes.sum(own_loss, own_s if self.processes.first else 0.0)
@@ -125,10 +129,16 @@ class TrainingRun:
 
     def averaged_model(self) -> Model:
         """A model with averaged weights."""
-        with torch.random.fork_rng(devices=[]):
-            model = make_model(self.model.config).to(self.device).eval().requires_grad_(False)
-        model.load_state_dict(self.average.values)
-        return model
+        model: Any = copy.deepcopy(self.average.module)
+        return model.eval().requires_grad_(False)
+
+    def _blend(self, averages: Tensors, values: Tensors, _: object) -> None:
+        """Move averages of weights, all of one dtype, towards their values; a count is copied."""
+        if not averages[0].is_floating_point():
+            torch._foreach_copy_(averages, values)
+            return
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))  # forgets the first soon
+        torch._foreach_lerp_(averages, values, 1 - decay)
 
     def save(self, folder: RunFolder) -> None:
         """Write what is needed to resume.
@@ -139,7 +149,7 @@ class TrainingRun:
         folder.save_state(
             {
                 "model": self.model.state_dict(),
-                "ema": self.average.values,
+                "ema": self.average.module.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "seconds": self.seconds,
@@ -167,7 +177,7 @@ class TrainingRun:
         wanted = f"the settings {folder.path} was started with"
         expect(not changed, "config", wanted, f"other {'; '.join(changed)}", FRESH)
         self.model.load_state_dict(state["model"])
-        self.average.load_state_dict({"values": state["ema"], "updates": state["step"]})
+        self.average.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         self.seconds = state["seconds"]
@@ -227,21 +237,6 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         weight_decay=config.weight_decay,
         fused=True,
     )
-
-
-def compile_optimizer(config: TrainConfig, device: torch.device) -> None:
-    """Make one step with a single weight, so that the optimizer's kernels are compiled.
-
-    The first step of LAMB on a CPU would wait for Numba, after the clock has started.
-
-    Args:
-        config: Which optimizer.
-        device: Of the model.
-    """
-    weight = nn.Parameter(torch.zeros(1, device=device))
-    optimizer = make_optimizer(nn.ParameterList([weight]), config)
-    weight.grad = torch.zeros_like(weight)
-    optimizer.step()
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
