@@ -24,7 +24,6 @@ a CPU they run in Triton's interpreter.
 """
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -147,8 +146,8 @@ class Tiles:
         """
         hidden, logits = self._buffers()
         by_hidden = torch.empty_like(hidden)
-        shapes = [self.weight.shape, *(half.shape for half in self.halves)]
-        by_weight, *by_halves = zeros(shapes, like=saved.log_z)
+        by_weight = torch.zeros_like(self.weight, dtype=torch.float32)
+        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in self.halves]
         for chunk in self.chunks:
             n = chunk.nodes.count
             (scores, targets, nodes), used = self._logits(chunk, hidden, logits)
@@ -209,13 +208,6 @@ def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
     V, D = weight.shape
     both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
     return torch.nn.functional.pad(both, (0, -(D + 1) % MULTIPLE, 0, -V % MULTIPLE))
-
-
-def zeros(shapes: list[Any], like: Tensor) -> list[Tensor]:
-    """Tensors of zeros in one piece of memory, which one launch fills."""
-    sizes = [prod(shape) for shape in shapes]
-    parts = like.new_zeros(sum(sizes)).split(sizes)
-    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
