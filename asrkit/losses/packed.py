@@ -31,6 +31,8 @@ from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
+CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
+GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
 IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
@@ -58,8 +60,7 @@ def pack_joint(
     """activation(encoded[b, t] + predicted[b, u]) of all valid nodes (b, t, u): (N, D).
 
     Padding may hold anything and has gradient 0. Backward reads the result, which must stay
-    unchanged. Memory: the result, N D, and in backward the gradient of one utterance. Second
-    derivatives are refused.
+    unchanged. Memory: the result, N D, and small tiles. Second derivatives are refused.
 
     Args:
         encoded: (B, T, D), the encoder's half of the joint, projected.
@@ -107,7 +108,7 @@ class PackedJoint(torch.autograd.Function):
                 grid.relu_()
             elif activation == "tanh":
                 grid.tanh_()
-        ctx.save_for_backward(None if activation == "none" else out)
+        ctx.save_for_backward(out)
         ctx.rest = nodes, activation, (encoded.shape, predicted.shape)
         return out
 
@@ -119,17 +120,19 @@ class PackedJoint(torch.autograd.Function):
         (by_out,) = incoming
         wide = torch.promote_types(by_out.dtype, torch.float32)
         by_encoded, by_predicted = (by_out.new_zeros(shape, dtype=wide) for shape in shapes)
+        tile_bytes = CPU_TILE_BYTES if out.device.type == "cpu" else GPU_TILE_BYTES
         for b in range(len(by_encoded)):
             T, U1, rows = nodes.slices(b)
-            grad = by_out[rows].to(wide)
-            if activation == "tanh":
-                y = out[rows].to(wide)
-                grad = grad * (1 - y * y)
-            elif activation == "relu":
-                grad = grad.masked_fill(out[rows] <= 0, 0)
-            grid = grad.unflatten(0, (T, U1))
-            by_encoded[b, :T] = grid.sum(1)
-            by_predicted[b, :U1] = grid.sum(0)
+            step = max(1, tile_bytes // (wide.itemsize * U1 * out.shape[1]))  # frames of a tile
+            grids = [packed[rows].unflatten(0, (T, U1)).split(step) for packed in (by_out, out)]
+            for grad, y, sums in zip(*grids, by_encoded[b, :T].split(step), strict=True):
+                by_total = grad.to(wide)
+                if activation == "tanh":
+                    by_total = by_total * (1 - y.to(wide).square())
+                elif activation == "relu":
+                    by_total = by_total.masked_fill(y <= 0, 0)
+                sums.copy_(by_total.sum(1))
+                by_predicted[b, :U1] += by_total.sum(0)
         return by_encoded.to(by_out.dtype), by_predicted.to(by_out.dtype), None, None
 
 

@@ -74,8 +74,7 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its lo
     expect(isinstance(size, int) and size >= 1, "size", "a number of utterances, at least 1", size)
     check_options(reduction)
     B, _, _ = dims(encoded, "B T D", "encoded")
-    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B)
-    dims(targets, "B U", "targets", B=B, U=U1 - 1)
+    dims(predicted, "B U1 D", "predicted", B=B)
     lengths = torch.stack((logit_lengths, target_lengths), 1).cpu()
 
     def losses(encoded: Tensor, predicted: Tensor, *rest: Tensor) -> Tensor:

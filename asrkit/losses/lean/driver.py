@@ -185,7 +185,12 @@ class LeanLoss(torch.autograd.Function):
         """
         inputs = (encoded, predicted, weight, bias, targets)
         needs_gradient = any(ctx.needs_input_grad)
-        arcs = _empty_arcs(encoded, weight, nodes, len(options.durations))
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        log_z, blank_logp, label_logp = encoded.new_empty((3, nodes.count), dtype=dtype)
+        duration_logp = None
+        if options.durations:
+            duration_logp = log_z.new_empty(nodes.count, len(options.durations))
+        arcs = ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
         tiles = make_tiles(*inputs, nodes, options, joint)
         tiles.arc_log_probs(arcs)
         del tiles  # its buffers
@@ -216,16 +221,6 @@ class LeanLoss(torch.autograd.Function):
         ]
         no_gradients = [None] * 6  # targets, nodes, options, joint, make_tiles, lattice
         return (*gradients, *no_gradients)
-
-
-def _empty_arcs(encoded: Tensor, weight: Tensor, nodes: Nodes, durations: int) -> ArcLogProbs:
-    """Room for the arcs' log-probabilities of all nodes, in float32 or better."""
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    log_z, blank_logp, label_logp = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
-    duration_logp = None
-    if durations:
-        duration_logp = encoded.new_empty((nodes.count, durations), dtype=dtype)
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
 
 
 def _active_nodes(posterior: Tensor, joint: Joint) -> Iterator[Tensor]:

@@ -266,18 +266,12 @@ def _add_to_halves(
 @njit(fastmath=SUMS, error_model="numpy")
 def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
     """Add g times the slope of h to e and p: the columns of one node from `low` on."""
-    if least and is_tanh:
+    if is_tanh:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
             step = load(g[k]) * keep * (F(1.0) - y * y)
-            if not kept(key, low + k, least):
+            if least and not kept(key, low + k, least):
                 step = F(0.0)
-            e[k] += step
-            p[k] += step
-    elif is_tanh:
-        for k in range(h.shape[0]):
-            y = load(h[k])
-            step = load(g[k]) * (F(1.0) - y * y)
             e[k] += step
             p[k] += step
     else:  # an element that was dropped is 0 here, like one that relu cut off
