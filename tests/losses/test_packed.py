@@ -96,6 +96,20 @@ def test_in_half_precision_only_the_results_are_rounded(activation, dtype):
         torch.testing.assert_close(got.double(), one, rtol=2 * eps, atol=4 * eps)
 
 
+def test_tiles_do_not_show():
+    encoded = torch.randn(1, 300, 40, requires_grad=True)
+    predicted = torch.randn(1, 50, 40, requires_grad=True)
+    lengths = torch.tensor([300]), torch.tensor([49])
+    packed = pack_joint(encoded, predicted, *lengths, activation="tanh")
+    dense = (encoded[0, :, None] + predicted[0]).tanh().flatten(0, 1)
+    torch.testing.assert_close(packed, dense, rtol=0, atol=0)
+    weight = torch.randn(dense.shape)
+    wanted = torch.autograd.grad(dense, (encoded, predicted), weight)
+    found = torch.autograd.grad(packed, (encoded, predicted), weight)
+    for got, one in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-4)
+
+
 def test_what_lies_in_the_padding_of_either_half_cannot_matter():
     plain, spoilt = halves(), halves()
     with torch.no_grad():
