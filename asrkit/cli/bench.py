@@ -20,8 +20,8 @@ SUITES_HELP = (
     "by attention too, with its caches and drafts; precision: errors of half precision; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
     "transformers, OpenVINO and ONNX Runtime, and one recogniser on one core; "
-    "batching: samplers and their padding; training: one step, an LSTM encoder in phases, LAMB and "
-    "averaged weights beside those of torch; claims: those of the ledger that need a GPU; ladder: "
+    "batching: samplers and their padding; training: one step, an LSTM encoder in phases, LAMB "
+    "beside AdamW; claims: those of the ledger that need a GPU; ladder: "
     "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 

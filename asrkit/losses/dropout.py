@@ -20,8 +20,6 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from asrkit.shapes import dims, expect
-
 LOW = 0xFFFFFFFF  # the lower 32 bits
 FIRST = 0x7FEB352D
 SECOND = 0x846CA68B
@@ -36,8 +34,7 @@ SHIFT_16 = np.uint32(16)
 
 
 def threshold(p: float) -> int:
-    """The smallest hash that is kept at dropout probability `p`: 0 to 2^32 - 1."""
-    expect(0 <= p < 1, "dropout", "a probability, at least 0 and below 1", p)
+    """The smallest hash that is kept at dropout probability `p`, below 1: 0 to 2^32 - 1."""
     return min(round(p * 2**32), LOW)
 
 
@@ -49,23 +46,18 @@ def hash32(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def node_keys(
-    nodes_b: Tensor | int, nodes_t: Tensor | int, nodes_u: Tensor | int, seed: int
-) -> Tensor:
+def node_keys(nodes_b: Tensor, nodes_t: Tensor, nodes_u: Tensor, seed: int) -> Tensor:
     """Keys of nodes (b, t, u): uint32 held in int64, of the shape that the indices broadcast to.
 
     Args:
-        nodes_b: index of the utterance.
-        nodes_t: index of the frame.
-        nodes_u: index of the lattice row.
+        nodes_b: index of the utterance, int64.
+        nodes_t: index of the frame, int64.
+        nodes_u: index of the lattice row, int64.
         seed: of the mask.
     """
-    key = torch.as_tensor(nodes_b).long() + seed
-    key = hash32(key & LOW)
-    key = key + torch.as_tensor(nodes_t).long()
-    key = hash32(key & LOW)
-    key = key + torch.as_tensor(nodes_u).long()
-    return hash32(key & LOW)
+    key = hash32(nodes_b + seed & LOW)
+    key = hash32(key + nodes_t & LOW)
+    return hash32(key + nodes_u & LOW)
 
 
 def mask(keys: Tensor, D: int, p: float) -> Tensor:
@@ -76,10 +68,9 @@ def mask(keys: Tensor, D: int, p: float) -> Tensor:
         D: elements of a node.
         p: probability that an element is dropped.
 
-    >>> mask(node_keys(0, 0, torch.arange(2), seed=1), 4, 0.5).shape
+    >>> mask(node_keys(torch.tensor(0), torch.tensor(0), torch.arange(2), seed=1), 4, 0.5).shape
     torch.Size([2, 4])
     """
-    dims(keys, "N", "keys")
     k = torch.arange(D, device=keys.device)
     columns = k * GOLDEN & LOW
     bits = hash32(keys[:, None] ^ columns)

@@ -10,9 +10,8 @@ TransducerLoss(packed_input=True), CUDA only, as in NVIDIA's submission to MLPer
 They take the rows' offsets as an argument; here they follow from the lengths.
 """
 
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +31,8 @@ from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
+CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
+GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
 IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
@@ -55,14 +56,11 @@ def pack_joint(
     target_lengths: Tensor,
     *,
     activation: Activation = "none",
-    dropout: float = 0.0,
-    seed: int | None = None,
 ) -> Tensor:
-    """dropout(activation(encoded[b, t] + predicted[b, u])) of all valid nodes (b, t, u): (N, D).
+    """activation(encoded[b, t] + predicted[b, u]) of all valid nodes (b, t, u): (N, D).
 
     Padding may hold anything and has gradient 0. Backward reads the result, which must stay
-    unchanged, and makes the dropout mask again. Memory: the result, N D, and small tiles. Second
-    derivatives are refused.
+    unchanged. Memory: the result, N D, and small tiles. Second derivatives are refused.
 
     Args:
         encoded: (B, T, D), the encoder's half of the joint, projected.
@@ -70,8 +68,6 @@ def pack_joint(
         logit_lengths: frames (B,).
         target_lengths: labels (B,).
         activation: "none", "relu" or "tanh".
-        dropout: probability that an element is dropped; the others are scaled by 1 / (1 - dropout).
-        seed: of the dropout mask (asrkit.losses.dropout); None draws one from torch's generator.
 
     >>> lengths = torch.tensor([2, 1]), torch.tensor([1, 0])
     >>> pack_joint(torch.ones(2, 2, 8), torch.ones(2, 2, 8), *lengths, activation="relu").shape
@@ -79,40 +75,20 @@ def pack_joint(
     """
     known = activation in ("none", "relu", "tanh")
     expect(known, "activation", "'none', 'relu' or 'tanh'", repr(activation))
-    B, _, D = dims(encoded, "B T D", "encoded")
-    dims(predicted, "B U1 D", "predicted", B=B, D=D)
-    lengths = check_halves(encoded, predicted, logit_lengths, target_lengths)
-    same_dtype = predicted.dtype == encoded.dtype
-    expect(same_dtype, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
-    if dropout:
-        from asrkit.losses.dropout import threshold  # brings Numba along
-
-        threshold(dropout)
-        expect(seed is None or isinstance(seed, int), "seed", "an integer", seed)
-        if seed is None:
-            seed = int(torch.randint(2**31, ()))
-    nodes = Nodes.packed(lengths, D)
-    return PackedJoint.apply(encoded, predicted, nodes, activation, dropout, seed)
-
-
-def check_halves(
-    encoded: Tensor, predicted: Tensor, logit_lengths: Tensor, target_lengths: Tensor
-) -> Tensor:
-    """Frames and labels of each utterance: int64 (B, 2), on the host.
-
-    Raises ValueError where `encoded` (B, T, D) and `predicted` (B, U1, D), `logit_lengths` and
-    `target_lengths` (B,) do not fit each other.
-    """
-    B, T, _ = dims(encoded, "B T D", "encoded")
-    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B)
+    B, T, D = dims(encoded, "B T D", "encoded")
+    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
     for name, half in {"encoded": encoded, "predicted": predicted}.items():
         check_scores(half, name)
-        same_device = half.device == encoded.device
-        expect(same_device, name, f"a tensor on {encoded.device}, as encoded", half.device)
-    dims(target_lengths, "B", "target_lengths", B=B)
+    same_device = predicted.device == encoded.device
+    expect(same_device, "predicted", f"a tensor on {encoded.device}, as encoded", predicted.device)
+    same_dtype = predicted.dtype == encoded.dtype
+    expect(same_dtype, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
     # any labels will do, since only the lengths are checked
     labels = torch.zeros((B, U1 - 1), dtype=torch.int64, device=target_lengths.device)
-    return check_lengths(labels, logit_lengths, target_lengths, -1, like=encoded, T=T, U1=U1, V=2)
+    lengths = check_lengths(
+        labels, logit_lengths, target_lengths, -1, like=encoded, T=T, U1=U1, V=2
+    )
+    return PackedJoint.apply(encoded, predicted, Nodes.packed(lengths, D), activation)
 
 
 class PackedJoint(torch.autograd.Function):
@@ -120,87 +96,44 @@ class PackedJoint(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        encoded: Tensor,
-        predicted: Tensor,
-        nodes: Nodes,
-        activation: Activation,
-        dropout: float,
-        seed: int,
+        ctx: Any, encoded: Tensor, predicted: Tensor, nodes: Nodes, activation: Activation
     ) -> Tensor:
-        """(N, D); see `pack_joint` for encoded, predicted, activation, dropout and seed.
-
-        `nodes` gives the rows of each utterance; `ctx` keeps what backward needs.
-        """
+        """(N, D); see `pack_joint`. `ctx` keeps what backward needs."""
         out = encoded.new_empty(nodes.count, encoded.shape[2])
-        for b, frames, U1, rows in _tiles(nodes, out):
-            tile = out[rows]
-            torch.add(encoded[b, frames, None], predicted[b, :U1], out=tile.unflatten(0, (-1, U1)))
+        for b in range(len(encoded)):
+            T, U1, rows = nodes.slices(b)
+            grid = out[rows].unflatten(0, (T, U1))
+            torch.add(encoded[b, :T, None], predicted[b, :U1], out=grid)
             if activation == "relu":
-                tile.relu_()
+                grid.relu_()
             elif activation == "tanh":
-                tile.tanh_()
-            if dropout:
-                dropped = _dropped(tile, b, frames, U1, dropout, seed)
-                tile.masked_fill_(dropped, 0).mul_(1 / (1 - dropout))
-        ctx.save_for_backward(None if activation == "none" else out)
-        ctx.rest = nodes, activation, dropout, seed, (encoded.shape, predicted.shape)
+                grid.tanh_()
+        ctx.save_for_backward(out)
+        ctx.rest = nodes, activation, (encoded.shape, predicted.shape)
         return out
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
         refuse_second_derivative()
         (out,) = ctx.saved_tensors
-        nodes, activation, dropout, seed, shapes = ctx.rest
+        nodes, activation, shapes = ctx.rest
         (by_out,) = incoming
         wide = torch.promote_types(by_out.dtype, torch.float32)
         by_encoded, by_predicted = (by_out.new_zeros(shape, dtype=wide) for shape in shapes)
-        for b, frames, U1, rows in _tiles(nodes, by_out):
-            grad = by_out[rows].to(wide) * (1 / (1 - dropout))
-            if activation == "tanh":
-                # where an element was dropped, y is not tanh; its gradient is set to 0 below
-                y = out[rows].to(wide) * (1 - dropout)
-                grad.mul_(1 - y * y)
-            if activation == "relu":
-                grad.masked_fill_(out[rows] <= 0, 0)  # dropped elements are 0 as well
-            elif dropout:
-                grad.masked_fill_(_dropped(grad, b, frames, U1, dropout, seed), 0)
-            grid = grad.unflatten(0, (-1, U1))
-            by_encoded[b, frames] = grid.sum(1)
-            by_predicted[b, :U1] += grid.sum(0)
-        return (by_encoded.to(by_out.dtype), by_predicted.to(by_out.dtype), *[None] * 4)
-
-
-class _Tile(NamedTuple):
-    """Some frames of utterance b: lattice rows of each, and the packed rows they make."""
-
-    b: int
-    frames: slice
-    U1: int
-    rows: slice
-
-
-def _tiles(nodes: Nodes, packed: Tensor) -> Iterator[_Tile]:
-    """Pieces of packed rows whose masks and gradients fit in a core's cache."""
-    tile_bytes = 1 << 26
-    if packed.device.type == "cpu":
-        tile_bytes = 1 << 20
-    for b in range(len(nodes.table)):
-        T, U1, places = nodes.slices(b)
-        step = max(1, tile_bytes // (8 * U1 * packed.shape[1]))
-        for t in range(0, T, step):
-            stop = min(t + step, T)
-            rows = slice(places.start + t * U1, places.start + stop * U1)
-            yield _Tile(b, slice(t, stop), U1, rows)
-
-
-def _dropped(tile: Tensor, b: int, frames: slice, U1: int, dropout: float, seed: int) -> Tensor:
-    """True where an element of a tile (frames U1, D) is dropped."""
-    from asrkit.losses.dropout import mask, node_keys
-
-    t = torch.arange(frames.start, frames.stop, device=tile.device)
-    u = torch.arange(U1, device=tile.device)
-    return ~mask(node_keys(b, t[:, None], u, seed).flatten(), tile.shape[1], dropout)
+        tile_bytes = CPU_TILE_BYTES if out.device.type == "cpu" else GPU_TILE_BYTES
+        for b in range(len(by_encoded)):
+            T, U1, rows = nodes.slices(b)
+            step = max(1, tile_bytes // (wide.itemsize * U1 * out.shape[1]))  # frames of a tile
+            grids = [packed[rows].unflatten(0, (T, U1)).split(step) for packed in (by_out, out)]
+            for grad, y, sums in zip(*grids, by_encoded[b, :T].split(step), strict=True):
+                by_total = grad.to(wide)
+                if activation == "tanh":
+                    by_total = by_total * (1 - y.to(wide).square())
+                elif activation == "relu":
+                    by_total = by_total.masked_fill(y <= 0, 0)
+                sums.copy_(by_total.sum(1))
+                by_predicted[b, :U1] += by_total.sum(0)
+        return by_encoded.to(by_out.dtype), by_predicted.to(by_out.dtype), None, None
 
 
 @eager

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from asrkit.losses.checks import Reduction, check_options, reduce
-from asrkit.losses.packed import check_halves
 from asrkit.losses.rnnt import rnnt_loss
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
@@ -74,8 +73,9 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its lo
     """
     expect(isinstance(size, int) and size >= 1, "size", "a number of utterances, at least 1", size)
     check_options(reduction)
-    lengths = check_halves(encoded, predicted, logit_lengths, target_lengths)
-    dims(targets, "B U", "targets", B=len(encoded), U=predicted.shape[1] - 1)
+    B, _, _ = dims(encoded, "B T D", "encoded")
+    dims(predicted, "B U1 D", "predicted", B=B)
+    lengths = torch.stack((logit_lengths, target_lengths), 1).cpu()
 
     def losses(encoded: Tensor, predicted: Tensor, *rest: Tensor) -> Tensor:
         return loss(joint(encoded, predicted), *rest, reduction="none", **options)

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from asrkit.data import Batch, Utterances
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import AEDConfig, Checkpoint, TransducerConfig, make_model, save_checkpoint
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.models.presets import ModelConfig
-from asrkit.optim import Average
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed
@@ -40,6 +40,7 @@ from asrkit.training.optimizer import make_optimizer, set_rate, step_and_clear
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
 OnStep = Callable[[list[dict[str, float]]], None]
 FREE = ("threads", "evaluate")  # settings that a resumed run may change
 FRESH = "Pass resume=False to start anew (asrkit train --fresh)."
@@ -219,7 +220,8 @@ class Run:
         self.model = make_model(model_config).to(device).train()
         self.loss: nn.Module = BatchLoss(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
-        self.average = Average(self.model, config.ema)
+        self.average = AveragedModel(self.model, multi_avg_fn=self._blend, use_buffers=True)
+        self.average.n_averaged.fill_(1)  # the weights as they are drawn count too
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
@@ -260,7 +262,7 @@ class Run:
         wanted = f"the settings {self.state_file.parent} was started with"
         expect(not changed, "config", wanted, f"other {changed}", FRESH)
         self.model.load_state_dict(state["model"])
-        self.average.load_state_dict({"values": state["ema"], "updates": state["step"]})
+        self.average.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         self.seconds = state["seconds"]
@@ -351,7 +353,7 @@ class Run:
                 (loss * self.processes.count).backward()  # DDP divides by it
             total = total + loss.detach().double()
         norm = step_and_clear(self.model, self.optimizer, self.config)
-        self.average.update()
+        self.average.update_parameters(self.model)
         own_loss = float(total)  # waits for the device
         own_s = time.perf_counter() - start
         mean_loss, taken_s = self.processes.sum(own_loss, own_s if self.processes.first else 0.0)
@@ -380,7 +382,7 @@ class Run:
         save_checkpoint(self.model_file, self.checkpoint())
         state = {
             "model": self.model.state_dict(),
-            "ema": self.average.values,
+            "ema": self.average.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
@@ -395,14 +397,21 @@ class Run:
 
     def checkpoint(self) -> Checkpoint:
         """The model with averaged weights, to be saved or scored."""
-        model = deepcopy(self.model).eval().requires_grad_(False)
-        model.load_state_dict(self.average.values)
+        model: Any = deepcopy(self.average.module).eval().requires_grad_(False)
         notes = {
             "step": self.step,
             "seconds": round(self.seconds, 1),
             "seed": self.config.seed,
         }
         return Checkpoint(model, self.tokenizer, asdict(self.config.features), notes)
+
+    def _blend(self, averages: Tensors, values: Tensors, _: object) -> None:
+        """Move averages of weights, all of one dtype, towards their values; a count is copied."""
+        if not averages[0].is_floating_point():
+            torch._foreach_copy_(averages, values)
+            return
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))  # forgets the first soon
+        torch._foreach_lerp_(averages, values, 1 - decay)
 
     def _score(self, dev_set: Utterances | None, beside: Beside[ErrorRate] | None) -> None:
         if beside is not None:

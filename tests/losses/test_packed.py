@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from asrkit.losses import pack_joint, packed_offsets, rnnt_loss, rnnt_loss_packed
-from asrkit.losses.dropout import mask, node_keys
 from asrkit.losses.packed import IMPLS
 from asrkit.workbench.measure import peak_memory
 
@@ -82,71 +81,33 @@ def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-)
-def test_dropout_follows_the_counted_mask_in_both_passes(activation, dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_only_the_results_are_rounded(activation, dtype):
     encoded, predicted = halves(dtype)
-    keys = [
-        node_keys(b, torch.arange(T)[:, None], torch.arange(U1), 5).flatten()
-        for b, (T, U1) in enumerate(SHAPES)
-    ]
-    kept = mask(torch.cat(keys), 7, 0.4)
     wide = [half.detach().double().requires_grad_() for half in (encoded, predicted)]
-    dense = (
-        valid(
-            ACTIVATIONS[activation](
-                (wide[0][:, :, None] + wide[1][:, None]).to(dtype).double()
-            )
-        )
-        * kept
-        / 0.6
-    )
-    packed = pack_joint(
-        encoded, predicted, FRAMES, LABELS, activation=activation, dropout=0.4, seed=5
-    )
-    assert (packed[~kept] == 0).all()
+    total = (wide[0][:, :, None] + wide[1][:, None]).to(dtype).double()
+    dense = valid(ACTIVATIONS[activation](total))
+    packed = pack_joint(encoded, predicted, FRAMES, LABELS, activation=activation)
     eps, weight = 4 * torch.finfo(dtype).eps, torch.randn(dense.shape).to(dtype)
     torch.testing.assert_close(packed.double(), dense, rtol=eps, atol=eps)
     grads = torch.autograd.grad(packed, (encoded, predicted), weight)
-    for got, wanted in zip(
-        grads, torch.autograd.grad(dense, wide, weight.double()), strict=True
-    ):
-        torch.testing.assert_close(got.double(), wanted, rtol=2 * eps, atol=4 * eps)
+    wanted = torch.autograd.grad(dense, wide, weight.double())
+    for got, one in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(got.double(), one, rtol=2 * eps, atol=4 * eps)
 
 
-def test_tiles_do_not_show_and_the_seed_comes_from_torch_if_none_is_given():
-    encoded, predicted = (
-        torch.randn(2, 300, 40, requires_grad=True),
-        torch.randn(2, 50, 40, requires_grad=True),
-    )
-    frames, labels = torch.tensor([300, 217]), torch.tensor([49, 30])
-    packed = pack_joint(
-        encoded, predicted, frames, labels, activation="tanh", dropout=0.1, seed=3
-    )
-    first, second, last = packed_offsets(frames, labels).tolist()
-    assert (first, last) == (0, len(packed))
-    keys = node_keys(1, torch.arange(217)[:, None], torch.arange(31), 3).flatten()
-    wanted = (
-        (encoded[1, :217, None] + predicted[1, :31]).tanh().flatten(0, 1)
-        * mask(keys, 40, 0.1)
-        / 0.9
-    )
-    torch.testing.assert_close(packed[second:], wanted)
-    weight = torch.randn(last, 40)
-    grads = [
-        torch.autograd.grad(x, (encoded, predicted), w)
-        for x, w in ((packed, weight), (wanted, weight[second:]))
-    ]
-    for got, grad in zip(*grads, strict=True):
-        torch.testing.assert_close(got[1], grad[1], rtol=1e-4, atol=1e-4)
-    with torch.random.fork_rng():
-        draws = []
-        for seed in (0, 0, 1):
-            torch.manual_seed(seed)
-            draws.append(pack_joint(encoded, predicted, frames, labels, dropout=0.5))
-    assert (draws[0] == draws[1]).all()
-    assert (draws[0] != draws[2]).any()
+def test_tiles_do_not_show():
+    encoded = torch.randn(1, 300, 40, requires_grad=True)
+    predicted = torch.randn(1, 50, 40, requires_grad=True)
+    lengths = torch.tensor([300]), torch.tensor([49])
+    packed = pack_joint(encoded, predicted, *lengths, activation="tanh")
+    dense = (encoded[0, :, None] + predicted[0]).tanh().flatten(0, 1)
+    torch.testing.assert_close(packed, dense, rtol=0, atol=0)
+    weight = torch.randn(dense.shape)
+    wanted = torch.autograd.grad(dense, (encoded, predicted), weight)
+    found = torch.autograd.grad(packed, (encoded, predicted), weight)
+    for got, one in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, one, rtol=1e-4, atol=1e-4)
 
 
 def test_what_lies_in_the_padding_of_either_half_cannot_matter():
@@ -156,9 +117,7 @@ def test_what_lies_in_the_padding_of_either_half_cannot_matter():
             spoilt[0][b, T:], spoilt[1][b, U1:] = math.nan, math.inf
     results = []
     for given in (plain, spoilt):
-        packed = pack_joint(
-            *given, FRAMES, LABELS, activation="tanh", dropout=0.2, seed=1
-        )
+        packed = pack_joint(*given, FRAMES, LABELS, activation="tanh")
         results.append((packed, *torch.autograd.grad(packed.square().sum(), given)))
     for wanted, got in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
@@ -261,14 +220,14 @@ def test_memory_is_that_of_the_valid_rows():
     )
     frames, labels = torch.tensor([100] + 7 * [30]), torch.tensor([39] + 7 * [9])
     N = packed_offsets(frames, labels)[-1].item()
-    tile, made = 8 * 2**20, []  # masks and gradients of one tile
-    for options in ({}, {"activation": "tanh", "dropout": 0.1, "seed": 1}):
+    tile, made = 8 * 2**20, []  # gradients of one tile
+    for options in ({}, {"activation": "tanh"}):
         size = peak_memory(
             lambda options=options: made.append(
                 pack_joint(*halves, frames, labels, **options)
             )
         )
-        assert 4 * N * 64 <= size <= 4 * N * 64 + tile
+        assert 4 * N * 64 <= size <= 4 * N * 64 + 2**16
         grad = torch.ones_like(made[-1])
         assert (
             peak_memory(lambda grad=grad: torch.autograd.grad(made[-1], halves, grad))
@@ -308,7 +267,6 @@ LOGITS = {**{name: HALVES[name] for name in ("logit_lengths", "target_lengths")}
     (pack_joint, {"encoded": torch.zeros(2, 8)}, "encoded: expected shape (B, T, D), got (2, 8)."),
     (pack_joint, {"predicted": torch.zeros(2, 3, 7)}, "predicted: expected shape (B=2, U1, D=8), got (2, 3, 7)."),
     (pack_joint, {"target_lengths": torch.tensor([2, 3])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 1."),
-    (pack_joint, {"dropout": 1.0}, "dropout: expected a probability, at least 0 and below 1, got 1.0."),
     (rnnt_loss_packed, {"logits": torch.zeros(24, 5)},
          "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pack with the lengths that the loss is given."),
     (rnnt_loss_packed, {"logit_lengths": torch.tensor([0, 9])},

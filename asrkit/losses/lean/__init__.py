@@ -16,24 +16,23 @@ from asrkit.losses.checks import (
     check_durations,
     check_lengths,
     check_options,
+    check_scores,
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.lean.driver import LeanLoss
-from asrkit.losses.lean.inputs import (
-    Activation,
-    JointRequest,
-    JointTensors,
-    check_tensors,
-    resolve_joint,
-)
+from asrkit.losses.lean.driver import Joint, LeanLoss
 from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import autocast, autocast_dtype, eager
-from asrkit.shapes import expect
+from asrkit.shapes import dims, expect
 
+Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
 # The lattice beside each implementation's tiles.
 LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "triton"}
+# Size of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps an H100 busy
+# until the next launch is there.
+TILE_MIB = {"cpu": 4, "cuda": 16, "triton": 256}
+FEWEST_NODES = 64  # of a tile by default
 
 
 @eager
@@ -96,9 +95,9 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     tensor(2.6027)
     """
     return _lean_loss(
-        JointTensors(encoded, predicted, weight, bias),
+        (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        JointRequest(activation, dropout, seed, tile),
+        (activation, dropout, seed, tile),
         LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda),
         reduction,
         impl,
@@ -156,20 +155,17 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
     """
     check_durations(durations, sigma, omega)
-    tensors = JointTensors(encoded, predicted, weight, bias)
     options = LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda)
     if takes_plain_loss(omega):
-        n = len(durations)
-        token_bias = None
-        if bias is not None:
-            token_bias = bias[:-n]
-        tensors = JointTensors(encoded, predicted, weight[:-n], token_bias)
+        tokens = len(weight) - len(durations)
+        weight = weight[:tokens]
+        bias = None if bias is None else bias[:tokens]
     else:
         options = replace(options, durations=tuple(durations), sigma=sigma)
     return _lean_loss(
-        tensors,
+        (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        JointRequest(activation, dropout, seed, tile),
+        (activation, dropout, seed, tile),
         options,
         reduction,
         impl,
@@ -177,37 +173,32 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
 
 
 def _lean_loss(
-    tensors: JointTensors,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
     alignment: tuple[Tensor, Tensor, Tensor],
-    request: JointRequest,
+    layer: tuple[str, float, int | None, int | None],
     options: LatticeOptions,
     reduction: Reduction,
     impl: Impl,
 ) -> Tensor:
-    """Check, pick an implementation, run it. `alignment` is targets and both lengths."""
-    bias = check_tensors(tensors)
-    encoded, predicted, weight, _ = tensors
-    targets, logit_lengths, target_lengths = alignment
+    """Check, pick an implementation, run it.
+
+    Args:
+        tensors: encoded, predicted, weight and bias.
+        alignment: targets, logit_lengths and target_lengths.
+        layer: activation, dropout, seed and tile.
+        options: of the loss.
+        reduction: over the batch.
+        impl: as the caller named it.
+    """
+    encoded, predicted, weight, bias = _check_tensors(*tensors)
     check_options(reduction, fastemit_lambda=options.fastemit_lambda)
-    outputs = len(weight)
-    V = outputs - len(options.durations)
+    V = len(weight) - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
-    lengths = check_lengths(
-        targets,
-        logit_lengths,
-        target_lengths,
-        options.blank,
-        like=encoded,
-        T=encoded.shape[1],
-        U1=predicted.shape[1],
-        V=V,
-    )
+    T, U1 = encoded.shape[1], predicted.shape[1]
+    lengths = check_lengths(*alignment, options.blank, like=encoded, T=T, U1=U1, V=V)
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
     picked = _pick(impl, encoded, weight)
-    joint = resolve_joint(request, weight, picked)
-    family = "rnnt"
-    if options.durations:
-        family = "tdt"
+    family = "tdt" if options.durations else "rnnt"
     lattice = import_module(f"asrkit.losses.{family}.{LATTICES[picked]}").lattice
     make_tiles = import_module(f"{__name__}.{picked}").Tiles
     inputs = [encoded, predicted, weight, bias]
@@ -216,14 +207,34 @@ def _lean_loss(
     with autocast(encoded.device.type), torch.cuda.device_of(encoded):
         costs = LeanLoss.apply(
             *inputs,
-            as_index(targets, encoded.device),
-            Nodes.packed(lengths, outputs),
+            as_index(alignment[0], encoded.device),
+            Nodes.packed(lengths, len(weight)),
             replace(options, blank=options.blank % V),
-            joint,
+            _joint(*layer, weight, picked),
             make_tiles,
             lattice,
         )
         return reduce(costs, reduction)
+
+
+def _check_tensors(
+    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """These tensors, with zeros for no bias; ValueError where they do not fit together."""
+    B, _, D = dims(encoded, "B T D", "encoded")
+    dims(predicted, "B U1 D", "predicted", B=B, D=D)
+    outputs, _ = dims(weight, "V D", "weight", D=D)
+    if bias is None:
+        bias = weight.new_zeros(outputs)
+    dims(bias, "V", "bias", V=outputs)
+    named = {"encoded": encoded, "predicted": predicted, "weight": weight, "bias": bias}
+    for name, tensor in named.items():
+        check_scores(tensor, name)
+        same = tensor.device == encoded.device
+        expect(same, name, f"a tensor on {encoded.device}, as encoded", tensor.device)
+    same = predicted.dtype == encoded.dtype
+    expect(same, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
+    return encoded, predicted, weight, bias
 
 
 def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
@@ -239,3 +250,26 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
         expect_runs(impl, encoded, "encoded")
         expect_runs(impl, weight, "weight")
     return impl
+
+
+def _joint(
+    activation: str, dropout: float, seed: int | None, tile: int | None, weight: Tensor, impl: str
+) -> Joint:
+    """The joint as tiles take it, with a seed drawn and the size of a tile chosen where they are
+    None; ValueError for one outside its range.
+    """
+    known = activation in ("relu", "tanh")
+    expect(known, "activation", "'relu' or 'tanh'", repr(activation))
+    expect(0 <= dropout < 1, "dropout", "a probability below 1", dropout)
+    fits = tile is None or tile > 0
+    expect(fits, "tile", "a number of nodes, at least 1", tile)
+    fits = seed is None or 0 <= seed < 2**32
+    expect(fits, "seed", "an integer of 32 bits", seed)
+    if seed is None:
+        seed = int(torch.randint(2**31, ())) if dropout else 0
+    if tile is None:
+        place = "triton" if impl == "triton" else weight.device.type
+        tile_MiB = TILE_MIB.get(place, TILE_MIB["cuda"])
+        row_bytes = max(weight.shape) * weight.element_size()
+        tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
+    return Joint(activation=activation, dropout=dropout, seed=seed, tile=tile)

@@ -9,7 +9,7 @@ gradient, one for the weight's), where a joint that is kept needs three. Memory:
 each of log-normalisers, arcs, posteriors and backward variables, and the gradients.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,8 @@ from asrkit.losses.gradient import (
     duration_gradient,
     refuse_second_derivative,
 )
-from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
+from asrkit.runtime import to_device
 
 SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU
 NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors
@@ -39,10 +40,10 @@ class Joint:
         tile: Nodes whose logits, or these logits' gradient, exist at once.
     """
 
-    activation: str = "relu"
-    dropout: float = 0.0
-    seed: int = 0
-    tile: int = 1024
+    activation: str
+    dropout: float
+    seed: int
+    tile: int
 
 
 class Tiles(Protocol):
@@ -51,8 +52,8 @@ class Tiles(Protocol):
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
 
-    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,).
+    def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
+        """Gradients of encoded, predicted, weight (V, D) and bias (V,), in float32 or better.
 
         Args:
             saved: Of all nodes, from the first pass and the lattice.
@@ -63,49 +64,90 @@ class Tiles(Protocol):
 class NodeTiles:
     """Tiles of consecutive nodes, one after another: the base of the plain and the Numba tiles."""
 
-    nodes: Nodes
-    joint: Joint
+    bias_rows = 1  # of the sum that is the bias's gradient
+
+    def __init__(
+        self,
+        encoded: Tensor,
+        predicted: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        nodes: Nodes,
+        options: LatticeOptions,
+        joint: Joint,
+    ) -> None:
+        self.T = encoded.shape[1]
+        self.U1 = predicted.shape[1]
+        self.dtype = torch.promote_types(weight.dtype, torch.float32)  # of all sums
+        self.encoded = encoded.detach().flatten(0, 1).contiguous()  # (B T, D)
+        self.predicted = predicted.detach().flatten(0, 1).contiguous()  # (B U1, D)
+        self.weight = weight.detach()
+        self.bias = bias.detach().to(self.dtype).contiguous()
+        self.targets = targets
+        self.nodes = nodes
+        self.table = nodes.on(encoded.device)
+        self.joint = joint
+        self.blank = options.blank
+        self.tokens = len(weight) - len(options.durations)  # V; the durations' logits follow
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        for first in range(0, self.nodes.count, self.joint.tile):
-            last = min(first + self.joint.tile, self.nodes.count)
-            self.tile_log_probs(first, last, out)
+        by_duration = out.duration_logp
+        if by_duration is None:
+            by_duration = out.log_z.new_empty(self.nodes.count, 0)
+        everything = torch.arange(self.nodes.count, device=self.weight.device)
+        columns = (everything, out.log_z, out.blank_logp, out.label_logp, by_duration)
+        for index, *tile in zip(*(c.split(self.joint.tile) for c in columns), strict=True):
+            self.tile_log_probs(index, tile)
 
-    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,).
+    def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
+        """Gradients of encoded (B T, D), predicted (B U1, D), weight (V, D) and bias (V,).
 
         Args:
             saved: Of all nodes, from the first pass and the lattice.
             incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
         log_z, blank_posterior, label_posterior, by_duration = saved
-        table = self.nodes.on(log_z.device)
-        sizes = table[:, FRAMES] * (table[:, LABELS] + 1)
+        if by_duration is None:
+            by_duration = log_z.new_empty(self.nodes.count, 0)
+        sizes = to_device(self.nodes.sizes, log_z.device)
         scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
+        inputs = (self.encoded, self.predicted, self.weight)
+        sums = [torch.zeros_like(tensor, dtype=self.dtype) for tensor in inputs]
+        sums.append(self.bias.new_zeros(self.bias_rows, len(self.bias)))
         for index in _active_nodes(blank_posterior + label_posterior, self.joint):
             tile_scale = scale[index]
-            tile = Saved(
-                log_z=log_z[index],
-                blank_posterior=blank_posterior[index] * tile_scale,
-                label_posterior=label_posterior[index] * tile_scale,
-                duration_gradient=None,
+            tile = (
+                log_z[index],
+                blank_posterior[index] * tile_scale,
+                label_posterior[index] * tile_scale,
+                by_duration[index] * tile_scale[:, None],
             )
-            if by_duration is not None:
-                tile = tile._replace(duration_gradient=by_duration[index] * tile_scale[:, None])
-            self.add_gradients(index, tile)
-        return self.totals()
+            self.add_gradients(index, tile, sums)
+        by_encoded, by_predicted, by_weight, by_bias = sums
+        return by_encoded, by_predicted, by_weight, by_bias.sum(0)
 
-    def tile_log_probs(self, first: int, last: int, out: ArcLogProbs) -> None:
-        """Write the arcs' log-probabilities of nodes first..last-1 into `out`."""
+    def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
+        """Write the log-probabilities of the arcs of a tile.
+
+        Args:
+            index: The tile's nodes (n,).
+            out: Log-normalisers (n,), log-probabilities of blank (n,), of the next label (n,) and
+                of each duration, (n, 0) for RNN-T.
+        """
         raise NotImplementedError
 
-    def add_gradients(self, index: Tensor, saved: Saved) -> None:
-        """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
-        raise NotImplementedError
+    def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        """Add what a tile contributes to the gradients.
 
-    def totals(self) -> tuple[Tensor, ...]:
-        """The sums so far, zeros at first."""
+        Args:
+            index: The tile's nodes (n,).
+            saved: Log-normalisers (n,), posteriors of blank (n,) and of the label (n,), and the
+                gradient over the durations' logits, (n, 0) for RNN-T. All but the first are scaled.
+            sums: Gradients of encoded (B T, D), predicted (B U1, D), weight (V, D), and of the bias
+                in `bias_rows` parts.
+        """
         raise NotImplementedError
 
 
@@ -143,7 +185,12 @@ class LeanLoss(torch.autograd.Function):
         """
         inputs = (encoded, predicted, weight, bias, targets)
         needs_gradient = any(ctx.needs_input_grad)
-        arcs = _empty_arcs(encoded, weight, nodes, len(options.durations))
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        log_z, blank_logp, label_logp = encoded.new_empty((3, nodes.count), dtype=dtype)
+        duration_logp = None
+        if options.durations:
+            duration_logp = log_z.new_empty(nodes.count, len(options.durations))
+        arcs = ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
         tiles = make_tiles(*inputs, nodes, options, joint)
         tiles.arc_log_probs(arcs)
         del tiles  # its buffers
@@ -169,20 +216,11 @@ class LeanLoss(torch.autograd.Function):
         tiles = make_tiles(*inputs, nodes, options, joint)
         made = tiles.gradients(saved, incoming[0].to(saved.log_z).contiguous())
         gradients = [
-            gradient.to(tensor.dtype) for gradient, tensor in zip(made, inputs[:4], strict=True)
+            gradient.view(tensor.shape).to(tensor.dtype)
+            for gradient, tensor in zip(made, inputs[:4], strict=True)
         ]
         no_gradients = [None] * 6  # targets, nodes, options, joint, make_tiles, lattice
         return (*gradients, *no_gradients)
-
-
-def _empty_arcs(encoded: Tensor, weight: Tensor, nodes: Nodes, durations: int) -> ArcLogProbs:
-    """Room for the arcs' log-probabilities of all nodes, in float32 or better."""
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    log_z, blank_logp, label_logp = encoded.new_empty((3, nodes.count), dtype=dtype).unbind()
-    duration_logp = None
-    if durations:
-        duration_logp = encoded.new_empty((nodes.count, durations), dtype=dtype)
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
 
 
 def _active_nodes(posterior: Tensor, joint: Joint) -> Iterator[Tensor]:

@@ -5,16 +5,18 @@ gradient. In half precision the products take and give half; what is summed over
 tokens is float32.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from numba import njit, prange
 from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
-from asrkit.losses.gradient import Saved
-from asrkit.losses.lean.driver import Joint, NodeTiles
+from asrkit.losses.lean.driver import NodeTiles
 from asrkit.losses.logit_rows.numba_cpu import SUMS, array, pool
-from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.nodes import FIRST_NODE, LABELS
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
 # Parts of a tile that threads share out: fixed, so that sums do not depend on the thread count.
@@ -30,88 +32,44 @@ INPUT_COLUMNS = 4
 class Tiles(NodeTiles):
     """`asrkit.losses.lean.driver.Tiles` on a CPU, in float32 or half precision."""
 
-    def __init__(
-        self,
-        encoded: Tensor,
-        predicted: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        nodes: Nodes,
-        options: LatticeOptions,
-        joint: Joint,
-    ) -> None:
-        _, self.T, D = encoded.shape
-        self.U1 = predicted.shape[1]
-        V = len(weight)
-        self.encoded = array(encoded.reshape(-1, D).contiguous())  # (B T, D)
-        self.predicted = array(predicted.reshape(-1, D).contiguous())  # (B U1, D)
-        self.weight = weight.detach()
-        # a copy: FSDP2 frees weights that it has gathered, which NumPy's hold would prevent
-        self.bias = bias.detach().float().clone().numpy()
-        self.targets = targets.numpy()
-        self.nodes = nodes
-        self.table = nodes.table.numpy()
-        self.joint = joint
-        self.is_tanh = joint.activation == "tanh"
-        self.keep = F(1 / (1 - joint.dropout))  # scale of the elements that dropout keeps
-        self.threshold = np.uint32(threshold(joint.dropout))
-        self.blank = options.blank
-        self.tokens = V - len(options.durations)
-        rows = min(joint.tile, nodes.count)
-        self.hidden = weight.new_empty(rows, D)
-        self.logits = weight.new_empty(rows, V)
-        self.inputs = np.empty((rows, INPUT_COLUMNS), dtype=np.int64)
-        self.shapes = (encoded.shape, predicted.shape)
-        self.sums: Sums | None = None
+    bias_rows = CHUNKS  # a sum for each part of a tile
 
-    def tile_log_probs(self, first: int, last: int, out: ArcLogProbs) -> None:
-        """Write the arcs' log-probabilities of nodes first..last-1 into `out`."""
-        inputs, _, logits = self._logits(torch.arange(first, last, device="cpu"))
-        if out.duration_logp is None:
-            durations = out.log_z.new_empty((last - first, 0))
-        else:
-            durations = out.duration_logp[first:last]
+    def __init__(self, *call: Any) -> None:
+        super().__init__(*call)
+        V, D = self.weight.shape
+        rows = min(self.joint.tile, self.nodes.count)
+        self.hidden = self.weight.new_empty(rows, D)
+        self.by_hidden = torch.empty_like(self.hidden)
+        self.logits = self.weight.new_empty(rows, V)
+        self.inputs = np.empty((rows, INPUT_COLUMNS), dtype=np.int64)
+        self.is_tanh = self.joint.activation == "tanh"
+        self.keep = F(1 / (1 - self.joint.dropout))  # scale of the elements that dropout keeps
+        self.threshold = np.uint32(threshold(self.joint.dropout))
+
+    def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
+        """Write the log-probabilities of the arcs of nodes `index` (n,) into `out`."""
+        inputs, _, logits = self._logits(index)
+        arrays = [array(column) for column in out]
         with pool():
             _arc_log_probs(
-                array(logits),
-                self.bias,
-                inputs,
-                self.tokens,
-                self.blank,
-                out.log_z[first:last].numpy(),
-                out.blank_logp[first:last].numpy(),
-                out.label_logp[first:last].numpy(),
-                durations.numpy(),
+                array(logits), array(self.bias), inputs, self.tokens, self.blank, *arrays
             )
 
-    def add_gradients(self, index: Tensor, saved: Saved) -> None:
-        """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
+    def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        """Add what nodes `index` (n,) contribute to the gradients `sums`."""
         inputs, hidden, logits = self._logits(index)
-        sums = self._sums()
-        if saved.duration_gradient is None:
-            by_duration = saved.log_z.new_empty((len(index), 0))
-        else:
-            by_duration = saved.duration_gradient
+        by_encoded, by_predicted, by_weight, by_bias = sums
+        arrays = [array(column) for column in (*saved, by_bias)]
         with pool():
             _logits_gradient(
-                array(logits),
-                self.bias,
-                inputs,
-                self.tokens,
-                self.blank,
-                saved.log_z.numpy(),
-                saved.blank_posterior.numpy(),
-                saved.label_posterior.numpy(),
-                by_duration.numpy(),
-                sums.bias.numpy(),
+                array(logits), array(self.bias), inputs, self.tokens, self.blank, *arrays
             )
         by_logits = logits  # written in place
-        by_hidden = torch.mm(by_logits, self.weight, out=sums.by_hidden[: len(index)])
+        by_hidden = torch.mm(by_logits, self.weight, out=self.by_hidden[: len(index)])
         if self.weight.dtype == torch.float32:
-            sums.weight.addmm_(by_logits.T, hidden)
+            by_weight.addmm_(by_logits.T, hidden)
         else:
-            sums.weight.add_(by_logits.T @ hidden)
+            by_weight.add_(by_logits.T @ hidden)
         with pool():
             _add_to_halves(
                 array(hidden),
@@ -121,22 +79,9 @@ class Tiles(NodeTiles):
                 self.keep,
                 self.threshold,
                 torch.get_num_threads(),
-                sums.encoded.numpy(),
-                sums.predicted.numpy(),
+                array(by_encoded),
+                array(by_predicted),
             )
-
-    def totals(self) -> tuple[Tensor, ...]:
-        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)."""
-        sums = self._sums()
-        encoded_shape, predicted_shape = self.shapes
-        encoded = sums.encoded.view(encoded_shape)
-        predicted = sums.predicted.view(predicted_shape)
-        return encoded, predicted, sums.weight, sums.bias.sum(0)
-
-    def _sums(self) -> "Sums":
-        if self.sums is None:
-            self.sums = Sums(self)
-        return self.sums
 
     def _logits(self, index: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
         """Inputs of nodes (n,), their hidden layer (n, D) and logits without bias (n, V).
@@ -146,42 +91,20 @@ class Tiles(NodeTiles):
         n = len(index)
         inputs = self.inputs[:n]
         hidden = self.hidden[:n]
-        logits = self.logits[:n]
+        targets = array(self.targets)
+        seed = self.joint.seed
         with pool():
-            _locate(
-                index.numpy(),
-                self.table,
-                self.targets,
-                self.T,
-                self.U1,
-                self.joint.seed,
-                inputs,
-            )
+            _locate(array(index), array(self.table), targets, self.T, self.U1, seed, inputs)
             _hidden_layer(
-                self.encoded,
-                self.predicted,
+                array(self.encoded),
+                array(self.predicted),
                 inputs,
                 self.is_tanh,
                 self.keep,
                 self.threshold,
                 array(hidden),
             )
-        return inputs, hidden, torch.mm(hidden, self.weight.T, out=logits)
-
-
-class Sums:
-    """Gradients summed over tiles, float32, and a buffer for the hidden layer's gradient."""
-
-    def __init__(self, tiles: Tiles) -> None:
-        self.encoded = _zeros(tiles.encoded.shape)
-        self.predicted = _zeros(tiles.predicted.shape)
-        self.weight = _zeros(tiles.weight.shape)
-        self.bias = _zeros((CHUNKS, len(tiles.weight)))  # a row for each part of a tile
-        self.by_hidden = torch.empty_like(tiles.hidden)
-
-
-def _zeros(shape: tuple[int, ...]) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+        return inputs, hidden, torch.mm(hidden, self.weight.T, out=self.logits[:n])
 
 
 @kernel
@@ -343,18 +266,12 @@ def _add_to_halves(
 @njit(fastmath=SUMS, error_model="numpy")
 def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
     """Add g times the slope of h to e and p: the columns of one node from `low` on."""
-    if least and is_tanh:
+    if is_tanh:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
             step = load(g[k]) * keep * (F(1.0) - y * y)
-            if not kept(key, low + k, least):
+            if least and not kept(key, low + k, least):
                 step = F(0.0)
-            e[k] += step
-            p[k] += step
-    elif is_tanh:
-        for k in range(h.shape[0]):
-            y = load(h[k])
-            step = load(g[k]) * (F(1.0) - y * y)
             e[k] += step
             p[k] += step
     else:  # an element that was dropped is 0 here, like one that relu cut off

@@ -3,15 +3,15 @@
 The one to read.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asrkit.losses import dropout
-from asrkit.losses.gradient import Saved
-from asrkit.losses.lean.driver import Joint, NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.lean.driver import NodeTiles
+from asrkit.losses.nodes import FIRST_NODE, LABELS
 
 
 class NodeInputs(NamedTuple):
@@ -30,81 +30,50 @@ class NodeInputs(NamedTuple):
 class Tiles(NodeTiles):
     """`asrkit.losses.lean.driver.Tiles`; sums of gradients are in float32 or better."""
 
-    def __init__(
-        self,
-        encoded: Tensor,
-        predicted: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        nodes: Nodes,
-        options: LatticeOptions,
-        joint: Joint,
-    ) -> None:
-        _, self.T, self.D = encoded.shape
-        self.U1 = predicted.shape[1]
-        self.encoded = encoded.detach().reshape(-1, self.D).contiguous()  # (B T, D)
-        self.predicted = predicted.detach().reshape(-1, self.D).contiguous()  # (B U1, D)
-        self.weight = weight.detach()
-        self.dtype = torch.promote_types(weight.dtype, torch.float32)
-        self.bias = bias.detach().to(self.dtype).contiguous()
-        self.shapes = (encoded.shape, predicted.shape, weight.shape, bias.shape)
-        self.targets = targets
-        self.nodes = nodes
-        self.table = nodes.on(encoded.device)
-        self.first_node = self.table[:, FIRST_NODE].contiguous()
-        self.joint = joint
-        self.blank = options.blank
-        self.tokens = len(weight) - len(options.durations)  # V; the durations' logits follow
-        self.sums: tuple[Tensor, ...] = ()
-
-    def tile_log_probs(self, first: int, last: int, out: ArcLogProbs) -> None:
-        """Write the arcs' log-probabilities of nodes first..last-1 into `out`."""
-        inputs = self.locate(torch.arange(first, last, device=self.weight.device))
+    def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
+        """Write the log-probabilities of the arcs of nodes `index` (n,) into `out`."""
+        log_z, blank_logp, label_logp, duration_logp = out
+        inputs = self.locate(index)
         hidden, _ = self._hidden(inputs)
         logits = self._logits(hidden)
         tokens = logits[:, : self.tokens]
-        has_no_label = inputs.label < 0
-        label = inputs.label.clamp(min=0)
-        at_label = tokens.gather(1, label[:, None])[:, 0]
-        tile = slice(first, last)
-        log_z = torch.logsumexp(tokens, -1, out=out.log_z[tile])
+        torch.logsumexp(tokens, -1, out=log_z)
         # as in the rows of logits: an overflow is not a missing path
         log_z.masked_fill_(log_z.isinf(), torch.nan)
-        torch.sub(tokens[:, self.blank], log_z, out=out.blank_logp[tile])
-        label_logp = at_label - log_z
-        out.label_logp[tile] = label_logp.masked_fill(has_no_label, -torch.inf)
-        if out.duration_logp is not None:
-            durations = logits[:, self.tokens :]
-            out.duration_logp[tile] = durations.log_softmax(-1)
+        torch.sub(tokens[:, self.blank], log_z, out=blank_logp)
+        label = inputs.label.clamp(min=0)
+        at_label = tokens.gather(1, label[:, None])[:, 0]
+        torch.sub(at_label, log_z, out=label_logp)
+        label_logp.masked_fill_(inputs.label < 0, -torch.inf)
+        duration_logp.copy_(logits[:, self.tokens :].log_softmax(-1))
 
-    def add_gradients(self, index: Tensor, saved: Saved) -> None:
-        """Add what the nodes `index` (n,) contribute to the gradients; `saved` is scaled."""
+    def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+        """Add what nodes `index` (n,) contribute to the gradients `sums`."""
+        log_z, blank_posterior, label_posterior, by_duration = saved
         inputs = self.locate(index)
         hidden, slope = self._hidden(inputs)
-        by_logits = self._logits_gradient(hidden, inputs.label, saved)
+        # posterior times softmax, minus the arcs' posteriors
+        softmax = self._logits(hidden).sub_(log_z[:, None]).exp_()
+        by_logits = softmax.mul_((blank_posterior + label_posterior)[:, None])
+        by_logits[:, self.blank] -= blank_posterior
+        label = inputs.label.clamp(min=0)  # without a next label its posterior is 0
+        by_logits.scatter_add_(1, label[:, None], -label_posterior[:, None])
+        by_logits[:, self.tokens :] = by_duration
         rounded = by_logits.to(self.weight.dtype)
         by_hidden = (rounded @ self.weight).to(self.dtype)
         by_hidden.mul_(slope)
-        by_encoded, by_predicted, by_weight, by_bias = self.totals()
-        by_encoded.view(-1, self.D).index_add_(0, inputs.encoded, by_hidden)
-        by_predicted.view(-1, self.D).index_add_(0, inputs.predicted, by_hidden)
+        by_encoded, by_predicted, by_weight, by_bias = sums
+        by_encoded.index_add_(0, inputs.encoded, by_hidden)
+        by_predicted.index_add_(0, inputs.predicted, by_hidden)
         by_weight += rounded.T @ hidden
         by_bias += by_logits.sum(0)
 
-    def totals(self) -> tuple[Tensor, ...]:
-        """The sums so far, zeros at first."""
-        if not self.sums:
-            device = self.weight.device
-            sums = [torch.zeros(size, dtype=self.dtype, device=device) for size in self.shapes]
-            self.sums = tuple(sums)
-        return self.sums
-
     def locate(self, index: Tensor) -> NodeInputs:
         """Where nodes (n,) take their hidden layer and their label from."""
-        b = torch.searchsorted(self.first_node, index, right=True) - 1
+        first_node = self.table[:, FIRST_NODE].contiguous()
+        b = torch.searchsorted(first_node, index, right=True) - 1
         rows = self.table[b, LABELS] + 1
-        place = index - self.first_node[b]
+        place = index - first_node[b]
         t = place // rows
         u = place % rows
         if self.U1 == 1:
@@ -132,7 +101,7 @@ class Tiles(NodeTiles):
             hidden = total.relu()
             slope = (total > 0).to(self.dtype)
         if self.joint.dropout:
-            kept = dropout.mask(inputs.keys, self.D, self.joint.dropout)
+            kept = dropout.mask(inputs.keys, total.shape[1], self.joint.dropout)
             scale = kept.to(self.dtype) / (1 - self.joint.dropout)
             hidden = hidden * scale
             slope = slope * scale
@@ -142,18 +111,3 @@ class Tiles(NodeTiles):
         """Logits (n, V) of the hidden layer (n, D), in float32 or better."""
         products = hidden @ self.weight.T
         return products.to(self.dtype) + self.bias
-
-    def _logits_gradient(self, hidden: Tensor, label: Tensor, saved: Saved) -> Tensor:
-        """Gradient over the logits (n, V): posterior times softmax, minus the arcs' posteriors."""
-        posterior = saved.blank_posterior + saved.label_posterior
-        logits = self._logits(hidden)
-        softmax = logits.sub_(saved.log_z[:, None]).exp_()
-        gradient = softmax.mul_(posterior[:, None])
-        gradient[:, self.blank] -= saved.blank_posterior
-        # a node without a next label has a label posterior of 0
-        label = label.clamp(min=0)
-        by_label = -saved.label_posterior
-        gradient.scatter_add_(1, label[:, None], by_label[:, None])
-        if saved.duration_gradient is not None:
-            gradient[:, self.tokens :] = saved.duration_gradient
-        return gradient

@@ -23,8 +23,7 @@ On an H100 the losses agree with a joint that is kept, and in bfloat16 they are 
 a CPU they run in Triton's interpreter.
 """
 
-from collections.abc import Iterator
-from math import prod
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -132,12 +131,11 @@ class Tiles:
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        hidden, logits = self._buffers()
-        for chunk in self.chunks:
-            given, _ = self._logits(chunk, hidden, logits)
-            rows.write_arc_log_probs(*given, self.options, out)
+        for chunk, targets, _, logits in self._filled():
+            scores = logits[:, : self.outputs]
+            rows.write_arc_log_probs(scores, targets, chunk.nodes, self.options, out)
 
-    def gradients(self, saved: Saved, incoming: Tensor) -> tuple[Tensor, ...]:
+    def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
         """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
         in float32.
 
@@ -145,41 +143,33 @@ class Tiles:
             saved: Of all nodes, from the first pass and the lattice.
             incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
-        hidden, logits = self._buffers()
-        by_hidden = torch.empty_like(hidden)
-        shapes = [self.weight.shape, *(half.shape for half in self.halves)]
-        by_weight, *by_halves = zeros(shapes, like=saved.log_z)
-        for chunk in self.chunks:
-            n = chunk.nodes.count
-            (scores, targets, nodes), used = self._logits(chunk, hidden, logits)
-            scale = incoming[chunk.b : chunk.b + len(nodes.table)]
-            rows.gradient(scores, scores, targets, nodes, self.options, saved, scale)
-            gradient = logits[:n]
-            add_product(by_weight, gradient, used)
-            torch.mm(gradient, self.weight, out=by_hidden[:n])
+        buffer = self.weight.new_empty(self.room, self.weight.shape[1])
+        by_weight = torch.zeros_like(self.weight, dtype=torch.float32)
+        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in self.halves]
+        for chunk, targets, hidden, logits in self._filled():
+            scores = logits[:, : self.outputs]
+            scale = incoming[chunk.b : chunk.b + len(targets)]
+            rows.gradient(scores, scores, targets, chunk.nodes, self.options, saved, scale)
+            add_product(by_weight, logits, hidden)
+            by_hidden = torch.mm(logits, self.weight, out=buffer[: len(logits)])
             self._launch(_halves, chunk, by_hidden, *by_halves)
         rows_of_outputs = by_weight[: self.outputs]
         return *by_halves, rows_of_outputs[:, : self.D], rows_of_outputs[:, self.D]
 
-    def _buffers(self) -> tuple[Tensor, Tensor]:
-        """Room for the hidden layer and the logits of the largest chunk."""
-        V, D = self.weight.shape
-        return self.weight.new_empty(self.room, D), self.weight.new_empty(self.room, V)
+    def _filled(self) -> Iterator[tuple[Chunk, Tensor, Tensor, Tensor]]:
+        """Every chunk with its targets, hidden layer (n, D padded) and logits (n, V padded).
 
-    def _logits(
-        self, chunk: Chunk, hidden: Tensor, logits: Tensor
-    ) -> tuple[tuple[Tensor, Tensor, Nodes], Tensor]:
-        """Fill `hidden` and `logits` with a chunk's.
-
-        Returns:
-            What the passes over the logits take: these without padding, targets and nodes; and the
-            hidden layer, (n, D padded).
+        Both lie in buffers, which the next chunk overwrites.
         """
-        n = chunk.nodes.count
-        self._launch(_hidden, chunk, hidden)
-        torch.mm(hidden[:n], self.weight.T, out=logits[:n])
-        targets = self.targets[chunk.b : chunk.b + len(chunk.nodes.table)]
-        return (logits[:n, : self.outputs], targets, chunk.nodes), hidden[:n]
+        V, D = self.weight.shape
+        hidden = self.weight.new_empty(self.room, D)
+        logits = self.weight.new_empty(self.room, V)
+        for chunk in self.chunks:
+            n = chunk.nodes.count
+            self._launch(_hidden, chunk, hidden)
+            torch.mm(hidden[:n], self.weight.T, out=logits[:n])
+            targets = self.targets[chunk.b : chunk.b + len(chunk.nodes.table)]
+            yield chunk, targets, hidden[:n], logits[:n]
 
     def _launch(self, kernel: Any, chunk: Chunk, *tensors: Tensor) -> None:
         """Queue a kernel on a chunk: a program for some frames of an utterance at some columns."""
@@ -209,13 +199,6 @@ def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
     V, D = weight.shape
     both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
     return torch.nn.functional.pad(both, (0, -(D + 1) % MULTIPLE, 0, -V % MULTIPLE))
-
-
-def zeros(shapes: list[Any], like: Tensor) -> list[Tensor]:
-    """Tensors of zeros in one piece of memory, which one launch fills."""
-    sizes = [prod(shape) for shape in shapes]
-    parts = like.new_zeros(sum(sizes)).split(sizes)
-    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

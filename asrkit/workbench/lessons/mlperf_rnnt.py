@@ -27,9 +27,6 @@ from asrkit.models import (
     TransducerModel,
 )
 from asrkit.optim import Lamb
-from asrkit.optim.reference import direction
-from asrkit.optim.step import bias_correction
-from asrkit.optim.step import trust_ratio as ratio_of_norms
 from asrkit.text import CharTokenizer
 from asrkit.training import (
     Beside,
@@ -85,7 +82,7 @@ def train_with_lamb(speech: Utterances, *, steps: int, seed: int = 0) -> dict[st
     stream = prepared_batches(speech, batch_seconds=24.0, seed=seed)
     for step in range(steps):
         (group,) = optimizer.param_groups
-        group["lr"].fill_(RATE * min(1.0, (step + 1) / WARM_UP))
+        group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         loss = training_loss(model, next(stream), CONFIG).per_label
         update(model, optimizer, loss, CONFIG)
@@ -100,16 +97,13 @@ def trust_ratio(optimizer: Lamb, weight: Tensor, before: Tensor) -> float:
     """||p|| / ||u|| of the last step of a weight that was `before` until then."""
     (group,) = optimizer.param_groups
     state = optimizer.state[weight]
-    first, second = (bias_correction(beta, state["step"]) for beta in group["betas"])
-    update = direction(
-        before,
-        state["exp_avg"],
-        state["exp_avg_sq"],
-        corrections=(first, second),
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-    )
-    return float(ratio_of_norms(before.square().sum(), update.square().sum()))
+    steps = int(state["step"])
+    beta1, beta2 = group["betas"]
+    mean = state["exp_avg"] / (1 - beta1**steps)
+    square = state["exp_avg_sq"] / (1 - beta2**steps)
+    update = mean / (square.sqrt() + group["eps"]) + group["weight_decay"] * before
+    lengths = float(before.norm()), float(update.norm())
+    return lengths[0] / lengths[1] if all(lengths) else 1.0
 
 
 def train_in_processes(

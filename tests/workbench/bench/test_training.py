@@ -1,10 +1,7 @@
 """The suite of training: its arms agree and have their floors, and one that differs is found."""
 
-from dataclasses import replace
-
 from asrkit.cli import main
 from asrkit.workbench import bench
-from asrkit.workbench.bench.suites import training
 
 
 def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
@@ -37,37 +34,13 @@ def _check_lstm(records):
 
 
 def _check_optimizers(records):
-    """Every optimizer and average is timed beside the bytes that it moves at least for a weight."""
+    """Each optimizer is timed beside the bytes that it moves at least for a weight."""
     floors = {}
     for record in records:
-        if record["what"] in ("optimizer-step", "weight-average"):
+        if (record["what"], record["metric"]) == ("optimizer-step", "latency"):
             params = record["params"]
-            if record["metric"] == "latency":
-                floors[record["impl"]] = params["floor_B"] / params["shape"][0]
-    assert floors == {
-        "lamb_reference": 44,
-        "lamb_foreach": 44,
-        "lamb_numba_cpu": 44,
-        "adamw_fused": 28,
-        "torch_averaged_model": 12,
-        "average": 12,
-    }
-
-
-def test_a_step_of_lamb_and_an_average_that_are_wrong_are_found_out():
-    for case in training.optimizer_cases("cpu", True):
-        *_, name = case.compared_arms
-        right = case.compared_arms[name]
-
-        def wrong(right=right):
-            first, *rest = right()
-            return (first * 1.001, *rest)
-
-        planted = {**case.compared_arms, name: wrong}
-        _, failures = bench.compare_arms(
-            replace(case, compared_arms=planted, memory=False)
-        )
-        assert [*failures] == [name]
+            floors[record["impl"]] = params["floor_B"] / params["shape"][0]
+    assert floors == {"lamb": 44, "adamw_fused": 28}
 
 
 def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_says_so(

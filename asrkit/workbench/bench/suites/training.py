@@ -1,5 +1,5 @@
 """The suite of training: steps with the joint whole, its logits made float32 or left as they are,
-and with the lean loss; an LSTM encoder in phases; a step of LAMB, and an average of weights.
+and with the lean loss; an LSTM encoder in phases; a step of LAMB.
 
 All arms of a training step start from one model and take one step on one batch: forward, backward,
 clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
@@ -8,21 +8,20 @@ A step of the encoder is a forward and a backward pass. Its least work is that o
 without padding: `cells` is the share of the frames of the whole batch that an arm computes,
 `useful_cells` the share that is no padding.
 
-Optimizers share the parameters of MLPerf's RNN-T and their gradients, at a learning rate of 0; each
-has a state of its own. They are compared at a small size, after three steps.
+LAMB and torch's AdamW share the parameters of MLPerf's RNN-T and their gradients, at a learning
+rate of 0; each has a state of its own.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from asrkit.data import computed_seconds, shipped_lengths
 from asrkit.models import (
@@ -33,7 +32,7 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.optim import Average, Lamb
+from asrkit.optim import Lamb
 from asrkit.training import Prepared, TrainConfig, training_loss, update
 from asrkit.training.config import Joint
 from asrkit.workbench.bench.cases import Case, Suite
@@ -49,13 +48,9 @@ QUICK = ((2, 80, 6, 28),)
 STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
 PHASES = (2, 4, 8)
-MLPERF: dict[str, Any] = {"betas": (0.9, 0.9985), "eps": 1e-9, "weight_decay": 1e-3}
-DECAY = 0.995
 # Bytes that a step moves at least for each float32 weight.
 ADAM_B = 28  # reads gradient, both moments and weight; writes all but the gradient
 LAMB_B = 44  # reads the gradient for its norm first, and moments and weight again for the ratio
-AVERAGE_B = 12  # reads weight and average, writes the average
-Update = Callable[[], list[Tensor]]  # what it returns are the weights, or their average
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
@@ -71,7 +66,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         for dtype in dict.fromkeys((torch.float32, native)):
             yield training_case(size, dtype, device)
     yield from _phases_cases(device, quick)
-    yield from optimizer_cases(device, quick)
+    yield optimizer_case(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
@@ -255,85 +250,38 @@ def mlperf(quick: bool, device: str) -> TransducerModel:
     return model.to(device)
 
 
-def optimizer_cases(device: str, quick: bool) -> Iterator[Case]:
-    """One step of LAMB, by formula, by torch's calls on lists and compiled, and of torch's AdamW;
-    and one update of a moving average, by torch and ours.
+def optimizer_case(device: str, quick: bool) -> Case:
+    """One step of LAMB, and one of torch's AdamW.
 
     Args:
         device: "cpu" or "cuda".
         quick: a small model, and the machine's ceiling at smaller sizes.
     """
-    impls = ("reference", "foreach", "numba_cpu")[: 3 if device == "cpu" else 2]
-    steps = {f"lamb_{impl}": partial(lamb, impl) for impl in impls}
-    moving = {"torch_averaged_model": torch_averaged_model, "average": average}
     model = mlperf(quick, device)
-    adamw = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
-    count = sum(weight.numel() for weight in model.parameters())
+    weights: list[Tensor] = list(model.parameters())
+    optimizers = {
+        "adamw_fused": torch.optim.AdamW(weights, lr=0.0, fused=True),
+        "lamb": Lamb(weights, 0.0, betas=(0.9, 0.9985), eps=1e-9, weight_decay=1e-3),
+    }
+    count = sum(weight.numel() for weight in weights)
     top = ceilings(device, quick).bytes_per_s
-    kinds: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any], int], ...] = (
-        ("optimizer-step", steps, {"adamw_fused": adamw.step}, LAMB_B),
-        ("weight-average", moving, {}, AVERAGE_B),
+    floors = {"adamw_fused": ADAM_B, "lamb": LAMB_B}
+
+    def step(name: str) -> list[Tensor]:
+        optimizers[name].step()
+        return weights
+
+    return Case(
+        what="optimizer-step",
+        arms={name: partial(step, name) for name in optimizers},
+        params={"shape": [count], "tensors": len(weights)},
+        arm_params={
+            name: {"floor_B": each * count, "peak_B": top} for name, each in floors.items()
+        },
+        ratios=[("lamb", "adamw_fused")],
+        memory=True,
+        warmup=1,
     )
-    for what, ways, others, moved_B in kinds:
-        first, *faster = ways
-        floors = dict.fromkeys(ways, moved_B) | dict.fromkeys(others, ADAM_B)
-        yield Case(
-            what=what,
-            arms={**{name: make(model, 0.0) for name, make in ways.items()}, **others},
-            compared_arms={name: partial(updated, make, device) for name, make in ways.items()},
-            params={"shape": [count], "tensors": len([*model.parameters()])},
-            arm_params={
-                name: {"floor_B": each * count, "peak_B": top} for name, each in floors.items()
-            },
-            ratios=[*product([first], faster), *product(ways, others)],
-            memory=True,
-            warmup=1,
-        )
-
-
-def lamb(impl: Any, model: nn.Module, rate: float) -> Update:
-    """A step of LAMB with the settings of MLPerf's RNN-T."""
-    optimizer = Lamb(model.parameters(), rate, impl=impl, **MLPERF)
-
-    def step() -> list[Tensor]:
-        optimizer.step()
-        return list(model.parameters())
-
-    return step
-
-
-def torch_averaged_model(model: nn.Module, rate: float) -> Update:
-    """An update of torch's moving average."""
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-    averaged.update_parameters(model)  # the first one copies
-
-    def update() -> list[Tensor]:
-        averaged.update_parameters(model)
-        return list(averaged.module.parameters())
-
-    return update
-
-
-def average(model: nn.Module, rate: float) -> Update:
-    """An update of ours."""
-    ours = Average(model, DECAY, warm_up=False)
-
-    def update() -> list[Tensor]:
-        ours.update()
-        return list(ours.values.values())
-
-    return update
-
-
-def updated(make: Callable[[nn.Module, float], Update], device: str) -> list[Tensor]:
-    """What three updates make of a small model whose weights change between them."""
-    model = mlperf(True, device)
-    update = make(model, 0.01)
-    for _ in range(3):
-        for weight in model.parameters():
-            weight.data.mul_(1.5)
-        values = update()
-    return [value.detach() for value in values]
 
 
 SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))

@@ -1,0 +1,367 @@
+"""LAMB and NovoGrad against their formulas in float64, through bad gradients and over a restart."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import multiprocessing, nn
+
+from asrkit.optim import Lamb, NovoGrad
+from asrkit.workbench.measure import host_reads
+
+SHAPES = [(33, 17), (5,), (), (2, 3, 4), (0,), (4095,)]
+MLPERF = {"betas": (0.9, 0.9985), "eps": 1e-9, "weight_decay": 1e-3}
+KINDS = [(Lamb, MLPERF), (NovoGrad, {"betas": (0.95, 0.9)})]
+both_kinds = pytest.mark.parametrize(("kind", "settings"), KINDS)
+
+
+def drawn(seed, shapes=SHAPES, dtype=torch.float32):
+    """Random tensors whose values float32 holds."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def take_steps(optimizer, parameters, steps_of_gradients):
+    """One step with each list of gradients."""
+    for gradients in steps_of_gradients:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(parameter.dtype, copy=True)
+        optimizer.step()
+
+
+def trained(kind, steps_of_gradients, lr=0.01, dtype=torch.float32, **settings):
+    """The parameters and the optimizer after all steps."""
+    parameters = [nn.Parameter(weight) for weight in drawn(0, dtype=dtype)]
+    optimizer = kind(parameters, lr, **settings)
+    take_steps(optimizer, parameters, steps_of_gradients)
+    return parameters, optimizer
+
+
+def errors(parameters, wanted):
+    """Distance of each parameter from what it should be, relative to that; 0 for an empty one."""
+    pairs = zip(parameters, wanted, strict=True)
+    return [
+        float((p.detach().double() - w).norm() / (w.norm() + 1e-300)) for p, w in pairs
+    ]
+
+
+def lamb_by_formula(steps_of_gradients, lr, *, betas, eps, weight_decay, clip=1.0, ratio="decayed", dtype=torch.float64):  # fmt: skip
+    """The weights after all steps of LAMB, tensor after tensor."""
+    weights = drawn(0, dtype=dtype)
+    first = [torch.zeros_like(weight) for weight in weights]
+    second = [torch.zeros_like(weight) for weight in weights]
+    for step, gradients in enumerate(steps_of_gradients, 1):
+        norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
+        divisor = float(
+            torch.tensor(max(1.0, norm / clip))
+        )  # torch takes it in float32
+        for weight, gradient, m, v in zip(
+            weights, gradients, first, second, strict=True
+        ):
+            g = gradient.to(dtype) / divisor
+            m.copy_(betas[0] * m + (1 - betas[0]) * g)
+            v.copy_(betas[1] * v + (1 - betas[1]) * g**2)
+            mean = m / (1 - betas[0] ** step)
+            square = v / (1 - betas[1] ** step)
+            update = mean / (square**0.5 + eps) + weight_decay * weight
+            scaled = weight_decay > 0 or ratio == "all"
+            scale = 1.0
+            if scaled and weight.norm() > 0 and update.norm() > 0:
+                scale = float(weight.norm() / update.norm())
+            weight -= lr * scale * update
+    return weights
+
+
+def novograd_by_formula(steps_of_gradients, lr, *, betas=(0.95, 0.0), eps=1e-8, weight_decay=1e-3, average=False, dtype=torch.float64):  # fmt: skip
+    """The weights after all steps of NovoGrad, v of each tensor a number of Python."""
+    weights = drawn(0, dtype=dtype)
+    momenta = [torch.zeros_like(weight) for weight in weights]
+    second = [None] * len(weights)
+    for gradients in steps_of_gradients:
+        for i, gradient in enumerate(gradients):
+            square = float((gradient.double() ** 2).sum())
+            if second[i] is None:
+                second[i] = square
+            else:
+                second[i] = betas[1] * second[i] + (1 - betas[1]) * square
+            divided = gradient.to(dtype) / (math.sqrt(second[i]) + eps)
+            added = divided + weight_decay * weights[i]
+            if average:
+                added = (1 - betas[0]) * added
+            momenta[i] = betas[0] * momenta[i] + added
+            weights[i] = weights[i] - lr * momenta[i]
+    return weights
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"clip": 1e4},
+    {"clip": math.inf},
+    {"weight_decay": 0.0},
+    {"weight_decay": 0.0, "ratio": "all"},
+    {"betas": (0.0, 0.5)},
+    {"eps": 0.3},
+], ids=str)  # fmt: skip
+def test_four_steps_of_lamb_are_the_formula(options):
+    check(Lamb, lamb_by_formula, 4, MLPERF | options)
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"weight_decay": 0.0},
+    {"betas": (0.9, 0.25)},
+    {"betas": (0.0, 0.98)},
+    {"average": True, "weight_decay": 0.1},
+    {"eps": 0.3},
+    {"eps": 0.0},
+], ids=str)  # fmt: skip
+def test_fifty_steps_of_novograd_are_the_formula(options):
+    check(NovoGrad, novograd_by_formula, 50, options)
+
+
+def check(kind, formula, steps, settings):
+    """In float64 an optimizer is its formula; in float32 about as near to it as the formula is."""
+    gradients = [drawn(seed) for seed in range(1, steps + 1)]
+    exact = formula(gradients, 0.01, **settings)
+    in_float64, _ = trained(kind, gradients, dtype=torch.float64, **settings)
+    assert max(errors(in_float64, exact)) < 1e-12
+    plain = formula(gradients, 0.01, dtype=torch.float32, **settings)
+    parameters, _ = trained(kind, gradients, **settings)
+    allowed = errors(plain, exact)
+    for got, most in zip(errors(parameters, exact), allowed, strict=True):
+        assert got <= 2 * most + 3e-7
+
+
+def test_one_step_is_what_apex_computes():
+    # test_lamb.py of apex: clip over all tensors, then per tensor; written here for one step
+    weights = drawn(0, [(7, 3), (4,)])
+    gradients = drawn(1, [(7, 3), (4,)])
+    parameters = [nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = Lamb(parameters, 0.1, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
+    take_steps(optimizer, parameters, [gradients])
+    clipped = max(1.0, float(torch.cat([g.flatten() for g in gradients]).norm()))
+    for parameter, weight, gradient in zip(parameters, weights, gradients, strict=True):
+        # after one step both bias corrections leave the gradient itself: m^ = g, v^ = g^2
+        g = gradient / clipped
+        update = g / (g.abs() + 1e-6) + 0.01 * weight
+        wanted = weight - 0.1 * weight.norm() / update.norm() * update
+        assert torch.allclose(parameter.detach(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_the_ratio_is_1_where_a_norm_is_0():
+    zero = nn.Parameter(torch.zeros(3))
+    still = nn.Parameter(torch.ones(3))
+    optimizer = Lamb([zero, still], 0.5, ratio="all", betas=(0.9, 0.9), weight_decay=0.0, eps=1e-9)  # fmt: skip
+    half = torch.tensor([0.5, -0.5, 0.5])
+    take_steps(optimizer, [zero, still], [[half, torch.zeros(3)]])
+    assert torch.allclose(zero.detach(), -half)  # Adam's first step: lr
+    assert torch.equal(still.detach(), torch.ones(3))
+
+
+def test_the_first_step_of_novograd_is_as_long_as_the_rate_whatever_the_gradient():
+    for gradient in (torch.tensor([3.0, 4.0]), torch.tensor([3e-9, 4e-9])):
+        parameter = nn.Parameter(torch.zeros(2))
+        optimizer = NovoGrad([parameter], 0.5, betas=(0.95, 0.98), eps=0.0)
+        take_steps(optimizer, [parameter], [[gradient]])
+        assert torch.allclose(parameter.detach(), torch.tensor([-0.3, -0.4]))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+@pytest.mark.parametrize("beta2", [0.0, 0.5])
+def test_with_gradients_of_zeros_novograd_moves_by_momentum_and_decay(eps, beta2):
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = NovoGrad([parameter], 0.1, betas=(0.5, beta2), eps=eps, weight_decay=0.01)  # fmt: skip
+    take_steps(optimizer, [parameter], [[torch.zeros(2)]] * 2)
+    first = 1 - 0.1 * 0.01
+    second = first - 0.1 * (0.5 * 0.01 + 0.01 * first)
+    assert torch.allclose(parameter.detach(), second * torch.tensor([1.0, -2.0]))
+
+
+def everything(parameters, optimizer):
+    """Copies of weights and state."""
+    tensors = [parameter.detach() for parameter in parameters]
+    for parameter in parameters:
+        tensors += optimizer.state[parameter].values()
+    return [tensor.clone() for tensor in tensors]
+
+
+@both_kinds
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 3e38])  # 3e38 overflows
+def test_a_step_that_is_not_finite_changes_nothing_nor_what_follows(
+    kind, settings, bad
+):
+    good = [drawn(seed) for seed in (1, 2)]
+    gradients = drawn(3)
+    gradients[0][0, 0] = bad
+    parameters, optimizer = trained(kind, [gradients, good[0]], **settings)
+    before = everything(parameters, optimizer)
+    take_steps(optimizer, parameters, [gradients, gradients])
+    assert all(map(torch.equal, everything(parameters, optimizer), before))
+    take_steps(optimizer, parameters, good[1:])
+    wanted = everything(*trained(kind, good, **settings))
+    assert all(map(torch.equal, everything(parameters, optimizer), wanted))
+
+
+@both_kinds
+def test_a_parameter_without_a_gradient_stays_and_does_not_age(kind, settings):
+    moved, resting, alone = (nn.Parameter(torch.ones(3)) for _ in range(3))
+    optimizer = kind([moved, resting], 0.1, **settings)
+    optimizer.step()  # none has one
+    take_steps(optimizer, [moved], [[torch.ones(3)]])
+    assert torch.equal(resting.detach(), torch.ones(3))
+    assert resting not in optimizer.state and optimizer.state[moved]["step"] == 1
+    # its first step, when it comes, is a first step
+    take_steps(optimizer, [moved, resting], [[torch.zeros(3), torch.ones(3)]])
+    take_steps(kind([alone], 0.1, **settings), [alone], [[torch.ones(3)]])
+    assert torch.allclose(resting.detach(), alone.detach())
+
+
+def test_groups_keep_their_settings_and_share_the_clipping():
+    changes = [{"weight_decay": 0.0, "betas": (0.5, 0.5)}, {"lr": 0.2, "eps": 0.1}]
+    shapes = [(6,), (4,)]
+    gradients = drawn(1, shapes)
+    norm = float(torch.cat(gradients).norm())
+    for kind, settings, factor in ((Lamb, MLPERF | {"clip": 0.1}, 0.1 / norm), (NovoGrad, {}, 1)):  # fmt: skip
+        together = [nn.Parameter(weight) for weight in drawn(0, shapes)]
+        alone = [nn.Parameter(parameter.detach().clone()) for parameter in together]
+        groups = [{"params": [one]} | change for one, change in zip(together, changes, strict=True)]  # fmt: skip
+        take_steps(kind(groups, 0.01, **settings), together, [gradients])
+        for one, change, gradient in zip(alone, changes, gradients, strict=True):
+            single = kind([one], **({"lr": 0.01} | settings | change))
+            take_steps(single, [one], [[factor * gradient]])
+        for got, wanted in zip(together, alone, strict=True):
+            assert torch.allclose(got.detach(), wanted.detach(), rtol=1e-5)
+
+
+@both_kinds
+def test_a_gradient_with_turned_axes_counts_as_it_reads(kind, settings):
+    turned = nn.Parameter(torch.ones(3, 4))
+    plain = nn.Parameter(torch.ones(3, 4))
+    gradient = drawn(0, [(4, 3)])[0]
+    turned.grad = gradient.T
+    plain.grad = gradient.T.contiguous()
+    for parameter in (turned, plain):
+        kind([parameter], 0.1, **settings).step()
+    assert torch.equal(turned.detach(), plain.detach())
+
+
+@both_kinds
+def test_no_step_reads_a_value_on_the_host(kind, settings):
+    parameters = [nn.Parameter(weight.to("meta")) for weight in drawn(0)]
+    rate = torch.tensor(0.1, device="meta")
+    optimizer = kind(parameters, rate, **settings)
+    gradients = [[weight.to("meta") for weight in drawn(1)]] * 2
+
+    def steps():
+        take_steps(optimizer, parameters, gradients)
+
+    assert host_reads(steps, device="meta") == {}
+
+
+@both_kinds
+def test_a_rate_that_is_filled_or_scheduled_is_followed(kind, settings):
+    rate = torch.tensor(0.0)
+    followed, given = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = kind([followed], rate, **settings)
+    ones = [[torch.ones(3)]]
+    take_steps(optimizer, [followed], ones)
+    assert torch.equal(followed.detach(), torch.ones(3))
+    rate.fill_(0.1)
+    take_steps(optimizer, [followed], ones)
+    optimizer.param_groups[0]["lr"] = 0.5  # as a loop of training does
+    take_steps(optimizer, [followed], ones)
+    other = kind([given], 0.0, **settings)
+    for lr in (0.0, 0.1, 0.5):
+        other.param_groups[0]["lr"] = lr
+        take_steps(other, [given], ones)
+    assert torch.equal(followed, given) and followed[0] < 1
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
+    optimizer.step()
+    schedule.step()
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.05)
+
+
+@both_kinds
+def test_a_run_goes_on_bit_for_bit_from_its_saved_state(kind, settings, tmp_path):
+    steps = [drawn(seed) for seed in range(1, 5)]
+    unbroken, _ = trained(kind, steps, **settings)
+    parameters, optimizer = trained(kind, steps[:2], **settings)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    resumed = kind(parameters, 9.0, betas=(0.1, 0.1), weight_decay=9.0)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    take_steps(resumed, parameters, steps[2:])
+    assert all(map(torch.equal, parameters, unbroken))
+
+
+def test_a_closure_is_called_with_gradients_and_its_loss_returned():
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = NovoGrad([parameter], 0.1)
+
+    def closure():
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    assert optimizer.step(closure) == 2
+    assert optimizer.state[parameter]["step"] == 1
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"clip": 0}, "clip: expected above 0, math.inf for no limit, got 0."),
+    ({"clip": math.nan}, "clip: expected above 0"),
+    ({"ratio": "none"}, "ratio: expected one of 'decayed', 'all', got 'none'."),
+    ({"betas": (0.9, 1)}, "betas: expected two numbers from 0 to below 1, got (0.9, 1)."),
+    ({"betas": 0.9}, "betas: expected two"),
+    ({"lr": -0.1}, "lr: expected at least 0, and finite, got -0.1."),
+    ({"lr": torch.ones(2)}, "lr: expected a number, or a tensor (), got shape (2,)."),
+    ({"eps": -1e-9}, "eps: expected at least 0"),
+    ({"weight_decay": math.inf}, "weight_decay: expected at least 0"),
+    ({"params": [nn.Parameter(torch.ones(2).bfloat16())]},
+     "params: expected float32 or float64, got torch.bfloat16. Train in half precision by torch.autocast"),
+])  # fmt: skip
+def test_a_wrong_setting_is_named(wrong, said):
+    right = {"params": [nn.Parameter(torch.ones(2))], "lr": 0.1, **MLPERF}
+    with pytest.raises(ValueError) as raised:
+        Lamb(**(right | wrong))
+    assert said in str(raised.value)
+
+
+SHARED = {"lr": 0.1, "betas": (0.9, 0.999), "weight_decay": 0.01, "clip": math.inf}
+
+
+def shared_steps(make):
+    """The weights after three steps on gradients that are the same on every process."""
+    shapes = [(5, 3), (7,), (2, 2)]
+    parameters = [nn.Parameter(weight.double()) for weight in drawn(0, shapes)]
+    optimizer = make(parameters)
+    take_steps(optimizer, parameters, [drawn(seed, shapes) for seed in (1, 2, 3)])
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])
+
+
+def rank_of_two(rank, folder):
+    # warns as it is imported
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)  # fmt: skip
+    kept = []
+
+    def make(parameters):
+        kept.append(ZeroRedundancyOptimizer(parameters, Lamb, **SHARED))
+        return kept[0]
+
+    torch.save(shared_steps(make), Path(folder) / f"{rank}.pt")
+    held = 0
+    for state in kept[0].optim.state.values():
+        held += sum(value.numel() for value in state.values())
+    assert held < 2 * 26 + 3  # two moments of 26 weights, and counts: not all of them
+    torch.distributed.destroy_process_group()
+
+
+def test_zero_redundancy_takes_the_steps_of_one_process_with_less_state(tmp_path):
+    alone = shared_steps(lambda parameters: Lamb(parameters, **SHARED))
+    multiprocessing.spawn(rank_of_two, (str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        shared = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(shared, alone, rtol=1e-12, atol=0)
