@@ -9,13 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.losses.availability import expect_runs, fastest
-from asrkit.losses.checks import (
+from asrkit.losses.lattice import (
+    LatticeOptions,
+    Nodes,
     Reduction,
     as_index,
     check_durations,
     check_lengths,
     check_options,
+    expect_runs,
+    fastest,
     reduce,
     takes_plain_loss,
 )
@@ -27,7 +30,6 @@ from asrkit.losses.lean.inputs import (
     check_tensors,
     resolve_joint,
 )
-from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import autocast, autocast_dtype, eager
 from asrkit.shapes import expect
 
@@ -205,10 +207,7 @@ def _lean_loss(
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
     picked = _pick(impl, encoded, weight)
     joint = resolve_joint(request, weight, picked)
-    family = "rnnt"
-    if options.durations:
-        family = "tdt"
-    lattice = import_module(f"asrkit.losses.{family}.{LATTICES[picked]}").lattice
+    lattice = import_module(f"asrkit.losses.{LATTICES[picked]}").lattice
     make_tiles = import_module(f"{__name__}.{picked}").Tiles
     inputs = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():

@@ -22,7 +22,7 @@ from asrkit.losses.gradient import (
     duration_gradient,
     refuse_second_derivative,
 )
-from asrkit.losses.nodes import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.lattice import FRAMES, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
 SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU
 NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors

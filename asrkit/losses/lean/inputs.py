@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.losses.checks import check_scores
+from asrkit.losses.lattice import check_scores
 from asrkit.losses.lean.driver import Joint
 from asrkit.shapes import dims, expect
 

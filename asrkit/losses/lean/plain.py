@@ -10,8 +10,8 @@ from torch import Tensor
 
 from asrkit.losses import dropout
 from asrkit.losses.gradient import Saved
+from asrkit.losses.lattice import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
 from asrkit.losses.lean.driver import Joint, NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS, ArcLogProbs, LatticeOptions, Nodes
 
 
 class NodeInputs(NamedTuple):

@@ -33,10 +33,9 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.losses import dropout
+from asrkit.losses import triton_rows as rows
 from asrkit.losses.gradient import Saved
-from asrkit.losses.lean.driver import Joint
-from asrkit.losses.logit_rows import triton as rows
-from asrkit.losses.nodes import (
+from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FRAMES,
     LABELS,
@@ -45,6 +44,7 @@ from asrkit.losses.nodes import (
     Nodes,
     upload,
 )
+from asrkit.losses.lean.driver import Joint
 
 MULTIPLE = 16  # of rows and columns of the weight with its bias
 FRAMES_OF = 8  # frames of a program between the products

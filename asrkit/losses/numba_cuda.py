@@ -1,11 +1,16 @@
-"""Both passes over the logits as CUDA kernels: log-softmax fused with the arc log-probabilities,
-softmax fused with the gradient.
+"""The transducer loss as CUDA kernels of Numba: both passes over the logits, and the lattice.
 
-A warp takes a lattice node and its lanes share the tokens, so neighbouring lanes read neighbouring
-logits: EACH tokens at a time, read before any is used or written, so that as many reads are under
-way. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in
-float32, half of that in half precision. Sums over tokens and exp are float32 (the relative error of
-exp(x) is about 1e-7 |x|, harmless where exp is small).
+Passes: a warp takes a lattice node and its lanes share the tokens, so neighbouring lanes read
+neighbouring logits: EACH tokens at a time, read before any is used or written, so that as many
+reads are under way. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1
+V bytes in float32, half of that in half precision. Sums over tokens and exp are float32 (the
+relative error of exp(x) is about 1e-7 |x|, harmless where exp is small).
+
+Lattice: anti-diagonal after anti-diagonal, forward and backward variables at the same time. A block
+takes one direction of one utterance, T + U1 - 1 barriers long; its threads share the nodes of a
+diagonal, and shared memory holds the latest two diagonals. Sums are float64: a diagonal waits for
+memory and barriers rather than for arithmetic, and float32 would lose digits that the other
+implementations keep. Memory: 16 bytes a node for both sums, 8 for both posteriors.
 
 Indices into the logits are unsigned 64-bit integers: Numba checks at every access whether a signed
 index is negative, that is, counts from the end. Reads are as wide as a logit, so it does not matter
@@ -13,7 +18,8 @@ whether a row starts at a multiple of 16 bytes. bfloat16 comes as bit patterns, 
 none.
 """
 
-from math import copysign, inf, log
+import math
+from math import copysign, inf, log, log1p
 
 import numpy as np
 import torch
@@ -22,8 +28,7 @@ from numba.cuda.core import config
 from torch import Tensor
 
 from asrkit.losses.gradient import Saved
-from asrkit.losses.logit_rows.numba_cpu import flat
-from asrkit.losses.nodes import (
+from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
     FRAME_STEP,
@@ -33,10 +38,12 @@ from asrkit.losses.nodes import (
     ROW_FRAMES,
     ROW_NODES,
     ArcLogProbs,
+    ArcPosteriors,
     LatticeOptions,
     Nodes,
 )
 from asrkit.runtime import SIMULATED
+from asrkit.shapes import expect
 
 if SIMULATED:
     from math import exp
@@ -49,6 +56,8 @@ LANES = 32  # threads that share a node, a power of two
 ROWS = 4  # nodes that a block takes at a time
 EACH = 8  # tokens that a lane reads at a time
 BLOCKS = 4096  # for each utterance at most; they go on to further nodes in strides
+THREADS = 256  # of a block of the lattice, at most
+WIDEST = 3072  # two diagonals of float64 in the 48 KiB of shared memory that every device has
 F = np.float32
 AT = np.uint64
 LOWEST = np.finfo(F).min
@@ -69,52 +78,33 @@ def launch(
         arguments: of the kernel. Tensors, of which the first is one, are passed without a copy.
         shared: bytes of dynamic shared memory.
     """
-    values = as_bits(arguments)
     if SIMULATED:
-        kernel[blocks, threads, 0, shared](*map(_simulated_array, values))
+        kernel[blocks, threads, 0, shared](*map(_array, arguments))
         return
-    index = values[0].device.index
+    index = arguments[0].device.index
     with cuda.gpus[index]:
         stream = cuda.external_stream(torch.cuda.current_stream(index).cuda_stream)
-        kernel[blocks, threads, stream, shared](*map(_cuda_array, values))
+        kernel[blocks, threads, stream, shared](*map(_array, arguments))
 
 
-def _simulated_array(value: object) -> object:
-    """A tensor as an array of Numba's simulator; anything else as it is."""
-    from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+def _array(value: object) -> object:
+    """A tensor as a CUDA array on the same memory, bfloat16 as uint16; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach()
+    if value.dtype == torch.bfloat16:
+        value = value.view(torch.uint16)
+    if SIMULATED:
+        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
-    if isinstance(value, Tensor):
         return FakeCUDAArray(value.numpy())
-    return value
+    return cuda.as_cuda_array(value, sync=False)
 
 
-def _cuda_array(value: object) -> object:
-    """A tensor as a CUDA array on the same memory; anything else as it is."""
-    if isinstance(value, Tensor):
-        return cuda.as_cuda_array(value, sync=False)
-    return value
-
-
-def as_bits(arguments: tuple) -> list:
-    """The arguments with tensors detached, and bfloat16 as bit patterns: uint16."""
-    values = []
-    for value in arguments:
-        if isinstance(value, Tensor):
-            value = value.detach()
-            if value.dtype == torch.bfloat16:
-                value = value.view(torch.uint16)
-        values.append(value)
-    return values
-
-
-def blocks_for(nodes: Nodes, sizes: Tensor, each: int = 1) -> tuple[int, int]:
-    """The grid for `sizes` (B,) pieces of work in the utterances of `nodes`.
-
-    A block takes `each` of them at a time.
-    """
-    most = int(sizes.max())
-    blocks = (most + each - 1) // each
-    return min(blocks, BLOCKS), len(nodes.table)
+def blocks_for(sizes: Tensor, each: int) -> tuple[int, int]:
+    """The grid for `sizes` (B,) pieces of work, of which a block takes `each` at a time."""
+    blocks = (int(sizes.max()) + each - 1) // each
+    return min(blocks, BLOCKS), len(sizes)
 
 
 def arc_log_probs(
@@ -124,24 +114,23 @@ def arc_log_probs(
 
     They are float32.
     """
-    device = logits.device
-    log_z, blank_logp, label_logp = torch.empty((3, nodes.count), device=device).unbind()
+    arcs = ArcLogProbs.empty(logits, nodes, 0)
     launch(
         _scores,
-        blocks_for(nodes, nodes.sizes, ROWS),
+        blocks_for(nodes.sizes, ROWS),
         (LANES, ROWS),
-        flat(logits),
+        logits.view(-1),
         targets.contiguous(),
-        nodes.on(device),
+        nodes.on(logits.device),
         logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
-        log_z,
-        blank_logp,
-        label_logp,
+        arcs.log_z,
+        arcs.blank_logp,
+        arcs.label_logp,
         shared=8 * LANES * ROWS,
     )
-    return ArcLogProbs(log_z, blank_logp, label_logp)
+    return arcs
 
 
 def gradient(
@@ -153,35 +142,56 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over the `logits` into all of `out`.
-
-    Takes logits, out, targets, nodes, options, saved and incoming as
-    asrkit.losses.gradient.LogitRows says.
-    """
-    out_nodes = nodes
-    if out.stride() != logits.stride():
-        out_nodes = nodes.strided_like(out)
-    clamp = inf
-    if options.clamp > 0:
-        clamp = options.clamp
+    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
     launch(
         _gradient,
-        blocks_for(nodes, nodes.padded_sizes, ROWS),
+        blocks_for(nodes.padded_sizes, ROWS),
         (LANES, ROWS),
-        flat(logits),
-        flat(out),
+        logits.view(-1),
+        out.view(-1),
         targets.contiguous(),
         nodes.on(logits.device),
-        out_nodes.on(logits.device),
         logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
-        F(clamp),
+        F(options.clamp if options.clamp > 0 else inf),
         saved.log_z,
         saved.blank_posterior,
         saved.label_posterior,
         incoming.float().contiguous(),
     )
+
+
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Arcs are float32, sums float64. Of `options` it reads fastemit_lambda.
+    """
+    U1 = int(nodes.table[:, LABELS].max()) + 1
+    allowed = f"at most {WIDEST - 1} labels with numba_cuda's lattice"
+    expect(U1 <= WIDEST, "target_lengths", allowed, U1 - 1, "Pass impl='auto'.")
+    directions = 2 if grad else 1  # backward variables and, with `grad`, forward variables
+    sums = arcs.log_z.new_empty((directions, nodes.count), dtype=torch.float64)
+    log_likelihood = sums.new_empty(len(nodes.table))
+    given = (arcs.blank_logp, arcs.label_logp, nodes.on(sums.device), sums)
+    warps = (U1 + LANES - 1) // LANES
+    threads = min(THREADS, warps * LANES)
+    blocks = (len(log_likelihood), directions)
+    launch(_sweep, blocks, threads, *given, log_likelihood, shared=16 * U1)
+    if not grad:
+        return ArcPosteriors(log_likelihood)
+    blank_posterior = torch.empty_like(arcs.blank_logp)
+    label_posterior = torch.empty_like(arcs.blank_logp)
+    launch(
+        _posteriors,
+        blocks_for(nodes.sizes, THREADS),
+        THREADS,
+        *given,
+        1.0 + options.fastemit_lambda,
+        blank_posterior,
+        label_posterior,
+    )
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
 
 
 @cuda.jit(device=True)
@@ -318,7 +328,7 @@ def _fill(out, at, end):
 
 
 @cuda.jit(device=True)
-def _softmax(x, at, end, out, to, log_z, posterior, clamp, scale):
+def _softmax(x, out, at, end, log_z, posterior, clamp, scale):
     """posterior exp(x - log_z), clamped and times `scale`, in a lane's places; `out` may be `x`,
     for no lane reads another's.
     """
@@ -328,61 +338,16 @@ def _softmax(x, at, end, out, to, log_z, posterior, clamp, scale):
             values[i] = _load(x[at + AT(LANES * i)])
         for i in range(EACH):
             grad = posterior * F(exp(values[i] - log_z))
-            if grad > clamp:
+            if grad > clamp:  # min() would hide NaN
                 grad = clamp
-            _store(out, to + AT(LANES * i), grad * scale)
+            _store(out, at + AT(LANES * i), grad * scale)
         at += AT(LANES * EACH)
-        to += AT(LANES * EACH)
     while at < end:
         grad = posterior * F(exp(_load(x[at]) - log_z))
         if grad > clamp:
             grad = clamp
-        _store(out, to, grad * scale)
+        _store(out, at, grad * scale)
         at += AT(LANES)
-        to += AT(LANES)
-
-
-@cuda.jit(device=True)
-def _node_gradient(
-    x,
-    start,
-    out,
-    first,
-    V,
-    blank,
-    label,
-    fused,
-    clamp,
-    log_z,
-    blank_posterior,
-    label_posterior,
-    scale,
-):
-    """Gradient over the tokens of a node; the lanes that own blank and label compute these two
-    apart, from what they read first.
-    """
-    lane = cuda.threadIdx.x
-    posterior = F(0.0)
-    if fused:
-        posterior = blank_posterior + label_posterior
-    has_blank = lane == blank % LANES
-    has_label = label >= 0 and lane == label % LANES
-    at_blank = -blank_posterior
-    at_label = -label_posterior
-    if posterior != F(0.0) and has_blank:
-        at_blank += posterior * F(exp(_load(x[start + blank]) - log_z))
-    if posterior != F(0.0) and has_label:
-        at_label += posterior * F(exp(_load(x[start + label]) - log_z))
-    at = AT(start + lane)
-    to = AT(first + lane)
-    if posterior != F(0.0):
-        _softmax(x, at, AT(start + V), out, to, log_z, posterior, clamp, scale)
-    else:
-        _fill(out, to, AT(first + V))
-    if has_blank:
-        _store(out, first + blank, _limited(at_blank, clamp, scale))
-    if has_label:
-        _store(out, first + label, _limited(at_label, clamp, scale))
 
 
 @cuda.jit
@@ -391,7 +356,6 @@ def _gradient(
     out,
     targets,
     table,
-    out_table,
     V,
     blank,
     fused,
@@ -411,27 +375,120 @@ def _gradient(
     begin = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     for place in range(begin, size, cuda.gridDim.x * ROWS):
         t, u = _frame_and_row(place, width)
-        first = _first_logit(out_table, b, t, u)
+        start = _first_logit(table, b, t, u)
+        at = AT(start + lane)
+        end = AT(start + V)
         if t >= T or u >= U1:
-            _fill(out, AT(first + lane), AT(first + V))
+            _fill(out, at, end)
             continue
         node = table[b, FIRST_NODE] + t * U1 + u
-        start = _first_logit(table, b, t, u)
+        at_blank = -blank_posterior[node]
+        at_label = -label_posterior[node]
         label = -1
         if u + 1 < U1:
             label = targets[b, u]
-        _node_gradient(
-            logits,
-            start,
-            out,
-            first,
-            V,
-            blank,
-            label,
-            fused,
-            clamp,
-            log_z[node],
-            blank_posterior[node],
-            label_posterior[node],
-            scale,
-        )
+        # the lanes that own blank and label compute these two apart, from what they read first
+        has_blank = lane == blank % LANES
+        has_label = label >= 0 and lane == label % LANES
+        posterior = F(0.0)
+        if fused:
+            posterior = blank_posterior[node] + label_posterior[node]
+        if posterior != F(0.0):
+            if has_blank:
+                at_blank += posterior * F(exp(_load(logits[start + blank]) - log_z[node]))
+            if has_label:
+                at_label += posterior * F(exp(_load(logits[start + label]) - log_z[node]))
+            _softmax(logits, out, at, end, log_z[node], posterior, clamp, scale)
+        else:
+            _fill(out, at, end)
+        if has_blank:
+            _store(out, start + blank, _limited(at_blank, clamp, scale))
+        if has_label:
+            _store(out, start + label, _limited(at_label, clamp, scale))
+
+
+@cuda.jit(device=True)
+def log_add(a, b):
+    """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    larger = a
+    smaller = b
+    if a < b:
+        larger = b
+        smaller = a
+    if smaller != -inf:
+        larger += log1p(math.exp(smaller - larger))
+    return larger
+
+
+@cuda.jit
+def _sweep(blank_logp, label_logp, table, sums, log_likelihood):
+    """log beta(t, u) in row 0 of `sums`; log alpha(t, u) in row 1, by the same steps through the
+    lattice turned by 180 degrees.
+    """
+    b = cuda.blockIdx.x
+    direction = cuda.blockIdx.y
+    forward = direction == 1
+    T = table[b, FRAMES]
+    U1 = table[b, LABELS] + 1
+    first = table[b, FIRST_NODE]
+    last = first + T * U1 - 1
+    diagonals = cuda.shared.array(0, types.float64)
+    for k in range(T + U1 - 1):
+        here = k % 2 * U1
+        before = (k + 1) % 2 * U1
+        least = max(0, k - T + 1)
+        end = min(k + 1, U1)
+        for u in range(least + cuda.threadIdx.x, end, cuda.blockDim.x):
+            place = (k - u) * U1 + u
+            node = cuda.selp(forward, first + place, last - place)
+            # the nodes that the two arcs into this one leave, seen in the sweep's direction
+            blank_from = cuda.selp(forward, node - U1, node)
+            label_from = cuda.selp(forward, node - 1, node)
+            x = -inf
+            if k == 0:
+                if forward:
+                    x = 0.0
+                else:
+                    x = np.float64(blank_logp[last])
+            if u < k:
+                x = diagonals[before + u] + blank_logp[blank_from]
+            if u > 0:
+                by_label = diagonals[before + u - 1] + label_logp[label_from]
+                x = log_add(x, by_label)
+            diagonals[here + u] = x
+            sums[direction, node] = x
+        cuda.syncthreads()
+    if cuda.threadIdx.x == 0 and not forward:
+        log_likelihood[b] = sums[0, first]
+
+
+@cuda.jit
+def _posteriors(
+    blank_logp, label_logp, table, sums, label_factor, blank_posterior, label_posterior
+):
+    b = cuda.blockIdx.y
+    U1 = table[b, LABELS] + 1
+    first = table[b, FIRST_NODE]
+    size = table[b, FRAMES] * U1
+    # an utterance without any path gets posteriors of 0 rather than 0 / 0
+    total = sums[0, first]
+    if total == -inf:
+        total = 0.0
+    thread = cuda.grid(2)[0]
+    threads = cuda.gridsize(2)[0]
+    for place in range(thread, size, threads):
+        node = first + place
+        u = place % U1
+        alpha = sums[1, node] - total
+        after_blank = -inf
+        if place + U1 < size:
+            after_blank = sums[0, node + U1]
+        elif u + 1 == U1:
+            after_blank = 0.0
+        log_posterior = alpha + blank_logp[node] + after_blank
+        blank_posterior[node] = math.exp(log_posterior)
+        posterior = 0.0
+        if u + 1 < U1:
+            log_posterior = alpha + label_logp[node] + sums[0, node + 1]
+            posterior = math.exp(log_posterior) * label_factor
+        label_posterior[node] = posterior

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.losses.gradient import Saved
-from asrkit.losses.nodes import (
+from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
     FRAME_STEP,
@@ -62,11 +62,7 @@ def arc_log_probs(
 
     They are float32.
     """
-    n = len(options.durations)
-    device = logits.device
-    log_z, blank_logp, label_logp = torch.empty((3, nodes.count), device=device).unbind()
-    duration_logp = torch.empty((nodes.count, n), device=device) if n else None
-    arcs = ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+    arcs = ArcLogProbs.empty(logits, nodes, len(options.durations))
     write_arc_log_probs(logits, targets, nodes, options, arcs)
     return arcs
 
@@ -106,19 +102,12 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over the `logits` into all of `out`.
-
-    Takes logits, out, targets, nodes, options, saved and incoming as
-    asrkit.losses.gradient.LogitRows says.
-    """
+    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
     by_duration = saved.duration_gradient
     if by_duration is None:
         by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
     n = by_duration.shape[1]
     V = logits.shape[-1] - n
-    out_nodes = nodes
-    if out.stride() != logits.stride():
-        out_nodes = nodes.strided_like(out)
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, nodes.padded_sizes)](
             logits,
@@ -126,7 +115,6 @@ def gradient(
             targets.contiguous(),
             targets.shape[1],
             nodes.on(logits.device),
-            out_nodes.on(logits.device),
             saved.log_z,
             saved.blank_posterior.contiguous(),
             saved.label_posterior.contiguous(),
@@ -138,7 +126,7 @@ def gradient(
             N=n,
             FUSED=options.fused_log_softmax,
             CLAMPS=options.clamp > 0,
-            TOGETHER=min(together(logits, nodes), together(out, out_nodes)),
+            TOGETHER=min(together(logits, nodes), together(out, nodes)),
             **blocks(V, n),
             **OPTIONS,
         )
@@ -324,7 +312,6 @@ def _gradient(
     targets,
     U,
     table,
-    own,  # the table of `out`
     log_z,
     blank_posterior,
     label_posterior,
@@ -351,11 +338,12 @@ def _gradient(
     while place < size:
         t = place // width
         u = place % width
-        g = out + _first_logit(own, b, t, u, TOGETHER)
+        start = _first_logit(table, b, t, u, TOGETHER)
+        g = out + start
         if (t >= T) | (u >= U1):
             _zeros(g, V + N, BLOCK)
         else:
-            x = logits + _first_logit(table, b, t, u, TOGETHER)
+            x = logits + start
             node = _column(table, b, FIRST_NODE_) + t * U1 + u
             by_blank = tl.load(blank_posterior + node)
             by_label = tl.load(label_posterior + node)

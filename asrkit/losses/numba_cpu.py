@@ -1,16 +1,20 @@
-"""Both passes over the logits compiled for the CPU, parallel over frames: log-softmax fused with
-the arc log-probabilities, softmax fused with the gradient.
+"""The losses compiled for the CPU: both passes over the logits, parallel over frames, and the
+lattice, one utterance a thread.
 
-Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32.
-Sums over tokens and exp are float32; the log-normaliser adds a float64 logarithm. Kernels are
-compiled on first use and kept on disk (asrkit.runtime.compiled). A forked process runs them on one
-thread, since OpenMP does not survive a fork.
+The log-softmax is fused with the arc log-probabilities, the softmax with the gradient. Floor: the
+logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32. Sums over
+tokens and exp are float32; the log-normaliser adds a float64 logarithm. Sums over paths are
+float64: 8 bytes a node, and as much for the nodes of the utterances in work.
+
+Kernels are compiled on first use and kept on disk (asrkit.runtime.compiled). A forked process runs
+them on one thread, since OpenMP does not survive a fork.
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
-from typing import Any
+from math import inf, log1p
 
 import numpy as np
 import torch
@@ -18,7 +22,7 @@ from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
 from asrkit.losses.gradient import Saved
-from asrkit.losses.nodes import (
+from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
     FRAME_STEP,
@@ -27,6 +31,7 @@ from asrkit.losses.nodes import (
     LABELS,
     ROW_NODES,
     ArcLogProbs,
+    ArcPosteriors,
     LatticeOptions,
     Nodes,
 )
@@ -34,7 +39,6 @@ from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 from asrkit.runtime import forked, settle_after_fork
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
-FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 BIT_PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 # Numba's fallback thread pool aborts the process when two threads enter it
 ONE_AT_A_TIME = threading.RLock()
@@ -68,13 +72,6 @@ def array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().view(BIT_PATTERNS.get(tensor.dtype, tensor.dtype)).numpy()
 
 
-def flat(logits: Tensor) -> Tensor:
-    """The logits' storage from their first element on, as a vector; needs last stride 1."""
-    steps = zip(logits.shape, logits.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in steps)
-    return logits.detach().as_strided((extent,), (1,))
-
-
 def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
@@ -83,25 +80,22 @@ def arc_log_probs(
     They are float32.
     """
     n = len(options.durations)
-    log_z, blank_logp, label_logp = torch.empty((3, nodes.count), **FLOAT).unbind()
-    duration_logp = torch.empty((nodes.count, n), **FLOAT)
+    arcs = ArcLogProbs.empty(logits, nodes, n)
     with pool():
         _scores(
-            array(flat(logits)),
-            array(targets.contiguous()),
+            array(logits.view(-1)),
+            targets.contiguous().numpy(),
             nodes.table.numpy(),
             nodes.rows,
             logits.shape[-1] - n,
             options.blank,
             options.fused_log_softmax,
-            log_z.numpy(),
-            blank_logp.numpy(),
-            label_logp.numpy(),
-            duration_logp.numpy(),
+            arcs.log_z.numpy(),
+            arcs.blank_logp.numpy(),
+            arcs.label_logp.numpy(),
+            _by_duration(arcs.duration_logp, nodes),
         )
-    if n == 0:
-        return ArcLogProbs(log_z, blank_logp, label_logp)
-    return ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+    return arcs
 
 
 def gradient(
@@ -113,36 +107,65 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over the `logits` into all of `out`.
-
-    Takes logits, out, targets, nodes, options, saved and incoming as
-    asrkit.losses.gradient.LogitRows says.
-    """
-    by_duration = saved.duration_gradient
-    if by_duration is None:
-        by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
-    clamp = np.inf
-    if options.clamp > 0:
-        clamp = options.clamp
+    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
     with pool():
         _gradient(
-            array(flat(logits)),
-            array(flat(out)),
-            array(targets.contiguous()),
+            array(logits.view(-1)),
+            array(out.view(-1)),
+            targets.contiguous().numpy(),
             nodes.table.numpy(),
-            nodes.strided_like(out).table.numpy(),
             nodes.rows,
-            logits.shape[-1] - by_duration.shape[1],
+            logits.shape[-1] - len(options.durations),
             options.blank,
             options.fused_log_softmax,
-            F(clamp),
+            F(options.clamp if options.clamp > 0 else inf),
             saved.log_z.numpy(),
             saved.blank_posterior.numpy(),
             saved.label_posterior.numpy(),
-            by_duration.numpy(),
+            _by_duration(saved.duration_gradient, nodes),
             incoming.float().contiguous().numpy(),
             out.data_ptr() == logits.data_ptr(),
         )
+
+
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
+    """
+    duration_logp = arcs.duration_logp if options.durations else None
+    given = (
+        arcs.blank_logp.numpy(),
+        arcs.label_logp.numpy(),
+        _by_duration(duration_logp, nodes),
+        np.array(options.steps(int(nodes.table[:, FRAMES].max()))),
+        nodes.table.numpy(),
+    )
+    beta = np.empty(nodes.count)
+    log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device="cpu")
+    with pool():
+        _backward_variables(*given, beta, log_likelihood.numpy())
+        if not grad:
+            return ArcPosteriors(log_likelihood)
+        blank_posterior = torch.zeros_like(arcs.blank_logp)
+        label_posterior = torch.zeros_like(arcs.blank_logp)
+        duration_posterior = None if duration_logp is None else torch.zeros_like(duration_logp)
+        _posteriors(
+            *given,
+            beta,
+            blank_posterior.numpy(),
+            label_posterior.numpy(),
+            _by_duration(duration_posterior, nodes),
+            1 + options.fastemit_lambda,
+        )
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
+
+
+def _by_duration(values: Tensor | None, nodes: Nodes) -> np.ndarray:
+    """Numbers (N, n) for the durations of each node; without durations n = 0."""
+    if values is None:
+        return np.empty((nodes.count, 0), np.float32)
+    return values.numpy()
 
 
 @njit
@@ -215,7 +238,6 @@ def _gradient(
     out,
     targets,
     table,
-    out_table,
     rows,
     V,
     blank,
@@ -237,14 +259,13 @@ def _gradient(
         valid = 0
         if t < table[b, FRAMES]:
             valid = U + 1
-        for u in range(out_table[b, ROW_NODES]):
-            first = _first_logit(out_table, b, t, u)
-            g = out[first : first + V + n]
+        for u in range(table[b, ROW_NODES]):
+            start = _first_logit(table, b, t, u)
+            g = out[start : start + V + n]
             if u >= valid:
                 for v in range(V + n):
                     g[v] = store(F(0.0), g[v])
                 continue
-            start = _first_logit(table, b, t, u)
             node = table[b, FIRST_NODE] + t * (U + 1) + u
             label = -1
             if u < U:
@@ -298,3 +319,104 @@ def _node_gradient(
     if label >= 0:
         at_label = min(max(at_label, -clamp), clamp)
         g[label] = store(flush(at_label * scale), g[label])
+
+
+@njit(inline="always")
+def log_add(a, b):
+    """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    above = a
+    below = b
+    if a < b:
+        above = b
+        below = a
+    if below != -inf:
+        above += log1p(math.exp(below - above))
+    return above
+
+
+@njit(inline="always")
+def _after(beta, node, t, u, blank_frames, label_frames, T, U):
+    """log beta where a blank of so many frames leads, and where a label does; -inf if nowhere."""
+    blank = -inf
+    label = -inf
+    if blank_frames == T - t and u == U:
+        blank = 0.0
+    elif 0 < blank_frames < T - t:
+        blank = beta[node + blank_frames * (U + 1)]
+    if label_frames < T - t and u < U:
+        label = beta[node + label_frames * (U + 1) + 1]
+    return blank, label
+
+
+@kernel
+def _backward_variables(blank_logp, label_logp, duration_logp, steps, table, beta, log_likelihood):
+    """log beta(t, u): probability of all paths from (t, u) to the end."""
+    n = duration_logp.shape[1]
+    for b in prange(table.shape[0]):
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
+        for t in range(T - 1, -1, -1):
+            for u in range(U, -1, -1):
+                node = first + t * (U + 1) + u
+                total = -inf
+                for i in range(steps.shape[0]):
+                    blank, label = _after(beta, node, t, u, steps[i, 0], steps[i, 1], T, U)
+                    by_arc = log_add(blank_logp[node] + blank, label_logp[node] + label)
+                    if n:
+                        by_arc += duration_logp[node, i]
+                    total = log_add(total, by_arc)
+                beta[node] = total
+        log_likelihood[b] = beta[first]
+
+
+@kernel
+def _posteriors(
+    blank_logp,
+    label_logp,
+    duration_logp,
+    steps,
+    table,
+    beta,
+    blank_posterior,
+    label_posterior,
+    duration_posterior,
+    label_factor,
+):
+    """Posteriors of the arcs, in the order of the paths, without forward variables.
+
+    A node's own posterior, 1 at the first node, is passed on along its arcs: an arc takes the part
+    arc beta(t', u') / beta(t, u) of it to the node (t', u') where it lands.
+    """
+    n = duration_logp.shape[1]
+    for b in prange(table.shape[0]):
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
+        own = np.zeros(T * (U + 1))  # posteriors of the nodes
+        own[0] = 0.0 if beta[first] == -inf else 1.0
+        for t in range(T):
+            for u in range(U + 1):
+                place = t * (U + 1) + u
+                node = first + place
+                here = own[place]
+                if here == 0.0:
+                    continue
+                for i in range(steps.shape[0]):
+                    blank_frames = steps[i, 0]
+                    label_frames = steps[i, 1]
+                    blank, label = _after(beta, node, t, u, blank_frames, label_frames, T, U)
+                    rest = -beta[node]
+                    if n:
+                        rest += duration_logp[node, i]
+                    by_blank = here * math.exp(blank_logp[node] + rest + blank)
+                    by_label = here * math.exp(label_logp[node] + rest + label)
+                    if blank_frames < T - t:
+                        own[place + blank_frames * (U + 1)] += by_blank
+                    if label_frames < T - t and u < U:
+                        own[place + label_frames * (U + 1) + 1] += by_label
+                    by_label *= label_factor
+                    blank_posterior[node] += by_blank
+                    label_posterior[node] += by_label
+                    if n:
+                        duration_posterior[node, i] += by_blank + by_label
