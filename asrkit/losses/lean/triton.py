@@ -4,11 +4,11 @@ A chunk is whole frames of consecutive utterances. In the first pass
 
     _hidden         writes the hidden layer H of its nodes, with dropout, and a 1 behind it;
     mm              makes their logits: the bias stands behind the weight;
-    logit_rows      reads the arcs' log-probabilities from them.
+    triton_rows     reads the arcs' log-probabilities from them.
 
 After the lattice the second pass makes H and the logits again, and then
 
-    logit_rows      turns the logits into their gradient G, in place;
+    triton_rows     turns the logits into their gradient G, in place;
     addmm           adds G^T H to the gradient of weight and bias, summed in float32;
     mm              makes the hidden layer's gradient G W;
     _halves         multiplies it by the slope and sums it over labels to the encoder's half and
