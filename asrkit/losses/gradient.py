@@ -7,7 +7,7 @@ have posteriors p_blank and p_label it is
 
     (p_blank + p_label) softmax[v] - p_blank [v = blank] - p_label [v = label]    for logit v.
 
-Each implementation is a file with these three functions. Backward recomputes the softmax from the
+Each implementation is a file with these three functions; the reference has a lattice alone. Backward recomputes the softmax from the
 logits, so the gradient is the only large tensor that is made.
 """
 
@@ -55,18 +55,20 @@ def lattice_loss(
         nodes: where the lattice's nodes lie in `logits`, once these are contiguous.
         options: of the loss, checked.
     """
-    kernels = import_module(f"asrkit.losses.{impl}")
+    rows = kernels = import_module(f"asrkit.losses.{impl}")
+    dtype = torch.promote_types(logits.dtype, torch.float32)
     logits = logits.contiguous()
-    targets = as_index(targets, logits.device)
     if impl == "reference":
-        return kernels.losses(logits, targets, nodes, options)
+        rows = import_module("asrkit.losses.wavefront")
+        logits = logits.double()
     if not torch.is_grad_enabled():
         logits = logits.detach()  # inside forward nothing tells no_grad from training
-    return LatticeLoss.apply(logits, targets, nodes, options, kernels)
+    targets = as_index(targets, logits.device)
+    return LatticeLoss.apply(logits, targets, nodes, options, rows, kernels.lattice).to(dtype)
 
 
 class LatticeLoss(torch.autograd.Function):
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
+    """Negative log-likelihood in nats, (B,), float64, of checked arguments."""
 
     @staticmethod
     def forward(
@@ -75,16 +77,16 @@ class LatticeLoss(torch.autograd.Function):
         targets: Tensor,
         nodes: Nodes,
         options: LatticeOptions,
-        kernels: Any,
+        rows: Any,
+        lattice: Lattice,
     ) -> Tensor:
-        """Losses of `logits`; see `lattice_loss`. `kernels` is the implementation's file.
+        """Losses of `logits`; see `lattice_loss`. `rows` is the file with the other two steps.
 
         `ctx` keeps what the gradient needs, where the logits need one.
         """
-        arcs = kernels.arc_log_probs(logits, targets, nodes, options)
+        arcs = rows.arc_log_probs(logits, targets, nodes, options)
         moves = replace(options, durations=()) if options.as_rnnt else options
-        lowered = arcs.lowered(options.sigma)
-        posteriors = kernels.lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
+        posteriors = lattice(arcs.lowered(options.sigma), nodes, moves, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
             ctx.save_for_backward(
                 logits,
@@ -94,14 +96,14 @@ class LatticeLoss(torch.autograd.Function):
                 posteriors.label_posterior,
                 duration_gradient(arcs, posteriors),
             )
-            ctx.rest = (nodes, options, kernels)
+            ctx.rest = (nodes, options, rows)
             ctx.spent = False
-        return -posteriors.log_likelihood.to(torch.promote_types(logits.dtype, torch.float32))
+        return -posteriors.log_likelihood.to(logits.device)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
         refuse_second_derivative()
-        nodes, options, kernels = ctx.rest
+        nodes, options, rows = ctx.rest
         if ctx.spent:
             raise RuntimeError(
                 "overwrite_logits: the gradient of this graph already lies over the logits. "
@@ -115,8 +117,8 @@ class LatticeLoss(torch.autograd.Function):
             torch.autograd.graph.increment_version(logits)
         else:
             out = empty_like(logits)
-        kernels.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
-        return (out, *[None] * 4)
+        rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
+        return (out, *[None] * 5)
 
 
 def duration_gradient(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> Tensor | None:

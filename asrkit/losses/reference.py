@@ -1,5 +1,6 @@
 """The losses as the textbooks have them: loops over t and u, one utterance at a time, in float64.
-They are there to be read, and to test the other implementations against.
+They are there to be read, and to test the other implementations against. The passes over the logits
+are those of wavefront.py, in float64 too.
 
 A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it:
 blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through the
@@ -22,10 +23,8 @@ from math import exp, inf, log1p
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from asrkit.losses.gradient import refuse_second_derivative
-from asrkit.losses.lattice import LatticeOptions, Nodes
+from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 
 Lattice = list[list[float]]
 DOUBLE: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
@@ -156,85 +155,57 @@ def tdt_arcs(
             yield Arc(t, u, i, t2, u + 1, logp)
 
 
-def tdt_gradient(arcs: list[Arc], T: int, U1: int, n: int) -> tuple[float, Tensor, Tensor]:
-    """TDT's log-likelihood, and the derivatives of its negative by the `arcs`: (T, U1, n) each.
+def tdt_variables(arcs: list[Arc], T: int, U1: int) -> tuple[Lattice, Lattice]:
+    """TDT's log alpha(t, u) and log beta(t, u), (T + 1, U1) each, by the `arcs`.
 
-    As for RNN-T they are minus the posteriors, of the blank arcs and of the label arcs. alpha(t, u)
-    and beta(t, u) have a row for frame T too: alpha(T, U) = beta(0, 0) is the likelihood.
+    alpha(T, U) = beta(0, 0) is the likelihood.
     """
     alpha = empty_lattice(T + 1, U1)
-    beta = empty_lattice(T + 1, U1)
     alpha[0][0] = 0.0
-    beta[T][U1 - 1] = 0.0
     for t, u, _, t2, u2, logp in arcs:
-        alpha[t2][u2] = log_add(alpha[t2][u2], alpha[t][u] + logp)
+        by_arc = alpha[t][u] + logp
+        alpha[t2][u2] = log_add(alpha[t2][u2], by_arc)
+    beta = empty_lattice(T + 1, U1)
+    beta[T][U1 - 1] = 0.0
     for t, u, _, t2, u2, logp in reversed(arcs):
-        beta[t][u] = log_add(beta[t][u], beta[t2][u2] + logp)
-    total = max(beta[0][0], NO_PATH)
-    by_blank, by_label = torch.zeros(2, T, U1, n, **DOUBLE)
-    for t, u, i, t2, u2, logp in arcs:
-        by_arc = by_blank if u2 == u else by_label
-        by_arc[t, u, i] = -exp(alpha[t][u] + logp + beta[t2][u2] - total)
-    return beta[0][0], by_blank, by_label
+        by_arc = logp + beta[t2][u2]
+        beta[t][u] = log_add(beta[t][u], by_arc)
+    return alpha, beta
 
 
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
-    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
-    costs = torch.zeros(len(nodes.table), **DOUBLE)
-    grads = torch.zeros(logits.shape, **DOUBLE)
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and posteriors of the `arcs` that leave the `nodes`, whatever `grad` says.
+
+    Of `options` it reads durations and fastemit_lambda.
+    """
     n = len(options.durations)
-    V = logits.shape[-1] - n
-    for b, (T, U) in enumerate(nodes.table[:, :2].tolist()):
-        scores = nodes.grid(logits, b)[:T, : U + 1].double().cpu()
-        labels = targets[b, :U].cpu().expand(T, U)[..., None]
-        logp = scores[..., :V]  # (T, U1, V)
-        if options.fused_log_softmax:
-            logp = logp.log_softmax(-1)
-        duration = scores[..., V:].log_softmax(-1)  # (T, U1, n)
-        lowered = logp - options.sigma
-        blank = lowered[..., options.blank].tolist()
-        label = lowered[:, :U].gather(-1, labels)[..., 0].tolist()
-        by_duration = torch.zeros_like(duration)
-        if n and not options.as_rnnt:
-            arcs = [*tdt_arcs(blank, label, duration.tolist(), options.durations)]
-            log_likelihood, by_blank, by_label = tdt_gradient(arcs, T, U + 1, n)
-            by_label *= 1 + options.fastemit_lambda
-            by_duration = by_blank + by_label
-            by_blank, by_label = by_blank.sum(-1), by_label.sum(-1)[:, :U]
-        else:
-            log_likelihood = backward_variables(blank, label)[0][0]
-            by_blank, by_label = (torch.tensor(part, **DOUBLE) for part in gradient(blank, label))
-            # the view gives a width to an empty list, U = 0
-            by_label = (1 + options.fastemit_lambda) * by_label.view(T, U)
-        grad = nodes.grid(grads, b)[:T, : U + 1]
-        by_token = grad[..., :V]
-        by_token[..., options.blank] = by_blank
-        by_token[:, :U].scatter_(-1, labels, by_label[..., None])
-        # chain rule: d logp[k] / d logit[v] = (k == v) - softmax[v]
-        if options.fused_log_softmax:
-            by_token -= logp.exp() * by_token.sum(-1, keepdim=True)
-        grad[..., V:] = by_duration - duration.exp() * by_duration.sum(-1, keepdim=True)
-        if options.clamp > 0:
-            grad.clamp_(-options.clamp, options.clamp)
-        costs[b] = -log_likelihood
-    costs = costs.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
-    return KnownGradient.apply(logits, costs, grads, nodes)
-
-
-class KnownGradient(torch.autograd.Function):
-    """Losses (B,) whose gradient over the logits is known already."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, costs: Tensor, grads: Tensor, nodes: Nodes) -> Tensor:
-        """The `costs` of `logits`; `ctx` keeps `grads`, and the `nodes` that they belong to."""
-        ctx.save_for_backward(grads.to(logits))
-        ctx.nodes = nodes
-        return costs
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> Any:
-        refuse_second_derivative()
-        scaled = ctx.saved_tensors[0].clone()
-        for b, by_cost in enumerate(incoming[0]):
-            ctx.nodes.grid(scaled, b).mul_(by_cost)
-        return scaled, None, None, None
+    size = (nodes.count, max(n, 1))
+    log_likelihood = torch.empty(len(nodes.table), **DOUBLE)
+    by_blank, by_label = torch.zeros((2, *size), **DOUBLE)
+    for b in range(len(log_likelihood)):
+        T, U1, where = nodes.slices(b)
+        blank = arcs.blank_logp[where].view(T, U1).tolist()
+        label = arcs.label_logp[where].view(T, U1)[:, :-1].tolist()
+        blank_posterior = by_blank[where].view(T, U1, -1)
+        label_posterior = by_label[where].view(T, U1, -1)
+        if not n:
+            log_likelihood[b] = backward_variables(blank, label)[0][0]
+            by_blank_arc, by_label_arc = gradient(blank, label)
+            blank_posterior[..., 0] = -torch.tensor(by_blank_arc, **DOUBLE)
+            label_posterior[:, :-1, 0] = -torch.tensor(by_label_arc, **DOUBLE)
+            continue
+        assert arcs.duration_logp is not None
+        duration = arcs.duration_logp[where].view(T, U1, n).tolist()
+        listed = [*tdt_arcs(blank, label, duration, options.durations)]
+        alpha, beta = tdt_variables(listed, T, U1)
+        log_likelihood[b] = beta[0][0]
+        total = max(beta[0][0], NO_PATH)
+        for t, u, i, t2, u2, logp in listed:
+            posterior = exp(alpha[t][u] + logp + beta[t2][u2] - total)
+            by_arc = blank_posterior if u2 == u else label_posterior
+            by_arc[t, u, i] = posterior
+    by_label *= 1 + options.fastemit_lambda
+    made = [by_blank.sum(1), by_label.sum(1)]
+    if n:
+        made.append(by_blank + by_label)
+    return ArcPosteriors(log_likelihood, *(part.to(arcs.log_z) for part in made))
