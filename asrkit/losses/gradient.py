@@ -7,8 +7,8 @@ have posteriors p_blank and p_label it is
 
     (p_blank + p_label) softmax[v] - p_blank [v = blank] - p_label [v = label]    for logit v.
 
-Each implementation is a file with these three functions; the reference has a lattice alone. Backward recomputes the softmax from the
-logits, so the gradient is the only large tensor that is made.
+Each implementation is a file with these three functions; the reference has a lattice alone.
+Backward recomputes the softmax from the logits, so the gradient is the only large tensor made.
 """
 
 import weakref
@@ -118,6 +118,9 @@ class LatticeLoss(torch.autograd.Function):
         else:
             out = empty_like(logits)
         rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
+        if options.clamp > 0:
+            for b, limit in enumerate(options.clamp * incoming[0].abs()):
+                nodes.grid(out, b).clamp_(-limit, limit)
         return (out, *[None] * 5)
 
 

@@ -19,14 +19,14 @@ from functools import cached_property
 from importlib import import_module
 from math import inf, isclose, isnan, log
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks, to_device
-from asrkit.shapes import dims, expect, valid_mask, whole
+from asrkit.shapes import dims, expect, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -59,7 +59,8 @@ class Nodes:
         """Nodes of contiguous `logits` (B, T, U1, V); `lengths` (B, 2): frames and labels."""
         _, T, U1, V = logits.shape
         # "cpu" is named because torch's default device may be another
-        return cls._of(lengths, torch.tensor([T, U1], device="cpu").expand(len(lengths), 2), V)
+        in_memory = torch.tensor([[T, U1]], device="cpu").expand_as(lengths)
+        return cls._of(lengths, in_memory, V)
 
     @classmethod
     def packed(cls, lengths: Tensor, V: int) -> "Nodes":
@@ -69,15 +70,10 @@ class Nodes:
     @classmethod
     def _of(cls, lengths: Tensor, in_memory: Tensor, V: int) -> "Nodes":
         """Nodes of lattices of `lengths`, where frames and rows `in_memory` (B, 2) lie densely."""
-        size = lengths[:, 0] * (lengths[:, 1] + 1)
-        size_in_memory = in_memory.prod(1)
-        place = (
-            size.cumsum(0) - size,
-            (size_in_memory.cumsum(0) - size_in_memory) * V,
-            in_memory[:, 1] * V,
-            torch.full_like(size, V),
-        )
-        return cls(torch.cat((lengths, torch.stack(place, 1), in_memory), 1))
+        sizes = torch.stack((lengths[:, 0] * (lengths[:, 1] + 1), in_memory.prod(1) * V), 1)
+        first = sizes.cumsum(0) - sizes  # node, and logit
+        rows = in_memory[:, 1:]
+        return cls(torch.cat((lengths, first, rows * V, torch.full_like(rows, V), in_memory), 1))
 
     @cached_property
     def count(self) -> int:
@@ -97,9 +93,9 @@ class Nodes:
     @cached_property
     def rows(self) -> np.ndarray:
         """Utterance and frame of every frame in memory, padding included: int32 (rows, 2)."""
-        counts = self.table[:, ROW_FRAMES].numpy()
-        utterance = np.repeat(np.arange(len(counts)), counts)
-        frame = np.concatenate([np.arange(count) for count in counts])
+        frames = self.table[:, ROW_FRAMES].numpy()
+        utterance = np.repeat(np.arange(len(frames)), frames)
+        frame = np.concatenate([*map(np.arange, frames)])
         return np.stack((utterance, frame), 1).astype(np.int32)
 
     def grid(self, logits: Tensor, b: int) -> Tensor:
@@ -113,7 +109,7 @@ class Nodes:
         """The table on `device`, copied there once; no CPU waits for the copy."""
         if device.type == "cpu":
             return self.table
-        if self._copies.get(device) is None:
+        if device not in self._copies:
             self._copies[device] = to_device(self.table, device)
         return self._copies[device]
 
@@ -226,15 +222,9 @@ class ArcPosteriors:
 
 
 def check_scores(tensor: Tensor, argument: str) -> None:
-    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores.
-
-    That is where it holds integers, has no element, or is inside a torch.func transform.
-    """
+    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores."""
     expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
     expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # no public way to ask
-    remedy = "Take gradients with torch.autograd."
-    expect(not wrapped, argument, "a plain tensor", "one inside torch.func", remedy)
 
 
 def check_lengths(
@@ -273,22 +263,25 @@ def check_lengths(
     else:
         sizes = {"B": len(like), "U": U1 - 1}
     _, U = dims(targets, "B U", "targets", **sizes)
-    dims(logit_lengths, "B", "logit_lengths", **sizes)
-    dims(target_lengths, "B", "target_lengths", **sizes)
-    integers = [targets, logit_lengths, target_lengths]
-    names = ("targets", "logit_lengths", "target_lengths")
-    for name, tensor in zip(names, integers, strict=True):
+    integers = {
+        "targets": targets,
+        "logit_lengths": logit_lengths,
+        "target_lengths": target_lengths,
+    }
+    for name, tensor in integers.items():
+        if name != "targets":
+            dims(tensor, "B", name, **sizes)
         is_index = tensor.dtype in (torch.int32, torch.int64)
         expect(is_index, name, "int32 or int64", tensor.dtype)
-        reachable = tensor.device == like.device or tensor.device.type == "cpu"
+        reachable = tensor.device in (like.device, torch.device("cpu"))
         expect(reachable, name, f"a tensor on cpu, or {like.device} as the scores", tensor.device)
-    if any(tensor.device.type != "cpu" for tensor in integers):
-        integers = [to_device(tensor, like.device) for tensor in integers]
-    targets, logit_lengths, target_lengths = integers
+    if any(tensor.device.type != "cpu" for tensor in integers.values()):
+        targets = to_device(targets, like.device)
+        logit_lengths = to_device(logit_lengths, like.device)
+        target_lengths = to_device(target_lengths, like.device)
     is_no_label = (targets < 0) | (targets >= V) | (targets == blank % V)
     wrong = is_no_label & valid_mask(target_lengths, U)
-    columns = (logit_lengths, target_lengths, wrong.sum(1))
-    counts = torch.stack(columns, 1).cpu()
+    counts = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
     for b, (frames, labels, mistakes) in enumerate(counts.tolist()):
         allowed = "at least 1 frame" if T is None else f"1 to T={T} frames"
         fits = 0 < frames <= (T or inf)
@@ -309,16 +302,14 @@ def as_index(targets: Tensor, device: torch.device) -> Tensor:
     Those made in inference mode, which autograd would not save, are copied in any case.
     """
     indices = to_device(targets.long(), device)
-    if indices.is_inference():
-        return indices.clone()
-    return indices
+    return indices.clone() if indices.is_inference() else indices
 
 
 def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:
     """Raise ValueError where `reduction`, `clamp` or `fastemit_lambda` is outside its range."""
-    known = reduction in ("none", "mean", "sum")
+    known = reduction in get_args(Reduction)
     expect(known, "reduction", "'none', 'mean' or 'sum'", repr(reduction))
-    finite = isinstance(fastemit_lambda, Real) and 0 <= fastemit_lambda < inf
+    finite = is_finite(fastemit_lambda) and fastemit_lambda >= 0
     expect(finite, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
     is_number = isinstance(clamp, Real) and not isnan(clamp)
     expect(is_number, "clamp", "a number", clamp)
@@ -334,9 +325,9 @@ def check_durations(durations: Sequence[int], sigma: float, omega: float) -> Non
     )
     wanted = "distinct frame counts, one of them above 0"
     expect(usable, "durations", wanted, durations, "Blank must be able to advance.")
-    finite = isinstance(sigma, Real) and 0 <= sigma < inf
+    finite = is_finite(sigma) and sigma >= 0
     expect(finite, "sigma", "a finite number of nats, at least 0", sigma)
-    is_probability = isinstance(omega, Real) and 0 <= omega <= 1
+    is_probability = is_finite(omega) and 0 <= omega <= 1
     expect(is_probability, "omega", "a probability", omega)
 
 
@@ -421,9 +412,8 @@ def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bo
     if overwrite_logits:
         able = picked not in ("torchaudio", "reference")
         expect(able, "overwrite_logits", f"False with impl={picked!r}", True, AUTO)
-        contiguous = logits.is_contiguous()
-        stride = tuple(logits.stride())
-        expect(contiguous, "logits", "contiguous with overwrite_logits=True", stride)
+        wanted = "contiguous with overwrite_logits=True"
+        expect(logits.is_contiguous(), "logits", wanted, logits.stride())
     return picked
 
 

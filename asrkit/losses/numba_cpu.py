@@ -118,7 +118,6 @@ def gradient(
             logits.shape[-1] - len(options.durations),
             options.blank,
             options.fused_log_softmax,
-            F(options.clamp if options.clamp > 0 else inf),
             saved.log_z.numpy(),
             saved.blank_posterior.numpy(),
             saved.label_posterior.numpy(),
@@ -242,7 +241,6 @@ def _gradient(
     V,
     blank,
     fused,
-    clamp,
     log_z,
     blank_posterior,
     label_posterior,
@@ -279,18 +277,16 @@ def _gradient(
                 blank,
                 label,
                 fused,
-                clamp,
                 scale,
                 inplace,
             )
             for i in range(n):
-                grad = min(max(duration_gradient[node, i], -clamp), clamp)
-                g[V + i] = store(grad * scale, g[V + i])
+                g[V + i] = store(duration_gradient[node, i] * scale, g[V + i])
 
 
 @njit(fastmath=SUMS)
 def _node_gradient(
-    x, g, log_z, blank_posterior, label_posterior, blank, label, fused, clamp, scale, inplace
+    x, g, log_z, blank_posterior, label_posterior, blank, label, fused, scale, inplace
 ):
     """Gradient over one node's logits, rounded once: blank and label are computed apart."""
     posterior = F(0.0)
@@ -304,20 +300,14 @@ def _node_gradient(
     if posterior == F(0.0):
         for v in range(x.shape[0]):
             g[v] = store(F(0.0), g[v])
-    elif clamp < F(np.inf):
-        for v in range(x.shape[0]):
-            grad = min(posterior * exp(load(x[v]) - log_z), clamp)
-            g[v] = store(flush(grad * scale), g[v])
     elif inplace:  # the same loop on one array: the compiler sees that nothing overlaps
         for v in range(x.shape[0]):
             g[v] = store(flush(factor * exp(load(g[v]) - log_z)), g[v])
     else:
         for v in range(x.shape[0]):
             g[v] = store(flush(factor * exp(load(x[v]) - log_z)), g[v])
-    at_blank = min(max(at_blank, -clamp), clamp)
     g[blank] = store(flush(at_blank * scale), g[blank])
     if label >= 0:
-        at_label = min(max(at_label, -clamp), clamp)
         g[label] = store(flush(at_label * scale), g[label])
 
 

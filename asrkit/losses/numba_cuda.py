@@ -19,7 +19,7 @@ none.
 """
 
 import math
-from math import copysign, inf, log, log1p
+from math import inf, log, log1p
 
 import numpy as np
 import torch
@@ -154,7 +154,6 @@ def gradient(
         logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
-        F(options.clamp if options.clamp > 0 else inf),
         saved.log_z,
         saved.blank_posterior,
         saved.label_posterior,
@@ -313,13 +312,6 @@ def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_lo
 
 
 @cuda.jit(device=True)
-def _limited(grad, clamp, scale):
-    if abs(grad) > clamp:
-        grad = F(copysign(clamp, grad))
-    return grad * scale
-
-
-@cuda.jit(device=True)
 def _fill(out, at, end):
     """Zeros in a lane's places."""
     while at < end:
@@ -328,25 +320,17 @@ def _fill(out, at, end):
 
 
 @cuda.jit(device=True)
-def _softmax(x, out, at, end, log_z, posterior, clamp, scale):
-    """posterior exp(x - log_z), clamped and times `scale`, in a lane's places; `out` may be `x`,
-    for no lane reads another's.
-    """
+def _softmax(x, out, at, end, log_z, factor):
+    """factor exp(x - log_z) in a lane's places; `out` may be `x`, for no lane reads another's."""
     values = cuda.local.array(EACH, types.float32)
     while at + AT(LANES * (EACH - 1)) < end:
         for i in range(EACH):
             values[i] = _load(x[at + AT(LANES * i)])
         for i in range(EACH):
-            grad = posterior * F(exp(values[i] - log_z))
-            if grad > clamp:  # min() would hide NaN
-                grad = clamp
-            _store(out, at + AT(LANES * i), grad * scale)
+            _store(out, at + AT(LANES * i), factor * F(exp(values[i] - log_z)))
         at += AT(LANES * EACH)
     while at < end:
-        grad = posterior * F(exp(_load(x[at]) - log_z))
-        if grad > clamp:
-            grad = clamp
-        _store(out, at, grad * scale)
+        _store(out, at, factor * F(exp(_load(x[at]) - log_z)))
         at += AT(LANES)
 
 
@@ -359,7 +343,6 @@ def _gradient(
     V,
     blank,
     fused,
-    clamp,
     log_z,
     blank_posterior,
     label_posterior,
@@ -398,13 +381,13 @@ def _gradient(
                 at_blank += posterior * F(exp(_load(logits[start + blank]) - log_z[node]))
             if has_label:
                 at_label += posterior * F(exp(_load(logits[start + label]) - log_z[node]))
-            _softmax(logits, out, at, end, log_z[node], posterior, clamp, scale)
+            _softmax(logits, out, at, end, log_z[node], posterior * scale)
         else:
             _fill(out, at, end)
         if has_blank:
-            _store(out, start + blank, _limited(at_blank, clamp, scale))
+            _store(out, start + blank, at_blank * scale)
         if has_label:
-            _store(out, start + label, _limited(at_label, clamp, scale))
+            _store(out, start + label, at_label * scale)
 
 
 @cuda.jit(device=True)

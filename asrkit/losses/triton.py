@@ -16,15 +16,20 @@ import triton
 import triton.language as tl
 
 from asrkit.losses.lattice import (
-    FIRST_NODE,
-    FRAMES,
     LABELS,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
     Nodes,
 )
-from asrkit.losses.triton_rows import arc_log_probs, gradient
+from asrkit.losses.triton_rows import (
+    FIRST_NODE_,
+    FRAMES_,
+    LABELS_,
+    arc_log_probs,
+    column,
+    gradient,
+)
 from asrkit.runtime import to_device
 
 __all__ = ["arc_log_probs", "gradient", "lattice"]
@@ -32,9 +37,6 @@ __all__ = ["arc_log_probs", "gradient", "lattice"]
 BLOCK = 1024  # terms of one kind that a sweep holds at a time: nodes times durations
 EACH = 256  # and that a program of the posteriors holds
 WARPS = 8  # of a program at most
-FRAMES_ = tl.constexpr(FRAMES)
-LABELS_ = tl.constexpr(LABELS)
-FIRST_NODE_ = tl.constexpr(FIRST_NODE)
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
@@ -47,16 +49,15 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     directions = 2 if grad else 1
     sums = torch.empty((directions, nodes.count), dtype=torch.float64, device=device)
     log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device=device)
-    blank_logp, label_logp = arcs.blank_logp.contiguous(), arcs.label_logp.contiguous()
     longest, most_labels = nodes.table[:, : LABELS + 1].amax(0).tolist()
     steps = nodes.on(device)  # any pointer, where there are no durations
-    by_duration = blank_logp
+    by_duration = arcs.blank_logp
     if n:
         assert arcs.duration_logp is not None
         clipped = torch.tensor(options.steps(longest), device="cpu")[:, 1]
         steps = to_device(clipped.contiguous(), device)
-        by_duration = arcs.duration_logp.contiguous()
-    given = (blank_logp, label_logp, by_duration, nodes.on(device), steps, sums)
+        by_duration = arcs.duration_logp
+    given = (arcs.blank_logp, arcs.label_logp, by_duration, nodes.on(device), steps, sums)
     sizes = {"N": n, "ROOM": triton.next_power_of_2(max(1, n))}
     widest = triton.next_power_of_2(min(longest, most_labels + 1))  # diagonal
     width = min(max(1, BLOCK // sizes["ROOM"]), max(32, widest))
@@ -73,7 +74,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         )
         if not grad:
             return ArcPosteriors(log_likelihood)
-        blank, label = torch.empty_like(blank_logp), torch.empty_like(blank_logp)
+        blank, label = torch.empty_like(arcs.blank_logp), torch.empty_like(arcs.blank_logp)
         duration = torch.empty_like(by_duration) if n else None
         block = max(1, EACH // sizes["ROOM"])
         _posteriors[triton.cdiv(int(nodes.sizes.max()), block), len(nodes.table)](
@@ -129,9 +130,9 @@ def _sweep(
     """log beta(t, u) in row 0 of `sums` (2, count); log alpha(t, u) in row 1."""
     b = tl.program_id(0)
     forward = tl.program_id(1) == 1
-    T = tl.load(table + b * 8 + FRAMES_).to(tl.int32)
-    U1 = tl.load(table + b * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + b * 8 + FIRST_NODE_)
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    first = column(table, b, FIRST_NODE_)
     blank_frames, label_frames = _steps(durations, N, ROOM)
     sums += tl.program_id(1).to(tl.int64) * count
     sign = tl.where(forward, -1, 1)  # towards the nodes that have their sums already
@@ -192,9 +193,9 @@ def _posteriors(
     BLOCK: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T = tl.load(table + b * 8 + FRAMES_).to(tl.int32)
-    U1 = tl.load(table + b * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + b * 8 + FIRST_NODE_)
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    first = column(table, b, FIRST_NODE_)
     blank_frames, label_frames = _steps(durations, N, ROOM)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = place < T * U1

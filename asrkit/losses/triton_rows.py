@@ -103,10 +103,7 @@ def gradient(
     incoming: Tensor,
 ) -> None:
     """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
-    by_duration = saved.duration_gradient
-    if by_duration is None:
-        by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
-    n = by_duration.shape[1]
+    n = len(options.durations)
     V = logits.shape[-1] - n
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, nodes.padded_sizes)](
@@ -116,16 +113,14 @@ def gradient(
             targets.shape[1],
             nodes.on(logits.device),
             saved.log_z,
-            saved.blank_posterior.contiguous(),
-            saved.label_posterior.contiguous(),
-            by_duration.contiguous(),
+            saved.blank_posterior,
+            saved.label_posterior,
+            saved.log_z if saved.duration_gradient is None else saved.duration_gradient,
             incoming.float().contiguous(),
             options.blank,
-            options.clamp,
             V=V,
             N=n,
             FUSED=options.fused_log_softmax,
-            CLAMPS=options.clamp > 0,
             TOGETHER=min(together(logits, nodes), together(out, nodes)),
             **blocks(V, n),
             **OPTIONS,
@@ -163,7 +158,7 @@ def _grid(nodes: Nodes, sizes: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _column(table, b, column: tl.constexpr):
+def column(table, b, column: tl.constexpr):
     """An entry of a table of nodes, int64 (B, 8)."""
     return tl.load(table + b * 8 + column)
 
@@ -171,9 +166,9 @@ def _column(table, b, column: tl.constexpr):
 @triton.jit
 def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
     """Place of the first logit of a node."""
-    frame = t * _column(table, b, FRAME_STEP_)
-    label = u * _column(table, b, LABEL_STEP_)
-    return tl.multiple_of(_column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
+    frame = t * column(table, b, FRAME_STEP_)
+    label = u * column(table, b, LABEL_STEP_)
+    return tl.multiple_of(column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
 
 
 @triton.jit
@@ -230,12 +225,12 @@ def _scores(
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    U1 = _column(table, b, LABELS_).to(tl.int32) + 1
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
     place = tl.program_id(0)
-    size = _column(table, b, FRAMES_).to(tl.int32) * U1
+    size = column(table, b, FRAMES_).to(tl.int32) * U1
     while place < size:
         u = place % U1
-        node = _column(table, b, FIRST_NODE_) + place
+        node = column(table, b, FIRST_NODE_) + place
         x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
         label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=0)
         at_blank = tl.load(x + blank).to(tl.float32)
@@ -264,45 +259,16 @@ def _zeros(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _limited(grad, clamp, scale, CLAMPS: tl.constexpr):
-    """Clamped, NaN staying NaN, and times `scale`."""
-    if CLAMPS:
-        grad = tl.where(grad > clamp, clamp, tl.where(grad < -clamp, -clamp, grad))
-    return grad * scale
-
-
-@triton.jit
-def _softmax(
-    x,
-    out,
-    log_z,
-    posterior,
-    clamp,
-    scale,
-    V: tl.constexpr,
-    CLAMPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
-):
-    """posterior exp(x - log_z), clamped and times `scale`; a block is read before it is written, so
-    `out` may be `x`.
-    """
+def _softmax(x, out, log_z, factor, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+    """factor exp(x - log_z); a block is read before it is written, so `out` may be `x`."""
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         v = first + tl.arange(0, BLOCK)
-        grad = posterior * _exp(tl.load(x + v).to(tl.float32) - log_z)
-        tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty))
+        grad = factor * _exp(tl.load(x + v).to(tl.float32) - log_z)
+        tl.store(out + v, grad.to(out.dtype.element_ty))
     if V % BLOCK > 0:
         v = V // BLOCK * BLOCK + tl.arange(0, TAIL)
-        grad = posterior * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - log_z)
-        tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty), mask=v < V)
-
-
-@triton.jit
-def _durations(out, grads, clamp, scale, N: tl.constexpr, CLAMPS: tl.constexpr, ROOM: tl.constexpr):
-    """Gradients of a node over its N duration logits, clamped and times `scale`."""
-    i = tl.arange(0, ROOM)
-    grad = _limited(tl.load(grads + i, mask=i < N, other=0.0), clamp, scale, CLAMPS)
-    tl.store(out + i, grad.to(out.dtype.element_ty), mask=i < N)
+        grad = factor * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - log_z)
+        tl.store(out + v, grad.to(out.dtype.element_ty), mask=v < V)
 
 
 @triton.jit
@@ -318,23 +284,21 @@ def _gradient(
     duration_gradient,
     incoming,
     blank,
-    clamp,
     V: tl.constexpr,
     N: tl.constexpr,
     FUSED: tl.constexpr,
-    CLAMPS: tl.constexpr,
     TOGETHER: tl.constexpr,
     BLOCK: tl.constexpr,
     TAIL: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T = _column(table, b, FRAMES_).to(tl.int32)
-    U1 = _column(table, b, LABELS_).to(tl.int32) + 1
-    width = _column(table, b, ROW_NODES_).to(tl.int32)
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    width = column(table, b, ROW_NODES_).to(tl.int32)
     scale = tl.load(incoming + b)
     place = tl.program_id(0)
-    size = _column(table, b, ROW_FRAMES_).to(tl.int32) * width
+    size = column(table, b, ROW_FRAMES_).to(tl.int32) * width
     while place < size:
         t = place // width
         u = place % width
@@ -344,7 +308,7 @@ def _gradient(
             _zeros(g, V + N, BLOCK)
         else:
             x = logits + start
-            node = _column(table, b, FIRST_NODE_) + t * U1 + u
+            node = column(table, b, FIRST_NODE_) + t * U1 + u
             by_blank = tl.load(blank_posterior + node)
             by_label = tl.load(label_posterior + node)
             z = tl.load(log_z + node)
@@ -356,13 +320,15 @@ def _gradient(
                 at_blank += posterior * _exp(tl.load(x + blank).to(tl.float32) - z)
                 at_label += posterior * _exp(tl.load(x + label).to(tl.float32) - z)
                 tl.debug_barrier()  # both are read before another lane writes over them
-                _softmax(x, g, z, posterior, clamp, scale, V, CLAMPS, BLOCK, TAIL)
+                _softmax(x, g, z, posterior * scale, V, BLOCK, TAIL)
             else:
                 _zeros(g, V, BLOCK)
             if N > 0:
-                _durations(g + V, duration_gradient + node * N, clamp, scale, N, CLAMPS, ROOM)
+                i = tl.arange(0, ROOM)
+                grad = tl.load(duration_gradient + node * N + i, mask=i < N, other=0.0) * scale
+                tl.store(g + V + i, grad.to(g.dtype.element_ty), mask=i < N)
             tl.debug_barrier()  # and written after what other lanes put there
             if u + 1 < U1:
-                tl.store(g + label, _limited(at_label, clamp, scale, CLAMPS).to(g.dtype.element_ty))
-            tl.store(g + blank, _limited(at_blank, clamp, scale, CLAMPS).to(g.dtype.element_ty))
+                tl.store(g + label, (at_label * scale).to(g.dtype.element_ty))
+            tl.store(g + blank, (at_blank * scale).to(g.dtype.element_ty))
         place += tl.num_programs(0)

@@ -14,7 +14,7 @@ diagonal for each kind, less one.
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def arc_log_probs(
     V = logits.shape[-1] - n
     arcs = ArcLogProbs.empty(logits, nodes, n)
     for b in range(len(nodes.table)):
-        for tile, where in _tiles(nodes.grid(logits, b), nodes, b):
+        for where, tile in _tiles(nodes, b, logits):
             tokens = tile[..., :V].to(arcs.log_z.dtype)  # (frames, U1, V)
             z = torch.zeros_like(tokens[..., 0])
             if options.fused_log_softmax:
@@ -76,18 +76,16 @@ def gradient(
         out: where to write; a tensor like `logits`, or `logits` itself.
         targets: (B, U), int64.
         nodes: where the nodes of `logits` lie.
-        options: of the loss; each element is clamped to +-options.clamp.
+        options: of the loss; the caller clamps.
         saved: from the forward pass.
-        incoming: (B,), gradient over the losses, multiplied in after the clamp.
+        incoming: (B,), gradient over the losses.
     """
     for b in range(len(nodes.table)):
         grid = nodes.grid(out, b)
         T, U1, _ = nodes.slices(b)
         grid[T:].zero_()
         grid[:T, U1:].zero_()
-        tiles = _tiles(nodes.grid(logits, b), nodes, b)
-        out_tiles = _tiles(grid, nodes, b)
-        for (tile, where), (out_tile, _) in zip(tiles, out_tiles, strict=True):
+        for where, tile, out_tile in _tiles(nodes, b, logits, out):
             grad = _tile_gradient(tile, where, targets[b], options, saved)
             grad.mul_(incoming[b])
             if not grad.is_cuda:
@@ -98,7 +96,7 @@ def gradient(
 def _tile_gradient(
     tile: Tensor, where: slice, targets: Tensor, options: LatticeOptions, saved: Saved
 ) -> Tensor:
-    """Gradient over a tile (frames, U1, V + n) of the nodes `where`, clamped."""
+    """Gradient over a tile (frames, U1, V + n) of the nodes `where`."""
     tokens = tile[..., : tile.shape[-1] - len(options.durations)]
     size = tile.shape[:2]
     blank_posterior = saved.blank_posterior[where].view(size)
@@ -115,20 +113,22 @@ def _tile_gradient(
     if saved.duration_gradient is not None:
         by_duration = saved.duration_gradient[where].view(*size, -1)
         grad = torch.cat((grad, by_duration), -1)
-    if options.clamp > 0:
-        grad.clamp_(-options.clamp, options.clamp)
     return grad
 
 
-def _tiles(grid: Tensor, nodes: Nodes, b: int) -> Iterator[tuple[Tensor, slice]]:
-    """Some frames at a time of a grid's valid part, (frames, U1, V), and the slice of its nodes."""
+def _tiles(nodes: Nodes, b: int, *tensors: Tensor) -> Iterator[Any]:
+    """Some frames of utterance b at a time: the slice of their nodes, and of each of the `tensors`
+    their logits, (frames, U1, V).
+    """
     T, U1, places = nodes.slices(b)
+    grids = [nodes.grid(tensor, b)[:T, :U1] for tensor in tensors]
     # on a GPU large enough for few launches, else what fits a core's cache
-    tile_bytes = 1 << 20 if grid.device.type == "cpu" else 1 << 28
-    step = max(1, tile_bytes // (4 * U1 * grid.shape[-1]))
+    tile_bytes = 1 << 20 if grids[0].device.type == "cpu" else 1 << 28
+    step = max(1, tile_bytes // (4 * grids[0][0].numel()))
     for t in range(0, T, step):
         stop = min(t + step, T)
-        yield grid[t:stop, :U1], slice(places.start + t * U1, places.start + stop * U1)
+        where = slice(places.start + t * U1, places.start + stop * U1)
+        yield where, *(grid[t:stop] for grid in grids)
 
 
 def _labels(tile: Tensor, targets: Tensor) -> Tensor:

@@ -556,7 +556,7 @@ GOOD = {
     "logit_lengths": torch.tensor([4, 3]),
     "target_lengths": torch.tensor([2, 1]),
 }
-DOUBLE, OVER = GOOD["logits"].double(), "overwrite_logits"
+OVER = "overwrite_logits"
 NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
 
 
@@ -602,8 +602,8 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
         ),
         ({"impl": "fastest"}, f"impl: expected one of {NAMES}, got 'fastest'."),
         (
-            {"logits": DOUBLE, "impl": "torchaudio"},
-            "logits: expected float32 or float16 with impl='torchaudio', got torch.float64. Pass impl='wavefront'.",
+            {"fastemit_lambda": 0.1, "impl": "torchaudio"},
+            "fastemit_lambda: expected 0 with impl='torchaudio', got 0.1. Pass impl='wavefront'.",
         ),
         (
             {OVER: True, "impl": "reference"},

@@ -25,18 +25,15 @@ def triton_kernels(dtype, V, n, **constants) -> Iterator[tuple[Any, dict[str, An
     known = dict.fromkeys(("table", "targets"), "*i64") | {
         "U": "i32",
         "blank": "i32",
-        "clamp": "fp32",
     }
     known |= {"logits": OF_TRITON[dtype], "out": OF_TRITON[dtype], "V": V, "N": n}
-    known |= (
-        {"FUSED": True, "CLAMPS": False, "TOGETHER": 1} | rows.blocks(V, n) | constants
-    )
+    known |= {"FUSED": True, "TOGETHER": 1} | rows.blocks(V, n) | constants
     for kernel in (rows._scores, rows._gradient):
         yield kernel, {name: known.get(name, "*fp32") for name in kernel.arg_names}
 
 
 # At a launch, integers of 1 become constants.
-OPTIONS = {"FUSED": False, "CLAMPS": True, "U": 1, "blank": 1}
+OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
 
 
 @pytest.mark.parametrize("dtype, V, n, cc, constants", [
@@ -67,7 +64,7 @@ def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
     options = (types.int64, types.int64, types.boolean)
     scores = (logits, table, table, *options, *[floats] * 3)
     assert numba_spilled_B(rows._scores, scores, cc, tmp_path) == 0
-    gradient = (logits, logits, *[table] * 2, *options, types.float32, *[floats] * 4)
+    gradient = (logits, logits, *[table] * 2, *options, *[floats] * 4)
     assert numba_spilled_B(rows._gradient, gradient, cc, tmp_path) == 0
 
 
