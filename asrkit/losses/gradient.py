@@ -85,8 +85,11 @@ class LatticeLoss(torch.autograd.Function):
         `ctx` keeps what the gradient needs, where the logits need one.
         """
         arcs = rows.arc_log_probs(logits, targets, nodes, options)
-        moves = replace(options, durations=()) if options.as_rnnt else options
-        posteriors = lattice(arcs.lowered(options.sigma), nodes, moves, ctx.needs_input_grad[0])
+        lowered, moves = arcs.lowered(options.sigma), options
+        if options.as_rnnt:
+            lowered = replace(lowered, duration_logp=None)
+            moves = replace(options, durations=())
+        posteriors = lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
             ctx.save_for_backward(
                 logits,

@@ -132,11 +132,10 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
 
     Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
     """
-    duration_logp = arcs.duration_logp if options.durations else None
     given = (
         arcs.blank_logp.numpy(),
         arcs.label_logp.numpy(),
-        _by_duration(duration_logp, nodes),
+        _by_duration(arcs.duration_logp, nodes),
         np.array(options.steps(int(nodes.table[:, FRAMES].max()))),
         nodes.table.numpy(),
     )
@@ -148,7 +147,9 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             return ArcPosteriors(log_likelihood)
         blank_posterior = torch.zeros_like(arcs.blank_logp)
         label_posterior = torch.zeros_like(arcs.blank_logp)
-        duration_posterior = None if duration_logp is None else torch.zeros_like(duration_logp)
+        duration_posterior = None
+        if arcs.duration_logp is not None:
+            duration_posterior = torch.zeros_like(arcs.duration_logp)
         _posteriors(
             *given,
             beta,

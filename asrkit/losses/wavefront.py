@@ -156,8 +156,6 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         if blank_frames:
             kinds.append(Arc(blank_frames, 0, i))
         kinds.append(Arc(label_frames, 1, i))
-    if not options.durations:
-        arcs = ArcLogProbs(arcs.log_z, arcs.blank_logp, arcs.label_logp)
     sums = sweep(_arcs_in(arcs, nodes, kinds, grad), kinds)
     table = nodes.on(sums.device)
     B = len(table)
