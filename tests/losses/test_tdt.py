@@ -176,7 +176,7 @@ def truth_and_rest(seed, B, T, U, V, durations, dtype, **options):
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @cases
 def test_wavefront_agrees_with_the_reference(**case):
     truth, arguments, options = truth_and_rest(dtype=torch.float64, **case)
@@ -186,7 +186,7 @@ def test_wavefront_agrees_with_the_reference(**case):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @cases
 def test_numba_cpu_agrees_with_the_reference_to_the_rounding_of_float32_and_of_the_gradient(
     **case,
