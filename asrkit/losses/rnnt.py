@@ -49,7 +49,7 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
     Source: A. Graves, arXiv 1211.3711, sections 2.4 and 2.5.
 
     Args:
-        logits: (B, T, U1, V), floating point.
+        logits: (B, T, U1, V), floating point; copied if they are not contiguous.
         targets: labels (B, U), int32 or int64. These and both lengths lie on the logits' device,
             or on the host, where checking them waits for no GPU.
         logit_lengths: frames of each utterance, (B,).
