@@ -1,26 +1,26 @@
 """Sequence losses on the lattice of frames and labels.
 
-How a call travels, and where to look for what:
+How a call travels: `rnnt.py` or `tdt.py`, the public functions (also `packed.py`, and `lean/`,
+which never builds the logits); `lattice.py` checks their arguments, finds the nodes and picks an
+implementation; `gradient.py` has the autograd function, which calls the three steps of
 
-    rnnt/, tdt/, packed.py (and lean/, which never builds the logits): the public functions. They
-                check the arguments, pick an implementation and reduce over the batch:
-                `checks.py`, `availability.py`
-    gradient.py the autograd function that they call: which of the following runs when
-                (gradient_memory.py: where a large gradient lies)
-    logit_rows/ logits -> log-probabilities of the lattice's arcs (forward), and posteriors of the
-                arcs -> gradient of the loss over the logits (backward)
-    rnnt/, tdt/ the lattices: log-probabilities of the arcs -> log-likelihood, arc posteriors
-    ctc.py      the CTC loss that waits for no GPU; it stands apart from the lattices
-    nodes.py    where the nodes of a lattice lie in memory, and what passes between these steps
+    wavefront.py     plain torch, on any device
+    numba_cpu.py     compiled for the CPU, with the scalar functions of simd.py
+    triton.py        on a GPU; triton_rows.py has its passes over the logits
+    numba_cuda.py    on a GPU, RNN-T alone
 
-`rnnt/reference.py` and `tdt/reference.py` do all of this in plain loops: read them first.
+logits -> log-probabilities of the lattice's arcs; these -> log-likelihood, posteriors of the arcs;
+and, backward, posteriors -> gradient over the logits.
+
+`reference.py` does all of this in plain loops: read it first. `ctc.py` is the CTC loss that waits
+for no GPU; it stands apart from the lattices.
 """
 
 from asrkit.losses.ctc import ctc_loss
-from asrkit.losses.gradient_memory import release as release_gradient_memory
+from asrkit.losses.gradient import release_gradient_memory
 from asrkit.losses.lean import rnnt_loss_lean, tdt_loss_lean
 from asrkit.losses.packed import pack_joint, packed_offsets, rnnt_loss_packed
-from asrkit.losses.rnnt import resolve, rnnt_loss
+from asrkit.losses.rnnt import rnnt_loss
 from asrkit.losses.splitting import split_batches
 from asrkit.losses.tdt import tdt_loss
 
@@ -29,7 +29,6 @@ __all__ = [
     "pack_joint",
     "packed_offsets",
     "release_gradient_memory",
-    "resolve",
     "rnnt_loss",
     "rnnt_loss_lean",
     "rnnt_loss_packed",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asrkit.losses.checks import as_index, check_lengths, check_scores
+from asrkit.losses.lattice import as_index, check_lengths, check_scores
 from asrkit.runtime import settle_after_fork, to_device
 from asrkit.shapes import dims
 
@@ -47,45 +47,24 @@ def ctc_loss(
     counts = check_lengths(
         targets, lengths, target_lengths, blank, like=log_probs, T=T, U1=U + 1, V=V
     )
-    frames = to_device(counts[:, 0], log_probs.device)
-    labels = to_device(counts[:, 1], log_probs.device)
+    frames, labels = to_device(counts, log_probs.device)[..., None].unbind(1)  # (B, 1) each
     blank = blank % V
     tokens = as_index(targets, log_probs.device).clamp(0, V - 1)  # padding may hold anything
-    states = _with_blanks(tokens, blank)  # (B, S)
-    scores = log_probs.gather(2, states[:, None].expand(-1, T, -1))  # (B, T, S)
-    alpha = _last_scores(scores, states, frames, blank)
-    # an alignment ends on the last label or on the blank behind it
-    on_blank = alpha.gather(1, 2 * labels[:, None])
-    on_label = alpha.gather(1, (2 * labels[:, None] - 1).clamp(min=0))
-    on_label = on_label.where(labels[:, None] > 0, NEVER)
-    loss = -torch.logaddexp(on_blank, on_label)[:, 0]
-    return loss.where(loss < -NEVER / 2, 0.0)
-
-
-def _with_blanks(labels: Tensor, blank: int) -> Tensor:
-    """The states of an alignment (B, 2 U + 1): blank, label, blank, label, ..., blank."""
-    B, U = labels.shape
-    states = labels.new_full((B, 2 * U + 1), blank)
-    states[:, 1::2] = labels
-    return states
-
-
-def _last_scores(scores: Tensor, states: Tensor, frames: Tensor, blank: int) -> Tensor:
-    """Log-probability (B, S) of being in each state after an utterance's last frame.
-
-    Args:
-        scores: Log-probability (B, T, S) of each state's token at each frame.
-        states: Tokens of the states (B, S).
-        frames: Frames of each utterance (B,).
-        blank: Index of blank.
-    """
+    # the states of an alignment, (B, S): blank, label, blank, label, ..., blank
+    states = F.pad(tokens[..., None], (1, 0), value=blank).flatten(1)
+    states = F.pad(states, (0, 1), value=blank)
     before = F.pad(states, (2, 0), value=blank)[:, :-2]  # two states earlier
     may_skip = (states != blank) & (states != before)
+    scores = log_probs.gather(2, states[:, None].expand(-1, T, -1))  # (B, T, S)
     starts = torch.arange(states.shape[1], device=states.device) < 2
-    alpha = scores[:, 0].where(starts, NEVER)
-    for t in range(1, scores.shape[1]):
+    alpha = scores[:, 0].where(starts, NEVER)  # of being in each state after a frame, (B, S)
+    for t in range(1, T):
         advanced = F.pad(alpha, (1, 0), value=NEVER)[:, :-1]
         skipped = F.pad(alpha, (2, 0), value=NEVER)[:, :-2].where(may_skip, NEVER)
         arrived = torch.stack((alpha, advanced, skipped)).logsumexp(0) + scores[:, t]
-        alpha = torch.where(t < frames[:, None], arrived, alpha)
-    return alpha
+        alpha = torch.where(t < frames, arrived, alpha)
+    # an alignment ends on the last label or on the blank behind it
+    on_blank = alpha.gather(1, 2 * labels)
+    on_label = alpha.gather(1, (2 * labels - 1).clamp(min=0)).where(labels > 0, NEVER)
+    loss = -torch.logaddexp(on_blank, on_label)[:, 0]
+    return loss.where(loss < -NEVER / 2, 0.0)

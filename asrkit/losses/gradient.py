@@ -1,28 +1,33 @@
 """The autograd function behind every loss on given logits: forward to the loss, backward to the
 gradient over the logits.
 
-Forward:  logits --logit_rows.arc_log_probs--> arc log-probabilities --lattice--> loss, posteriors.
-Backward: arc posteriors --logit_rows.gradient--> gradient over the logits. At a node whose blank
-and label arcs have posteriors p_blank and p_label it is
+Forward:  logits --arc_log_probs--> arc log-probabilities --lattice--> loss, posteriors of the arcs.
+Backward: posteriors --gradient--> gradient over the logits. At a node whose blank and label arcs
+have posteriors p_blank and p_label it is
 
     (p_blank + p_label) softmax[v] - p_blank [v = blank] - p_label [v = label]    for logit v.
 
-The lattices are in asrkit.losses.rnnt and asrkit.losses.tdt, one file an implementation; the passes
-over the logits, where the gradient is written, are in asrkit.losses.logit_rows. Backward
-recomputes the softmax from the logits, so the gradient is the only large tensor that is made.
+Each implementation is a file with these three functions; the reference has a lattice alone.
+Backward recomputes the softmax from the logits, so the gradient is the only large tensor made.
 """
 
+import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from asrkit.losses import gradient_memory
-from asrkit.losses.nodes import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
+from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes, as_index
+from asrkit.runtime import KEPT_MEMORY
 
 # lattice(arcs, nodes, options, grad): without `grad` the posteriors stay None
 Lattice = Callable[[ArcLogProbs, Nodes, LatticeOptions, bool], ArcPosteriors]
+LARGE = 32 << 20  # bytes up to which malloc reuses memory (glibc's largest mmap threshold)
+_kept: deque[Tensor] = deque(maxlen=1)  # its append and pop are safe between threads
 
 
 class Saved(NamedTuple):
@@ -38,39 +43,32 @@ class Saved(NamedTuple):
     duration_gradient: Tensor | None
 
 
-class LogitRows(Protocol):
-    """The two passes over the logits: what each file of asrkit.losses.logit_rows brings."""
+def lattice_loss(
+    impl: str, logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> Tensor:
+    """Negative log-likelihood in nats, (B,), differentiable by the logits.
 
-    def arc_log_probs(
-        self, logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
-    ) -> ArcLogProbs:
-        """Arc log-probabilities of all `nodes`, from `logits`, `targets` (B, U) and `options`."""
-
-    def gradient(
-        self,
-        logits: Tensor,
-        out: Tensor,
-        targets: Tensor,
-        nodes: Nodes,
-        options: LatticeOptions,
-        saved: Saved,
-        incoming: Tensor,
-    ) -> None:
-        """Write the gradient over all of `out`, padding included (0 there).
-
-        Args:
-            logits: the logits of the forward pass.
-            out: where to write; a tensor like `logits`, or `logits` itself.
-            targets: (B, U), int64.
-            nodes: where the nodes of `logits` lie.
-            options: of the loss; each element is clamped to +-options.clamp.
-            saved: from the forward pass.
-            incoming: (B,), gradient over the losses, multiplied in after the clamp.
-        """
+    Args:
+        impl: a file of asrkit.losses, checked.
+        logits: (B, T, U1, V + n), or packed (N, V); V tokens, then n durations.
+        targets: (B, U).
+        nodes: where the lattice's nodes lie in `logits`, once these are contiguous.
+        options: of the loss, checked.
+    """
+    rows = kernels = import_module(f"asrkit.losses.{impl}")
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.contiguous()
+    if impl == "reference":
+        rows = import_module("asrkit.losses.wavefront")
+        logits = logits.double()
+    if not torch.is_grad_enabled():
+        logits = logits.detach()  # inside forward nothing tells no_grad from training
+    targets = as_index(targets, logits.device)
+    return LatticeLoss.apply(logits, targets, nodes, options, rows, kernels.lattice).to(dtype)
 
 
 class LatticeLoss(torch.autograd.Function):
-    """Negative log-likelihood in nats, (B,), of checked arguments."""
+    """Negative log-likelihood in nats, (B,), float64, of checked arguments."""
 
     @staticmethod
     def forward(
@@ -79,15 +77,19 @@ class LatticeLoss(torch.autograd.Function):
         targets: Tensor,
         nodes: Nodes,
         options: LatticeOptions,
-        rows: LogitRows,
+        rows: Any,
         lattice: Lattice,
     ) -> Tensor:
-        """Losses of `logits`; see `lattice_loss` for targets, nodes, options, rows and lattice.
+        """Losses of `logits`; see `lattice_loss`. `rows` is the file with the other two steps.
 
         `ctx` keeps what the gradient needs, where the logits need one.
         """
         arcs = rows.arc_log_probs(logits, targets, nodes, options)
-        posteriors = lattice(arcs.lowered(options.sigma), nodes, options, ctx.needs_input_grad[0])
+        lowered, moves = arcs.lowered(options.sigma), options
+        if options.as_rnnt:
+            lowered = replace(lowered, duration_logp=None)
+            moves = replace(options, durations=())
+        posteriors = lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
             ctx.save_for_backward(
                 logits,
@@ -99,7 +101,7 @@ class LatticeLoss(torch.autograd.Function):
             )
             ctx.rest = (nodes, options, rows)
             ctx.spent = False
-        return -posteriors.log_likelihood.to(torch.promote_types(logits.dtype, torch.float32))
+        return -posteriors.log_likelihood.to(logits.device)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
@@ -117,50 +119,12 @@ class LatticeLoss(torch.autograd.Function):
             # other functions that saved the logits must fail instead of using the gradient for them
             torch.autograd.graph.increment_version(logits)
         else:
-            out = gradient_memory.empty_like(logits)
+            out = empty_like(logits)
         rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
+        if options.clamp > 0:
+            for b, limit in enumerate(options.clamp * incoming[0].abs()):
+                nodes.grid(out, b).clamp_(-limit, limit)
         return (out, *[None] * 5)
-
-
-def lattice_loss(
-    logits: Tensor,
-    targets: Tensor,
-    nodes: Nodes,
-    options: LatticeOptions,
-    rows: LogitRows,
-    lattice: Lattice,
-) -> Tensor:
-    """Negative log-likelihood in nats, (B,), differentiable by the logits.
-
-    Args:
-        logits: (B, T, U1, V + n), or packed (N, V); V tokens, then n durations.
-        targets: (B, U), int64.
-        nodes: where the lattice's nodes lie in `logits`.
-        options: of the loss, checked.
-        rows: the passes over the logits, a module of asrkit.losses.logit_rows.
-        lattice: the recursions, from one of the modules of asrkit.losses.rnnt or .tdt.
-    """
-    if not torch.is_grad_enabled():
-        logits = logits.detach()  # inside forward nothing tells no_grad from training
-    return LatticeLoss.apply(logits, targets, nodes, options, rows, lattice)
-
-
-def kernel_loss(
-    logits: Tensor,
-    targets: Tensor,
-    nodes: Nodes,
-    options: LatticeOptions,
-    rows: LogitRows,
-    lattice: Lattice,
-) -> Tensor:
-    """As `lattice_loss`, for kernels that need the numbers of a node to be adjacent in memory.
-
-    Takes logits, targets, nodes, options, rows and lattice as `lattice_loss` does; copies logits
-    whose last dimension has another stride than 1.
-    """
-    if logits.stride(-1) != 1:
-        logits = logits.contiguous()
-    return lattice_loss(logits, targets, nodes.strided_like(logits), options, rows, lattice)
 
 
 def duration_gradient(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> Tensor | None:
@@ -182,3 +146,36 @@ def refuse_second_derivative() -> None:
         raise RuntimeError(
             "this loss has no second derivative. Take the gradient without create_graph=True."
         )
+
+
+def empty_like(tensor: Tensor) -> Tensor:
+    """torch.empty_like for a contiguous tensor; a large one may lie in memory of an earlier one.
+
+    The first touch of fresh memory costs a page fault for each page of 4 KiB. For a gradient the
+    size of the joint that takes longer than its arithmetic. malloc reuses blocks of up to 32 MiB by
+    itself; here one larger block of a CPU is kept. It is lent to one gradient at a time: while any
+    tensor lies in it, the next gradient gets memory of its own.
+    """
+    if tensor.device.type != "cpu" or tensor.nbytes <= LARGE:
+        return torch.empty_like(tensor)
+    try:
+        block = _kept.pop()
+    except IndexError:
+        block = torch.empty(0, dtype=torch.uint8)
+    if block.nbytes < tensor.nbytes:
+        del block  # before more is asked for
+        block = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    view = block.numpy()
+    returned = weakref.finalize(view, _kept.append, block)
+    returned.atexit = False
+    # The storage owns `view`, so it ends with the last tensor that uses the storage.
+    storage = torch.from_numpy(view).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage).resize_(tensor.shape)
+
+
+def release_gradient_memory() -> None:
+    """Free the memory that is kept for the next large gradient."""
+    _kept.clear()
+
+
+KEPT_MEMORY.append(release_gradient_memory)

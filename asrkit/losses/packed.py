@@ -10,24 +10,23 @@ TransducerLoss(packed_input=True), CUDA only, as in NVIDIA's submission to MLPer
 They take the rows' offsets as an argument; here they follow from the lengths.
 """
 
-from importlib import import_module
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from asrkit.losses import rnnt
-from asrkit.losses.availability import pick
-from asrkit.losses.checks import (
+from asrkit.losses.gradient import lattice_loss, refuse_second_derivative
+from asrkit.losses.lattice import (
+    LatticeOptions,
+    Nodes,
     Reduction,
-    as_index,
     check_lengths,
     check_options,
     check_scores,
+    pick,
     reduce,
 )
-from asrkit.losses.gradient import refuse_second_derivative
-from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
@@ -186,7 +185,6 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
     remedy = "Pack with the lengths that the loss is given."
     expect(nodes.count == N, "logits", f"N={nodes.count} rows, the sum of T (U + 1)", N, remedy)
     picked = pick(impl, IMPLS, logits, overwrite_logits)
-    losses = import_module(f"asrkit.losses.rnnt.{picked}").losses
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -194,6 +192,4 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )
-    return reduce(
-        losses(logits.contiguous(), as_index(targets, logits.device), nodes, options), reduction
-    )
+    return reduce(lattice_loss(picked, logits, targets, nodes, options), reduction)

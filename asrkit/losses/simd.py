@@ -62,26 +62,6 @@ def _renamed(function: Any, name: str) -> Any:
 
 
 @intrinsic
-def float_bits(typingctx, x):
-    """The int32 whose bits are those of a float32 `x`; `typingctx` comes from Numba."""
-
-    def _build(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), _build
-
-
-@intrinsic
-def bits_float(typingctx, x):
-    """The float32 whose bits are those of an int32 `x`; `typingctx` comes from Numba."""
-
-    def _build(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), _build
-
-
-@intrinsic
 def half_float(typingctx, x):
     """The float32 equal to the float16 whose bits are those of an int16."""
 
@@ -128,8 +108,8 @@ def exp(x):
     n = shifted - MAGIC
     r = (x - n * LN2_HIGH) - n * LN2_LOW
     p = ((((P0 * r + P1) * r + P2) * r + P3) * r + P4) * r + P5
-    power_of_2 = (float_bits(shifted) << np.int32(23)) + np.int32(0x3F800000)
-    return (p * (r * r) + r + F(1.0)) * bits_float(power_of_2)
+    power_of_2 = np.int32((F(shifted).view(np.int32) << np.int32(23)) + np.int32(0x3F800000))
+    return (p * (r * r) + r + F(1.0)) * power_of_2.view(F)
 
 
 # error_model: a check for division by zero would keep loops from becoming vector code
@@ -162,7 +142,7 @@ def store(x, like):
 @overload(load, inline="always")
 def _load(x):
     if x == types.uint16:
-        return lambda x: bits_float(np.int32(np.uint32(x) << np.uint32(16)))
+        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(F)
     if x == types.int16:
         return lambda x: half_float(x)
     return lambda x: x
@@ -171,7 +151,7 @@ def _load(x):
 @njit
 def to_bfloat16(x):
     """Bits of a float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
-    u = np.uint32(float_bits(x))
+    u = F(x).view(np.uint32)
     odd = (u >> np.uint32(16)) & np.uint32(1)
     rounded = np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
     if x != x:

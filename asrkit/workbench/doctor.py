@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from asrkit import files
-from asrkit.losses.availability import fastest
+from asrkit.losses.lattice import fastest
 from asrkit.runtime import MODULES, lacks
 from asrkit.workbench.machine import this_machine
 

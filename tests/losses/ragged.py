@@ -18,7 +18,6 @@ def batch(
     dtype=torch.float32,
     blank=-1,
     fused=True,
-    layout="plain",
     device="cpu",
 ):
     """Random ragged (logits, targets, logit_lengths, target_lengths), with NaN for padding."""
@@ -36,15 +35,4 @@ def batch(
         logits[b, frames[b] :] = logits[b, :, labels[b] + 1 :] = math.nan
         targets[b, labels[b] :] = -100
     logits = logits.to(device)
-    if (
-        layout == "rows apart"
-    ):  # tokens side by side, but in longer rows, and the batch inside
-        logits = (
-            torch.nn.functional.pad(logits, (0, 3))
-            .transpose(0, 1)
-            .contiguous()
-            .transpose(0, 1)[..., : V + n]
-        )
-    elif layout == "tokens apart":
-        logits = logits.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
     return logits, targets.to(device), frames.to(device), labels.to(device)

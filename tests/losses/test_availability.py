@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from asrkit import runtime
-from asrkit.losses import availability
-from asrkit.losses.rnnt import wavefront
+from asrkit.losses import lattice, wavefront
 
 ASK = """
 import torch
@@ -22,7 +21,7 @@ try:
 except ValueError as error:
     print(error)
 """
-SAID = "impl: expected 'wavefront', got 'numba_cuda', which fails here: {}. pip install 'asrkit[cuda]'."
+SAID = "impl: expected another implementation, got 'numba_cuda', which fails here: {}. Pass impl='auto'."
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -88,50 +87,51 @@ class Faulting:
 
 
 @pytest.fixture
-def triton_losses(monkeypatch):
-    """Puts `losses` in the place of Triton's; impl="auto" asks for it anew."""
+def triton_finds(monkeypatch):
+    """Puts a lattice in the place of Triton's kernels; impl="auto" asks for it anew."""
 
-    def put(losses):
-        monkeypatch.setitem(
-            sys.modules, "asrkit.losses.rnnt.triton", SimpleNamespace(losses=losses)
-        )
-        monkeypatch.setattr(availability, "lacks", lambda package: "")
+    def put(kernels):
+        monkeypatch.setitem(sys.modules, "asrkit.losses.triton", kernels)
+        monkeypatch.setattr(lattice, "lacks", lambda package: "")
 
-    works = availability.triton_works
+    works = lattice.triton_works
     works.cache_clear()
     yield put
     works.cache_clear()
 
 
-@pytest.mark.parametrize(("losses", "said"), [
+@pytest.mark.parametrize(("log_likelihood", "said"), [
     (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "costs nan nats"),
-    (torch.tensor([7.0]), "costs 7.0 nats"),
+    (torch.tensor([-7.0]), "costs 7.0 nats"),
 ])  # fmt: skip
 def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
-    triton_losses, losses, said
+    triton_finds, log_likelihood, said
 ):
-    triton_losses(lambda *given: losses)
+    found = SimpleNamespace(log_likelihood=log_likelihood)
+    triton_finds(
+        SimpleNamespace(
+            arc_log_probs=wavefront.arc_log_probs, lattice=lambda *given: found
+        )
+    )
     with pytest.warns(
         RuntimeWarning, match=f"Triton's losses do not work on cpu: .*{said}"
     ) as told:
-        assert [availability.triton_works(torch.device("cpu")) for _ in range(2)] == [
+        assert [lattice.triton_works(torch.device("cpu")) for _ in range(2)] == [
             False
         ] * 2
     assert len(told) == 1
 
 
 def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
-    triton_losses, monkeypatch
+    triton_finds, monkeypatch
 ):
-    triton_losses(wavefront.losses)
-    assert availability.triton_works(torch.device("cpu"))
+    triton_finds(wavefront)
+    assert lattice.triton_works(torch.device("cpu"))
     for dtype, works, taken in (
         (torch.float32, True, "triton"),
         (torch.float32, False, "wavefront"),
         (torch.float64, True, "wavefront"),
     ):
-        monkeypatch.setattr(
-            availability, "triton_works", lambda device, works=works: works
-        )
+        monkeypatch.setattr(lattice, "triton_works", lambda device, works=works: works)
         scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
-        assert availability.fastest(scores) == taken
+        assert lattice.fastest(scores) == taken

@@ -172,6 +172,6 @@ except ValueError as error:
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
     )
     assert done.stdout.startswith(
-        "impl: expected another implementation, got 'numba_cpu' with"
+        "impl: expected another implementation, got 'numba_cpu', which fails here: NUMBA_DISABLE_JIT is set."
     )
     assert (done.returncode, done.stderr) == (0, "")

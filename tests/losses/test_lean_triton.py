@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss_lean, tdt_loss_lean
-from asrkit.losses.nodes import FIRST_NODE, Nodes
+from asrkit.losses.lattice import FIRST_NODE, Nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compiled import ARCHITECTURES, triton_spilled_B

@@ -47,9 +47,8 @@ def check(logits, *rest, **options):
 
 def check_all(device):
     """A ragged batch in each dtype, with every option of the kernels in one of them."""
-    for dtype, layout, options in zip(
+    for dtype, options in zip(
         DTYPES,
-        ("plain", "rows apart", "tokens apart"),
         (
             {},
             {"clamp": 0.05, "fastemit_lambda": 0.3},
@@ -60,19 +59,18 @@ def check_all(device):
         fused = options.get("fused_log_softmax", True)
         given = batch(
             3, 3, 4, 3, 21, dtype=dtype, blank=options.get("blank", -1), fused=fused,
-            layout=layout, device=device,
+            device=device,
         )  # fmt: skip
         check(*given, **options)
 
 
 def simulate():
     """All of it with blocks so small that every loop goes round."""
-    from asrkit.losses.logit_rows import numba_cuda as rows
-    from asrkit.losses.rnnt import numba_cuda as rnnt
+    from asrkit.losses import numba_cuda as kernels
 
     sys.setswitchinterval(1e-5)  # the simulator polls its threads
-    rows.LANES = rnnt.LANES = 4
-    rows.ROWS = rows.EACH = rows.BLOCKS = 2
+    kernels.LANES = kernels.THREADS = 4
+    kernels.ROWS = kernels.EACH = kernels.BLOCKS = 2
     check_all("cpu")
 
 
@@ -92,7 +90,7 @@ def test_the_lattice_compiles_without_spills(cc, tmp_path):
     """The passes over the logits are compiled in test_rows.py."""
     from numba import types
 
-    from asrkit.losses.rnnt import numba_cuda as rnnt
+    from asrkit.losses import numba_cuda as rnnt
 
     floats = types.Array(types.float32, 1, "C")
     table, sums = types.Array(types.int64, 2, "C"), types.Array(types.float64, 2, "C")

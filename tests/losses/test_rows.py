@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from asrkit.losses.nodes import Nodes
+from asrkit.losses.lattice import Nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compiled import needs_nvvm, numba_spilled_B, triton_spilled_B
@@ -20,23 +20,20 @@ OF_TRITON = {FP32: "*fp32", FP16: "*fp16", BF16: "*bf16"}
 
 def triton_kernels(dtype, V, n, **constants) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Triton's two passes, with what they are called with: types of arguments and values of constants."""
-    from asrkit.losses.logit_rows import triton as rows
+    from asrkit.losses import triton_rows as rows
 
-    known = dict.fromkeys(("table", "targets", "own"), "*i64") | {
+    known = dict.fromkeys(("table", "targets"), "*i64") | {
         "U": "i32",
         "blank": "i32",
-        "clamp": "fp32",
     }
     known |= {"logits": OF_TRITON[dtype], "out": OF_TRITON[dtype], "V": V, "N": n}
-    known |= (
-        {"FUSED": True, "CLAMPS": False, "TOGETHER": 1} | rows.blocks(V, n) | constants
-    )
+    known |= {"FUSED": True, "TOGETHER": 1} | rows.blocks(V, n) | constants
     for kernel in (rows._scores, rows._gradient):
         yield kernel, {name: known.get(name, "*fp32") for name in kernel.arg_names}
 
 
 # At a launch, integers of 1 become constants.
-OPTIONS = {"FUSED": False, "CLAMPS": True, "U": 1, "blank": 1}
+OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
 
 
 @pytest.mark.parametrize("dtype, V, n, cc, constants", [
@@ -54,7 +51,7 @@ def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp
 def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
     from numba import types
 
-    from asrkit.losses.logit_rows import numba_cuda as rows
+    from asrkit.losses import numba_cuda as rows
 
     kinds = {
         FP32: types.float32,
@@ -67,7 +64,7 @@ def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
     options = (types.int64, types.int64, types.boolean)
     scores = (logits, table, table, *options, *[floats] * 3)
     assert numba_spilled_B(rows._scores, scores, cc, tmp_path) == 0
-    gradient = (logits, logits, *[table] * 3, *options, types.float32, *[floats] * 4)
+    gradient = (logits, logits, *[table] * 2, *options, *[floats] * 4)
     assert numba_spilled_B(rows._gradient, gradient, cc, tmp_path) == 0
 
 
@@ -76,15 +73,13 @@ def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(
     dtype, size
 ):
     """A wider access than that is an error on a GPU, which the interpreter would not see."""
-    from asrkit.losses.logit_rows.triton import together
+    from asrkit.losses.triton_rows import together
 
-    def asked(logits):
-        return together(logits, Nodes.padded(logits, torch.tensor([[4, 2], [3, 1]])))
+    def asked(logits, row):
+        nodes = Nodes.packed(torch.tensor([[4, 2], [3, 1]]), row)
+        return together(logits, nodes)
 
-    whole = torch.zeros(2, 4, 3, 1024, dtype=dtype)
-    odd = torch.zeros(2, 4, 3, 1025, dtype=dtype)
-    begins_elsewhere = torch.zeros(whole.numel() + 1, dtype=dtype)[1:].view(whole.shape)
-    step_of_1028 = torch.zeros(2, 4, 3, 1028, dtype=dtype)[..., :1024]
-    assert asked(whole) == size
-    assert asked(odd) == asked(odd[..., :1024]) == asked(begins_elsewhere) == 1
-    assert asked(step_of_1028) == (size if 1028 % size == 0 else 1)
+    whole = torch.zeros(18 * 1028 + 1, dtype=dtype)
+    assert asked(whole, 1024) == size
+    assert asked(whole, 1025) == asked(whole[1:], 1024) == 1
+    assert asked(whole, 1028) == (size if 1028 % size == 0 else 1)

@@ -9,19 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.losses.availability import expect_runs, fastest
-from asrkit.losses.checks import (
+from asrkit.losses.lattice import (
+    LatticeOptions,
+    Nodes,
     Reduction,
     as_index,
     check_durations,
     check_lengths,
     check_options,
     check_scores,
+    expect_runs,
+    fastest,
     reduce,
     takes_plain_loss,
 )
 from asrkit.losses.lean.driver import Joint, LeanLoss
-from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import autocast, autocast_dtype, eager
 from asrkit.shapes import dims, expect
 
@@ -198,8 +200,7 @@ def _lean_loss(
     lengths = check_lengths(*alignment, options.blank, like=encoded, T=T, U1=U1, V=V)
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
     picked = _pick(impl, encoded, weight)
-    family = "tdt" if options.durations else "rnnt"
-    lattice = import_module(f"asrkit.losses.{family}.{LATTICES[picked]}").lattice
+    lattice = import_module(f"asrkit.losses.{LATTICES[picked]}").lattice
     make_tiles = import_module(f"{__name__}.{picked}").Tiles
     inputs = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():

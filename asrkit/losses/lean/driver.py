@@ -22,7 +22,7 @@ from asrkit.losses.gradient import (
     duration_gradient,
     refuse_second_derivative,
 )
-from asrkit.losses.nodes import ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes
 from asrkit.runtime import to_device
 
 SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU

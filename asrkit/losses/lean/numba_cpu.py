@@ -14,9 +14,9 @@ from numba import njit, prange
 from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
+from asrkit.losses.lattice import FIRST_NODE, LABELS
 from asrkit.losses.lean.driver import NodeTiles
-from asrkit.losses.logit_rows.numba_cpu import SUMS, array, pool
-from asrkit.losses.nodes import FIRST_NODE, LABELS
+from asrkit.losses.numba_cpu import SUMS, array, pool
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
 # Parts of a tile that threads share out: fixed, so that sums do not depend on the thread count.

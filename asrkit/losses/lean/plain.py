@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from asrkit.losses import dropout
+from asrkit.losses.lattice import FIRST_NODE, LABELS
 from asrkit.losses.lean.driver import NodeTiles
-from asrkit.losses.nodes import FIRST_NODE, LABELS
 
 
 class NodeInputs(NamedTuple):

@@ -4,11 +4,11 @@ A chunk is whole frames of consecutive utterances. In the first pass
 
     _hidden         writes the hidden layer H of its nodes, with dropout, and a 1 behind it;
     mm              makes their logits: the bias stands behind the weight;
-    logit_rows      reads the arcs' log-probabilities from them.
+    triton_rows     reads the arcs' log-probabilities from them.
 
 After the lattice the second pass makes H and the logits again, and then
 
-    logit_rows      turns the logits into their gradient G, in place;
+    triton_rows     turns the logits into their gradient G, in place;
     addmm           adds G^T H to the gradient of weight and bias, summed in float32;
     mm              makes the hidden layer's gradient G W;
     _halves         multiplies it by the slope and sums it over labels to the encoder's half and
@@ -32,10 +32,9 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.losses import dropout
+from asrkit.losses import triton_rows as rows
 from asrkit.losses.gradient import Saved
-from asrkit.losses.lean.driver import Joint
-from asrkit.losses.logit_rows import triton as rows
-from asrkit.losses.nodes import (
+from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FRAMES,
     LABELS,
@@ -44,6 +43,7 @@ from asrkit.losses.nodes import (
     Nodes,
     upload,
 )
+from asrkit.losses.lean.driver import Joint
 
 MULTIPLE = 16  # of rows and columns of the weight with its bias
 FRAMES_OF = 8  # frames of a program between the products

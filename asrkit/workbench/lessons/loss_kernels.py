@@ -14,12 +14,9 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asrkit.losses import rnnt_loss, tdt_loss
+from asrkit.losses import numba_cpu, reference, rnnt_loss, tdt_loss, wavefront
 from asrkit.losses.gradient import Saved
-from asrkit.losses.logit_rows import numba_cpu as compiled_rows
-from asrkit.losses.logit_rows import plain
-from asrkit.losses.nodes import LatticeOptions, Nodes
-from asrkit.losses.rnnt import numba_cpu, reference, wavefront
+from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.workbench.lessons.joint_memory import Targets, full_targets
 from asrkit.workbench.plots.palette import BLUE, PALE_GREY, RED
 
@@ -69,19 +66,15 @@ def phase_arms(logits: Tensor, targets: Targets) -> dict[tuple[str, str], Callab
     nodes = Nodes.padded(logits, torch.stack(lengths, 1))
     options = LatticeOptions(blank=V - 1)
     arms: dict[tuple[str, str], Callable[[], Any]] = {}
-    versions: dict[str, tuple[Any, Callable[..., Any]]] = {
-        "wavefront": (plain, wavefront.lattice),
-        "numba_cpu": (compiled_rows, numba_cpu.lattice),
-    }
-    for version, (rows, lattice) in versions.items():
+    for version, kernels in (("wavefront", wavefront), ("numba_cpu", numba_cpu)):
         on_logits = (labels, nodes, options)
-        scores = partial(rows.arc_log_probs, logits, *on_logits)
+        scores = partial(kernels.arc_log_probs, logits, *on_logits)
         arcs = scores()
-        recursions = partial(lattice, arcs, nodes, options, True)
+        recursions = partial(kernels.lattice, arcs, nodes, options, True)
         posteriors = recursions()
         saved = Saved(arcs.log_z, posteriors.blank_posterior, posteriors.label_posterior, None)
         buffer = torch.empty_like(logits)
-        gradient = partial(rows.gradient, logits, buffer, *on_logits, saved, torch.ones(B))
+        gradient = partial(kernels.gradient, logits, buffer, *on_logits, saved, torch.ones(B))
         for phase, arm in zip(PHASES, (scores, recursions, gradient), strict=True):
             arms[version, phase] = arm
     blank_logp = arcs.blank_logp.view(B, T, U1).tolist()

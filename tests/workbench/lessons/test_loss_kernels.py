@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from asrkit.losses import rnnt_loss
-from asrkit.losses.rnnt import reference
+from asrkit.losses import reference, rnnt_loss
 from asrkit.workbench.lessons import loss_kernels as lesson
 
 LABELS = torch.tensor([2, 0, 0])

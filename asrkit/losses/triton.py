@@ -14,75 +14,53 @@ Triton's interpreter.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from asrkit.losses.gradient import kernel_loss
-from asrkit.losses.logit_rows import triton as rows
-from asrkit.losses.nodes import (
-    FIRST_NODE,
-    FRAMES,
+from asrkit.losses.lattice import (
     LABELS,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
     Nodes,
 )
+from asrkit.losses.triton_rows import (
+    FIRST_NODE_,
+    FRAMES_,
+    LABELS_,
+    arc_log_probs,
+    column,
+    gradient,
+)
 from asrkit.runtime import to_device
+
+__all__ = ["arc_log_probs", "gradient", "lattice"]
 
 BLOCK = 1024  # terms of one kind that a sweep holds at a time: nodes times durations
 EACH = 256  # and that a program of the posteriors holds
 WARPS = 8  # of a program at most
-FRAMES_ = tl.constexpr(FRAMES)
-LABELS_ = tl.constexpr(LABELS)
-FIRST_NODE_ = tl.constexpr(FIRST_NODE)
-
-
-def losses(logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions) -> Tensor:
-    """Loss of each utterance in nats, (B,), from checked logits, targets, nodes and options."""
-    return kernel_loss(logits, targets, nodes, options, rows, lattice)
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
     """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
 
-    Arcs are float32, sums float64. Of `options` it reads fastemit_lambda.
-    """
-    return solve(arcs, nodes, (), 1 + options.fastemit_lambda, grad)
-
-
-def solve(
-    arcs: ArcLogProbs,
-    nodes: Nodes,
-    durations: tuple[int, ...],
-    label_factor: float,
-    grad: bool,
-) -> ArcPosteriors:
-    """Log-likelihoods and, with `grad`, posteriors.
-
-    Args:
-        arcs: that leave the nodes.
-        nodes: of the batch.
-        durations: of TDT's arcs; none for RNN-T, whose blanks take one frame and labels none.
-        label_factor: of the label arcs' posteriors.
-        grad: whether to make the posteriors.
+    Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
     """
     device = arcs.blank_logp.device
+    n = len(options.durations)
     directions = 2 if grad else 1
     sums = torch.empty((directions, nodes.count), dtype=torch.float64, device=device)
     log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device=device)
-    logp = [arcs.blank_logp.contiguous(), arcs.label_logp.contiguous()]
+    longest, most_labels = nodes.table[:, : LABELS + 1].amax(0).tolist()
     steps = nodes.on(device)  # any pointer, where there are no durations
-    by_duration = logp[0]
-    if durations:
+    by_duration = arcs.blank_logp
+    if n:
         assert arcs.duration_logp is not None
-        beyond = int(nodes.table[:, FRAMES].max()) + 1
-        clipped = torch.tensor([min(d, beyond) for d in durations], device="cpu")
-        steps = to_device(clipped, device)
-        by_duration = arcs.duration_logp.contiguous()
-    given = (*logp, by_duration, nodes.on(device), steps, sums)
-    sizes = {"N": len(durations), "ROOM": triton.next_power_of_2(max(1, len(durations)))}
-    longest = min(nodes.table[:, FRAMES].max(), nodes.table[:, LABELS].max() + 1)  # diagonal
-    width = min(max(1, BLOCK // sizes["ROOM"]), max(32, triton.next_power_of_2(int(longest))))
+        clipped = torch.tensor(options.steps(longest), device="cpu")[:, 1]
+        steps = to_device(clipped.contiguous(), device)
+        by_duration = arcs.duration_logp
+    given = (arcs.blank_logp, arcs.label_logp, by_duration, nodes.on(device), steps, sums)
+    sizes = {"N": n, "ROOM": triton.next_power_of_2(max(1, n))}
+    widest = triton.next_power_of_2(min(longest, most_labels + 1))  # diagonal
+    width = min(max(1, BLOCK // sizes["ROOM"]), max(32, widest))
     warps = max(1, min(WARPS, width * sizes["ROOM"] // 32))
     with torch.cuda.device_of(sums):
         _sweep[len(nodes.table), directions](
@@ -96,8 +74,8 @@ def solve(
         )
         if not grad:
             return ArcPosteriors(log_likelihood)
-        blank, label = torch.empty_like(logp[0]), torch.empty_like(logp[0])
-        duration = torch.empty_like(by_duration) if durations else None
+        blank, label = torch.empty_like(arcs.blank_logp), torch.empty_like(arcs.blank_logp)
+        duration = torch.empty_like(by_duration) if n else None
         block = max(1, EACH // sizes["ROOM"])
         _posteriors[triton.cdiv(int(nodes.sizes.max()), block), len(nodes.table)](
             *given,
@@ -105,7 +83,7 @@ def solve(
             label,
             blank if duration is None else duration,
             nodes.count,
-            label_factor,
+            1 + options.fastemit_lambda,
             BLOCK=block,
             **sizes,
         )
@@ -152,9 +130,9 @@ def _sweep(
     """log beta(t, u) in row 0 of `sums` (2, count); log alpha(t, u) in row 1."""
     b = tl.program_id(0)
     forward = tl.program_id(1) == 1
-    T = tl.load(table + b * 8 + FRAMES_).to(tl.int32)
-    U1 = tl.load(table + b * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + b * 8 + FIRST_NODE_)
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    first = column(table, b, FIRST_NODE_)
     blank_frames, label_frames = _steps(durations, N, ROOM)
     sums += tl.program_id(1).to(tl.int64) * count
     sign = tl.where(forward, -1, 1)  # towards the nodes that have their sums already
@@ -215,9 +193,9 @@ def _posteriors(
     BLOCK: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T = tl.load(table + b * 8 + FRAMES_).to(tl.int32)
-    U1 = tl.load(table + b * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + b * 8 + FIRST_NODE_)
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    first = column(table, b, FIRST_NODE_)
     blank_frames, label_frames = _steps(durations, N, ROOM)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = place < T * U1

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asrkit.losses.gradient import Saved
-from asrkit.losses.nodes import (
+from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
     FRAME_STEP,
@@ -62,11 +62,7 @@ def arc_log_probs(
 
     They are float32.
     """
-    n = len(options.durations)
-    device = logits.device
-    log_z, blank_logp, label_logp = torch.empty((3, nodes.count), device=device).unbind()
-    duration_logp = torch.empty((nodes.count, n), device=device) if n else None
-    arcs = ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+    arcs = ArcLogProbs.empty(logits, nodes, len(options.durations))
     write_arc_log_probs(logits, targets, nodes, options, arcs)
     return arcs
 
@@ -106,19 +102,9 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over the `logits` into all of `out`.
-
-    Takes logits, out, targets, nodes, options, saved and incoming as
-    asrkit.losses.gradient.LogitRows says.
-    """
-    by_duration = saved.duration_gradient
-    if by_duration is None:
-        by_duration = saved.log_z.new_empty((len(saved.log_z), 0))
-    n = by_duration.shape[1]
+    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
+    n = len(options.durations)
     V = logits.shape[-1] - n
-    out_nodes = nodes
-    if out.stride() != logits.stride():
-        out_nodes = nodes.strided_like(out)
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, nodes.padded_sizes)](
             logits,
@@ -126,19 +112,16 @@ def gradient(
             targets.contiguous(),
             targets.shape[1],
             nodes.on(logits.device),
-            out_nodes.on(logits.device),
             saved.log_z,
-            saved.blank_posterior.contiguous(),
-            saved.label_posterior.contiguous(),
-            by_duration.contiguous(),
+            saved.blank_posterior,
+            saved.label_posterior,
+            saved.log_z if saved.duration_gradient is None else saved.duration_gradient,
             incoming.float().contiguous(),
             options.blank,
-            options.clamp,
             V=V,
             N=n,
             FUSED=options.fused_log_softmax,
-            CLAMPS=options.clamp > 0,
-            TOGETHER=min(together(logits, nodes), together(out, out_nodes)),
+            TOGETHER=min(together(logits, nodes), together(out, nodes)),
             **blocks(V, n),
             **OPTIONS,
         )
@@ -175,7 +158,7 @@ def _grid(nodes: Nodes, sizes: Tensor) -> tuple[int, int]:
 
 
 @triton.jit
-def _column(table, b, column: tl.constexpr):
+def column(table, b, column: tl.constexpr):
     """An entry of a table of nodes, int64 (B, 8)."""
     return tl.load(table + b * 8 + column)
 
@@ -183,9 +166,9 @@ def _column(table, b, column: tl.constexpr):
 @triton.jit
 def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
     """Place of the first logit of a node."""
-    frame = t * _column(table, b, FRAME_STEP_)
-    label = u * _column(table, b, LABEL_STEP_)
-    return tl.multiple_of(_column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
+    frame = t * column(table, b, FRAME_STEP_)
+    label = u * column(table, b, LABEL_STEP_)
+    return tl.multiple_of(column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
 
 
 @triton.jit
@@ -242,12 +225,12 @@ def _scores(
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    U1 = _column(table, b, LABELS_).to(tl.int32) + 1
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
     place = tl.program_id(0)
-    size = _column(table, b, FRAMES_).to(tl.int32) * U1
+    size = column(table, b, FRAMES_).to(tl.int32) * U1
     while place < size:
         u = place % U1
-        node = _column(table, b, FIRST_NODE_) + place
+        node = column(table, b, FIRST_NODE_) + place
         x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
         label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=0)
         at_blank = tl.load(x + blank).to(tl.float32)
@@ -276,45 +259,16 @@ def _zeros(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _limited(grad, clamp, scale, CLAMPS: tl.constexpr):
-    """Clamped, NaN staying NaN, and times `scale`."""
-    if CLAMPS:
-        grad = tl.where(grad > clamp, clamp, tl.where(grad < -clamp, -clamp, grad))
-    return grad * scale
-
-
-@triton.jit
-def _softmax(
-    x,
-    out,
-    log_z,
-    posterior,
-    clamp,
-    scale,
-    V: tl.constexpr,
-    CLAMPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
-):
-    """posterior exp(x - log_z), clamped and times `scale`; a block is read before it is written, so
-    `out` may be `x`.
-    """
+def _softmax(x, out, log_z, factor, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+    """factor exp(x - log_z); a block is read before it is written, so `out` may be `x`."""
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         v = first + tl.arange(0, BLOCK)
-        grad = posterior * _exp(tl.load(x + v).to(tl.float32) - log_z)
-        tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty))
+        grad = factor * _exp(tl.load(x + v).to(tl.float32) - log_z)
+        tl.store(out + v, grad.to(out.dtype.element_ty))
     if V % BLOCK > 0:
         v = V // BLOCK * BLOCK + tl.arange(0, TAIL)
-        grad = posterior * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - log_z)
-        tl.store(out + v, _limited(grad, clamp, scale, CLAMPS).to(out.dtype.element_ty), mask=v < V)
-
-
-@triton.jit
-def _durations(out, grads, clamp, scale, N: tl.constexpr, CLAMPS: tl.constexpr, ROOM: tl.constexpr):
-    """Gradients of a node over its N duration logits, clamped and times `scale`."""
-    i = tl.arange(0, ROOM)
-    grad = _limited(tl.load(grads + i, mask=i < N, other=0.0), clamp, scale, CLAMPS)
-    tl.store(out + i, grad.to(out.dtype.element_ty), mask=i < N)
+        grad = factor * _exp(tl.load(x + v, mask=v < V, other=0.0).to(tl.float32) - log_z)
+        tl.store(out + v, grad.to(out.dtype.element_ty), mask=v < V)
 
 
 @triton.jit
@@ -324,39 +278,37 @@ def _gradient(
     targets,
     U,
     table,
-    own,  # the table of `out`
     log_z,
     blank_posterior,
     label_posterior,
     duration_gradient,
     incoming,
     blank,
-    clamp,
     V: tl.constexpr,
     N: tl.constexpr,
     FUSED: tl.constexpr,
-    CLAMPS: tl.constexpr,
     TOGETHER: tl.constexpr,
     BLOCK: tl.constexpr,
     TAIL: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T = _column(table, b, FRAMES_).to(tl.int32)
-    U1 = _column(table, b, LABELS_).to(tl.int32) + 1
-    width = _column(table, b, ROW_NODES_).to(tl.int32)
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    width = column(table, b, ROW_NODES_).to(tl.int32)
     scale = tl.load(incoming + b)
     place = tl.program_id(0)
-    size = _column(table, b, ROW_FRAMES_).to(tl.int32) * width
+    size = column(table, b, ROW_FRAMES_).to(tl.int32) * width
     while place < size:
         t = place // width
         u = place % width
-        g = out + _first_logit(own, b, t, u, TOGETHER)
+        start = _first_logit(table, b, t, u, TOGETHER)
+        g = out + start
         if (t >= T) | (u >= U1):
             _zeros(g, V + N, BLOCK)
         else:
-            x = logits + _first_logit(table, b, t, u, TOGETHER)
-            node = _column(table, b, FIRST_NODE_) + t * U1 + u
+            x = logits + start
+            node = column(table, b, FIRST_NODE_) + t * U1 + u
             by_blank = tl.load(blank_posterior + node)
             by_label = tl.load(label_posterior + node)
             z = tl.load(log_z + node)
@@ -368,13 +320,15 @@ def _gradient(
                 at_blank += posterior * _exp(tl.load(x + blank).to(tl.float32) - z)
                 at_label += posterior * _exp(tl.load(x + label).to(tl.float32) - z)
                 tl.debug_barrier()  # both are read before another lane writes over them
-                _softmax(x, g, z, posterior, clamp, scale, V, CLAMPS, BLOCK, TAIL)
+                _softmax(x, g, z, posterior * scale, V, BLOCK, TAIL)
             else:
                 _zeros(g, V, BLOCK)
             if N > 0:
-                _durations(g + V, duration_gradient + node * N, clamp, scale, N, CLAMPS, ROOM)
+                i = tl.arange(0, ROOM)
+                grad = tl.load(duration_gradient + node * N + i, mask=i < N, other=0.0) * scale
+                tl.store(g + V + i, grad.to(g.dtype.element_ty), mask=i < N)
             tl.debug_barrier()  # and written after what other lanes put there
             if u + 1 < U1:
-                tl.store(g + label, _limited(at_label, clamp, scale, CLAMPS).to(g.dtype.element_ty))
-            tl.store(g + blank, _limited(at_blank, clamp, scale, CLAMPS).to(g.dtype.element_ty))
+                tl.store(g + label, (at_label * scale).to(g.dtype.element_ty))
+            tl.store(g + blank, (at_blank * scale).to(g.dtype.element_ty))
         place += tl.num_programs(0)

@@ -1,58 +1,27 @@
-"""The transducer (RNN-T) loss: check the arguments, pick an implementation, reduce."""
+"""The transducer (RNN-T) loss: arguments checked, an implementation picked, the batch reduced."""
 
-from importlib import import_module
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from asrkit.losses.availability import pick
-from asrkit.losses.checks import (
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.lattice import (
+    LatticeOptions,
+    Nodes,
     Reduction,
-    as_index,
     check_lengths,
     check_options,
     check_scores,
+    pick,
     reduce,
 )
-from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton", "torchaudio"]
-# modules of this folder, each with `losses(logits, targets, nodes, options)`
-IMPLS = ("reference", "wavefront", "numba_cpu", "numba_cuda", "triton", "torchaudio")
-
-
-def resolve(
-    impl: Impl, logits: Tensor, *, fastemit_lambda: float = 0.0, overwrite_logits: bool = False
-) -> str:
-    """Name of the implementation that `rnnt_loss` runs for these arguments.
-
-    Args:
-        impl: the caller's choice.
-        logits: (B, T, U1, V).
-        fastemit_lambda: as in `rnnt_loss`.
-        overwrite_logits: as in `rnnt_loss`.
-
-    Raises:
-        ValueError: an implementation that was named cannot run.
-    """
-    picked = pick(impl, IMPLS, logits, overwrite_logits)
-    if picked == "torchaudio":
-        _expect_torchaudio_runs(logits, fastemit_lambda)
-    return picked
-
-
-def _expect_torchaudio_runs(logits: Tensor, fastemit_lambda: float) -> None:
-    remedy = "Pass impl='wavefront'."
-    runs = logits.dtype in (torch.float32, torch.float16)
-    expect(runs, "logits", "float32 or float16 with impl='torchaudio'", logits.dtype, remedy)
-    wanted = "0 with impl='torchaudio'"
-    expect(fastemit_lambda == 0, "fastemit_lambda", wanted, fastemit_lambda, remedy)
-    # its offsets have 32 bits: beyond, it reads and writes elsewhere (pytorch/audio 3736)
-    wanted = "fewer than 2^31 elements with impl='torchaudio'"
-    expect(logits.numel() < 2**31, "logits", wanted, logits.numel(), remedy)
+# files of asrkit.losses, but for the peer, torchaudio's compiled loss
+IMPLS = get_args(Impl)[1:]
 
 
 @eager
@@ -80,7 +49,7 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
     Source: A. Graves, arXiv 1211.3711, sections 2.4 and 2.5.
 
     Args:
-        logits: (B, T, U1, V), floating point.
+        logits: (B, T, U1, V), floating point; copied if they are not contiguous.
         targets: labels (B, U), int32 or int64. These and both lengths lie on the logits' device,
             or on the host, where checking them waits for no GPU.
         logit_lengths: frames of each utterance, (B,).
@@ -113,10 +82,7 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
-    picked = resolve(
-        impl, logits, fastemit_lambda=fastemit_lambda, overwrite_logits=overwrite_logits
-    )
-    losses = import_module(f"{__name__}.{picked}").losses
+    picked = pick(impl, IMPLS, logits, overwrite_logits)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -124,5 +90,33 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )
-    nodes = Nodes.padded(logits, lengths)
-    return reduce(losses(logits, as_index(targets, logits.device), nodes, options), reduction)
+    if picked == "torchaudio":
+        costs = _torchaudio_loss(logits, targets, lengths, options)
+    else:
+        costs = lattice_loss(picked, logits, targets, Nodes.padded(logits, lengths), options)
+    return reduce(costs, reduction)
+
+
+def _torchaudio_loss(
+    logits: Tensor, targets: Tensor, lengths: Tensor, options: LatticeOptions
+) -> Tensor:
+    """Losses (B,) by torchaudio, in 2 B T U1 V of memory; `lengths` (B, 2) on the host."""
+    from torchaudio.functional import rnnt_loss as peer
+
+    remedy = "Pass impl='wavefront'."
+    factor = options.fastemit_lambda
+    expect(factor == 0, "fastemit_lambda", "0 with impl='torchaudio'", factor, remedy)
+    # its offsets have 32 bits: beyond, it reads and writes elsewhere (pytorch/audio 3736)
+    wanted = "fewer than 2^31 elements with impl='torchaudio'"
+    expect(logits.numel() < 2**31, "logits", wanted, logits.numel(), remedy)
+    T, U = lengths.amax(0).tolist()  # it refuses tensors longer than their longest utterance
+    integers = (targets[:, :U], *lengths.unbind(1))
+    costs = peer(
+        logits[:, :T, : U + 1].contiguous(),
+        *(tensor.to(logits.device, torch.int32).contiguous() for tensor in integers),
+        options.blank,
+        options.clamp,
+        "none",
+        options.fused_log_softmax,
+    )
+    return costs.to(torch.promote_types(costs.dtype, torch.float32))

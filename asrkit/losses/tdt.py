@@ -1,40 +1,30 @@
-"""The token-and-duration transducer (TDT) loss: check the arguments, pick an implementation,
-reduce.
+"""The token-and-duration transducer (TDT) loss: arguments checked, an implementation picked, the
+batch reduced.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from asrkit.losses.availability import pick
-from asrkit.losses.checks import (
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.lattice import (
+    LatticeOptions,
+    Nodes,
     Reduction,
-    as_index,
     check_durations,
     check_lengths,
     check_options,
     check_scores,
+    pick,
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.nodes import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
-# modules of this folder, each with `losses(logits, targets, nodes, options)`
-IMPLS = ("reference", "wavefront", "numba_cpu", "triton")
-
-
-def resolve(impl: Impl, logits: Tensor, *, overwrite_logits: bool = False) -> str:
-    """Name of the implementation that `tdt_loss` runs for these arguments.
-
-    Raises ValueError where `impl` names one that cannot run on `logits`, or not with
-    `overwrite_logits`.
-    """
-    return pick(impl, IMPLS, logits, overwrite_logits)
+IMPLS = get_args(Impl)[1:]  # files of asrkit.losses
 
 
 @eager
@@ -103,19 +93,16 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
-    picked = resolve(impl, logits, overwrite_logits=overwrite_logits)
-    model = "tdt"
-    if takes_plain_loss(omega):
-        model = "rnnt"
-        sigma = 0.0
-    losses = import_module(f"asrkit.losses.{model}.{picked}").losses
+    picked = pick(impl, IMPLS, logits, overwrite_logits)
+    as_rnnt = takes_plain_loss(omega)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
         durations=tuple(durations),
-        sigma=sigma,
+        sigma=0.0 if as_rnnt else sigma,
+        as_rnnt=as_rnnt,
     )
-    nodes = Nodes.padded(logits, lengths)
-    return reduce(losses(logits, as_index(targets, logits.device), nodes, options), reduction)
+    costs = lattice_loss(picked, logits, targets, Nodes.padded(logits, lengths), options)
+    return reduce(costs, reduction)

@@ -1,0 +1,413 @@
+"""The losses compiled for the CPU: both passes over the logits, parallel over frames, and the
+lattice, one utterance a thread.
+
+The log-softmax is fused with the arc log-probabilities, the softmax with the gradient. Floor: the
+logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32. Sums over
+tokens and exp are float32; the log-normaliser adds a float64 logarithm. Sums over paths are
+float64: 8 bytes a node, and as much for the nodes of the utterances in work.
+
+Kernels are compiled on first use and kept on disk (asrkit.runtime.compiled). A forked process runs
+them on one thread, since OpenMP does not survive a fork.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+from math import inf, log1p
+
+import numpy as np
+import torch
+from numba import config, get_num_threads, njit, prange, set_num_threads
+from torch import Tensor
+
+from asrkit.losses.gradient import Saved
+from asrkit.losses.lattice import (
+    FIRST_LOGIT,
+    FIRST_NODE,
+    FRAME_STEP,
+    FRAMES,
+    LABEL_STEP,
+    LABELS,
+    ROW_NODES,
+    ArcLogProbs,
+    ArcPosteriors,
+    LatticeOptions,
+    Nodes,
+)
+from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
+from asrkit.runtime import forked, settle_after_fork
+
+SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
+BIT_PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+# Numba's fallback thread pool aborts the process when two threads enter it
+ONE_AT_A_TIME = threading.RLock()
+
+
+@contextlib.contextmanager
+def pool() -> Iterator[None]:
+    """Where compiled kernels run: one caller at a time, on as many threads as torch uses.
+
+    A forked process inherits no threads, and perhaps a lock that is held.
+    """
+    if forked():
+        settle_after_fork()  # a backward pass may be the first call there
+        yield
+        return
+    with ONE_AT_A_TIME:
+        threads = torch.get_num_threads()
+        before = get_num_threads()
+        set_num_threads(max(1, min(threads, config.NUMBA_NUM_THREADS)))
+        try:
+            yield
+        finally:
+            set_num_threads(before)
+            # Numba's first launch sets it for the OpenMP that both share
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """The tensor's memory as a NumPy array; half precision as bit patterns."""
+    return tensor.detach().view(BIT_PATTERNS.get(tensor.dtype, tensor.dtype)).numpy()
+
+
+def arc_log_probs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> ArcLogProbs:
+    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`.
+
+    They are float32.
+    """
+    n = len(options.durations)
+    arcs = ArcLogProbs.empty(logits, nodes, n)
+    with pool():
+        _scores(
+            array(logits.view(-1)),
+            targets.contiguous().numpy(),
+            nodes.table.numpy(),
+            nodes.rows,
+            logits.shape[-1] - n,
+            options.blank,
+            options.fused_log_softmax,
+            arcs.log_z.numpy(),
+            arcs.blank_logp.numpy(),
+            arcs.label_logp.numpy(),
+            _by_duration(arcs.duration_logp, nodes),
+        )
+    return arcs
+
+
+def gradient(
+    logits: Tensor,
+    out: Tensor,
+    targets: Tensor,
+    nodes: Nodes,
+    options: LatticeOptions,
+    saved: Saved,
+    incoming: Tensor,
+) -> None:
+    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
+    with pool():
+        _gradient(
+            array(logits.view(-1)),
+            array(out.view(-1)),
+            targets.contiguous().numpy(),
+            nodes.table.numpy(),
+            nodes.rows,
+            logits.shape[-1] - len(options.durations),
+            options.blank,
+            options.fused_log_softmax,
+            saved.log_z.numpy(),
+            saved.blank_posterior.numpy(),
+            saved.label_posterior.numpy(),
+            _by_duration(saved.duration_gradient, nodes),
+            incoming.float().contiguous().numpy(),
+            out.data_ptr() == logits.data_ptr(),
+        )
+
+
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+
+    Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
+    """
+    given = (
+        arcs.blank_logp.numpy(),
+        arcs.label_logp.numpy(),
+        _by_duration(arcs.duration_logp, nodes),
+        np.array(options.steps(int(nodes.table[:, FRAMES].max()))),
+        nodes.table.numpy(),
+    )
+    beta = np.empty(nodes.count)
+    log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device="cpu")
+    with pool():
+        _backward_variables(*given, beta, log_likelihood.numpy())
+        if not grad:
+            return ArcPosteriors(log_likelihood)
+        blank_posterior = torch.zeros_like(arcs.blank_logp)
+        label_posterior = torch.zeros_like(arcs.blank_logp)
+        duration_posterior = None
+        if arcs.duration_logp is not None:
+            duration_posterior = torch.zeros_like(arcs.duration_logp)
+        _posteriors(
+            *given,
+            beta,
+            blank_posterior.numpy(),
+            label_posterior.numpy(),
+            _by_duration(duration_posterior, nodes),
+            1 + options.fastemit_lambda,
+        )
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
+
+
+def _by_duration(values: Tensor | None, nodes: Nodes) -> np.ndarray:
+    """Numbers (N, n) for the durations of each node; without durations n = 0."""
+    if values is None:
+        return np.empty((nodes.count, 0), np.float32)
+    return values.numpy()
+
+
+@njit
+def _largest(x):
+    largest = F(-np.inf)
+    for v in range(x.shape[0]):
+        largest = larger(largest, load(x[v]))
+    return largest
+
+
+@njit(fastmath=SUMS)
+def _log_normaliser(x):
+    """log of the sum of exp over a row, in float64; NaN where the row holds one."""
+    largest = _largest(x)
+    total = F(0.0)
+    for v in range(x.shape[0]):
+        total += exp(load(x[v]) - largest)
+    return np.float64(largest) + np.log(np.float64(total))
+
+
+@njit(inline="always")
+def _first_logit(table, b, t, u):
+    """Element of the logits' storage at which node (t, u) of utterance b starts."""
+    return table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
+
+
+@kernel
+def _scores(
+    logits,
+    targets,
+    table,
+    rows,
+    V,
+    blank,
+    fused,
+    log_z,
+    blank_logp,
+    label_logp,
+    duration_logp,
+):
+    n = duration_logp.shape[1]
+    for row in prange(rows.shape[0]):
+        b = rows[row, 0]
+        t = rows[row, 1]
+        if t < table[b, FRAMES]:
+            U = table[b, LABELS]
+            for u in range(U + 1):
+                start = _first_logit(table, b, t, u)
+                node = table[b, FIRST_NODE] + t * (U + 1) + u
+                x = logits[start : start + V]
+                z = 0.0
+                if fused:
+                    z = _log_normaliser(x)
+                log_z[node] = z
+                blank_logp[node] = load(x[blank]) - z
+                at_label = -np.inf
+                if u < U:
+                    at_label = load(x[targets[b, u]]) - z
+                label_logp[node] = at_label
+                if n:
+                    x = logits[start + V : start + V + n]
+                    z = _log_normaliser(x)
+                    for i in range(n):
+                        duration_logp[node, i] = load(x[i]) - z
+
+
+@kernel
+def _gradient(
+    logits,
+    out,
+    targets,
+    table,
+    rows,
+    V,
+    blank,
+    fused,
+    log_z,
+    blank_posterior,
+    label_posterior,
+    duration_gradient,
+    incoming,
+    inplace,
+):
+    n = duration_gradient.shape[1]
+    for row in prange(rows.shape[0]):
+        b = rows[row, 0]
+        t = rows[row, 1]
+        U = table[b, LABELS]
+        scale = incoming[b]
+        valid = 0
+        if t < table[b, FRAMES]:
+            valid = U + 1
+        for u in range(table[b, ROW_NODES]):
+            start = _first_logit(table, b, t, u)
+            g = out[start : start + V + n]
+            if u >= valid:
+                for v in range(V + n):
+                    g[v] = store(F(0.0), g[v])
+                continue
+            node = table[b, FIRST_NODE] + t * (U + 1) + u
+            label = -1
+            if u < U:
+                label = targets[b, u]
+            _node_gradient(
+                logits[start : start + V],
+                g,
+                log_z[node],
+                blank_posterior[node],
+                label_posterior[node],
+                blank,
+                label,
+                fused,
+                scale,
+                inplace,
+            )
+            for i in range(n):
+                g[V + i] = store(duration_gradient[node, i] * scale, g[V + i])
+
+
+@njit(fastmath=SUMS)
+def _node_gradient(
+    x, g, log_z, blank_posterior, label_posterior, blank, label, fused, scale, inplace
+):
+    """Gradient over one node's logits, rounded once: blank and label are computed apart."""
+    posterior = F(0.0)
+    at_blank = -blank_posterior
+    at_label = -label_posterior
+    if fused:
+        posterior = blank_posterior + label_posterior
+        at_blank += posterior * exp(load(x[blank]) - log_z)
+        at_label += posterior * exp(load(x[label]) - log_z)  # unused where no label is left
+    factor = posterior * scale
+    if posterior == F(0.0):
+        for v in range(x.shape[0]):
+            g[v] = store(F(0.0), g[v])
+    elif inplace:  # the same loop on one array: the compiler sees that nothing overlaps
+        for v in range(x.shape[0]):
+            g[v] = store(flush(factor * exp(load(g[v]) - log_z)), g[v])
+    else:
+        for v in range(x.shape[0]):
+            g[v] = store(flush(factor * exp(load(x[v]) - log_z)), g[v])
+    g[blank] = store(flush(at_blank * scale), g[blank])
+    if label >= 0:
+        g[label] = store(flush(at_label * scale), g[label])
+
+
+@njit(inline="always")
+def log_add(a, b):
+    """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    above = a
+    below = b
+    if a < b:
+        above = b
+        below = a
+    if below != -inf:
+        above += log1p(math.exp(below - above))
+    return above
+
+
+@njit(inline="always")
+def _after(beta, node, t, u, blank_frames, label_frames, T, U):
+    """log beta where a blank of so many frames leads, and where a label does; -inf if nowhere."""
+    blank = -inf
+    label = -inf
+    if blank_frames == T - t and u == U:
+        blank = 0.0
+    elif 0 < blank_frames < T - t:
+        blank = beta[node + blank_frames * (U + 1)]
+    if label_frames < T - t and u < U:
+        label = beta[node + label_frames * (U + 1) + 1]
+    return blank, label
+
+
+@kernel
+def _backward_variables(blank_logp, label_logp, duration_logp, steps, table, beta, log_likelihood):
+    """log beta(t, u): probability of all paths from (t, u) to the end."""
+    n = duration_logp.shape[1]
+    for b in prange(table.shape[0]):
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
+        for t in range(T - 1, -1, -1):
+            for u in range(U, -1, -1):
+                node = first + t * (U + 1) + u
+                total = -inf
+                for i in range(steps.shape[0]):
+                    blank, label = _after(beta, node, t, u, steps[i, 0], steps[i, 1], T, U)
+                    by_arc = log_add(blank_logp[node] + blank, label_logp[node] + label)
+                    if n:
+                        by_arc += duration_logp[node, i]
+                    total = log_add(total, by_arc)
+                beta[node] = total
+        log_likelihood[b] = beta[first]
+
+
+@kernel
+def _posteriors(
+    blank_logp,
+    label_logp,
+    duration_logp,
+    steps,
+    table,
+    beta,
+    blank_posterior,
+    label_posterior,
+    duration_posterior,
+    label_factor,
+):
+    """Posteriors of the arcs, in the order of the paths, without forward variables.
+
+    A node's own posterior, 1 at the first node, is passed on along its arcs: an arc takes the part
+    arc beta(t', u') / beta(t, u) of it to the node (t', u') where it lands.
+    """
+    n = duration_logp.shape[1]
+    for b in prange(table.shape[0]):
+        T = table[b, FRAMES]
+        U = table[b, LABELS]
+        first = table[b, FIRST_NODE]
+        own = np.zeros(T * (U + 1))  # posteriors of the nodes
+        own[0] = 0.0 if beta[first] == -inf else 1.0
+        for t in range(T):
+            for u in range(U + 1):
+                place = t * (U + 1) + u
+                node = first + place
+                here = own[place]
+                if here == 0.0:
+                    continue
+                for i in range(steps.shape[0]):
+                    blank_frames = steps[i, 0]
+                    label_frames = steps[i, 1]
+                    blank, label = _after(beta, node, t, u, blank_frames, label_frames, T, U)
+                    rest = -beta[node]
+                    if n:
+                        rest += duration_logp[node, i]
+                    by_blank = here * math.exp(blank_logp[node] + rest + blank)
+                    by_label = here * math.exp(label_logp[node] + rest + label)
+                    if blank_frames < T - t:
+                        own[place + blank_frames * (U + 1)] += by_blank
+                    if label_frames < T - t and u < U:
+                        own[place + label_frames * (U + 1) + 1] += by_label
+                    by_label *= label_factor
+                    blank_posterior[node] += by_blank
+                    label_posterior[node] += by_label
+                    if n:
+                        duration_posterior[node, i] += by_blank + by_label
