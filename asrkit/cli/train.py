@@ -323,8 +323,8 @@ def _add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "full", "lean"],
         default="auto",
         help="full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
-        "auto: batch by batch, lean where the joint would fill half of a GPU or, on a CPU, "
-        "where it is expected to be faster",
+        "auto: batch by batch, lean on a GPU in half precision or where the joint would fill half "
+        "of it, and on a CPU where it is expected to be about as fast",
     )
     schedule.add_argument(
         "--evaluate",

@@ -18,6 +18,7 @@ from asrkit.shapes import expect, valid_mask
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 
+HALF = (torch.float16, torch.bfloat16)
 IGNORED = -100  # in the targets of cross-entropy: counts as nothing
 MEMORY_SHARE = 0.5  # of a GPU that the joint may fill; weights and encoder need the rest
 PRODUCT_WIDTH = 224  # D V / (D + V) up to which lean was as fast on a CPU; see chooses_lean
@@ -195,6 +196,7 @@ def transducer_loss(
         )
         return total, True
     logits = model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
+    options["overwrite_logits"] = _is_plain(model)  # nobody else reads what a linear layer returns
     with autocast(logits.device.type):
         return full_loss(logits, *alignment, **options), False
 
@@ -204,8 +206,7 @@ def _takes_lean(
 ) -> bool:
     if config.joint == "full":
         return False
-    # lean computes output(dropout(activation(encoded + predicted))) without calling the modules
-    own = type(model) is TransducerModel and type(model.output) is nn.Linear
+    own = _is_plain(model)
     if config.joint == "lean":
         remedy = "Pass joint='full' or joint='auto'."
         expect(own, "joint", "a TransducerModel as it was made with 'lean'", "another", remedy)
@@ -227,20 +228,32 @@ def _takes_lean(
     )
 
 
+def _is_plain(model: TransducerModel) -> bool:
+    """Whether its joint is output(dropout(activation(encoded + predicted))), a linear layer last.
+
+    The lean losses compute that without calling the modules.
+    """
+    return type(model) is TransducerModel and type(model.output) is nn.Linear
+
+
 def chooses_lean(
     *, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype, gpu_bytes: int | None
 ) -> bool:
     """Whether joint="auto" takes the lean loss for a batch of this shape.
 
-    On a GPU it does where the full joint would fill more than half of the memory: which of the two
-    is faster has not been measured there. On a CPU it does where the lean loss is faster. That
-    costs a product of D V operations a node, and saves memory traffic of about D + V numbers a
-    node, so it pays while D V / (D + V) is small. It also pays where the joint is so large (128
-    MiB) that the system hands out fresh pages for it at each step.
+    On a GPU it does in half precision, and where the full joint would fill more than half of the
+    memory. An H100 took 11.7 ms in bfloat16 for a batch of (32, 200, 101) with D 640 and V 1025,
+    against 33.9 ms with the joint; in float32 90 ms, against 66 ms (docs/benchmarks.md).
+
+    On a CPU it does where the lean loss is about as fast or faster. That costs a product of D V
+    operations a node, and saves memory traffic of about D + V numbers a node, so it pays while
+    D V / (D + V) is small. It also pays where the joint is so large (128 MiB) that the system hands
+    out fresh pages for it at each step.
 
     Time of joint and loss, full / lean, forward and backward, medians of 4 to 5 interleaved rounds
     on one core of an AMD EPYC with AVX-512 BF16, tanh (the suite "training" of `asrkit bench`
-    measures whole steps):
+    measures whole steps). The joint kept its logits then; overwritten, as here, it is up to a fifth
+    faster below 10,000 nodes and as fast above:
 
         D V / (D + V)   D, V        nodes    float32   bfloat16
          24             128, 29      4,200      1.61       1.14
@@ -269,19 +282,19 @@ def chooses_lean(
     """
     size = joint_peak_bytes(B=B, T=T, U1=U1, V=V, D=D, dtype=dtype)
     if gpu_bytes is not None:
-        return size > MEMORY_SHARE * gpu_bytes
+        return dtype in HALF or size > MEMORY_SHARE * gpu_bytes
     return D * V <= PRODUCT_WIDTH * (D + V) or size >= PAGED_BYTES
 
 
 def joint_peak_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) -> int:
     """Bytes that the full joint takes at the peak of a training step, padding included.
 
-    Three moments can be the peak: the logits, their gradient and the hidden layer; the gradient of
-    the logits, the hidden layer and its gradient; or the hidden layer, its gradient and that of
-    the sum before it. Letters and `dtype` as for `chooses_lean`.
+    Two moments can be the peak: the gradient of the logits, which lies over them, the hidden layer
+    and its gradient; or the hidden layer, its gradient and that of the sum before it. Letters and
+    `dtype` as for `chooses_lean`.
 
     >>> joint_peak_bytes(B=1, T=2000, U1=101, V=1024, D=640, dtype=torch.float32)
-    2172992000
+    1861632000
     """
     nodes = B * T * U1
-    return nodes * dtype.itemsize * max(2 * V + D, V + 2 * D, 3 * D)
+    return nodes * dtype.itemsize * max(V + 2 * D, 3 * D)

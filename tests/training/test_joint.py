@@ -65,12 +65,12 @@ def loss_and_gradients(model, config):
         ({"D": 128, "dtype": torch.bfloat16}, True),
         ({"dtype": torch.bfloat16}, False),
         ({"B": 64}, True),  # a joint of 2 GB
-        ({"D": 128, "gpu_bytes": 80 * 2**30}, False),  # speed not measured there
+        ({"D": 128, "gpu_bytes": 80 * 2**30}, False),  # slower on a GPU in float32
+        ({"dtype": torch.bfloat16, "gpu_bytes": 80 * 2**30}, True),  # three times as fast
         ({"B": 64, "gpu_bytes": 2**30}, True),  # does not fit
         ({"B": 4, "gpu_bytes": 2**28}, False),
         ({"B": 4, "T": 200, "gpu_bytes": 2**28}, True),
         ({"B": 4, "U1": 60, "gpu_bytes": 2**28}, True),
-        ({"B": 4, "T": 200, "dtype": torch.bfloat16, "gpu_bytes": 2**28}, False),
     ],
 )
 def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change, lean):
@@ -81,7 +81,7 @@ def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change
 @pytest.mark.parametrize(("V", "D"), [(1024, 640), (300, 320), (128, 1024)])
 def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
     shape = {"B": 4, "T": 200, "U1": 50, "V": V, "D": D}
-    counted = cost.joint_bytes("numba", itemsize=dtype.itemsize, **shape).total
+    counted = cost.joint_bytes("overwrite", itemsize=dtype.itemsize, **shape).total
     assert joint_peak_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
 
 
