@@ -32,28 +32,20 @@ class _Waitless(torch.optim.Optimizer):
     skips_non_finite = True
 
     def __init__(self, params: Any, settings: dict[str, Any]) -> None:
-        wanted = "at least 0, and finite"
-        for name in ("eps", "weight_decay"):
-            expect(is_finite(settings[name]) and settings[name] >= 0, name, wanted, settings[name])
-        lr = settings["lr"]
-        if isinstance(lr, Tensor):
-            expect(lr.ndim == 0, "lr", "a number, or a tensor ()", f"shape {tuple(lr.shape)}")
-        else:
-            expect(is_finite(lr) and lr >= 0, "lr", wanted, lr)
-        betas = settings["betas"]
-        pair = isinstance(betas, tuple | list) and len(betas) == 2
-        fits = pair and all(is_finite(beta) and 0 <= beta < 1 for beta in betas)
-        expect(fits, "betas", "two numbers from 0 to below 1", betas)
         # torch keeps the steps on the device where `capturable` is true
         super().__init__(params, settings | {"capturable": True})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as torch.optim does; ValueError for one in half precision.
+        """Add a group of parameters, as torch.optim does.
 
         Args:
             param_group: "params", and settings other than the defaults.
+
+        Raises:
+            ValueError: A setting out of range, or parameters in half precision.
         """
         super().add_param_group(param_group)
+        _check_settings(self.param_groups[-1])
         remedy = "Train in half precision by torch.autocast, which keeps the weights in float32."
         for parameter in self.param_groups[-1]["params"]:
             fits = parameter.dtype in (torch.float32, torch.float64)
@@ -73,6 +65,9 @@ class _Waitless(torch.optim.Optimizer):
         moving: Moving = []
         for group in self.param_groups:
             parameters = [weight for weight in group["params"] if weight.grad is not None]
+            dense = not any(weight.grad.is_sparse for weight in parameters)
+            remedy = "Pass sparse=False to the embedding."
+            expect(dense, "params", "dense gradients", "a sparse one", remedy)
             if parameters:
                 moving.append((group, parameters))
         if moving:
@@ -82,6 +77,21 @@ class _Waitless(torch.optim.Optimizer):
     def _update(self, moving: Moving) -> None:
         """Update the parameters of each group, which all have a gradient."""
         raise NotImplementedError
+
+
+def _check_settings(group: dict[str, Any]) -> None:
+    wanted = "at least 0, and finite"
+    for name in ("eps", "weight_decay"):
+        expect(is_finite(group[name]) and group[name] >= 0, name, wanted, group[name])
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        expect(lr.ndim == 0, "lr", "a number, or a tensor ()", f"shape {tuple(lr.shape)}")
+    else:
+        expect(is_finite(lr) and lr >= 0, "lr", wanted, lr)
+    betas = group["betas"]
+    pair = isinstance(betas, tuple | list) and len(betas) == 2
+    fits = pair and all(is_finite(beta) and 0 <= beta < 1 for beta in betas)
+    expect(fits, "betas", "two numbers from 0 to below 1", betas)
 
 
 class Lamb(_Waitless):
@@ -144,6 +154,9 @@ class Lamb(_Waitless):
         self.gradient_norm = norm
         applies = norm.isfinite()
         divisor = (norm / self.clip).clamp(min=1)
+        if divisor.dtype == torch.float64:  # the kernel would divide by it in float32
+            torch._foreach_div_(gradients, divisor)
+            divisor = torch.ones_like(divisor)
         for group, parameters in moving:
             updates = self._updates(group, parameters, divisor, applies)
             rates = applies.to(norm.dtype) * group["lr"]

@@ -53,9 +53,7 @@ def lamb_by_formula(steps_of_gradients, lr, *, betas, eps, weight_decay, clip=1.
     second = [torch.zeros_like(weight) for weight in weights]
     for step, gradients in enumerate(steps_of_gradients, 1):
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
-        divisor = float(
-            torch.tensor(max(1.0, norm / clip))
-        )  # torch takes it in float32
+        divisor = max(1.0, norm / clip)
         for weight, gradient, m, v in zip(
             weights, gradients, first, second, strict=True
         ):
@@ -317,6 +315,7 @@ def test_a_closure_is_called_with_gradients_and_its_loss_returned():
     ({"lr": torch.ones(2)}, "lr: expected a number, or a tensor (), got shape (2,)."),
     ({"eps": -1e-9}, "eps: expected at least 0"),
     ({"weight_decay": math.inf}, "weight_decay: expected at least 0"),
+    ({"params": [{"params": [nn.Parameter(torch.ones(2))], "lr": -1}]}, "lr: expected at least 0"),
     ({"params": [nn.Parameter(torch.ones(2).bfloat16())]},
      "params: expected float32 or float64, got torch.bfloat16. Train in half precision by torch.autocast"),
 ])  # fmt: skip

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +122,7 @@ class LatticeLoss(torch.autograd.Function):
         else:
             out = empty_like(logits)
         rows.gradient(logits, out, targets, nodes, options, Saved(*saved), incoming[0])
-        if options.clamp > 0:
+        if 0 < options.clamp < inf:  # inf times an incoming 0 would be NaN
             for b, limit in enumerate(options.clamp * incoming[0].abs()):
                 nodes.grid(out, b).clamp_(-limit, limit)
         return (out, *[None] * 5)

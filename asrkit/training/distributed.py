@@ -12,11 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from asrkit.models.presets import Model
 from asrkit.shapes import expect
-from asrkit.training.batches import Prepared
-from asrkit.training.config import TrainConfig, differences
-from asrkit.training.objective import TrainingLoss, training_loss
+from asrkit.training.config import differences
+from asrkit.training.objective import BatchLoss
 
 # How long processes wait for each other: the first scores the dev set.
 PATIENCE = timedelta(minutes=30)
@@ -95,24 +93,6 @@ def joined(device: torch.device) -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size(), on_machine)
     finally:
         dist.destroy_process_group()
-
-
-class BatchLoss(nn.Module):
-    """The loss of a batch as a module, for DDP acts on the forward pass of what it wraps.
-
-    Args:
-        model: The model that is trained.
-        config: How it is trained.
-    """
-
-    def __init__(self, model: Model, config: TrainConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
-
-    def forward(self, batch: Prepared) -> TrainingLoss:
-        """`training_loss` of a batch."""
-        return training_loss(self.model, batch, self.config)
 
 
 def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:

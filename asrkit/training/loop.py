@@ -32,9 +32,9 @@ from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed
 from asrkit.training.config import TrainConfig, differences, usual_rate
-from asrkit.training.distributed import BatchLoss, Processes, averaging, joined, replicated
+from asrkit.training.distributed import Processes, averaging, joined, replicated
 from asrkit.training.evaluation import Beside, evaluate, score_weights
-from asrkit.training.objective import expect_trainable
+from asrkit.training.objective import BatchLoss, expect_trainable
 from asrkit.training.optimizer import make_optimizer, set_rate, step_and_clear
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TrainResult:
             rtfx, and lean (whether the lean loss computed it).
         dev: Word error rate on the dev set; None if there was none.
         joint: What the steps took: the full joint, the lean loss, or each for some of the batches;
-            None of a model without a joint.
+            None of a model without a joint, or where the log is gone.
     """
 
     path: Path
@@ -107,9 +107,9 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         OSError: `out` cannot be written to.
     """
     config = config or TrainConfig()
-    _check_arguments(train_set, dev_set or train_set, config)
+    _check_arguments(train_set, dev_set, config)
     expect_trainable(model_config, config, tokenizer.vocab_size)
-    _check_texts(model_config, tokenizer, train_set, dev_set or train_set)
+    _check_speech(model_config, config, tokenizer, train_set, dev_set)
     if config.peak_lr is None:
         config = replace(config, peak_lr=usual_rate(config.optimizer, model_config.encoder))
     where = torch.device(device)
@@ -128,10 +128,11 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
             run.restore()
         state = {"step": run.step, "torch": torch.__version__}
         processes.expect_same(run.settings | state)
-        # after every refusal, and deleted below: DDP that outlives its group may wait for ever
+        # after every refusal, and taken away again: DDP that outlives its group may wait for ever
+        after.callback(setattr, run, "loss", None)
         run.loss = replicated(BatchLoss(run.model, config), processes)
-        if run.step == 0 and processes.first:
-            run.clear()
+        if run.step == 0:
+            processes.by_first(run.clear)
         if batches is None:
             draw = draw_planned(train_set, tokenizer, config, run.places, run.batches)
         else:
@@ -142,38 +143,57 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         else:
             while run.progress < 1:
                 run.take_step(steps)
-        del run.loss
-    joint: Any = None
-    if isinstance(model_config, TransducerConfig):
-        kinds = {"lean" if line["lean"] else "full" for line in run.history}
-        joint = kinds.pop() if len(kinds) == 1 else "mixed"
+    joint = _joint(run.history) if isinstance(model_config, TransducerConfig) else None
     return TrainResult(path=run.model_file, history=run.history, dev=run.dev, joint=joint)
 
 
 def _check_arguments(train_set: object, dev_set: object, config: object) -> None:
-    expected = (
-        ("train_set", train_set, Utterances),
-        ("dev_set", dev_set, Utterances),
-        ("config", config, TrainConfig),
-    )
+    expected = [("train_set", train_set, Utterances), ("config", config, TrainConfig)]
+    if dev_set is not None:
+        expected.append(("dev_set", dev_set, Utterances))
     for name, value, kind in expected:
         expect(isinstance(value, kind), name, kind.__name__, type(value).__name__)
 
 
-def _check_texts(
-    model_config: ModelConfig, tokenizer: Tokenizer, train_set: Utterances, dev_set: Utterances
+def _check_speech(
+    model_config: ModelConfig,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    train_set: Utterances,
+    dev_set: Utterances | None,
 ) -> None:
-    """ValueError for a transcript without tokens, or with too many to train on: now, not when its
-    turn comes.
+    """ValueError for a transcript without tokens or with too many, and for an utterance that batch
+    norm could not train on alone: now, not when its turn comes.
     """
-    for id_, text in zip(train_set.ids, train_set.texts, strict=True):
-        count = len(tokenizer.encode(text))
+    least = 0
+    with torch.device("meta"):
+        if any(isinstance(part, nn.BatchNorm1d) for part in make_model(model_config).modules()):
+            least = model_config.encoder.subsampling
+    slowest = config.augment.speed[0]
+    lowest_rate = config.augment.rate[0]
+    for n, id_ in enumerate(train_set.ids):
+        count = len(tokenizer.encode(train_set.texts[n]))
         if isinstance(model_config, AEDConfig):
             most = model_config.most - 1  # bos has a position too
             wanted = f"texts of at most {most} tokens, which the model's `most` has positions for"
             expect(count <= most, "train_set", wanted, f"{count} in {id_}")
-    for text in dev_set.texts:
+        samples = int(slowest * len(train_set.waveforms[n]))
+        frames = lowest_rate * config.features.frames(samples)
+        wanted = f"more than {least} frames of features, augmented too, in each utterance"
+        remedy = "Leave it out: batch norm trains on two frames of the encoder at least."
+        expect(frames > least, "train_set", wanted, f"{frames:.1f} in {id_}", remedy)
+    for text in [] if dev_set is None else dev_set.texts:
         tokenizer.encode(text)
+
+
+def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] | None:
+    """What the steps of a transducer took; None where the log is gone."""
+    lean = {bool(line["lean"]) for line in history}
+    if len(lean) == 2:
+        return "mixed"
+    if lean == {True}:
+        return "lean"
+    return "full" if lean else None
 
 
 def _take_folder(out: Path, after: ExitStack) -> None:

@@ -89,6 +89,24 @@ def training_loss(model: Model, batch: Prepared, config: TrainConfig) -> Trainin
     return TrainingLoss(total / count, lean)
 
 
+class BatchLoss(nn.Module):
+    """The loss of a batch as a module, for DDP acts on the forward pass of what it wraps.
+
+    Args:
+        model: The model that is trained.
+        config: How it is trained.
+    """
+
+    def __init__(self, model: Model, config: TrainConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Prepared) -> TrainingLoss:
+        """`training_loss` of a batch."""
+        return training_loss(self.model, batch, self.config)
+
+
 def attention_loss(
     model: AEDModel,
     encoded: Tensor,

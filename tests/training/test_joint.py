@@ -66,7 +66,10 @@ def loss_and_gradients(model, config):
         ({"dtype": torch.bfloat16}, False),
         ({"B": 64}, True),  # a joint of 2 GB
         ({"D": 128, "gpu_bytes": 80 * 2**30}, False),  # slower on a GPU in float32
-        ({"dtype": torch.bfloat16, "gpu_bytes": 80 * 2**30}, True),  # three times as fast
+        (
+            {"dtype": torch.bfloat16, "gpu_bytes": 80 * 2**30},
+            True,
+        ),  # three times as fast
         ({"B": 64, "gpu_bytes": 2**30}, True),  # does not fit
         ({"B": 4, "gpu_bytes": 2**28}, False),
         ({"B": 4, "T": 200, "gpu_bytes": 2**28}, True),

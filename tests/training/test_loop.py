@@ -539,10 +539,19 @@ def test_what_train_cannot_take_is_refused_in_one_line(
     assert not (tmp_path / "run/log.jsonl").exists()
 
 
-def test_a_transcript_without_tokens_is_named_before_the_run_begins(
+def test_speech_that_could_not_be_trained_on_is_named_before_the_run_begins(
     tiny_speech, tmp_path
 ):
     dev = replace(tiny_speech, texts=[*tiny_speech.texts[:-1], "room 5"])
     with pytest.raises(ValueError, match=r"\['5'\] in 'room 5'"):
         run(tiny_speech, tmp_path / "run", dev_set=dev)
+    waveforms = [*tiny_speech.waveforms]
+    waveforms[1] = waveforms[1][:176]
+    short = replace(tiny_speech, waveforms=waveforms)
+    said = f"^train_set: expected more than 4 frames .* got .* in {tiny_speech.ids[1]}"
+    with pytest.raises(ValueError, match=said):
+        run(short, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    lstm = replace(CTC, encoder=ENCODERS["lstm"])  # has no batch norm
+    once = run(short, tmp_path / "lstm", replace(SHORT, steps=1), lstm)
+    assert len(once.history) == 1
