@@ -25,14 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks, to_device
+from asrkit.runtime import INTERPRETED, JIT_OFF, to_device, triton_fails
 from asrkit.shapes import dims, expect, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DEVICES = {  # of the kernels' tensors
     "numba_cpu": "cpu",
-    "numba_cuda": "cpu" if SIMULATED else "cuda",
     "triton": "cpu" if INTERPRETED else "cuda",
 }
 AUTO = "Pass impl='auto'."
@@ -368,7 +367,7 @@ def triton_works(device: torch.device) -> bool:
 
     Tried once in a process; a RuntimeWarning says why it does not.
     """
-    why = lacks("triton")
+    why = triton_fails()
     if not why:
         logits = torch.zeros(1, 1, 1, 2, device=device)
         targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
@@ -428,7 +427,7 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     if impl == "numba_cpu":
         why = "NUMBA_DISABLE_JIT is set" if JIT_OFF else ""
     else:
-        why = lacks(impl)
+        why = triton_fails()
     got = f"{impl!r}, which fails here: {why}"
     expect(not why, "impl", "another implementation", got, AUTO)
     wanted = f"float32, float16 or bfloat16 with impl={impl!r}"

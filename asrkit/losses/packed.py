@@ -33,7 +33,7 @@ from asrkit.shapes import dims, expect
 CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
 GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
 IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
 
 
