@@ -91,14 +91,7 @@ class LatticeLoss(torch.autograd.Function):
             moves = replace(options, durations=())
         posteriors = lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
-            ctx.save_for_backward(
-                logits,
-                targets,
-                arcs.log_z,
-                posteriors.blank_posterior,
-                posteriors.label_posterior,
-                duration_gradient(arcs, posteriors),
-            )
+            ctx.save_for_backward(logits, targets, *to_save(arcs, posteriors))
             ctx.rest = (nodes, options, rows)
             ctx.spent = False
         return -posteriors.log_likelihood.to(logits.device)
@@ -127,17 +120,22 @@ class LatticeLoss(torch.autograd.Function):
         return (out, *[None] * 5)
 
 
-def duration_gradient(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> Tensor | None:
-    """Gradient over the duration logits, (N, n); None where there are none.
+def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Tensor | None, ...]:
+    """The fields of `Saved`, from forward.
 
-    It is softmax times the posterior of the node, minus the posterior of the duration.
+    The gradient over the duration logits is softmax times the posterior of the node, minus the
+    posterior of the duration.
     """
-    if arcs.duration_logp is None:
-        return None
-    by_duration = posteriors.duration_posterior
-    if by_duration is None:  # an RNN-T lattice over logits that have durations (TDT's omega)
-        return torch.zeros_like(arcs.duration_logp)
-    return arcs.duration_logp.exp() * by_duration.sum(1, keepdim=True) - by_duration
+    duration_gradient = None
+    if arcs.duration_logp is not None:
+        by_duration = posteriors.duration_posterior
+        if by_duration is None:  # an RNN-T lattice over logits that have durations (TDT's omega)
+            duration_gradient = torch.zeros_like(arcs.duration_logp)
+        else:
+            softmax = arcs.duration_logp.exp()
+            duration_gradient = softmax * by_duration.sum(1, keepdim=True) - by_duration
+    both = (posteriors.blank_posterior, posteriors.label_posterior)
+    return arcs.log_z, *both, duration_gradient
 
 
 def refuse_second_derivative() -> None:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from asrkit.runtime import INTERPRETED, JIT_OFF, to_device, triton_fails
-from asrkit.shapes import dims, expect, is_finite, valid_mask, whole
+from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -88,6 +88,12 @@ class Nodes:
     def padded_sizes(self) -> Tensor:
         """The nodes of each utterance in memory, padding included: int64 (B,), on the host."""
         return self.table[:, ROW_FRAMES] * self.table[:, ROW_NODES]
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Frames T and lattice rows U1 that hold any utterance's."""
+        frames, labels = self.table[:, : LABELS + 1].amax(0).tolist()
+        return frames, labels + 1
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -220,10 +226,29 @@ class ArcPosteriors:
     duration_posterior: Tensor | None = None
 
 
-def check_scores(tensor: Tensor, argument: str) -> None:
-    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores."""
+def check_scores(tensor: Tensor, argument: str, encoded: Tensor | None = None) -> None:
+    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores.
+
+    Beside `encoded`, it has to lie on the same device.
+    """
     expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
     expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
+    if encoded is not None:
+        wanted = f"a tensor on {encoded.device}, as encoded"
+        expect(tensor.device == encoded.device, argument, wanted, tensor.device)
+
+
+def check_halves(encoded: Tensor, predicted: Tensor) -> tuple[int, int, int, int]:
+    """Sizes B, T, U1 and D of the halves of a joint, (B, T, D) and (B, U1, D); ValueError where
+    they do not fit together.
+    """
+    B, T, D = dims(encoded, "B T D", "encoded")
+    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
+    check_scores(encoded, "encoded")
+    check_scores(predicted, "predicted", encoded)
+    same = predicted.dtype == encoded.dtype
+    expect(same, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
+    return B, T, U1, D
 
 
 def check_lengths(
@@ -257,11 +282,8 @@ def check_lengths(
     """
     is_token = isinstance(blank, Integral) and -V <= int(blank) < V
     expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
-    if U1 is None:
-        sizes = {"B": dims(target_lengths, "B", "target_lengths")[0]}
-    else:
-        sizes = {"B": len(like), "U": U1 - 1}
-    _, U = dims(targets, "B U", "targets", **sizes)
+    sizes = {} if U1 is None else {"B": len(like), "U": U1 - 1}
+    sizes["B"], U = dims(targets, "B U", "targets", **sizes)
     integers = {
         "targets": targets,
         "logit_lengths": logit_lengths,
@@ -275,23 +297,20 @@ def check_lengths(
         reachable = tensor.device in (like.device, torch.device("cpu"))
         expect(reachable, name, f"a tensor on cpu, or {like.device} as the scores", tensor.device)
     if any(tensor.device.type != "cpu" for tensor in integers.values()):
-        targets = to_device(targets, like.device)
-        logit_lengths = to_device(logit_lengths, like.device)
-        target_lengths = to_device(target_lengths, like.device)
+        moved = [to_device(tensor, like.device) for tensor in integers.values()]
+        targets, logit_lengths, target_lengths = moved
     is_no_label = (targets < 0) | (targets >= V) | (targets == blank % V)
     wrong = is_no_label & valid_mask(target_lengths, U)
     counts = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
     for b, (frames, labels, mistakes) in enumerate(counts.tolist()):
         allowed = "at least 1 frame" if T is None else f"1 to T={T} frames"
-        fits = 0 < frames <= (T or inf)
-        expect(fits, "logit_lengths", allowed, f"{frames} in utterance {b}")
-        expect(
-            0 <= labels <= U, "target_lengths", f"0 to U={U} labels", f"{labels} in utterance {b}"
-        )
+        where = f"in utterance {b}"
+        expect(0 < frames <= (T or inf), "logit_lengths", allowed, f"{frames} {where}")
+        expect(0 <= labels <= U, "target_lengths", f"0 to U={U} labels", f"{labels} {where}")
         if mistakes:
             label = int(targets[b][wrong[b]][0])
             allowed = f"labels 0..{V - 1} but blank={blank % V}"
-            expect(False, "targets", allowed, f"{label} in utterance {b}")
+            expect(False, "targets", allowed, f"{label} {where}")
     return counts[:, :2].long()
 
 
@@ -306,8 +325,7 @@ def as_index(targets: Tensor, device: torch.device) -> Tensor:
 
 def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:
     """Raise ValueError where `reduction`, `clamp` or `fastemit_lambda` is outside its range."""
-    known = reduction in get_args(Reduction)
-    expect(known, "reduction", "'none', 'mean' or 'sum'", repr(reduction))
+    expect_choice("reduction", reduction, get_args(Reduction))
     finite = is_finite(fastemit_lambda) and fastemit_lambda >= 0
     expect(finite, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
     is_number = isinstance(clamp, Real) and not isnan(clamp)
@@ -404,8 +422,7 @@ def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bo
     Raises:
         ValueError: `impl` is none of `impls`, or cannot run on these logits.
     """
-    choices = ", ".join(map(repr, impls))
-    expect(impl in ("auto", *impls), "impl", f"one of 'auto', {choices}", repr(impl))
+    expect_choice("impl", impl, ("auto", *impls))
     picked = fastest(logits) if impl == "auto" else impl
     expect_runs(picked, logits)
     if overwrite_logits:

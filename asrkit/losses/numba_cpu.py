@@ -57,7 +57,7 @@ def pool() -> Iterator[None]:
     with ONE_AT_A_TIME:
         threads = torch.get_num_threads()
         before = get_num_threads()
-        set_num_threads(max(1, min(threads, config.NUMBA_NUM_THREADS)))
+        set_num_threads(min(threads, config.NUMBA_NUM_THREADS))
         try:
             yield
         finally:
@@ -136,7 +136,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         arcs.blank_logp.numpy(),
         arcs.label_logp.numpy(),
         _by_duration(arcs.duration_logp, nodes),
-        np.array(options.steps(int(nodes.table[:, FRAMES].max()))),
+        np.array(options.steps(nodes.longest[0])),
         nodes.table.numpy(),
     )
     beta = np.empty(nodes.count)

@@ -152,7 +152,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     fastemit_lambda.
     """
     kinds = []
-    for i, (blank_frames, label_frames) in enumerate(options.steps(_longest(nodes))):
+    for i, (blank_frames, label_frames) in enumerate(options.steps(nodes.longest[0])):
         if blank_frames:
             kinds.append(Arc(blank_frames, 0, i))
         kinds.append(Arc(label_frames, 1, i))
@@ -244,8 +244,8 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[Arc], grad: bool) -> T
     The second B lattices are the first turned by 180 degrees.
     """
     B = len(nodes.table)
-    U1 = int(nodes.table[:, LABELS].max()) + 1
-    size = (len(kinds), _longest(nodes) + U1, 2 * B if grad else B, U1)
+    T, U1 = nodes.longest
+    size = (len(kinds), T + U1, 2 * B if grad else B, U1)
     arcs_in = arcs.blank_logp.new_full(size, -torch.inf)
     for kind, skewed in zip(kinds, arcs_in, strict=True):
         lattices = upright(skewed, U1)
@@ -258,8 +258,3 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[Arc], grad: bool) -> T
                 first = kind.frames + kind.labels
                 lattices[B + b, first : first + m, rows] = arc.flip(0, 1)
     return arcs_in
-
-
-def _longest(nodes: Nodes) -> int:
-    """Frames of the longest utterance."""
-    return int(nodes.table[:, FRAMES].max())

@@ -263,7 +263,7 @@ LOGITS = {**{name: HALVES[name] for name in ("logit_lengths", "target_lengths")}
 @pytest.mark.parametrize(
     ("function", "change", "wanted"),
     [
-    (pack_joint, {"activation": "gelu"}, "activation: expected 'none', 'relu' or 'tanh', got 'gelu'."),
+    (pack_joint, {"activation": "gelu"}, "activation: expected one of 'none', 'relu', 'tanh', got 'gelu'."),
     (pack_joint, {"encoded": torch.zeros(2, 8)}, "encoded: expected shape (B, T, D), got (2, 8)."),
     (pack_joint, {"predicted": torch.zeros(2, 3, 7)}, "predicted: expected shape (B=2, U1, D=8), got (2, 3, 7)."),
     (pack_joint, {"target_lengths": torch.tensor([2, 3])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 1."),

@@ -598,7 +598,7 @@ NAMES = "'auto', " + ", ".join(map(repr, IMPLS))
         ),
         (
             {"reduction": "max"},
-            "reduction: expected 'none', 'mean' or 'sum', got 'max'.",
+            "reduction: expected one of 'none', 'mean', 'sum', got 'max'.",
         ),
         ({"impl": "fastest"}, f"impl: expected one of {NAMES}, got 'fastest'."),
         (

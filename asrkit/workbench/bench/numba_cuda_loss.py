@@ -206,7 +206,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
 
     Arcs are float32, sums float64.
     """
-    U1 = int(nodes.table[:, LABELS].max()) + 1
+    _, U1 = nodes.longest
     directions = 2 if grad else 1  # backward variables and, with `grad`, forward variables
     sums = arcs.log_z.new_empty((directions, nodes.count), dtype=torch.float64)
     log_likelihood = sums.new_empty(len(nodes.table))
