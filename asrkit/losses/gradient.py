@@ -34,13 +34,13 @@ class Saved(NamedTuple):
     """What the gradient needs beside the logits.
 
     `log_z`, `blank_posterior` and `label_posterior` are (N,); `duration_gradient` (N, n) is the
-    finished gradient over the duration logits, None for RNN-T.
+    finished gradient over the duration logits, n = 0 for RNN-T.
     """
 
     log_z: Tensor
     blank_posterior: Tensor
     label_posterior: Tensor
-    duration_gradient: Tensor | None
+    duration_gradient: Tensor
 
 
 def lattice_loss(
@@ -87,7 +87,7 @@ class LatticeLoss(torch.autograd.Function):
         arcs = rows.arc_log_probs(logits, targets, nodes, options)
         lowered, moves = arcs.lowered(options.sigma), options
         if options.as_rnnt:
-            lowered = replace(lowered, duration_logp=None)
+            lowered = replace(lowered, duration_logp=arcs.duration_logp[:, :0])
             moves = replace(options, durations=())
         posteriors = lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
@@ -120,20 +120,18 @@ class LatticeLoss(torch.autograd.Function):
         return (out, *[None] * 5)
 
 
-def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Tensor | None, ...]:
+def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Any, ...]:
     """The fields of `Saved`, from forward.
 
     The gradient over the duration logits is softmax times the posterior of the node, minus the
     posterior of the duration.
     """
-    duration_gradient = None
-    if arcs.duration_logp is not None:
-        by_duration = posteriors.duration_posterior
-        if by_duration is None:  # an RNN-T lattice over logits that have durations (TDT's omega)
-            duration_gradient = torch.zeros_like(arcs.duration_logp)
-        else:
-            softmax = arcs.duration_logp.exp()
-            duration_gradient = softmax * by_duration.sum(1, keepdim=True) - by_duration
+    by_duration = posteriors.duration_posterior
+    if by_duration is None:  # an RNN-T lattice, perhaps over logits that have durations
+        duration_gradient = torch.zeros_like(arcs.duration_logp)
+    else:
+        softmax = arcs.duration_logp.exp()
+        duration_gradient = softmax * by_duration.sum(1, keepdim=True) - by_duration
     both = (posteriors.blank_posterior, posteriors.label_posterior)
     return arcs.log_z, *both, duration_gradient
 

@@ -181,20 +181,20 @@ class ArcLogProbs:
         log_z: (N,) log-normaliser of the token logits; 0 where they are log-probabilities already.
         blank_logp: (N,) of the blank arc.
         label_logp: (N,) of the arc of the next label, -inf where no label is left.
-        duration_logp: (N, n) of the n durations (TDT), None for RNN-T.
+        duration_logp: (N, n) of the n durations (TDT); (N, 0) for RNN-T.
     """
 
     log_z: Tensor
     blank_logp: Tensor
     label_logp: Tensor
-    duration_logp: Tensor | None = None
+    duration_logp: Tensor
 
     @classmethod
     def empty(cls, logits: Tensor, nodes: Nodes, n: int) -> "ArcLogProbs":
         """Room for those of all `nodes`, on the device of `logits`."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         log_z, blank_logp, label_logp = logits.new_empty((3, nodes.count), dtype=dtype).unbind()
-        duration_logp = logits.new_empty((nodes.count, n), dtype=dtype) if n else None
+        duration_logp = logits.new_empty((nodes.count, n), dtype=dtype)
         return cls(log_z, blank_logp, label_logp, duration_logp)
 
     def lowered(self, sigma: float) -> "ArcLogProbs":
@@ -217,7 +217,8 @@ class ArcPosteriors:
         log_likelihood: (B,), float64, in nats.
         blank_posterior: (N,) of the blank arc of each node.
         label_posterior: (N,) of the label arc of each node.
-        duration_posterior: (N, n) of blank and label arcs of each duration together (TDT).
+        duration_posterior: (N, n) of blank and label arcs of each duration together (TDT), None
+            for RNN-T.
     """
 
     log_likelihood: Tensor

@@ -52,7 +52,6 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     steps = nodes.on(device)  # any pointer, where there are no durations
     by_duration = arcs.blank_logp
     if n:
-        assert arcs.duration_logp is not None
         clipped = torch.tensor(options.steps(T), device="cpu")[:, 1]
         steps = to_device(clipped.contiguous(), device)
         by_duration = arcs.duration_logp

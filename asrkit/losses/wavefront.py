@@ -54,7 +54,7 @@ def arc_log_probs(
             by_row = arcs.label_logp[where].view(z.shape)
             by_row[:, :-1] = at_label - z[:, :-1]
             by_row[:, -1] = -torch.inf
-            if arcs.duration_logp is not None:
+            if n:
                 logps = tile[..., V:].log_softmax(-1, dtype=z.dtype)
                 arcs.duration_logp[where] = logps.flatten(0, 1)
     return arcs
@@ -110,7 +110,7 @@ def _tile_gradient(
     grad[..., options.blank] -= blank_posterior
     by_label = -label_posterior[:, :-1, None]
     grad[:, :-1].scatter_add_(-1, _labels(tile, targets), by_label)
-    if saved.duration_gradient is not None:
+    if options.durations:
         by_duration = saved.duration_gradient[where].view(*size, -1)
         grad = torch.cat((grad, by_duration), -1)
     return grad
@@ -166,7 +166,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     blank_posterior = torch.zeros_like(arcs.blank_logp)
     label_posterior = torch.zeros_like(arcs.label_logp)
     duration_posterior = None
-    if arcs.duration_logp is not None:
+    if options.durations:
         duration_posterior = torch.zeros_like(arcs.duration_logp)
     # an utterance without any path gets posteriors of 0 rather than 0 / 0
     total = log_likelihood.clamp(min=torch.finfo(torch.float64).min)
@@ -232,7 +232,7 @@ def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: Arc) -> Tensor:
     """
     T, U1, where = nodes.slices(b)
     logp = (arcs.label_logp if kind.labels else arcs.blank_logp)[where]
-    if arcs.duration_logp is not None:
+    if arcs.duration_logp.numel():
         logp = logp + arcs.duration_logp[where, kind.i]
     frames = max(T + 1 - kind.labels - kind.frames, 0)
     return logp.view(T, U1)[:frames, : U1 - kind.labels]

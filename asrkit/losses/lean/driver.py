@@ -78,11 +78,8 @@ class NodeTiles:
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        by_duration = out.duration_logp
-        if by_duration is None:
-            by_duration = out.log_z.new_empty(self.nodes.count, 0)
         everything = torch.arange(self.nodes.count, device=self.weight.device)
-        columns = (everything, out.log_z, out.blank_logp, out.label_logp, by_duration)
+        columns = (everything, out.log_z, out.blank_logp, out.label_logp, out.duration_logp)
         for index, *tile in zip(*(c.split(self.joint.tile) for c in columns), strict=True):
             self.tile_log_probs(index, tile)
 
@@ -94,8 +91,6 @@ class NodeTiles:
             incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
         log_z, blank_posterior, label_posterior, by_duration = saved
-        if by_duration is None:
-            by_duration = log_z.new_empty(self.nodes.count, 0)
         sizes = to_device(self.nodes.sizes, log_z.device)
         scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
         inputs = (self.encoded, self.predicted, self.weight)
