@@ -7,7 +7,6 @@ implementation; `gradient.py` has the autograd function, which calls the three s
     wavefront.py     plain torch, on any device
     numba_cpu.py     compiled for the CPU, with the scalar functions of simd.py
     triton.py        on a GPU; triton_rows.py has its passes over the logits
-    numba_cuda.py    on a GPU, RNN-T alone
 
 logits -> log-probabilities of the lattice's arcs; these -> log-likelihood, posteriors of the arcs;
 and, backward, posteriors -> gradient over the logits.

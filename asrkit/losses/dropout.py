@@ -25,13 +25,6 @@ FIRST = 0x7FEB352D
 SECOND = 0x846CA68B
 GOLDEN = 0x9E3779B9
 
-# The same for compiled code, as uint32, so that its products stay 32 bits wide.
-FIRST_U32 = np.uint32(FIRST)
-SECOND_U32 = np.uint32(SECOND)
-GOLDEN_U32 = np.uint32(GOLDEN)
-SHIFT_15 = np.uint32(15)
-SHIFT_16 = np.uint32(16)
-
 
 def threshold(p: float) -> int:
     """The smallest hash that is kept at dropout probability `p`, below 1: 0 to 2^32 - 1."""
@@ -79,11 +72,12 @@ def mask(keys: Tensor, D: int, p: float) -> Tensor:
 
 @njit
 def _hash32(x):
-    x ^= x >> SHIFT_16
-    x = np.uint32(x * FIRST_U32)
-    x ^= x >> SHIFT_15
-    x = np.uint32(x * SECOND_U32)
-    return np.uint32(x ^ (x >> SHIFT_16))
+    """`hash32` for compiled code; uint32 all the way, so that products stay 32 bits wide."""
+    x ^= x >> np.uint32(16)
+    x = np.uint32(x * np.uint32(FIRST))
+    x ^= x >> np.uint32(15)
+    x = np.uint32(x * np.uint32(SECOND))
+    return np.uint32(x ^ (x >> np.uint32(16)))
 
 
 @njit
@@ -100,4 +94,4 @@ def kept(key, k, least):
 
     `least` is threshold(p) as uint32.
     """
-    return _hash32(np.uint32(key ^ np.uint32(np.uint32(k) * GOLDEN_U32))) >= least
+    return _hash32(np.uint32(key ^ np.uint32(np.uint32(k) * np.uint32(GOLDEN)))) >= least

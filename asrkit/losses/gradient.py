@@ -35,13 +35,13 @@ class Saved(NamedTuple):
     """What the gradient needs beside the logits.
 
     `log_z`, `blank_posterior` and `label_posterior` are (N,); `duration_gradient` (N, n) is the
-    finished gradient over the duration logits, None for RNN-T.
+    finished gradient over the duration logits, n = 0 for RNN-T.
     """
 
     log_z: Tensor
     blank_posterior: Tensor
     label_posterior: Tensor
-    duration_gradient: Tensor | None
+    duration_gradient: Tensor
 
 
 def lattice_loss(
@@ -88,18 +88,11 @@ class LatticeLoss(torch.autograd.Function):
         arcs = rows.arc_log_probs(logits, targets, nodes, options)
         lowered, moves = arcs.lowered(options.sigma), options
         if options.as_rnnt:
-            lowered = replace(lowered, duration_logp=None)
+            lowered = replace(lowered, duration_logp=arcs.duration_logp[:, :0])
             moves = replace(options, durations=())
         posteriors = lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
-            ctx.save_for_backward(
-                logits,
-                targets,
-                arcs.log_z,
-                posteriors.blank_posterior,
-                posteriors.label_posterior,
-                duration_gradient(arcs, posteriors),
-            )
+            ctx.save_for_backward(logits, targets, *to_save(arcs, posteriors))
             ctx.rest = (nodes, options, rows)
             ctx.spent = False
         return -posteriors.log_likelihood.to(logits.device)
@@ -128,17 +121,20 @@ class LatticeLoss(torch.autograd.Function):
         return (out, *[None] * 5)
 
 
-def duration_gradient(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> Tensor | None:
-    """Gradient over the duration logits, (N, n); None where there are none.
+def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Any, ...]:
+    """The fields of `Saved`, from forward.
 
-    It is softmax times the posterior of the node, minus the posterior of the duration.
+    The gradient over the duration logits is softmax times the posterior of the node, minus the
+    posterior of the duration.
     """
-    if arcs.duration_logp is None:
-        return None
     by_duration = posteriors.duration_posterior
-    if by_duration is None:  # an RNN-T lattice over logits that have durations (TDT's omega)
-        return torch.zeros_like(arcs.duration_logp)
-    return arcs.duration_logp.exp() * by_duration.sum(1, keepdim=True) - by_duration
+    if by_duration is None:  # an RNN-T lattice, perhaps over logits that have durations
+        duration_gradient = torch.zeros_like(arcs.duration_logp)
+    else:
+        softmax = arcs.duration_logp.exp()
+        duration_gradient = softmax * by_duration.sum(1, keepdim=True) - by_duration
+    both = (posteriors.blank_posterior, posteriors.label_posterior)
+    return arcs.log_z, *both, duration_gradient
 
 
 def refuse_second_derivative() -> None:

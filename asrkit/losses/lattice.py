@@ -25,14 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import INTERPRETED, JIT_OFF, SIMULATED, lacks, to_device
-from asrkit.shapes import dims, expect, is_finite, valid_mask, whole
+from asrkit.runtime import INTERPRETED, JIT_OFF, to_device, triton_fails
+from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DEVICES = {  # of the kernels' tensors
     "numba_cpu": "cpu",
-    "numba_cuda": "cpu" if SIMULATED else "cuda",
     "triton": "cpu" if INTERPRETED else "cuda",
 }
 AUTO = "Pass impl='auto'."
@@ -89,6 +88,12 @@ class Nodes:
     def padded_sizes(self) -> Tensor:
         """The nodes of each utterance in memory, padding included: int64 (B,), on the host."""
         return self.table[:, ROW_FRAMES] * self.table[:, ROW_NODES]
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Frames T and lattice rows U1 that hold any utterance's."""
+        frames, labels = self.table[:, : LABELS + 1].amax(0).tolist()
+        return frames, labels + 1
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -176,20 +181,20 @@ class ArcLogProbs:
         log_z: (N,) log-normaliser of the token logits; 0 where they are log-probabilities already.
         blank_logp: (N,) of the blank arc.
         label_logp: (N,) of the arc of the next label, -inf where no label is left.
-        duration_logp: (N, n) of the n durations (TDT), None for RNN-T.
+        duration_logp: (N, n) of the n durations (TDT); (N, 0) for RNN-T.
     """
 
     log_z: Tensor
     blank_logp: Tensor
     label_logp: Tensor
-    duration_logp: Tensor | None = None
+    duration_logp: Tensor
 
     @classmethod
     def empty(cls, logits: Tensor, nodes: Nodes, n: int) -> "ArcLogProbs":
         """Room for those of all `nodes`, on the device of `logits`."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         log_z, blank_logp, label_logp = logits.new_empty((3, nodes.count), dtype=dtype).unbind()
-        duration_logp = logits.new_empty((nodes.count, n), dtype=dtype) if n else None
+        duration_logp = logits.new_empty((nodes.count, n), dtype=dtype)
         return cls(log_z, blank_logp, label_logp, duration_logp)
 
     def lowered(self, sigma: float) -> "ArcLogProbs":
@@ -212,7 +217,8 @@ class ArcPosteriors:
         log_likelihood: (B,), float64, in nats.
         blank_posterior: (N,) of the blank arc of each node.
         label_posterior: (N,) of the label arc of each node.
-        duration_posterior: (N, n) of blank and label arcs of each duration together (TDT).
+        duration_posterior: (N, n) of blank and label arcs of each duration together (TDT), None
+            for RNN-T.
     """
 
     log_likelihood: Tensor
@@ -221,10 +227,29 @@ class ArcPosteriors:
     duration_posterior: Tensor | None = None
 
 
-def check_scores(tensor: Tensor, argument: str) -> None:
-    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores."""
+def check_scores(tensor: Tensor, argument: str, encoded: Tensor | None = None) -> None:
+    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores.
+
+    Beside `encoded`, it has to lie on the same device.
+    """
     expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
     expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
+    if encoded is not None:
+        wanted = f"a tensor on {encoded.device}, as encoded"
+        expect(tensor.device == encoded.device, argument, wanted, tensor.device)
+
+
+def check_halves(encoded: Tensor, predicted: Tensor) -> tuple[int, int, int, int]:
+    """Sizes B, T, U1 and D of the halves of a joint, (B, T, D) and (B, U1, D); ValueError where
+    they do not fit together.
+    """
+    B, T, D = dims(encoded, "B T D", "encoded")
+    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
+    check_scores(encoded, "encoded")
+    check_scores(predicted, "predicted", encoded)
+    same = predicted.dtype == encoded.dtype
+    expect(same, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
+    return B, T, U1, D
 
 
 def check_lengths(
@@ -258,11 +283,8 @@ def check_lengths(
     """
     is_token = isinstance(blank, Integral) and -V <= int(blank) < V
     expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
-    if U1 is None:
-        sizes = {"B": dims(target_lengths, "B", "target_lengths")[0]}
-    else:
-        sizes = {"B": len(like), "U": U1 - 1}
-    _, U = dims(targets, "B U", "targets", **sizes)
+    sizes = {} if U1 is None else {"B": len(like), "U": U1 - 1}
+    sizes["B"], U = dims(targets, "B U", "targets", **sizes)
     integers = {
         "targets": targets,
         "logit_lengths": logit_lengths,
@@ -276,23 +298,20 @@ def check_lengths(
         reachable = tensor.device in (like.device, torch.device("cpu"))
         expect(reachable, name, f"a tensor on cpu, or {like.device} as the scores", tensor.device)
     if any(tensor.device.type != "cpu" for tensor in integers.values()):
-        targets = to_device(targets, like.device)
-        logit_lengths = to_device(logit_lengths, like.device)
-        target_lengths = to_device(target_lengths, like.device)
+        moved = [to_device(tensor, like.device) for tensor in integers.values()]
+        targets, logit_lengths, target_lengths = moved
     is_no_label = (targets < 0) | (targets >= V) | (targets == blank % V)
     wrong = is_no_label & valid_mask(target_lengths, U)
     counts = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
     for b, (frames, labels, mistakes) in enumerate(counts.tolist()):
         allowed = "at least 1 frame" if T is None else f"1 to T={T} frames"
-        fits = 0 < frames <= (T or inf)
-        expect(fits, "logit_lengths", allowed, f"{frames} in utterance {b}")
-        expect(
-            0 <= labels <= U, "target_lengths", f"0 to U={U} labels", f"{labels} in utterance {b}"
-        )
+        where = f"in utterance {b}"
+        expect(0 < frames <= (T or inf), "logit_lengths", allowed, f"{frames} {where}")
+        expect(0 <= labels <= U, "target_lengths", f"0 to U={U} labels", f"{labels} {where}")
         if mistakes:
             label = int(targets[b][wrong[b]][0])
             allowed = f"labels 0..{V - 1} but blank={blank % V}"
-            expect(False, "targets", allowed, f"{label} in utterance {b}")
+            expect(False, "targets", allowed, f"{label} {where}")
     return counts[:, :2].long()
 
 
@@ -307,8 +326,7 @@ def as_index(targets: Tensor, device: torch.device) -> Tensor:
 
 def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:
     """Raise ValueError where `reduction`, `clamp` or `fastemit_lambda` is outside its range."""
-    known = reduction in get_args(Reduction)
-    expect(known, "reduction", "'none', 'mean' or 'sum'", repr(reduction))
+    expect_choice("reduction", reduction, get_args(Reduction))
     finite = is_finite(fastemit_lambda) and fastemit_lambda >= 0
     expect(finite, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
     is_number = isinstance(clamp, Real) and not isnan(clamp)
@@ -368,7 +386,7 @@ def triton_works(device: torch.device) -> bool:
 
     Tried once in a process; a RuntimeWarning says why it does not.
     """
-    why = lacks("triton")
+    why = triton_fails()
     if not why:
         logits = torch.zeros(1, 1, 1, 2, device=device)
         targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
@@ -405,8 +423,7 @@ def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bo
     Raises:
         ValueError: `impl` is none of `impls`, or cannot run on these logits.
     """
-    choices = ", ".join(map(repr, impls))
-    expect(impl in ("auto", *impls), "impl", f"one of 'auto', {choices}", repr(impl))
+    expect_choice("impl", impl, ("auto", *impls))
     picked = fastest(logits) if impl == "auto" else impl
     expect_runs(picked, logits)
     if overwrite_logits:
@@ -428,7 +445,7 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
     if impl == "numba_cpu":
         why = "NUMBA_DISABLE_JIT is set" if JIT_OFF else ""
     else:
-        why = lacks(impl)
+        why = triton_fails()
     got = f"{impl!r}, which fails here: {why}"
     expect(not why, "impl", "another implementation", got, AUTO)
     wanted = f"float32, float16 or bfloat16 with impl={impl!r}"

@@ -57,7 +57,7 @@ def pool() -> Iterator[None]:
     with ONE_AT_A_TIME:
         threads = torch.get_num_threads()
         before = get_num_threads()
-        set_num_threads(max(1, min(threads, config.NUMBA_NUM_THREADS)))
+        set_num_threads(min(threads, config.NUMBA_NUM_THREADS))
         try:
             yield
         finally:
@@ -93,7 +93,7 @@ def arc_log_probs(
             arcs.log_z.numpy(),
             arcs.blank_logp.numpy(),
             arcs.label_logp.numpy(),
-            _by_duration(arcs.duration_logp, nodes),
+            arcs.duration_logp.numpy(),
         )
     return arcs
 
@@ -121,7 +121,7 @@ def gradient(
             saved.log_z.numpy(),
             saved.blank_posterior.numpy(),
             saved.label_posterior.numpy(),
-            _by_duration(saved.duration_gradient, nodes),
+            saved.duration_gradient.numpy(),
             incoming.float().contiguous().numpy(),
             out.data_ptr() == logits.data_ptr(),
         )
@@ -135,8 +135,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     given = (
         arcs.blank_logp.numpy(),
         arcs.label_logp.numpy(),
-        _by_duration(arcs.duration_logp, nodes),
-        np.array(options.steps(int(nodes.table[:, FRAMES].max()))),
+        arcs.duration_logp.numpy(),
+        np.array(options.steps(nodes.longest[0])),
         nodes.table.numpy(),
     )
     beta = np.empty(nodes.count)
@@ -147,25 +147,18 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             return ArcPosteriors(log_likelihood)
         blank_posterior = torch.zeros_like(arcs.blank_logp)
         label_posterior = torch.zeros_like(arcs.blank_logp)
-        duration_posterior = None
-        if arcs.duration_logp is not None:
-            duration_posterior = torch.zeros_like(arcs.duration_logp)
+        duration_posterior = torch.zeros_like(arcs.duration_logp)
         _posteriors(
             *given,
             beta,
             blank_posterior.numpy(),
             label_posterior.numpy(),
-            _by_duration(duration_posterior, nodes),
+            duration_posterior.numpy(),
             1 + options.fastemit_lambda,
         )
+    if not options.durations:
+        return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
-
-
-def _by_duration(values: Tensor | None, nodes: Nodes) -> np.ndarray:
-    """Numbers (N, n) for the durations of each node; without durations n = 0."""
-    if values is None:
-        return np.empty((nodes.count, 0), np.float32)
-    return values.numpy()
 
 
 @njit

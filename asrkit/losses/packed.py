@@ -10,7 +10,7 @@ TransducerLoss(packed_input=True), CUDA only, as in NVIDIA's submission to MLPer
 They take the rows' offsets as an argument; here they follow from the lengths.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from asrkit.losses.lattice import (
     LatticeOptions,
     Nodes,
     Reduction,
+    check_halves,
     check_lengths,
     check_options,
     check_scores,
@@ -28,12 +29,12 @@ from asrkit.losses.lattice import (
     reduce,
 )
 from asrkit.runtime import eager
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, expect_choice
 
 CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
 GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
 IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
 
 
@@ -72,16 +73,8 @@ def pack_joint(
     >>> pack_joint(torch.ones(2, 2, 8), torch.ones(2, 2, 8), *lengths, activation="relu").shape
     torch.Size([5, 8])
     """
-    known = activation in ("none", "relu", "tanh")
-    expect(known, "activation", "'none', 'relu' or 'tanh'", repr(activation))
-    B, T, D = dims(encoded, "B T D", "encoded")
-    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
-    for name, half in {"encoded": encoded, "predicted": predicted}.items():
-        check_scores(half, name)
-    same_device = predicted.device == encoded.device
-    expect(same_device, "predicted", f"a tensor on {encoded.device}, as encoded", predicted.device)
-    same_dtype = predicted.dtype == encoded.dtype
-    expect(same_dtype, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
+    expect_choice("activation", activation, get_args(Activation))
+    B, T, U1, D = check_halves(encoded, predicted)
     # any labels will do, since only the lengths are checked
     labels = torch.zeros((B, U1 - 1), dtype=torch.int64, device=target_lengths.device)
     lengths = check_lengths(

@@ -194,7 +194,6 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             blank_posterior[..., 0] = -torch.tensor(by_blank_arc, **DOUBLE)
             label_posterior[:, :-1, 0] = -torch.tensor(by_label_arc, **DOUBLE)
             continue
-        assert arcs.duration_logp is not None
         duration = arcs.duration_logp[where].view(T, U1, n).tolist()
         listed = [*tdt_arcs(blank, label, duration, options.durations)]
         alpha, beta = tdt_variables(listed, T, U1)

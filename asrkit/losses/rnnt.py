@@ -19,7 +19,7 @@ from asrkit.losses.lattice import (
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton", "torchaudio"]
+Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton", "torchaudio"]
 # files of asrkit.losses, but for the peer, torchaudio's compiled loss
 IMPLS = get_args(Impl)[1:]
 

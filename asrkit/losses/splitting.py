@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from asrkit.losses.lattice import Reduction, check_options, reduce
 from asrkit.losses.rnnt import rnnt_loss
 from asrkit.runtime import eager
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, whole
 
 
 @eager
@@ -71,7 +71,7 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its lo
     >>> split_batches(join, encoded, model.rows(targets), targets, frames, lengths, size=1).shape
     torch.Size([])
     """
-    expect(isinstance(size, int) and size >= 1, "size", "a number of utterances, at least 1", size)
+    expect(whole(size, 1), "size", "a number of utterances, at least 1", size)
     check_options(reduction)
     B, _, _ = dims(encoded, "B T D", "encoded")
     dims(predicted, "B U1 D", "predicted", B=B)

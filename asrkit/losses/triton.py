@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from asrkit.losses.lattice import (
-    LABELS,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
@@ -49,17 +48,16 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     directions = 2 if grad else 1
     sums = torch.empty((directions, nodes.count), dtype=torch.float64, device=device)
     log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device=device)
-    longest, most_labels = nodes.table[:, : LABELS + 1].amax(0).tolist()
+    T, U1 = nodes.longest
     steps = nodes.on(device)  # any pointer, where there are no durations
     by_duration = arcs.blank_logp
     if n:
-        assert arcs.duration_logp is not None
-        clipped = torch.tensor(options.steps(longest), device="cpu")[:, 1]
+        clipped = torch.tensor(options.steps(T), device="cpu")[:, 1]
         steps = to_device(clipped.contiguous(), device)
         by_duration = arcs.duration_logp
     given = (arcs.blank_logp, arcs.label_logp, by_duration, nodes.on(device), steps, sums)
     sizes = {"N": n, "ROOM": triton.next_power_of_2(max(1, n))}
-    widest = triton.next_power_of_2(min(longest, most_labels + 1))  # diagonal
+    widest = triton.next_power_of_2(min(T, U1))  # diagonal
     width = min(max(1, BLOCK // sizes["ROOM"]), max(32, widest))
     warps = max(1, min(WARPS, width * sizes["ROOM"] // 32))
     with torch.cuda.device_of(sums):

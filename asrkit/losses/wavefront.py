@@ -54,7 +54,7 @@ def arc_log_probs(
             by_row = arcs.label_logp[where].view(z.shape)
             by_row[:, :-1] = at_label - z[:, :-1]
             by_row[:, -1] = -torch.inf
-            if arcs.duration_logp is not None:
+            if n:
                 logps = tile[..., V:].log_softmax(-1, dtype=z.dtype)
                 arcs.duration_logp[where] = logps.flatten(0, 1)
     return arcs
@@ -110,7 +110,7 @@ def _tile_gradient(
     grad[..., options.blank] -= blank_posterior
     by_label = -label_posterior[:, :-1, None]
     grad[:, :-1].scatter_add_(-1, _labels(tile, targets), by_label)
-    if saved.duration_gradient is not None:
+    if options.durations:
         by_duration = saved.duration_gradient[where].view(*size, -1)
         grad = torch.cat((grad, by_duration), -1)
     return grad
@@ -152,7 +152,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     fastemit_lambda.
     """
     kinds = []
-    for i, (blank_frames, label_frames) in enumerate(options.steps(_longest(nodes))):
+    for i, (blank_frames, label_frames) in enumerate(options.steps(nodes.longest[0])):
         if blank_frames:
             kinds.append(Arc(blank_frames, 0, i))
         kinds.append(Arc(label_frames, 1, i))
@@ -166,7 +166,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     blank_posterior = torch.zeros_like(arcs.blank_logp)
     label_posterior = torch.zeros_like(arcs.label_logp)
     duration_posterior = None
-    if arcs.duration_logp is not None:
+    if options.durations:
         duration_posterior = torch.zeros_like(arcs.duration_logp)
     # an utterance without any path gets posteriors of 0 rather than 0 / 0
     total = log_likelihood.clamp(min=torch.finfo(torch.float64).min)
@@ -232,7 +232,7 @@ def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: Arc) -> Tensor:
     """
     T, U1, where = nodes.slices(b)
     logp = (arcs.label_logp if kind.labels else arcs.blank_logp)[where]
-    if arcs.duration_logp is not None:
+    if arcs.duration_logp.numel():
         logp = logp + arcs.duration_logp[where, kind.i]
     frames = max(T + 1 - kind.labels - kind.frames, 0)
     return logp.view(T, U1)[:frames, : U1 - kind.labels]
@@ -244,8 +244,8 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[Arc], grad: bool) -> T
     The second B lattices are the first turned by 180 degrees.
     """
     B = len(nodes.table)
-    U1 = int(nodes.table[:, LABELS].max()) + 1
-    size = (len(kinds), _longest(nodes) + U1, 2 * B if grad else B, U1)
+    T, U1 = nodes.longest
+    size = (len(kinds), T + U1, 2 * B if grad else B, U1)
     arcs_in = arcs.blank_logp.new_full(size, -torch.inf)
     for kind, skewed in zip(kinds, arcs_in, strict=True):
         lattices = upright(skewed, U1)
@@ -258,8 +258,3 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[Arc], grad: bool) -> T
                 first = kind.frames + kind.labels
                 lattices[B + b, first : first + m, rows] = arc.flip(0, 1)
     return arcs_in
-
-
-def _longest(nodes: Nodes) -> int:
-    """Frames of the longest utterance."""
-    return int(nodes.table[:, FRAMES].max())

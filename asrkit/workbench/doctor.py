@@ -16,7 +16,7 @@ import torch
 
 from asrkit import files
 from asrkit.losses.lattice import fastest
-from asrkit.runtime import MODULES, lacks
+from asrkit.runtime import triton_fails
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]
@@ -150,12 +150,13 @@ def _cache() -> Finding:
 
 
 def _losses() -> Finding:
-    """The losses' implementation on this CPU, and whether the compilers for a GPU work."""
-    details = [f"{fastest(torch.zeros(1))} on a CPU, compiled on first use"]
-    problems = {name: lacks(name) for name in MODULES if find_spec(name)}
-    details += [f"{name} {problem or 'works'}" for name, problem in problems.items()]
-    ok = not any(problems.values())
-    return _finding("losses", "; ".join(details), ok, "pip install 'asrkit[cuda]'")
+    """The losses' implementation on this CPU, and whether Triton works, where there is one."""
+    detail = f"{fastest(torch.zeros(1))} on a CPU, compiled on first use"
+    problem = ""
+    if find_spec("triton"):
+        problem = triton_fails()
+        detail += f"; triton {problem or 'works'}"
+    return _finding("losses", detail, not problem, "install torch again, which brings its Triton")
 
 
 def _gpu(machine: Mapping[str, Any]) -> Finding:

@@ -377,7 +377,9 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
         "encoded: expected floating point, got torch.int64.": {
             "encoded": given[0].long()
         },
-        "activation: expected 'relu' or 'tanh', got 'gelu'.": {"activation": "gelu"},
+        "activation: expected one of 'relu', 'tanh', got 'gelu'.": {
+            "activation": "gelu"
+        },
         "dropout: expected a probability below 1, got 1.": {"dropout": 1},
         "tile: expected a number of nodes, at least 1, got 0.": {"tile": 0},
         "seed: expected an integer of 32 bits, got -1.": {"seed": -1},

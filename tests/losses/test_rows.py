@@ -1,4 +1,4 @@
-"""The passes over the logits of both compilers: what they compile to for a GPU, and how wide they read."""
+"""Triton's passes over the logits: what they compile to for a GPU, and how wide they read."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from asrkit.losses.lattice import Nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
-from compiled import needs_nvvm, numba_spilled_B, triton_spilled_B
+from compiled import triton_spilled_B
 
 pytest.importorskip("triton")
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -44,28 +44,6 @@ def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp
     """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
     for kernel, types in triton_kernels(dtype, V, n, **constants):
         assert triton_spilled_B(kernel, types, cc, tmp_path, num_warps=1) == 0
-
-
-@needs_nvvm
-@pytest.mark.parametrize("dtype, cc", [(BF16, 80), (FP32, 90), (FP16, 100)])
-def test_passes_of_numba_compile_without_spills(dtype, cc, tmp_path):
-    from numba import types
-
-    from asrkit.losses import numba_cuda as rows
-
-    kinds = {
-        FP32: types.float32,
-        FP16: types.float16,
-        BF16: types.uint16,
-    }  # bfloat16 as its bits
-    logits = types.Array(kinds[dtype], 1, "C")
-    floats = types.Array(types.float32, 1, "C")
-    table = types.Array(types.int64, 2, "C")
-    options = (types.int64, types.int64, types.boolean)
-    scores = (logits, table, table, *options, *[floats] * 3)
-    assert numba_spilled_B(rows._scores, scores, cc, tmp_path) == 0
-    gradient = (logits, logits, *[table] * 2, *options, *[floats] * 4)
-    assert numba_spilled_B(rows._gradient, gradient, cc, tmp_path) == 0
 
 
 @pytest.mark.parametrize("dtype, size", [(FP32, 4), (BF16, 8)], ids=str)

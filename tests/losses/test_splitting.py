@@ -192,7 +192,7 @@ def test_without_gradients_it_is_the_loss_alone():
 
 @pytest.mark.parametrize("change, wanted", [
     ({"size": 0}, "size: expected a number of utterances, at least 1, got 0."),
-    ({"reduction": "max"}, "reduction: expected 'none', 'mean' or 'sum', got 'max'."),
+    ({"reduction": "max"}, "reduction: expected one of 'none', 'mean', 'sum', got 'max'."),
     ({"encoded": torch.zeros(5, 6)}, "encoded: expected shape (B, T, D), got (5, 6)."),
 ])  # fmt: skip
 def test_bad_input_is_one_line_before_the_joint_is_made(change, wanted):

@@ -165,9 +165,7 @@ def check_lattice(T, U, durations=(), device="cpu"):
     by_duration = torch.randn(nodes.count, len(durations), device=device).log_softmax(
         -1
     )
-    arcs = ArcLogProbs(
-        torch.zeros_like(blank), blank, label, by_duration if durations else None
-    )
+    arcs = ArcLogProbs(torch.zeros_like(blank), blank, label, by_duration)
     options = LatticeOptions(blank=0, fastemit_lambda=0.1, durations=durations)
     for name, wanted in vars(plain.lattice(arcs, nodes, options, True)).items():
         found = getattr(ours.lattice(arcs, nodes, options, True), name)

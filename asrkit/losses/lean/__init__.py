@@ -4,7 +4,7 @@ building the joint's logits.
 
 from dataclasses import replace
 from importlib import import_module
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from asrkit.losses.lattice import (
     Reduction,
     as_index,
     check_durations,
+    check_halves,
     check_lengths,
     check_options,
     check_scores,
@@ -25,7 +26,7 @@ from asrkit.losses.lattice import (
 )
 from asrkit.losses.lean.driver import Joint, LeanLoss
 from asrkit.runtime import autocast, autocast_dtype, eager
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, expect_choice
 
 Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
@@ -192,11 +193,17 @@ def _lean_loss(
         reduction: over the batch.
         impl: as the caller named it.
     """
-    encoded, predicted, weight, bias = _check_tensors(*tensors)
+    encoded, predicted, weight, bias = tensors
+    _, T, U1, D = check_halves(encoded, predicted)
+    outputs, _ = dims(weight, "V D", "weight", D=D)
+    if bias is None:
+        bias = weight.new_zeros(outputs)
+    dims(bias, "V", "bias", V=outputs)
+    check_scores(weight, "weight", encoded)
+    check_scores(bias, "bias", encoded)
     check_options(reduction, fastemit_lambda=options.fastemit_lambda)
-    V = len(weight) - len(options.durations)
+    V = outputs - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
-    T, U1 = encoded.shape[1], predicted.shape[1]
     lengths = check_lengths(*alignment, options.blank, like=encoded, T=T, U1=U1, V=V)
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
     picked = _pick(impl, encoded, weight)
@@ -209,7 +216,7 @@ def _lean_loss(
         costs = LeanLoss.apply(
             *inputs,
             as_index(alignment[0], encoded.device),
-            Nodes.packed(lengths, len(weight)),
+            Nodes.packed(lengths, outputs),
             replace(options, blank=options.blank % V),
             _joint(*layer, weight, picked),
             make_tiles,
@@ -218,38 +225,16 @@ def _lean_loss(
         return reduce(costs, reduction)
 
 
-def _check_tensors(
-    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """These tensors, with zeros for no bias; ValueError where they do not fit together."""
-    B, _, D = dims(encoded, "B T D", "encoded")
-    dims(predicted, "B U1 D", "predicted", B=B, D=D)
-    outputs, _ = dims(weight, "V D", "weight", D=D)
-    if bias is None:
-        bias = weight.new_zeros(outputs)
-    dims(bias, "V", "bias", V=outputs)
-    named = {"encoded": encoded, "predicted": predicted, "weight": weight, "bias": bias}
-    for name, tensor in named.items():
-        check_scores(tensor, name)
-        same = tensor.device == encoded.device
-        expect(same, name, f"a tensor on {encoded.device}, as encoded", tensor.device)
-    same = predicted.dtype == encoded.dtype
-    expect(same, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
-    return encoded, predicted, weight, bias
-
-
 def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     """Name of the implementation that runs; ValueError where a named one cannot."""
-    listed = ", ".join(map(repr, LATTICES))
-    expect(impl in ("auto", *LATTICES), "impl", f"one of 'auto', {listed}", repr(impl))
+    expect_choice("impl", impl, ("auto", *LATTICES))
     if impl == "auto":
         by_half = fastest(encoded)
         if by_half == fastest(weight) and by_half in LATTICES:
             return by_half
         return "plain"
-    if impl != "plain":
-        expect_runs(impl, encoded, "encoded")
-        expect_runs(impl, weight, "weight")
+    expect_runs(impl, encoded, "encoded")
+    expect_runs(impl, weight, "weight")
     return impl
 
 
@@ -259,8 +244,7 @@ def _joint(
     """The joint as tiles take it, with a seed drawn and the size of a tile chosen where they are
     None; ValueError for one outside its range.
     """
-    known = activation in ("relu", "tanh")
-    expect(known, "activation", "'relu' or 'tanh'", repr(activation))
+    expect_choice("activation", activation, get_args(Activation))
     expect(0 <= dropout < 1, "dropout", "a probability below 1", dropout)
     fits = tile is None or tile > 0
     expect(fits, "tile", "a number of nodes, at least 1", tile)

@@ -11,7 +11,7 @@ each of log-normalisers, arcs, posteriors and backward variables, and the gradie
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from torch import Tensor
 from asrkit.losses.gradient import (
     Lattice,
     Saved,
-    duration_gradient,
     refuse_second_derivative,
+    to_save,
 )
 from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes
 from asrkit.runtime import to_device
@@ -44,21 +44,6 @@ class Joint:
     dropout: float
     seed: int
     tile: int
-
-
-class Tiles(Protocol):
-    """The tiles of one call; an implementation keeps its buffers in it."""
-
-    def arc_log_probs(self, out: ArcLogProbs) -> None:
-        """Write the arcs' log-probabilities of all nodes into `out`."""
-
-    def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
-        """Gradients of encoded, predicted, weight (V, D) and bias (V,), in float32 or better.
-
-        Args:
-            saved: Of all nodes, from the first pass and the lattice.
-            incoming: Gradient of the losses (B,), which scales those of each utterance.
-        """
 
 
 class NodeTiles:
@@ -93,11 +78,8 @@ class NodeTiles:
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        by_duration = out.duration_logp
-        if by_duration is None:
-            by_duration = out.log_z.new_empty(self.nodes.count, 0)
         everything = torch.arange(self.nodes.count, device=self.weight.device)
-        columns = (everything, out.log_z, out.blank_logp, out.label_logp, by_duration)
+        columns = (everything, out.log_z, out.blank_logp, out.label_logp, out.duration_logp)
         for index, *tile in zip(*(c.split(self.joint.tile) for c in columns), strict=True):
             self.tile_log_probs(index, tile)
 
@@ -109,8 +91,6 @@ class NodeTiles:
             incoming: Gradient of the losses (B,), which scales those of each utterance.
         """
         log_z, blank_posterior, label_posterior, by_duration = saved
-        if by_duration is None:
-            by_duration = log_z.new_empty(self.nodes.count, 0)
         sizes = to_device(self.nodes.sizes, log_z.device)
         scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
         inputs = (self.encoded, self.predicted, self.weight)
@@ -165,7 +145,7 @@ class LeanLoss(torch.autograd.Function):
         nodes: Nodes,
         options: LatticeOptions,
         joint: Joint,
-        make_tiles: Callable[..., Tiles],
+        make_tiles: Callable[..., Any],
         lattice: Lattice,
     ) -> Tensor:
         """Losses of checked arguments; `ctx` keeps what the gradient needs, if one is.
@@ -180,29 +160,19 @@ class LeanLoss(torch.autograd.Function):
             nodes: Where the numbers of each lattice node lie.
             options: Of the loss.
             joint: The hidden layer, and how it is tiled.
-            make_tiles: Makes the `Tiles` of an implementation.
-            lattice: The recursions, from a module of asrkit.losses.rnnt or .tdt.
+            make_tiles: Makes the tiles of one call, with the two methods of `NodeTiles` that have a
+                body; an implementation keeps its buffers in them.
+            lattice: The recursions.
         """
         inputs = (encoded, predicted, weight, bias, targets)
         needs_gradient = any(ctx.needs_input_grad)
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        log_z, blank_logp, label_logp = encoded.new_empty((3, nodes.count), dtype=dtype)
-        duration_logp = None
-        if options.durations:
-            duration_logp = log_z.new_empty(nodes.count, len(options.durations))
-        arcs = ArcLogProbs(log_z, blank_logp, label_logp, duration_logp)
+        arcs = ArcLogProbs.empty(weight, nodes, len(options.durations))
         tiles = make_tiles(*inputs, nodes, options, joint)
         tiles.arc_log_probs(arcs)
         del tiles  # its buffers
         posteriors = lattice(arcs.lowered(options.sigma), nodes, options, needs_gradient)
         if needs_gradient:
-            ctx.save_for_backward(
-                *inputs,
-                arcs.log_z,
-                posteriors.blank_posterior,
-                posteriors.label_posterior,
-                duration_gradient(arcs, posteriors),
-            )
+            ctx.save_for_backward(*inputs, *to_save(arcs, posteriors))
             ctx.rest = (nodes, options, joint, make_tiles)
         return -posteriors.log_likelihood.to(arcs.log_z.dtype)
 

@@ -30,7 +30,7 @@ INPUT_COLUMNS = 4
 
 
 class Tiles(NodeTiles):
-    """`asrkit.losses.lean.driver.Tiles` on a CPU, in float32 or half precision."""
+    """Tiles on a CPU, in float32 or half precision."""
 
     bias_rows = CHUNKS  # a sum for each part of a tile
 

@@ -28,7 +28,7 @@ class NodeInputs(NamedTuple):
 
 
 class Tiles(NodeTiles):
-    """`asrkit.losses.lean.driver.Tiles`; sums of gradients are in float32 or better."""
+    """Tiles in plain torch; sums of gradients are in float32 or better."""
 
     def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
         """Write the log-probabilities of the arcs of nodes `index` (n,) into `out`."""

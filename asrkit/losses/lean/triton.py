@@ -34,24 +34,14 @@ from torch import Tensor
 from asrkit.losses import dropout
 from asrkit.losses import triton_rows as rows
 from asrkit.losses.gradient import Saved
-from asrkit.losses.lattice import (
-    FIRST_LOGIT,
-    FRAMES,
-    LABELS,
-    ArcLogProbs,
-    LatticeOptions,
-    Nodes,
-    upload,
-)
+from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, upload
 from asrkit.losses.lean.driver import Joint
+from asrkit.losses.triton_rows import FIRST_LOGIT_, FRAMES_, LABELS_, column
 
 MULTIPLE = 16  # of rows and columns of the weight with its bias
 FRAMES_OF = 8  # frames of a program between the products
 LABELS_OF = 8  # labels that it takes at a time
 COLUMNS = 64  # of the hidden layer that it takes
-FRAMES_ = tl.constexpr(FRAMES)
-LABELS_ = tl.constexpr(LABELS)
-FIRST_LOGIT_ = tl.constexpr(FIRST_LOGIT)
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
 GOLDEN = tl.constexpr(dropout.GOLDEN)
@@ -93,7 +83,7 @@ def chunks(nodes: Nodes, most: int, row: int) -> Iterator[Chunk]:
 
 
 class Tiles:
-    """`asrkit.losses.lean.driver.Tiles` on CUDA, in float32 or half precision."""
+    """Chunks in place of `asrkit.losses.lean.driver.NodeTiles`, in float32 or half precision."""
 
     def __init__(
         self,
@@ -173,8 +163,7 @@ class Tiles:
 
     def _launch(self, kernel: Any, chunk: Chunk, *tensors: Tensor) -> None:
         """Queue a kernel on a chunk: a program for some frames of an utterance at some columns."""
-        longest = int(chunk.nodes.table[:, FRAMES].max())
-        blocks = triton.cdiv(longest, FRAMES_OF)
+        blocks = triton.cdiv(chunk.nodes.longest[0], FRAMES_OF)
         across = triton.cdiv(self.weight.shape[1], COLUMNS)
         kernel[blocks, len(chunk.nodes.table), across](
             *self.halves,
@@ -264,9 +253,9 @@ def _piece(table, wide, first_b, first_t):
     and the place of its first node in the chunk.
     """
     p = tl.program_id(1)
-    frames = tl.load(table + p * 8 + FRAMES_).to(tl.int32)
-    labels = tl.load(table + p * 8 + LABELS_).to(tl.int32) + 1
-    first = tl.load(table + p * 8 + FIRST_LOGIT_) // wide
+    frames = column(table, p, FRAMES_).to(tl.int32)
+    labels = column(table, p, LABELS_).to(tl.int32) + 1
+    first = column(table, p, FIRST_LOGIT_) // wide
     return first_b + p, tl.where(p == 0, first_t, 0), frames, labels, first
 
 

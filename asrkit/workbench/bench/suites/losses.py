@@ -12,6 +12,7 @@ are kept, four where they are made twice.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asrkit.losses import rnnt, rnnt_loss, rnnt_loss_lean, tdt, tdt_loss
+from asrkit.losses import rnnt_loss, rnnt_loss_lean, tdt_loss
 from asrkit.losses.lattice import expect_runs
 from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite
 from asrkit.workbench.bench.peers.peer_losses import inputs
@@ -87,11 +88,9 @@ def logits_case(
         dtype: of the logits.
     """
     name = "rnnt"
-    impls: Sequence[str] = rnnt.IMPLS
     durations: list[int] = []
     if loss is tdt_loss:
         name = "tdt"
-        impls = tdt.IMPLS
         durations = [*DURATIONS]
     drawn, *targets = inputs(shape, len(durations), device)
     logits = drawn.to(dtype).requires_grad_()
@@ -99,13 +98,20 @@ def logits_case(
     def arm(name: str, leaf: Tensor = logits) -> tuple[Tensor, Tensor]:
         overwrite = name.endswith("_overwrite")
         impl = name.removesuffix("_overwrite")
-        cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
+        if impl == "numba_cuda":
+            from asrkit.workbench.bench.numba_cuda_loss import rnnt_loss_numba_cuda
+
+            cost = rnnt_loss_numba_cuda(leaf, *targets, overwrite_logits=overwrite)
+        else:
+            cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
-    compiled = compiled_impls(logits, impls)
+    compiled = compiled_impls(logits)
+    if name == "rnnt" and logits.is_cuda and find_spec("numba_cuda"):
+        compiled.append("numba_cuda")
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
-    if "torchaudio" in impls and dtype == torch.float32 and logits.nelement() < OFFSETS:
+    if name == "rnnt" and dtype == torch.float32 and logits.nelement() < OFFSETS:
         names.append("torchaudio")
     slow = names[-1]
     names += [*compiled, *overwriting]
@@ -135,15 +141,14 @@ def logits_case(
     )
 
 
-def compiled_impls(logits: Tensor, impls: Sequence[str]) -> list[str]:
-    """Names of the compiled ones among a loss's `impls` that run here."""
-    names = []
-    for name in ("triton", "numba_cuda") if logits.is_cuda else ("numba_cpu",):
-        if name in impls:
-            with contextlib.suppress(ValueError):
-                expect_runs(name, logits)
-                names.append(name)
-    return names
+def compiled_impls(logits: Tensor) -> list[str]:
+    """The compiled implementation of the losses, if it runs on these logits."""
+    name = "triton" if logits.is_cuda else "numba_cpu"
+    try:
+        expect_runs(name, logits)
+    except ValueError:
+        return []
+    return [name]
 
 
 def _warmup(logits: int) -> int:
@@ -281,7 +286,7 @@ SUITE = Suite(
     gpu_tests=(
         "tests/losses/test_triton.py",
         "tests/losses/test_lean_triton.py",
-        "tests/losses/test_numba_cuda.py",
+        "tests/workbench/bench/test_numba_cuda_loss.py",
         "tests/losses/test_packed.py",
     ),
 )

@@ -1,5 +1,7 @@
 """The transducer loss as CUDA kernels of Numba: both passes over the logits, and the lattice.
 
+Notebook 03 explains them, and the suite of losses times them beside Triton's, which are faster.
+
 Passes: a warp takes a lattice node and its lanes share the tokens, so neighbouring lanes read
 neighbouring logits: EACH tokens at a time, read before any is used or written, so that as many
 reads are under way. Floor: the logits are read twice and the gradient is written once, 3 x 4 B T U1
@@ -19,7 +21,9 @@ none.
 """
 
 import math
+import sys
 from math import inf, log, log1p
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +31,7 @@ from numba import cuda, types
 from numba.cuda.core import config
 from torch import Tensor
 
-from asrkit.losses.gradient import Saved
+from asrkit.losses.gradient import LatticeLoss, Saved
 from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -41,10 +45,14 @@ from asrkit.losses.lattice import (
     ArcPosteriors,
     LatticeOptions,
     Nodes,
+    Reduction,
+    as_index,
+    check_lengths,
+    reduce,
 )
-from asrkit.runtime import SIMULATED
-from asrkit.shapes import expect
+from asrkit.shapes import dims, expect
 
+SIMULATED = config.ENABLE_CUDASIM
 if SIMULATED:
     from math import exp
 else:
@@ -63,8 +71,47 @@ AT = np.uint64
 LOWEST = np.finfo(F).min
 
 
+def rnnt_loss_numba_cuda(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    reduction: Reduction = "mean",
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """`asrkit.losses.rnnt_loss` by these kernels, in nats; blank is the last token.
+
+    Args:
+        logits: (B, T, U1, V), float32, float16 or bfloat16, on a GPU; in Numba's simulator
+            (NUMBA_ENABLE_CUDASIM=1 before Python starts) on a CPU.
+        targets: labels (B, U), int32 or int64.
+        logit_lengths: frames (B,).
+        target_lengths: labels (B,).
+        reduction: "mean" or "sum" over the batch, or "none".
+        overwrite_logits: write the gradient over the logits, which are contiguous then.
+
+    Raises:
+        ValueError: an argument does not fit.
+    """
+    _, T, U1, V = dims(logits, "B T U1 V", "logits")
+    expect(U1 <= WIDEST, "logits", f"at most U1={WIDEST} lattice rows", U1)
+    lengths = check_lengths(
+        targets, logit_lengths, target_lengths, -1, like=logits, T=T, U1=U1, V=V
+    )
+    costs: Any = LatticeLoss.apply(
+        logits.contiguous(),
+        as_index(targets, logits.device),
+        Nodes.padded(logits, lengths),
+        LatticeOptions(blank=V - 1, overwrite_logits=overwrite_logits),
+        sys.modules[__name__],
+        lattice,
+    )
+    return reduce(costs.float(), reduction)
+
+
 def launch(
-    kernel, blocks: tuple[int, int], threads: int | tuple[int, int], *arguments, shared: int = 0
+    kernel: Any, blocks: tuple[int, int], threads: int | tuple[int, int], *arguments, shared=0
 ) -> None:
     """Queue a kernel on torch's current stream, without waiting.
 
@@ -75,7 +122,7 @@ def launch(
         kernel: from cuda.jit.
         blocks: the grid.
         threads: of a block.
-        arguments: of the kernel. Tensors, of which the first is one, are passed without a copy.
+        arguments: tensors, of which the first is one, and numbers. Nothing is copied.
         shared: bytes of dynamic shared memory.
     """
     if SIMULATED:
@@ -87,8 +134,8 @@ def launch(
         kernel[blocks, threads, stream, shared](*map(_array, arguments))
 
 
-def _array(value: object) -> object:
-    """A tensor as a CUDA array on the same memory, bfloat16 as uint16; anything else as it is."""
+def _array(value: Any) -> Any:
+    """A tensor as a CUDA array on the same memory, bfloat16 as uint16; a number as it is."""
     if not isinstance(value, Tensor):
         return value
     value = value.detach()
@@ -110,10 +157,7 @@ def blocks_for(sizes: Tensor, each: int) -> tuple[int, int]:
 def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
-    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`.
-
-    They are float32.
-    """
+    """Arc log-probabilities of all `nodes`, float32 (N,) each, from `logits` and `targets`."""
     arcs = ArcLogProbs.empty(logits, nodes, 0)
     launch(
         _scores,
@@ -123,8 +167,6 @@ def arc_log_probs(
         targets.contiguous(),
         nodes.on(logits.device),
         logits.shape[-1],
-        options.blank,
-        options.fused_log_softmax,
         arcs.log_z,
         arcs.blank_logp,
         arcs.label_logp,
@@ -152,8 +194,6 @@ def gradient(
         targets.contiguous(),
         nodes.on(logits.device),
         logits.shape[-1],
-        options.blank,
-        options.fused_log_softmax,
         saved.log_z,
         saved.blank_posterior,
         saved.label_posterior,
@@ -164,11 +204,9 @@ def gradient(
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
     """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
 
-    Arcs are float32, sums float64. Of `options` it reads fastemit_lambda.
+    Arcs are float32, sums float64.
     """
-    U1 = int(nodes.table[:, LABELS].max()) + 1
-    allowed = f"at most {WIDEST - 1} labels with numba_cuda's lattice"
-    expect(U1 <= WIDEST, "target_lengths", allowed, U1 - 1, "Pass impl='auto'.")
+    _, U1 = nodes.longest
     directions = 2 if grad else 1  # backward variables and, with `grad`, forward variables
     sums = arcs.log_z.new_empty((directions, nodes.count), dtype=torch.float64)
     log_likelihood = sums.new_empty(len(nodes.table))
@@ -181,15 +219,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
     label_posterior = torch.empty_like(arcs.blank_logp)
-    launch(
-        _posteriors,
-        blocks_for(nodes.sizes, THREADS),
-        THREADS,
-        *given,
-        1.0 + options.fastemit_lambda,
-        blank_posterior,
-        label_posterior,
-    )
+    grid = blocks_for(nodes.sizes, THREADS)
+    launch(_posteriors, grid, THREADS, *given, blank_posterior, label_posterior)
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
 
 
@@ -287,7 +318,7 @@ def _first_logit(table, b, t, u):
 
 
 @cuda.jit
-def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_logp):
+def _scores(logits, targets, table, V, log_z, blank_logp, label_logp):
     b = cuda.blockIdx.y
     U1 = table[b, LABELS] + 1
     size = table[b, FRAMES] * U1
@@ -297,14 +328,11 @@ def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_lo
         t, u = _frame_and_row(place, U1)
         node = table[b, FIRST_NODE] + place
         start = _first_logit(table, b, t, u)
-        largest = F(0.0)
-        rest = F(0.0)
-        if fused:
-            largest, rest = _log_normaliser(logits, start, V)
+        largest, rest = _log_normaliser(logits, start, V)
         if cuda.threadIdx.x == 0:
             # less is lost by subtracting both than with their sum, which is rounded
             log_z[node] = largest + rest
-            blank_logp[node] = _load(logits[start + blank]) - largest - rest
+            blank_logp[node] = _load(logits[start + V - 1]) - largest - rest
             at_label = -inf
             if u + 1 < U1:
                 at_label = _load(logits[start + targets[b, u]]) - largest - rest
@@ -335,19 +363,7 @@ def _softmax(x, out, at, end, log_z, factor):
 
 
 @cuda.jit
-def _gradient(
-    logits,
-    out,
-    targets,
-    table,
-    V,
-    blank,
-    fused,
-    log_z,
-    blank_posterior,
-    label_posterior,
-    incoming,
-):
+def _gradient(logits, out, targets, table, V, log_z, blank_posterior, label_posterior, incoming):
     b = cuda.blockIdx.y
     lane = cuda.threadIdx.x
     T = table[b, FRAMES]
@@ -355,6 +371,7 @@ def _gradient(
     width = table[b, ROW_NODES]
     size = table[b, ROW_FRAMES] * width
     scale = incoming[b]
+    blank = V - 1
     begin = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
     for place in range(begin, size, cuda.gridDim.x * ROWS):
         t, u = _frame_and_row(place, width)
@@ -373,9 +390,7 @@ def _gradient(
         # the lanes that own blank and label compute these two apart, from what they read first
         has_blank = lane == blank % LANES
         has_label = label >= 0 and lane == label % LANES
-        posterior = F(0.0)
-        if fused:
-            posterior = blank_posterior[node] + label_posterior[node]
+        posterior = blank_posterior[node] + label_posterior[node]
         if posterior != F(0.0):
             if has_blank:
                 at_blank += posterior * F(exp(_load(logits[start + blank]) - log_z[node]))
@@ -446,9 +461,7 @@ def _sweep(blank_logp, label_logp, table, sums, log_likelihood):
 
 
 @cuda.jit
-def _posteriors(
-    blank_logp, label_logp, table, sums, label_factor, blank_posterior, label_posterior
-):
+def _posteriors(blank_logp, label_logp, table, sums, blank_posterior, label_posterior):
     b = cuda.blockIdx.y
     U1 = table[b, LABELS] + 1
     first = table[b, FIRST_NODE]
@@ -473,5 +486,5 @@ def _posteriors(
         posterior = 0.0
         if u + 1 < U1:
             log_posterior = alpha + label_logp[node] + sums[0, node + 1]
-            posterior = math.exp(log_posterior) * label_factor
+            posterior = math.exp(log_posterior)
         label_posterior[node] = posterior

@@ -10,13 +10,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from compiled import ARCHITECTURES, needs_nvvm, numba_spilled_B
+sys.path.insert(0, str(Path(__file__).parents[2] / "losses"))
+from compiled import needs_nvvm, numba_spilled_B
 from ragged import DTYPES, batch
 
 from asrkit.losses import rnnt_loss
@@ -26,12 +27,13 @@ needs_numba_cuda = pytest.mark.skipif(
 )
 
 
-def check(logits, *rest, **options):
-    """Values and gradients of numba_cuda within rounding of the float64 reference's."""
+def check(loss, logits, *rest):
+    """Values and gradients of `loss` within rounding of the float64 reference's."""
     found = []
-    for impl, leaf in (("reference", logits.double()), ("numba_cuda", logits)):
+    reference = partial(rnnt_loss, impl="reference")
+    for function, leaf in ((reference, logits.double()), (loss, logits)):
         leaf = leaf.detach().requires_grad_()
-        costs = rnnt_loss(leaf, *rest, reduction="none", impl=impl, **options)
+        costs = function(leaf, *rest, reduction="none")
         weight = torch.linspace(-1, 2, len(costs), device=costs.device).to(costs)
         found.append(
             (
@@ -46,27 +48,18 @@ def check(logits, *rest, **options):
 
 
 def check_all(device):
-    """A ragged batch in each dtype, with every option of the kernels in one of them."""
-    for dtype, options in zip(
-        DTYPES,
-        (
-            {},
-            {"clamp": 0.05, "fastemit_lambda": 0.3},
-            {"blank": 0, "fused_log_softmax": False},
-        ),
-        strict=True,
-    ):
-        fused = options.get("fused_log_softmax", True)
-        given = batch(
-            3, 3, 4, 3, 21, dtype=dtype, blank=options.get("blank", -1), fused=fused,
-            device=device,
-        )  # fmt: skip
-        check(*given, **options)
+    """A ragged batch in each dtype, the gradient once over the logits."""
+    from asrkit.workbench.bench.numba_cuda_loss import rnnt_loss_numba_cuda
+
+    for dtype in DTYPES:
+        given = batch(3, 3, 4, 3, 21, dtype=dtype, device=device)
+        in_place = dtype is DTYPES[-1]
+        check(partial(rnnt_loss_numba_cuda, overwrite_logits=in_place), *given)
 
 
 def simulate():
     """All of it with blocks so small that every loop goes round."""
-    from asrkit.losses import numba_cuda as kernels
+    from asrkit.workbench.bench import numba_cuda_loss as kernels
 
     sys.setswitchinterval(1e-5)  # the simulator polls its threads
     kernels.LANES = kernels.THREADS = 4
@@ -77,7 +70,7 @@ def simulate():
 @needs_numba_cuda
 def test_kernels_agree_with_the_reference_in_the_simulator():
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_numba_cuda as t; t.simulate()"
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_numba_cuda_loss as t; t.simulate()"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
@@ -85,41 +78,53 @@ def test_kernels_agree_with_the_reference_in_the_simulator():
 
 
 @needs_nvvm
-@pytest.mark.parametrize("cc", ARCHITECTURES)
-def test_the_lattice_compiles_without_spills(cc, tmp_path):
-    """The passes over the logits are compiled in test_rows.py."""
+@pytest.mark.parametrize(
+    ("kind", "cc"), [("uint16", 80), ("float32", 90), ("float16", 100)]
+)
+def test_kernels_compile_without_spills(kind, cc, tmp_path):
+    """For logits of each kind; bfloat16 comes as its bits."""
     from numba import types
 
-    from asrkit.losses import numba_cuda as rnnt
+    from asrkit.workbench.bench import numba_cuda_loss as kernels
 
+    logits = types.Array(getattr(types, kind), 1, "C")
     floats = types.Array(types.float32, 1, "C")
-    table, sums = types.Array(types.int64, 2, "C"), types.Array(types.float64, 2, "C")
-    lattice = (floats, floats, table, sums)
-    for kernel, rest in (
-        (rnnt._sweep, (types.Array(types.float64, 1, "C"),)),
-        (rnnt._posteriors, (types.float64, floats, floats)),
+    table = types.Array(types.int64, 2, "C")
+    sums = types.Array(types.float64, 2, "C")
+    costs = types.Array(types.float64, 1, "C")
+    nodes = (table, table, types.int64)  # targets, where the nodes lie, V
+    for kernel, arguments in (
+        (kernels._scores, (logits, *nodes, *[floats] * 3)),
+        (kernels._gradient, (logits, logits, *nodes, *[floats] * 4)),
+        (kernels._sweep, (floats, floats, table, sums, costs)),
+        (kernels._posteriors, (floats, floats, table, sums, floats, floats)),
     ):
-        assert numba_spilled_B(kernel, (*lattice, *rest), cc, tmp_path) == 0
+        assert numba_spilled_B(kernel, arguments, cc, tmp_path) == 0
 
 
 @pytest.mark.gpu
 @needs_numba_cuda
 def test_kernels_agree_with_the_reference_on_a_device():
+    from asrkit.workbench.bench.numba_cuda_loss import rnnt_loss_numba_cuda
+
     check_all("cuda")
     for dtype in DTYPES:
-        check(*batch(8, 2, 40, 300, 65, dtype=dtype, device="cuda"))
+        given = batch(8, 2, 40, 300, 65, dtype=dtype, device="cuda")
+        check(rnnt_loss_numba_cuda, *given)
 
 
 @pytest.mark.gpu
 @needs_numba_cuda
 def test_kernels_run_behind_what_the_current_stream_holds():
+    from asrkit.workbench.bench.numba_cuda_loss import rnnt_loss_numba_cuda
+
     logits, *rest = batch(10, 4, 200, 50, 128, device="cuda")
-    wanted = rnnt_loss(logits, *rest, impl="numba_cuda")
+    wanted = rnnt_loss_numba_cuda(logits, *rest)
     stream, late = torch.cuda.Stream(), torch.zeros_like(logits)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(10**8)
         late.copy_(logits, non_blocking=True)
-        cost = rnnt_loss(late, *rest, impl="numba_cuda")
+        cost = rnnt_loss_numba_cuda(late, *rest)
     stream.synchronize()
     torch.testing.assert_close(cost, wanted, rtol=0, atol=0)
