@@ -132,8 +132,7 @@ def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
-    if options.confidence:
-        keywords["confidence"] = "max_prob"
+    keywords["confidence"] = options.confidence
     return transducer_greedy(model, encoded, lengths, max_symbols=options.max_symbols, **keywords)
 
 
@@ -183,14 +182,13 @@ def _decode_attention(
     model: AEDModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     prompt = options.prompt
-    confidence: Any = "max_prob" if options.confidence else "none"
     frames = model.encoder_projection(encoded)
     if options.search is not None:
         width = options.search.beam
         joint = _joint_with_ctc(model, encoded, options.search)
         found = aed_beam(model, frames, lengths, prompt=prompt, width=width, **joint)
     else:
-        found = aed_greedy(model, frames, lengths, prompt=prompt, confidence=confidence)
+        found = aed_greedy(model, frames, lengths, prompt=prompt, confidence=options.confidence)
     if not options.times:
         return _with_texts(found, options)
     if _times_by_ctc(model, options):

@@ -103,14 +103,12 @@ def test_behind_mistakes_a_draft_goes_on_and_nothing_changes(B, share):
         story = Story(
             seed, eos_share=2 * seed
         )  # of seed 0 no text ends before its limit
-        wanted = aed_greedy(story, encoded, lengths, most=40, confidence="max_prob")
+        wanted = aed_greedy(story, encoded, lengths, most=40, confidence=True)
         without += len(story.calls)
         rows = [mistaken(row, seed + n, share) for n, row in enumerate(wanted.tokens())]
         story.calls.clear()
         draft = as_draft(rows)
-        got = aed_greedy(
-            story, encoded, lengths, most=40, draft=draft, confidence="max_prob"
-        )
+        got = aed_greedy(story, encoded, lengths, most=40, draft=draft, confidence=True)
         same(got, wanted)
         calls += len(story.calls)
     assert calls <= (0.6 if (B, share) == (1, 0.05) else 1) * without

@@ -20,7 +20,7 @@ KINDS, DURATIONS = (
     ("stateless", "lstm", "foreign", "table"),
     ((), (0, 1, 2, 3, 4), (0, 1, 2, 4, 8), (0, 3), (1, 2)),
 )
-CONFIDENCE = ("none", "max_prob", "entropy")
+CONFIDENCE = (False, True)
 
 
 def eager(loop, greedy, mode="step"):
@@ -44,16 +44,16 @@ def uncaptured(monkeypatch):
     return made
 
 
-def by_loop(loop, model, encoded, lengths, carry=None, confidence="none"):
+def by_loop(loop, model, encoded, lengths, carry=None, confidence=False):
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence)
         carry = carry or greedy.initial_carry(encoded)
-        loop.load(greedy, encoded, lengths, carry)
+        loop.load(encoded, lengths, carry)
         eager(loop, greedy)()
         return loop.hypotheses(lengths, carry, "here")
 
 
-def loop_for(B, T, model, encoded, confidence="none", **options):
+def loop_for(B, T, model, encoded, confidence=False, **options):
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence)
         return GraphLoop(
@@ -72,7 +72,7 @@ def by_graphs(
     encoded,
     lengths,
     mode="auto",
-    confidence="none",
+    confidence=False,
     carry=None,
     **options,
 ):
@@ -146,9 +146,9 @@ def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, dur
     model = make(kind, 7, durations=durations)
     encoded, lengths = speak(kind, 3, 9, 7)
     wanted = transducer_greedy(
-        model, encoded, lengths, strategy="one_by_one", confidence="entropy"
+        model, encoded, lengths, strategy="one_by_one", confidence=True
     )
-    loop = loop_for(8, 16, model, encoded, "entropy")
+    loop = loop_for(8, 16, model, encoded, True)
     with torch.inference_mode():
         for tensor in (
             loop.encoded,
@@ -167,14 +167,14 @@ def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind, dur
             loop.active,
         ):
             tensor.fill_(3)
-    same(by_loop(loop, model, encoded, lengths, confidence="entropy"), wanted)
+    same(by_loop(loop, model, encoded, lengths, confidence=True), wanted)
 
 
 def test_results_do_not_change_when_the_buffers_do(make, speak, uncaptured):
     model, store = make("lstm", 3), graphs.GraphCache()
-    first = by_graphs(store, model, *speak("lstm", 4, 11, 3), confidence="max_prob")
+    first = by_graphs(store, model, *speak("lstm", 4, 11, 3), confidence=True)
     kept = [part.clone() for part in (*first.parts(), *state_tensors(first.carry))]
-    by_graphs(store, model, *speak("lstm", 4, 11, 4), confidence="max_prob")
+    by_graphs(store, model, *speak("lstm", 4, 11, 4), confidence=True)
     assert len(uncaptured) == 1
     for now, then in zip(
         (*first.parts(), *state_tensors(first.carry)), kept, strict=True
@@ -270,7 +270,7 @@ def test_a_stream_of_all_sizes_is_served_by_a_handful_of_loops(make, uncaptured)
 
 
 @pytest.mark.parametrize("change", [
-    {"max_symbols": 3}, {"window": 2}, {"confidence": "entropy"}, {"mode": "full"}, {"dtype": torch.float32}, {"batch": 9},
+    {"max_symbols": 3}, {"window": 2}, {"confidence": True}, {"mode": "full"}, {"dtype": torch.float32}, {"batch": 9},
 ])  # fmt: skip
 def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change):
     model, store, (encoded, lengths) = (

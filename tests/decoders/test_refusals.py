@@ -133,10 +133,6 @@ BAD_OPTIONS = [
     ({"max_symbols": 0}, f"{MOST}0."),
     ({"max_symbols": 10**30}, f"{MOST}{10**30}."),
     ({"strategy": ["windowed_looping"]}, "got ['windowed_looping']."),
-    (
-        {"confidence": "sure"},
-        "confidence: expected one of 'none', 'max_prob', 'entropy', got 'sure'.",
-    ),
     ({"window": True}, "window: expected at least 1 frame, or None, got True."),
 ]
 

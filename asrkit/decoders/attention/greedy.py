@@ -19,9 +19,8 @@ from asrkit.decoders.attention.protocol import (
 )
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence, token_confidence
 from asrkit.runtime import eager, to_device
-from asrkit.shapes import dims, expect, expect_choice
+from asrkit.shapes import dims, expect
 
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
 WORTH = 0.2  # share of them that has to be right, for such a call costs some steps
@@ -38,7 +37,7 @@ def aed_greedy(
     prompt: Prompt | None = None,
     draft: Hypotheses | None = None,
     most: int | None = None,
-    confidence: Confidence = "none",
+    confidence: bool = False,
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances.
 
@@ -58,8 +57,7 @@ def aed_greedy(
             all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
             without eos there are returned as they are, and `ended` is False for them.
-        confidence: Confidence of each label: "max_prob", its probability; "entropy",
-            1 - entropy / ln V. Both are 1 where the model is sure.
+        confidence: Whether to return the confidence of each label, its probability.
 
     Returns:
         Hypotheses with scores in nats, eos included. NaN among the logits ends an utterance, with
@@ -74,7 +72,6 @@ def aed_greedy(
     """
     longest = check_batch(encoded, lengths, "B T D", "encoded")
     check_model(model)
-    expect_choice("confidence", confidence, CONFIDENCE)
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
     with torch.inference_mode():
@@ -145,15 +142,16 @@ class BestTokens(NamedTuple):
 
     token: Tensor  # int64
     score: Tensor  # float32, log-probability in nats; NaN where a logit is
-    confidence: Tensor | None  # float32 in 0..1
+    confidence: Tensor | None  # float32, the token's probability
 
 
-def best_tokens(logits: Tensor, confidence: Confidence) -> BestTokens:
+def best_tokens(logits: Tensor, confidence: bool) -> BestTokens:
     """The best tokens of logits (..., V)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     logp = logits.log_softmax(-1, dtype=dtype)
     score, token = logp.max(-1)
-    return BestTokens(token, score.float(), token_confidence(confidence, logp, score))
+    probability = score.exp().float() if confidence else None
+    return BestTokens(token, score.float(), probability)
 
 
 class GreedyLoop:
@@ -184,7 +182,7 @@ class GreedyLoop:
         limits: Tensor,
         heard: Tensor,
         drafted: int,
-        confidence: Confidence,
+        confidence: bool,
     ) -> None:
         B, P = prompts.shape
         longest = int(limits.max())
@@ -203,7 +201,7 @@ class GreedyLoop:
         self.scores = torch.zeros_like(limits, dtype=torch.float32)
         self.ended = ~heard
         self.confidence: Tensor | None = None
-        if confidence != "none":
+        if confidence:
             self.confidence = self.labels.float()
 
     def run(self) -> None:

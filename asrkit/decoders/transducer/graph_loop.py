@@ -1,9 +1,7 @@
 """`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +32,6 @@ class GraphLoop:
         outputs: (3, B, columns) labels, frames and durations so far.
         confidence: (B, columns) confidence of these labels, or None.
         active: () bool on the device, written by every turn: whether another one is needed.
-        folded: What predicts in place of the model, in fewer kernels; None if nothing does.
     """
 
     def __init__(
@@ -45,8 +42,6 @@ class GraphLoop:
         encoded: Tensor,
         carry: Carry,
         options: GreedyOptions,
-        *,
-        folds: bool = True,
     ) -> None:
         """Allocate buffers; nothing is loaded.
 
@@ -57,7 +52,6 @@ class GraphLoop:
             encoded: Gives width, dtype and device of the frames.
             carry: Gives sizes and dtypes of the model's state.
             options: Uses `window` and `max_symbols`.
-            folds: Whether to use what the model's `folded_predictor` returns, if it has one.
         """
         device = encoded.device
         columns = T * options.max_symbols + 1
@@ -71,22 +65,18 @@ class GraphLoop:
         self.counts = self.lengths.clone()
         self.outputs = self.lengths.new_zeros(3, B, columns)
         self.confidence: Tensor | None = None
-        if greedy.confidence != "none":
+        if greedy.confidence:
             self.confidence = torch.zeros(B, columns, dtype=torch.float32, device=device)
-        self.folded: Any = None
-        if folds and hasattr(greedy.model, "folded_predictor"):
-            self.folded = greedy.model.folded_predictor()
         self.active = torch.zeros((), dtype=torch.bool, device=device)
         self.host_flags = torch.zeros(2, dtype=torch.bool, pin_memory=device.type == "cuda")
         self.flag_sent: list[torch.cuda.Event] = []
         if device.type == "cuda":
             self.flag_sent = [torch.cuda.Event(), torch.cuda.Event()]
 
-    def load(self, greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
-        """Copy a batch into the buffers, and fold the weights anew: they may have changed in place.
+    def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
+        """Copy a batch into the buffers.
 
         Args:
-            greedy: The model.
             encoded: Frames, no larger than the buffers.
             lengths: (B,) valid frames.
             carry: State before the first frame.
@@ -96,8 +86,6 @@ class GraphLoop:
         self.lengths.zero_()[:B].copy_(lengths)
         map_state(lambda own, new: own[:B].copy_(new), self.state, initial_state(carry))
         self.counts.zero_()
-        if self.folded is not None:
-            self.folded.fold(greedy.model)
 
     def turn(self, greedy: GreedyModel) -> None:
         """Decode at most one more label of each utterance.
@@ -105,9 +93,6 @@ class GraphLoop:
         Utterances that emit nothing write too: their next label overwrites it, or it lies beyond
         `counts`.
         """
-        predict = greedy.model.predict
-        if self.folded is not None:
-            predict = partial(self.folded.predict, greedy.model)
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
         outputs = torch.stack([step.labels, step.frames, step.durations])
@@ -115,7 +100,7 @@ class GraphLoop:
         if self.confidence is not None:
             self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
         self.counts += step.emitted
-        map_state(_overwrite, self.state, predictor_step(predict, advanced, step))
+        map_state(_overwrite, self.state, predictor_step(greedy, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)
 
     def repeat(self, turns: Callable[[], None]) -> None:

@@ -67,8 +67,6 @@ def decode(
             equals the plain loop's. Where neither does, the plain loop runs from then on, and
             `impl` says why.
 
-    The captured turn calls the predictor of `GraphLoop.folded` where the model has one.
-
     Graphs are kept for a model until it is deleted or `release_graphs` is called. Few graphs serve
     many batches: rows are rounded up (`rounded`), and each number of rows has one loop, with frames
     for the longest batch so far; the `KEEP` used last stay. Weights may change in place. Graphs are
@@ -149,7 +147,6 @@ class GraphCache:
         trusted: Keys of loops whose first result was compared with the plain loop's.
         auto_modes: What "auto" still tries, in this order.
         refused: Why it does not try the others; "" while it tries all.
-        folds: Whether new loops fold the predictor's weights.
         done: When the device has finished with the buffers.
         stream: That loops are recorded on; taken from FREE_STREAMS, and put back when the loops go.
     """
@@ -161,7 +158,6 @@ class GraphCache:
         self.trusted = set[tuple]()
         self.auto_modes = ["full", "step"]
         self.refused = ""
-        self.folds = True
         self.done: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
 
@@ -209,7 +205,7 @@ class GraphCache:
             self.loops[key] = self.make(batch, mode)
         self.loops.move_to_end(key)
         loop, run = self.loops[key]
-        loop.load(batch.greedy, batch.encoded, batch.lengths, batch.carry)
+        loop.load(batch.encoded, batch.lengths, batch.carry)
         is_new = batch.options.graphs == "auto" and key not in self.trusted
         if is_new:
             # in the graph's own sizes, since rounding depends on them
@@ -224,12 +220,7 @@ class GraphCache:
             found = loop.hypotheses(loop.lengths, start, "")
             # labels, lengths, frames and durations
             if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):
-                if loop.folded is None:
-                    reason = "the captured loop found other labels than the plain one"
-                    raise GraphsUnavailable(reason)
-                self.folds = False  # once more with the model's own predictor
-                self.drop(key)
-                return self.replay(batch, mode)
+                raise GraphsUnavailable("the captured loop found other labels than the plain one")
             self.trusted.add(key)
         if batch.encoded.is_cuda:
             self.done = torch.cuda.Event()
@@ -250,11 +241,9 @@ class GraphCache:
             self.drop(next(iter(self.loops)))
         greedy, encoded, lengths, carry, options = batch
         rows, frames = rounded(*encoded.shape[:2])
-        # under autocast the products would be cast and the tables not
-        folds = self.folds and not torch.is_autocast_enabled(encoded.device.type)
         try:
-            loop = GraphLoop(rows, frames, greedy, encoded, carry, options, folds=folds)
-            loop.load(greedy, encoded, lengths, carry)
+            loop = GraphLoop(rows, frames, greedy, encoded, carry, options)
+            loop.load(encoded, lengths, carry)
             if self.stream is None:
                 self.stream = free_stream(encoded.device)
             return loop, capture(loop, greedy, mode, self.stream)

@@ -4,19 +4,15 @@
 many frames it moves on, and how likely it is.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.states import map_state, state_tensors
 from asrkit.shapes import expect
-
-Confidence = Literal["none", "max_prob", "entropy"]
-CONFIDENCE = get_args(Confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +66,7 @@ class BestTokens(NamedTuple):
     # least 1 after a blank.
     jump: Tensor
     score: Tensor  # float32, log-probability in nats of the token, plus that of TDT's duration
-    confidence: Tensor | None  # float32 in 0..1
+    confidence: Tensor | None  # float32, the token's probability
 
 
 class GreedyModel:
@@ -78,7 +74,7 @@ class GreedyModel:
 
     Attributes:
         model: The transducer.
-        confidence: Which confidence `best_tokens` computes.
+        confidence: Whether `best_tokens` computes it.
         blank: Index of the blank.
         durations: Durations of TDT in frames; () for RNN-T.
         longest_jump: The most frames that one token moves on.
@@ -86,13 +82,13 @@ class GreedyModel:
     """
 
     def __init__(
-        self, model: Any, confidence: Confidence = "none", device: torch.device | None = None
+        self, model: Any, confidence: bool = False, device: torch.device | None = None
     ) -> None:
         """Wrap `model`.
 
         Args:
             model: A `Transducer`.
-            confidence: "none", "max_prob" or "entropy".
+            confidence: Whether it is asked for.
             device: Where the frames will lie.
         """
         self.model = model
@@ -124,7 +120,7 @@ class GreedyModel:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp = logits[..., :V].log_softmax(-1, dtype=dtype)  # durations have their own softmax
         score, token = logp.max(-1)
-        confidence = token_confidence(self.confidence, logp, score)
+        confidence = score.exp().float() if self.confidence else None
         blank = (token == self.blank).long()
         if self.duration_table is None:
             return BestTokens(token, blank, score.float(), confidence)
@@ -152,21 +148,3 @@ class GreedyModel:
         predicted, state = prediction
         zero = torch.zeros_like(blank)
         return Carry(predicted, state, zero, zero.clone())
-
-
-def token_confidence(kind: Confidence, logp: Tensor, score: Tensor) -> Tensor | None:
-    """Confidence of the best token, (...,) float32 in 0..1; None for "none".
-
-    Args:
-        kind: "max_prob", its probability, "entropy", 1 - entropy / ln V, or "none".
-        logp: Log-probabilities of all tokens (..., V).
-        score: That of the best (...,).
-    """
-    if kind == "none":
-        return None
-    if kind == "max_prob":
-        return score.exp().float()
-    entropy = torch.special.entr(logp.exp()).sum(-1)
-    highest = math.log(logp.shape[-1])
-    certainty = 1 - entropy / highest
-    return certainty.clamp(0, 1).float()
