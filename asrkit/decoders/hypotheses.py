@@ -187,3 +187,10 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
     low, high = torch.stack(lengths.aminmax()).tolist()
     expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return high
+
+
+def check_model(model: Any, *names: str) -> None:
+    """ValueError unless `model` has what a decoder asks for."""
+    missing = [name for name in names if not hasattr(model, name)]
+    got = f"{type(model).__name__} without {', '.join(missing)}"
+    expect(not missing, "model", ", ".join(names), got)

@@ -84,13 +84,9 @@ class NGram(OnDevice):
         """
         words = [str(token) for token in tokens]
         unwritable = [word for word in words if word.split() != [word]]
-        expect(
-            not unwritable,
-            "tokens",
-            "words that an ARPA file can hold",
-            repr(unwritable[:1]),
-            "Write it otherwise in both: '<space>'.",
-        )
+        wanted = "words that an ARPA file can hold"
+        remedy = "Write it otherwise in both: '<space>'."
+        expect(not unwritable, "tokens", wanted, repr(unwritable[:1]), remedy)
         path = Path(path)
         return cls.from_tables(read_arpa(path), words, path.name)
 
@@ -117,9 +113,6 @@ class NGram(OnDevice):
                 gram = gram[1:]
             return contexts[gram]
 
-        orphans = [" ".join(gram) for gram in listed if gram[:-1] not in contexts]
-        wanted = "the first words of each n-gram to be listed"
-        expect(not orphans, name, wanted, f"{orphans[:1]} without them")
         rows = sorted(
             (contexts[gram[:-1]] * len(index) + index[gram[-1]], logp, state(gram))
             for gram, (logp, _) in listed.items()
@@ -246,31 +239,38 @@ class WordNGram(OnDevice):
         alphabet = {char: n for n, char in enumerate(sorted(set("".join(spelled))))}
         path = Path(path)
         tables = read_arpa(path)
-        words = _spellable_words(tables, alphabet, path.name)
+        special = ("<s>", "</s>", "<unk>")
+        listed = [word for table in tables[:1] for (word,) in table if word not in special]
+        pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
+        got = f"one that lists {pieces[:1]}"
+        remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
+        expect(not pieces, path.name, "a model over words", got, remedy)
+        words = [word for word in listed if alphabet.keys() >= set(word)]
+        wanted = "a word that the tokens can spell"
+        got = f"{len(listed)} others, as {listed[:1]}"
+        expect(len(words) > 0, path.name, wanted, got, "Are both in lower case?")
         nodes = {"": 0}  # the beginnings of all words
+        edges = []  # in the order of the nodes, from 1 on
         for word in words:
-            for length in range(1, len(word) + 1):
-                nodes.setdefault(word[:length], len(nodes))
-        number = {word: n for n, word in enumerate(words)}
-        unknown = len(words)
-        edges = sorted(
-            (nodes[start[:-1]] * len(alphabet) + alphabet[start[-1]], node)
-            for start, node in nodes.items()
-            if start
-        )
+            for length, char in enumerate(word):
+                start = word[:length]
+                if word[: length + 1] not in nodes:
+                    nodes[word[: length + 1]] = len(nodes)
+                    edges.append(nodes[start] * len(alphabet) + alphabet[char])
         ngram = NGram.from_tables(tables, [*words, "<unk>"], path.name)
-        word_at = torch.tensor([*(number.get(start, unknown) for start in nodes), unknown])
-        numbers = [
-            torch.tensor([alphabet[char] for char in rest], dtype=torch.int64) for rest in spelled
-        ]
+        unknown = len(words)
+        word_at = torch.full((len(nodes) + 1,), unknown)
+        word_at[[nodes[word] for word in words]] = torch.arange(unknown)
+        numbers = [torch.tensor([alphabet[char] for char in rest]).long() for rest in spelled]
+        ascending, order = torch.tensor(edges).sort()
         return cls(
             ngram=ngram,
             word_bonus=float(word_bonus),
             starts_word=torch.tensor(starts),
             characters=pad_sequence(numbers, batch_first=True, padding_value=NO_CHARACTER),
             alphabet=len(alphabet),
-            edges=torch.tensor([edge for edge, _ in edges]),
-            leads=torch.tensor([node for _, node in edges]),
+            edges=ascending,
+            leads=order + 1,
             word=ngram.word[word_at],
         )
 
@@ -315,24 +315,6 @@ class WordNGram(OnDevice):
         logp, after = self.ngram.step(ngram, self.word[node])
         empty = node == 0
         return (logp + self.word_bonus).masked_fill(empty, 0), torch.where(empty, ngram, after)
-
-
-def _spellable_words(tables: Sequence[Table], alphabet: dict[str, int], name: str) -> list[str]:
-    """The words of a file that the characters of `alphabet` can spell."""
-    special = ("<s>", "</s>", "<unk>")
-    listed = [word for table in tables[:1] for (word,) in table if word not in special]
-    pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
-    remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
-    expect(not pieces, name, "a model over words", f"one that lists {pieces[:1]}", remedy)
-    words = [word for word in listed if alphabet.keys() >= set(word)]
-    expect(
-        len(words) > 0,
-        name,
-        "a word that the tokens can spell",
-        f"{len(listed)} others, as {listed[:1]}",
-        "Are both in lower case?",
-    )
-    return words
 
 
 def read_arpa(path: Path) -> list[Table]:

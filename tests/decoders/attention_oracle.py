@@ -230,7 +230,7 @@ def _decode_one(
     while True:
         state = model.begin(memory, len(text))
         logits, _ = model.follow(prompt.new_tensor([text]), state, memory, reach=None)
-        token, score, sure = best_tokens(logits[0, -1], confidence)
+        token, score = best_tokens(logits[0, -1])
         if score.isnan():
             return row, total + score, False
         if token == model.eos:
@@ -239,5 +239,5 @@ def _decode_one(
             return row, total, False
         total = total + score
         label = int(token), PADDING, 0
-        row.append(label if sure is None else (*label, float(sure)))
+        row.append((*label, float(score.exp())) if confidence else label)
         text.append(int(token))

@@ -291,7 +291,6 @@ def test_a_right_draft_takes_one_call_and_a_wrong_one_no_more_than_none():
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"prompt": [1] * 64}, "^prompt: expected 1 to 63 tokens, so that a label fits in most=64, got 64"),
-    ({"prompt": [[1], [1, 4], [1]]}, "^prompt: .*prompts of one length"),
     ({"prompt": [11]}, "^prompt: expected tokens from 0 to below V=11, got 11 to 11"),
     ({"most": 0}, "^most: expected 1 to 63"),
     ({"draft": [[3], [3], [3]]}, "^draft: expected Hypotheses"),

@@ -371,8 +371,7 @@ def test_auto_goes_on_without_graphs_and_says_why(
         found = by_graphs(store, model, encoded, lengths)
         same(found, wanted)
         assert found.impl == f"windowed_looping, graphs=off: {reason}"
-    # where labels differ it is tried once more, with the model's own predictor
-    assert tries == ["full"] * (1 + (failure == "other labels")) + ["step"]
+    assert tries == ["full", "step"]
     assert not store.loops
     if failure != "other labels":  # a mode by name is tried again, and is not compared
         with pytest.raises(RuntimeError) as error:
@@ -410,15 +409,14 @@ def test_graphs_go_with_the_model_or_when_told(make):
     kept = graphs.cache_of(first)
     assert graphs.cache_of(first) is kept is not graphs.cache_of(second)
     release_graphs(first)
-    assert id(first) not in graphs.MODELS and id(second) in graphs.MODELS
+    assert first not in graphs.MODELS and second in graphs.MODELS
     kept = graphs.cache_of(first)
     release_graphs(first)
     again = graphs.cache_of(first)
     assert again is not kept
-    name = id(first)
     del first
     gc.collect()
-    assert name not in graphs.MODELS
+    assert list(graphs.MODELS) == [second]
     release_graphs()
     assert not graphs.MODELS
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from asrkit.decoders.attention.prefix_scores import PrefixScores
 from asrkit.decoders.attention.protocol import (
+    NAMES,
     ROOM,
     Attention,
     Prompt,
-    check_model,
     heard_frames,
     limits_of,
     prompt_of,
@@ -19,7 +19,7 @@ from asrkit.decoders.attention.protocol import (
     with_room,
 )
 from asrkit.decoders.beams import check_width
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, is_finite
@@ -71,7 +71,7 @@ def aed_beam(
         ValueError: An argument does not fit, or the model does not follow the protocol.
     """
     longest = check_batch(encoded, lengths, "B T D", "encoded")
-    check_model(model)
+    check_model(model, *NAMES)
     check_width(width)
     V = model.vocab_size
     if ctc is not None:

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.attention.protocol import (
+    NAMES,
     ROOM,
     Attention,
     Prompt,
-    check_model,
     heard_frames,
     limits_of,
     prompt_of,
     texts,
     with_room,
 )
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager, to_device
 from asrkit.shapes import dims, expect
@@ -50,11 +50,10 @@ def aed_greedy(
         lengths: (B,) valid frames, int32 or int64; an utterance of 0 frames has no labels.
         prompt: Tokens before the text, (P,) for all or (B, P); None is `model.bos` alone. The texts
             of a batch need prompts of one length.
-        draft: A guess at the texts, for instance those of a CTC head, of which `ctc_draft` is
-            taken. One call of `follow` checks all its tokens, and the right beginning is kept;
-            behind a mistake the rest is checked as well, 16 tokens a call, while that is worth it.
-            So the result is that without a draft but for rounding; a right draft takes one call in
-            all.
+        draft: A guess at the texts, for instance `ctc_draft`'s of a CTC head. One call of `follow`
+            checks all its tokens, and the right beginning is kept; behind a mistake the rest is
+            checked as well, 16 tokens a call, while that is worth it. So the result is that without
+            a draft but for rounding; a right draft takes one call in all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
             without eos there are returned as they are, and `ended` is False for them.
         confidence: Whether to return the confidence of each label, its probability.
@@ -71,7 +70,7 @@ def aed_greedy(
     >>> aed_greedy(model, frames, ends, draft=draft).tokens()  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T D", "encoded")
-    check_model(model)
+    check_model(model, *NAMES)
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
     with torch.inference_mode():
@@ -103,16 +102,11 @@ def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
         Hypotheses with the labels, frames and durations that are left. Scores are those of `heard`;
         confidence and alternatives are dropped.
 
-    Raises:
-        ValueError: `model` does not follow the protocol, or `heard` are no Hypotheses.
     """
-    check_model(model)
-    is_one = isinstance(heard, Hypotheses)
-    expect(is_one, "heard", "Hypotheses", type(heard).__name__, "Try ctc_greedy.")
     labels = heard.labels
-    spoken = (labels >= 0) & (labels < model.vocab_size)
-    spoken &= (labels != model.bos) & (labels != model.eos)
-    spoken &= torch.arange(labels.shape[1], device=labels.device) < heard.lengths[:, None]
+    spoken = labels < model.vocab_size
+    spoken &= labels != model.bos
+    spoken &= labels != model.eos
     kept = heard.only(spoken)
     return replace(kept, impl=f"{heard.impl}, as a draft", confidence=None, alternatives=())
 
@@ -125,16 +119,15 @@ class Draft(NamedTuple):
 
 
 def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draft:
-    """The draft, without what no text holds or lies beyond the limits (B,); N = 0 without one."""
+    """The draft within the limits (B,); N = 0 without one."""
     if draft is None:
         return Draft(limits.new_zeros(len(limits), 0), torch.zeros_like(limits))
     is_one = isinstance(draft, Hypotheses)
     expect(is_one, "draft", "Hypotheses", type(draft).__name__, "Try ctc_greedy.")
-    spoken = ctc_draft(model, draft)
-    dims(spoken.labels, "B N", "draft.labels", B=len(limits))
-    lengths = torch.minimum(to_device(spoken.lengths, limits.device), limits)
-    tokens = to_device(spoken.labels, limits.device)[:, : int(lengths.max())]
-    return Draft(tokens.clamp(min=0), lengths)
+    dims(draft.labels, "B N", "draft.labels", B=len(limits))
+    lengths = torch.minimum(to_device(draft.lengths, limits.device), limits)
+    tokens = to_device(draft.labels, limits.device)[:, : int(lengths.max())]
+    return Draft(tokens.clamp(0, model.vocab_size - 1), lengths)
 
 
 class BestTokens(NamedTuple):
@@ -142,16 +135,13 @@ class BestTokens(NamedTuple):
 
     token: Tensor  # int64
     score: Tensor  # float32, log-probability in nats; NaN where a logit is
-    confidence: Tensor | None  # float32, the token's probability
 
 
-def best_tokens(logits: Tensor, confidence: bool) -> BestTokens:
+def best_tokens(logits: Tensor) -> BestTokens:
     """The best tokens of logits (..., V)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    logp = logits.log_softmax(-1, dtype=dtype)
-    score, token = logp.max(-1)
-    probability = score.exp().float() if confidence else None
-    return BestTokens(token, score.float(), probability)
+    score, token = logits.log_softmax(-1, dtype=dtype).max(-1)
+    return BestTokens(token, score.float())
 
 
 class GreedyLoop:
@@ -187,7 +177,6 @@ class GreedyLoop:
         B, P = prompts.shape
         longest = int(limits.max())
         self.model = model
-        self.kind = confidence
         self.room = P + longest
         self.past_room = min(self.room, P + drafted + ROOM)
         self.memory = memory
@@ -224,7 +213,7 @@ class GreedyLoop:
     def turn(self, tokens: Tensor) -> None:
         """The best token behind these (n, P), of each row that goes on."""
         logits = self._follow(tokens)
-        self._emit(best_tokens(logits[:, -1:], self.kind), torch.zeros_like(self.limits))
+        self._emit(best_tokens(logits[:, -1:]), torch.zeros_like(self.limits))
 
     def _follow(self, tokens: Tensor) -> Tensor:
         """Logits (n, K, V) of what follows each of these tokens, which the state takes in."""
@@ -241,22 +230,23 @@ class GreedyLoop:
 
         Other rows write too, behind their labels.
         """
+        rows = self.rows[:, None]
         behind = kept[:, None]
-        token, score = best.token.gather(1, behind)[:, 0], best.score.gather(1, behind)[:, 0]
-        broken = score.isnan()
-        stops = token == self.model.eos
+        token = best.token.gather(1, behind)[:, 0]
+        is_broken = best.score.gather(1, behind)[:, 0].isnan()
         before = self.counts[self.rows]
         counts = before + kept
-        emits = self.going & ~broken & ~stops & (counts < self.limits)
-        ends = self.going & ~broken & stops
-        scored = kept + (emits | ends | (self.going & broken))
+        stops = self.going & is_broken
+        ends = self.going & ~is_broken & (token == self.model.eos)
+        emits = self.going & ~stops & ~ends & (counts < self.limits)
+        scored = kept + (emits | ends | stops)
         columns = torch.arange(best.token.shape[1], device=kept.device)
         scores = best.score.where(columns < scored[:, None], 0.0)
         places = (before[:, None] + columns).clamp(max=self.labels.shape[1] - 1)
         self.scores[self.rows] += scores.sum(1)
-        self.labels[self.rows[:, None], places] = best.token
-        if self.confidence is not None and best.confidence is not None:
-            self.confidence[self.rows[:, None], places] = best.confidence
+        self.labels[rows, places] = best.token
+        if self.confidence is not None:
+            self.confidence[rows, places] = best.score.exp()
         self.counts[self.rows] = counts + emits
         self.ended[self.rows] |= ends
         self.last = token.where(emits, self.last)
@@ -300,8 +290,10 @@ class GreedyLoop:
         N = draft.tokens.shape[1]
         place = self.past.place
         logits = self._follow(torch.cat([before, draft.tokens], 1))
-        best = best_tokens(logits[:, -N - 1 :], self.kind)
-        right = (best.token[:, :N] == draft.tokens) & ~best.score[:, :N].isnan()
+        best = best_tokens(logits[:, -N - 1 :])
+        right = best.token[:, :N] == draft.tokens
+        right &= draft.tokens != self.model.eos
+        right &= ~best.score[:, :N].isnan()
         right &= torch.arange(N, device=place.device) < draft.lengths[:, None]
         kept = right.long().cumprod(1).sum(1) * self.going
         place = torch.where(self.going, self.past.place - N + kept, place)

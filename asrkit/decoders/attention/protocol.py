@@ -54,13 +54,6 @@ class Attention(Protocol):
         """
 
 
-def check_model(model: Any) -> None:
-    """ValueError unless `model` follows the protocol `Attention`."""
-    missing = [name for name in NAMES if not hasattr(model, name)]
-    got = f"{type(model).__name__} without {', '.join(missing)}"
-    expect(not missing, "model", "bos, eos, most, vocab_size, remember, begin and follow", got)
-
-
 class Suppressing(nn.Module):
     """An `Attention` with the logits of another one, but for tokens that it is not to write.
 
@@ -75,7 +68,7 @@ class Suppressing(nn.Module):
         prompt_tokens: Tokens of the prompt, P, behind which a text begins.
 
     Raises:
-        ValueError: The model does not follow the protocol, or has no such token.
+        ValueError: The model has no such token.
 
     >>> from asrkit.models import AEDModel, presets
     >>> quiet = Suppressing(AEDModel(presets.tiny_aed()), always=[7], first=[1], prompt_tokens=1)
@@ -85,7 +78,6 @@ class Suppressing(nn.Module):
         self, model: Any, *, always: Sequence[int], first: Sequence[int], prompt_tokens: int
     ) -> None:
         super().__init__()
-        check_model(model)
         self.model = model
         self.prompt_tokens = prompt_tokens
         V = model.vocab_size
@@ -129,13 +121,7 @@ def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tenso
         ValueError: The prompts have several lengths, other tokens, or leave no room for a label.
     """
     B = len(encoded)
-    try:
-        tokens = torch.as_tensor([model.bos] if prompt is None else prompt)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            "prompt: expected token ids (P,) or (B, P), prompts of one length, got "
-            f"{str(error)[:100]}. Decode utterances with longer prompts in a batch of their own."
-        ) from None
+    tokens = torch.as_tensor([model.bos] if prompt is None else prompt)
     if tokens.dim() == 1:
         tokens = tokens.expand(B, -1)
     _, P = dims(tokens, "B P", "prompt", B=B)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
 from asrkit.decoders.transducer.graphs import GRAPH_MODES
@@ -102,7 +102,9 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T E", "encoded")
-    _check_model(model)
+    check_model(model, "blank", "predict", "join")
+    remedy = "Count it from the front: V - 1, not -1."
+    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)
     able = strategy == "windowed_looping" and encoded.is_cuda
@@ -131,12 +133,3 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
         empty = torch.empty(hypotheses.labels.shape, device=encoded.device)
         return replace(hypotheses, confidence=empty)
     return hypotheses
-
-
-def _check_model(model: Any) -> None:
-    """ValueError unless a model has what a decoder asks for."""
-    missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
-    got = f"{type(model).__name__} without {', '.join(missing)}"
-    expect(not missing, "model", "blank, predict and join", got)
-    remedy = "Count it from the front: V - 1, not -1."
-    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)

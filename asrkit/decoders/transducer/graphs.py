@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,7 @@ class GraphCache:
         auto_modes: What "auto" still tries, in this order.
         refused: Why it does not try the others; "" while it tries all.
         done: When the device has finished with the buffers.
-        stream: That loops are recorded on; taken from FREE_STREAMS, and put back when the loops go.
+        stream: That loops are recorded on; of FREE_STREAMS, and put back when the cache goes.
     """
 
     def __init__(self) -> None:
@@ -218,8 +218,7 @@ class GraphCache:
         result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
         if is_new:
             found = loop.hypotheses(loop.lengths, start, "")
-            # labels, lengths, frames and durations
-            if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):
+            if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):  # but scores
                 raise GraphsUnavailable("the captured loop found other labels than the plain one")
             self.trusted.add(key)
         if batch.encoded.is_cuda:
@@ -246,13 +245,14 @@ class GraphCache:
             loop.load(encoded, lengths, carry)
             if self.stream is None:
                 self.stream = free_stream(encoded.device)
+                weakref.finalize(self, FREE_STREAMS.append, self.stream).atexit = False
             return loop, capture(loop, greedy, mode, self.stream)
         except Exception as error:
             reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
 
-MODELS: dict[int, GraphCache] = {}  # by identity: a model need not be hashable
+MODELS = weakref.WeakKeyDictionary[nn.Module, GraphCache]()
 FREE_STREAMS: list[torch.cuda.Stream] = []  # with the workspaces of loops that are gone
 REGISTERING = threading.Lock()
 
@@ -260,17 +260,9 @@ REGISTERING = threading.Lock()
 def cache_of(model: nn.Module) -> GraphCache:
     """The cache of `model`, made at the first call; it goes when the model is deleted."""
     with REGISTERING:
-        if id(model) not in MODELS:
-            weakref.finalize(model, _forget, id(model)).atexit = False
-            MODELS[id(model)] = GraphCache()
-        return MODELS[id(model)]
-
-
-def _forget(key: int) -> None:
-    """Let go of a model that is gone; a finalizer may run in any line, so it waits for nothing."""
-    cache = MODELS.pop(key, None)
-    if cache is not None and cache.stream is not None:
-        FREE_STREAMS.append(cache.stream)
+        if model not in MODELS:
+            MODELS[model] = GraphCache()
+        return MODELS[model]
 
 
 def free_stream(device: torch.device) -> torch.cuda.Stream:
@@ -282,17 +274,14 @@ def free_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def release_graphs(model: Any = None) -> None:
+def release_graphs(model: nn.Module | None = None) -> None:
     """Free what graphs of `model`, or of all models, hold; the next call captures again."""
     with REGISTERING:
-        keys = list(MODELS) if model is None else [id(model)]
-        caches = [MODELS.pop(key) for key in keys if key in MODELS]
+        models = list(MODELS) if model is None else [model]
+        caches = [MODELS.pop(each) for each in models if each in MODELS]
     for cache in caches:
         with cache.lock:
             cache.drop(*cache.loops)
-            if cache.stream is not None:
-                FREE_STREAMS.append(cache.stream)
-                cache.stream = None
 
 
 def weights_read(model: nn.Module) -> tuple:

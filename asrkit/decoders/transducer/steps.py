@@ -113,9 +113,8 @@ class GreedyModel:
         logits = self.model.join(encoded, predicted)
         V = logits.shape[-1] - len(self.durations)
         if logits.shape[:-1] != encoded.shape[:-1] or self.blank >= V:
-            sizes = ", ".join(map(str, encoded.shape[:-1]))
             least = self.blank + len(self.durations)
-            wanted = f"logits ({sizes}, more than {least})"
+            wanted = f"logits {(*encoded.shape[:-1], f'more than {least}')}"
             expect(False, "model.join", wanted, tuple(logits.shape))
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp = logits[..., :V].log_softmax(-1, dtype=dtype)  # durations have their own softmax
@@ -134,17 +133,13 @@ class GreedyModel:
         """The carry of the utterances of encoded (B, T, E) before their first frame.
 
         Raises:
-            ValueError: `model.predict` returns something else, or tensors that are not batch first.
+            ValueError: `model.predict` returns tensors that are not batch first.
         """
         B = len(encoded)
         blank = torch.full((B,), self.blank, dtype=torch.int64, device=encoded.device)
-        prediction = self.model.predict(blank, None)
-        is_pair = isinstance(prediction, tuple | list) and len(prediction) == 2
-        got = type(prediction).__name__
-        expect(is_pair, "model.predict", "the pair predicted (B, P), state", got)
-        sizes = {tensor.shape[:1] for tensor in state_tensors(prediction)}
+        predicted, state = self.model.predict(blank, None)
+        sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"
         expect(sizes == {(B,)}, "model.predict", wanted, "another", "Transpose its state.")
-        predicted, state = prediction
         zero = torch.zeros_like(blank)
         return Carry(predicted, state, zero, zero.clone())
