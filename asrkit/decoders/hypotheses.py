@@ -127,7 +127,6 @@ class Hypotheses:
         scores: Sequence[Tensor],
         impl: str,
         carry: Any = None,
-        ended: Tensor | None = None,
     ) -> Self:
         """Hypotheses from Python lists, as the sequential decoders build them.
 
@@ -137,7 +136,6 @@ class Hypotheses:
             scores: One scalar tensor per utterance, log-probability in nats.
             impl: The decoding strategy.
             carry: Stored in the result.
-            ended: Stored in the result.
         """
         device = scores[0].device
         N = max(len(row) for row in rows)
@@ -156,7 +154,6 @@ class Hypotheses:
             scores=torch.stack([*scores]).clone(),
             impl=impl,
             carry=carry,
-            ended=ended,
         )
 
 

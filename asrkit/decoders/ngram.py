@@ -88,23 +88,22 @@ class NGram(OnDevice):
         remedy = "Write it otherwise in both: '<space>'."
         expect(not unwritable, "tokens", wanted, repr(unwritable[:1]), remedy)
         path = Path(path)
-        return cls.from_tables(read_arpa(path), words, path.name)
+        return cls.from_table(read_arpa(path), words, path.name)
 
     @classmethod
-    def from_tables(cls, tables: Sequence[Table], words: Sequence[str], name: str) -> Self:
+    def from_table(cls, grams: Table, words: Sequence[str], name: str) -> Self:
         """The model for tokens that are `words`, from the n-grams of a file with that name."""
         index: dict[str, int] = {}
         for word in (*words, "</s>", "<s>", "<unk>"):
             index.setdefault(word, len(index))
-        listed: Table = {}
-        for table in tables:
-            listed |= {gram: table[gram] for gram in table if index.keys() >= set(gram)}
+        order = max(map(len, grams), default=0)
+        listed = {gram: grams[gram] for gram in grams if index.keys() >= set(gram)}
         remedy = f"A token reads like this: {words[:1]!r:.40}."
         some = any((word,) in listed for word in words)
         expect(some, name, "a word that is a token", "none", remedy)
         contexts: dict[tuple[str, ...], int] = {(): 0}
         for gram in listed:
-            if len(gram) < len(tables):
+            if len(gram) < order:
                 contexts[gram] = len(contexts)
 
         def state(gram: tuple[str, ...]) -> int:
@@ -113,22 +112,24 @@ class NGram(OnDevice):
                 gram = gram[1:]
             return contexts[gram]
 
-        rows = sorted(
-            (contexts[gram[:-1]] * len(index) + index[gram[-1]], logp, state(gram))
-            for gram, (logp, _) in listed.items()
-        )
-        arcs, logps, leads = map(torch.tensor, zip(*rows, strict=True))
-        begins = torch.searchsorted(arcs, torch.arange(len(contexts) + 1) * len(index))
+        rows = []
+        for gram, (logp, _) in listed.items():
+            arc = contexts[gram[:-1]] * len(index) + index[gram[-1]]
+            rows.append((arc, logp, state(gram)))
+        arcs, logps, leads = map(torch.tensor, zip(*sorted(rows), strict=True))
+        first_arcs = torch.arange(len(contexts) + 1) * len(index)
+        begins = torch.searchsorted(arcs, first_arcs)
         of_unigrams = slice(begins[1])
         unigrams = torch.full((len(index),), -math.inf)
         unigrams[arcs[of_unigrams]] = logps[of_unigrams]
-        word_of = [index[word if (word,) in listed else "<unk>"] for word in words]
+        known = [word if (word,) in listed else "<unk>" for word in words]
+        backoffs = [listed[gram][1] for gram in contexts if gram]
         return cls(
-            order=len(tables),
-            word=torch.tensor(word_of),
+            order=order,
+            word=torch.tensor([index[word] for word in known]),
             end=torch.tensor(index["</s>"]),
             first=torch.tensor(state(("<s>",))),
-            backoff=torch.tensor([0.0, *(listed[gram][1] for gram in contexts if gram)]),
+            backoff=torch.tensor([0.0, *backoffs]),
             shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
             begins=begins,
             arcs=arcs,
@@ -154,12 +155,15 @@ class NGram(OnDevice):
         row = self.unigrams.repeat(len(chain[0]), 1)  # (states, words)
         for context in reversed(chain):
             row = row + self.backoff[context, None]
-            counts = self.begins[context + 1] - self.begins[context]
+            ends = self.begins[context + 1]
+            counts = ends - self.begins[context]
             counts = counts.masked_fill(context == 0, 0)
-            owner = torch.arange(len(row), device=row.device).repeat_interleave(counts)
-            behind = counts.cumsum(0) - self.begins[context + 1]
+            rows = torch.arange(len(row), device=row.device)
+            owner = rows.repeat_interleave(counts)
+            behind = counts.cumsum(0) - ends
             at = torch.arange(len(owner), device=row.device) - behind[owner]
-            row[owner, self.arcs[at] % words] = self.logp[at]
+            word = self.arcs[at] % words
+            row[owner, word] = self.logp[at]
         return row[:, self.word].view(*states.shape, len(self.word))
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
@@ -183,7 +187,8 @@ class NGram(OnDevice):
             key = states * len(self.unigrams) + word
             at = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
             is_listed = missing & (self.arcs[at] == key)
-            logp = torch.where(is_listed, backoff + self.logp[at], logp)
+            listed = backoff + self.logp[at]
+            logp = torch.where(is_listed, listed, logp)
             after = torch.where(is_listed, self.leads[at], after)
             missing = missing & ~is_listed
             backoff = backoff + self.backoff[states]
@@ -238,9 +243,9 @@ class WordNGram(OnDevice):
         expect(any(starts), "tokens", "some that begin with ' ' or '▁'", repr([*tokens[:3]]))
         alphabet = {char: n for n, char in enumerate(sorted(set("".join(spelled))))}
         path = Path(path)
-        tables = read_arpa(path)
+        grams = read_arpa(path)
         special = ("<s>", "</s>", "<unk>")
-        listed = [word for table in tables[:1] for (word,) in table if word not in special]
+        listed = [gram[0] for gram in grams if len(gram) == 1 and gram[0] not in special]
         pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
         got = f"one that lists {pieces[:1]}"
         remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
@@ -252,12 +257,13 @@ class WordNGram(OnDevice):
         nodes = {"": 0}  # the beginnings of all words
         edges = []  # in the order of the nodes, from 1 on
         for word in words:
-            for length, char in enumerate(word):
-                start = word[:length]
-                if word[: length + 1] not in nodes:
-                    nodes[word[: length + 1]] = len(nodes)
-                    edges.append(nodes[start] * len(alphabet) + alphabet[char])
-        ngram = NGram.from_tables(tables, [*words, "<unk>"], path.name)
+            node = 0
+            for length, char in enumerate(word, start=1):
+                edge = node * len(alphabet) + alphabet[char]
+                node = nodes.setdefault(word[:length], len(nodes))
+                if node > len(edges):
+                    edges.append(edge)
+        ngram = NGram.from_table(grams, [*words, "<unk>"], path.name)
         unknown = len(words)
         word_at = torch.full((len(nodes) + 1,), unknown)
         word_at[[nodes[word] for word in words]] = torch.arange(unknown)
@@ -314,38 +320,41 @@ class WordNGram(OnDevice):
         ngram, node = states
         logp, after = self.ngram.step(ngram, self.word[node])
         empty = node == 0
-        return (logp + self.word_bonus).masked_fill(empty, 0), torch.where(empty, ngram, after)
+        logp = (logp + self.word_bonus).masked_fill(empty, 0)
+        after = torch.where(empty, ngram, after)
+        return logp, after
 
 
-def read_arpa(path: Path) -> list[Table]:
-    """The n-grams of each order, from 1 on, of a file.
+def read_arpa(path: Path) -> Table:
+    """The n-grams of a file, of all orders.
 
     Raises:
         ValueError: Names the line that is wrong; the last one, where the end is missing.
     """
     open_text = gzip.open if path.suffix == ".gz" else open
-    tables: list[Table] = []
+    grams: Table = {}
+    order = 0
     number = 0
     try:
         with open_text(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
                 number += 1
                 text = line.strip(" \t\r\n")
-                n = len(tables)
                 if text == "\\end\\":
-                    return tables
-                if text == f"\\{n + 1}-grams:":
-                    tables.append({})
-                elif text and tables:
+                    return grams
+                if text == f"\\{order + 1}-grams:":
+                    order += 1
+                elif text and order:
                     fields = re.split(r"[ \t]+", text)
-                    enough = len(fields) > n
-                    expect(enough, "line", f"a log-probability and {n} words", repr(text))
+                    wanted = f"a log-probability and {order} words"
+                    expect(len(fields) > order, "line", wanted, repr(text))
                     logp = float(fields[0])
-                    backoff = float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+                    words = tuple(fields[1 : order + 1])
+                    backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
                     wanted = "a log10 probability of 0 or less, and a finite back-off weight"
                     expect(logp <= 0 and abs(backoff) < 1e38, "line", wanted, repr(text))
-                    tables[-1][tuple(fields[1 : n + 1])] = logp * LN_10, backoff * LN_10
+                    grams[words] = logp * LN_10, backoff * LN_10
         expect(False, "file", "\\end\\ in a line of its own", "none")
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise ValueError(f"{path.name}:{number}: {error!s:.200}") from None
-    return tables
+    return grams

@@ -59,7 +59,7 @@ def aed_beam_reference(
     rows = [[(label, PADDING, 0) for label in text.labels] for text in found]
     scores = encoded.new_tensor([text.score for text in found], dtype=torch.float32)
     ended = torch.tensor([text.ended for text in found], device=encoded.device)
-    return Hypotheses.from_lists(rows, list(scores), "reference", ended=ended)
+    return replace(Hypotheses.from_lists(rows, list(scores), "reference"), ended=ended)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def aed_greedy_reference(
             scores.append(score)
             ended.append(end)
     flags = torch.tensor(ended, device=encoded.device)
-    found = Hypotheses.from_lists(rows, scores, "one by one", ended=flags)
+    found = replace(Hypotheses.from_lists(rows, scores, "one by one"), ended=flags)
     if confidence and found.confidence is None:  # nobody has labels
         return replace(found, confidence=scores[0].new_empty(found.labels.shape))
     return found

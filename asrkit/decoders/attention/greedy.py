@@ -206,9 +206,9 @@ class GreedyLoop:
         n = len(going)
         # rows in front need no copy, as in a batch that begins with its longest texts
         keep: Any = slice(n) if int(going[-1]) == n - 1 else going
-        rows = (self.memory, self.past, self.limits, self.last, self.going, self.rows)
-        rows = map_state(lambda part: part[keep], rows)
-        self.memory, self.past, self.limits, self.last, self.going, self.rows = rows
+        for name in ("memory", "past", "limits", "last", "going", "rows"):
+            rows = map_state(lambda part: part[keep], getattr(self, name))
+            setattr(self, name, rows)
 
     def turn(self, tokens: Tensor) -> None:
         """The best token behind these (n, P), of each row that goes on."""

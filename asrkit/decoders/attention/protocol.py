@@ -82,12 +82,12 @@ class Suppressing(nn.Module):
         self.prompt_tokens = prompt_tokens
         V = model.vocab_size
         suppressed = torch.zeros(2, V, dtype=torch.bool)  # within a text, and as its first token
-        for name, tokens, rows in (("always", always, (0, 1)), ("first", first, (1,))):
+        for name, tokens in (("always", always), ("first", first)):
             listed = isinstance(tokens, Sequence)  # notes of a checkpoint may be damaged
             inside = listed and all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
-            for row in rows:
-                suppressed[row, [*tokens]] = True
+        suppressed[:, [*always]] = True
+        suppressed[1, [*first]] = True
         self.register_buffer("suppressed", suppressed.to(next(model.parameters()).device))
         self.train(model.training)
 

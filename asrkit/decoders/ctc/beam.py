@@ -7,7 +7,6 @@ Sources: Graves 2012, Supervised Sequence Labelling with Recurrent Neural Networ
 Hannun et al. 2014, arXiv 1408.2873, algorithm 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -199,7 +198,13 @@ def search(
     if lm is not None:
         score = score + lm_weight * lm.final(lm_state).view_as(score)
     score, place = score.sort(dim=1, descending=True, stable=True)
-    labels = labels_of(history, place)
+    steps = [torch.full_like(place, PADDING)]
+    for origin, added in reversed(history):
+        steps.append(added.gather(1, place))
+        place = origin.gather(1, place)
+    path = torch.stack(steps[::-1], 2)
+    labels_first = (path == PADDING).byte().sort(dim=2, stable=True).indices
+    labels = path.gather(2, labels_first)
     return score, labels.masked_fill(score[..., None] == -torch.inf, PADDING)
 
 
@@ -268,19 +273,3 @@ def continued(logp: Tensor, blank: int, beam: Beam) -> tuple[Beam, Tensor]:
         label=(beam.label + last_logp).logaddexp(by_parent),
     )
     return kept, longer
-
-
-def labels_of(history: Sequence[tuple[Tensor, Tensor]], place: Tensor) -> Tensor:
-    """Labels (B, K, T) of the prefixes at `place` (B, K) after the last frame, padded with -1.
-
-    Args:
-        history: After each of T frames where each prefix was before, and its new label or -1.
-        place: After the last frame.
-    """
-    steps = [torch.full_like(place, PADDING)]
-    for origin, added in reversed(history):
-        steps.append(added.gather(1, place))
-        place = origin.gather(1, place)
-    path = torch.stack(steps[::-1], 2)
-    labels_first = (path == PADDING).byte().sort(dim=2, stable=True).indices
-    return path.gather(2, labels_first)

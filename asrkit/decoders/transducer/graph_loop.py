@@ -14,7 +14,6 @@ from asrkit.decoders.transducer.windowed_looping import (
     joint_step,
     predictor_step,
 )
-from asrkit.shapes import expect
 
 
 class GraphLoop:
@@ -100,7 +99,7 @@ class GraphLoop:
         if self.confidence is not None:
             self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
         self.counts += step.emitted
-        map_state(_overwrite, self.state, predictor_step(greedy, advanced, step))
+        map_state(Tensor.copy_, self.state, predictor_step(greedy, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)
 
     def repeat(self, turns: Callable[[], None]) -> None:
@@ -149,15 +148,3 @@ class GraphLoop:
             confidence=confidence,
             carry=carry.after(state.time, lengths, state.predicted, state.state),
         )
-
-
-def _overwrite(buffer: Tensor, new: Tensor) -> Tensor:
-    """Copy `new` into `buffer`; ValueError for another dtype, which would be cast silently."""
-    expect(
-        buffer.dtype == new.dtype,
-        "model.predict",
-        f"{buffer.dtype}, as it began with",
-        new.dtype,
-        "Keep one dtype.",
-    )
-    return buffer.copy_(new)
