@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.states import map_state
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, valid_mask
 
 PADDING = -1  # in labels, frames, durations and confidence
 
@@ -57,8 +57,9 @@ class Hypotheses:
         kept = kept & (self.labels != PADDING)
         lengths = kept.sum(1)
         N = int(lengths.max())
-        order = kept.int().argsort(dim=1, descending=True, stable=True)[:, :N]
-        behind = torch.arange(N, device=kept.device) >= lengths[:, None]
+        order = kept.int().argsort(dim=1, descending=True, stable=True)
+        order = order[:, :N]
+        behind = ~valid_mask(lengths, N)
 
         def pick(values: Tensor) -> Tensor:
             return values.gather(1, order).masked_fill(behind, PADDING)
@@ -141,7 +142,10 @@ class Hypotheses:
         N = max(len(row) for row in rows)
 
         def column(index: int, dtype: torch.dtype) -> Tensor:
-            values = [[item[index] for item in row] + [PADDING] * (N - len(row)) for row in rows]
+            values = []
+            for row in rows:
+                padding = [PADDING] * (N - len(row))
+                values.append([item[index] for item in row] + padding)
             return torch.tensor(values, dtype=dtype, device=device).view(len(rows), N)
 
         has_confidence = any(len(item) > 3 for row in rows for item in row)
@@ -172,17 +176,15 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
-    expect(
-        scores.is_floating_point() and scores.itemsize > 1,
-        argument,
-        "a float dtype of 16 bits or more",
-        scores.dtype,
-    )
-    expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
+    wide = scores.is_floating_point() and scores.itemsize > 1
+    expect(wide, argument, "a float dtype of 16 bits or more", scores.dtype)
+    whole = lengths.dtype in (torch.int32, torch.int64)
+    expect(whole, "lengths", "int32 or int64", lengths.dtype)
     same_device = lengths.device == scores.device
     expect(same_device, "lengths", f"a tensor on {scores.device}", lengths.device)
     low, high = torch.stack(lengths.aminmax()).tolist()
-    expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
+    inside = 0 <= low <= high <= T
+    expect(inside, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return high
 
 

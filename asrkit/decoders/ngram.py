@@ -41,8 +41,10 @@ class OnDevice:
 
     def to(self, device: torch.device | str) -> Self:
         """The same model on a device."""
-        parts: dict[str, Any] = vars(self)
-        moved = {name: part.to(device) for name, part in parts.items() if hasattr(part, "to")}
+        moved: dict[str, Any] = {}
+        for name, part in vars(self).items():
+            if hasattr(part, "to"):
+                moved[name] = part.to(device)
         return replace(self, **moved)  # type: ignore[type-var]
 
 
@@ -114,7 +116,8 @@ class NGram(OnDevice):
 
         rows = []
         for gram, (logp, _) in listed.items():
-            arc = contexts[gram[:-1]] * len(index) + index[gram[-1]]
+            *context, word = gram
+            arc = contexts[tuple(context)] * len(index) + index[word]
             rows.append((arc, logp, state(gram)))
         arcs, logps, leads = map(torch.tensor, zip(*sorted(rows), strict=True))
         first_arcs = torch.arange(len(contexts) + 1) * len(index)
@@ -239,13 +242,15 @@ class WordNGram(OnDevice):
         """
         check_weights(word_bonus=word_bonus)
         spelled = [token.lstrip("".join(WORD_STARTS)) for token in tokens]
-        starts = [len(rest) < len(token) for rest, token in zip(spelled, tokens, strict=True)]
+        starts = [token.startswith(WORD_STARTS) for token in tokens]
         expect(any(starts), "tokens", "some that begin with ' ' or '▁'", repr([*tokens[:3]]))
-        alphabet = {char: n for n, char in enumerate(sorted(set("".join(spelled))))}
+        characters = sorted(set("".join(spelled)))
+        alphabet = {char: n for n, char in enumerate(characters)}
         path = Path(path)
         grams = read_arpa(path)
         special = ("<s>", "</s>", "<unk>")
-        listed = [gram[0] for gram in grams if len(gram) == 1 and gram[0] not in special]
+        unigrams = [gram[0] for gram in grams if len(gram) == 1]
+        listed = [word for word in unigrams if word not in special]
         pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
         got = f"one that lists {pieces[:1]}"
         remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
@@ -255,7 +260,7 @@ class WordNGram(OnDevice):
         got = f"{len(listed)} others, as {listed[:1]}"
         expect(len(words) > 0, path.name, wanted, got, "Are both in lower case?")
         nodes = {"": 0}  # the beginnings of all words
-        edges = []  # in the order of the nodes, from 1 on
+        edges: list[int] = []  # in the order of the nodes, from 1 on
         for word in words:
             node = 0
             for length, char in enumerate(word, start=1):
@@ -350,7 +355,9 @@ def read_arpa(path: Path) -> Table:
                     expect(len(fields) > order, "line", wanted, repr(text))
                     logp = float(fields[0])
                     words = tuple(fields[1 : order + 1])
-                    backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
+                    backoff = 0.0
+                    if len(fields) > order + 1:
+                        backoff = float(fields[order + 1])
                     wanted = "a log10 probability of 0 or less, and a finite back-off weight"
                     expect(logp <= 0 and abs(backoff) < 1e38, "line", wanted, repr(text))
                     grams[words] = logp * LN_10, backoff * LN_10

@@ -28,7 +28,8 @@ def map_state(function: Callable[..., Any], *states: Any) -> Any:
     if first is None:
         return None
     if isinstance(first, dict):
-        return {key: map_state(function, *(state[key] for state in states)) for key in first}
+        parts_of = {key: [state[key] for state in states] for key in first}
+        return {key: map_state(function, *parts) for key, parts in parts_of.items()}
     known = isinstance(first, tuple | list)
     expect(known, "state", "tensors in tuples, lists or dicts", type(first).__name__)
     parts = [map_state(function, *items) for items in zip(*states, strict=True)]
@@ -59,7 +60,8 @@ def select_state(mask: Tensor, new: Any, old: Any) -> Any:
     def select(after: Tensor, before: Tensor) -> Tensor:
         wanted = f"shape {tuple(before.shape)}, as before"
         expect(after.shape == before.shape, "model.predict", wanted, tuple(after.shape))
-        rows = mask.view(-1, *[1] * (after.dim() - 1))
+        ones = [1] * (after.dim() - 1)
+        rows = mask.view(-1, *ones)
         return torch.where(rows, after, before)
 
     return map_state(select, new, old)

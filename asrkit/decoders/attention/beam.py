@@ -92,13 +92,27 @@ def aed_beam(
         if ctc is not None and ctc_weight > 0:
             impl += f" with CTC ({ctc_weight:g})"
             prefixes = PrefixScores(ctc[:, :longest], lengths, width, ctc_weight)
-        search = Search(model, memory, prompts, limits[:, None], width, prefixes)
+        search = Search(
+            model=model,
+            memory=memory,
+            prompts=prompts,
+            limits=limits[:, None],
+            width=width,
+            ctc=prefixes,
+        )
         beams = search.run(lengths > 0)
-        best = normalised(beams.scores, beams.counts + beams.ended).argmax(1)
+        ranks = normalised(beams.scores, beams.counts + beams.ended)
+        best = ranks.argmax(1)
         rows = torch.arange(len(best), device=best.device)
         found = map_state(lambda part: part[rows, best], beams)
         exists = found.scores > -torch.inf
-        return texts(found.labels, found.counts * exists, found.scores, found.ended, impl)
+    return texts(
+        labels=found.labels,
+        lengths=found.counts * exists,
+        scores=found.scores,
+        ended=found.ended,
+        impl=impl,
+    )
 
 
 class Beams(NamedTuple):
@@ -153,7 +167,8 @@ class Search:
                 room = min(P + longest, 2 * reach)
                 state = with_room(self.model, self.memory, state, room)
             logits, state = self.model.follow(tokens, state, self.memory, reach=reach)
-            beams, parents = self.step(beams, logits[:, -1].unflatten(0, (B, K)))
+            logits = logits[:, -1].unflatten(0, (B, K))
+            beams, parents = self.step(beams, logits)
             rows = (first + parents).flatten()
             state = map_state(lambda part, rows=rows: part[rows], state)
             tokens = beams.last.flatten()[:, None]
@@ -179,7 +194,7 @@ class Search:
         rows = torch.arange(len(parents), device=parents.device)[:, None]
         before = map_state(lambda part: part[rows, parents], beams)
         label = tokens.clamp(max=V - 1)
-        gained = added[rows, parents].gather(2, label[..., None])[..., 0]
+        gained = added[rows, parents, label]
         moves = before.going & (tokens < V)
         ends = moves & (tokens == eos)
         emits = moves & ~ends & (before.counts < self.limits)
@@ -187,8 +202,9 @@ class Search:
             self.ctc.advance(parents, label, emits)
         exists = values > -torch.inf  # others were chosen for want of any
         scores = before.scores + gained.where(ends | emits, 0.0)
+        column = before.counts[..., None]
         after = Beams(
-            labels=before.labels.scatter(2, before.counts[..., None], label[..., None]),
+            labels=before.labels.scatter(2, column, label[..., None]),
             counts=before.counts + emits,
             scores=scores.masked_fill(~exists, -torch.inf),
             last=torch.where(emits, label, before.last),
@@ -209,8 +225,10 @@ class Search:
         tokens = torch.arange(added.shape[2], device=added.device)
         is_eos = tokens == self.model.eos
         likeliest = total.masked_fill(is_eos, -torch.inf).argmax(2, keepdim=True)
-        is_cut = (beams.counts >= self.limits)[..., None] & (tokens != likeliest) & ~is_eos
-        total = total.masked_fill(is_cut | ~beams.going[..., None], -torch.inf)
+        at_limit = (beams.counts >= self.limits)[..., None]
+        is_cut = at_limit & (tokens != likeliest) & ~is_eos
+        has_ended = ~beams.going[..., None]
+        total = total.masked_fill(is_cut | has_ended, -torch.inf)
         total = normalised(total, beams.counts[..., None] + 1)
         stays = normalised(beams.scores, beams.counts + beams.ended)
         stays = stays.masked_fill(beams.going, -torch.inf)

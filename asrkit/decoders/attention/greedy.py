@@ -20,7 +20,7 @@ from asrkit.decoders.attention.protocol import (
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager, to_device
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, valid_mask
 
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
 WORTH = 0.2  # share of them that has to be right, for such a call costs some steps
@@ -77,14 +77,28 @@ def aed_greedy(
         guess = draft_of(model, draft, limits)
         memory = model.remember(heard_frames(encoded, longest), lengths)
         drafted = guess.tokens.shape[1]
-        loop = GreedyLoop(model, memory, prompts, limits, lengths > 0, drafted, confidence)
+        loop = GreedyLoop(
+            model,
+            memory,
+            prompts=prompts,
+            limits=limits,
+            heard=lengths > 0,
+            drafted=drafted,
+            confidence=confidence,
+        )
         if drafted:
             loop.verify_all(prompts, guess)
         else:
             loop.turn(prompts)
         loop.run()
-    impl = "attention, draft" if drafted else "attention"
-    return texts(loop.labels, loop.counts, loop.scores, loop.ended, impl, loop.confidence)
+    return texts(
+        labels=loop.labels,
+        lengths=loop.counts,
+        scores=loop.scores,
+        ended=loop.ended,
+        impl="attention, draft" if drafted else "attention",
+        confidence=loop.confidence,
+    )
 
 
 def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
@@ -108,7 +122,12 @@ def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
     spoken &= labels != model.bos
     spoken &= labels != model.eos
     kept = heard.only(spoken)
-    return replace(kept, impl=f"{heard.impl}, as a draft", confidence=None, alternatives=())
+    return replace(
+        kept,
+        impl=f"{heard.impl}, as a draft",
+        confidence=None,
+        alternatives=(),
+    )
 
 
 class Draft(NamedTuple):
@@ -126,8 +145,10 @@ def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draf
     expect(is_one, "draft", "Hypotheses", type(draft).__name__, "Try ctc_greedy.")
     dims(draft.labels, "B N", "draft.labels", B=len(limits))
     lengths = torch.minimum(to_device(draft.lengths, limits.device), limits)
-    tokens = to_device(draft.labels, limits.device)[:, : int(lengths.max())]
-    return Draft(tokens.clamp(0, model.vocab_size - 1), lengths)
+    N = int(lengths.max())
+    tokens = to_device(draft.labels, limits.device)[:, :N]
+    tokens = tokens.clamp(0, model.vocab_size - 1)
+    return Draft(tokens, lengths)
 
 
 class BestTokens(NamedTuple):
@@ -213,11 +234,14 @@ class GreedyLoop:
     def turn(self, tokens: Tensor) -> None:
         """The best token behind these (n, P), of each row that goes on."""
         logits = self._follow(tokens)
-        self._emit(best_tokens(logits[:, -1:]), torch.zeros_like(self.limits))
+        best = best_tokens(logits[:, -1:])
+        nothing = torch.zeros_like(self.limits)
+        self._emit(best, nothing)
 
     def _follow(self, tokens: Tensor) -> Tensor:
         """Logits (n, K, V) of what follows each of these tokens, which the state takes in."""
-        reach = min(self.room, int(self.past.place.max()) + tokens.shape[1])
+        seen = int(self.past.place.max())
+        reach = min(self.room, seen + tokens.shape[1])
         if reach > self.past_room:
             self.past_room = min(self.room, 2 * reach)
             self.past = with_room(self.model, self.memory, self.past, self.past_room)
@@ -240,9 +264,10 @@ class GreedyLoop:
         ends = self.going & ~is_broken & (token == self.model.eos)
         emits = self.going & ~stops & ~ends & (counts < self.limits)
         scored = kept + (emits | ends | stops)
-        columns = torch.arange(best.token.shape[1], device=kept.device)
-        scores = best.score.where(columns < scored[:, None], 0.0)
-        places = (before[:, None] + columns).clamp(max=self.labels.shape[1] - 1)
+        columns = best.token.shape[1]
+        scores = best.score.where(valid_mask(scored, columns), 0.0)
+        places = before[:, None] + torch.arange(columns, device=kept.device)
+        places = places.clamp(max=self.labels.shape[1] - 1)
         self.scores[self.rows] += scores.sum(1)
         self.labels[rows, places] = best.token
         if self.confidence is not None:
@@ -294,9 +319,10 @@ class GreedyLoop:
         right = best.token[:, :N] == draft.tokens
         right &= draft.tokens != self.model.eos
         right &= ~best.score[:, :N].isnan()
-        right &= torch.arange(N, device=place.device) < draft.lengths[:, None]
+        right &= valid_mask(draft.lengths, N)
         kept = right.long().cumprod(1).sum(1) * self.going
-        place = torch.where(self.going, self.past.place - N + kept, place)
+        after = self.past.place - N + kept
+        place = torch.where(self.going, after, place)
         self.past = self.past._replace(place=place)
         self._emit(best, kept)
         return kept
@@ -305,21 +331,27 @@ class GreedyLoop:
         """Where a draft goes on (B,) behind the token `wrong` (B,), in place of which another one
         was found: behind that one, if the draft has it nearby, else behind the wrong one.
         """
+        N = draft.tokens.shape[1]
         near = wrong[:, None] + torch.tensor(NEARBY, device=wrong.device)
         inside = (near >= 0) & (near < draft.lengths[:, None])
-        found = draft.tokens.gather(1, near.clamp(0, draft.tokens.shape[1] - 1))
-        fits = inside & (found == self.last[:, None])
+        found = draft.tokens.gather(1, near.clamp(0, N - 1))
+        is_last = found == self.last[:, None]
+        fits = inside & is_last
         nearest = fits.long().argmax(1, keepdim=True)  # 0 if none is found: the wrong one
-        return near.gather(1, nearest)[:, 0] + 1
+        behind = near.gather(1, nearest) + 1
+        return behind[:, 0]
 
     def _rest(self, draft: Draft, at: Tensor) -> Draft:
         """The next CHUNK tokens of a draft from `at` (B,) on, for rows that go on.
 
         Fewer where one of these lacks room for as many: it would have them put over its last token.
         """
-        most = self.room - 1 - int((self.past.place * self.going).max())
+        N = draft.tokens.shape[1]
+        seen = int((self.past.place * self.going).max())
+        most = min(CHUNK, self.room - 1 - seen)
         left = torch.minimum(draft.lengths - at, self.limits - self.counts)
-        lengths = left.clamp(max=min(CHUNK, most)).clamp(min=0) * self.going
+        lengths = left.clamp(max=most).clamp(min=0) * self.going
         columns = torch.arange(int(lengths.max()), device=at.device)
-        places = (at[:, None] + columns).clamp(max=draft.tokens.shape[1] - 1)
-        return Draft(draft.tokens.gather(1, places), lengths)
+        places = at[:, None] + columns
+        tokens = draft.tokens.gather(1, places.clamp(max=N - 1))
+        return Draft(tokens, lengths)

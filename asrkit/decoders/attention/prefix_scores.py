@@ -41,15 +41,17 @@ class PrefixScores:
         B, T, width = log_probs.shape
         heard = valid_mask(lengths, T)[..., None]
         self.weight = weight
-        self.is_broken = (log_probs.isnan() & heard).any((1, 2))[:, None, None]  # (B, 1, 1)
+        is_broken = (log_probs.isnan() & heard).any((1, 2))
+        self.is_broken = is_broken[:, None, None]  # (B, 1, 1)
         wide = log_probs.double()
         wide = wide.where(wide.isfinite(), LEAST).clamp(min=LEAST)
         silence = torch.full_like(wide[:1, :1], LEAST)
         silence[..., -1] = 0
         self.log_probs = torch.where(heard, wide, silence)
         self.frames = self.log_probs.exp()
+        self.blank_frames = self.log_probs[..., -1]
         blanks = wide.new_zeros(B, T + 1)
-        blanks[:, 1:] = self.log_probs[..., -1].cumsum(1)
+        blanks[:, 1:] = self.blank_frames.cumsum(1)
         self.blank = blanks[:, None].expand(B, K, T + 1)
         self.label = torch.full_like(self.blank, -torch.inf)
         self.scores = wide.new_zeros(B, K)
@@ -75,7 +77,8 @@ class PrefixScores:
         # of labels that do not repeat the last one: the sum over frames of (alignments before the
         # frame) x (label on the frame), a product; terms of e^-700 of the likeliest are lost
         before = every[..., :-1]  # (B, K, T)
-        highest = before.amax(2, keepdim=True).clamp(min=LEAST * every.shape[2])
+        highest = before.amax(2, keepdim=True)
+        highest = highest.clamp(min=LEAST * every.shape[2])
         shares = (before - highest).exp()
         longer = (shares @ self.frames).log() + highest
         # the same label once more is a new one only behind a blank
@@ -102,9 +105,8 @@ class PrefixScores:
         repeats = (tokens == last)[..., None]
         enters = torch.where(repeats, before_blank, every)
         label = _held(enters, self._on_frames(tokens))
-        blank = _held(label, self.log_probs[..., -1][:, None])
-        longer = self.longer[rows, parents]
-        score = longer.gather(2, tokens[..., None])[..., 0]
+        blank = _held(label, self.blank_frames[:, None])
+        score = self.longer[rows, parents, tokens]
         moved = moves[..., None]
         self.blank = torch.where(moved, blank, before_blank)
         self.label = torch.where(moved, label, before_label)

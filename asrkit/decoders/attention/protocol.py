@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 from asrkit.decoders.states import map_state
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, whole
+from asrkit.shapes import dims, expect, valid_mask, whole
 
 EXTRA = 50  # labels that an utterance may have beyond its frames, as NeMo's max_generation_delta
 ROOM = 64  # tokens that a state has room for at first, behind prompt and draft
@@ -106,7 +106,8 @@ class Suppressing(nn.Module):
         begins = state.place[:, None] + steps == self.prompt_tokens - 1  # (B, K)
         logits, after = self.model.follow(tokens, state, memory, reach=reach)
         suppressed = self.suppressed[begins.long()]  # (B, K, V)
-        return logits.masked_fill(suppressed, torch.finfo(logits.dtype).min / 2), after
+        lowest = torch.finfo(logits.dtype).min
+        return logits.masked_fill(suppressed, lowest / 2), after
 
 
 def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tensor:
@@ -193,7 +194,7 @@ def texts(
     if endless:
         impl += f"; no end in {endless} of {len(ended)}"
     N = int(lengths.max())
-    beyond = torch.arange(N, device=labels.device) >= lengths[:, None]
+    beyond = ~valid_mask(lengths, N)
     nothing = torch.full_like(beyond, PADDING, dtype=torch.int64)
     if confidence is not None:
         confidence = confidence[:, :N].masked_fill(beyond, PADDING)

@@ -93,14 +93,16 @@ def best_alignment(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int
     tokens = labels.new_full(size, blank)
     tokens[:, 1::2] = labels.clamp(min=0)
     may_skip = torch.zeros(size, dtype=torch.bool, device=labels.device)
-    may_skip[:, 3::2] = labels[:, 1:] != labels[:, :-1]
+    changes = labels.diff(dim=1) != 0
+    may_skip[:, 3::2] = changes
     score = log_probs.new_full(size, -torch.inf)
     score[:, 0] = 0  # before the first frame
     moves = []
     for t in range(T):
         before = pad(score, (2, 0), value=-torch.inf)
         two_before = before[:, :-2].masked_fill(~may_skip, -torch.inf)
-        best, move = torch.stack([score, before[:, 1:-1], two_before]).max(0)
+        one_before = before[:, 1:-1]
+        best, move = torch.stack([score, one_before, two_before]).max(0)
         score = best + log_probs[:, t].gather(1, tokens)
         moves.append(move)
     last = 2 * counts[:, None]
@@ -108,8 +110,10 @@ def best_alignment(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int
     scores, which = score.gather(1, ends).max(1, keepdim=True)
     states = [ends.gather(1, which)]
     for move in reversed(moves):
-        states.append(states[-1] - move.gather(1, states[-1]))
-    path = torch.cat(states[::-1], 1)[:, 1:]  # (B, T)
+        steps = move.gather(1, states[-1])
+        states.append(states[-1] - steps)
+    path = torch.cat(states[::-1], 1)
+    path = path[:, 1:]  # (B, T)
     is_label = path % 2 == 1
     column = torch.where(is_label, path // 2, N)
     times = torch.arange(T, device=labels.device).expand_as(column)

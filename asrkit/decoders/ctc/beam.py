@@ -103,7 +103,8 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     ranked = []
     for n in range(nbest):
         count = counts[:, n].clone()
-        own = labels[:, n, : int(count.max())].clone()
+        N = int(count.max())
+        own = labels[:, n, :N].clone()
         aligned = best_alignment(log_probs, own, count, blank)
         ranked.append(
             Hypotheses(
@@ -182,7 +183,8 @@ def search(
         columns = lm_scores.shape[-1]
         expect(columns == V, "lm", f"scores of V={V} tokens", columns, remedy)
         gain = label_bonus + lm_weight * lm_scores.view(B, width, V)
-    first = torch.arange(0, B * width, width, device=log_probs.device)[:, None]
+    first = torch.arange(0, B * width, width, device=log_probs.device)
+    first = first[:, None]
     history = []
     for logp, labels in zip(log_probs.unbind(1), tokens.unbind(1), strict=True):
         beam, origin, added = after_frame(logp, labels, blank, beam, gain)
@@ -262,7 +264,8 @@ def continued(logp: Tensor, blank: int, beam: Beam) -> tuple[Beam, Tensor]:
     after_blank = beam.blank + last_logp
     longer.scatter_(2, last[..., None], after_blank[..., None])
     longer[..., blank] = -torch.inf
-    is_parent = beam.parent_key[:, :, None] == beam.key[:, None, :]
+    parent_key = beam.parent_key[:, :, None]
+    is_parent = parent_key == beam.key[:, None]
     own = is_parent.byte().argmax(2) * V + last
     own = torch.where(is_parent.any(2), own, blank)  # without a parent -inf
     flat = longer.flatten(1)

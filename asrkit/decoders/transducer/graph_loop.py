@@ -14,6 +14,7 @@ from asrkit.decoders.transducer.windowed_looping import (
     joint_step,
     predictor_step,
 )
+from asrkit.shapes import valid_mask
 
 
 class GraphLoop:
@@ -94,8 +95,9 @@ class GraphLoop:
         """
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
+        columns = column.expand(3, -1, -1)
         outputs = torch.stack([step.labels, step.frames, step.durations])
-        self.outputs.scatter_(2, column.expand(3, -1, -1), outputs[..., None])
+        self.outputs.scatter_(2, columns, outputs[..., None])
         if self.confidence is not None:
             self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
         self.counts += step.emitted
@@ -133,7 +135,7 @@ class GraphLoop:
         B = len(lengths)
         N = int(self.counts[:B].max())
         state, counts = map_state(lambda part: part[:B].clone(), (self.state, self.counts))
-        beyond = torch.arange(N, device=counts.device) >= counts[:, None]
+        beyond = ~valid_mask(counts, N)
         labels, frames, durations = (part[:B, :N] for part in self.outputs)
         confidence = None
         if self.confidence is not None:

@@ -210,9 +210,18 @@ class GraphCache:
         if is_new:
             # in the graph's own sizes, since rounding depends on them
             state = loop.state
-            start = Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
+            start = Carry(
+                predicted=state.predicted,
+                state=state.state,
+                ahead=state.time,
+                frames=torch.zeros_like(loop.counts),
+            )
             expected = windowed_looping.decode(
-                batch.greedy, loop.encoded, loop.lengths, start, batch.options
+                batch.greedy,
+                loop.encoded,
+                loop.lengths,
+                start,
+                batch.options,
             )
         run()
         result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
@@ -328,7 +337,8 @@ def _key(batch: DecoderCall) -> tuple:
     """All that a captured loop depends on, but for weights and the number of frames."""
     encoded, options, greedy = batch.encoded, batch.options, batch.greedy
     device_type = encoded.device.type
-    sizes = tuple((part.shape[1:], part.dtype) for part in state_tensors(batch.carry))
+    parts = state_tensors(batch.carry)
+    sizes = tuple((part.shape[1:], part.dtype) for part in parts)
     return (
         rounded(*encoded.shape[:2])[0],
         encoded.shape[2],

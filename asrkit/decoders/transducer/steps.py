@@ -122,12 +122,18 @@ class GreedyModel:
         confidence = score.exp().float() if self.confidence else None
         blank = (token == self.blank).long()
         if self.duration_table is None:
-            return BestTokens(token, blank, score.float(), confidence)
-        duration_logp = logits[..., V:].log_softmax(-1, dtype=dtype)
-        duration_score, index = duration_logp.max(-1)
-        jump = torch.maximum(self.duration_table[index], blank)
-        total = (score + duration_score).float()
-        return BestTokens(token, jump, total, confidence)
+            jump = blank
+        else:
+            duration_logp = logits[..., V:].log_softmax(-1, dtype=dtype)
+            duration_score, index = duration_logp.max(-1)
+            jump = torch.maximum(self.duration_table[index], blank)
+            score = score + duration_score
+        return BestTokens(
+            token=token,
+            jump=jump,
+            score=score.float(),
+            confidence=confidence,
+        )
 
     def initial_carry(self, encoded: Tensor) -> Carry:
         """The carry of the utterances of encoded (B, T, E) before their first frame.
@@ -141,5 +147,9 @@ class GreedyModel:
         sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"
         expect(sizes == {(B,)}, "model.predict", wanted, "another", "Transpose its state.")
-        zero = torch.zeros_like(blank)
-        return Carry(predicted, state, zero, zero.clone())
+        return Carry(
+            predicted=predicted,
+            state=state,
+            ahead=torch.zeros_like(blank),
+            frames=torch.zeros_like(blank),
+        )

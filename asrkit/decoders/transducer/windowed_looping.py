@@ -98,7 +98,14 @@ def joint_step(
         symbols=symbols * (time == frame),
         scores=scores,
     )
-    return advanced, Emissions(label, frame, duration, emitted, confidence)
+    step = Emissions(
+        labels=label,
+        frames=frame,
+        durations=duration,
+        emitted=emitted,
+        confidence=confidence,
+    )
+    return advanced, step
 
 
 def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Emissions) -> LoopState:
@@ -118,7 +125,13 @@ def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Emissions) 
 def initial_state(carry: Carry) -> LoopState:
     """The loop state before the first turn."""
     zero = torch.zeros_like(carry.ahead)
-    return LoopState(carry.ahead, zero, zero.float(), carry.predicted, carry.state)
+    return LoopState(
+        time=carry.ahead,
+        symbols=zero,
+        scores=zero.float(),
+        predicted=carry.predicted,
+        state=carry.state,
+    )
 
 
 def decode(
