@@ -99,25 +99,58 @@ class Hypotheses:
         else:
             nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
             emissions = Emissions(nothing, nothing, nothing, nothing.bool())
-        lengths = emissions.emitted.sum(1)
-        N = int(lengths.max())
-        # steps without a label go to the extra column N, which is cut off
-        column = torch.where(emissions.emitted, emissions.emitted.cumsum(1) - 1, N)
+        S = emissions.emitted.shape[1]
+        places = emissions.emitted.cumsum(1) - 1
+        # steps without a label go to the extra column S, which no length reaches
+        column = torch.where(emissions.emitted, places, S)
 
         def pack(values: Tensor) -> Tensor:
-            padded = values.new_full((len(values), N + 1), PADDING)
-            return padded.scatter_(1, column, values)[:, :N]
+            packed = values.new_zeros(len(values), S + 1)
+            return packed.scatter_(1, column, values)
 
-        packed = map_state(pack, emissions)
+        labels, frames, durations, _, confidence = map_state(pack, emissions)
+        return cls.from_columns(
+            (labels, frames, durations, confidence),
+            emissions.emitted.sum(1),
+            scores,
+            impl,
+            carry=carry,
+        )
+
+    @classmethod
+    @torch.inference_mode(False)
+    def from_columns(
+        cls,
+        columns: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        lengths: Tensor,
+        scores: Tensor,
+        impl: str,
+        **rest: Any,
+    ) -> Self:
+        """Hypotheses, in tensors of their own, of columns that are filled from the left.
+
+        Args:
+            columns: Labels, frames, durations and confidence or None, (B, any); what lies behind
+                `lengths` does not count.
+            lengths: (B,) int64.
+            scores: (B,) log-probabilities in nats.
+            impl: The decoding strategy.
+            rest: Other fields.
+        """
+        N = int(lengths.max())
+        beyond = ~valid_mask(lengths, N)
+        labels, frames, durations, confidence = map_state(
+            lambda part: part[:, :N].masked_fill(beyond, PADDING), columns
+        )
         return cls(
-            labels=packed.labels,
-            frames=packed.frames,
-            durations=packed.durations,
-            confidence=packed.confidence,
-            lengths=lengths,
+            labels=labels,
+            frames=frames,
+            durations=durations,
+            confidence=confidence,
+            lengths=lengths.clone(),
             scores=scores.clone(),
             impl=impl,
-            carry=carry,
+            **rest,
         )
 
     @classmethod

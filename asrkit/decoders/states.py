@@ -28,8 +28,7 @@ def map_state(function: Callable[..., Any], *states: Any) -> Any:
     if first is None:
         return None
     if isinstance(first, dict):
-        parts_of = {key: [state[key] for state in states] for key in first}
-        return {key: map_state(function, *parts) for key, parts in parts_of.items()}
+        return {key: map_state(function, *(state[key] for state in states)) for key in first}
     known = isinstance(first, tuple | list)
     expect(known, "state", "tensors in tuples, lists or dicts", type(first).__name__)
     parts = [map_state(function, *items) for items in zip(*states, strict=True)]

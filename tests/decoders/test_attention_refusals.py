@@ -42,7 +42,7 @@ EVERY_DOOR = [
 BEAM = [
     (
         {"ctc": log_probs_of_ctc()[..., 1:]},
-        f"ctc: expected log-probabilities of V={V} tokens and",
+        f"ctc: expected shape (B=3, T=6, V={V + 1}), got (3, 6, {V})",
     ),
     ({"ctc": log_probs_of_ctc()[:, 1:]}, "ctc: "),
     (

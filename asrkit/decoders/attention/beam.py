@@ -73,13 +73,9 @@ def aed_beam(
     longest = check_batch(encoded, lengths, "B T D", "encoded")
     check_model(model, *NAMES)
     check_width(width)
-    V = model.vocab_size
     if ctc is not None:
         B, T, _ = encoded.shape
-        _, _, columns = dims(ctc, "B T V", "ctc", B=B, T=T)
-        wanted = f"log-probabilities of V={V} tokens and blank"
-        remedy = "model.encode gives them, if the model has a CTC head."
-        expect(columns == V + 1, "ctc", wanted, columns, remedy)
+        dims(ctc, "B T V", "ctc", B=B, T=T, V=model.vocab_size + 1)
         valid = is_finite(ctc_weight) and 0 <= ctc_weight <= 1
         expect(valid, "ctc_weight", "a share from 0 to 1", f"{ctc_weight!r:.40}")
     prompts = prompt_of(model, prompt, encoded)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 from asrkit.decoders.states import map_state
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, valid_mask, whole
+from asrkit.shapes import dims, expect, whole
 
 EXTRA = 50  # labels that an utterance may have beyond its frames, as NeMo's max_generation_delta
 ROOM = 64  # tokens that a state has room for at first, behind prompt and draft
@@ -193,18 +193,6 @@ def texts(
     endless = int((~ended).sum())
     if endless:
         impl += f"; no end in {endless} of {len(ended)}"
-    N = int(lengths.max())
-    beyond = ~valid_mask(lengths, N)
-    nothing = torch.full_like(beyond, PADDING, dtype=torch.int64)
-    if confidence is not None:
-        confidence = confidence[:, :N].masked_fill(beyond, PADDING)
-    return Hypotheses(
-        labels=labels[:, :N].masked_fill(beyond, PADDING),
-        frames=nothing,
-        durations=nothing.masked_fill(~beyond, 0),
-        lengths=lengths.clone(),
-        scores=scores.float().clone(),
-        impl=impl,
-        confidence=confidence,
-        ended=ended.clone(),
-    )
+    nothing = torch.full_like(labels, PADDING)
+    columns = (labels, nothing, torch.zeros_like(labels), confidence)
+    return Hypotheses.from_columns(columns, lengths, scores.float(), impl, ended=ended.clone())

@@ -77,7 +77,6 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     longest = check_batch(log_probs, lengths, "B T V", "log_probs")
     V = log_probs.shape[-1]
     blank = blank_index(blank, V)
-    expect(V > 1, "log_probs", "a blank and at least one label", f"V={V}")
     check_width(width)
     expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
     fits = top_tokens is None or whole(top_tokens, 1)

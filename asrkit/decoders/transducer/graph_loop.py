@@ -6,7 +6,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.windowed_looping import (
@@ -14,7 +14,6 @@ from asrkit.decoders.transducer.windowed_looping import (
     joint_step,
     predictor_step,
 )
-from asrkit.shapes import valid_mask
 
 
 class GraphLoop:
@@ -133,20 +132,14 @@ class GraphLoop:
             impl: How the result was computed.
         """
         B = len(lengths)
-        N = int(self.counts[:B].max())
         state, counts = map_state(lambda part: part[:B].clone(), (self.state, self.counts))
-        beyond = ~valid_mask(counts, N)
-        labels, frames, durations = (part[:B, :N] for part in self.outputs)
-        confidence = None
-        if self.confidence is not None:
-            confidence = self.confidence[:B, :N].masked_fill(beyond, PADDING)
-        return Hypotheses(
-            labels=labels.masked_fill(beyond, PADDING),
-            frames=(frames + carry.frames[:, None]).masked_fill(beyond, PADDING),
-            durations=durations.masked_fill(beyond, PADDING),
-            lengths=counts,
-            scores=state.scores,
-            impl=impl,
-            confidence=confidence,
+        labels, frames, durations = self.outputs[:, :B]
+        frames = frames + carry.frames[:, None]
+        confidence = None if self.confidence is None else self.confidence[:B]
+        return Hypotheses.from_columns(
+            (labels, frames, durations, confidence),
+            counts,
+            state.scores,
+            impl,
             carry=carry.after(state.time, lengths, state.predicted, state.state),
         )
