@@ -55,7 +55,8 @@ def ctc_greedy(
         valid = valid_mask(lengths, log_probs.shape[1])
         in_label = valid & (tokens != blank)
         starts_label = in_label.clone()
-        starts_label[:, 1:] &= tokens.diff(dim=1) != 0
+        before = tokens[:, :-1]
+        starts_label[:, 1:] &= tokens[:, 1:] != before
         counts = starts_label.sum(1)
         N = int(counts.max())
         # the label that each frame belongs to; column N collects what is dropped
