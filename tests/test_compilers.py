@@ -46,7 +46,7 @@ def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way
 def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(
     float32_throughout, way
 ):
-    read = SimpleNamespace(confidence="none", blank=0, durations=())
+    read = SimpleNamespace(confidence=False, blank=0, durations=())
     batch = graphs.DecoderCall(
         read,
         torch.zeros(2, 4, 3),

@@ -28,10 +28,9 @@ class LanguageModel(Protocol):
         """Log-probability in nats that the sentence ends here, (B,)."""
 
 
-def check_width(width: int, nbest: int) -> None:
-    """ValueError unless `width` hypotheses can be kept and `nbest` of them returned."""
+def check_width(width: int) -> None:
+    """ValueError unless `width` hypotheses can be kept."""
     expect(whole(width, 1, MAX_COUNT), "width", f"1 to {MAX_COUNT} hypotheses", repr(width))
-    expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
 
 
 def check_weights(**weights: float) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.states import map_state
-from asrkit.shapes import dims, expect
+from asrkit.shapes import dims, expect, valid_mask
 
 PADDING = -1  # in labels, frames, durations and confidence
 
@@ -57,8 +57,9 @@ class Hypotheses:
         kept = kept & (self.labels != PADDING)
         lengths = kept.sum(1)
         N = int(lengths.max())
-        order = kept.int().argsort(dim=1, descending=True, stable=True)[:, :N]
-        behind = torch.arange(N, device=kept.device) >= lengths[:, None]
+        order = kept.int().argsort(dim=1, descending=True, stable=True)
+        order = order[:, :N]
+        behind = ~valid_mask(lengths, N)
 
         def pick(values: Tensor) -> Tensor:
             return values.gather(1, order).masked_fill(behind, PADDING)
@@ -98,25 +99,58 @@ class Hypotheses:
         else:
             nothing = scores.new_zeros((len(scores), 0), dtype=torch.int64)
             emissions = Emissions(nothing, nothing, nothing, nothing.bool())
-        lengths = emissions.emitted.sum(1)
-        N = int(lengths.max())
-        # steps without a label go to the extra column N, which is cut off
-        column = torch.where(emissions.emitted, emissions.emitted.cumsum(1) - 1, N)
+        S = emissions.emitted.shape[1]
+        places = emissions.emitted.cumsum(1) - 1
+        # steps without a label go to the extra column S, which no length reaches
+        column = torch.where(emissions.emitted, places, S)
 
         def pack(values: Tensor) -> Tensor:
-            padded = values.new_full((len(values), N + 1), PADDING)
-            return padded.scatter_(1, column, values)[:, :N]
+            packed = values.new_zeros(len(values), S + 1)
+            return packed.scatter_(1, column, values)
 
-        packed = map_state(pack, emissions)
+        labels, frames, durations, _, confidence = map_state(pack, emissions)
+        return cls.from_columns(
+            (labels, frames, durations, confidence),
+            emissions.emitted.sum(1),
+            scores,
+            impl,
+            carry=carry,
+        )
+
+    @classmethod
+    @torch.inference_mode(False)
+    def from_columns(
+        cls,
+        columns: tuple[Tensor, Tensor, Tensor, Tensor | None],
+        lengths: Tensor,
+        scores: Tensor,
+        impl: str,
+        **rest: Any,
+    ) -> Self:
+        """Hypotheses, in tensors of their own, of columns that are filled from the left.
+
+        Args:
+            columns: Labels, frames, durations and confidence or None, (B, any); what lies behind
+                `lengths` does not count.
+            lengths: (B,) int64.
+            scores: (B,) log-probabilities in nats.
+            impl: The decoding strategy.
+            rest: Other fields.
+        """
+        N = int(lengths.max())
+        beyond = ~valid_mask(lengths, N)
+        labels, frames, durations, confidence = map_state(
+            lambda part: part[:, :N].masked_fill(beyond, PADDING), columns
+        )
         return cls(
-            labels=packed.labels,
-            frames=packed.frames,
-            durations=packed.durations,
-            confidence=packed.confidence,
-            lengths=lengths,
+            labels=labels,
+            frames=frames,
+            durations=durations,
+            confidence=confidence,
+            lengths=lengths.clone(),
             scores=scores.clone(),
             impl=impl,
-            carry=carry,
+            **rest,
         )
 
     @classmethod
@@ -127,7 +161,6 @@ class Hypotheses:
         scores: Sequence[Tensor],
         impl: str,
         carry: Any = None,
-        ended: Tensor | None = None,
     ) -> Self:
         """Hypotheses from Python lists, as the sequential decoders build them.
 
@@ -137,13 +170,15 @@ class Hypotheses:
             scores: One scalar tensor per utterance, log-probability in nats.
             impl: The decoding strategy.
             carry: Stored in the result.
-            ended: Stored in the result.
         """
         device = scores[0].device
         N = max(len(row) for row in rows)
 
         def column(index: int, dtype: torch.dtype) -> Tensor:
-            values = [[item[index] for item in row] + [PADDING] * (N - len(row)) for row in rows]
+            values = []
+            for row in rows:
+                padding = [PADDING] * (N - len(row))
+                values.append([item[index] for item in row] + padding)
             return torch.tensor(values, dtype=dtype, device=device).view(len(rows), N)
 
         has_confidence = any(len(item) > 3 for row in rows for item in row)
@@ -156,7 +191,6 @@ class Hypotheses:
             scores=torch.stack([*scores]).clone(),
             impl=impl,
             carry=carry,
-            ended=ended,
         )
 
 
@@ -175,15 +209,20 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
     expect(B > 0, argument, "at least one utterance", tuple(scores.shape))
-    expect(
-        scores.is_floating_point() and scores.itemsize > 1,
-        argument,
-        "a float dtype of 16 bits or more",
-        scores.dtype,
-    )
-    expect(lengths.dtype in (torch.int32, torch.int64), "lengths", "int32 or int64", lengths.dtype)
+    wide = scores.is_floating_point() and scores.itemsize > 1
+    expect(wide, argument, "a float dtype of 16 bits or more", scores.dtype)
+    whole = lengths.dtype in (torch.int32, torch.int64)
+    expect(whole, "lengths", "int32 or int64", lengths.dtype)
     same_device = lengths.device == scores.device
     expect(same_device, "lengths", f"a tensor on {scores.device}", lengths.device)
     low, high = torch.stack(lengths.aminmax()).tolist()
-    expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
+    inside = 0 <= low <= high <= T
+    expect(inside, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return high
+
+
+def check_model(model: Any, *names: str) -> None:
+    """ValueError unless `model` has what a decoder asks for."""
+    missing = [name for name in names if not hasattr(model, name)]
+    got = f"{type(model).__name__} without {', '.join(missing)}"
+    expect(not missing, "model", ", ".join(names), got)

@@ -41,8 +41,10 @@ class OnDevice:
 
     def to(self, device: torch.device | str) -> Self:
         """The same model on a device."""
-        parts: dict[str, Any] = vars(self)
-        moved = {name: part.to(device) for name, part in parts.items() if hasattr(part, "to")}
+        moved: dict[str, Any] = {}
+        for name, part in vars(self).items():
+            if hasattr(part, "to"):
+                moved[name] = part.to(device)
         return replace(self, **moved)  # type: ignore[type-var]
 
 
@@ -84,31 +86,26 @@ class NGram(OnDevice):
         """
         words = [str(token) for token in tokens]
         unwritable = [word for word in words if word.split() != [word]]
-        expect(
-            not unwritable,
-            "tokens",
-            "words that an ARPA file can hold",
-            repr(unwritable[:1]),
-            "Write it otherwise in both: '<space>'.",
-        )
+        wanted = "words that an ARPA file can hold"
+        remedy = "Write it otherwise in both: '<space>'."
+        expect(not unwritable, "tokens", wanted, repr(unwritable[:1]), remedy)
         path = Path(path)
-        return cls.from_tables(read_arpa(path), words, path.name)
+        return cls.from_table(read_arpa(path), words, path.name)
 
     @classmethod
-    def from_tables(cls, tables: Sequence[Table], words: Sequence[str], name: str) -> Self:
+    def from_table(cls, grams: Table, words: Sequence[str], name: str) -> Self:
         """The model for tokens that are `words`, from the n-grams of a file with that name."""
         index: dict[str, int] = {}
         for word in (*words, "</s>", "<s>", "<unk>"):
             index.setdefault(word, len(index))
-        listed: Table = {}
-        for table in tables:
-            listed |= {gram: table[gram] for gram in table if index.keys() >= set(gram)}
+        order = max(map(len, grams), default=0)
+        listed = {gram: grams[gram] for gram in grams if index.keys() >= set(gram)}
         remedy = f"A token reads like this: {words[:1]!r:.40}."
         some = any((word,) in listed for word in words)
         expect(some, name, "a word that is a token", "none", remedy)
         contexts: dict[tuple[str, ...], int] = {(): 0}
         for gram in listed:
-            if len(gram) < len(tables):
+            if len(gram) < order:
                 contexts[gram] = len(contexts)
 
         def state(gram: tuple[str, ...]) -> int:
@@ -117,25 +114,25 @@ class NGram(OnDevice):
                 gram = gram[1:]
             return contexts[gram]
 
-        orphans = [" ".join(gram) for gram in listed if gram[:-1] not in contexts]
-        wanted = "the first words of each n-gram to be listed"
-        expect(not orphans, name, wanted, f"{orphans[:1]} without them")
-        rows = sorted(
-            (contexts[gram[:-1]] * len(index) + index[gram[-1]], logp, state(gram))
-            for gram, (logp, _) in listed.items()
-        )
-        arcs, logps, leads = map(torch.tensor, zip(*rows, strict=True))
-        begins = torch.searchsorted(arcs, torch.arange(len(contexts) + 1) * len(index))
+        rows = []
+        for gram, (logp, _) in listed.items():
+            *context, word = gram
+            arc = contexts[tuple(context)] * len(index) + index[word]
+            rows.append((arc, logp, state(gram)))
+        arcs, logps, leads = map(torch.tensor, zip(*sorted(rows), strict=True))
+        first_arcs = torch.arange(len(contexts) + 1) * len(index)
+        begins = torch.searchsorted(arcs, first_arcs)
         of_unigrams = slice(begins[1])
         unigrams = torch.full((len(index),), -math.inf)
         unigrams[arcs[of_unigrams]] = logps[of_unigrams]
-        word_of = [index[word if (word,) in listed else "<unk>"] for word in words]
+        known = [word if (word,) in listed else "<unk>" for word in words]
+        backoffs = [listed[gram][1] for gram in contexts if gram]
         return cls(
-            order=len(tables),
-            word=torch.tensor(word_of),
+            order=order,
+            word=torch.tensor([index[word] for word in known]),
             end=torch.tensor(index["</s>"]),
             first=torch.tensor(state(("<s>",))),
-            backoff=torch.tensor([0.0, *(listed[gram][1] for gram in contexts if gram)]),
+            backoff=torch.tensor([0.0, *backoffs]),
             shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
             begins=begins,
             arcs=arcs,
@@ -161,12 +158,15 @@ class NGram(OnDevice):
         row = self.unigrams.repeat(len(chain[0]), 1)  # (states, words)
         for context in reversed(chain):
             row = row + self.backoff[context, None]
-            counts = self.begins[context + 1] - self.begins[context]
+            ends = self.begins[context + 1]
+            counts = ends - self.begins[context]
             counts = counts.masked_fill(context == 0, 0)
-            owner = torch.arange(len(row), device=row.device).repeat_interleave(counts)
-            behind = counts.cumsum(0) - self.begins[context + 1]
+            rows = torch.arange(len(row), device=row.device)
+            owner = rows.repeat_interleave(counts)
+            behind = counts.cumsum(0) - ends
             at = torch.arange(len(owner), device=row.device) - behind[owner]
-            row[owner, self.arcs[at] % words] = self.logp[at]
+            word = self.arcs[at] % words
+            row[owner, word] = self.logp[at]
         return row[:, self.word].view(*states.shape, len(self.word))
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
@@ -190,7 +190,8 @@ class NGram(OnDevice):
             key = states * len(self.unigrams) + word
             at = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
             is_listed = missing & (self.arcs[at] == key)
-            logp = torch.where(is_listed, backoff + self.logp[at], logp)
+            listed = backoff + self.logp[at]
+            logp = torch.where(is_listed, listed, logp)
             after = torch.where(is_listed, self.leads[at], after)
             missing = missing & ~is_listed
             backoff = backoff + self.backoff[states]
@@ -241,36 +242,46 @@ class WordNGram(OnDevice):
         """
         check_weights(word_bonus=word_bonus)
         spelled = [token.lstrip("".join(WORD_STARTS)) for token in tokens]
-        starts = [len(rest) < len(token) for rest, token in zip(spelled, tokens, strict=True)]
+        starts = [token.startswith(WORD_STARTS) for token in tokens]
         expect(any(starts), "tokens", "some that begin with ' ' or '▁'", repr([*tokens[:3]]))
-        alphabet = {char: n for n, char in enumerate(sorted(set("".join(spelled))))}
+        characters = sorted(set("".join(spelled)))
+        alphabet = {char: n for n, char in enumerate(characters)}
         path = Path(path)
-        tables = read_arpa(path)
-        words = _spellable_words(tables, alphabet, path.name)
+        grams = read_arpa(path)
+        special = ("<s>", "</s>", "<unk>")
+        unigrams = [gram[0] for gram in grams if len(gram) == 1]
+        listed = [word for word in unigrams if word not in special]
+        pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
+        got = f"one that lists {pieces[:1]}"
+        remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
+        expect(not pieces, path.name, "a model over words", got, remedy)
+        words = [word for word in listed if alphabet.keys() >= set(word)]
+        wanted = "a word that the tokens can spell"
+        got = f"{len(listed)} others, as {listed[:1]}"
+        expect(len(words) > 0, path.name, wanted, got, "Are both in lower case?")
         nodes = {"": 0}  # the beginnings of all words
+        edges: list[int] = []  # in the order of the nodes, from 1 on
         for word in words:
-            for length in range(1, len(word) + 1):
-                nodes.setdefault(word[:length], len(nodes))
-        number = {word: n for n, word in enumerate(words)}
+            node = 0
+            for length, char in enumerate(word, start=1):
+                edge = node * len(alphabet) + alphabet[char]
+                node = nodes.setdefault(word[:length], len(nodes))
+                if node > len(edges):
+                    edges.append(edge)
+        ngram = NGram.from_table(grams, [*words, "<unk>"], path.name)
         unknown = len(words)
-        edges = sorted(
-            (nodes[start[:-1]] * len(alphabet) + alphabet[start[-1]], node)
-            for start, node in nodes.items()
-            if start
-        )
-        ngram = NGram.from_tables(tables, [*words, "<unk>"], path.name)
-        word_at = torch.tensor([*(number.get(start, unknown) for start in nodes), unknown])
-        numbers = [
-            torch.tensor([alphabet[char] for char in rest], dtype=torch.int64) for rest in spelled
-        ]
+        word_at = torch.full((len(nodes) + 1,), unknown)
+        word_at[[nodes[word] for word in words]] = torch.arange(unknown)
+        numbers = [torch.tensor([alphabet[char] for char in rest]).long() for rest in spelled]
+        ascending, order = torch.tensor(edges).sort()
         return cls(
             ngram=ngram,
             word_bonus=float(word_bonus),
             starts_word=torch.tensor(starts),
             characters=pad_sequence(numbers, batch_first=True, padding_value=NO_CHARACTER),
             alphabet=len(alphabet),
-            edges=torch.tensor([edge for edge, _ in edges]),
-            leads=torch.tensor([node for _, node in edges]),
+            edges=ascending,
+            leads=order + 1,
             word=ngram.word[word_at],
         )
 
@@ -314,56 +325,43 @@ class WordNGram(OnDevice):
         ngram, node = states
         logp, after = self.ngram.step(ngram, self.word[node])
         empty = node == 0
-        return (logp + self.word_bonus).masked_fill(empty, 0), torch.where(empty, ngram, after)
+        logp = (logp + self.word_bonus).masked_fill(empty, 0)
+        after = torch.where(empty, ngram, after)
+        return logp, after
 
 
-def _spellable_words(tables: Sequence[Table], alphabet: dict[str, int], name: str) -> list[str]:
-    """The words of a file that the characters of `alphabet` can spell."""
-    special = ("<s>", "</s>", "<unk>")
-    listed = [word for table in tables[:1] for (word,) in table if word not in special]
-    pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
-    remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
-    expect(not pieces, name, "a model over words", f"one that lists {pieces[:1]}", remedy)
-    words = [word for word in listed if alphabet.keys() >= set(word)]
-    expect(
-        len(words) > 0,
-        name,
-        "a word that the tokens can spell",
-        f"{len(listed)} others, as {listed[:1]}",
-        "Are both in lower case?",
-    )
-    return words
-
-
-def read_arpa(path: Path) -> list[Table]:
-    """The n-grams of each order, from 1 on, of a file.
+def read_arpa(path: Path) -> Table:
+    """The n-grams of a file, of all orders.
 
     Raises:
         ValueError: Names the line that is wrong; the last one, where the end is missing.
     """
     open_text = gzip.open if path.suffix == ".gz" else open
-    tables: list[Table] = []
+    grams: Table = {}
+    order = 0
     number = 0
     try:
         with open_text(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
                 number += 1
                 text = line.strip(" \t\r\n")
-                n = len(tables)
                 if text == "\\end\\":
-                    return tables
-                if text == f"\\{n + 1}-grams:":
-                    tables.append({})
-                elif text and tables:
+                    return grams
+                if text == f"\\{order + 1}-grams:":
+                    order += 1
+                elif text and order:
                     fields = re.split(r"[ \t]+", text)
-                    enough = len(fields) > n
-                    expect(enough, "line", f"a log-probability and {n} words", repr(text))
+                    wanted = f"a log-probability and {order} words"
+                    expect(len(fields) > order, "line", wanted, repr(text))
                     logp = float(fields[0])
-                    backoff = float(fields[n + 1]) if len(fields) > n + 1 else 0.0
+                    words = tuple(fields[1 : order + 1])
+                    backoff = 0.0
+                    if len(fields) > order + 1:
+                        backoff = float(fields[order + 1])
                     wanted = "a log10 probability of 0 or less, and a finite back-off weight"
                     expect(logp <= 0 and abs(backoff) < 1e38, "line", wanted, repr(text))
-                    tables[-1][tuple(fields[1 : n + 1])] = logp * LN_10, backoff * LN_10
+                    grams[words] = logp * LN_10, backoff * LN_10
         expect(False, "file", "\\end\\ in a line of its own", "none")
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise ValueError(f"{path.name}:{number}: {error!s:.200}") from None
-    return tables
+    return grams

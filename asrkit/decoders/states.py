@@ -59,7 +59,8 @@ def select_state(mask: Tensor, new: Any, old: Any) -> Any:
     def select(after: Tensor, before: Tensor) -> Tensor:
         wanted = f"shape {tuple(before.shape)}, as before"
         expect(after.shape == before.shape, "model.predict", wanted, tuple(after.shape))
-        rows = mask.view(-1, *[1] * (after.dim() - 1))
+        ones = [1] * (after.dim() - 1)
+        rows = mask.view(-1, *ones)
         return torch.where(rows, after, before)
 
     return map_state(select, new, old)

@@ -138,8 +138,7 @@ def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
-    if options.confidence:
-        keywords["confidence"] = "max_prob"
+    keywords["confidence"] = options.confidence
     return transducer_greedy(model, encoded, lengths, max_symbols=options.max_symbols, **keywords)
 
 
@@ -196,7 +195,6 @@ def _decode_attention(
     model: AEDModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     prompt = options.prompt
-    confidence: Any = "max_prob" if options.confidence else "none"
     frames = model.encoder_projection(encoded)
     if options.search is not None:
         width = options.search.beam
@@ -205,7 +203,7 @@ def _decode_attention(
     else:
         draft = _draft(model, encoded, lengths)
         found = aed_greedy(
-            model, frames, lengths, prompt=prompt, draft=draft, confidence=confidence
+            model, frames, lengths, prompt=prompt, draft=draft, confidence=options.confidence
         )
     if not options.times:
         return _with_texts(found, options)

@@ -9,7 +9,7 @@ from asrkit.decoders import Hypotheses
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
 
 V, EOS, WIDTH = 11, 2, 8
-OPTIONS = {"most": 9, "confidence": "max_prob"}
+OPTIONS = {"most": 9, "confidence": True}
 
 
 class Told(NamedTuple):

@@ -22,10 +22,10 @@ class Text:
     going: bool = True
     ended: bool = False  # by eos
 
-    def rank(self, length_penalty: float) -> float:
+    def rank(self) -> float:
         """What hypotheses are compared by."""
         tokens = len(self.labels) + self.ended
-        return self.score / ((5 + tokens) / 6) ** length_penalty
+        return self.score / ((5 + tokens) / 6)
 
 
 def aed_beam_reference(
@@ -35,8 +35,6 @@ def aed_beam_reference(
     *,
     prompt: Any = None,
     width: int = 4,
-    nbest: int = 1,
-    length_penalty: float = 1.0,
     most: int | None = None,
     ctc: Tensor | None = None,
     ctc_weight: float = 0.3,
@@ -49,28 +47,19 @@ def aed_beam_reference(
     with torch.inference_mode():
         for b, length in enumerate(lengths.tolist()):
             if length == 0:
-                found.append([Text(going=False, ended=True)])
+                found.append(Text(going=False, ended=True))
                 continue
             frames = encoded[b : b + 1, :length]
             memory = model.remember(frames, lengths[b : b + 1])
-            search = PlainSearch(
-                model, memory, prompts[b], int(limits[b]), width, length_penalty
-            )
+            search = PlainSearch(model, memory, prompts[b], int(limits[b]), width)
             if ctc is not None:
                 own = ctc[b, :length].double().tolist()
                 search = replace(search, ctc=own, ctc_weight=ctc_weight)
             found.append(search.run())
-    missing = Text(score=-inf, going=False)
-    ranks = []
-    for n in range(nbest):
-        texts = [ranked[n] if n < len(ranked) else missing for ranked in found]
-        rows = [[(label, PADDING, 0) for label in text.labels] for text in texts]
-        scores = encoded.new_tensor([text.score for text in texts], dtype=torch.float32)
-        ended = torch.tensor([text.ended for text in texts], device=encoded.device)
-        ranks.append(
-            Hypotheses.from_lists(rows, list(scores), "reference", ended=ended)
-        )
-    return replace(ranks[0], alternatives=tuple(ranks[1:]))
+    rows = [[(label, PADDING, 0) for label in text.labels] for text in found]
+    scores = encoded.new_tensor([text.score for text in found], dtype=torch.float32)
+    ended = torch.tensor([text.ended for text in found], device=encoded.device)
+    return replace(Hypotheses.from_lists(rows, list(scores), "reference"), ended=ended)
 
 
 @dataclass(frozen=True)
@@ -82,22 +71,20 @@ class PlainSearch:
     prompt: Tensor  # (P,)
     limit: int
     width: int
-    length_penalty: float
     ctc: list[list[float]] | None = None
     ctc_weight: float = 0.0
 
-    def run(self) -> list[Text]:
-        """The hypotheses once all have ended, best first."""
+    def run(self) -> Text:
+        """The best hypothesis once all have ended."""
         texts = [Text()]
         while any(text.going for text in texts):
             candidates = []
             for text in texts:
                 candidates += self.extensions(text) if text.going else [(text, text)]
-            best = sorted(
-                candidates, key=lambda pair: -pair[0].rank(self.length_penalty)
-            )
+            best = sorted(candidates, key=lambda pair: -pair[0].rank())
             texts = [after for _, after in best[: self.width]]
-        return sorted(texts, key=lambda text: -text.rank(self.length_penalty))
+        missing = Text(score=-inf, going=False)
+        return max(texts, key=Text.rank, default=missing)
 
     def extensions(self, text: Text) -> list[tuple[Text, Text]]:
         """(what is ranked, what becomes of it) for each next token of a text."""
@@ -202,7 +189,7 @@ def aed_greedy_reference(
     *,
     prompt: Any = None,
     most: int | None = None,
-    confidence: Any = "none",
+    confidence: bool = False,
 ) -> Hypotheses:
     """What `aed_greedy` computes, of arguments that are valid; every step reads the whole text again."""
     lengths = lengths.long()
@@ -227,14 +214,14 @@ def aed_greedy_reference(
             scores.append(score)
             ended.append(end)
     flags = torch.tensor(ended, device=encoded.device)
-    found = Hypotheses.from_lists(rows, scores, "one by one", ended=flags)
-    if confidence != "none" and found.confidence is None:  # nobody has labels
+    found = replace(Hypotheses.from_lists(rows, scores, "one by one"), ended=flags)
+    if confidence and found.confidence is None:  # nobody has labels
         return replace(found, confidence=scores[0].new_empty(found.labels.shape))
     return found
 
 
 def _decode_one(
-    model: Any, memory: Any, prompt: Tensor, limit: int, confidence: Any
+    model: Any, memory: Any, prompt: Tensor, limit: int, confidence: bool
 ) -> tuple[list[tuple], Tensor, bool]:
     """Labels with frames and durations, score (), and whether eos came, of one utterance."""
     text = prompt.tolist()
@@ -243,7 +230,7 @@ def _decode_one(
     while True:
         state = model.begin(memory, len(text))
         logits, _ = model.follow(prompt.new_tensor([text]), state, memory, reach=None)
-        token, score, sure = best_tokens(logits[0, -1], confidence)
+        token, score = best_tokens(logits[0, -1])
         if score.isnan():
             return row, total + score, False
         if token == model.eos:
@@ -252,5 +239,5 @@ def _decode_one(
             return row, total, False
         total = total + score
         label = int(token), PADDING, 0
-        row.append(label if sure is None else (*label, float(sure)))
+        row.append((*label, float(score.exp())) if confidence else label)
         text.append(int(token))

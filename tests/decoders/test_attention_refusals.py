@@ -39,12 +39,10 @@ EVERY_DOOR = [
     ({"prompt": []}, NO_PROMPT),
     ({"prompt": [[], [], []]}, NO_PROMPT),
 ]
-PENALTY = "length_penalty: expected a number from 0 to 10, got "
 BEAM = [
-    *(({"length_penalty": bad}, PENALTY) for bad in (-1, math.nan, "1")),
     (
         {"ctc": log_probs_of_ctc()[..., 1:]},
-        f"ctc: expected log-probabilities of V={V} tokens and",
+        f"ctc: expected shape (B=3, T=6, V={V + 1}), got (3, 6, {V})",
     ),
     ({"ctc": log_probs_of_ctc()[:, 1:]}, "ctc: "),
     (
@@ -96,7 +94,7 @@ def test_nan_of_ctc_is_no_empty_text_that_came_to_its_end(ctc_weight):
     ctc[0, 5, 3] = torch.nan
     ctc[1, 4:] = torch.nan  # padding
     model = random_model()
-    options = {"ctc_weight": ctc_weight, "nbest": 2}
+    options = {"ctc_weight": ctc_weight}
     found = aed_beam(model, encoded, lengths, ctc=ctc, **options)
     same(found, aed_beam_reference(model, encoded, lengths, ctc=ctc, **options))
     whole = aed_beam(model, encoded, lengths, ctc=log_probs_of_ctc(), **options)

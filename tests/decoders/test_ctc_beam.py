@@ -427,7 +427,6 @@ def test_a_language_model_without_weight_changes_no_bit(models, kind):
 
 
 @pytest.mark.parametrize(("change", "wanted"), [
-    ({"log_probs": torch.zeros(2, 3, 1)}, "log_probs: expected a blank and at least one label, got V=1."),
     ({"nbest": 9}, "nbest: expected 1 to width=8 hypotheses, got 9."),
     ({"top_tokens": 0}, "top_tokens: expected at least 1, or None, got 0."),
     ({"lm": "words.arpa"}, "lm: expected a language model, or None, got str. Read a file by NGram.read or WordNGram.read."),

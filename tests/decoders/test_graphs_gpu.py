@@ -53,7 +53,7 @@ def test_graphs_give_what_the_plain_loop_gives(
         (8, 48, 5),
     ]:  # as the loop has them: half precision rounds by size
         batch = heard(speak, kind, B, T, dtype, seed)
-        options = {"confidence": "entropy", "max_symbols": 3}
+        options = {"confidence": True, "max_symbols": 3}
         found = transducer_greedy(model, *batch, graphs=mode, **options)
         assert (
             found.impl
@@ -135,7 +135,7 @@ def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
         transducer_greedy(
             model, *heard(speak, "lstm", 2, 12), graphs=mode, max_symbols=3 + number
         )
-    assert len(graphs.MODELS[id(model)].loops) == graphs.KEEP
+    assert len(graphs.MODELS[model].loops) == graphs.KEEP
     assert used() > before
     release_graphs(model)
     workspace = 80 << 20  # of matrix products, which torch may keep for a stream
@@ -182,7 +182,7 @@ def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
 def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
     make, speak, kind, durations, strategy
 ):
-    options = {"confidence": "entropy", "max_symbols": 3, "graphs": "off"}
+    options = {"confidence": True, "max_symbols": 3, "graphs": "off"}
     model, (encoded, lengths) = (
         make(kind, 3, durations=durations).double(),
         speak(kind, 9, 30, 3),

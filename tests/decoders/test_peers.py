@@ -70,7 +70,7 @@ def test_label_looping_finds_what_nemos_finds(nemo, durations, max_symbols):
     for seed in range(6):
         model, encoded, lengths = batch(seed, durations)
         found = transducer_greedy(
-            model, encoded, lengths, max_symbols=max_symbols, confidence="max_prob"
+            model, encoded, lengths, max_symbols=max_symbols, confidence=True
         )
         (labels, counts, frames), answer = nemo(
             "nemo_label_looping", model, encoded, lengths, max_symbols

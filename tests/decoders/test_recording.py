@@ -37,7 +37,7 @@ def ours(kind, durations=()):
     return TransducerModel(config).eval()
 
 
-def turn_of(make, device, confidence="entropy", folds=True):
+def turn_of(make, device, confidence=True):
     """What a capture would record: the turn of a loop on `device`."""
     model = make()
     with torch.inference_mode():
@@ -54,15 +54,15 @@ def turn_of(make, device, confidence="entropy", folds=True):
                 )
         encoded = torch.zeros(4, 16, 8, device=device)
         greedy = GreedyModel(model, confidence, encoded.device)
-        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions(), folds=folds)
-        loop.load(greedy, encoded, torch.full((4,), 16, device=device), carry)
+        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions())
+        loop.load(encoded, torch.full((4,), 16, device=device), carry)
     return torch.inference_mode()(lambda: loop.turn(greedy))
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
 @pytest.mark.parametrize("kind", ["stateless", "lstm"])
 def test_a_turn_never_waits(kind, durations):
-    for confidence in ("none", "max_prob", "entropy"):
+    for confidence in (False, True):
         found = launch_profile(
             turn_of(lambda: ours(kind, durations), "cpu", confidence)
         )

@@ -75,7 +75,7 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
         make(kind, seed, durations=durations, bias=0.5),
         speak(kind, B, T, seed),
     )
-    how = {"max_symbols": most, "confidence": "max_prob"}
+    how = {"max_symbols": most, "confidence": True}
     whole = transducer_greedy(model, encoded, lengths, strategy="one_by_one", **how)
     generator = torch.Generator().manual_seed(seed)
     cuts = (torch.rand(B, n, generator=generator) * (lengths[:, None] + 1)).long()

@@ -151,7 +151,7 @@ def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(
         frames,
         torch.tensor([10, 5]),
         strategy=strategy,
-        confidence="entropy",
+        confidence=True,
     )
     assert found.tokens() == [[0, 1, 2, 0], [0, 1]]
     assert found.frames.tolist() == [[0, 3, 6, 9], [0, 3, -1, -1]]

@@ -43,11 +43,13 @@ def attention_frames(
         P = prompts.shape[1]
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
-        looks = model.looks(encoded, lengths, tokens[:, :-1])[:, P - 1 :]  # (B, N, T)
+        looks = model.looks(encoded, lengths, tokens[:, :-1])
+        looks = looks[:, P - 1 :]  # (B, N, T)
         dtype = torch.promote_types(looks.dtype, torch.float32)  # sums of many
         looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)
         beyond = ~valid_mask(lengths, encoded.shape[1])
-        frames = rising_frames(looks.masked_fill(beyond[:, None], -torch.inf))
+        looks = looks.masked_fill(beyond[:, None], -torch.inf)
+        frames = rising_frames(looks)
     with torch.inference_mode(False):
         return frames.clone().masked_fill_(padding, PADDING)
 
@@ -64,7 +66,7 @@ def rising_frames(looks: Tensor) -> Tensor:
         highest, where = best.cummax(1)
         before.append(where)
         best = row + highest
-    frames = [best.argmax(1)]
+    frames = [best.argmax(1, keepdim=True)]
     for where in reversed(before):
-        frames.append(where.gather(1, frames[-1][:, None])[:, 0])
-    return torch.stack(frames[::-1], 1)
+        frames.append(where.gather(1, frames[-1]))
+    return torch.cat(frames[::-1], 1)

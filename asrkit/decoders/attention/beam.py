@@ -1,17 +1,17 @@
 """Batched beam search for attention decoders, with length normalisation, joint with CTC or not."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.attention.prefix_scores import PrefixScores, check_ctc
+from asrkit.decoders.attention.prefix_scores import PrefixScores
 from asrkit.decoders.attention.protocol import (
+    NAMES,
     ROOM,
     Attention,
     Prompt,
-    check_model,
     heard_frames,
     limits_of,
     prompt_of,
@@ -19,24 +19,20 @@ from asrkit.decoders.attention.protocol import (
     with_room,
 )
 from asrkit.decoders.beams import check_width
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
 from asrkit.runtime import eager
-from asrkit.shapes import expect, is_finite
-
-MOST_PENALTY = 10  # a text of 1,000 tokens is divided by 10^22 then, still a number with meaning
+from asrkit.shapes import dims, expect, is_finite
 
 
 @eager
-def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
+def aed_beam(
     model: Attention,
     encoded: Tensor,
     lengths: Tensor,
     *,
     prompt: Prompt | None = None,
     width: int = 4,
-    nbest: int = 1,
-    length_penalty: float = 1.0,
     most: int | None = None,
     ctc: Tensor | None = None,
     ctc_weight: float = 0.3,
@@ -45,9 +41,9 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
 
     Each utterance has `width` hypotheses, ended or not. In every step those that have not ended are
     extended by every token, and of all of them, ended ones too, the `width` best stay, by
-    log-probability over ((5 + n) / 6) ** length_penalty, where n counts tokens behind the prompt,
-    eos included (arXiv 1609.08144, equation 14). It ends once all of them have ended. One that has
-    `most` labels is cut where it would go on.
+    log-probability over (5 + n) / 6, where n counts tokens behind the prompt, eos included (arXiv
+    1609.08144, equation 14). It ends once all of them have ended. One that has `most` labels is cut
+    where it would go on.
 
     With `ctc` both have a say (joint decoding: Hori, Watanabe, Hershey 2017, algorithm 2): in place
     of the log-probability stands (1 - ctc_weight) times it plus ctc_weight times that of CTC, which
@@ -60,51 +56,59 @@ def aed_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         lengths: (B,) valid frames; 0 is allowed.
         prompt: Tokens before the text, (P,) or (B, P); None is `model.bos` alone.
         width: Hypotheses of an utterance. The memory of its frames is held as many times.
-        nbest: Hypotheses per utterance in the result.
-        length_penalty: 0 compares plain log-probabilities, which favours short texts; 1 is near to
-            a mean over the tokens.
         most: Most labels; None is 50 more than an utterance has frames.
         ctc: Log-probabilities of the CTC head (B, T, V + 1), blank last, as `model.encode` returns
             them; None for attention alone.
         ctc_weight: Share of CTC in a score, 0 to 1; not used without `ctc`.
 
     Returns:
-        The best; `alternatives` are the second to nbest-th. `scores` are log-probabilities in nats,
-        with `ctc` their weighted mean, without normalisation; frames are -1 and durations 0. NaN
-        among the logits drops what they would extend, and NaN of CTC with a weight drops all of the
-        utterance; hypotheses that do not exist are empty with score -inf.
+        `scores` are log-probabilities in nats, with `ctc` their weighted mean, without
+        normalisation; frames are -1 and durations 0. NaN among the logits drops what they would
+        extend, and NaN of CTC with a weight drops all of the utterance; where nothing is left, the
+        text is empty with score -inf.
 
     Raises:
         ValueError: An argument does not fit, or the model does not follow the protocol.
     """
     longest = check_batch(encoded, lengths, "B T D", "encoded")
-    check_model(model)
-    check_width(width, nbest)
-    valid = is_finite(length_penalty) and 0 <= length_penalty <= MOST_PENALTY
-    wanted = f"a number from 0 to {MOST_PENALTY}"
-    expect(valid, "length_penalty", wanted, f"{length_penalty!r:.40}")
+    check_model(model, *NAMES)
+    check_width(width)
     if ctc is not None:
-        check_ctc(ctc, ctc_weight, encoded, model.vocab_size)
+        B, T, _ = encoded.shape
+        dims(ctc, "B T V", "ctc", B=B, T=T, V=model.vocab_size + 1)
+        valid = is_finite(ctc_weight) and 0 <= ctc_weight <= 1
+        expect(valid, "ctc_weight", "a share from 0 to 1", f"{ctc_weight!r:.40}")
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
     impl = "attention, beam"
     with torch.inference_mode():
         memory = model.remember(heard_frames(encoded, longest), lengths)
-        search = Search(model, memory, prompts, limits, width, length_penalty)
+        memory = map_state(lambda part: part.repeat_interleave(width, 0), memory)
+        prefixes = None
         if ctc is not None and ctc_weight > 0:
             impl += f" with CTC ({ctc_weight:g})"
-            search.ctc = PrefixScores(ctc[:, :longest], lengths, width)
-            search.ctc_weight = ctc_weight
+            prefixes = PrefixScores(ctc[:, :longest], lengths, width, ctc_weight)
+        search = Search(
+            model=model,
+            memory=memory,
+            prompts=prompts,
+            limits=limits[:, None],
+            width=width,
+            ctc=prefixes,
+        )
         beams = search.run(lengths > 0)
-        values = normalised(beams.scores, beams.counts + beams.ended, length_penalty)
-        order = values.argsort(dim=1, descending=True, stable=True)
-        rows = torch.arange(len(order), device=order.device)
-        found = []
-        for rank in order[:, :nbest].unbind(1):
-            labels, counts, scores, _, _, ended = (part[rows, rank] for part in beams)
-            exists = scores > -torch.inf
-            found.append(texts(labels, counts * exists, scores, ended & exists, impl))
-    return replace(found[0], alternatives=tuple(found[1:]))
+        ranks = normalised(beams.scores, beams.counts + beams.ended)
+        best = ranks.argmax(1)
+        rows = torch.arange(len(best), device=best.device)
+        found = map_state(lambda part: part[rows, best], beams)
+        exists = found.scores > -torch.inf
+    return texts(
+        labels=found.labels,
+        lengths=found.counts * exists,
+        scores=found.scores,
+        ended=found.ended,
+        impl=impl,
+    )
 
 
 class Beams(NamedTuple):
@@ -118,44 +122,27 @@ class Beams(NamedTuple):
     ended: Tensor  # (B, K) bool, by eos
 
 
-def normalised(scores: Tensor, tokens: Tensor, length_penalty: float) -> Tensor:
-    """What hypotheses are ranked by (arXiv 1609.08144, equation 14).
-
-    Args:
-        scores: Log-probabilities in nats (...,).
-        tokens: Tokens of each behind the prompt, eos included (...,).
-        length_penalty: Exponent.
-    """
-    return scores / ((5 + tokens) / 6) ** length_penalty
+def normalised(scores: Tensor, tokens: Tensor) -> Tensor:
+    """What hypotheses are ranked by, from log-probabilities and numbers of tokens (...,)."""
+    return scores / ((5 + tokens) / 6)
 
 
+@dataclass(frozen=True)
 class Search:
-    """One beam search of one batch; with `ctc` and a `ctc_weight` above 0 a joint one."""
+    """One beam search of one batch."""
 
-    ctc: PrefixScores | None = None
-    ctc_weight: float = 0.0
-
-    def __init__(
-        self,
-        model: Any,
-        memory: Any,
-        prompts: Tensor,
-        limits: Tensor,
-        width: int,
-        length_penalty: float,
-    ) -> None:
-        self.model = model
-        self.memory = map_state(lambda part: part.repeat_interleave(width, 0), memory)
-        self.prompts = prompts
-        self.limits = limits[:, None]
-        self.width = width
-        self.length_penalty = length_penalty
-        self.rows = torch.arange(len(prompts), device=prompts.device)[:, None]
+    model: Any
+    memory: Any  # of each of B K hypotheses
+    prompts: Tensor  # (B, P)
+    limits: Tensor  # (B, 1), most labels
+    width: int  # K
+    ctc: PrefixScores | None
 
     def run(self, heard: Tensor) -> Beams:
         """The hypotheses once all have ended; those of utterances not `heard` (B,) are empty."""
         B, P = self.prompts.shape
         K = self.width
+        first = torch.arange(0, B * K, K, device=heard.device)[:, None]
         longest = int(self.limits.max())
         room = min(P + longest, P + ROOM)
         state = self.model.begin(self.memory, room)
@@ -176,8 +163,9 @@ class Search:
                 room = min(P + longest, 2 * reach)
                 state = with_room(self.model, self.memory, state, room)
             logits, state = self.model.follow(tokens, state, self.memory, reach=reach)
-            beams, parents = self.step(beams, logits[:, -1].unflatten(0, (B, K)))
-            rows = (parents + K * self.rows).flatten()
+            logits = logits[:, -1].unflatten(0, (B, K))
+            beams, parents = self.step(beams, logits)
+            rows = (first + parents).flatten()
             state = map_state(lambda part, rows=rows: part[rows], state)
             tokens = beams.last.flatten()[:, None]
             reach = min(P + longest, reach + 1)
@@ -195,24 +183,24 @@ class Search:
         added = logits.log_softmax(-1, dtype=torch.float64)
         added = added.masked_fill(added.isnan(), -torch.inf)
         if self.ctc is not None:
-            any_label = beams.counts > 0
-            added = self.ctc.joint(added, self.ctc_weight, beams.last, any_label, eos)
+            added = self.ctc.joint(added, eos)
         values, index = self.ranked(beams, added).topk(self.width, 1)
         parents = index // (V + 1)
         tokens = index % (V + 1)  # V stands for none
-        before = map_state(lambda part: part[self.rows, parents], beams)
+        rows = torch.arange(len(parents), device=parents.device)[:, None]
+        before = map_state(lambda part: part[rows, parents], beams)
         label = tokens.clamp(max=V - 1)
-        gained = added[self.rows, parents].gather(2, label[..., None])[..., 0]
+        gained = added[rows, parents, label]
         moves = before.going & (tokens < V)
         ends = moves & (tokens == eos)
         emits = moves & ~ends & (before.counts < self.limits)
         if self.ctc is not None:
-            repeats = (before.last == label) & (before.counts > 0)
-            self.ctc.advance(parents, label, emits, repeats)
+            self.ctc.advance(parents, label, emits)
         exists = values > -torch.inf  # others were chosen for want of any
         scores = before.scores + gained.where(ends | emits, 0.0)
+        column = before.counts[..., None]
         after = Beams(
-            labels=before.labels.scatter(2, before.counts[..., None], label[..., None]),
+            labels=before.labels.scatter(2, column, label[..., None]),
             counts=before.counts + emits,
             scores=scores.masked_fill(~exists, -torch.inf),
             last=torch.where(emits, label, before.last),
@@ -233,9 +221,11 @@ class Search:
         tokens = torch.arange(added.shape[2], device=added.device)
         is_eos = tokens == self.model.eos
         likeliest = total.masked_fill(is_eos, -torch.inf).argmax(2, keepdim=True)
-        is_cut = (beams.counts >= self.limits)[..., None] & (tokens != likeliest) & ~is_eos
-        total = total.masked_fill(is_cut | ~beams.going[..., None], -torch.inf)
-        total = normalised(total, beams.counts[..., None] + 1, self.length_penalty)
-        stays = normalised(beams.scores, beams.counts + beams.ended, self.length_penalty)
+        at_limit = (beams.counts >= self.limits)[..., None]
+        is_cut = at_limit & (tokens != likeliest) & ~is_eos
+        has_ended = ~beams.going[..., None]
+        total = total.masked_fill(is_cut | has_ended, -torch.inf)
+        total = normalised(total, beams.counts[..., None] + 1)
+        stays = normalised(beams.scores, beams.counts + beams.ended)
         stays = stays.masked_fill(beams.going, -torch.inf)
         return torch.cat([total, stays[..., None]], 2).flatten(1)

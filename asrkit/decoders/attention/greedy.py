@@ -7,21 +7,20 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.attention.protocol import (
+    NAMES,
     ROOM,
     Attention,
     Prompt,
-    check_model,
     heard_frames,
     limits_of,
     prompt_of,
     texts,
     with_room,
 )
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer.steps import CONFIDENCE, Confidence, token_confidence
 from asrkit.runtime import eager, to_device
-from asrkit.shapes import dims, expect, expect_choice
+from asrkit.shapes import dims, expect, valid_mask
 
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
 WORTH = 0.2  # share of them that has to be right, for such a call costs some steps
@@ -38,7 +37,7 @@ def aed_greedy(
     prompt: Prompt | None = None,
     draft: Hypotheses | None = None,
     most: int | None = None,
-    confidence: Confidence = "none",
+    confidence: bool = False,
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances.
 
@@ -51,15 +50,13 @@ def aed_greedy(
         lengths: (B,) valid frames, int32 or int64; an utterance of 0 frames has no labels.
         prompt: Tokens before the text, (P,) for all or (B, P); None is `model.bos` alone. The texts
             of a batch need prompts of one length.
-        draft: A guess at the texts, for instance those of a CTC head, of which `ctc_draft` is
-            taken. One call of `follow` checks all its tokens, and the right beginning is kept;
-            behind a mistake the rest is checked as well, 16 tokens a call, while that is worth it.
-            So the result is that without a draft but for rounding; a right draft takes one call in
-            all.
+        draft: A guess at the texts, for instance `ctc_draft`'s of a CTC head. One call of `follow`
+            checks all its tokens, and the right beginning is kept; behind a mistake the rest is
+            checked as well, 16 tokens a call, while that is worth it. So the result is that without
+            a draft but for rounding; a right draft takes one call in all.
         most: Most labels of an utterance; None is 50 more than it has frames. Texts that are still
             without eos there are returned as they are, and `ended` is False for them.
-        confidence: Confidence of each label: "max_prob", its probability; "entropy",
-            1 - entropy / ln V. Both are 1 where the model is sure.
+        confidence: Whether to return the confidence of each label, its probability.
 
     Returns:
         Hypotheses with scores in nats, eos included. NaN among the logits ends an utterance, with
@@ -73,22 +70,35 @@ def aed_greedy(
     >>> aed_greedy(model, frames, ends, draft=draft).tokens()  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T D", "encoded")
-    check_model(model)
-    expect_choice("confidence", confidence, CONFIDENCE)
+    check_model(model, *NAMES)
     prompts = prompt_of(model, prompt, encoded)
     limits = limits_of(model, lengths, prompts.shape[1], most)
     with torch.inference_mode():
         guess = draft_of(model, draft, limits)
         memory = model.remember(heard_frames(encoded, longest), lengths)
         drafted = guess.tokens.shape[1]
-        loop = GreedyLoop(model, memory, prompts, limits, lengths > 0, drafted, confidence)
+        loop = GreedyLoop(
+            model,
+            memory,
+            prompts=prompts,
+            limits=limits,
+            heard=lengths > 0,
+            drafted=drafted,
+            confidence=confidence,
+        )
         if drafted:
             loop.verify_all(prompts, guess)
         else:
             loop.turn(prompts)
         loop.run()
-    impl = "attention, draft" if drafted else "attention"
-    return texts(loop.labels, loop.counts, loop.scores, loop.ended, impl, loop.confidence)
+    return texts(
+        labels=loop.labels,
+        lengths=loop.counts,
+        scores=loop.scores,
+        ended=loop.ended,
+        impl="attention, draft" if drafted else "attention",
+        confidence=loop.confidence,
+    )
 
 
 def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
@@ -106,18 +116,18 @@ def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
         Hypotheses with the labels, frames and durations that are left. Scores are those of `heard`;
         confidence and alternatives are dropped.
 
-    Raises:
-        ValueError: `model` does not follow the protocol, or `heard` are no Hypotheses.
     """
-    check_model(model)
-    is_one = isinstance(heard, Hypotheses)
-    expect(is_one, "heard", "Hypotheses", type(heard).__name__, "Try ctc_greedy.")
     labels = heard.labels
-    spoken = (labels >= 0) & (labels < model.vocab_size)
-    spoken &= (labels != model.bos) & (labels != model.eos)
-    spoken &= torch.arange(labels.shape[1], device=labels.device) < heard.lengths[:, None]
+    spoken = labels < model.vocab_size
+    spoken &= labels != model.bos
+    spoken &= labels != model.eos
     kept = heard.only(spoken)
-    return replace(kept, impl=f"{heard.impl}, as a draft", confidence=None, alternatives=())
+    return replace(
+        kept,
+        impl=f"{heard.impl}, as a draft",
+        confidence=None,
+        alternatives=(),
+    )
 
 
 class Draft(NamedTuple):
@@ -128,16 +138,17 @@ class Draft(NamedTuple):
 
 
 def draft_of(model: Attention, draft: Hypotheses | None, limits: Tensor) -> Draft:
-    """The draft, without what no text holds or lies beyond the limits (B,); N = 0 without one."""
+    """The draft within the limits (B,); N = 0 without one."""
     if draft is None:
         return Draft(limits.new_zeros(len(limits), 0), torch.zeros_like(limits))
     is_one = isinstance(draft, Hypotheses)
     expect(is_one, "draft", "Hypotheses", type(draft).__name__, "Try ctc_greedy.")
-    spoken = ctc_draft(model, draft)
-    dims(spoken.labels, "B N", "draft.labels", B=len(limits))
-    lengths = torch.minimum(to_device(spoken.lengths, limits.device), limits)
-    tokens = to_device(spoken.labels, limits.device)[:, : int(lengths.max())]
-    return Draft(tokens.clamp(min=0), lengths)
+    dims(draft.labels, "B N", "draft.labels", B=len(limits))
+    lengths = torch.minimum(to_device(draft.lengths, limits.device), limits)
+    N = int(lengths.max())
+    tokens = to_device(draft.labels, limits.device)[:, :N]
+    tokens = tokens.clamp(0, model.vocab_size - 1)
+    return Draft(tokens, lengths)
 
 
 class BestTokens(NamedTuple):
@@ -145,15 +156,13 @@ class BestTokens(NamedTuple):
 
     token: Tensor  # int64
     score: Tensor  # float32, log-probability in nats; NaN where a logit is
-    confidence: Tensor | None  # float32 in 0..1
 
 
-def best_tokens(logits: Tensor, confidence: Confidence) -> BestTokens:
+def best_tokens(logits: Tensor) -> BestTokens:
     """The best tokens of logits (..., V)."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    logp = logits.log_softmax(-1, dtype=dtype)
-    score, token = logp.max(-1)
-    return BestTokens(token, score.float(), token_confidence(confidence, logp, score))
+    score, token = logits.log_softmax(-1, dtype=dtype).max(-1)
+    return BestTokens(token, score.float())
 
 
 class GreedyLoop:
@@ -184,12 +193,11 @@ class GreedyLoop:
         limits: Tensor,
         heard: Tensor,
         drafted: int,
-        confidence: Confidence,
+        confidence: bool,
     ) -> None:
         B, P = prompts.shape
         longest = int(limits.max())
         self.model = model
-        self.kind = confidence
         self.room = P + longest
         self.past_room = min(self.room, P + drafted + ROOM)
         self.memory = memory
@@ -203,7 +211,7 @@ class GreedyLoop:
         self.scores = torch.zeros_like(limits, dtype=torch.float32)
         self.ended = ~heard
         self.confidence: Tensor | None = None
-        if confidence != "none":
+        if confidence:
             self.confidence = self.labels.float()
 
     def run(self) -> None:
@@ -219,18 +227,21 @@ class GreedyLoop:
         n = len(going)
         # rows in front need no copy, as in a batch that begins with its longest texts
         keep: Any = slice(n) if int(going[-1]) == n - 1 else going
-        rows = (self.memory, self.past, self.limits, self.last, self.going, self.rows)
-        rows = map_state(lambda part: part[keep], rows)
-        self.memory, self.past, self.limits, self.last, self.going, self.rows = rows
+        for name in ("memory", "past", "limits", "last", "going", "rows"):
+            rows = map_state(lambda part: part[keep], getattr(self, name))
+            setattr(self, name, rows)
 
     def turn(self, tokens: Tensor) -> None:
         """The best token behind these (n, P), of each row that goes on."""
         logits = self._follow(tokens)
-        self._emit(best_tokens(logits[:, -1:], self.kind), torch.zeros_like(self.limits))
+        best = best_tokens(logits[:, -1:])
+        nothing = torch.zeros_like(self.limits)
+        self._emit(best, nothing)
 
     def _follow(self, tokens: Tensor) -> Tensor:
         """Logits (n, K, V) of what follows each of these tokens, which the state takes in."""
-        reach = min(self.room, int(self.past.place.max()) + tokens.shape[1])
+        seen = int(self.past.place.max())
+        reach = min(self.room, seen + tokens.shape[1])
         if reach > self.past_room:
             self.past_room = min(self.room, 2 * reach)
             self.past = with_room(self.model, self.memory, self.past, self.past_room)
@@ -243,22 +254,24 @@ class GreedyLoop:
 
         Other rows write too, behind their labels.
         """
+        rows = self.rows[:, None]
         behind = kept[:, None]
-        token, score = best.token.gather(1, behind)[:, 0], best.score.gather(1, behind)[:, 0]
-        broken = score.isnan()
-        stops = token == self.model.eos
+        token = best.token.gather(1, behind)[:, 0]
+        is_broken = best.score.gather(1, behind)[:, 0].isnan()
         before = self.counts[self.rows]
         counts = before + kept
-        emits = self.going & ~broken & ~stops & (counts < self.limits)
-        ends = self.going & ~broken & stops
-        scored = kept + (emits | ends | (self.going & broken))
-        columns = torch.arange(best.token.shape[1], device=kept.device)
-        scores = best.score.where(columns < scored[:, None], 0.0)
-        places = (before[:, None] + columns).clamp(max=self.labels.shape[1] - 1)
+        stops = self.going & is_broken
+        ends = self.going & ~is_broken & (token == self.model.eos)
+        emits = self.going & ~stops & ~ends & (counts < self.limits)
+        scored = kept + (emits | ends | stops)
+        columns = best.token.shape[1]
+        scores = best.score.where(valid_mask(scored, columns), 0.0)
+        places = before[:, None] + torch.arange(columns, device=kept.device)
+        places = places.clamp(max=self.labels.shape[1] - 1)
         self.scores[self.rows] += scores.sum(1)
-        self.labels[self.rows[:, None], places] = best.token
-        if self.confidence is not None and best.confidence is not None:
-            self.confidence[self.rows[:, None], places] = best.confidence
+        self.labels[rows, places] = best.token
+        if self.confidence is not None:
+            self.confidence[rows, places] = best.score.exp()
         self.counts[self.rows] = counts + emits
         self.ended[self.rows] |= ends
         self.last = token.where(emits, self.last)
@@ -302,11 +315,14 @@ class GreedyLoop:
         N = draft.tokens.shape[1]
         place = self.past.place
         logits = self._follow(torch.cat([before, draft.tokens], 1))
-        best = best_tokens(logits[:, -N - 1 :], self.kind)
-        right = (best.token[:, :N] == draft.tokens) & ~best.score[:, :N].isnan()
-        right &= torch.arange(N, device=place.device) < draft.lengths[:, None]
+        best = best_tokens(logits[:, -N - 1 :])
+        right = best.token[:, :N] == draft.tokens
+        right &= draft.tokens != self.model.eos
+        right &= ~best.score[:, :N].isnan()
+        right &= valid_mask(draft.lengths, N)
         kept = right.long().cumprod(1).sum(1) * self.going
-        place = torch.where(self.going, self.past.place - N + kept, place)
+        after = self.past.place - N + kept
+        place = torch.where(self.going, after, place)
         self.past = self.past._replace(place=place)
         self._emit(best, kept)
         return kept
@@ -315,21 +331,27 @@ class GreedyLoop:
         """Where a draft goes on (B,) behind the token `wrong` (B,), in place of which another one
         was found: behind that one, if the draft has it nearby, else behind the wrong one.
         """
+        N = draft.tokens.shape[1]
         near = wrong[:, None] + torch.tensor(NEARBY, device=wrong.device)
         inside = (near >= 0) & (near < draft.lengths[:, None])
-        found = draft.tokens.gather(1, near.clamp(0, draft.tokens.shape[1] - 1))
-        fits = inside & (found == self.last[:, None])
+        found = draft.tokens.gather(1, near.clamp(0, N - 1))
+        is_last = found == self.last[:, None]
+        fits = inside & is_last
         nearest = fits.long().argmax(1, keepdim=True)  # 0 if none is found: the wrong one
-        return near.gather(1, nearest)[:, 0] + 1
+        behind = near.gather(1, nearest) + 1
+        return behind[:, 0]
 
     def _rest(self, draft: Draft, at: Tensor) -> Draft:
         """The next CHUNK tokens of a draft from `at` (B,) on, for rows that go on.
 
         Fewer where one of these lacks room for as many: it would have them put over its last token.
         """
-        most = self.room - 1 - int((self.past.place * self.going).max())
+        N = draft.tokens.shape[1]
+        seen = int((self.past.place * self.going).max())
+        most = min(CHUNK, self.room - 1 - seen)
         left = torch.minimum(draft.lengths - at, self.limits - self.counts)
-        lengths = left.clamp(max=min(CHUNK, most)).clamp(min=0) * self.going
+        lengths = left.clamp(max=most).clamp(min=0) * self.going
         columns = torch.arange(int(lengths.max()), device=at.device)
-        places = (at[:, None] + columns).clamp(max=draft.tokens.shape[1] - 1)
-        return Draft(draft.tokens.gather(1, places), lengths)
+        places = at[:, None] + columns
+        tokens = draft.tokens.gather(1, places.clamp(max=N - 1))
+        return Draft(tokens, lengths)

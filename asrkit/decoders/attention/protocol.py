@@ -54,13 +54,6 @@ class Attention(Protocol):
         """
 
 
-def check_model(model: Any) -> None:
-    """ValueError unless `model` follows the protocol `Attention`."""
-    missing = [name for name in NAMES if not hasattr(model, name)]
-    got = f"{type(model).__name__} without {', '.join(missing)}"
-    expect(not missing, "model", "bos, eos, most, vocab_size, remember, begin and follow", got)
-
-
 class Suppressing(nn.Module):
     """An `Attention` with the logits of another one, but for tokens that it is not to write.
 
@@ -75,7 +68,7 @@ class Suppressing(nn.Module):
         prompt_tokens: Tokens of the prompt, P, behind which a text begins.
 
     Raises:
-        ValueError: The model does not follow the protocol, or has no such token.
+        ValueError: The model has no such token.
 
     >>> from asrkit.models import AEDModel, presets
     >>> quiet = Suppressing(AEDModel(presets.tiny_aed()), always=[7], first=[1], prompt_tokens=1)
@@ -85,17 +78,16 @@ class Suppressing(nn.Module):
         self, model: Any, *, always: Sequence[int], first: Sequence[int], prompt_tokens: int
     ) -> None:
         super().__init__()
-        check_model(model)
         self.model = model
         self.prompt_tokens = prompt_tokens
         V = model.vocab_size
         suppressed = torch.zeros(2, V, dtype=torch.bool)  # within a text, and as its first token
-        for name, tokens, rows in (("always", always, (0, 1)), ("first", first, (1,))):
+        for name, tokens in (("always", always), ("first", first)):
             listed = isinstance(tokens, Sequence)  # notes of a checkpoint may be damaged
             inside = listed and all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
-            for row in rows:
-                suppressed[row, [*tokens]] = True
+        suppressed[:, [*always]] = True
+        suppressed[1, [*first]] = True
         self.register_buffer("suppressed", suppressed.to(next(model.parameters()).device))
         self.train(model.training)
 
@@ -114,7 +106,8 @@ class Suppressing(nn.Module):
         begins = state.place[:, None] + steps == self.prompt_tokens - 1  # (B, K)
         logits, after = self.model.follow(tokens, state, memory, reach=reach)
         suppressed = self.suppressed[begins.long()]  # (B, K, V)
-        return logits.masked_fill(suppressed, torch.finfo(logits.dtype).min / 2), after
+        lowest = torch.finfo(logits.dtype).min
+        return logits.masked_fill(suppressed, lowest / 2), after
 
 
 def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tensor:
@@ -129,13 +122,7 @@ def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tenso
         ValueError: The prompts have several lengths, other tokens, or leave no room for a label.
     """
     B = len(encoded)
-    try:
-        tokens = torch.as_tensor([model.bos] if prompt is None else prompt)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            "prompt: expected token ids (P,) or (B, P), prompts of one length, got "
-            f"{str(error)[:100]}. Decode utterances with longer prompts in a batch of their own."
-        ) from None
+    tokens = torch.as_tensor([model.bos] if prompt is None else prompt)
     if tokens.dim() == 1:
         tokens = tokens.expand(B, -1)
     _, P = dims(tokens, "B P", "prompt", B=B)
@@ -206,18 +193,6 @@ def texts(
     endless = int((~ended).sum())
     if endless:
         impl += f"; no end in {endless} of {len(ended)}"
-    N = int(lengths.max())
-    beyond = torch.arange(N, device=labels.device) >= lengths[:, None]
-    nothing = torch.full_like(beyond, PADDING, dtype=torch.int64)
-    if confidence is not None:
-        confidence = confidence[:, :N].masked_fill(beyond, PADDING)
-    return Hypotheses(
-        labels=labels[:, :N].masked_fill(beyond, PADDING),
-        frames=nothing,
-        durations=nothing.masked_fill(~beyond, 0),
-        lengths=lengths.clone(),
-        scores=scores.float().clone(),
-        impl=impl,
-        confidence=confidence,
-        ended=ended.clone(),
-    )
+    nothing = torch.full_like(labels, PADDING)
+    columns = (labels, nothing, torch.zeros_like(labels), confidence)
+    return Hypotheses.from_columns(columns, lengths, scores.float(), impl, ended=ended.clone())

@@ -55,7 +55,8 @@ def ctc_greedy(
         valid = valid_mask(lengths, log_probs.shape[1])
         in_label = valid & (tokens != blank)
         starts_label = in_label.clone()
-        starts_label[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
+        before = tokens[:, :-1]
+        starts_label[:, 1:] &= tokens[:, 1:] != before
         counts = starts_label.sum(1)
         N = int(counts.max())
         # the label that each frame belongs to; column N collects what is dropped
@@ -66,7 +67,8 @@ def ctc_greedy(
         scores = best.masked_fill(~valid, 0).sum(1, dtype=dtype)
     size = (len(tokens), N + 1)
     ones = torch.ones_like(label_of_frame)
-    durations = tokens.new_zeros(size).scatter_add_(1, label_of_frame, ones)[:, :N]
+    durations = tokens.new_zeros(size).scatter_add_(1, label_of_frame, ones)
+    durations = durations[:, :N]
     padding = tokens.new_full(size, PADDING)
     labels = padding.scatter(1, label_started, tokens)
     first_frames = padding.scatter(1, label_started, frames)

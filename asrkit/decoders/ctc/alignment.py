@@ -52,7 +52,8 @@ def ctc_alignment(
     blank = blank_index(blank, V)
     labels = hypotheses.labels
     dims(labels, "B N", "hypotheses", B=B)
-    strange = labels[(labels < PADDING) | (labels >= V) | (labels == blank)]
+    is_strange = (labels < PADDING) | (labels >= V) | (labels == blank)
+    strange = labels[is_strange]
     wanted = f"labels from 0 to below V={V}, without the blank {blank}"
     expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
     with torch.inference_mode(False), torch.no_grad():
@@ -65,9 +66,11 @@ def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
 
     Behind an utterance nothing but a blank is possible, and it costs nothing.
     """
-    wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    wide = log_probs.to(dtype)
     ended = ~valid_mask(lengths, log_probs.shape[1])[..., None]
-    wide = wide.masked_fill(~wide.isfinite() | ended, -torch.inf)
+    impossible = ~wide.isfinite() | ended
+    wide = wide.masked_fill(impossible, -torch.inf)
     wide[..., blank, None].masked_fill_(ended, 0)
     return wide
 
@@ -90,30 +93,39 @@ def best_alignment(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int
     tokens = labels.new_full(size, blank)
     tokens[:, 1::2] = labels.clamp(min=0)
     may_skip = torch.zeros(size, dtype=torch.bool, device=labels.device)
-    may_skip[:, 3::2] = labels[:, 1:] != labels[:, :-1]
+    changes = labels.diff(dim=1) != 0
+    may_skip[:, 3::2] = changes
     score = log_probs.new_full(size, -torch.inf)
     score[:, 0] = 0  # before the first frame
     moves = []
     for t in range(T):
         before = pad(score, (2, 0), value=-torch.inf)
         two_before = before[:, :-2].masked_fill(~may_skip, -torch.inf)
-        best, move = torch.stack([score, before[:, 1:-1], two_before]).max(0)
+        one_before = before[:, 1:-1]
+        best, move = torch.stack([score, one_before, two_before]).max(0)
         score = best + log_probs[:, t].gather(1, tokens)
         moves.append(move)
-    last = 2 * counts[:, None]  # the blank after the last label, or that label
-    before = (last - 1).clamp(min=0)
-    after_blank = score.gather(1, last)
-    after_label = score.gather(1, before)
-    states = [torch.where(after_blank >= after_label, last, before)]
+    last = 2 * counts[:, None]
+    ends = torch.cat([last, (last - 1).clamp(min=0)], 1)  # the last blank, or the label before it
+    scores, which = score.gather(1, ends).max(1, keepdim=True)
+    states = [ends.gather(1, which)]
     for move in reversed(moves):
-        states.append(states[-1] - move.gather(1, states[-1]))
-    path = torch.cat(states[::-1], 1)[:, 1:]  # (B, T)
-    column = torch.where(path % 2 == 1, path // 2, N)
+        steps = move.gather(1, states[-1])
+        states.append(states[-1] - steps)
+    path = torch.cat(states[::-1], 1)
+    path = path[:, 1:]  # (B, T)
+    is_label = path % 2 == 1
+    column = torch.where(is_label, path // 2, N)
     times = torch.arange(T, device=labels.device).expand_as(column)
+    ones = torch.ones_like(column)
     frames = labels.new_full((B, N + 1), PADDING)
     frames = frames.scatter_reduce(1, column, times, "amin", include_self=False)
-    durations = labels.new_zeros(B, N + 1).scatter_add(1, column, torch.ones_like(column))
-    scores = torch.maximum(after_blank, after_label)
     frames = frames.masked_fill(scores == -torch.inf, PADDING)
+    durations = labels.new_zeros(B, N + 1)
+    durations = durations.scatter_add(1, column, ones)
     durations = durations.masked_fill(frames == PADDING, PADDING)
-    return Alignment(frames[:, :N], durations[:, :N], scores[:, 0])
+    return Alignment(
+        frames=frames[:, :N],
+        durations=durations[:, :N],
+        scores=scores[:, 0],
+    )

@@ -7,7 +7,6 @@ Sources: Graves 2012, Supervised Sequence Labelling with Recurrent Neural Networ
 Hannun et al. 2014, arXiv 1408.2873, algorithm 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -78,8 +77,8 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
     longest = check_batch(log_probs, lengths, "B T V", "log_probs")
     V = log_probs.shape[-1]
     blank = blank_index(blank, V)
-    expect(V > 1, "log_probs", "a blank and at least one label", f"V={V}")
-    check_width(width, nbest)
+    check_width(width)
+    expect(whole(nbest, 1, width), "nbest", f"1 to width={width} hypotheses", repr(nbest))
     fits = top_tokens is None or whole(top_tokens, 1)
     expect(fits, "top_tokens", "at least 1, or None", repr(top_tokens))
     fits = lm is None or isinstance(lm, LanguageModel)
@@ -90,13 +89,21 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         lm = None
     with torch.inference_mode():
         log_probs = possible(log_probs[:, :longest], lengths, blank)
-        search = Search(log_probs, blank, width, top_tokens, lm, lm_weight, label_bonus)
-        scores, labels = search.run()
+        k = min(V - 1, top_tokens or V)
+        if lm is None:
+            # All labels cost fusion the same. Of the K + 1 likeliest, K at least do not repeat a
+            # prefix's last label; each leads to a prefix that outranks those of the other labels.
+            k = min(k, width + 1)
+        every = torch.arange(V, device=log_probs.device)
+        every = every[every != blank]
+        tokens = every[first_best(log_probs[..., every], k)]
+        scores, labels = search(log_probs, tokens, blank, width, lm, lm_weight, label_bonus)
         counts = (labels != PADDING).sum(2)
     ranked = []
     for n in range(nbest):
         count = counts[:, n].clone()
-        own = labels[:, n, : int(count.max())].clone()
+        N = int(count.max())
+        own = labels[:, n, :N].clone()
         aligned = best_alignment(log_probs, own, count, blank)
         ranked.append(
             Hypotheses(
@@ -114,10 +121,9 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
 class Beam(NamedTuple):
     """K prefixes of each utterance, best first; all tensors (B, K).
 
-    A score of -inf marks an empty place.
+    In an empty place both log-probabilities are -inf.
     """
 
-    score: Tensor  # log-probability of all alignments, fusion included
     blank: Tensor  # log-probability of the alignments that end in a blank
     label: Tensor  # log-probability of the alignments that end in the last label
     fused: Tensor  # what fusion has added
@@ -127,175 +133,145 @@ class Beam(NamedTuple):
     key: Tensor
     parent_key: Tensor  # int64, hash of the prefix without its last label
 
-
-class Search:
-    """One search of one batch.
-
-    Attributes:
-        tokens: (B, T, k) the labels that may begin a new prefix on each frame, ascending.
-        lm_state: States of the language model, B K of them.
-        lm_scores: (B K, V), what it adds to each prefix's next label.
-    """
-
-    def __init__(
-        self,
-        log_probs: Tensor,
-        blank: int,
-        width: int,
-        top_tokens: int | None,
-        lm: LanguageModel | None,
-        lm_weight: float,
-        label_bonus: float,
-    ) -> None:
-        """Prepare a search of log_probs (B, T, V) with the arguments of `ctc_beam`."""
-        V = log_probs.shape[-1]
-        self.log_probs = log_probs
-        self.blank = blank
-        self.width = width
-        self.lm = lm
-        self.lm_weight = lm_weight
-        self.label_bonus = label_bonus
-        self.lm_state: Any
-        self.lm_scores: Tensor
-        k = min(V - 1, top_tokens or V)
-        if lm is None:
-            # All labels cost fusion the same. Of the K + 1 likeliest, K at least do not repeat a
-            # prefix's last label; each leads to a prefix that outranks those of the other labels.
-            k = min(k, width + 1)
-        tokens = torch.arange(V, device=log_probs.device)
-        labels = tokens[tokens != blank]
-        self.tokens = labels[first_best(log_probs[..., labels], k)]
-
-    def run(self) -> tuple[Tensor, Tensor]:
-        """(scores (B, K), labels (B, K, T) padded with -1) of the prefixes after the last frames.
-
-        Best first, with the score of the end of the sentence. Empty places have no labels.
-        """
-        beam = self.start()
-        history = []
-        for t in range(self.log_probs.shape[1]):
-            beam, origin, added = self.frame(t, beam)
-            history.append((origin, added))
-            if self.lm is not None:
-                self.fuse(self.lm, origin, added)
-        score = beam.score
-        if self.lm is not None:
-            score = score + self.lm_weight * self.lm.final(self.lm_state).view_as(score)
-        score, place = score.sort(dim=1, descending=True, stable=True)
-        labels = labels_of(history, place)
-        return score, labels.masked_fill(score[..., None] == -torch.inf, PADDING)
-
-    def start(self) -> Beam:
-        """The empty prefix of every utterance: (B, K), of which the first place is taken."""
-        B, _, V = self.log_probs.shape
-        impossible = self.log_probs.new_full((B, self.width), -torch.inf)
-        certain = impossible.clone()
-        certain[:, 0] = 0
-        zero = torch.zeros_like(impossible, dtype=torch.int64)
-        if self.lm is not None:
-            self.lm_state = self.lm.start(zero.numel())
-            self.lm_scores = self.lm_weight * self.lm.scores(self.lm_state)
-            size = self.lm_scores.shape[-1]
-            remedy = "Blank has a place among them."
-            expect(size == V, "lm", f"scores of V={V} tokens", size, remedy)
-        return Beam(
-            score=certain,
-            blank=certain,
-            label=impossible,
-            fused=torch.zeros_like(impossible),
-            last=zero - 1,
-            key=zero,
-            parent_key=zero - 1,
-        )
-
-    def frame(self, t: int, beam: Beam) -> tuple[Beam, Tensor, Tensor]:
-        """The beam after frame t, where each prefix was in it before, and its new label or -1."""
-        K = self.width
-        kept, new_logp, new_fused = self.candidates(t, beam)
-        new_score = new_logp + new_fused
-        scores = torch.cat([kept.score, new_score], 1)
-        place = first_best(scores, K)
-        best_first = scores.gather(1, place).sort(dim=1, descending=True, stable=True).indices
-        place = place.gather(1, best_first)
-        is_new = place >= K
-        extension = (place - K).clamp(min=0)
-        k = self.tokens.shape[-1]
-        origin = torch.where(is_new, extension // k, place)
-        label = self.tokens[:, t].gather(1, extension % k)
-        before = Beam(*(part.gather(1, origin) for part in kept))
-        new = Beam(
-            score=new_score.gather(1, extension),
-            blank=torch.full_like(before.blank, -torch.inf),
-            label=new_logp.gather(1, extension),
-            fused=new_fused.gather(1, extension),
-            last=label,
-            key=(before.key + label + 1) * MIX,
-            parent_key=before.key,
-        )
-        after = map_state(partial(torch.where, is_new), new, before)
-        return after, origin, label.masked_fill(~is_new, PADDING)
-
-    def candidates(self, t: int, beam: Beam) -> tuple[Beam, Tensor, Tensor]:
-        """The same prefixes after frame t, and those with one more label.
-
-        Of these (log-probability, what fusion has added), (B, K k) each. One that the beam has
-        already adds to that, and has -inf here.
-        """
-        logp = self.log_probs[:, t]
-        B, V = logp.shape
-        total = beam.blank.logaddexp(beam.label)
-        last = beam.last.clamp(min=0)
-        last_logp = logp.gather(1, last)
-        longer = total[..., None] + logp[:, None]  # (B, K, V)
-        # the last label is new after a blank only
-        longer.scatter_(2, last[..., None], (beam.blank + last_logp)[..., None])
-        longer[..., self.blank] = -torch.inf
-        longer = longer.flatten(1)
-
-        is_parent = beam.parent_key[:, :, None] == beam.key[:, None, :]
-        own = is_parent.byte().argmax(2) * V + last
-        own = torch.where(is_parent.any(2), own, self.blank)  # without a parent -inf
-        blank = total + logp[:, self.blank, None]
-        label = (beam.label + last_logp).logaddexp(longer.gather(1, own))
-        score = blank.logaddexp(label) + beam.fused
-        longer.scatter_(1, own, -torch.inf)
-
-        tokens = self.tokens[:, t, None].expand(-1, self.width, -1)
-        fused = beam.fused[..., None] + self.label_bonus
-        if self.lm is not None:
-            fused = fused + self.lm_scores.view(B, self.width, V).gather(2, tokens)
-        fused = fused.expand_as(tokens).flatten(1)
-        longer = longer.view(B, self.width, V).gather(2, tokens).flatten(1)
-        return beam._replace(blank=blank, label=label, score=score), longer, fused
-
-    def fuse(self, lm: LanguageModel, origin: Tensor, added: Tensor) -> None:
-        """Move the states of the language model to where the prefixes are, and advance new ones.
-
-        Args:
-            lm: The language model.
-            origin: (B, K) where each prefix was.
-            added: (B, K) its new label, or -1.
-        """
-        first = torch.arange(0, origin.numel(), self.width, device=origin.device)
-        cell = (origin + first[:, None]).flatten()
-        before = map_state(lambda part: part[cell], self.lm_state)
-        added = added.flatten()
-        after = lm.advance(before, added.clamp(min=0))
-        self.lm_state = select_state(added != PADDING, after, before)
-        self.lm_scores = self.lm_weight * lm.scores(self.lm_state)
+    def scores(self) -> Tensor:
+        """Log-probability in nats of all alignments, and what fusion has added."""
+        return self.blank.logaddexp(self.label) + self.fused
 
 
-def labels_of(history: Sequence[tuple[Tensor, Tensor]], place: Tensor) -> Tensor:
-    """Labels (B, K, T) of the prefixes at `place` (B, K) after the last frame, padded with -1.
+def search(
+    log_probs: Tensor,
+    tokens: Tensor,
+    blank: int,
+    width: int,
+    lm: LanguageModel | None,
+    lm_weight: float,
+    label_bonus: float,
+) -> tuple[Tensor, Tensor]:
+    """(scores (B, K), labels (B, K, T) padded with -1) of the prefixes after the last frames.
+
+    Best first, with the score of the end of the sentence. Empty places have no labels.
 
     Args:
-        history: After each of T frames where each prefix was before, and its new label or -1.
-        place: After the last frame.
+        log_probs: (B, T, V), as `possible` returns them.
+        tokens: (B, T, k) the labels that may begin a new prefix on each frame, ascending.
+        blank: Index of the blank, from 0.
+        width: K.
+        lm: As of `ctc_beam`, with the two arguments after it.
+        lm_weight: Not 0 if there is a language model.
+        label_bonus: Added per label.
     """
+    B, _, V = log_probs.shape
+    impossible = log_probs.new_full((B, width), -torch.inf)
+    certain = impossible.clone()
+    certain[:, 0] = 0  # the empty prefix
+    zero = torch.zeros_like(impossible, dtype=torch.int64)
+    beam = Beam(
+        blank=certain,
+        label=impossible,
+        fused=torch.zeros_like(impossible),
+        last=zero - 1,
+        key=zero,
+        parent_key=zero - 1,
+    )
+    gain = log_probs.new_full((1, 1, 1), label_bonus).expand(B, width, V)
+    lm_state: Any = None
+    if lm is not None:
+        lm_state = lm.start(B * width)
+        lm_scores = lm.scores(lm_state)
+        remedy = "Blank has a place among them."
+        columns = lm_scores.shape[-1]
+        expect(columns == V, "lm", f"scores of V={V} tokens", columns, remedy)
+        gain = label_bonus + lm_weight * lm_scores.view(B, width, V)
+    first = torch.arange(0, B * width, width, device=log_probs.device)
+    first = first[:, None]
+    history = []
+    for logp, labels in zip(log_probs.unbind(1), tokens.unbind(1), strict=True):
+        beam, origin, added = after_frame(logp, labels, blank, beam, gain)
+        history.append((origin, added))
+        if lm is not None:
+            cell = (first + origin).flatten()
+            before = map_state(lambda part, cell=cell: part[cell], lm_state)
+            label = added.flatten()
+            after = lm.advance(before, label.clamp(min=0))
+            lm_state = select_state(label != PADDING, after, before)
+            gain = label_bonus + lm_weight * lm.scores(lm_state).view(B, width, V)
+    score = beam.scores()
+    if lm is not None:
+        score = score + lm_weight * lm.final(lm_state).view_as(score)
+    score, place = score.sort(dim=1, descending=True, stable=True)
     steps = [torch.full_like(place, PADDING)]
     for origin, added in reversed(history):
         steps.append(added.gather(1, place))
         place = origin.gather(1, place)
     path = torch.stack(steps[::-1], 2)
     labels_first = (path == PADDING).byte().sort(dim=2, stable=True).indices
-    return path.gather(2, labels_first)
+    labels = path.gather(2, labels_first)
+    return score, labels.masked_fill(score[..., None] == -torch.inf, PADDING)
+
+
+def after_frame(
+    logp: Tensor, tokens: Tensor, blank: int, beam: Beam, gain: Tensor
+) -> tuple[Beam, Tensor, Tensor]:
+    """The beam after one more frame, where each prefix was in it before, and its new label or -1.
+
+    Args:
+        logp: (B, V), of the frame.
+        tokens: (B, k) the labels that may begin a new prefix.
+        blank: Index of the blank, from 0.
+        beam: Before the frame.
+        gain: (B, K, V) what fusion adds to each prefix for its next label.
+    """
+    K = gain.shape[1]
+    k = tokens.shape[1]
+    kept, longer = continued(logp, blank, beam)
+    extensions = tokens[:, None].expand(-1, K, -1)
+    new_logp = longer.gather(2, extensions).flatten(1)
+    new_fused = beam.fused[..., None] + gain.gather(2, extensions)
+    new_fused = new_fused.flatten(1)
+    scores = torch.cat([kept.scores(), new_logp + new_fused], 1)
+    place = first_best(scores, K)
+    best_first = scores.gather(1, place).sort(dim=1, descending=True, stable=True).indices
+    place = place.gather(1, best_first)
+    is_new = place >= K
+    extension = (place - K).clamp(min=0)
+    origin = torch.where(is_new, extension // k, place)
+    label = tokens.gather(1, extension % k)
+    before = map_state(lambda part: part.gather(1, origin), kept)
+    new = Beam(
+        blank=torch.full_like(before.blank, -torch.inf),
+        label=new_logp.gather(1, extension),
+        fused=new_fused.gather(1, extension),
+        last=label,
+        key=(before.key + label + 1) * MIX,
+        parent_key=before.key,
+    )
+    after = map_state(partial(torch.where, is_new), new, before)
+    return after, origin, label.masked_fill(~is_new, PADDING)
+
+
+def continued(logp: Tensor, blank: int, beam: Beam) -> tuple[Beam, Tensor]:
+    """The same prefixes after a frame, and those with one more label, by log-probability (B, K, V).
+
+    One that the beam has already adds to that, and has -inf here.
+    """
+    V = logp.shape[1]
+    total = beam.blank.logaddexp(beam.label)
+    last = beam.last.clamp(min=0)
+    last_logp = logp.gather(1, last)
+    longer = total[..., None] + logp[:, None]  # (B, K, V)
+    # the last label is new after a blank only
+    after_blank = beam.blank + last_logp
+    longer.scatter_(2, last[..., None], after_blank[..., None])
+    longer[..., blank] = -torch.inf
+    parent_key = beam.parent_key[:, :, None]
+    is_parent = parent_key == beam.key[:, None]
+    own = is_parent.byte().argmax(2) * V + last
+    own = torch.where(is_parent.any(2), own, blank)  # without a parent -inf
+    flat = longer.flatten(1)
+    by_parent = flat.gather(1, own)
+    flat.scatter_(1, own, -torch.inf)
+    kept = beam._replace(
+        blank=total + logp[:, blank, None],
+        label=(beam.label + last_logp).logaddexp(by_parent),
+    )
+    return kept, longer

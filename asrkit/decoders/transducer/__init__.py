@@ -6,18 +6,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Hypotheses, check_batch
+from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
 from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
-from asrkit.decoders.transducer.steps import (
-    CONFIDENCE,
-    Carry,
-    Confidence,
-    GreedyModel,
-    GreedyOptions,
-)
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.runtime import eager
 from asrkit.shapes import MAX_COUNT, expect, expect_choice, whole
 
@@ -71,7 +65,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     graphs: Literal["auto", "off", "step", "full"] = "auto",
     max_symbols: int = 10,
     window: int | None = None,
-    confidence: Confidence = "none",
+    confidence: bool = False,
     carry: Carry | None = None,
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances; the same labels by every strategy.
@@ -94,8 +88,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
         max_symbols: Most labels on one frame.
         window: Frames of one joint call of windowed_looping; None is 8, and 2 for TDT on a CPU
             (good at batches of 1 to 128; other windows are not timed on a GPU).
-        confidence: Confidence of each label: "max_prob", its probability; "entropy",
-            1 - entropy / ln V of the tokens. Both are 1 where the model is sure.
+        confidence: Whether to return the confidence of each label, its probability.
         carry: `carry` of earlier hypotheses, to go on where their frames ended.
 
     Returns:
@@ -109,7 +102,9 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
     """
     longest = check_batch(encoded, lengths, "B T E", "encoded")
-    _check_model(model)
+    check_model(model, "blank", "predict", "join")
+    remedy = "Count it from the front: V - 1, not -1."
+    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)
     able = strategy == "windowed_looping" and encoded.is_cuda
@@ -119,7 +114,6 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     wanted = f"1 to {MAX_COUNT} labels on a frame"
     expect(whole(max_symbols, 1, MAX_COUNT), "max_symbols", wanted, repr(max_symbols))
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
-    expect_choice("confidence", confidence, CONFIDENCE)
     if carry is not None:
         sizes = sorted({len(part) for part in state_tensors(carry)})
         remedy = "Regroup it with select and join."
@@ -135,16 +129,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
             decode = decode_with_graphs
         start = carry or greedy.initial_carry(encoded)
         hypotheses = decode(greedy, encoded[:, :longest], lengths.long(), start, options)
-    if confidence != "none" and hypotheses.confidence is None:  # no labels at all
+    if confidence and hypotheses.confidence is None:  # no labels at all
         empty = torch.empty(hypotheses.labels.shape, device=encoded.device)
         return replace(hypotheses, confidence=empty)
     return hypotheses
-
-
-def _check_model(model: Any) -> None:
-    """ValueError unless a model has what a decoder asks for."""
-    missing = [name for name in ("blank", "predict", "join") if not hasattr(model, name)]
-    got = f"{type(model).__name__} without {', '.join(missing)}"
-    expect(not missing, "model", "blank, predict and join", got)
-    remedy = "Count it from the front: V - 1, not -1."
-    expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)

@@ -51,15 +51,6 @@ class WhileGraph:
         self.graph = _checked(driver.cuGraphCreate(0))
         default = driver.CU_GRAPH_COND_ASSIGN_DEFAULT
         handle = _checked(driver.cuGraphConditionalHandleCreate(self.graph, context, 1, default))
-        inside = self._add_while_node(context, handle)
-        child = driver.CUgraph(body.raw_cuda_graph())
-        turn = _checked(driver.cuGraphAddChildGraphNode(inside, None, 0, child))
-        self._add_condition_kernel(inside, turn, context, handle, active)
-        self.executable = _checked(driver.cuGraphInstantiate(self.graph, 0))
-
-    def _add_while_node(self, context: Any, handle: Any) -> Any:
-        """The empty graph inside a new WHILE node."""
-        driver = self.driver
         loop = driver.CUgraphNodeParams()
         loop.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         loop.conditional.handle = handle
@@ -67,14 +58,10 @@ class WhileGraph:
         loop.conditional.size = 1
         loop.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
         _checked(driver.cuGraphAddNode(self.graph, None, None, 0, loop))
-        return loop.conditional.phGraph_out[0]
-
-    def _add_condition_kernel(
-        self, inside: Any, turn: Any, context: Any, handle: Any, active: Tensor
-    ) -> None:
-        """Let the kernel copy `active` into the condition after each turn."""
-        driver = self.driver
-        kernel = driver.CUDA_KERNEL_NODE_PARAMS()
+        inside = loop.conditional.phGraph_out[0]
+        child = driver.CUgraph(body.raw_cuda_graph())
+        turn = _checked(driver.cuGraphAddChildGraphNode(inside, None, 0, child))
+        kernel = driver.CUDA_KERNEL_NODE_PARAMS()  # after the turn
         kernel.func = _checked(driver.cuModuleGetFunction(_module(int(context)), b"go_on"))
         for axis in "XYZ":
             setattr(kernel, f"gridDim{axis}", 1)
@@ -82,6 +69,7 @@ class WhileGraph:
         values = int(handle), active.data_ptr()
         kernel.kernelParams = (values, (ctypes.c_uint64, ctypes.c_void_p))
         _checked(driver.cuGraphAddKernelNode(inside, [turn], 1, kernel))
+        self.executable = _checked(driver.cuGraphInstantiate(self.graph, 0))
 
     def launch(self) -> None:
         """Start the loop on the current stream."""

@@ -41,8 +41,14 @@ def decode(
             # The GPU waits for Python here, at every symbol. Label looping and graphs avoid that.
             if not emits.any():
                 break
-            frame = t + earlier_frames
-            steps.append(Emissions(token, frame, jump, emits, confidence))
+            step = Emissions(
+                labels=token,
+                frames=t + earlier_frames,
+                durations=jump,
+                emitted=emits,
+                confidence=confidence,
+            )
+            steps.append(step)
             label = token.masked_fill(~emits, greedy.blank)
             after = greedy.model.predict(label, state)
             before = (predicted, state)

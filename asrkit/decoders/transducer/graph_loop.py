@@ -1,14 +1,12 @@
 """`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import cycle
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import PADDING, Hypotheses
+from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.decoders.transducer.windowed_looping import (
@@ -16,7 +14,6 @@ from asrkit.decoders.transducer.windowed_looping import (
     joint_step,
     predictor_step,
 )
-from asrkit.shapes import expect
 
 
 class GraphLoop:
@@ -34,7 +31,6 @@ class GraphLoop:
         outputs: (3, B, columns) labels, frames and durations so far.
         confidence: (B, columns) confidence of these labels, or None.
         active: () bool on the device, written by every turn: whether another one is needed.
-        folded: What predicts in place of the model, in fewer kernels; None if nothing does.
     """
 
     def __init__(
@@ -45,8 +41,6 @@ class GraphLoop:
         encoded: Tensor,
         carry: Carry,
         options: GreedyOptions,
-        *,
-        folds: bool = True,
     ) -> None:
         """Allocate buffers; nothing is loaded.
 
@@ -57,7 +51,6 @@ class GraphLoop:
             encoded: Gives width, dtype and device of the frames.
             carry: Gives sizes and dtypes of the model's state.
             options: Uses `window` and `max_symbols`.
-            folds: Whether to use what the model's `folded_predictor` returns, if it has one.
         """
         device = encoded.device
         columns = T * options.max_symbols + 1
@@ -71,22 +64,18 @@ class GraphLoop:
         self.counts = self.lengths.clone()
         self.outputs = self.lengths.new_zeros(3, B, columns)
         self.confidence: Tensor | None = None
-        if greedy.confidence != "none":
+        if greedy.confidence:
             self.confidence = torch.zeros(B, columns, dtype=torch.float32, device=device)
-        self.folded: Any = None
-        if folds and hasattr(greedy.model, "folded_predictor"):
-            self.folded = greedy.model.folded_predictor()
         self.active = torch.zeros((), dtype=torch.bool, device=device)
         self.host_flags = torch.zeros(2, dtype=torch.bool, pin_memory=device.type == "cuda")
         self.flag_sent: list[torch.cuda.Event] = []
         if device.type == "cuda":
             self.flag_sent = [torch.cuda.Event(), torch.cuda.Event()]
 
-    def load(self, greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
-        """Copy a batch into the buffers, and fold the weights anew: they may have changed in place.
+    def load(self, encoded: Tensor, lengths: Tensor, carry: Carry) -> None:
+        """Copy a batch into the buffers.
 
         Args:
-            greedy: The model.
             encoded: Frames, no larger than the buffers.
             lengths: (B,) valid frames.
             carry: State before the first frame.
@@ -96,8 +85,6 @@ class GraphLoop:
         self.lengths.zero_()[:B].copy_(lengths)
         map_state(lambda own, new: own[:B].copy_(new), self.state, initial_state(carry))
         self.counts.zero_()
-        if self.folded is not None:
-            self.folded.fold(greedy.model)
 
     def turn(self, greedy: GreedyModel) -> None:
         """Decode at most one more label of each utterance.
@@ -105,17 +92,15 @@ class GraphLoop:
         Utterances that emit nothing write too: their next label overwrites it, or it lies beyond
         `counts`.
         """
-        predict = greedy.model.predict
-        if self.folded is not None:
-            predict = partial(self.folded.predict, greedy.model)
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
+        columns = column.expand(3, -1, -1)
         outputs = torch.stack([step.labels, step.frames, step.durations])
-        self.outputs.scatter_(2, column.expand(3, -1, -1), outputs[..., None])
+        self.outputs.scatter_(2, columns, outputs[..., None])
         if self.confidence is not None:
             self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
         self.counts += step.emitted
-        map_state(_overwrite, self.state, predictor_step(predict, advanced, step))
+        map_state(Tensor.copy_, self.state, predictor_step(greedy, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)
 
     def repeat(self, turns: Callable[[], None]) -> None:
@@ -147,32 +132,14 @@ class GraphLoop:
             impl: How the result was computed.
         """
         B = len(lengths)
-        N = int(self.counts[:B].max())
         state, counts = map_state(lambda part: part[:B].clone(), (self.state, self.counts))
-        beyond = torch.arange(N, device=counts.device) >= counts[:, None]
-        labels, frames, durations = (part[:B, :N] for part in self.outputs)
-        confidence = None
-        if self.confidence is not None:
-            confidence = self.confidence[:B, :N].masked_fill(beyond, PADDING)
-        return Hypotheses(
-            labels=labels.masked_fill(beyond, PADDING),
-            frames=(frames + carry.frames[:, None]).masked_fill(beyond, PADDING),
-            durations=durations.masked_fill(beyond, PADDING),
-            lengths=counts,
-            scores=state.scores,
-            impl=impl,
-            confidence=confidence,
+        labels, frames, durations = self.outputs[:, :B]
+        frames = frames + carry.frames[:, None]
+        confidence = None if self.confidence is None else self.confidence[:B]
+        return Hypotheses.from_columns(
+            (labels, frames, durations, confidence),
+            counts,
+            state.scores,
+            impl,
             carry=carry.after(state.time, lengths, state.predicted, state.state),
         )
-
-
-def _overwrite(buffer: Tensor, new: Tensor) -> Tensor:
-    """Copy `new` into `buffer`; ValueError for another dtype, which would be cast silently."""
-    expect(
-        buffer.dtype == new.dtype,
-        "model.predict",
-        f"{buffer.dtype}, as it began with",
-        new.dtype,
-        "Keep one dtype.",
-    )
-    return buffer.copy_(new)

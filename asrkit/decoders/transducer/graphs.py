@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,6 @@ def decode(
         "auto": "full", or where that cannot run "step", if its first result in each size
             equals the plain loop's. Where neither does, the plain loop runs from then on, and
             `impl` says why.
-
-    The captured turn calls the predictor of `GraphLoop.folded` where the model has one.
 
     Graphs are kept for a model until it is deleted or `release_graphs` is called. Few graphs serve
     many batches: rows are rounded up (`rounded`), and each number of rows has one loop, with frames
@@ -149,9 +147,8 @@ class GraphCache:
         trusted: Keys of loops whose first result was compared with the plain loop's.
         auto_modes: What "auto" still tries, in this order.
         refused: Why it does not try the others; "" while it tries all.
-        folds: Whether new loops fold the predictor's weights.
         done: When the device has finished with the buffers.
-        stream: That loops are recorded on; taken from FREE_STREAMS, and put back when the loops go.
+        stream: That loops are recorded on; of FREE_STREAMS, and put back when the cache goes.
     """
 
     def __init__(self) -> None:
@@ -161,7 +158,6 @@ class GraphCache:
         self.trusted = set[tuple]()
         self.auto_modes = ["full", "step"]
         self.refused = ""
-        self.folds = True
         self.done: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
 
@@ -209,27 +205,30 @@ class GraphCache:
             self.loops[key] = self.make(batch, mode)
         self.loops.move_to_end(key)
         loop, run = self.loops[key]
-        loop.load(batch.greedy, batch.encoded, batch.lengths, batch.carry)
+        loop.load(batch.encoded, batch.lengths, batch.carry)
         is_new = batch.options.graphs == "auto" and key not in self.trusted
         if is_new:
             # in the graph's own sizes, since rounding depends on them
             state = loop.state
-            start = Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
+            start = Carry(
+                predicted=state.predicted,
+                state=state.state,
+                ahead=state.time,
+                frames=torch.zeros_like(loop.counts),
+            )
             expected = windowed_looping.decode(
-                batch.greedy, loop.encoded, loop.lengths, start, batch.options
+                batch.greedy,
+                loop.encoded,
+                loop.lengths,
+                start,
+                batch.options,
             )
         run()
         result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
         if is_new:
             found = loop.hypotheses(loop.lengths, start, "")
-            # labels, lengths, frames and durations
-            if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):
-                if loop.folded is None:
-                    reason = "the captured loop found other labels than the plain one"
-                    raise GraphsUnavailable(reason)
-                self.folds = False  # once more with the model's own predictor
-                self.drop(key)
-                return self.replay(batch, mode)
+            if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):  # but scores
+                raise GraphsUnavailable("the captured loop found other labels than the plain one")
             self.trusted.add(key)
         if batch.encoded.is_cuda:
             self.done = torch.cuda.Event()
@@ -250,20 +249,19 @@ class GraphCache:
             self.drop(next(iter(self.loops)))
         greedy, encoded, lengths, carry, options = batch
         rows, frames = rounded(*encoded.shape[:2])
-        # under autocast the products would be cast and the tables not
-        folds = self.folds and not torch.is_autocast_enabled(encoded.device.type)
         try:
-            loop = GraphLoop(rows, frames, greedy, encoded, carry, options, folds=folds)
-            loop.load(greedy, encoded, lengths, carry)
+            loop = GraphLoop(rows, frames, greedy, encoded, carry, options)
+            loop.load(encoded, lengths, carry)
             if self.stream is None:
                 self.stream = free_stream(encoded.device)
+                weakref.finalize(self, FREE_STREAMS.append, self.stream).atexit = False
             return loop, capture(loop, greedy, mode, self.stream)
         except Exception as error:
             reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
 
-MODELS: dict[int, GraphCache] = {}  # by identity: a model need not be hashable
+MODELS = weakref.WeakKeyDictionary[nn.Module, GraphCache]()
 FREE_STREAMS: list[torch.cuda.Stream] = []  # with the workspaces of loops that are gone
 REGISTERING = threading.Lock()
 
@@ -271,17 +269,9 @@ REGISTERING = threading.Lock()
 def cache_of(model: nn.Module) -> GraphCache:
     """The cache of `model`, made at the first call; it goes when the model is deleted."""
     with REGISTERING:
-        if id(model) not in MODELS:
-            weakref.finalize(model, _forget, id(model)).atexit = False
-            MODELS[id(model)] = GraphCache()
-        return MODELS[id(model)]
-
-
-def _forget(key: int) -> None:
-    """Let go of a model that is gone; a finalizer may run in any line, so it waits for nothing."""
-    cache = MODELS.pop(key, None)
-    if cache is not None and cache.stream is not None:
-        FREE_STREAMS.append(cache.stream)
+        if model not in MODELS:
+            MODELS[model] = GraphCache()
+        return MODELS[model]
 
 
 def free_stream(device: torch.device) -> torch.cuda.Stream:
@@ -293,17 +283,14 @@ def free_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def release_graphs(model: Any = None) -> None:
+def release_graphs(model: nn.Module | None = None) -> None:
     """Free what graphs of `model`, or of all models, hold; the next call captures again."""
     with REGISTERING:
-        keys = list(MODELS) if model is None else [id(model)]
-        caches = [MODELS.pop(key) for key in keys if key in MODELS]
+        models = list(MODELS) if model is None else [model]
+        caches = [MODELS.pop(each) for each in models if each in MODELS]
     for cache in caches:
         with cache.lock:
             cache.drop(*cache.loops)
-            if cache.stream is not None:
-                FREE_STREAMS.append(cache.stream)
-                cache.stream = None
 
 
 def weights_read(model: nn.Module) -> tuple:
@@ -350,7 +337,8 @@ def _key(batch: DecoderCall) -> tuple:
     """All that a captured loop depends on, but for weights and the number of frames."""
     encoded, options, greedy = batch.encoded, batch.options, batch.greedy
     device_type = encoded.device.type
-    sizes = tuple((part.shape[1:], part.dtype) for part in state_tensors(batch.carry))
+    parts = state_tensors(batch.carry)
+    sizes = tuple((part.shape[1:], part.dtype) for part in parts)
     return (
         rounded(*encoded.shape[:2])[0],
         encoded.shape[2],

@@ -59,7 +59,13 @@ def decode(
         full = emitted & (durations == 0) & (symbols == options.max_symbols)
         time = time + full
         symbols = symbols.masked_fill(full | (durations > 0), 0)
-        step = Emissions(labels, frames + earlier_frames, durations, emitted, confidence)
+        step = Emissions(
+            labels=labels,
+            frames=frames + earlier_frames,
+            durations=durations,
+            emitted=emitted,
+            confidence=confidence,
+        )
         steps.append(step)
         last_label = labels.masked_fill(~emitted, greedy.blank)
         after = greedy.model.predict(last_label, state)

@@ -46,8 +46,10 @@ def _decode_one(
         token, jump, score, confidence = greedy.best_tokens(encoded[:, t], predicted)
         total = total + score[0]
         if token != greedy.blank:
-            label = int(token), t + earlier_frames, int(jump)
-            labels.append(label if confidence is None else (*label, float(confidence)))
+            label: tuple = (int(token), t + earlier_frames, int(jump))
+            if confidence is not None:
+                label = (*label, float(confidence))
+            labels.append(label)
             predicted, state = greedy.model.predict(token, state)
             symbols += 1
         if not jump and symbols == options.max_symbols:

@@ -4,19 +4,15 @@
 many frames it moves on, and how likely it is.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.states import map_state, state_tensors
 from asrkit.shapes import expect
-
-Confidence = Literal["none", "max_prob", "entropy"]
-CONFIDENCE = get_args(Confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +66,7 @@ class BestTokens(NamedTuple):
     # least 1 after a blank.
     jump: Tensor
     score: Tensor  # float32, log-probability in nats of the token, plus that of TDT's duration
-    confidence: Tensor | None  # float32 in 0..1
+    confidence: Tensor | None  # float32, the token's probability
 
 
 class GreedyModel:
@@ -78,7 +74,7 @@ class GreedyModel:
 
     Attributes:
         model: The transducer.
-        confidence: Which confidence `best_tokens` computes.
+        confidence: Whether `best_tokens` computes it.
         blank: Index of the blank.
         durations: Durations of TDT in frames; () for RNN-T.
         longest_jump: The most frames that one token moves on.
@@ -86,13 +82,13 @@ class GreedyModel:
     """
 
     def __init__(
-        self, model: Any, confidence: Confidence = "none", device: torch.device | None = None
+        self, model: Any, confidence: bool = False, device: torch.device | None = None
     ) -> None:
         """Wrap `model`.
 
         Args:
             model: A `Transducer`.
-            confidence: "none", "max_prob" or "entropy".
+            confidence: Whether it is asked for.
             device: Where the frames will lie.
         """
         self.model = model
@@ -117,56 +113,43 @@ class GreedyModel:
         logits = self.model.join(encoded, predicted)
         V = logits.shape[-1] - len(self.durations)
         if logits.shape[:-1] != encoded.shape[:-1] or self.blank >= V:
-            sizes = ", ".join(map(str, encoded.shape[:-1]))
             least = self.blank + len(self.durations)
-            wanted = f"logits ({sizes}, more than {least})"
+            wanted = f"logits {(*encoded.shape[:-1], f'more than {least}')}"
             expect(False, "model.join", wanted, tuple(logits.shape))
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp = logits[..., :V].log_softmax(-1, dtype=dtype)  # durations have their own softmax
         score, token = logp.max(-1)
-        confidence = token_confidence(self.confidence, logp, score)
+        confidence = score.exp().float() if self.confidence else None
         blank = (token == self.blank).long()
         if self.duration_table is None:
-            return BestTokens(token, blank, score.float(), confidence)
-        duration_logp = logits[..., V:].log_softmax(-1, dtype=dtype)
-        duration_score, index = duration_logp.max(-1)
-        jump = torch.maximum(self.duration_table[index], blank)
-        total = (score + duration_score).float()
-        return BestTokens(token, jump, total, confidence)
+            jump = blank
+        else:
+            duration_logp = logits[..., V:].log_softmax(-1, dtype=dtype)
+            duration_score, index = duration_logp.max(-1)
+            jump = torch.maximum(self.duration_table[index], blank)
+            score = score + duration_score
+        return BestTokens(
+            token=token,
+            jump=jump,
+            score=score.float(),
+            confidence=confidence,
+        )
 
     def initial_carry(self, encoded: Tensor) -> Carry:
         """The carry of the utterances of encoded (B, T, E) before their first frame.
 
         Raises:
-            ValueError: `model.predict` returns something else, or tensors that are not batch first.
+            ValueError: `model.predict` returns tensors that are not batch first.
         """
         B = len(encoded)
         blank = torch.full((B,), self.blank, dtype=torch.int64, device=encoded.device)
-        prediction = self.model.predict(blank, None)
-        is_pair = isinstance(prediction, tuple | list) and len(prediction) == 2
-        got = type(prediction).__name__
-        expect(is_pair, "model.predict", "the pair predicted (B, P), state", got)
-        sizes = {tensor.shape[:1] for tensor in state_tensors(prediction)}
+        predicted, state = self.model.predict(blank, None)
+        sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"
         expect(sizes == {(B,)}, "model.predict", wanted, "another", "Transpose its state.")
-        predicted, state = prediction
-        zero = torch.zeros_like(blank)
-        return Carry(predicted, state, zero, zero.clone())
-
-
-def token_confidence(kind: Confidence, logp: Tensor, score: Tensor) -> Tensor | None:
-    """Confidence of the best token, (...,) float32 in 0..1; None for "none".
-
-    Args:
-        kind: "max_prob", its probability, "entropy", 1 - entropy / ln V, or "none".
-        logp: Log-probabilities of all tokens (..., V).
-        score: That of the best (...,).
-    """
-    if kind == "none":
-        return None
-    if kind == "max_prob":
-        return score.exp().float()
-    entropy = torch.special.entr(logp.exp()).sum(-1)
-    highest = math.log(logp.shape[-1])
-    certainty = 1 - entropy / highest
-    return certainty.clamp(0, 1).float()
+        return Carry(
+            predicted=predicted,
+            state=state,
+            ahead=torch.zeros_like(blank),
+            frames=torch.zeros_like(blank),
+        )

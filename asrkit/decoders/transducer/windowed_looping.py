@@ -12,7 +12,6 @@ Every utterance keeps its own clock. One turn of the loop, for the whole batch a
 The loop ends when every clock has passed the end of its utterance.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +20,6 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Emissions, Hypotheses
 from asrkit.decoders.states import select_state
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-
-Predict = Callable[[Tensor, Any], tuple[Tensor, Any]]  # of a `Transducer`
 
 
 class LoopState(NamedTuple):
@@ -101,18 +98,25 @@ def joint_step(
         symbols=symbols * (time == frame),
         scores=scores,
     )
-    return advanced, Emissions(label, frame, duration, emitted, confidence)
+    step = Emissions(
+        labels=label,
+        frames=frame,
+        durations=duration,
+        emitted=emitted,
+        confidence=confidence,
+    )
+    return advanced, step
 
 
-def predictor_step(predict: Predict, loop_state: LoopState, step: Emissions) -> LoopState:
+def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Emissions) -> LoopState:
     """Advance the predictor for utterances that emitted; the others keep their state.
 
     Args:
-        predict: Of the model, or what stands in for it.
+        greedy: The model.
         loop_state: The state after `joint_step`.
         step: The labels that `joint_step` found.
     """
-    after = predict(step.labels, loop_state.state)
+    after = greedy.model.predict(step.labels, loop_state.state)
     before = loop_state.predicted, loop_state.state
     predicted, state = select_state(step.emitted, after, before)
     return loop_state._replace(predicted=predicted, state=state)
@@ -121,7 +125,13 @@ def predictor_step(predict: Predict, loop_state: LoopState, step: Emissions) -> 
 def initial_state(carry: Carry) -> LoopState:
     """The loop state before the first turn."""
     zero = torch.zeros_like(carry.ahead)
-    return LoopState(carry.ahead, zero, zero.float(), carry.predicted, carry.state)
+    return LoopState(
+        time=carry.ahead,
+        symbols=zero,
+        scores=zero.float(),
+        predicted=carry.predicted,
+        state=carry.state,
+    )
 
 
 def decode(
@@ -145,6 +155,6 @@ def decode(
         loop_state, step = joint_step(greedy, encoded, lengths, loop_state, options)
         if bool(step.emitted.any()):
             steps.append(step._replace(frames=step.frames + carry.frames))
-            loop_state = predictor_step(greedy.model.predict, loop_state, step)
+            loop_state = predictor_step(greedy, loop_state, step)
     after = carry.after(loop_state.time, lengths, loop_state.predicted, loop_state.state)
     return Hypotheses.from_steps(steps, loop_state.scores, "windowed_looping", after)

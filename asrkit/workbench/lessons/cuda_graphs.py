@@ -26,7 +26,7 @@ def one_turn(model: TransducerModel, encoded: Tensor, lengths: Tensor) -> Callab
     greedy = GreedyModel(model, device=encoded.device)
     state = initial_state(greedy.initial_carry(encoded))
     batch = (greedy, encoded, lengths, state, GreedyOptions())
-    return lambda: predictor_step(model.predict, *joint_step(*batch))
+    return lambda: predictor_step(greedy, *joint_step(*batch))
 
 
 def blocks_of_turns(
@@ -43,8 +43,8 @@ def blocks_of_turns(
     greedy = GreedyModel(model, device=encoded.device)
     carry = greedy.initial_carry(encoded)
     B, T = encoded.shape[:2]
-    loop = GraphLoop(B, T, greedy, encoded, carry, GreedyOptions(), folds=False)
-    loop.load(greedy, encoded, lengths, carry)
+    loop = GraphLoop(B, T, greedy, encoded, carry, GreedyOptions())
+    loop.load(encoded, lengths, carry)
     turns = 0
 
     def block() -> None:
