@@ -76,30 +76,6 @@ class SentencePieceTokenizer:
 
     model: bytes
 
-    @classmethod
-    def train(cls, texts: Sequence[str], *, vocab_size: int) -> "SentencePieceTokenizer":
-        """A unigram model trained on `texts`, with at most `vocab_size` pieces."""
-        import io
-
-        import sentencepiece
-
-        out = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(texts),
-                model_writer=out,
-                vocab_size=vocab_size,
-                bos_id=-1,
-                eos_id=-1,
-                hard_vocab_limit=False,
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            raise ValueError(
-                f"vocab_size: {vocab_size} does not fit these texts. {error}"
-            ) from None
-        return cls(out.getvalue())
-
     def __post_init__(self) -> None:
         try:
             size = self.vocab_size

@@ -195,6 +195,26 @@ def tiny_speech(tmp_path_factory):
         return Utterances.load(cuts, progress=False)
 
 
+@pytest.fixture(scope="session")
+def train_pieces():
+    """A function of texts and vocab_size: their tokenizer of SentencePiece."""
+    import io
+
+    import sentencepiece
+
+    from asrkit.text import SentencePieceTokenizer
+
+    def train(texts, vocab_size):
+        out = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=out, vocab_size=vocab_size,
+            bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip
+        return SentencePieceTokenizer(out.getvalue())
+
+    return train
+
+
 def module(path):
     """A file of the tests, which are no package."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)

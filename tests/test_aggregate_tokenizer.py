@@ -5,7 +5,6 @@ import pytest
 from asrkit.text import (
     AggregateTokenizer,
     CharTokenizer,
-    SentencePieceTokenizer,
     dump_tokenizer,
     load_tokenizer,
     token_texts,
@@ -20,11 +19,8 @@ GERMAN = [
 
 
 @pytest.fixture(scope="module")
-def models():
-    return [
-        SentencePieceTokenizer.train(texts, vocab_size=30)
-        for texts in (ENGLISH, GERMAN)
-    ]
+def models(train_pieces):
+    return [train_pieces(texts, vocab_size=30) for texts in (ENGLISH, GERMAN)]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +62,9 @@ def test_a_text_in_two_languages_keeps_its_spaces(both):
     assert both.decode([*german(both, "die katze"), inside]) == "die katzes"
 
 
-def test_control_symbols_have_no_text(both, models):
+def test_control_symbols_have_no_text(both, models, train_pieces):
     texts = ["<|en|> <|pnc|> <pad> ok"] * 5
-    plain = SentencePieceTokenizer.train(texts, vocab_size=40)
+    plain = train_pieces(texts, vocab_size=40)
     symbols = {"<|en|>", "<|pnc|>", "<pad>"} & set(plain.pieces())
     control = plain.with_control()
     assert control.pieces() == plain.pieces()

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from asrkit.text import (
     CharTokenizer,
-    SentencePieceTokenizer,
     cer,
     dump_tokenizer,
     load_tokenizer,
@@ -40,8 +39,8 @@ def test_an_unknown_character_is_named():
         CharTokenizer().encode("take 7")
 
 
-def test_pieces_come_back_as_words_and_survive_a_dump():
-    tokenizer = SentencePieceTokenizer.train(
+def test_pieces_come_back_as_words_and_survive_a_dump(train_pieces):
+    tokenizer = train_pieces(
         ["turn on the light", "turn off the radio"] * 30, vocab_size=30
     )
     assert (
@@ -107,8 +106,8 @@ def test_one_text_is_not_taken_for_a_list_of_letters():
         wer(["a"], ["a"], resamples=0)
 
 
-def test_padding_is_no_letter():
-    pieces = SentencePieceTokenizer.train(["turn on the light"] * 9, vocab_size=20)
+def test_padding_is_no_letter(train_pieces):
+    pieces = train_pieces(["turn on the light"] * 9, vocab_size=20)
     for tokenizer in (CharTokenizer(), pieces):
         for token in (-1, tokenizer.vocab_size):
             with pytest.raises(

@@ -42,14 +42,7 @@ class RelativeAttention(nn.Module):
         bias: Whether the linear layers have biases, that of the positions excepted.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        dropout: float = 0.0,
-        bias: bool = True,
-    ) -> None:
+    def __init__(self, width: int, heads: int, *, dropout: float, bias: bool) -> None:
         super().__init__()
         self.heads = heads
         self.dropout = dropout
@@ -76,86 +69,72 @@ class RelativeAttention(nn.Module):
             context: Frames that a frame attends to on its (left, right); -1 is all.
         """
         B, T, _ = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.heads, -1)
-        q, k, v = qkv.unbind(2)  # each (B, T, H, D/H)
-        p = self._projected(positions)
-        scores = self._position_scores(q, p)
-        q = q + self.content_bias[:, 0]
-        q = q.transpose(1, 2)  # (B, H, T, D/H)
-        k = k.transpose(1, 2)
-        v = v.transpose(1, 2)
-        if attends_in_blocks(T, context):
-            frames = self._in_blocks(q, k, v, scores, valid, context)
-        else:
-            bias = torch.where(allowed_keys(valid, context), by_key(scores), lowest(scores.dtype))
-            frames = self._attention(q, k, v, bias).transpose(1, 2).flatten(2)
-        return self.out(frames)
-
-    def _projected(self, positions: Tensor) -> Tensor:
-        """Projected positions over sqrt(D/H), (H, D/H, P), of `relative_positions` (P, D)."""
-        p = self.position(positions)
-        p = p.view(positions.shape[0], self.heads, -1)  # no len(): exporters would fix it
-        scaled = p / math.sqrt(p.shape[-1])
-        return scaled.permute(1, 2, 0)
-
-    def _position_scores(self, q: Tensor, p: Tensor) -> Tensor:
-        """Products of queries (B, T, H, D/H) with projected positions (H, D/H, P): (B, H, T, P).
-
-        Heads are the batch of the product, so that neither `p` is copied for every utterance nor
-        `q`, which is read with a stride.
-        """
-        B, T, H, _ = q.shape
-        queries = q + self.position_bias[:, 0]
-        by_head = queries.flatten(0, 1).transpose(0, 1)  # (H, B T, D/H)
-        scores = by_head @ p
-        return scores.view(H, B, T, -1).transpose(0, 1)
-
-    def _in_blocks(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scores: Tensor,
-        valid: Tensor,
-        context: tuple[int, int],
-    ) -> Tensor:
-        """Attention of blocks of queries to the keys around them: (B, T, D).
-
-        A block of C = left + right queries sees W = C + left + right keys, so memory grows with T
-        and not with T².
-        """
-        B, H, T, _ = q.shape
-        left, right = context
-        C = max(left + right, 1)
-        N = -(-T // C)  # blocks
-        W = C + left + right
-        after = N * C - T
-        behind = after + right
-        never = lowest(scores.dtype)
-        q = F.pad(q, (0, 0, 0, after)).view(B, H, N, C, -1)
-        scores = F.pad(scores, (0, 0, 0, after)).view(B, H, N, C, -1)  # (B, H, N, C, P)
-        # Looked up, not unfolded: of keys unfolded into windows that overlap, torch.compile's
-        # inductor (2.11) computes wrong gradients.
-        starts = torch.arange(N, device=k.device)[:, None] * C
-        windows = starts + torch.arange(W, device=k.device)  # (N, W)
-        k = F.pad(k, (0, 0, left, behind))[:, :, windows]  # (B, H, N, W, D/H)
-        v = F.pad(v, (0, 0, left, behind))[:, :, windows]
-        # Query c of a block begins c keys later: its row of P = left + right + 1 distances moves c
-        # columns to the right.
-        bias = F.pad(scores, (0, C), value=never).flatten(-2)
-        bias = bias[..., :-C].view(B, H, N, C, W)
-        allowed = F.pad(valid, (left, behind)).unfold(1, W, C)  # (B, N, W)
-        allowed = allowed[:, None, :, None, :]
-        bias = torch.where(allowed, bias, never)
-        # Blocks become utterances: (B N, H, C or W, ...).
-        parts = [part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias)]
-        out = self._attention(*parts)
-        frames = out.transpose(1, 2).reshape(B, N * C, -1)
-        return frames[:, :T]
-
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        H = self.heads
+        qkv = self.qkv(x).view(B, T, 3, H, -1).transpose(1, 3)
+        q, k, v = qkv.unbind(2)  # each (B, H, T, D/H)
+        p = self.position(positions).unflatten(1, (H, -1)).permute(1, 2, 0)  # (H, D/H, P)
+        p = p / math.sqrt(p.shape[1])
+        # Heads are the batch of this product: `p` is not copied for every utterance.
+        queries = (q + self.position_bias).transpose(0, 1).flatten(1, 2)  # (H, B T, D/H)
+        scores = (queries @ p).view(H, B, T, -1).transpose(0, 1)  # (B, H, T, P)
+        q = q + self.content_bias
         share = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, bias, dropout_p=share)
+        if attends_in_blocks(T, context):
+            return self.out(block_attention(q, k, v, scores, valid, context, share))
+        bias = torch.where(allowed_keys(valid, context), by_key(scores), lowest(scores.dtype))
+        mixed = F.scaled_dot_product_attention(q, k, v, bias, dropout_p=share)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Tensor,
+    valid: Tensor,
+    context: tuple[int, int],
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of blocks of queries to the keys around them: (B, T, D).
+
+    A block of C = left + right queries sees W = C + left + right keys, so memory grows with T and
+    not with T².
+
+    Args:
+        q: Queries (B, H, T, D/H); k and v, keys and values, are likewise.
+        k: See q.
+        v: See q.
+        scores: What is added to their products (B, H, T, P), by distance from left to -right.
+        valid: Which frames are no padding (B, T), bool.
+        context: Frames that a frame attends to on its (left, right).
+        dropout: Share of attention weights dropped.
+    """
+    B, H, T, _ = q.shape
+    left, right = context
+    C = max(left + right, 1)
+    N = -(-T // C)  # blocks
+    W = C + left + right
+    after = N * C - T
+    behind = after + right
+    never = lowest(scores.dtype)
+    q = F.pad(q, (0, 0, 0, after)).view(B, H, N, C, -1)
+    scores = F.pad(scores, (0, 0, 0, after)).view(B, H, N, C, -1)  # (B, H, N, C, P)
+    # Looked up, not unfolded: of keys unfolded into windows that overlap, torch.compile's
+    # inductor (2.11) computes wrong gradients.
+    starts = torch.arange(N, device=k.device)[:, None] * C
+    windows = starts + torch.arange(W, device=k.device)  # (N, W)
+    k = F.pad(k, (0, 0, left, behind))[:, :, windows]  # (B, H, N, W, D/H)
+    v = F.pad(v, (0, 0, left, behind))[:, :, windows]
+    # Query c of a block begins c keys later: its row of P = left + right + 1 distances moves c
+    # columns to the right.
+    bias = F.pad(scores, (0, C), value=never).flatten(-2)
+    bias = bias[..., :-C].view(B, H, N, C, W)
+    allowed = F.pad(valid, (left, behind)).unfold(1, W, C)  # (B, N, W)
+    bias = torch.where(allowed[:, None, :, None, :], bias, never)
+    # Blocks become utterances: (B N, H, C or W, ...).
+    q, k, v, bias = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias))
+    mixed = F.scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout)
+    return mixed.transpose(1, 2).reshape(B, N * C, -1)[:, :T]
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -180,26 +159,15 @@ def by_key(scores: Tensor) -> Tensor:
 
 def allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
     """Which keys a query sees: valid ones within `context`, (B, 1, 1 or T, T) bool."""
-    T = valid.shape[1]
     left, right = context
     allowed = valid[:, None, None, :]  # (B, 1, 1, T)
-    if left < 0 and right < 0:
-        return allowed
-    frames = torch.arange(T, device=valid.device)
+    frames = torch.arange(valid.shape[1], device=valid.device)
     distance = frames[:, None] - frames  # (T, T), of query and key
-    furthest_left = _furthest(left, T)
-    furthest_right = _furthest(right, T)
-    near = (distance <= furthest_left) & (-distance <= furthest_right)
-    return allowed & near
-
-
-def _furthest(side: int, T: int) -> int:
-    """How far a frame sees to a side of `context`, T frames at most."""
-    if side < 0:
-        return T
-    if torch.compiler.is_exporting():  # a comparison with T would hold for some T only
-        return side
-    return min(side, T)
+    if left >= 0:
+        allowed = allowed & (distance <= left)
+    if right >= 0:
+        allowed = allowed & (-distance <= right)
+    return allowed
 
 
 def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from asrkit.models.attention import relative_positions
 from asrkit.models.attention_layers import (
-    ACTIVATIONS,
     Activation,
     DecoderLayer,
     Memory,
@@ -24,10 +23,10 @@ from asrkit.models.attention_layers import (
     added_mask,
     span_of,
 )
-from asrkit.models.encoders import ConvConfig
-from asrkit.models.transducer import EncoderConfig, log_probs, make_encoder
+from asrkit.models.encoders import ConvConfig, expect_heads, expect_sizes
+from asrkit.models.transducer import EncoderConfig, EncodingModel, make_encoder
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_choice, expect_types, valid_mask
+from asrkit.shapes import dims, expect, valid_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +71,17 @@ class AEDConfig:
     output_bias: bool = True
 
     def __post_init__(self) -> None:
-        expect_types(self)
+        expect_sizes(self, "vocab_size width layers heads expansion most")
         V = self.vocab_size
-        sizes = (V, self.width, self.layers, self.heads, self.expansion, self.most)
-        names = "vocab_size, width, layers, heads, expansion, most"
-        expect(min(sizes) >= 1, names, "at least 1", sizes)
         special = (self.bos, self.eos, self.pad)
         inside = min(special) >= 0 and max(special) < V
         expect(inside, "bos, eos, pad", f"tokens from 0 to below vocab_size={V}", special)
         differs = self.bos not in special[1:]
         expect(differs, "bos, eos, pad", "another token for bos than for eos and pad", special)
-        divides = self.width % self.heads == 0
-        expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
-        even = self.width % 2 == 0
-        expect(even, "width", "an even number, for sines and cosines", self.width)
-        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
-        expect_choice("activation", self.activation, tuple(ACTIVATIONS))
-        expect_choice("positions", self.positions, ("sines", "learned"))
+        expect_heads(self)
 
 
-class AEDModel(nn.Module):
+class AEDModel(EncodingModel):
     """Encoder and attention decoder.
 
     `remember`, `begin` and `follow` are what decoding asks for, with `bos`, `eos`, `most` and
@@ -113,12 +103,10 @@ class AEDModel(nn.Module):
         self.vocab_size = V
         self.blank = V  # of the CTC head
         self.encoder = make_encoder(config.encoder)
-        self.encoder_projection: nn.Module = nn.Identity()
+        self.encoder_projection = nn.Identity()
         if self.encoder.width != D:
             self.encoder_projection = nn.Linear(self.encoder.width, D)
-        self.ctc_head: nn.Linear | None = None
-        if config.ctc:
-            self.ctc_head = nn.Linear(self.encoder.width, V + 1)
+        self.ctc_head = nn.Linear(self.encoder.width, V + 1) if config.ctc else None
         self.embedding = nn.Embedding(V, D)  # the output's weight as well
         self.output_bias: nn.Parameter | None = None
         if config.output_bias:
@@ -147,25 +135,6 @@ class AEDModel(nn.Module):
             nn.init.normal_(self.positions, std=D**-0.5)
         else:
             self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
-
-    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode a batch of features.
-
-        Args:
-            features: Log-mel features (B, T, F).
-            lengths: Frames of each utterance (B,), int64, on the features' device or the host.
-
-        Returns:
-            Frames (B, T', D) as wide as the decoder, their lengths (B,) where `lengths` lie, and
-            log-probabilities of the CTC head (B, T', V + 1), which are (B, T', 0) where there is
-            none.
-        """
-        encoded, lengths = self.encoder(features, lengths)
-        if self.ctc_head is None:
-            ctc = encoded.new_empty((*encoded.shape[:2], 0))
-        else:
-            ctc = log_probs(self.ctc_head(encoded))
-        return self.encoder_projection(encoded), lengths, ctc
 
     def forward(
         self, features: Tensor, lengths: Tensor, tokens: Tensor
@@ -264,13 +233,10 @@ class AEDModel(nn.Module):
     def remember(self, encoded: Tensor, lengths: Tensor) -> Memory:
         """What decoding keeps of the frames; arguments as of `heard`."""
         frames, mask = self.heard(encoded, lengths)
-        keys = []
-        values = []
-        for layer in self.layers:
-            key, value = layer.cross_attention.keys_values(frames)
-            keys.append(key.contiguous())
-            values.append(value.contiguous())
-        return Memory(mask, tuple(keys), tuple(values))
+        pairs = [layer.cross_attention.keys_values(frames) for layer in self.layers]
+        keys = tuple(key.contiguous() for key, _ in pairs)
+        values = tuple(value.contiguous() for _, value in pairs)
+        return Memory(mask, keys, values)
 
     def begin(self, memory: Memory, room: int) -> Past:
         """The state before the first token; all its memory is allocated here.

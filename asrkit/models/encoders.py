@@ -5,12 +5,27 @@ Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their leng
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from asrkit.runtime import to_device
+from asrkit.runtime import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
+
+
+def expect_sizes(config: Any, names: str) -> None:
+    """ValueError unless a config's fields have their types, and each of `names` is at least 1."""
+    expect_types(config)
+    for name in names.split():
+        size = getattr(config, name)
+        expect(size >= 1, name, "at least 1", size)
+
+
+def expect_heads(config: Any) -> None:
+    """ValueError unless a config's attention heads are of one width."""
+    divides = config.width % config.heads == 0
+    expect(divides, "heads", f"a divisor of width={config.width}", config.heads)
 
 
 def expect_batch(features: Tensor, lengths: Tensor, bins: int) -> int:
@@ -56,16 +71,32 @@ class ConvConfig:
     dropout: float = 0.05
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        sizes = (self.bins, self.width, self.kernel)
-        expect(min(sizes) >= 1, "config", "sizes of at least 1", self)
+        expect_sizes(self, "bins width kernel")
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
 
 
-def halve(lengths: Tensor) -> Tensor:
-    """Lengths (B,) after a convolution of stride 2 with "same" padding: ceil(length / 2)."""
-    return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
+def strided(frames: Any, stride: int) -> Any:
+    """ceil(frames / stride), of a number, a tensor or an array: frames behind a strided layer.
+
+    So many are behind a convolution with "same" padding, and where `stride` frames are stacked.
+    """
+    return (frames + stride - 1) // stride  # no negative quotient: exported, it would be cut
+
+
+def padding_mask(lengths: Tensor, T: int, device: torch.device) -> Tensor | None:
+    """(B, T) bool on `device`, True in the padding; None where all lengths are known to be T.
+
+    Lengths that Python cannot read at once, such as those on a GPU, are not asked.
+
+    Args:
+        lengths: Frames of each utterance (B,).
+        T: Frames of the batch.
+        device: Of the mask.
+    """
+    if readable(lengths) and bool((lengths >= T).all()):
+        return None
+    return to_device(~valid_mask(lengths, T), device)
 
 
 class ConvEncoder(nn.Module):
@@ -81,11 +112,10 @@ class ConvEncoder(nn.Module):
         self.config = config
         self.width = D
         self.strides = nn.ModuleList()
-        channels = config.bins
-        for _ in range(config.subsampling.bit_length() - 1):
+        for number in range(config.subsampling.bit_length() - 1):
+            channels = D if number else config.bins
             conv = nn.Conv1d(channels, D, config.kernel, stride=2, padding=half, bias=False)
             self.strides.append(conv)
-            channels = D
         self.convs = nn.ModuleList()
         for layer in range(config.layers):
             dilation = 1 + layer % 3
@@ -112,7 +142,7 @@ class ConvEncoder(nn.Module):
         x = x.transpose(1, 2).to(dtype_of(self))  # (B, F, T)
         for conv, norm in zip(self.strides, self.stride_norms, strict=True):
             x = norm(conv(x)).relu()  # (B, D, T / 2)
-            lengths = halve(lengths)
+            lengths = strided(lengths, 2)
             # The padding must not leak into the next convolution's window.
             valid = to_device(valid_mask(lengths, x.shape[2]), x.device)[:, None]  # (B, 1, T')
             x = x * valid

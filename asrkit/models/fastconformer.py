@@ -11,9 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import RelativeAttention, attended, relative_positions
-from asrkit.models.encoders import dtype_of, expect_batch, halve
+from asrkit.models.encoders import (
+    dtype_of,
+    expect_batch,
+    expect_heads,
+    expect_sizes,
+    strided,
+)
 from asrkit.runtime import to_device
-from asrkit.shapes import expect, expect_types, valid_mask, whole
+from asrkit.shapes import expect, valid_mask, whole
+
+MAX_CONTEXT = 10**9  # frames; -1 is all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +63,12 @@ class FastConformerConfig:
     context: tuple[int, int] = (-1, -1)
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        sizes = (self.bins, self.width, self.heads, self.subsampling_channels, self.expansion)
-        expect(min(sizes) >= 1, "config", "sizes of at least 1", self)
+        expect_sizes(self, "bins width heads subsampling_channels expansion")
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
-        divides = self.width % self.heads == 0
-        expect(divides, "heads", f"a divisor of width {self.width}", self.heads)
+        expect_heads(self)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
         context = tuple(self.context)  # JSON brings lists
-        valid = len(context) == 2 and all(whole(side, -1) for side in context)
+        valid = len(context) == 2 and all(whole(side, -1, MAX_CONTEXT) for side in context)
         expect(valid, "context", "(left, right) in encoder frames, -1 for all", context)
         object.__setattr__(self, "context", context)
 
@@ -86,15 +91,15 @@ class _Subsampling(nn.Module):
             depthwise = nn.Conv2d(C, C, 3, stride=2, padding=1, groups=C)
             pointwise = nn.Conv2d(C, C, 1)
             self.convs.append(nn.Sequential(depthwise, pointwise))
-        bins = config.bins
-        for _ in range(halvings):
-            bins = math.ceil(bins / 2)
+        bins = strided(config.bins, config.subsampling)
         self.out = nn.Linear(C * bins, config.width)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
         first, *depthwise_pointwise = self.convs
-        x, lengths = self._mix(_windows(features), first, lengths)
+        padded = F.pad(features, (1, 1, 1, 1))
+        windows = padded.unfold(1, 3, 2).unfold(2, 3, 2).flatten(3)  # (B, T', F', 9)
+        x, lengths = self._mix(windows, first, lengths)
         for pair in depthwise_pointwise:
             depthwise, pointwise = cast(nn.Sequential, pair)
             x = depthwise(x.permute(0, 3, 1, 2))  # (B, C, T, F)
@@ -105,17 +110,11 @@ class _Subsampling(nn.Module):
 
     def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """ReLU of `conv` over the last dimension of `x`, zero behind the halved lengths."""
-        lengths = halve(lengths)
+        lengths = strided(lengths, 2)
         padding = to_device(~valid_mask(lengths, x.shape[1]), x.device)
         x = F.linear(x, conv.weight.flatten(1), conv.bias)
         x = x.masked_fill_(padding[:, :, None, None], 0.0)
         return x.relu_(), lengths
-
-
-def _windows(features: Tensor) -> Tensor:
-    """Windows of 3 x 3 (B, T', F', 9) around every second frame and bin of features (B, T, F)."""
-    padded = F.pad(features, (1, 1, 1, 1))
-    return padded.unfold(1, 3, 2).unfold(2, 3, 2).flatten(3)
 
 
 class ConformerBlock(nn.Module):

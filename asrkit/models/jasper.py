@@ -8,14 +8,17 @@ DeepLearningExamples, PyTorch/SpeechRecognition/Jasper.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from asrkit.models.encoders import dtype_of, expect_batch
-from asrkit.runtime import readable, to_device
-from asrkit.shapes import expect, expect_choice, expect_types, valid_mask
+from asrkit.models.encoders import (
+    dtype_of,
+    expect_batch,
+    expect_sizes,
+    padding_mask,
+    strided,
+)
+from asrkit.shapes import expect, expect_types
 
 NORM_EPS = 1e-3
 NORM_MOMENTUM = 0.1
@@ -45,9 +48,7 @@ class Stage:
     dense: bool = True
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        counts = (self.channels, self.kernel, self.repeat, self.stride, self.dilation)
-        expect(min(counts) >= 1, "stage", "counts of at least 1", self)
+        expect_sizes(self, "channels kernel repeat stride dilation")
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
         alone = self.repeat == self.dilation == 1 and not self.dense
         wanted = "1, but for a stage with repeat=1, dilation=1 and dense=False"
@@ -73,25 +74,22 @@ class JasperConfig:
     Args:
         bins: Mel bins of the features, F.
         stages: The blocks, first to last.
-        residual: "dense": dense stages have their branches; "none": no stage has any.
     """
 
     bins: int = 64
     stages: Sequence[Stage] = _published_stages()
-    residual: Literal["dense", "none"] = "dense"
 
     def __post_init__(self) -> None:
         expect_types(self)
-        expect_choice("residual", self.residual, ("dense", "none"))
         stages = tuple(self.stages)  # JSON brings lists
         object.__setattr__(self, "stages", stages)
         expect(self.bins >= 1 and len(stages) >= 1, "config", "a bin and a Stage at least", self)
-        dense = [self.has_branches(stage) for stage in stages]
+        dense = False
         for number, stage in enumerate(stages):
-            crosses = stage.stride > 1 and any(dense[:number])
             got = f"stride {stage.stride} in stage {number}"
-            remedy = "Stride before the first dense stage, or set residual='none'."
-            expect(not crosses, "stages", "no stride behind a dense stage", got, remedy)
+            crosses = dense and stage.stride > 1
+            expect(not crosses, "stages", "no stride behind a dense stage", got)
+            dense = dense or stage.dense
 
     @property
     def subsampling(self) -> int:
@@ -114,31 +112,17 @@ class JasperConfig:
             step *= stage.stride
         return frames
 
-    def has_branches(self, stage: Stage) -> bool:
-        """Whether a stage of this encoder adds branches."""
-        return stage.dense and self.residual == "dense"
-
     def branch_channels(self) -> list[list[int]]:
         """For each stage, the channels of the inputs that its branches take, oldest first."""
         found: list[list[int]] = []
         sources: list[int] = []
         channels = self.bins
         for stage in self.stages:
-            has_branches = self.has_branches(stage)
-            if has_branches:
+            if stage.dense:
                 sources.append(channels)
-            found.append([*sources] if has_branches else [])
+            found.append([*sources] if stage.dense else [])
             channels = stage.channels
         return found
-
-
-def strided(lengths: Tensor, stride: int) -> Tensor:
-    """Lengths (B,) after a convolution with "same" padding: ceil(length / stride).
-
-    The published floor((length + 2 padding - dilation (kernel - 1) - 1) / stride) + 1, for an odd
-    kernel padded by dilation (kernel - 1) / 2.
-    """
-    return torch.div(lengths - 1, stride, rounding_mode="floor") + 1
 
 
 class ConvNorm(nn.Module):
@@ -185,7 +169,7 @@ class JasperStage(nn.Module):
         Args:
             x: Input (B, C, T), zero in its padding.
             sources: Input of each branch (B, C', T), zero in their padding.
-            padding: (B, 1, T') bool, True in the padding of the output; None where there is none.
+            padding: (B, T') bool, True in the padding of the output; None where there is none.
         """
         *before, last = self.repeats
         for repeat in before:
@@ -200,26 +184,10 @@ class JasperStage(nn.Module):
 
 
 def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
-    """`x` (B, C, T) with zeros where `padding` (B, 1, T) is True; None: there is no padding."""
+    """`x` (B, C, T) with zeros where `padding` (B, T) is True; None: there is no padding."""
     if padding is None:
         return x
-    return x.masked_fill(padding, 0.0)
-
-
-def padding_mask(lengths: Tensor, T: int, device: torch.device) -> Tensor | None:
-    """(B, 1, T) bool on `device`, True in the padding; None where all lengths are known to be T.
-
-    Lengths that Python cannot read at once, such as those on a GPU, are not asked.
-
-    Args:
-        lengths: Frames of each utterance (B,).
-        T: Frames of the batch.
-        device: Of the mask.
-    """
-    if readable(lengths) and bool((lengths >= T).all()):
-        return None
-    padding = ~valid_mask(lengths, T)
-    return to_device(padding, device)[:, None]
+    return x.masked_fill(padding[:, None], 0.0)
 
 
 class Jasper(nn.Module):
@@ -257,13 +225,11 @@ class Jasper(nn.Module):
         x = without_padding(features.transpose(1, 2), padding).to(dtype_of(self))  # (B, F, T)
         sources: list[Tensor] = []
         for stage, sizes in zip(self.stages, self.config.stages, strict=True):
-            has_branches = self.config.has_branches(sizes)
-            if has_branches:
+            if sizes.dense:
                 sources.append(x)
             if sizes.stride > 1:
                 lengths = strided(lengths, sizes.stride)
-                # not -(-T // stride): exported, a negative quotient is cut, not floored
-                frames = (x.shape[2] + sizes.stride - 1) // sizes.stride
+                frames = strided(x.shape[2], sizes.stride)
                 padding = padding_mask(lengths, frames, features.device)
-            x = stage(x, sources if has_branches else [], padding)
+            x = stage(x, sources if sizes.dense else [], padding)
         return x.transpose(1, 2), lengths

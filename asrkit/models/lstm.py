@@ -10,16 +10,15 @@ the second, and so on. What is computed for an utterance stays the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.encoders import dtype_of, expect_batch
+from asrkit.models.encoders import dtype_of, expect_batch, expect_sizes, strided
 from asrkit.runtime import readable, to_device
-from asrkit.shapes import expect, expect_types, valid_mask, whole
+from asrkit.shapes import expect, valid_mask, whole
 
 INITIAL_SCALE = 0.5  # of all weights and biases; of the forget gate's bias of 1 too, as published
 
@@ -54,10 +53,7 @@ class LSTMEncoderConfig:
     phases: int = 8
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        sizes = (self.bins, self.stack_input, self.width, self.before, self.stack, self.after)
-        expect(min(sizes) >= 1, "config", "sizes of at least 1", self)
-        expect(self.phases >= 1, "phases", "at least 1", self.phases, "1 runs a batch whole.")
+        expect_sizes(self, "bins stack_input width before stack after phases")
 
     @property
     def subsampling(self) -> int:
@@ -91,7 +87,7 @@ def phases(lengths: Lengths, count: int, *, stack: int = 2) -> Phases:
     frames = np.asarray(lengths)
     least = int(frames.min())
     expect(least >= 1, "lengths", "at least one frame each", least)
-    stacked = _groups(frames, stack)
+    stacked = strided(frames, stack)
     most = int(stacked.max())
     wanted = f"a whole number from 1 to {most}, the stacked frames of the longest utterance"
     expect(whole(count, 1, most), "count", wanted, repr(count))
@@ -147,15 +143,10 @@ def stack_frames(x: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor
     """
     T, B, D = x.shape
     x = _without_padding(x, lengths)
-    groups = _groups(T, count)
+    groups = strided(T, count)
     x = F.pad(x, (0, 0, 0, 0, 0, groups * count - T))
     stacked = x.view(groups, count, B, D).transpose(1, 2).flatten(2)
-    return stacked, _groups(lengths, count)
-
-
-def _groups(frames: Any, count: int) -> Any:
-    """How many groups of `count` hold `frames`, a number, a tensor or an array of them."""
-    return (frames + count - 1) // count
+    return stacked, strided(lengths, count)
 
 
 def _without_padding(x: Tensor, lengths: Tensor) -> Tensor:
@@ -208,11 +199,11 @@ class LSTMEncoder(nn.Module):
         """Phases of a batch of T feature frames, in stacked frames; one if lengths are unread."""
         config = self.config
         if not readable(lengths):
-            return [(_groups(T, config.stack_input), len(lengths))]
+            return [(strided(T, config.stack_input), len(lengths))]
         longest = int(lengths.max())
         expect(longest <= T, "lengths", f"at most {T}, the frames of features", longest)
-        stacked = _groups(lengths, config.stack_input)
-        most = _groups(int(stacked.max()), config.stack)  # a short batch has no more phases
+        stacked = strided(lengths, config.stack_input)
+        most = strided(int(stacked.max()), config.stack)  # a short batch has no more phases
         return phases(stacked, min(config.phases, most), stack=config.stack)
 
     def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> tuple[Tensor, Tensor]:
@@ -220,7 +211,7 @@ class LSTMEncoder(nn.Module):
         B = len(lengths)
         x, lengths = stack_frames(features.transpose(0, 1), lengths, self.config.stack_input)
         x = x.to(dtype_of(self))  # (T', B, count F)
-        encoded_frames = _groups(len(x), self.config.stack)
+        encoded_frames = strided(len(x), self.config.stack)
         parts = []
         start = 0
         before_states: States = None
@@ -237,7 +228,7 @@ class LSTMEncoder(nn.Module):
             start = end
         encoded = torch.cat(parts)
         encoded = F.pad(encoded, (0, 0, 0, 0, 0, encoded_frames - len(encoded)))
-        return encoded.transpose(0, 1), _groups(lengths, self.config.stack)
+        return encoded.transpose(0, 1), strided(lengths, self.config.stack)
 
 
 def _first_rows(states: States, rows: int) -> States:

@@ -83,18 +83,6 @@ class PackedLinear(Packed):
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
 
 
-class ReadLinear(nn.Linear):
-    """A linear layer whose weight is read elsewhere too: packed, it keeps it beside the layout."""
-
-    packed: PackedLinear | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., out) of (..., in)."""
-        if self.packed is not None:
-            return self.packed(x)
-        return super().forward(x)
-
-
 class PackedPointwise(PackedLinear):
     """A convolution of one frame, computed as a linear layer over channels that lie last.
 
@@ -265,8 +253,7 @@ def pack(model: M) -> M:
 
     Every nn.Linear, and nearly every nn.Conv1d of one group, becomes a packed layer, where no
     quantizer has replaced it or its weight. A ReLU right behind it in an nn.Sequential, and a GELU
-    behind a linear layer, becomes a part of it. A ReadLinear keeps its weight too. Returns the
-    model.
+    behind a linear layer, becomes a part of it. Returns the model.
 
     Args:
         model: A model for which `packs` is True.
@@ -284,14 +271,15 @@ def _pack_children(parent: nn.Module) -> None:
     """Pack what lies in `parent`; each layer's old weights are freed before the next is packed."""
     for name in [name for name, _ in parent.named_children()]:
         child: Any = getattr(parent, name)
-        if isinstance(child, ReadLinear):
-            child.packed = PackedLinear(child.weight, child.bias)
-        elif is_plain_linear(child):
+        if is_plain_linear(child):
             setattr(parent, name, PackedLinear(child.weight, child.bias))
-        elif _is_plain_convolution(child):
-            setattr(parent, name, _packed_convolution(child))
-        else:
+        elif not _is_plain_convolution(child):
             _pack_children(child)
+        elif child.kernel_size == (1,) and child.stride == (1,) and child.padding == (0,):
+            weight = child.weight.squeeze(2).contiguous()
+            setattr(parent, name, PackedPointwise(weight, child.bias))
+        else:
+            setattr(parent, name, PackedConv1d(child))
     if type(parent) is nn.Sequential:
         _join_activations(parent)
 
@@ -310,24 +298,17 @@ def _is_plain_convolution(layer: Any) -> bool:
     return plain and (wide or layer.kernel_size == (1,) or layer.out_channels % 48 != 0)
 
 
-def _packed_convolution(conv: nn.Conv1d) -> Packed:
-    if conv.kernel_size == (1,) and conv.stride == (1,) and conv.padding == (0,):
-        return PackedPointwise(conv.weight.squeeze(2).contiguous(), conv.bias)
-    return PackedConv1d(conv)
-
-
 def _join_activations(layers: nn.Sequential) -> None:
     """Have packed layers compute the activations behind them."""
     for place in range(1, len(layers)):
-        layer, behind = layers[place - 1], layers[place]
-        if isinstance(layer, Packed) and type(behind) is nn.ReLU:
+        layer: Any = layers[place - 1]
+        behind = layers[place]
+        if isinstance(layer, Packed) and isinstance(behind, nn.ReLU):
             layer.activation = "relu"
-        elif isinstance(layer, PackedLinear) and _is_gelu(behind):
+        elif isinstance(layer, PackedLinear) and isinstance(behind, nn.GELU):
+            if behind.approximate != "none":
+                continue
             layer.activation = "gelu"
         else:
             continue
         layers[place] = nn.Identity()
-
-
-def _is_gelu(layer: nn.Module) -> bool:
-    return type(layer) is nn.GELU and layer.approximate == "none"

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import (
-    RelativeAttention,
     allowed_keys,
     attended,
     attends_in_blocks,
+    block_attention,
     lowest,
     relative_positions,
 )
-from asrkit.models.encoders import expect_batch, halve
+from asrkit.models.encoders import expect_batch, padding_mask, strided
 from asrkit.models.fastconformer import FastConformer
 from asrkit.models.packed import PackedDepthwise, PackedLinear, multiply_by_group, pack_by_group
 from asrkit.shapes import expect, valid_mask
@@ -75,37 +75,25 @@ class PackedFastConformer(nn.Module):
         remedy = "Load it again to train it."
         wanted = "eval mode: its steps are fused"
         expect(not self.training, "model", wanted, "training mode", remedy)
-        padding = _padding(lengths, T)
+        padding = padding_mask(lengths, T, features.device)
         if padding is not None:
-            features = features.masked_fill(padding, 0.0)
+            features = features.masked_fill(padding[..., None], 0.0)
         x = self.subsampling(features.to(self.dtype), lengths)
-        for _ in range(1 + len(self.subsampling.pointwise)):
-            lengths = halve(lengths)
+        lengths = strided(lengths, self.config.subsampling)
         if self.config.scale_input:
             x = x * math.sqrt(self.width)
-        frames = self._frames(lengths, x.shape[1])
-        for block in self.blocks:
-            x = block(x, frames)
-        if frames.padding is not None:
-            x = x.masked_fill(frames.padding, 0.0)
-        return x, lengths
-
-    def _frames(self, lengths: Tensor, T: int) -> Frames:
-        """What the blocks have to know of T frames of utterances with `lengths` (B,)."""
         context = self.config.context
-        valid = valid_mask(lengths, T)
-        padding = _padding(lengths, T)
+        valid = valid_mask(lengths, x.shape[1])
+        padding = None if bool(valid.all()) else ~valid[..., None]
         hidden = None
         if padding is not None or context != (-1, -1):
             hidden = ~allowed_keys(valid, context)
-        return Frames(valid, padding, hidden, context)
-
-
-def _padding(lengths: Tensor, T: int) -> Tensor | None:
-    """(B, T, 1) bool, True in the padding; None where all lengths are T."""
-    if bool((lengths >= T).all()):
-        return None
-    return ~valid_mask(lengths, T)[..., None]
+        frames = Frames(valid, padding, hidden, context)
+        for block in self.blocks:
+            x = block(x, frames)
+        if padding is not None:
+            x = x.masked_fill(padding, 0.0)
+        return x, lengths
 
 
 class _Subsampling(nn.Module):
@@ -201,7 +189,7 @@ class _Feed(nn.Module):
         return self.narrow.plus(self.wide(self.norm(x)), x)
 
 
-class _Attention(RelativeAttention):
+class _Attention(nn.Module):
     """`RelativeAttention` that adds its result to a residual.
 
     The bias of content is part of the bias of the product that makes the queries; `bias_difference`
@@ -211,9 +199,8 @@ class _Attention(RelativeAttention):
     bias_difference: Tensor
 
     def __init__(self, eager: Any, layer: Any) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.heads = eager.heads
-        self.dropout = 0.0
         content = eager.content_bias.flatten()
         bias = F.pad(content, (0, 2 * len(content)))  # of queries, keys and values
         if eager.qkv.bias is not None:
@@ -221,11 +208,11 @@ class _Attention(RelativeAttention):
         self.qkv = layer(eager.qkv.weight, bias)
         difference = eager.position_bias.detach() - eager.content_bias.detach()
         self.register_buffer("bias_difference", difference[:, 0], persistent=False)  # (H, D/H)
-        self.position = cast(Any, PackedLinear(eager.position.weight, None))
+        self.position = PackedLinear(eager.position.weight, None)
         self.kept: tuple[tuple[int, int], Tensor] | None = None  # distances, and their positions
         self.out = layer(eager.out.weight, eager.out.bias)
 
-    def forward(self, x: Tensor, residual: Tensor, frames: Frames) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, residual: Tensor, frames: Frames) -> Tensor:
         """`residual` (B, T, D) plus the attended frames of x (B, T, D)."""
         B, T, _ = x.shape
         H = self.heads
@@ -238,11 +225,10 @@ class _Attention(RelativeAttention):
         if attends_in_blocks(T, frames.context):
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each (B, H, T, D/H)
             scores = scores[..., : first - last + 1].transpose(1, 2).contiguous()
-            mixed = self._in_blocks(q, k, v, scores, frames.valid, frames.context)
+            mixed = block_attention(q, k, v, scores, frames.valid, frames.context)
         else:
             mixed = _attend(qkv, _by_key(scores), frames.hidden)
-        out: Any = self.out
-        return out.plus(mixed, residual)
+        return self.out.plus(mixed, residual)
 
     def _positions(self, first: int, last: int, x: Tensor) -> Tensor:
         """Projected positions over sqrt(D/H), packed for `multiply_by_group`.

@@ -45,15 +45,11 @@ def languages_of(tokens: Sequence[str]) -> list[str]:
 
 def _texts(template: Sequence[str], languages: Sequence[str]) -> set[str]:
     """Texts of all tokens that a prompt may have."""
-    names: set[str] = set()
-    if LANGUAGE in template or TARGET in template:
-        names |= set(languages)
-    if TASK in template:
-        names |= set(TASKS)
-    if PUNCTUATION in template:
-        names |= {"pnc", "nopnc"}
-    plain = {piece for piece in template if piece not in SLOTS}
-    return plain | {token_text(name) for name in names}
+    slots = {LANGUAGE: languages, TARGET: languages, TASK: TASKS, PUNCTUATION: ("pnc", "nopnc")}
+    texts: set[str] = set()
+    for piece in template:
+        texts |= {token_text(name) for name in slots[piece]} if piece in slots else {piece}
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,42 +109,20 @@ class PromptFormat:
         Raises:
             ValueError: The vocabulary lacks a token.
         """
-        needed = _texts(template, languages)
-        ids = {text: vocabulary[text] for text in sorted(needed) if text in vocabulary}
+        needed = sorted(_texts(template, languages))
+        ids = {text: vocabulary[text] for text in needed if text in vocabulary}
         return cls(template=tuple(template), ids=ids, languages=tuple(languages), **defaults)
 
     @classmethod
     def from_notes(cls, notes: dict[str, Any]) -> Self | None:
-        """The prompt format that a checkpoint's notes hold; None where they hold none.
-
-        Raises:
-            ValueError: What they hold is no prompt format.
-        """
+        """The prompt format that a checkpoint's notes hold; None where they hold none."""
         values = notes.get(PROMPT)
-        if values is None:
-            return None
-        try:
-            return cls(**values)
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"prompt: the checkpoint's notes are damaged ({error}).") from None
+        return None if values is None else cls(**values)
 
     def to_notes(self) -> dict[str, Any]:
         """`notes` that hold this format, as JSON keeps them."""
         values = asdict(self)
         return {PROMPT: values | {name: [*values[name]] for name in ("template", "languages")}}
-
-    def expect_fits(self, vocab_size: int, most: int) -> None:
-        """ValueError unless a model can have such prompts, and a text behind them.
-
-        Args:
-            vocab_size: Tokens of the model.
-            most: Tokens that it has positions for.
-        """
-        highest = max(self.ids.values(), default=0)
-        below = f"tokens below {vocab_size}, the size of the model's vocabulary"
-        expect(highest < vocab_size, "prompt", below, highest)
-        size = len(self.template)
-        expect(size < most, "prompt", f"fewer tokens than the model's {most} positions", size)
 
     def tokens(
         self,
@@ -193,8 +167,6 @@ class PromptFormat:
             other = f"another language than language={language!r} to translate into"
             remedy = "Name the language of the text."
             expect(task != "translate", "target_language", other, repr(target), remedy)
-        known = punctuation in (True, False, None)
-        expect(known, "punctuation", "True, False or None", repr(punctuation))
         has_place = PUNCTUATION in self.template or punctuation is None
         wanted = "none, since the model's prompt has no place for it"
         expect(has_place, "punctuation", wanted, punctuation)

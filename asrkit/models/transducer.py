@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.encoders import ConvConfig, ConvEncoder
+from asrkit.models.encoders import ConvConfig, ConvEncoder, expect_sizes
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.models.jasper import Jasper, JasperConfig
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
 from asrkit.models.whisper import WhisperEncoder, WhisperEncoderConfig
-from asrkit.shapes import MAX_COUNT, dims, expect, expect_choice, expect_types, whole
+from asrkit.shapes import MAX_COUNT, dims, expect, whole
 
 EncoderConfig = (
     ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig | WhisperEncoderConfig
@@ -34,8 +34,7 @@ class StatelessConfig:
     context: int = 2
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        expect(min(self.width, self.context) >= 1, "width, context", "at least 1", self)
+        expect_sizes(self, "width context")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +55,7 @@ class LSTMConfig:
     start: Literal["torch", "mlperf"] = "torch"
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        expect(min(self.width, self.layers) >= 1, "config", "sizes of at least 1", self)
-        expect_choice("start", self.start, ("torch", "mlperf"))
+        expect_sizes(self, "width layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +84,13 @@ class TransducerConfig:
     ctc: bool = True
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        sizes = (self.vocab_size, self.joint_width)
-        expect(min(sizes) >= 1, "vocab_size, joint_width", "at least 1", sizes)
+        expect_sizes(self, "vocab_size joint_width")
         durations = tuple(self.durations)  # JSON brings lists
         valid = all(whole(duration, 0, MAX_COUNT) for duration in durations)
         distinct = len(set(durations)) == len(durations)
         moves = any(durations) or not durations
         wanted = f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0"
         expect(valid and distinct and moves, "durations", wanted, durations)
-        expect_choice("activation", self.activation, ("tanh", "relu"))
         object.__setattr__(self, "durations", durations)
 
 
@@ -113,8 +107,7 @@ class CTCConfig:
     encoder: EncoderConfig = field(default_factory=ConvConfig)
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        expect(self.vocab_size >= 1, "vocab_size", "at least 1", self.vocab_size)
+        expect_sizes(self, "vocab_size")
 
 
 def make_encoder(config: EncoderConfig) -> Encoder:
@@ -222,34 +215,12 @@ class LSTMPredictor(nn.Module):
         return below[:, None], (torch.stack(hidden_states, 1), torch.stack(cells, 1))
 
 
-class TransducerModel(nn.Module):
-    """Encoder, predictor and joint; `predict` and `join` are all that a decoder asks for.
+class EncodingModel(nn.Module):
+    """What transducers and encoder-decoder models share: an encoder, and perhaps a CTC head."""
 
-    `encode` and `predict` project both halves to the joint's width, so `join` is an activation and
-    one linear layer.
-    """
-
-    def __init__(self, config: TransducerConfig) -> None:
-        super().__init__()
-        V = config.vocab_size + 1
-        D = config.joint_width
-        self.config = config
-        self.blank = config.vocab_size
-        self.durations = tuple(config.durations)
-        self.encoder = make_encoder(config.encoder)
-        self.predictor: StatelessPredictor | LSTMPredictor
-        if isinstance(config.predictor, StatelessConfig):
-            self.predictor = StatelessPredictor(V, config.predictor)
-        else:
-            self.predictor = LSTMPredictor(V, config.predictor)
-        self.encoder_projection = nn.Linear(self.encoder.width, D)
-        self.predictor_projection = nn.Linear(config.predictor.width, D)
-        self.activation = getattr(torch, config.activation)
-        self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(D, V + len(self.durations))
-        self.ctc_head: nn.Linear | None = None
-        if config.ctc:
-            self.ctc_head = nn.Linear(self.encoder.width, V)
+    encoder: Encoder
+    encoder_projection: Any
+    ctc_head: nn.Linear | None
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode and project a batch of features.
@@ -268,6 +239,32 @@ class TransducerModel(nn.Module):
         else:
             ctc = log_probs(self.ctc_head(encoded))
         return self.encoder_projection(encoded), lengths, ctc
+
+
+class TransducerModel(EncodingModel):
+    """Encoder, predictor and joint; `predict` and `join` are all that a decoder asks for.
+
+    `encode` and `predict` project both halves to the joint's width, so `join` is an activation and
+    one linear layer.
+    """
+
+    def __init__(self, config: TransducerConfig) -> None:
+        super().__init__()
+        V = config.vocab_size + 1
+        D = config.joint_width
+        self.config = config
+        self.blank = config.vocab_size
+        self.durations = tuple(config.durations)
+        self.encoder = make_encoder(config.encoder)
+        stateless = isinstance(config.predictor, StatelessConfig)
+        predictor: Any = StatelessPredictor if stateless else LSTMPredictor
+        self.predictor = predictor(V, config.predictor)
+        self.encoder_projection = nn.Linear(self.encoder.width, D)
+        self.predictor_projection = nn.Linear(config.predictor.width, D)
+        self.activation = getattr(torch, config.activation)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(D, V + len(self.durations))
+        self.ctc_head = nn.Linear(self.encoder.width, V) if config.ctc else None
 
     def predict(self, labels: Tensor, state: object = None) -> tuple[Tensor, object]:
         """Projected prediction (B, D) after one more label each, and the new state.

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention_layers import join_heads, split_heads
-from asrkit.models.encoders import halve
+from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, strided
 from asrkit.runtime import to_device
-from asrkit.shapes import dims, expect, expect_types, valid_mask
+from asrkit.shapes import expect, valid_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,8 @@ class WhisperEncoderConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        expect_types(self)
-        sizes = (self.bins, self.width, self.layers, self.heads, self.expansion, self.most)
-        names = "bins, width, layers, heads, expansion, most"
-        expect(min(sizes) >= 1, names, "at least 1", sizes)
-        divides = self.width % self.heads == 0
-        expect(divides, "heads", f"a divisor of width={self.width}", self.heads)
-        even = self.width % 2 == 0 and self.width >= 4
-        expect(even, "width", "an even number from 4, for sines and cosines", self.width)
-        expect(0 <= self.dropout < 1, "dropout", "a share from 0 to below 1", self.dropout)
+        expect_sizes(self, "bins width layers heads expansion most")
+        expect_heads(self)
 
     @property
     def subsampling(self) -> int:
@@ -126,15 +119,14 @@ class WhisperEncoder(nn.Module):
         Raises:
             ValueError: A wrong shape, or more frames than there are positions for.
         """
-        B, T, _ = dims(features, "B T F", "features", F=self.config.bins)
-        dims(lengths, "B", "lengths", B=B)
+        T = expect_batch(features, lengths, self.config.bins)
         wanted = f"at most {self.most_frames} frames, as the model has positions"
         expect(self.most_frames >= T, "features", wanted, T, "Cut longer recordings into windows.")
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0).to(self.positions.dtype)
         x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)
         x = F.gelu(self.stride(x.masked_fill(padding[:, None], 0.0)))  # (B, D, T')
-        lengths = halve(lengths)
+        lengths = strided(lengths, 2)
         x = x.transpose(1, 2)
         x = self.dropout(x + self.positions[: x.shape[1]])
         # An utterance without frames sees its first one: not every kernel attends to nothing.

@@ -24,7 +24,7 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.text import CharTokenizer, SentencePieceTokenizer
+from asrkit.text import CharTokenizer
 from asrkit.transcribe.engines import EngineEncoder
 
 
@@ -51,11 +51,13 @@ def exported(tmp_path):
     return path
 
 
-def test_tokens_are_a_piece_and_its_number_a_line_and_blank_is_last(tmp_path):
+def test_tokens_are_a_piece_and_its_number_a_line_and_blank_is_last(
+    tmp_path, train_pieces
+):
     write_tokens(tmp_path / "tokens.txt", CharTokenizer(" ab"))
     assert (tmp_path / "tokens.txt").read_bytes() == b"  0\na 1\nb 2\n<blk> 3\n"
     texts = ["one two three four five six", "seven eight nine zero one two"] * 20
-    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=30)
+    tokenizer = train_pieces(texts, vocab_size=30)
     write_tokens(tmp_path / "tokens.txt", tokenizer)
     lines = (tmp_path / "tokens.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split() for line in lines] == [

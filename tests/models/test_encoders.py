@@ -70,7 +70,7 @@ def test_every_parameter_gets_a_gradient(name):
         (lambda: ConvConfig(subsampling=3), "subsampling: expected 2, 4 or 8, got 3"),
         (
             lambda: FastConformerConfig(heads=5),
-            "heads: expected a divisor of width 144",
+            "heads: expected a divisor of width=144",
         ),
         (
             lambda: build("conv")(torch.zeros(1, 9, 79), torch.tensor([9])),

@@ -67,7 +67,7 @@ def attention_pair_by_pair(attention, x, context):
 )
 def test_attention_equals_its_definition_pair_by_pair(T, context):
     torch.manual_seed(0)
-    attention = RelativeAttention(16, 2).double().eval()
+    attention = RelativeAttention(16, 2, dropout=0.0, bias=True).double().eval()
     torch.nn.init.normal_(attention.content_bias)
     torch.nn.init.normal_(attention.position_bias)
     x = torch.randn(2, T + 2, 16).double()
@@ -264,7 +264,7 @@ def test_limited_context_reaches_as_far_as_the_layers_let_it_and_is_remembered(
             {"context": (1,)},
             r"context: expected \(left, right\) in encoder frames, -1 for all",
         ),
-        ({"heads": 3}, "heads: expected a divisor of width 16"),
+        ({"heads": 3}, "heads: expected a divisor of width=16"),
     ],
 )
 def test_contradictions_fail_at_birth(changes, message):

@@ -40,9 +40,19 @@ JASPER = JasperConfig(
         Stage(channels=8, kernel=1, repeat=1),
     ),
 )
+
+
+def without_branches(config):
+    """The same stages, none of them dense."""
+    return JasperConfig(
+        bins=config.bins,
+        stages=[replace(stage, dense=False) for stage in config.stages],
+    )
+
+
 ENCODERS = {
     "jasper": lambda: Jasper(JASPER),
-    "jasper without branches": lambda: Jasper(replace(JASPER, residual="none")),
+    "jasper without branches": lambda: Jasper(without_branches(JASPER)),
     "fastconformer": lambda: FastConformer(FAST),
     "without bias": lambda: FastConformer(
         FastConformerConfig(

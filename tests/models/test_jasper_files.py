@@ -286,7 +286,7 @@ def test_what_asrkit_does_not_compute_of_a_conv_encoder_is_refused_by_its_key(
     refused(path, key.removeprefix("block."))
 
 
-def test_dense_blocks_of_nemo_that_are_not_in_a_row_are_refused(tmp_path):
+def test_a_dense_block_of_nemo_that_is_missing_in_its_config_is_refused(tmp_path):
     model = model_of(nemo_encoder(), vocab_size=V)
     path = nemo_archive(
         tmp_path / "a.nemo",
@@ -294,8 +294,3 @@ def test_dense_blocks_of_nemo_that_are_not_in_a_row_are_refused(tmp_path):
         **{"block.residual": False, "block.residual_dense": False},
     )
     refused(path, "Unexpected key")  # a dense block less: its branches are unknown
-    blocks = nemo_config(NEMO)["encoder"]["jasper"]
-    blocks.insert(3, blocks[4])
-    refused(
-        nemo_archive(tmp_path / "b.nemo", model, jasper=blocks), "dense blocks in a row"
-    )

@@ -176,9 +176,8 @@ def test_gradients_reach_every_weight_but_biases_of_keys():
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    ({"heads": 3}, "^heads: expected a divisor of width=8, got 3"), ({"width": 7, "heads": 1}, "^width: expected an even number"),
-    ({"width": 2, "heads": 1}, "^width: expected an even number from 4"), ({"layers": 0}, "at least 1"),
-    ({"most": 1.5}, "^most: expected a whole number"), ({"dropout": 1.0}, "^dropout: expected a share"),
+    ({"heads": 3}, "^heads: expected a divisor of width=8, got 3"),
+    ({"layers": 0}, "at least 1"), ({"most": 1.5}, "^most: expected a whole number"),
 ])  # fmt: skip
 def test_settings_that_make_no_encoder_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):

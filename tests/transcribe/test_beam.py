@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from asrkit.cli import main
 from asrkit.decoders import NGram, WordNGram, ctc_beam
 from asrkit.models import save_checkpoint
-from asrkit.text import SentencePieceTokenizer, token_texts
+from asrkit.text import token_texts
 from asrkit.transcribe import (
     BeamOptions,
     PipelineConfig,
@@ -141,9 +141,9 @@ def test_a_model_of_words_needs_the_models_tokenizer(learned, words):
         Recognizer(learned.model, config)
 
 
-def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path):
+def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path, train_pieces):
     text = ["the cat sat on the mat", "a cat and a hat", "that is the hat"]
-    tokenizer = SentencePieceTokenizer.train(text, vocab_size=24)
+    tokenizer = train_pieces(text, vocab_size=24)
     assert "▁" in "".join(token_texts(tokenizer))
     (tmp_path / "lm.arpa").write_text(arpa(["the", "cat", "hat"]))
     search = BeamOptions(lm=tmp_path / "lm.arpa")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from asrkit.text import CharTokenizer, SentencePieceTokenizer
+from asrkit.text import CharTokenizer
 from asrkit.transcribe import Label, Word
 from asrkit.transcribe.seams import join, words
 
@@ -164,13 +164,13 @@ def test_a_word_is_as_sure_as_its_least_sure_label_and_ends_before_the_next():
     ]
 
 
-def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text():
+def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text(train_pieces):
     texts = [
         "the old cat slept behind the green river",
         "yesterday anna found the small teacher again",
         "play the radio",
     ]
-    tokenizer = SentencePieceTokenizer.train(texts, vocab_size=40)
+    tokenizer = train_pieces(texts, vocab_size=40)
     for text in texts:
         tokens = tokenizer.encode(text)
         assert len(tokens) > len(text.split())

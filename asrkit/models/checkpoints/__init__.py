@@ -119,7 +119,12 @@ def _without_memory(contents: own.Contents) -> Model:
         expect(tokenizer.vocab_size <= V, "tokenizer", f"at most {V} tokens", tokenizer.vocab_size)
         prompt = PromptFormat.from_notes(notes)
         if prompt is not None:
-            prompt.expect_fits(V, config.most)
+            highest = max(prompt.ids.values(), default=0)
+            below = f"tokens below {V}, the size of the model's vocabulary"
+            expect(highest < V, "prompt", below, highest)
+            size = len(prompt.template)
+            fewer = f"fewer tokens than the model's {config.most} positions"
+            expect(size < config.most, "prompt", fewer, size)
     else:
         expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
     bins = FeatureConfig(**features).bins

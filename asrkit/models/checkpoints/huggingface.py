@@ -78,7 +78,9 @@ def read(path: Path) -> Contents:
     expect(kind in kinds, "model_type", f"one of {kinds}", repr(kind))
     if kind == "whisper":
         return whisper.read(path, values)
-    encoder = _encoder(values["encoder_config"])
+    section = values["encoder_config"]
+    expect_only(section, ENCODER_ONLY, "encoder_config")
+    encoder = FastConformerConfig(**translated(section, ENCODER))
     text = (path / "tokenizer.json").read_text(encoding="utf-8")
     version = values.get("transformers_version", "of unknown version")
     notes = {"source": f"transformers {version}, {kind}"}
@@ -98,13 +100,13 @@ def read(path: Path) -> Contents:
     shape_conformer(weights)
     if isinstance(config, AEDConfig):
         canary.shape_decoder(weights, config)
-    return config, weights, JsonTokenizer(text, tokens), _features(extractor(path)), notes
-
-
-def _encoder(values: dict[str, Any]) -> FastConformerConfig:
-    """The encoder of a config's section `encoder_config`; ValueError names what is not done."""
-    expect_only(values, ENCODER_ONLY, "encoder_config")
-    return FastConformerConfig(**translated(values, ENCODER))
+    settings = extractor(path)
+    only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
+    expect_only(settings, only, "preprocessor_config.json")
+    features = translated(settings, EXTRACTOR)  # the others are FeatureConfig's defaults
+    features["window_s"] /= features["rate_hz"]
+    features["hop_s"] /= features["rate_hz"]
+    return config, weights, JsonTokenizer(text, tokens), features, notes
 
 
 def _parakeet(
@@ -131,16 +133,6 @@ def _parakeet(
         durations=durations,
     )
     return config, tokens
-
-
-def _features(values: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of FeatureConfig; the others are its defaults in transformers' code."""
-    only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
-    expect_only(values, only, "preprocessor_config.json")
-    features = translated(values, EXTRACTOR)
-    features["window_s"] /= features["rate_hz"]
-    features["hop_s"] /= features["rate_hz"]
-    return features
 
 
 def our_name(name: str) -> str:

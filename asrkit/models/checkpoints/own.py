@@ -47,10 +47,9 @@ def config_to_dict(config: Any) -> Any:
         return [config_to_dict(item) for item in config]
     if not dataclasses.is_dataclass(config):
         return config
-    values = {"kind": type(config).__name__}
-    for field in dataclasses.fields(config):
-        values[field.name] = config_to_dict(getattr(config, field.name))
-    return values
+    names = [field.name for field in dataclasses.fields(config)]
+    values = {name: config_to_dict(getattr(config, name)) for name in names}
+    return {"kind": type(config).__name__, **values}
 
 
 def config_from_dict(values: Any) -> Any:
@@ -64,6 +63,7 @@ def config_from_dict(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     fields = {name: config_from_dict(value) for name, value in values.items()}
+    fields.pop("residual", None)  # of a Jasper: files of asrkit 0.2 have it
     try:
         return _KINDS[fields.pop("kind")](**fields)
     except (KeyError, TypeError) as error:

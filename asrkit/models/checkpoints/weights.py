@@ -3,7 +3,6 @@
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,13 +65,8 @@ def replaced(name: str, names: Mapping[str, str]) -> str:
     Parts are patterns in which a dot is a dot.
     """
     for theirs, ours in names.items():
-        name = _pattern(theirs).sub(ours, name)
+        name = re.sub(theirs.replace(".", r"\."), ours, name)
     return name
-
-
-@cache
-def _pattern(theirs: str) -> re.Pattern[str]:
-    return re.compile(theirs.replace(".", r"\."))
 
 
 def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str, Tensor]:

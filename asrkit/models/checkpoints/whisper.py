@@ -8,8 +8,6 @@ SpecAugment and the initialisers do not matter once trained.
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints.folders import (
     expect_only,
@@ -135,8 +133,16 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
             "first": sorted(set(forbidden["begin_suppress_tokens"] or ())),
         },
     }
+    weights = renamed(read_weights(path), lambda name: replaced(name, NAMES))
+    drop_tied_output(weights, "proj_out.weight")
+    # Queries, keys and values are one layer; the keys have no bias, which is the same as zeros.
+    for name in [name for name in weights if name.endswith(".k.weight")]:
+        bias = name.removesuffix("weight") + "bias"
+        weights.setdefault(bias, weights[name].new_zeros(weights[name].shape[:1]))
+    join(weights, "", "qkv", "qkv")
+    join(weights, ".cross_attention", "kv", "key_value")
     features = feature_settings(extractor(path))
-    return config, _our_weights(read_weights(path)), JsonTokenizer(text, ids[END]), features, notes
+    return config, weights, JsonTokenizer(text, ids[END]), features, notes
 
 
 def _tokenizer_json(path: Path) -> str:
@@ -157,19 +163,3 @@ def feature_settings(values: dict[str, Any]) -> dict[str, Any]:
     features["hop_s"] /= features["rate_hz"]
     features["fill_s"] = float(features["fill_s"])
     return _EXTRACTOR_CODE | features
-
-
-def _our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by asrkit's names.
-
-    Queries, keys and values are one layer, whose bias is zero for the keys. The output is the
-    embedding, so a copy of it is left out.
-    """
-    found = renamed(weights, lambda name: replaced(name, NAMES))
-    drop_tied_output(found, "proj_out.weight")
-    for name in [name for name in found if name.endswith(".k.weight")]:
-        bias = name.removesuffix("weight") + "bias"
-        found.setdefault(bias, found[name].new_zeros(found[name].shape[:1]))
-    join(found, "", "qkv", "qkv")
-    join(found, ".cross_attention", "kv", "key_value")
-    return found

@@ -243,7 +243,7 @@ def masked_everywhere(model: CTCModel, features: Tensor, lengths: Tensor) -> tup
     x = features.transpose(1, 2)
     sources: list[Tensor] = []
     for stage, sizes in zip(encoder.stages, encoder.config.stages, strict=True):
-        if encoder.config.has_branches(sizes):
+        if sizes.dense:
             sources.append(x)
         before = lengths
         *repeats, last = list(stage.repeats)

@@ -16,7 +16,6 @@ from asrkit.data.batching.statistics import (
     read_lengths,
 )
 from asrkit.files import shipped
-from asrkit.text import SentencePieceTokenizer
 
 SECONDS, TEXTS = [1.5, 0.25, 4.0], ["hello", "né", "a longer one"]
 
@@ -95,8 +94,8 @@ def test_lines_that_name_a_sound_and_no_duration_are_measured(speak, tmp_path):
     assert (lengths.seconds.tolist(), lengths.tokens.tolist()) == ([0.5], [3])
 
 
-def test_tokens_are_those_of_the_tokenizer(manifests):
-    pieces = SentencePieceTokenizer.train(TEXTS * 20, vocab_size=20)
+def test_tokens_are_those_of_the_tokenizer(manifests, train_pieces):
+    pieces = train_pieces(TEXTS * 20, vocab_size=20)
     assert read_lengths(manifests / "nemo.json", tokens=pieces).tokens.tolist() == [
         len(pieces.encode(text)) for text in TEXTS
     ]

@@ -1,5 +1,7 @@
 """Counted encoders against what torch counts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -73,11 +75,12 @@ STAGES = (
 
 
 @pytest.mark.parametrize("frames", [1, 2, 17, 40])
-@pytest.mark.parametrize("changed", [{}, {"residual": "none"}])
+@pytest.mark.parametrize("dense", [{}, {"dense": False}])
 def test_operations_of_a_jasper_are_those_of_its_convolutions(
-    changed, frames, monkeypatch
+    dense, frames, monkeypatch
 ):
-    config = JasperConfig(bins=8, stages=STAGES, **changed)
+    stages = [replace(stage, **dense) for stage in STAGES]
+    config = JasperConfig(bins=8, stages=stages)
     monkeypatch.setattr(CountedConv, "total", 0)
     encoder = Jasper(config).eval()
     for part in encoder.modules():
