@@ -158,6 +158,7 @@ def settle_after_fork() -> None:
         _settled_in = os.getpid()
 
 
+@functools.cache
 def _source_hash(file: str) -> str:
     """Hash of all Python files that a kernel defined in `file` may be compiled from.
 
@@ -166,18 +167,12 @@ def _source_hash(file: str) -> str:
     """
     package = Path(__file__).resolve().parent
     path = Path(file).resolve()
-    if not path.is_relative_to(package):
-        return _hash_of_files((path,))
-    room = package / path.relative_to(package).parts[0]
-    return _hash_of_files((Path(__file__), path, *sorted(room.rglob("*.py"))))
-
-
-@functools.cache
-def _hash_of_files(paths: tuple[Path, ...]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    sources = [path]
+    if path.is_relative_to(package):
+        room = package / path.relative_to(package).parts[0]
+        sources = [Path(__file__), *sorted(room.rglob("*.py"))]
+    contents = b"".join(source.read_bytes() for source in sources)
+    return hashlib.sha256(contents).hexdigest()
 
 
 @functools.cache
@@ -206,15 +201,6 @@ def lacks(package: str) -> str:
 
 def _store_one(x):
     x[0] = 1
-
-
-def tf32_asked() -> bool:
-    """Whether any of torch's settings allows TF32 for float32 products on CUDA.
-
-    `allow_tf32` and `get_float32_matmul_precision` raise if a newer setting was used; this one
-    follows them all.
-    """
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def op_name(func: Any) -> str:
@@ -344,7 +330,8 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
 
 
 def usable_cores(folder: Path = CONTAINER) -> int:
-    """CPU cores that this process may use, by its affinity mask and its container's quota.
+    """CPU cores that this process may use, by its affinity mask and its container's quota
+    (cgroups v2).
 
     Args:
         folder: Where Linux says what the container may have.
@@ -353,14 +340,10 @@ def usable_cores(folder: Path = CONTAINER) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    of_version_1 = folder / "cpu" / "cpu.cfs_quota_us"
-    if (folder / "cpu.max").exists():
-        share, period = (folder / "cpu.max").read_text().split()
-    elif of_version_1.exists():
-        share = of_version_1.read_text().strip()
-        period = of_version_1.with_name("cpu.cfs_period_us").read_text()
-    else:
+    file = folder / "cpu.max"
+    if not file.exists():
         return cores
-    if not share.isdigit():  # "max", or -1: no quota
+    share, period = file.read_text().split()
+    if share == "max":  # no quota
         return cores
     return min(cores, math.ceil(int(share) / int(period)))

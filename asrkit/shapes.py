@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import inf
 from sys import float_info
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,8 @@ def expect_types(config: object) -> None:
     """Check the fields of a dataclass against their annotations; ValueError names the field.
 
     A config may come from a file, where annotations guarantee nothing. Checked are fields annotated
-    with int, float (finite; bools do not count as numbers), float or None, bool, or classes.
+    with int, float (finite; bools do not count as numbers), float or None, bool, classes, or a
+    Literal.
     """
     annotations: dict[str, Any] = get_type_hints(type(config))
     for name, annotation in annotations.items():
@@ -72,6 +73,8 @@ def expect_types(config: object) -> None:
         elif annotation == float | None:
             is_number = value is None or is_finite(value)
             expect(is_number, name, "a finite number, or None", repr(value))
+        elif get_origin(annotation) is Literal:
+            expect_choice(name, value, get_args(annotation))
         elif isinstance(annotation, type | UnionType):
             classes = get_args(annotation) or [annotation]
             wanted = " or ".join(getattr(class_, "__name__", "") for class_ in classes)

@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,39 +52,23 @@ def listed(folder: Path) -> list[Path]:
     Args:
         folder: The folder. A file, or nothing, holds no recordings.
     """
-    found = []
-    if folder.is_dir():
-        found = [path for path in _walk(folder) if not path.name.startswith(".")]
-    readable = {path.with_suffix("") for path in found if path.suffix.lower() not in UNREAD}
-    kept = [
-        path
-        for path in found
-        if path.suffix.lower() not in UNREAD or path.with_suffix("") not in readable
-    ]
-    return sorted(path.relative_to(folder) for path in kept)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield files, and links, that a suffix calls sound or film, and unreadable subfolders."""
-    unreadable: list[Path] = []
-
-    def note(error: OSError) -> None:
-        if Path(error.filename) != folder:
-            unreadable.append(Path(error.filename))
-
-    for place, folders, names in os.walk(folder, onerror=note):
+    closed: list[OSError] = []
+    sounds = []
+    others = []
+    for place, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
-            is_file = path.is_file() or path.is_symlink()
-            if path.suffix.lower() in SUFFIXES | UNREAD and is_file:
-                yield path
-    yield from unreadable
-
-
-def native(path: Path) -> str | bytes:
-    """The name of a file as soundfile takes it: it cannot encode text that is no UTF-8."""
-    return os.fsencode(path) if os.name == "posix" else str(path)
+            if name.startswith(".") or not (path.is_file() or path.is_symlink()):
+                continue
+            if path.suffix.lower() in SUFFIXES:
+                sounds.append(path)
+            elif path.suffix.lower() in UNREAD:
+                others.append(path)
+    readable = {path.with_suffix("") for path in sounds}
+    found = sounds + [path for path in others if path.with_suffix("") not in readable]
+    found += [Path(error.filename) for error in closed]
+    return sorted(path.relative_to(folder) for path in found if path != folder)
 
 
 def stored(sound: Sound) -> str | bytes | io.BytesIO:
@@ -94,9 +77,11 @@ def stored(sound: Sound) -> str | bytes | io.BytesIO:
     Args:
         sound: The recording.
     """
-    if sound.data is None:
-        return native(sound.path)
-    return io.BytesIO(sound.data)
+    if sound.data is not None:
+        return io.BytesIO(sound.data)
+    if os.name == "posix":
+        return os.fsencode(sound.path)  # soundfile cannot encode text that is no UTF-8
+    return str(sound.path)
 
 
 def seconds(source: Path | Sound) -> float:
@@ -146,7 +131,11 @@ def open_sound(source: Path | Sound) -> Any:
     rate = file.samplerate
     usable = 100 <= rate <= 1_000_000
     expect(usable, "audio", "100 to 1,000,000 Hz", f"{rate} Hz in {path.name}")
-    _expect_no_part(path, not is_cut(file.extra_info))
+    # libsndfile shortens the number of frames to what is there, and only its log tells. A stream
+    # whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
+    sizes = PROMISED.search(file.extra_info)
+    is_cut = sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE
+    _expect_whole(path, not is_cut and "lacks an end-of-stream bit" not in file.extra_info)
     return file
 
 
@@ -168,10 +157,10 @@ def expect_whole(path: Path) -> None:
         with contextlib.suppress(soundfile.LibsndfileError):  # raised where FLAC breaks off
             file.seek(file.frames - 1)
             found = len(file.read(1))
-    _expect_no_part(path, found == 1)
+    _expect_whole(path, found == 1)
 
 
-def _expect_no_part(path: Path, whole: bool) -> None:
+def _expect_whole(path: Path, whole: bool) -> None:
     expect(whole, "audio", "a whole file", f"a part of {path.name}", "The file is truncated.")
 
 
@@ -190,18 +179,3 @@ def _expect_file(path: Path) -> None:
     wanted = "a WAV, FLAC, OGG or MP3 file"
     expect(path.is_file(), "audio", wanted, repr(str(path)), "Check the path.")
     expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")
-
-
-def is_cut(log: str) -> bool:
-    """Whether libsndfile's log of a file says that its end is missing.
-
-    libsndfile shortens the number of frames to what is there, and only its log tells. A stream
-    whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
-
-    Args:
-        log: `extra_info` of the opened file.
-    """
-    if "lacks an end-of-stream bit" in log:
-        return True
-    sizes = PROMISED.search(log)
-    return sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE
