@@ -40,6 +40,7 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
+        expect(self.rate_hz >= 2000, "rate_hz", "at least 2000", self.rate_hz)
         wanted = f">= {self.window_samples} (the window)"
         expect(self.window_samples <= self.fft, "fft", wanted, self.fft, "Raise fft.")
         sizes = (self.hop_samples, self.window_samples, self.bins, self.log_guard)
@@ -109,10 +110,7 @@ def mel_edges_hz(config: FeatureConfig) -> Tensor:
     # the mel scale is linear up to 1000 Hz (3 mel per 200 Hz), and logarithmic above
     knee_mel = 15.0
     log_step = math.log(6.4) / 27
-    half_rate_hz = config.rate_hz / 2
-    top_mel = half_rate_hz * 3 / 200
-    if half_rate_hz >= 1000:
-        top_mel = knee_mel + math.log(half_rate_hz / 1000) / log_step
+    top_mel = knee_mel + math.log(config.rate_hz / 2000) / log_step
     mels = torch.linspace(0.0, top_mel, config.bins + 2, dtype=torch.float64)
     linear_hz = mels * 200 / 3
     logarithmic_hz = 1000 * torch.exp(log_step * (mels - knee_mel))

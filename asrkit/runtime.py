@@ -43,7 +43,9 @@ CONTAINER = Path("/sys/fs/cgroup")
 KEPT_MEMORY: list[Callable[[], None]] = []  # each frees memory that is kept for a later call
 CAPTURING = threading.Lock()  # held while a CUDA graph is captured: torch captures one at a time
 _warned = False  # whether a failing cache of kernels was reported
-INDEXING = {  # names of ops that wait only where an index is a boolean mask
+# Names of ops that wait only where an index is a boolean mask: how many positions it selects only
+# the device knows.
+INDEXING = {
     "index",
     "index_put",
     "index_put_",
@@ -190,11 +192,9 @@ def lacks(package: str) -> str:
             from numba import cuda
 
             cuda.compile(_store_one, "void(float32[:])", cc=(8, 0), device=False, abi="numba")
-    except ModuleNotFoundError as error:
-        if error.name == package:
-            return f"no package {error.name}"
-        return f"ModuleNotFoundError: {error}"
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            return f"no package {package}"
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""
 
@@ -219,7 +219,11 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
         kwargs: Its keyword arguments.
     """
     if op_name(func) in INDEXING:
-        return _has_mask(args)
+        indices = [index for index in args[1] if index is not None]
+        has_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+        # x[mask] = scalar becomes masked_fill
+        assigns_scalar = len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
+        return has_mask and not assigns_scalar
     return bool(DECIDES & set(func.tags)) and kwargs.get("output_size") is None
 
 
@@ -239,16 +243,6 @@ class CaptureGuard(TorchDispatchMode):
         if result is NotImplemented:
             return func(*args, **kwargs)
         return result
-
-
-def _has_mask(args: Any) -> bool:
-    """Whether an index is a boolean mask: how many positions it selects only the device knows."""
-    indices = [index for index in args[1] if index is not None]
-    if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return False
-    # x[mask] = scalar becomes masked_fill
-    assigns_scalar = len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
-    return not assigns_scalar
 
 
 def autocast(

@@ -112,16 +112,9 @@ def dims(tensor: "Tensor", letters: str, argument: str, **known: int) -> tuple[i
         known.get(name, size) == size for name, size in zip(names, shape, strict=True)
     )
     if not fits:
-        parts = [_with_size(name, known) for name in names]
-        listed = ", ".join(parts)
-        expect(False, argument, f"shape ({listed})", shape)
+        parts = [f"{name}={known[name]}" if name in known else name for name in names]
+        expect(False, argument, f"shape ({', '.join(parts)})", shape)
     return shape
-
-
-def _with_size(name: str, known: dict[str, int]) -> str:
-    if name in known:
-        return f"{name}={known[name]}"
-    return name
 
 
 def valid_mask(lengths: "Tensor", size: int) -> "Tensor":

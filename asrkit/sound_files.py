@@ -135,7 +135,7 @@ def open_sound(source: Path | Sound) -> Any:
     # whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
     sizes = PROMISED.search(file.extra_info)
     is_cut = sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE
-    _expect_whole(path, not is_cut and "lacks an end-of-stream bit" not in file.extra_info)
+    _expect_no_part(path, not is_cut and "lacks an end-of-stream bit" not in file.extra_info)
     return file
 
 
@@ -157,25 +157,26 @@ def expect_whole(path: Path) -> None:
         with contextlib.suppress(soundfile.LibsndfileError):  # raised where FLAC breaks off
             file.seek(file.frames - 1)
             found = len(file.read(1))
-    _expect_whole(path, found == 1)
+    _expect_no_part(path, found == 1)
 
 
-def _expect_whole(path: Path, whole: bool) -> None:
+def _expect_no_part(path: Path, whole: bool) -> None:
     expect(whole, "audio", "a whole file", f"a part of {path.name}", "The file is truncated.")
 
 
 def _expect_file(path: Path) -> None:
     """ValueError unless `path` is a file that has bytes and may be read."""
+    name = repr(str(path))
     try:
         if path.is_dir():
             os.scandir(path).close()
         elif path.is_file():
             path.open("rb").close()
     except OSError as error:
-        why = f"{str(path)!r}, which cannot be read ({error.strerror})"
+        why = f"{name}, which cannot be read ({error.strerror})"
         expect(False, "audio", "a file or folder with permission to read it", why)
     wanted = "a sound file, or a folder with some"
-    expect(not path.is_dir(), "audio", wanted, repr(str(path)), "There is none in it.")
+    expect(not path.is_dir(), "audio", wanted, name, "There is none in it.")
     wanted = "a WAV, FLAC, OGG or MP3 file"
-    expect(path.is_file(), "audio", wanted, repr(str(path)), "Check the path.")
+    expect(path.is_file(), "audio", wanted, name, "Check the path.")
     expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")

@@ -285,28 +285,24 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
     Raises:
         ValueError: It is none of these.
     """
-    if isinstance(spec, dict):
-        return _from_dump(spec)
-    if spec == "char":
-        return CharTokenizer()
-    wanted = "'char' or a SentencePiece .model file"
-    expect(Path(spec).is_file(), "tokenizer", wanted, repr(str(spec)))
-    return SentencePieceTokenizer(Path(spec).read_bytes())
-
-
-def _from_dump(parts: dict[str, Any]) -> Tokenizer:
-    match parts:
+    match spec:
+        case "char":
+            return CharTokenizer()
         case {"alphabet": alphabet}:
             return CharTokenizer(alphabet)
         case {"json": contents, "tokens": vocab_size}:
-            return JsonTokenizer(contents, vocab_size)
+            return JsonTokenizer(contents, int(vocab_size))
         case {"model": model}:
             return SentencePieceTokenizer(bytes.fromhex(model))
-    models = [
-        (name.removeprefix(_PART), SentencePieceTokenizer(bytes.fromhex(model)))
-        for name, model in parts.items()
-    ]
-    return AggregateTokenizer(tuple(models))
+        case dict():
+            models = [
+                (name.removeprefix(_PART), SentencePieceTokenizer(bytes.fromhex(model)))
+                for name, model in spec.items()
+            ]
+            return AggregateTokenizer(tuple(models))
+    wanted = "'char' or a SentencePiece .model file"
+    expect(Path(spec).is_file(), "tokenizer", wanted, repr(str(spec)))
+    return SentencePieceTokenizer(Path(spec).read_bytes())
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -49,20 +49,17 @@ class Utterances:
     speakers: Sequence[str]
 
     @classmethod
-    def load(
-        cls, cuts: Iterable[Any], *, workers: int | None = None, progress: bool = True
-    ) -> "Utterances":
+    def load(cls, cuts: Iterable[Any], *, progress: bool = True) -> "Utterances":
         """Read lhotse cuts into memory, in their order.
 
         Args:
             cuts: With text, at 16 kHz; channels are averaged.
-            workers: Threads that read.
             progress: Show a progress bar.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
         cuts = list(cuts)
-        with ThreadPoolExecutor(workers) as pool:
+        with ThreadPoolExecutor() as pool:
             read = pool.map(_read_samples, cuts)
             bar = tqdm(read, "reading speech", len(cuts), unit="utt", disable=not progress)
             waveforms = list(bar)
@@ -174,7 +171,7 @@ def batches(
     batch_seconds: float,
     seed: int = 0,
     epoch: int = 0,
-    order: Literal["shuffled", "sorted", "as_given"] = "shuffled",
+    order: Literal["shuffled", "sorted"] = "shuffled",
 ) -> Iterator[Batch]:
     """Every utterance once, in padded batches.
 
@@ -186,17 +183,15 @@ def batches(
         seed: Of the order, together with `epoch`.
         epoch: Number of the epoch, from 0.
         order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
-            begins with the longest utterance; "as_given" keeps the order of the utterances.
+            begins with the longest utterance.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect_choice("order", order, ("shuffled", "sorted", "as_given"))
+    expect_choice("order", order, ("shuffled", "sorted"))
     lengths = _sample_lengths(utterances)
-    rows = np.arange(len(lengths))
     random = np.random.default_rng([seed, epoch])
+    rows = np.argsort(-lengths.seconds, kind="stable")
     if order == "shuffled":
-        rows = _blurred_order(rows, lengths.seconds, random)
-    elif order == "sorted":
-        rows = np.argsort(-lengths.seconds, kind="stable")
+        rows = _blurred_order(np.arange(len(lengths)), lengths.seconds, random)
     plan = cut_batches(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ))
     if order == "shuffled":
         plan = [plan[number] for number in random.permutation(len(plan))]

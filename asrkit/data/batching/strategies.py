@@ -92,9 +92,10 @@ def plan(
     ranks: int = 1,
     seed: int = 0,
     epoch: int = 0,
-    drop_last: bool = False,
 ) -> Plan:
     """Plan an epoch. Every rank gets a batch in every step.
+
+    The largest batches are halved until every rank has one in the last step too.
 
     Args:
         strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
@@ -102,8 +103,6 @@ def plan(
         ranks: Number of ranks that train together.
         seed: Of the random numbers, together with `epoch`.
         epoch: Number of the epoch, from 0.
-        drop_last: Leave the batches of an incomplete last step out, into `Plan.dropped`. By
-            default the largest batches are halved until every rank has one.
 
     Raises:
         ValueError: A wrong argument, or too few batches for the ranks that cannot be halved.
@@ -116,16 +115,14 @@ def plan(
     expect(enough, "lengths", f"an utterance for each of {ranks} ranks", len(lengths))
     random = np.random.default_rng([seed, epoch])
     batches, dropped = strategy.batches(lengths, ranks, random)
-    if not drop_last:
-        batches = _complete_last_step(batches, ranks)
+    batches = _complete_last_step(batches, ranks)
     if strategy.balance_by:
         batches = _balance_steps(batches, lengths, ranks, strategy.balance_by, random)
-    end = len(batches) // ranks * ranks
-    steps = [batches[first : first + ranks] for first in range(0, end, ranks)]
+    steps = [batches[first : first + ranks] for first in range(0, len(batches), ranks)]
     deal = getattr(strategy, "deal", None)
     if deal is not None:
         steps = [deal(step, lengths) for step in steps]
-    return Plan(steps, np.concatenate([dropped, *batches[end:]]))
+    return Plan(steps, dropped)
 
 
 def check_strategy(strategy: Any) -> None:
@@ -153,7 +150,7 @@ def _complete_last_step(batches: Batches, ranks: int) -> Batches:
             "strategy",
             f"batches to halve for {ranks} ranks",
             f"{sum(map(len, batches))} utterances in {len(batches)} batches",
-            "Pass drop_last=True, or allow larger batches.",
+            "Allow larger batches.",
         )
         group = parts[number]
         rows = group[position]
@@ -202,17 +199,13 @@ def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 
 def _balance_steps(
     batches: Batches, lengths: Lengths, ranks: int, cost: Cost, random: np.random.Generator
 ) -> Batches:
-    """Put batches of similar cost into one step, and the steps into random order.
-
-    An incomplete step, of the cheapest batches, is the last.
-    """
+    """Put batches of similar cost into one step, and the steps into random order."""
     n = np.array([len(rows) for rows in batches], dtype=np.float64)
     D = np.array([lengths.seconds[rows].max() for rows in batches], dtype=np.float64)
     U = np.array([lengths.tokens[rows].max() for rows in batches], dtype=np.float64)
     order = np.argsort(-cost(n, D, U), kind="stable")
-    end = len(order) // ranks * ranks
-    steps = random.permutation(order[:end].reshape(-1, ranks))
-    return [batches[number] for number in [*steps.ravel(), *order[end:]]]
+    steps = random.permutation(order.reshape(-1, ranks))
+    return [batches[number] for number in steps.ravel()]
 
 
 def _no_rows() -> np.ndarray:
