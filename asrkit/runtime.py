@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asrkit.shapes import expect
+from asrkit.shapes import expect_choice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -306,7 +306,7 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     for free in KEPT_MEMORY:
         free()
     kind = torch.device(device).type
-    expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
+    expect_choice("device", kind, ("cpu", "cuda"))
     if kind == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -145,21 +145,16 @@ def expect_parameters(
     >>> expect_parameters({"seconds": 25.0, "batch": 8, "kind": "digits"}, seconds=(1, 600),
     ...                   batch=range(1, 65), kind={"digits"})
     """
-    annotations = values.get("__annotations__", {})
+    annotations: Any = values.get("__annotations__", {})
     for name, rule in wanted.items():
         value = values[name]
-        if isinstance(rule, tuple) and annotations.get(name) is int:  # type: ignore[attr-defined]
-            low, high = rule
-            ok = whole(value, low, high)
-            allowed = f"a whole number in {low}..{high}"
-        elif isinstance(rule, tuple):
-            low, high = rule
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            ok = number and low <= value <= high  # type: ignore[operator]
-            allowed = f"a number in {low}..{high}"
-        elif isinstance(rule, range):
+        if isinstance(rule, range) or (isinstance(rule, tuple) and annotations.get(name) is int):
             ok = whole(value, rule[0], rule[-1])
             allowed = f"a whole number in {rule[0]}..{rule[-1]}"
+        elif isinstance(rule, tuple):
+            low, high = rule
+            ok = is_finite(value) and low <= value <= high  # type: ignore[operator]
+            allowed = f"a number in {low}..{high}"
         elif isinstance(rule, set):
             ok = value in rule
             allowed = f"one of {sorted(rule)}"

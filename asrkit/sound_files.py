@@ -84,11 +84,10 @@ def stored(sound: Sound) -> str | bytes | io.BytesIO:
     return str(sound.path)
 
 
-def seconds(source: Path | Sound) -> float:
+def seconds(sound: Sound) -> float:
     """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
     import soundfile
 
-    sound = source if isinstance(source, Sound) else Sound(source)
     if sound.duration_s is not None:
         return sound.duration_s
     try:
@@ -98,11 +97,11 @@ def seconds(source: Path | Sound) -> float:
     return max(0.0, whole_s - sound.start_s)
 
 
-def open_sound(source: Path | Sound) -> Any:
+def open_sound(sound: Sound) -> Any:
     """The opened soundfile.SoundFile, at its first sample also for a part of it.
 
     Args:
-        source: The file, or the recording.
+        sound: The recording.
 
     Raises:
         ValueError: In one line, for what is no sound file, or by its header only the beginning of
@@ -110,7 +109,6 @@ def open_sound(source: Path | Sound) -> Any:
     """
     import soundfile
 
-    sound = source if isinstance(source, Sound) else Sound(source)
     path = sound.path
     if sound.error:
         raise ValueError(sound.error)
@@ -151,7 +149,7 @@ def expect_whole(path: Path) -> None:
     import soundfile
 
     found = 0
-    with open_sound(path) as file:
+    with open_sound(Sound(path)) as file:
         if file.frames == 0:
             return
         with contextlib.suppress(soundfile.LibsndfileError):  # raised where FLAC breaks off

@@ -102,7 +102,7 @@ class Lengths:
         counts = []
         for duration, texts in tqdm(utterances, "lengths", unit="utt", disable=not progress):
             seconds.append(duration)
-            counts.append(len(encode(" ".join(texts))) if texts else 0)
+            counts.append(len(encode(" ".join(texts))))
         return cls(np.array(seconds), np.array(counts))
 
     @classmethod
@@ -121,8 +121,10 @@ class Lengths:
                 table = csv.DictReader(file.read().splitlines())
                 header = table.fieldnames or ()
                 expect("seconds" in header, "header", "a column `seconds`", header)
-                rows = [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
-            return cls(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+                rows = list(table)
+            seconds = [float(row["seconds"]) for row in rows]
+            tokens = [int(row.get("tokens") or 0) for row in rows]
+            return cls(np.array(seconds), np.array(tokens))
         except Exception as error:  # classes of csv, gzip, codecs and the file system
             got = f"{str(path)!r} ({str(error).rstrip('.')})"
             raise ValueError(

@@ -111,7 +111,6 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
         lengths: Of at least one utterance. Tokens are left out of the result where none are known.
         batch: Utterances in a random batch. Its padding is exact, not simulated.
     """
-    expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     expect(batch >= 1, "batch", "at least 1", batch)
     batch = min(batch, len(lengths))
     columns = {"seconds": lengths.seconds}

@@ -6,7 +6,6 @@ step can be resumed without the steps before it, and the cost of a step does not
 number of ranks.
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -107,7 +106,12 @@ def plan(
     Raises:
         ValueError: A wrong argument, or too few batches for the ranks that cannot be halved.
     """
-    check_strategy(strategy)
+    expect(
+        hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
+        "strategy",
+        "Random, Sorted, Bucketed, Balanced, Presorted or one's own",
+        repr(strategy),
+    )
     expect(whole(ranks, 1), "ranks", "a whole number of at least 1", repr(ranks))
     counters = (seed, epoch)
     expect(whole(seed, 0) and whole(epoch, 0), "seed, epoch", "whole numbers from 0 up", counters)
@@ -125,40 +129,27 @@ def plan(
     return Plan(steps, dropped)
 
 
-def check_strategy(strategy: Any) -> None:
-    """Raise ValueError unless `strategy` has what the protocol Strategy asks for."""
-    expect(
-        hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
-        "strategy",
-        "Random, Sorted, Bucketed, Balanced, Presorted or one's own",
-        repr(strategy),
-    )
-
-
 def _complete_last_step(batches: Batches, ranks: int) -> Batches:
     """Halve the largest batches until their number is a multiple of `ranks`.
 
     The parts of a batch stay neighbours.
     """
-    parts = [[rows] for rows in batches]
-    heap = [(-len(rows), number, 0) for number, rows in enumerate(batches)]
-    heapq.heapify(heap)
+    batches = [*batches]
+    sizes = np.array([len(rows) for rows in batches])
     for _ in range(-len(batches) % ranks):
-        negative_size, number, position = heapq.heappop(heap)
+        largest = int(sizes.argmax())
+        rows = batches[largest]
         expect(
-            negative_size < -1,
+            len(rows) > 1,
             "strategy",
             f"batches to halve for {ranks} ranks",
-            f"{sum(map(len, batches))} utterances in {len(batches)} batches",
+            f"{sizes.sum()} utterances in {len(batches)} batches",
             "Allow larger batches.",
         )
-        group = parts[number]
-        rows = group[position]
-        group[position] = rows[::2]
-        group.append(rows[1::2])
-        for half in (position, len(group) - 1):
-            heapq.heappush(heap, (-len(group[half]), number, half))
-    return [rows for group in parts for rows in group]
+        batches[largest : largest + 1] = [rows[::2], rows[1::2]]
+        sizes[largest] = len(batches[largest])
+        sizes = np.insert(sizes, largest + 1, len(batches[largest + 1]))
+    return batches
 
 
 def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
@@ -341,8 +332,7 @@ class Balanced:
     blur: tuple[float, float] = (0.005, 0.05)
 
     def __post_init__(self) -> None:
-        is_pair = isinstance(self.blur, tuple | list) and len(self.blur) == 2
-        shares = is_pair and all(0 <= share < 1 for share in self.blur)
+        shares = all(0 <= share < 1 for share in self.blur)
         expect(shares, "blur", "two shares below 1", self.blur)
 
     @property

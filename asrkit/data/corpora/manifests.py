@@ -10,7 +10,7 @@ from lhotse.serialization import decode_json_line, load_jsonl
 from lhotse.utils import fastcopy
 
 from asrkit.data.batching.lengths import open_text
-from asrkit.data.utterances import RATE_HZ
+from asrkit.data.utterances import RATE_HZ, sound_paths
 from asrkit.shapes import expect
 
 SPLITS = ("train", "dev", "test")
@@ -150,8 +150,7 @@ def _ready(cut: Any, folder: Path) -> Any:
     texts = [part.text for part in cut.supervisions if part.text]
     has_text = " ".join(texts).strip() != ""
     expect(has_text, "manifest", "text for each utterance", f"none for {cut.id!r}")
-    tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
-    sources = [track.recording.sources[0] for track in tracks if track.has_recording]
-    if sources and sources[0].type == "file" and not Path(sources[0].source).is_absolute():
-        cut = cut.with_recording_path_prefix(_audio_folder(sources[0].source, folder))
+    path = next(sound_paths(cut), None)
+    if path is not None and not path.is_absolute():
+        cut = cut.with_recording_path_prefix(_audio_folder(str(path), folder))
     return cut if cut.sampling_rate == RATE_HZ else cut.resample(RATE_HZ)

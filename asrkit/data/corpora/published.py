@@ -124,11 +124,7 @@ def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str] =
 
 def _download(to: Path, archives: Sequence[str], mirror: str) -> None:
     """Download and unpack those archives of LibriSpeech that are not complete yet."""
-    busy = (
-        f"out: expected a folder that nobody else is preparing, got {to}. "
-        "Wait, or pass another --out."
-    )
-    with lock(to, refused=busy):
+    with lock(to):
         try:
             download_librispeech(to, archives, base_url=mirror.rstrip("/"))
         except (tarfile.TarError, EOFError, zlib.error) as error:

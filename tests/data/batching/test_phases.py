@@ -109,7 +109,7 @@ def test_the_account_in_phases_is_that_worked_out_by_hand():
             "cost: expected one linear in seconds",
         ),
         (
-            lambda: Presorted(None),
+            lambda: plan(Presorted(None), web_like(9)),
             "strategy: expected Random, Sorted, Bucketed, Balanced, Pre",
         ),
     ],

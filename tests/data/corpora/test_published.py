@@ -127,7 +127,7 @@ def test_two_at_once_are_kept_apart(mini, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(
-            ValueError, match="out: expected a folder that nobody else is preparing"
+            ValueError, match="expected a folder that nobody else writes to now"
         ):
             quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
     assert (
@@ -262,7 +262,8 @@ def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(
     (cut_short, *_) = sorted(folder.rglob("*.flac"))
     cut_short.write_bytes(cut_short.read_bytes()[: cut_short.stat().st_size * 9 // 10])
     with pytest.raises(
-        ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"
+        ValueError,
+        match=rf"audio: .* a part of {cut_short.name}\. The file is truncated",
     ):
         quiet(folder.parent, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
