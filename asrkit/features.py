@@ -143,16 +143,15 @@ def log_mel(
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
     low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
-    power = _power_spectrum(waveforms, lengths, config)
     frames = frame_lengths(lengths, config)
     T = config.frames(S)
-    _, mel = _constants(config, power.device)
-    with torch.autocast(power.device.type, enabled=False):
-        bands = power[..., :T].transpose(1, 2) @ mel
+    _, mel = _constants(config, waveforms.device)
+    with torch.autocast(waveforms.device.type, enabled=False):
+        features = _power_spectrum(waveforms, lengths, config)[..., :T].transpose(1, 2) @ mel
     if config.guard == "add":
-        features = (bands + config.log_guard).log()
+        features = (features + config.log_guard).log()
     else:
-        features = bands.clamp(min=config.log_guard).log()
+        features = features.clamp(min=config.log_guard).log()
     padding = ~valid_mask(frames, T)[..., None]
     if config.range_db is not None:
         loudest = features.masked_fill(padding, -math.inf).amax((1, 2), keepdim=True)
