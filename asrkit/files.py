@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,7 +124,10 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
     except filelock.Timeout:
         default = f"{folder}: expected a folder that nobody else writes to now."
         message = refused or f"{default} Wait, or name another."
-        raise ValueError(message + _holder(folder / LOCK)) from None
+        with contextlib.suppress(OSError):  # Windows lets nobody else read it
+            holder = (folder / LOCK).read_text(errors="replace")
+            message += f" {holder} holds it." if holder else ""
+        raise ValueError(message) from None
     except OSError as error:
         raise OSError(
             f"{folder}: expected a folder that can be written to ({error.strerror})."
@@ -136,15 +138,6 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
         yield
     finally:
         held.release()
-
-
-def _holder(file: Path) -> str:
-    """Who holds a lock, as a sentence, by what it wrote into the file; "" where that is unknown."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        text = file.read_text()
-        if re.fullmatch(r"Process \d+ on [\w.-]*", text):
-            return f" {text} holds it."
-    return ""
 
 
 def content_hash(content: Any) -> str:
@@ -179,13 +172,9 @@ def plain_json(value: Any, parse_float: Callable[[str], float] = float) -> Any:
         ValueError: JSON cannot represent the value.
     """
     try:
-        text = json.dumps(value, allow_nan=False, default=_scalar)
+        text = json.dumps(value, allow_nan=False, default=lambda scalar: scalar.item())
         return json.loads(text, parse_float=parse_float)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"record: expected finite numbers, text, lists and dicts, got {value!r:.200}."
         ) from error
-
-
-def _scalar(value: Any) -> Any:
-    return value.item()

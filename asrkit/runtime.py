@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asrkit.shapes import expect
+from asrkit.shapes import expect_choice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +38,9 @@ CONTAINER = Path("/sys/fs/cgroup")
 KEPT_MEMORY: list[Callable[[], None]] = []  # each frees memory that is kept for a later call
 CAPTURING = threading.Lock()  # held while a CUDA graph is captured: torch captures one at a time
 _warned = False  # whether a failing cache of kernels was reported
-INDEXING = {  # names of ops that wait only where an index is a boolean mask
+# Names of ops that wait only where an index is a boolean mask: how many positions it selects only
+# the device knows.
+INDEXING = {
     "index",
     "index_put",
     "index_put_",
@@ -153,6 +155,7 @@ def settle_after_fork() -> None:
         _settled_in = os.getpid()
 
 
+@functools.cache
 def _source_hash(file: str) -> str:
     """Hash of all Python files that a kernel defined in `file` may be compiled from.
 
@@ -161,18 +164,12 @@ def _source_hash(file: str) -> str:
     """
     package = Path(__file__).resolve().parent
     path = Path(file).resolve()
-    if not path.is_relative_to(package):
-        return _hash_of_files((path,))
-    room = package / path.relative_to(package).parts[0]
-    return _hash_of_files((Path(__file__), path, *sorted(room.rglob("*.py"))))
-
-
-@functools.cache
-def _hash_of_files(paths: tuple[Path, ...]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    sources = [path]
+    if path.is_relative_to(package):
+        room = package / path.relative_to(package).parts[0]
+        sources = [Path(__file__), *sorted(room.rglob("*.py"))]
+    contents = b"".join(source.read_bytes() for source in sources)
+    return hashlib.sha256(contents).hexdigest()
 
 
 @functools.cache
@@ -183,15 +180,6 @@ def triton_fails() -> str:
     except Exception as error:  # whatever a broken package raises
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""
-
-
-def tf32_asked() -> bool:
-    """Whether any of torch's settings allows TF32 for float32 products on CUDA.
-
-    `allow_tf32` and `get_float32_matmul_precision` raise if a newer setting was used; this one
-    follows them all.
-    """
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def op_name(func: Any) -> str:
@@ -210,7 +198,11 @@ def waits(func: Any, args: Any, kwargs: Any) -> bool:
         kwargs: Its keyword arguments.
     """
     if op_name(func) in INDEXING:
-        return _has_mask(args)
+        indices = [index for index in args[1] if index is not None]
+        has_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+        # x[mask] = scalar becomes masked_fill
+        assigns_scalar = len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
+        return has_mask and not assigns_scalar
     return bool(DECIDES & set(func.tags)) and kwargs.get("output_size") is None
 
 
@@ -230,16 +222,6 @@ class CaptureGuard(TorchDispatchMode):
         if result is NotImplemented:
             return func(*args, **kwargs)
         return result
-
-
-def _has_mask(args: Any) -> bool:
-    """Whether an index is a boolean mask: how many positions it selects only the device knows."""
-    indices = [index for index in args[1] if index is not None]
-    if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return False
-    # x[mask] = scalar becomes masked_fill
-    assigns_scalar = len(args) > 2 and args[2].numel() == 1 and len(indices) == 1
-    return not assigns_scalar
 
 
 def autocast(
@@ -303,7 +285,7 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     for free in KEPT_MEMORY:
         free()
     kind = torch.device(device).type
-    expect(kind in ("cpu", "cuda"), "device", "'cpu' or 'cuda'", repr(device))
+    expect_choice("device", kind, ("cpu", "cuda"))
     if kind == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -321,7 +303,8 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
 
 
 def usable_cores(folder: Path = CONTAINER) -> int:
-    """CPU cores that this process may use, by its affinity mask and its container's quota.
+    """CPU cores that this process may use, by its affinity mask and its container's quota
+    (cgroups v2).
 
     Args:
         folder: Where Linux says what the container may have.
@@ -330,14 +313,10 @@ def usable_cores(folder: Path = CONTAINER) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    of_version_1 = folder / "cpu" / "cpu.cfs_quota_us"
-    if (folder / "cpu.max").exists():
-        share, period = (folder / "cpu.max").read_text().split()
-    elif of_version_1.exists():
-        share = of_version_1.read_text().strip()
-        period = of_version_1.with_name("cpu.cfs_period_us").read_text()
-    else:
+    file = folder / "cpu.max"
+    if not file.exists():
         return cores
-    if not share.isdigit():  # "max", or -1: no quota
+    share, period = file.read_text().split()
+    if share == "max":  # no quota
         return cores
     return min(cores, math.ceil(int(share) / int(period)))

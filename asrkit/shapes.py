@@ -112,16 +112,9 @@ def dims(tensor: "Tensor", letters: str, argument: str, **known: int) -> tuple[i
         known.get(name, size) == size for name, size in zip(names, shape, strict=True)
     )
     if not fits:
-        parts = [_with_size(name, known) for name in names]
-        listed = ", ".join(parts)
-        expect(False, argument, f"shape ({listed})", shape)
+        parts = [f"{name}={known[name]}" if name in known else name for name in names]
+        expect(False, argument, f"shape ({', '.join(parts)})", shape)
     return shape
-
-
-def _with_size(name: str, known: dict[str, int]) -> str:
-    if name in known:
-        return f"{name}={known[name]}"
-    return name
 
 
 def valid_mask(lengths: "Tensor", size: int) -> "Tensor":
@@ -152,21 +145,16 @@ def expect_parameters(
     >>> expect_parameters({"seconds": 25.0, "batch": 8, "kind": "digits"}, seconds=(1, 600),
     ...                   batch=range(1, 65), kind={"digits"})
     """
-    annotations = values.get("__annotations__", {})
+    annotations: Any = values.get("__annotations__", {})
     for name, rule in wanted.items():
         value = values[name]
-        if isinstance(rule, tuple) and annotations.get(name) is int:  # type: ignore[attr-defined]
-            low, high = rule
-            ok = whole(value, low, high)
-            allowed = f"a whole number in {low}..{high}"
-        elif isinstance(rule, tuple):
-            low, high = rule
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            ok = number and low <= value <= high  # type: ignore[operator]
-            allowed = f"a number in {low}..{high}"
-        elif isinstance(rule, range):
+        if isinstance(rule, range) or (isinstance(rule, tuple) and annotations.get(name) is int):
             ok = whole(value, rule[0], rule[-1])
             allowed = f"a whole number in {rule[0]}..{rule[-1]}"
+        elif isinstance(rule, tuple):
+            low, high = rule
+            ok = is_finite(value) and low <= value <= high  # type: ignore[operator]
+            allowed = f"a number in {low}..{high}"
         elif isinstance(rule, set):
             ok = value in rule
             allowed = f"one of {sorted(rule)}"

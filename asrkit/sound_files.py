@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,39 +52,23 @@ def listed(folder: Path) -> list[Path]:
     Args:
         folder: The folder. A file, or nothing, holds no recordings.
     """
-    found = []
-    if folder.is_dir():
-        found = [path for path in _walk(folder) if not path.name.startswith(".")]
-    readable = {path.with_suffix("") for path in found if path.suffix.lower() not in UNREAD}
-    kept = [
-        path
-        for path in found
-        if path.suffix.lower() not in UNREAD or path.with_suffix("") not in readable
-    ]
-    return sorted(path.relative_to(folder) for path in kept)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield files, and links, that a suffix calls sound or film, and unreadable subfolders."""
-    unreadable: list[Path] = []
-
-    def note(error: OSError) -> None:
-        if Path(error.filename) != folder:
-            unreadable.append(Path(error.filename))
-
-    for place, folders, names in os.walk(folder, onerror=note):
+    closed: list[OSError] = []
+    sounds = []
+    others = []
+    for place, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place, name)
-            is_file = path.is_file() or path.is_symlink()
-            if path.suffix.lower() in SUFFIXES | UNREAD and is_file:
-                yield path
-    yield from unreadable
-
-
-def native(path: Path) -> str | bytes:
-    """The name of a file as soundfile takes it: it cannot encode text that is no UTF-8."""
-    return os.fsencode(path) if os.name == "posix" else str(path)
+            if name.startswith(".") or not (path.is_file() or path.is_symlink()):
+                continue
+            if path.suffix.lower() in SUFFIXES:
+                sounds.append(path)
+            elif path.suffix.lower() in UNREAD:
+                others.append(path)
+    readable = {path.with_suffix("") for path in sounds}
+    found = sounds + [path for path in others if path.with_suffix("") not in readable]
+    found += [Path(error.filename) for error in closed]
+    return sorted(path.relative_to(folder) for path in found if path != folder)
 
 
 def stored(sound: Sound) -> str | bytes | io.BytesIO:
@@ -94,16 +77,17 @@ def stored(sound: Sound) -> str | bytes | io.BytesIO:
     Args:
         sound: The recording.
     """
-    if sound.data is None:
-        return native(sound.path)
-    return io.BytesIO(sound.data)
+    if sound.data is not None:
+        return io.BytesIO(sound.data)
+    if os.name == "posix":
+        return os.fsencode(sound.path)  # soundfile cannot encode text that is no UTF-8
+    return str(sound.path)
 
 
-def seconds(source: Path | Sound) -> float:
+def seconds(sound: Sound) -> float:
     """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
     import soundfile
 
-    sound = source if isinstance(source, Sound) else Sound(source)
     if sound.duration_s is not None:
         return sound.duration_s
     try:
@@ -113,11 +97,11 @@ def seconds(source: Path | Sound) -> float:
     return max(0.0, whole_s - sound.start_s)
 
 
-def open_sound(source: Path | Sound) -> Any:
+def open_sound(sound: Sound) -> Any:
     """The opened soundfile.SoundFile, at its first sample also for a part of it.
 
     Args:
-        source: The file, or the recording.
+        sound: The recording.
 
     Raises:
         ValueError: In one line, for what is no sound file, or by its header only the beginning of
@@ -125,7 +109,6 @@ def open_sound(source: Path | Sound) -> Any:
     """
     import soundfile
 
-    sound = source if isinstance(source, Sound) else Sound(source)
     path = sound.path
     if sound.error:
         raise ValueError(sound.error)
@@ -146,7 +129,11 @@ def open_sound(source: Path | Sound) -> Any:
     rate = file.samplerate
     usable = 100 <= rate <= 1_000_000
     expect(usable, "audio", "100 to 1,000,000 Hz", f"{rate} Hz in {path.name}")
-    _expect_no_part(path, not is_cut(file.extra_info))
+    # libsndfile shortens the number of frames to what is there, and only its log tells. A stream
+    # whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
+    sizes = PROMISED.search(file.extra_info)
+    is_cut = sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE
+    _expect_no_part(path, not is_cut and "lacks an end-of-stream bit" not in file.extra_info)
     return file
 
 
@@ -162,7 +149,7 @@ def expect_whole(path: Path) -> None:
     import soundfile
 
     found = 0
-    with open_sound(path) as file:
+    with open_sound(Sound(path)) as file:
         if file.frames == 0:
             return
         with contextlib.suppress(soundfile.LibsndfileError):  # raised where FLAC breaks off
@@ -177,31 +164,17 @@ def _expect_no_part(path: Path, whole: bool) -> None:
 
 def _expect_file(path: Path) -> None:
     """ValueError unless `path` is a file that has bytes and may be read."""
+    name = repr(str(path))
     try:
         if path.is_dir():
             os.scandir(path).close()
         elif path.is_file():
             path.open("rb").close()
     except OSError as error:
-        why = f"{str(path)!r}, which cannot be read ({error.strerror})"
+        why = f"{name}, which cannot be read ({error.strerror})"
         expect(False, "audio", "a file or folder with permission to read it", why)
     wanted = "a sound file, or a folder with some"
-    expect(not path.is_dir(), "audio", wanted, repr(str(path)), "There is none in it.")
+    expect(not path.is_dir(), "audio", wanted, name, "There is none in it.")
     wanted = "a WAV, FLAC, OGG or MP3 file"
-    expect(path.is_file(), "audio", wanted, repr(str(path)), "Check the path.")
+    expect(path.is_file(), "audio", wanted, name, "Check the path.")
     expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")
-
-
-def is_cut(log: str) -> bool:
-    """Whether libsndfile's log of a file says that its end is missing.
-
-    libsndfile shortens the number of frames to what is there, and only its log tells. A stream
-    whose writer did not know its length has a size near 2^31 or 2^32 in its header, and is whole.
-
-    Args:
-        log: `extra_info` of the opened file.
-    """
-    if "lacks an end-of-stream bit" in log:
-        return True
-    sizes = PROMISED.search(log)
-    return sizes is not None and int(sizes[2]) < int(sizes[1]) < UNKNOWN_SIZE

@@ -1,7 +1,6 @@
 """Tokenizers, text normalisation, and word and character error rates with their uncertainty."""
 
 import itertools
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -262,33 +261,24 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
     Raises:
         ValueError: It is none of these.
     """
-    if isinstance(spec, dict):
-        return _from_dump(spec)
-    if spec == "char":
-        return CharTokenizer()
-    wanted = "'char' or a SentencePiece .model file"
-    expect(Path(spec).is_file(), "tokenizer", wanted, repr(str(spec)))
-    return SentencePieceTokenizer(Path(spec).read_bytes())
-
-
-def _from_dump(parts: dict[str, Any]) -> Tokenizer:
-    match parts:
+    match spec:
+        case "char":
+            return CharTokenizer()
         case {"alphabet": alphabet}:
             return CharTokenizer(alphabet)
         case {"json": contents, "tokens": vocab_size}:
-            return JsonTokenizer(contents, vocab_size)
+            return JsonTokenizer(contents, int(vocab_size))
         case {"model": model}:
             return SentencePieceTokenizer(bytes.fromhex(model))
-        case {"byte_pairs": contents}:  # a Whisper that asrkit 0.2 saved
-            saved = json.loads(contents)
-            ids = {text: token for token, text in enumerate(saved["vocabulary"])}
-            merges = [merge.split(" ") for merge in saved["merges"]]
-            return JsonTokenizer(byte_level_json(ids, merges), len(ids))
-    models = []
-    for name, model in parts.items():
-        language = name.removeprefix(_PART)
-        models.append((language, SentencePieceTokenizer(bytes.fromhex(model))))
-    return AggregateTokenizer(tuple(models))
+        case dict():
+            models = [
+                (name.removeprefix(_PART), SentencePieceTokenizer(bytes.fromhex(model)))
+                for name, model in spec.items()
+            ]
+            return AggregateTokenizer(tuple(models))
+    wanted = "'char' or a SentencePiece .model file"
+    expect(Path(spec).is_file(), "tokenizer", wanted, repr(str(spec)))
+    return SentencePieceTokenizer(Path(spec).read_bytes())
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -378,7 +368,13 @@ def cer(
 def _error_rate(
     process: Any, references: Sequence[str], hypotheses: Sequence[str], resamples: int, seed: int
 ) -> ErrorRate:
-    _check_texts(references, hypotheses)
+    one_text = isinstance(references, str) or isinstance(hypotheses, str)
+    wanted = "a list of texts each"
+    expect(not one_text, "references, hypotheses", wanted, "one text", "Pass [text].")
+    wanted = f"{len(references)} texts, as references"
+    expect(len(references) == len(hypotheses), "hypotheses", wanted, len(hypotheses))
+    filled = len(references) > 0 and all(text.strip() for text in references)
+    expect(filled, "references", "at least one, none empty", references[:3])
     expect(resamples >= 1, "resamples", "at least 1", resamples)
     rows = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
@@ -400,15 +396,3 @@ def _error_rate(
         deletions=deletions,
         units=units,
     )
-
-
-def _check_texts(references: Sequence[str], hypotheses: Sequence[str]) -> None:
-    one_text = isinstance(references, str) or isinstance(hypotheses, str)
-    expect(
-        not one_text, "references, hypotheses", "a list of texts each", "one text", "Pass [text]."
-    )
-    same_number = len(references) == len(hypotheses)
-    wanted = f"{len(references)} texts, as references"
-    expect(same_number, "hypotheses", wanted, len(hypotheses))
-    filled = len(references) > 0 and all(text.strip() for text in references)
-    expect(filled, "references", "at least one, none empty", references[:3])

@@ -7,7 +7,6 @@ import torch
 
 from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.steps import Carry, GreedyOptions
-from asrkit.runtime import tf32_asked
 
 MATMUL = torch.backends.cuda.matmul
 ASKED = {
@@ -33,13 +32,6 @@ def float32_throughout():
     yield
     reset()
     assert MATMUL.allow_tf32 is False  # the old settings can be read again
-
-
-@pytest.mark.parametrize("way", ASKED)
-def test_tf32_is_found_asked_for_by_old_and_new_settings(float32_throughout, way):
-    assert not tf32_asked()
-    ASKED[way]()
-    assert tf32_asked()
 
 
 @pytest.mark.parametrize("way", ASKED)

@@ -287,6 +287,7 @@ def test_bad_input_is_refused_in_one_line(waveforms, lengths, message):
         {"power": 3},
         {"guard": "max"},
         {"bins": 0},
+        {"rate_hz": 1999},
         {"window_s": 0.0},
         {"log_guard": 0.0},
         {"hop_s": 0.0},
@@ -331,7 +332,7 @@ def test_gradients_flow_even_if_the_first_call_was_in_inference_mode():
 
 @pytest.mark.parametrize(
     ("rate_hz", "fft", "bins"),
-    [(16_000, 512, 80), (16_000, 512, 128), (8000, 256, 40), (1500, 512, 20)],
+    [(16_000, 512, 80), (16_000, 512, 128), (8000, 256, 40)],
 )
 def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
     from torchaudio.functional import melscale_fbanks

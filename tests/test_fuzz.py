@@ -231,7 +231,7 @@ def test_a_damaged_archive_is_read_or_refused(nemo, tmp_path_factory, harm):
 
 
 def read_manifest(path):
-    return Utterances.load(corpora.from_manifest(path), workers=1, progress=False)
+    return Utterances.load(corpora.from_manifest(path), progress=False)
 
 
 @pytest.fixture(scope="module")

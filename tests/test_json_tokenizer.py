@@ -79,14 +79,6 @@ def test_a_saved_tokenizer_is_the_same_again():
         assert load_tokenizer(dump) == tokenizer
 
 
-def test_what_asrkit_0_2_saved_of_a_whisper_is_read():
-    saved = json.dumps({"vocabulary": [*GOLDEN["vocab"]], "merges": GOLDEN["merges"]})
-    again = load_tokenizer({"byte_pairs": saved})
-    assert again.vocab_size == BYTES.vocab_size
-    for text in GOLDEN["texts"]:
-        assert again.decode(again.encode(text)) == BYTES.decode(BYTES.encode(text))
-
-
 def test_what_is_no_tokenizer_is_refused():
     for message, call in {
         "^tokenizer: tokenizer.json is damaged": lambda: JsonTokenizer("{", 3),

@@ -74,6 +74,6 @@ def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
         peak_memory(lambda: torch.zeros(MB)) == 4 * MB
     )  # the profiler was left in order
     with pytest.raises(
-        ValueError, match=r"^device: expected 'cpu' or 'cuda', got 'meta'\.$"
+        ValueError, match=r"^device: expected one of 'cpu', 'cuda', got 'meta'\.$"
     ):
         peak_memory(int, device="meta")

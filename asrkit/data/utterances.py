@@ -20,7 +20,7 @@ from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, expect_choice, whole
-from asrkit.sound_files import open_sound
+from asrkit.sound_files import Sound, open_sound
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000  # of all waveforms in asrkit.data
@@ -49,20 +49,17 @@ class Utterances:
     speakers: Sequence[str]
 
     @classmethod
-    def load(
-        cls, cuts: Iterable[Any], *, workers: int | None = None, progress: bool = True
-    ) -> "Utterances":
+    def load(cls, cuts: Iterable[Any], *, progress: bool = True) -> "Utterances":
         """Read lhotse cuts into memory, in their order.
 
         Args:
             cuts: With text, at 16 kHz; channels are averaged.
-            workers: Threads that read.
             progress: Show a progress bar.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
         cuts = list(cuts)
-        with ThreadPoolExecutor(workers) as pool:
+        with ThreadPoolExecutor() as pool:
             read = pool.map(_read_samples, cuts)
             bar = tqdm(read, "reading speech", len(cuts), unit="utt", disable=not progress)
             waveforms = list(bar)
@@ -130,7 +127,7 @@ def _read_samples(cut: Any) -> Tensor:
     expect(cut.sampling_rate == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
         for path in sound_paths(cut):
-            open_sound(path).close()  # lhotse would read the part of a file that is there
+            open_sound(Sound(path)).close()  # lhotse would read the part of a file that is there
         # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
         # the text.
         audio = cut.load_audio().mean(0)
@@ -174,7 +171,7 @@ def batches(
     batch_seconds: float,
     seed: int = 0,
     epoch: int = 0,
-    order: Literal["shuffled", "sorted", "as_given"] = "shuffled",
+    order: Literal["shuffled", "sorted"] = "shuffled",
 ) -> Iterator[Batch]:
     """Every utterance once, in padded batches.
 
@@ -186,17 +183,15 @@ def batches(
         seed: Of the order, together with `epoch`.
         epoch: Number of the epoch, from 0.
         order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
-            begins with the longest utterance; "as_given" keeps the order of the utterances.
+            begins with the longest utterance.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect_choice("order", order, ("shuffled", "sorted", "as_given"))
+    expect_choice("order", order, ("shuffled", "sorted"))
     lengths = _sample_lengths(utterances)
-    rows = np.arange(len(lengths))
     random = np.random.default_rng([seed, epoch])
+    rows = np.argsort(-lengths.seconds, kind="stable")
     if order == "shuffled":
-        rows = _blurred_order(rows, lengths.seconds, random)
-    elif order == "sorted":
-        rows = np.argsort(-lengths.seconds, kind="stable")
+        rows = _blurred_order(np.arange(len(lengths)), lengths.seconds, random)
     plan = cut_batches(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ))
     if order == "shuffled":
         plan = [plan[number] for number in random.permutation(len(plan))]

@@ -32,12 +32,10 @@ class Buckets:
         shapes = (self.seconds.shape, self.tokens.shape, self.sizes.shape)
         wanted = "as many seconds as tokens as sizes, and one at least"
         expect(K > 0 and shapes == ((K,), (K,), (K,)), "buckets", wanted, shapes)
-        order = np.lexsort((self.tokens, self.seconds))
-        valid = (self.seconds > 0) & (self.tokens >= 0) & (order == np.arange(K))
-        wanted = "cells of seconds above 0 and tokens, sorted by seconds, then tokens"
-        expect(bool(valid.all()), "buckets", wanted, (self.seconds, self.tokens))
-        smallest = self.sizes.min()
-        expect(bool(smallest >= 1), "sizes", "at least 1 in each bucket", smallest)
+        in_order = np.lexsort((self.tokens, self.seconds)) == np.arange(K)
+        valid = in_order & (self.seconds > 0) & (self.tokens >= 0) & (self.sizes >= 1)
+        wanted = "cells of seconds above 0 and tokens, sorted by both, with sizes of at least 1"
+        expect(bool(valid.all()), "buckets", wanted, (self.seconds, self.tokens, self.sizes))
 
     def __len__(self) -> int:
         return len(self.seconds)

@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,7 @@ class Lengths:
         possible = np.isfinite(seconds) & (seconds > 0)
         expect(bool(possible.all()), "seconds", "finite and above 0", seconds[~possible][:3])
         possible = (tokens >= 0) & (tokens == passed)
-        wanted = "whole numbers, 0 or more"
-        expect(bool(possible.all()), "tokens", wanted, passed[~possible][:3])
+        expect(bool(possible.all()), "tokens", "whole numbers, 0 or more", passed[~possible][:3])
         object.__setattr__(self, "seconds", seconds)
         object.__setattr__(self, "tokens", tokens)
 
@@ -68,28 +67,25 @@ class Lengths:
         cls,
         cuts: Iterable[Any],
         *,
-        tokens: Tokenizer | Callable[[str], int] | None = None,
-        progress: bool = False,
+        tokens: Tokenizer | None = None,
     ) -> "Lengths":
         """Lengths of lhotse cuts, in their order. No audio is read.
 
         Args:
             cuts: lhotse cuts; iterated once.
-            tokens: A tokenizer, or a function that counts the tokens of a text. None counts
-                characters. Cuts without text have 0 tokens.
-            progress: Show a progress bar.
+            tokens: A tokenizer; None counts characters. Cuts without text have 0 tokens.
         """
         utterances = (
             (cut.duration, [part.text for part in cut.supervisions if part.text]) for cut in cuts
         )
-        return cls.of_texts(utterances, tokens=tokens, progress=progress)
+        return cls.of_texts(utterances, tokens=tokens)
 
     @classmethod
     def of_texts(
         cls,
         utterances: Iterable[tuple[float, list[str]]],
         *,
-        tokens: Tokenizer | Callable[[str], int] | None = None,
+        tokens: Tokenizer | None = None,
         progress: bool = False,
     ) -> "Lengths":
         """Lengths of utterances, each the seconds and what is said in it.
@@ -101,16 +97,12 @@ class Lengths:
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
-        # `encode` is looked for first: some tokenizers can also be called, for something else.
-        count: Any = tokens or len
-        encode = getattr(tokens, "encode", None)
-        if encode is not None:
-            count = lambda text: len(encode(text))  # noqa: E731
+        encode = tokens.encode if tokens else list
         seconds = []
         counts = []
         for duration, texts in tqdm(utterances, "lengths", unit="utt", disable=not progress):
             seconds.append(duration)
-            counts.append(count(" ".join(texts)) if texts else 0)
+            counts.append(len(encode(" ".join(texts))))
         return cls(np.array(seconds), np.array(counts))
 
     @classmethod
@@ -129,8 +121,10 @@ class Lengths:
                 table = csv.DictReader(file.read().splitlines())
                 header = table.fieldnames or ()
                 expect("seconds" in header, "header", "a column `seconds`", header)
-                rows = [(float(row["seconds"]), int(row.get("tokens") or 0)) for row in table]
-            return cls(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+                rows = list(table)
+            seconds = [float(row["seconds"]) for row in rows]
+            tokens = [int(row.get("tokens") or 0) for row in rows]
+            return cls(np.array(seconds), np.array(tokens))
         except Exception as error:  # classes of csv, gzip, codecs and the file system
             got = f"{str(path)!r} ({str(error).rstrip('.')})"
             raise ValueError(

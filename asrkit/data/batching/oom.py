@@ -206,7 +206,9 @@ def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
     saved = []
     parameters: list[Tensor] = []
     for item in state:
-        saved.append(tree_map_only(Tensor, _on_host, item.state_dict()))
+        # a copy on the host
+        copied = tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), item.state_dict())
+        saved.append(copied)
         if isinstance(item, nn.Module):
             parameters += item.parameters()
     gradients = [parameter.grad for parameter in parameters]
@@ -225,7 +227,3 @@ def _restored(state: Sequence[Any], device: str) -> Iterator[list[Tensor]]:
             # training has fragments as well.
             if is_cuda:
                 torch.cuda.empty_cache()
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

@@ -63,15 +63,6 @@ class Cost:
         one_token = self.per_token + self.per_pair * D
         return one_second, one_token
 
-    def useful(self, seconds: Any, tokens: Any) -> float:
-        """Cost of the utterances without padding, each at its own length, without `per_batch`.
-
-        Args:
-            seconds: Of each utterance, (N,).
-            tokens: Of each utterance, (N,).
-        """
-        return float(np.sum(self(1, seconds, tokens) - self.per_batch))
-
     @property
     def formula(self) -> str:
         """The terms as text, e.g. `n (7.5 D + 0.4 U) GMAC`."""
@@ -81,30 +72,23 @@ class Cost:
         return f"{per_batch}n ({' + '.join(terms) or '0'}) {self.unit}"
 
 
-def linear(*, per_second: float = 1.0, per_token: float = 0.0) -> Cost:
-    """Cost of convolutions, recurrences and matrix products, which compute padding as well.
-
-    Args:
-        per_second: Cost of a second, real or padded.
-        per_token: Cost of a token, real or padded.
-    """
+def linear() -> Cost:
+    """Cost of convolutions, recurrences and matrix products, which compute padding as well."""
     return Cost(
         name="linear",
         unit="padded s",
-        source="each padded frame and token is computed like a real one",
-        per_second=per_second,
-        per_token=per_token,
+        source="each padded frame is computed like a real one",
+        per_second=1.0,
     )
 
 
-def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
+def attention(*, quadratic: float = 20.0) -> Cost:
     """Linear cost plus that of attention of every frame to every frame: D + D² / quadratic.
 
     The form of lhotse's `quadratic_duration` (lhotse.dataset.TimeConstraint), for which NeMo's
     documentation recommends 15 to 40.
 
     Args:
-        per_second: Cost of a second in the linear term.
         quadratic: Seconds at which both terms are equal.
     """
     expect(quadratic > 0, "quadratic", "seconds above 0", quadratic)
@@ -112,8 +96,8 @@ def attention(*, per_second: float = 1.0, quadratic: float = 20.0) -> Cost:
         name="attention",
         unit="padded s",
         source="quadratic_duration of lhotse.dataset.TimeConstraint",
-        per_second=per_second,
-        per_second2=per_second / quadratic,
+        per_second=1.0,
+        per_second2=1 / quadratic,
     )
 
 
@@ -314,5 +298,6 @@ def _row(
     fits = D.ndim == 1 and D.shape == U.shape and len(D) > 0
     possible = fits and D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum())
     expect(bool(possible), "batches", "seconds above 0 and tokens of each utterance", (D, U))
+    useful = np.sum(cost(1, D, U) - cost.per_batch)  # each at its own length
     computed = computed_seconds(D, phases)
-    return len(D), D.max(), U.max(), D.sum(), U.sum(), D @ U, cost.useful(D, U), computed
+    return len(D), D.max(), U.max(), D.sum(), U.sum(), D @ U, useful, computed

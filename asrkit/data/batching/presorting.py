@@ -6,7 +6,7 @@ import numpy as np
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import Cost
-from asrkit.data.batching.strategies import Batches, Strategy, check_strategy
+from asrkit.data.batching.strategies import Batches, Strategy
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,6 @@ class Presorted:
     """
 
     strategy: Strategy
-
-    def __post_init__(self) -> None:
-        check_strategy(self.strategy)
 
     @property
     def balance_by(self) -> Cost | None:

@@ -2,16 +2,15 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from lhotse import CutSet
 from lhotse.dataset.sampling.base import CutSampler, attach_dataloading_info
 from torch.utils.data import get_worker_info
-from tqdm import tqdm
 
 from asrkit.data.batching.lengths import Lengths
-from asrkit.data.batching.strategies import Plan, Strategy, check_strategy, plan
+from asrkit.data.batching.strategies import Plan, Strategy, plan
 from asrkit.shapes import expect, whole
 from asrkit.text import Tokenizer
 
@@ -35,7 +34,7 @@ class LengthSampler(CutSampler):
     worker; rank and world_size are those of the run there too, and its warning about them, meant
     for lhotse's samplers, does not hold.
 
-    What `filter` and the strategy leave out is counted in lhotse's report, `get_report()`.
+    What the strategy leaves out is counted in lhotse's report, `get_report()`.
 
     Args:
         cuts: lhotse cuts. Read once, here, and kept: a lazy set, which has to end, takes the memory
@@ -43,71 +42,46 @@ class LengthSampler(CutSampler):
         strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
         lengths: Of the cuts, in their order, where they are known already, as for a Bucketed
             strategy. By default they are read from the cuts.
-        tokens: A tokenizer or a function that counts tokens, as in Lengths.of_cuts; only without
-            `lengths`.
-        drop_last: Leave the batches of an incomplete last step out. By default the largest batches
-            are halved until every rank has one.
+        tokens: A tokenizer, as in Lengths.of_cuts; only without `lengths`.
         world_size: Number of ranks; by default that of torch.distributed.
         rank: Of this process; by default that of torch.distributed.
         seed: Of the plans, the same on every rank.
-        progress: Show a progress bar while cuts are read.
     """
 
-    # Every argument but the first two is an option of one's data, run or strategy.
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         cuts: Iterable[Any],
         strategy: Strategy,
         *,
         lengths: Lengths | None = None,
-        tokens: Tokenizer | Callable[[str], int] | None = None,
-        drop_last: bool = False,
+        tokens: Tokenizer | None = None,
         world_size: int | None = None,
         rank: int | None = None,
         seed: int = 0,
-        progress: bool = False,
     ) -> None:
-        check_strategy(strategy)
         alone = lengths is None or tokens is None
         expect(alone, "tokens", "None beside lengths, which have them", repr(tokens))
-        super().__init__(
-            shuffle=True, drop_last=drop_last, world_size=world_size, rank=rank, seed=seed
-        )
+        super().__init__(shuffle=True, world_size=world_size, rank=rank, seed=seed)
         self.strategy = strategy
-        self._cuts = list(tqdm(cuts, "cuts", unit="cut", disable=not progress))
+        self._cuts = list(cuts)
         if lengths is None:
-            lengths = Lengths.of_cuts(self._cuts, tokens=tokens, progress=progress)
+            lengths = Lengths.of_cuts(self._cuts, tokens=tokens)
         count = len(self._cuts)
         expect(len(lengths) == count, "lengths", f"{count}, one a cut", len(lengths))
         self._lengths = lengths
-        self._filtered = 0  # cuts that `filter` has left out
         self._planned: tuple[int, Plan] | None = None  # an epoch and its plan
         self._start = 0  # batch that the epoch begins with; above 0 when resumed
         self._position = 0  # the next batch
         self._stride = 1
 
-    def filter(self, predicate: Callable[[Any], bool]) -> "LengthSampler":
-        """Leave out the cuts for which `predicate` is false, and return this sampler.
-
-        The predicate is asked here, once, and not in every epoch.
-        """
-        kept = [row for row, cut in enumerate(self._cuts) if predicate(cut)]
-        self._filtered += len(self._cuts) - len(kept)
-        self._cuts = [self._cuts[row] for row in kept]
-        self._lengths = self._lengths.take(np.array(kept, dtype=np.int64))
-        self._planned = None
-        self._start = self._position = 0
-        return self
+    def filter(self, predicate: Callable[[Any], bool]) -> NoReturn:
+        """Refused: cuts are filtered before a sampler reads them."""
+        raise ValueError("filter: expected cuts that are filtered already. Pass cuts.filter(...).")
 
     def _plan(self, epoch: int) -> Plan:
         if self._planned is None or self._planned[0] != epoch:
             planned = plan(
-                self.strategy,
-                self._lengths,
-                ranks=self.world_size,
-                seed=self.seed,
-                epoch=epoch,
-                drop_last=self.drop_last,
+                self.strategy, self._lengths, ranks=self.world_size, seed=self.seed, epoch=epoch
             )
             self._planned = (epoch, planned)
         return self._planned[1]
@@ -128,8 +102,7 @@ class LengthSampler(CutSampler):
             self._start = 0
             self.diagnostics.reset_current_epoch()
         # Each rank counts its part of the cuts left out, so that all of them add up.
-        left_out = self._filtered + len(self._plan(self.epoch).dropped)
-        own = range(self.rank, left_out, self.world_size)
+        own = self._plan(self.epoch).dropped[self.rank :: self.world_size]
         self.diagnostics.current_epoch_stats.discarded_cuts = len(own)
         worker = get_worker_info()
         self._position = self._start + (worker.id if worker else 0)
@@ -171,7 +144,6 @@ class LengthSampler(CutSampler):
         return {
             "world_size": self.world_size,
             "seed": self.seed,
-            "drop_last": self.drop_last,
             "strategy": type(self.strategy).__name__,
             "data": _digest(self._lengths.seconds, self._lengths.tokens),
             "plan": _digest(np.array(sizes), *map(np.concatenate, steps)),
@@ -183,9 +155,7 @@ class LengthSampler(CutSampler):
         Raises:
             ValueError: The batches that follow would not be the same.
         """
-        whole_state = {"epoch", "position", "plan"} <= set(state_dict)
-        expect(whole_state, "state_dict", "that of a LengthSampler", sorted(state_dict))
-        epoch = state_dict["epoch"]
+        epoch = state_dict.get("epoch", 0)
         for name, here in self._settings(epoch).items():
             saved = state_dict.get(name)
             remedy = "Cuts, tokens, strategy and versions have to be those of the state."

@@ -1,7 +1,6 @@
 """Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from asrkit.text import Tokenizer
 TABLE = (".csv", ".csv.gz")
 ROWS = 16  # of a histogram
 BAR = 50  # characters of its longest bar
-LINES = "lines with duration and text"
 QUANTILES = {
     "min": 0.0,
     "p1": 0.01,
@@ -30,7 +28,7 @@ QUANTILES = {
 def read_lengths(
     target: str | Path,
     *,
-    tokens: Tokenizer | Callable[[str], int] | None = None,
+    tokens: Tokenizer | None = None,
     progress: bool = False,
 ) -> Lengths:
     """Lengths of the utterances of a manifest or a table. Manifests are read line by line.
@@ -39,8 +37,7 @@ def read_lengths(
         target: A table (.csv, .csv.gz); a file of lhotse cuts, supervisions or recordings; a file
             of JSON lines with duration and text, as NeMo writes them; a folder that holds such
             files of lhotse; or the name of a table of data/lengths.
-        tokens: A tokenizer, or a function that counts the tokens of a text. None counts
-            characters. Utterances without text have 0 tokens.
+        tokens: A tokenizer; None counts characters. Utterances without text have 0 tokens.
         progress: Show a progress bar.
 
     Raises:
@@ -56,9 +53,7 @@ def read_lengths(
     wanted = f"a manifest, a table (.csv, .csv.gz) or one of {', '.join(known)}"
     expect(path.exists(), "target", wanted, repr(name))
     utterances = (
-        utterance
-        for file in _manifest_files(path)
-        for utterance in read_rows(file, _utterance, argument="target", wanted=LINES)
+        utterance for file in _manifest_files(path) for utterance in read_rows(file, _utterance)
     )
     lengths = Lengths.of_texts(utterances, tokens=tokens, progress=progress)
     expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}")
@@ -116,7 +111,6 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
         lengths: Of at least one utterance. Tokens are left out of the result where none are known.
         batch: Utterances in a random batch. Its padding is exact, not simulated.
     """
-    expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     expect(batch >= 1, "batch", "at least 1", batch)
     batch = min(batch, len(lengths))
     columns = {"seconds": lengths.seconds}
@@ -154,24 +148,14 @@ def length_table(stats: dict[str, Any]) -> str:
 
 
 def histogram(seconds: np.ndarray) -> str:
-    """Number of utterances by their seconds (N,), as up to ROWS lines of text.
+    """Number of utterances by their seconds (N,), as ROWS lines of text.
 
     The last line also counts the longest half percent, however long.
     """
     end = float(np.quantile(seconds, 0.995))
-    power = 10.0 ** math.floor(math.log10(end / ROWS))
-    step = next(n * power for n in (1, 2, 5, 10) if n * power * ROWS >= end)
-    digits = max(0, -math.floor(math.log10(step)))
-    last = math.ceil(end / step) - 1
-    counts = np.bincount(np.minimum(seconds // step, last).astype(int)).tolist()
+    counts, borders = np.histogram(seconds.clip(max=end), ROWS, (0.0, end))
     lines = []
-    for cell, count in enumerate(counts):
-        upper = (cell + 1) * step
-        border = f"to {upper:5.{digits}f} s"
-        if cell == last and seconds.max() >= upper:
-            border = "s or more"
-        bar = "█" * round(BAR * count / max(counts))
-        if count and not bar:
-            bar = "▏"
-        lines.append(f"{cell * step:8.{digits}f} {border:10} {bar:{BAR}} {count:,}")
+    for count, low, high in zip(counts.tolist(), borders, borders[1:], strict=False):
+        bar = "█" * math.ceil(BAR * count / counts.max())
+        lines.append(f"{low:8.2f} to {high:8.2f} s {bar:{BAR}} {count:,}")
     return "\n".join(lines)

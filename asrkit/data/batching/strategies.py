@@ -6,7 +6,6 @@ step can be resumed without the steps before it, and the cost of a step does not
 number of ranks.
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -92,9 +91,10 @@ def plan(
     ranks: int = 1,
     seed: int = 0,
     epoch: int = 0,
-    drop_last: bool = False,
 ) -> Plan:
     """Plan an epoch. Every rank gets a batch in every step.
+
+    The largest batches are halved until every rank has one in the last step too.
 
     Args:
         strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
@@ -102,13 +102,16 @@ def plan(
         ranks: Number of ranks that train together.
         seed: Of the random numbers, together with `epoch`.
         epoch: Number of the epoch, from 0.
-        drop_last: Leave the batches of an incomplete last step out, into `Plan.dropped`. By
-            default the largest batches are halved until every rank has one.
 
     Raises:
         ValueError: A wrong argument, or too few batches for the ranks that cannot be halved.
     """
-    check_strategy(strategy)
+    expect(
+        hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
+        "strategy",
+        "Random, Sorted, Bucketed, Balanced, Presorted or one's own",
+        repr(strategy),
+    )
     expect(whole(ranks, 1), "ranks", "a whole number of at least 1", repr(ranks))
     counters = (seed, epoch)
     expect(whole(seed, 0) and whole(epoch, 0), "seed, epoch", "whole numbers from 0 up", counters)
@@ -116,26 +119,14 @@ def plan(
     expect(enough, "lengths", f"an utterance for each of {ranks} ranks", len(lengths))
     random = np.random.default_rng([seed, epoch])
     batches, dropped = strategy.batches(lengths, ranks, random)
-    if not drop_last:
-        batches = _complete_last_step(batches, ranks)
+    batches = _complete_last_step(batches, ranks)
     if strategy.balance_by:
         batches = _balance_steps(batches, lengths, ranks, strategy.balance_by, random)
-    end = len(batches) // ranks * ranks
-    steps = [batches[first : first + ranks] for first in range(0, end, ranks)]
+    steps = [batches[first : first + ranks] for first in range(0, len(batches), ranks)]
     deal = getattr(strategy, "deal", None)
     if deal is not None:
         steps = [deal(step, lengths) for step in steps]
-    return Plan(steps, np.concatenate([dropped, *batches[end:]]))
-
-
-def check_strategy(strategy: Any) -> None:
-    """Raise ValueError unless `strategy` has what the protocol Strategy asks for."""
-    expect(
-        hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
-        "strategy",
-        "Random, Sorted, Bucketed, Balanced, Presorted or one's own",
-        repr(strategy),
-    )
+    return Plan(steps, dropped)
 
 
 def _complete_last_step(batches: Batches, ranks: int) -> Batches:
@@ -143,25 +134,22 @@ def _complete_last_step(batches: Batches, ranks: int) -> Batches:
 
     The parts of a batch stay neighbours.
     """
-    parts = [[rows] for rows in batches]
-    heap = [(-len(rows), number, 0) for number, rows in enumerate(batches)]
-    heapq.heapify(heap)
+    batches = [*batches]
+    sizes = np.array([len(rows) for rows in batches])
     for _ in range(-len(batches) % ranks):
-        negative_size, number, position = heapq.heappop(heap)
+        largest = int(sizes.argmax())
+        rows = batches[largest]
         expect(
-            negative_size < -1,
+            len(rows) > 1,
             "strategy",
             f"batches to halve for {ranks} ranks",
-            f"{sum(map(len, batches))} utterances in {len(batches)} batches",
-            "Pass drop_last=True, or allow larger batches.",
+            f"{sizes.sum()} utterances in {len(batches)} batches",
+            "Allow larger batches.",
         )
-        group = parts[number]
-        rows = group[position]
-        group[position] = rows[::2]
-        group.append(rows[1::2])
-        for half in (position, len(group) - 1):
-            heapq.heappush(heap, (-len(group[half]), number, half))
-    return [rows for group in parts for rows in group]
+        batches[largest : largest + 1] = [rows[::2], rows[1::2]]
+        sizes[largest] = len(batches[largest])
+        sizes = np.insert(sizes, largest + 1, len(batches[largest + 1]))
+    return batches
 
 
 def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
@@ -202,17 +190,13 @@ def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 
 def _balance_steps(
     batches: Batches, lengths: Lengths, ranks: int, cost: Cost, random: np.random.Generator
 ) -> Batches:
-    """Put batches of similar cost into one step, and the steps into random order.
-
-    An incomplete step, of the cheapest batches, is the last.
-    """
+    """Put batches of similar cost into one step, and the steps into random order."""
     n = np.array([len(rows) for rows in batches], dtype=np.float64)
     D = np.array([lengths.seconds[rows].max() for rows in batches], dtype=np.float64)
     U = np.array([lengths.tokens[rows].max() for rows in batches], dtype=np.float64)
     order = np.argsort(-cost(n, D, U), kind="stable")
-    end = len(order) // ranks * ranks
-    steps = random.permutation(order[:end].reshape(-1, ranks))
-    return [batches[number] for number in [*steps.ravel(), *order[end:]]]
+    steps = random.permutation(order.reshape(-1, ranks))
+    return [batches[number] for number in steps.ravel()]
 
 
 def _no_rows() -> np.ndarray:
@@ -348,8 +332,7 @@ class Balanced:
     blur: tuple[float, float] = (0.005, 0.05)
 
     def __post_init__(self) -> None:
-        is_pair = isinstance(self.blur, tuple | list) and len(self.blur) == 2
-        shares = is_pair and all(0 <= share < 1 for share in self.blur)
+        shares = all(0 <= share < 1 for share in self.blur)
         expect(shares, "blur", "two shares below 1", self.blur)
 
     @property

@@ -45,24 +45,13 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
     sets, left_out = read_librispeech(parts, jobs, progress)
     sounds = [path for cuts in sets.values() for cut in cuts for path in sound_paths(cut)]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_expect_whole, sounds))
+        list(pool.map(expect_whole, sounds))  # lhotse would take the part of a file that is there
     return sets, left_out
 
 
-def _expect_whole(path: Path) -> None:
-    try:
-        expect_whole(path)  # lhotse would take the part of a file that is there
-    except ValueError as error:
-        raise _unreadable(path, error) from None
-
-
 def _unreadable(path: Path, error: Exception) -> ValueError:
-    why = _one_line(error)
+    why = " ".join(str(error).split())[:200] or type(error).__name__
     return ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
@@ -86,11 +75,7 @@ def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
                     part.parent, dataset_parts=part.name, normalize_text="lower", num_jobs=jobs
                 )[part.name]
         except Exception as error:  # a bare assert, a failed unpacking, or lhotse's own classes
-            why = f"{type(error).__name__} {_one_line(error)}".strip()
-            raise ValueError(
-                f"corpus: lhotse's prepare_librispeech cannot read {part} ({why}). "
-                "Mend what is damaged there."
-            ) from None
+            raise _unreadable(part, error) from None
         said = {one.recording_id: one for one in table["supervisions"]}
         cuts = {
             one.id: fastcopy(one.to_cut(), supervisions=[said[one.id]])
@@ -118,12 +103,6 @@ def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
             left_out.append(f"no decoder for {path}: convert it first")
         else:
             readable.append(path)
-    expect(
-        any(path.with_suffix(".txt").is_file() for path in readable),
-        "corpus",
-        "*.trans.txt, or sound files each with a .txt beside it",
-        f"none of them in {folder}",
-    )
     names = Counter(path.with_suffix("") for path in readable)
     repeated = ", ".join(str(name) for name, count in names.items() if count > 1)
     got = f"several of {repeated}"

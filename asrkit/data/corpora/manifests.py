@@ -10,13 +10,12 @@ from lhotse.serialization import decode_json_line, load_jsonl
 from lhotse.utils import fastcopy
 
 from asrkit.data.batching.lengths import open_text
-from asrkit.data.utterances import RATE_HZ
+from asrkit.data.utterances import RATE_HZ, sound_paths
 from asrkit.shapes import expect
 
 SPLITS = ("train", "dev", "test")
-UNKNOWN = "unknown"  # the speaker of a line that names none
 TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # lhotse's, in a folder
-LINES = "cuts, or lines with audio and text"
+LINES = "cuts, or lines with audio or duration, and text"
 
 
 def from_manifest(path: str | Path) -> CutSet:
@@ -37,7 +36,7 @@ def from_manifest(path: str | Path) -> CutSet:
     if path.is_dir():
         cuts = _folder_cuts(path)
     else:
-        cuts = list(read_rows(path, _ready_cut, argument="manifest", wanted=LINES))
+        cuts = list(read_rows(path, _ready_cut))
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
     return CutSet.from_cuts(cuts)
 
@@ -56,20 +55,16 @@ def _folder_cuts(folder: Path) -> list[Any]:
         cuts = whole_recordings.trim_to_supervisions(keep_overlapping=False)
         return [_ready(cut, folder) for cut in cuts]
     except Exception as error:  # a damaged table makes lhotse raise anything
-        _refuse(error, "manifest", LINES, str(folder))
+        _refuse(error, str(folder))
 
 
-def read_rows(
-    path: Path, make: Callable[[Any, Path], Any], *, argument: str, wanted: str
-) -> Iterator[Any]:
+def read_rows(path: Path, make: Callable[[Any, Path], Any]) -> Iterator[Any]:
     """Yield what `make` makes of each line's JSON value, blank lines left out.
 
     Args:
         path: Of UTF-8 text, with a byte order mark or without; one that ends in .gz is unpacked.
         make: Makes something of the value and the file's folder; what a damaged value makes it
             raise is reported.
-        argument: What the file is called in errors.
-        wanted: What its lines should be, in errors.
 
     Raises:
         ValueError: In one line, with the file and the number of the line.
@@ -81,16 +76,16 @@ def read_rows(
                 if line.strip():
                     yield make(decode_json_line(line), path.parent)
     except Exception as error:  # a damaged line makes lhotse raise anything
-        _refuse(error, argument, wanted, f"{path}:{number}")
+        _refuse(error, f"{path}:{number}")
 
 
-def _refuse(error: Exception, argument: str, wanted: str, place: str) -> NoReturn:
+def _refuse(error: Exception, place: str) -> NoReturn:
     """ValueError of one line for what was raised while `place` was read."""
-    if str(error).startswith(f"{argument}: "):
+    if str(error).startswith("manifest: "):
         raise ValueError(f"{error} See {place}.") from None
     # `msg` of a JSONDecodeError, which takes each line for the first
     got = f"{type(error).__name__}: {getattr(error, 'msg', error)}".splitlines()[0][:300]
-    raise ValueError(f"{argument}: expected {wanted}, got {got} at {place}.") from None
+    raise ValueError(f"manifest: expected {LINES}, got {got} at {place}.") from None
 
 
 def row_cut(row: dict[str, Any], folder: Path) -> Any:
@@ -107,7 +102,7 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     name = f"{audio}@{start}" if start else audio  # several lines may name one sound
     recording = Recording.from_file(file, recording_id=str(row.get("id", name)))
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
-    cut = transcribed_cut(recording, row["text"], str(row.get("speaker", UNKNOWN)), custom)
+    cut = transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
     left = cut.duration - start
     seconds = min(left, float(row.get("duration") or left))
     wanted = f"offset and duration in 0..{cut.duration} s"
@@ -155,8 +150,7 @@ def _ready(cut: Any, folder: Path) -> Any:
     texts = [part.text for part in cut.supervisions if part.text]
     has_text = " ".join(texts).strip() != ""
     expect(has_text, "manifest", "text for each utterance", f"none for {cut.id!r}")
-    tracks = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
-    sources = [track.recording.sources[0] for track in tracks if track.has_recording]
-    if sources and sources[0].type == "file" and not Path(sources[0].source).is_absolute():
-        cut = cut.with_recording_path_prefix(_audio_folder(sources[0].source, folder))
+    path = next(sound_paths(cut), None)
+    if path is not None and not path.is_absolute():
+        cut = cut.with_recording_path_prefix(_audio_folder(str(path), folder))
     return cut if cut.sampling_rate == RATE_HZ else cut.resample(RATE_HZ)

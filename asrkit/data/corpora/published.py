@@ -83,22 +83,25 @@ def prepare_corpora(
         }
         left_out: list[str] = []
     elif name in ARCHIVES:
-        archives = _chosen(parts, ARCHIVES[name], DEFAULT.get(name, ARCHIVES[name]))
+        archives = _chosen(parts, ARCHIVES[name], DEFAULT.get(name, ()))
         _download(to, archives, mirror)
         folders = [to / "LibriSpeech" / archive for archive in archives]
         sets, left_out = read_librispeech(folders, jobs, progress)
     else:
         sets, left_out = read_folder(folder, jobs, progress)
-    sets = {part: sets[part] for part in _chosen(parts, [*sets], [*sets])}
+    sets = {part: sets[part] for part in _chosen(parts, [*sets])}
     reasons = "; ".join(left_out[:3])
-    got = f"none in {folder}"
-    expect(any(sets.values()), "corpus", "at least one utterance", got, f"Left out: {reasons}.")
+    wanted = "*.trans.txt, or sound files each with a .txt beside it"
+    remedy = f"Left out: {reasons}." if left_out else ""
+    expect(any(sets.values()), "corpus", wanted, f"none of them in {folder}", remedy)
     if left_out:
         say(f"{len(left_out)} left out: {reasons}{'; …' if len(left_out) > 3 else ''}")
     manifests = {part: to / f"cuts_{part}.jsonl.gz" for part in sets}
     for part, path in manifests.items():
+        for supervision in (said for cut in sets[part] for said in cut.supervisions):
+            supervision.custom = {"split": part, **(supervision.custom or {})}
         with atomic(path) as new:
-            save_to_jsonl((_row(cut, part) for cut in sets[part]), new)
+            save_to_jsonl((cut.resample(RATE_HZ).to_dict() for cut in sets[part]), new)
     counts = {part: len(cuts) for part, cuts in sets.items()}
     hours = sum(cut.duration for cuts in sets.values() for cut in cuts) / 3600
     return {
@@ -111,30 +114,17 @@ def prepare_corpora(
     }
 
 
-def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str]) -> list[str]:
-    """Those of the `known` parts that `parts` names, or by default `default`."""
+def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str] = ()) -> list[str]:
+    """Those of the `known` parts that `parts` names, or by default `default`, if any, or all."""
     unknown = sorted({*parts} - {*known, "all"})
     expect(not unknown, "parts", f"some of {', '.join(known)}", ", ".join(unknown))
-    if "all" in parts:
-        return list(known)
-    return [part for part in known if part in (parts or default)]
-
-
-def _row(cut: Any, part: str) -> dict[str, Any]:
-    """A cut as JSON, resampled when read; without a split, it gets that of the part."""
-    for supervision in cut.supervisions:
-        supervision.custom = {"split": part, **(supervision.custom or {})}
-    row: dict[str, Any] = cut.resample(RATE_HZ).to_dict()
-    return row
+    wanted = parts or default or known
+    return [part for part in known if part in wanted or "all" in wanted]
 
 
 def _download(to: Path, archives: Sequence[str], mirror: str) -> None:
     """Download and unpack those archives of LibriSpeech that are not complete yet."""
-    busy = (
-        f"out: expected a folder that nobody else is preparing, got {to}. "
-        "Wait, or pass another --out."
-    )
-    with lock(to, refused=busy):
+    with lock(to):
         try:
             download_librispeech(to, archives, base_url=mirror.rstrip("/"))
         except (tarfile.TarError, EOFError, zlib.error) as error:

@@ -24,7 +24,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asrkit import runtime
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import windowed_looping
@@ -347,7 +346,7 @@ def _key(batch: DecoderCall) -> tuple:
         sizes,
         torch.is_autocast_enabled(device_type),
         torch.get_autocast_dtype(device_type),
-        runtime.tf32_asked(),
+        torch.backends.cuda.matmul.fp32_precision,  # TF32 or not, by any of torch's settings
         options.max_symbols,
         options.window,
         greedy.confidence,

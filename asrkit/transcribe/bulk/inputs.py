@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asrkit.shapes import expect, whole
-from asrkit.sound_files import SUFFIXES, UNREAD, listed, seconds
+from asrkit.sound_files import SUFFIXES, UNREAD, Sound, listed, seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
 MANIFESTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -126,7 +126,7 @@ def _files(found: Iterable[tuple[Path, str]]) -> Iterator[Recording]:
         one = Recording(name, str(path.absolute()), state=file_state(path))
         if one.is_container:
             return one
-        return one._replace(duration_s=seconds(path) or None)
+        return one._replace(duration_s=seconds(Sound(path)) or None)
 
     with ThreadPoolExecutor(HEADER_READERS) as pool:
         yield from pool.map(recording, found)

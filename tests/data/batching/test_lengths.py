@@ -31,20 +31,7 @@ def test_lengths_of_cuts_are_their_seconds_and_the_characters_or_tokens_of_all_t
     assert Lengths.of_cuts(cuts).seconds.tolist() == [2.5, 4.0, 1.0]
     assert Lengths.of_cuts(cuts).tokens.tolist() == [4, 0, 2]
     assert Lengths.of_cuts(cuts, tokens=CharTokenizer()).tokens.tolist() == [4, 0, 2]
-    assert Lengths.of_cuts(
-        cuts, tokens=lambda text: len(text.split())
-    ).tokens.tolist() == [2, 0, 1]
     assert len(Lengths.of_cuts([])) == 0
-
-
-def test_a_tokenizer_that_can_also_be_called_is_asked_to_encode():
-    class Callable(CharTokenizer):
-        def __call__(self, text):
-            return {"input_ids": [[0] * 99]}
-
-    assert Lengths.of_cuts(
-        [cut_saying(0, 1.0, "abc")], tokens=Callable()
-    ).tokens.tolist() == [3]
 
 
 def test_what_follows_from_lengths():

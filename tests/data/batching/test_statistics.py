@@ -65,11 +65,6 @@ def manifests(tmp_path):
 def test_any_manifest_gives_its_lengths_without_audio(manifests, name):
     lengths = read_lengths(manifests / name)
     assert lengths.seconds.tolist() == SECONDS and lengths.tokens.tolist() == [5, 2, 12]
-    assert read_lengths(manifests / name, tokens=lambda text: 7).tokens.tolist() == [
-        7,
-        7,
-        7,
-    ]
 
 
 def test_mixed_cuts_have_the_length_of_the_mix_and_the_texts_of_all(manifests):
@@ -105,8 +100,8 @@ def test_tokens_are_those_of_the_tokenizer(manifests, train_pieces):
     (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.', "m.jsonl:2."),
     (b'{"duration": 1.0, "text": "a"}\n{"text": "a"}\n', "KeyError: 'audio' at "),
     (b'{"duration": 1.0, "text": "a"}\n[1]\n', "m.jsonl:2."),
-    (gzip.compress(b'{"duration": 1.0, "text": "a"}\n' * 900)[:-20], "target: expected lines with duration and text"),
-    (b"\xff\xfe\x00", "target: expected lines with duration and text"),
+    (gzip.compress(b'{"duration": 1.0, "text": "a"}\n' * 900)[:-20], "manifest: expected cuts, or lines with audio or duration"),
+    (b"\xff\xfe\x00", "manifest: expected cuts, or lines with audio or duration"),
     (b"", "target: expected at least one utterance, got none"),
     (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.0, "text": 5}\n', "expected str instance, int found at "),
     (b'{"duration": 1.0, "text": "a"}\n{"duration": null}\n', "m.jsonl:2."),
@@ -209,8 +204,6 @@ def test_without_tokens_nothing_is_said_of_them():
     assert stats["random_batch"] == 2 and "tokens not known" in length_table(stats)
     with pytest.raises(ValueError, match="batch: expected at least 1, got 0"):
         length_stats(Lengths([1.0], [0]), batch=0)
-    with pytest.raises(ValueError, match="lengths: expected at least one utterance"):
-        length_stats(Lengths([], []))
 
 
 @pytest.mark.parametrize("seconds", [
@@ -219,16 +212,11 @@ def test_without_tokens_nothing_is_said_of_them():
 ])  # fmt: skip
 def test_the_histogram_counts_every_utterance_in_few_lines(seconds):
     lines = histogram(seconds).splitlines()
-    assert sum(int(line.split()[-1].replace(",", "")) for line in lines) == len(seconds)
-    assert (
-        len(lines) <= 17
-        and max(map(len, lines)) <= 80
-        and max(line.count("█") for line in lines) == 50
-    )
-    edges = [float(line.split()[0]) for line in lines]
-    for low, line in zip(edges, lines, strict=True):
-        high = float(line.split()[2]) if " to " in line else np.inf
-        assert (
-            int(line.split()[-1].replace(",", ""))
-            == ((seconds >= low - 1e-9) & (seconds < high - 1e-9)).sum()
-        )
+    counts = [int(line.split()[-1].replace(",", "")) for line in lines]
+    assert sum(counts) == len(seconds)
+    assert len(lines) == 16 and max(map(len, lines)) <= 95
+    assert max(line.count("█") for line in lines) == 50
+    assert all("█" in line for line, count in zip(lines, counts, strict=True) if count)
+    width = np.quantile(seconds, 0.995) / 16
+    wanted = np.bincount(np.minimum(seconds / width, 15).astype(int), minlength=16)
+    assert counts == wanted.tolist()

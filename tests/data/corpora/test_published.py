@@ -127,7 +127,7 @@ def test_two_at_once_are_kept_apart(mini, tmp_path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(
-            ValueError, match="out: expected a folder that nobody else is preparing"
+            ValueError, match="expected a folder that nobody else writes to now"
         ):
             quiet("mini_librispeech", out=tmp_path, mirror=mini.url)
     assert (
@@ -236,9 +236,9 @@ def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out
     ({"a.wav": 0.1, "a.flac": 0.1, "a.txt": b"x"}, r"corpus: expected one sound file of each name, got several of .*a\. Keep one"),
     ({"a.wav": 0, "a.txt": b"x"}, r"corpus: .*a\.wav cannot be read \(sound: expected samples, got none"),
     ({"a.wav": 0.1, "a.txt": b"\xff"}, r"corpus: .*a\.wav cannot be read \('utf-8' codec"),
-    ({"a.wav": 0.1, "a.txt": b" "}, r"corpus: expected at least one utterance, got none in .*\. Left out: no text of .*a\.wav\."),
-    ({"p/1/2/1-2.trans.txt": b"1-2-0 A", "p/1/2/1-2-0.flac": b"x"}, r"corpus: lhotse's prepare_librispeech cannot read .*AudioLo"),
-    ({"p/1/2/1-2.trans.txt": b"1-2-0", "p/1/2/1-2-0.flac": b"x"}, r"cannot read .*\(ValueError not enough .*\)\. Mend what is"),
+    ({"a.wav": 0.1, "a.txt": b" "}, r"corpus: expected \*\.trans\.txt, or sound files .* got none of them in .*\. Left out: no text of .*a\.wav\."),
+    ({"p/1/2/1-2.trans.txt": b"1-2-0 A", "p/1/2/1-2-0.flac": b"x"}, r"corpus: .*p cannot be read \(.*1-2-0"),
+    ({"p/1/2/1-2.trans.txt": b"1-2-0", "p/1/2/1-2-0.flac": b"x"}, r"corpus: .*p cannot be read \(not enough .*\)\. Mend or"),
 ])  # fmt: skip
 def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(
     tmp_path, speak, files, said
@@ -262,7 +262,8 @@ def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(
     (cut_short, *_) = sorted(folder.rglob("*.flac"))
     cut_short.write_bytes(cut_short.read_bytes()[: cut_short.stat().st_size * 9 // 10])
     with pytest.raises(
-        ValueError, match=rf"corpus: .*{cut_short.name} .* file is truncated"
+        ValueError,
+        match=rf"audio: .* a part of {cut_short.name}\. The file is truncated",
     ):
         quiet(folder.parent, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
