@@ -113,16 +113,23 @@ def fold(model: M) -> M:
         model: A model in eval mode. It is changed, and returned.
 
     Raises:
-        ValueError: The model is in training mode. It is then as it was.
+        ValueError: The model is in training mode, or batch norms share a convolution. It is then as
+            it was.
     """
     remedy = "Call model.eval() first: training needs batch norms."
     expect(not model.training, "model", "eval mode", "training mode", remedy)
-    for part in [*model.modules()]:
-        for conv, norms, name in _convolutions(part):
-            norm = getattr(norms, name)
-            if isinstance(norm, nn.BatchNorm1d):
-                fold_norm(conv, norm)
-                setattr(norms, name, FoldedNorm().eval())
+    found = [
+        (conv, norms, name)
+        for part in model.modules()
+        for conv, norms, name in _convolutions(part)
+        if isinstance(getattr(norms, name), nn.BatchNorm1d)
+    ]
+    convs = {id(conv) for conv, _, _ in found}
+    wanted = "a convolution of its own before each batch norm"
+    expect(len(convs) == len(found), "model", wanted, "one that several share")
+    for conv, norms, name in found:
+        fold_norm(conv, getattr(norms, name))
+        setattr(norms, name, FoldedNorm().eval())
     for part in model.modules():
         if isinstance(part, Jasper):
             for number, stage in enumerate(part.stages):

@@ -100,6 +100,15 @@ def test_a_folded_encoder_computes_the_same_in_float64(kind):
     assert not torch.equal(found, torch.zeros_like(found))
 
 
+def test_a_convolution_of_two_norms_is_refused_and_nothing_is_folded():
+    model = spread(Jasper(JASPER))
+    model.stages[1].repeats[1].conv = model.stages[3].repeats[0].conv
+    before = norms(model)
+    with pytest.raises(ValueError, match="^model: expected a convolution of its own"):
+        fold(model)
+    assert norms(model) == before
+
+
 @torch.inference_mode()
 def test_branches_of_a_jasper_become_one_product():
     plain = spread(Jasper(JASPER)).double()

@@ -115,7 +115,6 @@ def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
     Returns:
         Hypotheses with the labels, frames and durations that are left. Scores are those of `heard`;
         confidence and alternatives are dropped.
-
     """
     labels = heard.labels
     spoken = labels < model.vocab_size
