@@ -27,7 +27,9 @@ from asrkit.runtime import KEPT_MEMORY
 
 # lattice(arcs, nodes, options, grad): without `grad` the posteriors stay None
 Recursions = Callable[[ArcLogProbs, Nodes, LatticeOptions, bool], ArcPosteriors]
-TINY = 1e-35  # smaller gradients become 0 on a CPU, whose products are slow below float32's range
+# Smaller gradients become 0 on a CPU: products below float32's normal range take up to a hundred
+# times as long.
+TINY = 1e-35
 LARGE = 32 << 20  # bytes up to which malloc reuses memory (glibc's largest mmap threshold)
 _kept: deque[Tensor] = deque(maxlen=1)  # its append and pop are safe between threads
 
