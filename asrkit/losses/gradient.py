@@ -26,7 +26,10 @@ from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, No
 from asrkit.runtime import KEPT_MEMORY
 
 # lattice(arcs, nodes, options, grad): without `grad` the posteriors stay None
-Lattice = Callable[[ArcLogProbs, Nodes, LatticeOptions, bool], ArcPosteriors]
+Recursions = Callable[[ArcLogProbs, Nodes, LatticeOptions, bool], ArcPosteriors]
+# Smaller gradients become 0 on a CPU: products below float32's normal range take up to a hundred
+# times as long.
+TINY = 1e-35
 LARGE = 32 << 20  # bytes up to which malloc reuses memory (glibc's largest mmap threshold)
 _kept: deque[Tensor] = deque(maxlen=1)  # its append and pop are safe between threads
 
@@ -79,18 +82,14 @@ class LatticeLoss(torch.autograd.Function):
         nodes: Nodes,
         options: LatticeOptions,
         rows: Any,
-        lattice: Lattice,
+        lattice: Recursions,
     ) -> Tensor:
         """Losses of `logits`; see `lattice_loss`. `rows` is the file with the other two steps.
 
         `ctx` keeps what the gradient needs, where the logits need one.
         """
         arcs = rows.arc_log_probs(logits, targets, nodes, options)
-        lowered, moves = arcs.lowered(options.sigma), options
-        if options.as_rnnt:
-            lowered = replace(lowered, duration_logp=arcs.duration_logp[:, :0])
-            moves = replace(options, durations=())
-        posteriors = lattice(lowered, nodes, moves, ctx.needs_input_grad[0])
+        posteriors = sum_paths(lattice, arcs, nodes, options, ctx.needs_input_grad[0])
         if posteriors.label_posterior is not None:
             ctx.save_for_backward(logits, targets, *to_save(arcs, posteriors))
             ctx.rest = (nodes, options, rows)
@@ -119,6 +118,22 @@ class LatticeLoss(torch.autograd.Function):
             for b, limit in enumerate(options.clamp * incoming[0].abs()):
                 nodes.grid(out, b).clamp_(-limit, limit)
         return (out, *[None] * 5)
+
+
+def sum_paths(
+    lattice: Recursions, arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
+) -> ArcPosteriors:
+    """What `lattice` makes of the `arcs`: TDT's with tokens `sigma` nats lower, as it trains, or
+    RNN-T's where this call was drawn to take them.
+    """
+    if options.as_rnnt:
+        arcs = replace(arcs, duration_logp=arcs.duration_logp[:, :0])
+        options = replace(options, durations=())
+    elif options.sigma:
+        blank_logp = arcs.blank_logp - options.sigma
+        label_logp = arcs.label_logp - options.sigma
+        arcs = replace(arcs, blank_logp=blank_logp, label_logp=label_logp)
+    return lattice(arcs, nodes, options, grad)
 
 
 def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Any, ...]:

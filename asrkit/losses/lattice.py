@@ -1,5 +1,5 @@
 """What every loss begins with: arguments checked, where the nodes of its lattices lie in memory,
-which implementation runs, and what passes between its steps.
+and what passes between its steps.
 
 Implementations work on a flat list of N = sum of T (U + 1) valid nodes instead of (B, T, U1)
 tensors. Node (t, u) of utterance b
@@ -11,13 +11,10 @@ tensors. Node (t, u) of utterance b
 So padding costs nothing, and packed logits need no second kernel.
 """
 
-import functools
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from math import inf, isclose, isnan, log
+from math import inf, isnan
 from numbers import Integral, Real
 from typing import Literal, get_args
 
@@ -25,16 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import INTERPRETED, JIT_OFF, to_device, triton_fails
+from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
-KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-DEVICES = {  # of the kernels' tensors
-    "numba_cpu": "cpu",
-    "triton": "cpu" if INTERPRETED else "cuda",
-}
-AUTO = "Pass impl='auto'."
 
 # Columns of the table of nodes, one row an utterance.
 FRAMES = 0  # T, valid frames
@@ -43,8 +34,8 @@ FIRST_NODE = 2  # index of node (0, 0) among all N nodes
 FIRST_LOGIT = 3  # element of the logits' storage at which node (0, 0) starts
 FRAME_STEP = 4  # elements from one frame to the next
 LABEL_STEP = 5  # elements from one lattice row to the next
-ROW_FRAMES = 6  # frames in memory, padding included
-ROW_NODES = 7  # lattice rows in memory, padding included
+PADDED_FRAMES = 6  # frames in memory, padding included
+PADDED_ROWS = 7  # lattice rows in memory, padding included
 
 
 @dataclass(frozen=True)
@@ -87,7 +78,7 @@ class Nodes:
     @cached_property
     def padded_sizes(self) -> Tensor:
         """The nodes of each utterance in memory, padding included: int64 (B,), on the host."""
-        return self.table[:, ROW_FRAMES] * self.table[:, ROW_NODES]
+        return self.table[:, PADDED_FRAMES] * self.table[:, PADDED_ROWS]
 
     @cached_property
     def longest(self) -> tuple[int, int]:
@@ -96,17 +87,17 @@ class Nodes:
         return frames, labels + 1
 
     @cached_property
-    def rows(self) -> np.ndarray:
-        """Utterance and frame of every frame in memory, padding included: int32 (rows, 2)."""
-        frames = self.table[:, ROW_FRAMES].numpy()
-        utterance = np.repeat(np.arange(len(frames)), frames)
-        frame = np.concatenate([*map(np.arange, frames)])
+    def frames(self) -> np.ndarray:
+        """Utterance and frame of every frame in memory, padding included: int32 (frames, 2)."""
+        counts = self.table[:, PADDED_FRAMES].numpy()
+        utterance = np.repeat(np.arange(len(counts)), counts)
+        frame = np.concatenate([*map(np.arange, counts)])
         return np.stack((utterance, frame), 1).astype(np.int32)
 
     def grid(self, logits: Tensor, b: int) -> Tensor:
         """Logits of utterance b with their padding, (T, U1, V), as a view."""
         row = self.table[b].tolist()
-        size = (row[ROW_FRAMES], row[ROW_NODES], logits.shape[-1])
+        size = (row[PADDED_FRAMES], row[PADDED_ROWS], logits.shape[-1])
         stride = (row[FRAME_STEP], row[LABEL_STEP], 1)
         return logits.detach().as_strided(size, stride, logits.storage_offset() + row[FIRST_LOGIT])
 
@@ -148,7 +139,8 @@ class LatticeOptions:
         overwrite_logits: whether the gradient is written over the logits.
         durations: of TDT, in frames; none for RNN-T.
         sigma: nats that a token's log-probability is lowered by.
-        as_rnnt: whether arcs are RNN-T's though the logits have durations (TDT's omega).
+        as_rnnt: whether arcs are RNN-T's, without sigma, though the logits have durations (TDT's
+            omega).
     """
 
     blank: int
@@ -197,13 +189,6 @@ class ArcLogProbs:
         duration_logp = logits.new_empty((nodes.count, n), dtype=dtype)
         return cls(log_z, blank_logp, label_logp, duration_logp)
 
-    def lowered(self, sigma: float) -> "ArcLogProbs":
-        """The same with token log-probabilities `sigma` nats lower, as TDT trains."""
-        if not sigma:
-            return self
-        blank_logp = self.blank_logp - sigma
-        return replace(self, blank_logp=blank_logp, label_logp=self.label_logp - sigma)
-
 
 @dataclass(frozen=True)
 class ArcPosteriors:
@@ -230,10 +215,14 @@ class ArcPosteriors:
 def check_scores(tensor: Tensor, argument: str, encoded: Tensor | None = None) -> None:
     """Raise ValueError where `tensor`, the argument of that name, cannot hold scores.
 
-    Beside `encoded`, it has to lie on the same device.
+    That is where it holds integers, has no element or is inside a torch.func transform. Beside
+    `encoded`, it has to lie on the same device.
     """
     expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
     expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # no public way to ask
+    remedy = "Take gradients with torch.autograd."
+    expect(not wrapped, argument, "a plain tensor", "one inside torch.func", remedy)
     if encoded is not None:
         wanted = f"a tensor on {encoded.device}, as encoded"
         expect(tensor.device == encoded.device, argument, wanted, tensor.device)
@@ -364,91 +353,3 @@ def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "sum":
         return costs.sum()
     return costs
-
-
-def fastest(scores: Tensor) -> str:
-    """Name of the implementation that impl="auto" runs on `scores`.
-
-    numba_cpu on a CPU, triton on a GPU where it works; wavefront elsewhere, for float64 and with
-    NUMBA_DISABLE_JIT=1.
-    """
-    if scores.dtype in KERNEL_DTYPES:
-        if not JIT_OFF and scores.device.type == "cpu":
-            return "numba_cpu"
-        if scores.device.type == "cuda" and triton_works(scores.device):
-            return "triton"
-    return "wavefront"
-
-
-@functools.cache
-def triton_works(device: torch.device) -> bool:
-    """Whether Triton finds the loss of a lattice of one node on `device`.
-
-    Tried once in a process; a RuntimeWarning says why it does not.
-    """
-    why = triton_fails()
-    if not why:
-        logits = torch.zeros(1, 1, 1, 2, device=device)
-        targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
-        nodes = Nodes.padded(logits, torch.tensor([[1, 0]], device="cpu"))
-        options = LatticeOptions(blank=0)
-        try:
-            kernels = import_module("asrkit.losses.triton")
-            arcs = kernels.arc_log_probs(logits, targets, nodes, options)
-            # tolist() waits for the kernels, whose errors are known only then
-            (found,) = kernels.lattice(arcs, nodes, options, False).log_likelihood.tolist()
-            if not isclose(found, -log(2), rel_tol=1e-5):
-                why = f"a node of two equal tokens costs {-found} nats"
-        except Exception as error:
-            why = repr(error)
-    if why:
-        warnings.warn(
-            f"Triton's losses do not work on {device}: {why}. "
-            "They run in plain torch, some launches a diagonal.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return not why
-
-
-def pick(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: bool) -> str:
-    """Name of the implementation that `impl` stands for.
-
-    Args:
-        impl: the caller's choice, "auto" or one of `impls`.
-        impls: the implementations of this loss.
-        logits: what it shall run on.
-        overwrite_logits: whether the gradient shall be written over the logits.
-
-    Raises:
-        ValueError: `impl` is none of `impls`, or cannot run on these logits.
-    """
-    expect_choice("impl", impl, ("auto", *impls))
-    picked = fastest(logits) if impl == "auto" else impl
-    expect_runs(picked, logits)
-    if overwrite_logits:
-        able = picked not in ("torchaudio", "reference")
-        expect(able, "overwrite_logits", f"False with impl={picked!r}", True, AUTO)
-        wanted = "contiguous with overwrite_logits=True"
-        expect(logits.is_contiguous(), "logits", wanted, logits.stride())
-    return picked
-
-
-def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
-    """Check that `impl` runs on `scores`, an argument called `name`.
-
-    Raises:
-        ValueError: it does not; the message says why, and what does.
-    """
-    if impl not in DEVICES:
-        return
-    if impl == "numba_cpu":
-        why = "NUMBA_DISABLE_JIT is set" if JIT_OFF else ""
-    else:
-        why = triton_fails()
-    got = f"{impl!r}, which fails here: {why}"
-    expect(not why, "impl", "another implementation", got, AUTO)
-    wanted = f"float32, float16 or bfloat16 with impl={impl!r}"
-    expect(scores.dtype in KERNEL_DTYPES, name, wanted, scores.dtype, AUTO)
-    wanted = f"a {DEVICES[impl]} tensor with impl={impl!r}"
-    expect(scores.device.type == DEVICES[impl], name, wanted, scores.device)

@@ -29,7 +29,7 @@ from asrkit.losses.lattice import (
     FRAMES,
     LABEL_STEP,
     LABELS,
-    ROW_NODES,
+    PADDED_ROWS,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
@@ -86,7 +86,7 @@ def arc_log_probs(
             array(logits.view(-1)),
             targets.contiguous().numpy(),
             nodes.table.numpy(),
-            nodes.rows,
+            nodes.frames,
             logits.shape[-1] - n,
             options.blank,
             options.fused_log_softmax,
@@ -114,7 +114,7 @@ def gradient(
             array(out.view(-1)),
             targets.contiguous().numpy(),
             nodes.table.numpy(),
-            nodes.rows,
+            nodes.frames,
             logits.shape[-1] - len(options.durations),
             options.blank,
             options.fused_log_softmax,
@@ -190,7 +190,7 @@ def _scores(
     logits,
     targets,
     table,
-    rows,
+    frames,
     V,
     blank,
     fused,
@@ -200,9 +200,9 @@ def _scores(
     duration_logp,
 ):
     n = duration_logp.shape[1]
-    for row in prange(rows.shape[0]):
-        b = rows[row, 0]
-        t = rows[row, 1]
+    for place in prange(frames.shape[0]):
+        b = frames[place, 0]
+        t = frames[place, 1]
         if t < table[b, FRAMES]:
             U = table[b, LABELS]
             for u in range(U + 1):
@@ -231,7 +231,7 @@ def _gradient(
     out,
     targets,
     table,
-    rows,
+    frames,
     V,
     blank,
     fused,
@@ -243,15 +243,15 @@ def _gradient(
     inplace,
 ):
     n = duration_gradient.shape[1]
-    for row in prange(rows.shape[0]):
-        b = rows[row, 0]
-        t = rows[row, 1]
+    for place in prange(frames.shape[0]):
+        b = frames[place, 0]
+        t = frames[place, 1]
         U = table[b, LABELS]
         scale = incoming[b]
         valid = 0
         if t < table[b, FRAMES]:
             valid = U + 1
-        for u in range(table[b, ROW_NODES]):
+        for u in range(table[b, PADDED_ROWS]):
             start = _first_logit(table, b, t, u)
             g = out[start : start + V + n]
             if u >= valid:

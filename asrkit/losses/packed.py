@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asrkit.losses import rnnt
+from asrkit.losses.choice import pick
 from asrkit.losses.gradient import lattice_loss, refuse_second_derivative
 from asrkit.losses.lattice import (
     LatticeOptions,
@@ -25,7 +26,6 @@ from asrkit.losses.lattice import (
     check_lengths,
     check_options,
     check_scores,
-    pick,
     reduce,
 )
 from asrkit.runtime import eager
@@ -116,8 +116,10 @@ class PackedJoint(torch.autograd.Function):
         for b in range(len(by_encoded)):
             T, U1, rows = nodes.slices(b)
             step = max(1, tile_bytes // (wide.itemsize * U1 * out.shape[1]))  # frames of a tile
-            grids = [packed[rows].unflatten(0, (T, U1)).split(step) for packed in (by_out, out)]
-            for grad, y, sums in zip(*grids, by_encoded[b, :T].split(step), strict=True):
+            grads = by_out[rows].unflatten(0, (T, U1)).split(step)
+            outputs = out[rows].unflatten(0, (T, U1)).split(step)
+            by_frames = by_encoded[b, :T].split(step)
+            for grad, y, sums in zip(grads, outputs, by_frames, strict=True):
                 by_total = grad.to(wide)
                 if activation == "tanh":
                     by_total = by_total * (1 - y.to(wide).square())

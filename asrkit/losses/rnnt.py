@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from asrkit.losses.choice import pick
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.lattice import (
     LatticeOptions,
@@ -13,7 +14,6 @@ from asrkit.losses.lattice import (
     check_lengths,
     check_options,
     check_scores,
-    pick,
     reduce,
 )
 from asrkit.runtime import eager

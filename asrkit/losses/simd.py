@@ -16,12 +16,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from asrkit.losses.gradient import TINY
 from asrkit.runtime import compiled, forked
 
 F = np.float32
-# Smaller gradients become 0: products below float32's normal range take up to a hundred times as
-# long.
-TINY = F(1e-35)
 MAGIC = F(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, kept in the lowest bits
 LOG2E = F(1.44269504088896341)
 LN2_HIGH = F(0.693359375)
@@ -126,7 +124,7 @@ def tanh(x):
 @njit
 def flush(x):
     """x, or 0 where it is tiny; NaN stays NaN."""
-    if abs(x) < TINY:
+    if abs(x) < F(TINY):
         return F(0.0)
     return x
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from asrkit.losses.choice import pick
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.lattice import (
     LatticeOptions,
@@ -16,7 +17,6 @@ from asrkit.losses.lattice import (
     check_lengths,
     check_options,
     check_scores,
-    pick,
     reduce,
     takes_plain_loss,
 )
@@ -94,15 +94,14 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
     picked = pick(impl, IMPLS, logits, overwrite_logits)
-    as_rnnt = takes_plain_loss(omega)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
         durations=tuple(durations),
-        sigma=0.0 if as_rnnt else sigma,
-        as_rnnt=as_rnnt,
+        sigma=sigma,
+        as_rnnt=takes_plain_loss(omega),
     )
     costs = lattice_loss(picked, logits, targets, Nodes.padded(logits, lengths), options)
     return reduce(costs, reduction)

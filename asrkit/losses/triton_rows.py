@@ -30,8 +30,8 @@ from asrkit.losses.lattice import (
     FRAMES,
     LABEL_STEP,
     LABELS,
-    ROW_FRAMES,
-    ROW_NODES,
+    PADDED_FRAMES,
+    PADDED_ROWS,
     ArcLogProbs,
     LatticeOptions,
     Nodes,
@@ -51,8 +51,8 @@ FIRST_NODE_ = tl.constexpr(FIRST_NODE)
 FIRST_LOGIT_ = tl.constexpr(FIRST_LOGIT)
 FRAME_STEP_ = tl.constexpr(FRAME_STEP)
 LABEL_STEP_ = tl.constexpr(LABEL_STEP)
-ROW_FRAMES_ = tl.constexpr(ROW_FRAMES)
-ROW_NODES_ = tl.constexpr(ROW_NODES)
+PADDED_FRAMES_ = tl.constexpr(PADDED_FRAMES)
+PADDED_ROWS_ = tl.constexpr(PADDED_ROWS)
 
 
 def arc_log_probs(
@@ -295,10 +295,10 @@ def _gradient(
     b = tl.program_id(1)
     T = column(table, b, FRAMES_).to(tl.int32)
     U1 = column(table, b, LABELS_).to(tl.int32) + 1
-    width = column(table, b, ROW_NODES_).to(tl.int32)
+    width = column(table, b, PADDED_ROWS_).to(tl.int32)
     scale = tl.load(incoming + b)
     place = tl.program_id(0)
-    size = column(table, b, ROW_FRAMES_).to(tl.int32) * width
+    size = column(table, b, PADDED_FRAMES_).to(tl.int32) * width
     while place < size:
         t = place // width
         u = place % width

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.losses.gradient import Saved
+from asrkit.losses.gradient import TINY, Saved
 from asrkit.losses.lattice import (
     FRAMES,
     LABELS,
@@ -28,9 +28,6 @@ from asrkit.losses.lattice import (
     LatticeOptions,
     Nodes,
 )
-
-# smaller gradients become 0 on a CPU, whose products are slow below float32's normal range
-TINY = 1e-35
 
 
 def arc_log_probs(
@@ -137,7 +134,7 @@ def _labels(tile: Tensor, targets: Tensor) -> Tensor:
     return targets[: U1 - 1].expand(frames, U1 - 1)[..., None]
 
 
-class Arc(NamedTuple):
+class ArcKind(NamedTuple):
     """A kind of arc, from node (t, u) to (t + frames, u + labels), with the i-th duration."""
 
     frames: int
@@ -154,8 +151,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     kinds = []
     for i, (blank_frames, label_frames) in enumerate(options.steps(nodes.longest[0])):
         if blank_frames:
-            kinds.append(Arc(blank_frames, 0, i))
-        kinds.append(Arc(label_frames, 1, i))
+            kinds.append(ArcKind(blank_frames, 0, i))
+        kinds.append(ArcKind(label_frames, 1, i))
     sums = sweep(_arcs_in(arcs, nodes, kinds, grad), kinds)
     table = nodes.on(sums.device)
     B = len(table)
@@ -189,7 +186,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
 
 
-def sweep(arcs_in: Tensor, kinds: list[Arc]) -> Tensor:
+def sweep(arcs_in: Tensor, kinds: list[ArcKind]) -> Tensor:
     """Forward variables, float64 (lattices, T + 1, U1), from the arcs into each node.
 
     `arcs_in` (kinds, T + U1, lattices, U1) holds the arcs of each of the `kinds`, skewed.
@@ -225,7 +222,7 @@ def upright(skewed: Tensor, U1: int) -> Tensor:
     return skewed.as_strided(size, stride, skewed.storage_offset())
 
 
-def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: Arc) -> Tensor:
+def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: ArcKind) -> Tensor:
     """Log-probabilities (frames, rows) of the arcs of a kind that stay in utterance b's lattice.
 
     Its end is (T, U), which only a blank may enter.
@@ -238,7 +235,7 @@ def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: Arc) -> Tensor:
     return logp.view(T, U1)[:frames, : U1 - kind.labels]
 
 
-def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[Arc], grad: bool) -> Tensor:
+def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[ArcKind], grad: bool) -> Tensor:
     """Arcs into each node, skewed: (kinds, T + U1, B or with `grad` 2 B, U1).
 
     The second B lattices are the first turned by 180 degrees.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from asrkit import files
-from asrkit.losses.lattice import fastest
+from asrkit.losses.choice import fastest
 from asrkit.runtime import triton_fails
 from asrkit.workbench.machine import this_machine
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit.losses import lattice, wavefront
+from asrkit.losses import choice, wavefront
 
 ASK = """
 import torch
@@ -54,9 +54,10 @@ def triton_finds(monkeypatch):
 
     def put(kernels):
         monkeypatch.setitem(sys.modules, "asrkit.losses.triton", kernels)
-        monkeypatch.setattr(lattice, "triton_fails", lambda: "")
+        monkeypatch.setattr(choice, "triton_fails", lambda: "")
+        monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
 
-    works = lattice.triton_works
+    works = choice.triton_works
     works.cache_clear()
     yield put
     works.cache_clear()
@@ -78,22 +79,35 @@ def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
     with pytest.warns(
         RuntimeWarning, match=f"Triton's losses do not work on cpu: .*{said}"
     ) as told:
-        assert [lattice.triton_works(torch.device("cpu")) for _ in range(2)] == [
+        assert [choice.triton_works(torch.device("cpu")) for _ in range(2)] == [
             False
         ] * 2
     assert len(told) == 1
+
+
+def test_a_first_call_inside_a_capture_is_refused_and_decides_nothing(
+    triton_finds, monkeypatch
+):
+    triton_finds(wavefront)
+    capturing = iter([True, False])
+    monkeypatch.setattr(
+        "torch.cuda.is_current_stream_capturing", lambda: next(capturing)
+    )
+    with pytest.raises(RuntimeError, match="Call the loss once before capturing"):
+        choice.triton_works(torch.device("cpu"))
+    assert choice.triton_works(torch.device("cpu"))
 
 
 def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
     triton_finds, monkeypatch
 ):
     triton_finds(wavefront)
-    assert lattice.triton_works(torch.device("cpu"))
+    assert choice.triton_works(torch.device("cpu"))
     for dtype, works, taken in (
         (torch.float32, True, "triton"),
         (torch.float32, False, "wavefront"),
         (torch.float64, True, "wavefront"),
     ):
-        monkeypatch.setattr(lattice, "triton_works", lambda device, works=works: works)
+        monkeypatch.setattr(choice, "triton_works", lambda device, works=works: works)
         scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
-        assert lattice.fastest(scores) == taken
+        assert choice.fastest(scores) == taken

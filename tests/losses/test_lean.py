@@ -335,11 +335,16 @@ def test_reductions_are_those_of_the_dense_loss(reduction):
 def test_tdt_with_omega_one_is_the_plain_loss_and_no_path_costs_infinity():
     given, (targets, *lengths) = halves(10, 2, 5, 2, 8, 6 + 2, torch.float32)
     rest = targets % 5, *lengths
-    options = {"durations": (0, 1), "reduction": "none"}
-    wanted = rnnt_loss_lean(
-        given[0], given[1], given[2][:6], given[3][:6], *rest, reduction="none"
+    tokens = (*given[:2], given[2][:6], given[3][:6])
+    wanted = value_and_gradients(
+        lambda *x: rnnt_loss_lean(*x, *rest, reduction="none"), tokens
     )
-    assert torch.equal(tdt_loss_lean(*given, *rest, omega=1.0, **options), wanted)
+    options = {"durations": (0, 1), "omega": 1.0, "sigma": 0.3, "reduction": "none"}
+    found = value_and_gradients(lambda *x: tdt_loss_lean(*x, *rest, **options), given)
+    for one, other in zip(found, wanted, strict=True):
+        n = len(other)  # behind it are the durations
+        torch.testing.assert_close(one[:n], other)
+        assert (one[n:] == 0).all()
     cost, *grads = value_and_gradients(
         lambda *x: tdt_loss_lean(
             *x,
@@ -381,7 +386,9 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
             "activation": "gelu"
         },
         "dropout: expected a probability below 1, got 1.": {"dropout": 1},
+        "dropout: expected a probability below 1, got a.": {"dropout": "a"},
         "tile: expected a number of nodes, at least 1, got 0.": {"tile": 0},
+        "tile: expected a number of nodes, at least 1, got 2.5.": {"tile": 2.5},
         "seed: expected an integer of 32 bits, got -1.": {"seed": -1},
         "impl: expected one of 'auto', 'plain', 'numba_cpu', 'triton', got 'fast'.": {
             "impl": "fast"
@@ -400,3 +407,16 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got():
     for durations in ((1, 1), 4):
         with pytest.raises(ValueError, match="durations: expected"):
             tdt_loss_lean(*given, *rest, durations=durations)
+
+
+def test_what_a_call_draws_is_drawn_on_the_host_after_its_checks():
+    given, (targets, *lengths) = halves(14, 2, 5, 3, 8, 6 + 2, torch.float32)
+    rest = targets % 5, *lengths
+    options = {"durations": (0, 1), "omega": 0.5}
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="tile: expected"):
+        tdt_loss_lean(*given, *rest, dropout=0.5, tile=0, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.device("meta"):
+        assert tdt_loss_lean(*given, *rest, dropout=0.5, **options).isfinite()
+    assert not torch.equal(torch.get_rng_state(), before)

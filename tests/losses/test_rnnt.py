@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asrkit.losses import rnnt_loss
-from asrkit.losses.lattice import fastest
+from asrkit.losses.choice import fastest
 from asrkit.losses.reference import backward_variables, forward_variables
 from asrkit.losses.rnnt import IMPLS
 
@@ -620,3 +620,15 @@ def test_bad_input_is_one_line_that_names_argument_wanted_and_got(change, wanted
     with pytest.raises(ValueError) as error:
         rnnt_loss(**{**GOOD, **change})
     assert str(error.value) == wanted
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_inside_torch_func_a_loss_is_refused_in_one_line(transform):
+    logits, *rest = GOOD.values()
+    if transform == torch.func.vmap:
+        logits = logits[None]
+    with pytest.raises(ValueError) as error:
+        transform(lambda x: rnnt_loss(x, *rest))(logits)
+    assert str(error.value) == (
+        "logits: expected a plain tensor, got one inside torch.func. Take gradients with torch.autograd."
+    )

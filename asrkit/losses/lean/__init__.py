@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from asrkit.losses.choice import expect_runs, fastest
 from asrkit.losses.lattice import (
     LatticeOptions,
     Nodes,
@@ -19,22 +20,17 @@ from asrkit.losses.lattice import (
     check_lengths,
     check_options,
     check_scores,
-    expect_runs,
-    fastest,
     reduce,
     takes_plain_loss,
 )
-from asrkit.losses.lean.driver import Joint, LeanLoss
+from asrkit.losses.lean.driver import Joint, LeanLoss, NodeTiles
 from asrkit.runtime import autocast, autocast_dtype, eager
-from asrkit.shapes import dims, expect, expect_choice
+from asrkit.shapes import dims, expect, expect_choice, is_finite, whole
 
 Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
 # The lattice beside each implementation's tiles.
 LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "triton"}
-# Size of a tile by default: a CPU core's cache; a GPU's cache; for Triton what keeps an H100 busy
-# until the next launch is there.
-TILE_MIB = {"cpu": 4, "cuda": 16, "triton": 256}
 FEWEST_NODES = 64  # of a tile by default
 
 
@@ -158,13 +154,9 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
     """
     check_durations(durations, sigma, omega)
-    options = LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda)
-    if takes_plain_loss(omega):
-        tokens = len(weight) - len(durations)
-        weight = weight[:tokens]
-        bias = None if bias is None else bias[:tokens]
-    else:
-        options = replace(options, durations=tuple(durations), sigma=sigma)
+    options = LatticeOptions(
+        blank=blank, fastemit_lambda=fastemit_lambda, durations=tuple(durations), sigma=sigma
+    )
     return _lean_loss(
         (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
@@ -172,6 +164,7 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         options,
         reduction,
         impl,
+        omega,
     )
 
 
@@ -182,6 +175,7 @@ def _lean_loss(
     options: LatticeOptions,
     reduction: Reduction,
     impl: Impl,
+    omega: float = 0.0,
 ) -> Tensor:
     """Check, pick an implementation, run it.
 
@@ -192,6 +186,7 @@ def _lean_loss(
         options: of the loss.
         reduction: over the batch.
         impl: as the caller named it.
+        omega: probability that a call takes RNN-T's loss.
     """
     encoded, predicted, weight, bias = tensors
     _, T, U1, D = check_halves(encoded, predicted)
@@ -209,6 +204,8 @@ def _lean_loss(
     picked = _pick(impl, encoded, weight)
     lattice = import_module(f"asrkit.losses.{LATTICES[picked]}").lattice
     make_tiles = import_module(f"{__name__}.{picked}").Tiles
+    joint = _joint(*layer, weight, make_tiles)
+    as_rnnt = takes_plain_loss(omega)
     inputs = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():
         inputs = [tensor.detach() for tensor in inputs]
@@ -217,8 +214,8 @@ def _lean_loss(
             *inputs,
             as_index(alignment[0], encoded.device),
             Nodes.packed(lengths, outputs),
-            replace(options, blank=options.blank % V),
-            _joint(*layer, weight, picked),
+            replace(options, blank=options.blank % V, as_rnnt=as_rnnt),
+            joint,
             make_tiles,
             lattice,
         )
@@ -239,22 +236,28 @@ def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
 
 
 def _joint(
-    activation: str, dropout: float, seed: int | None, tile: int | None, weight: Tensor, impl: str
+    activation: str,
+    dropout: float,
+    seed: int | None,
+    tile: int | None,
+    weight: Tensor,
+    tiles: type[NodeTiles],
 ) -> Joint:
-    """The joint as tiles take it, with a seed drawn and the size of a tile chosen where they are
+    """The joint as `tiles` take it, with a seed drawn and the size of a tile chosen where they are
     None; ValueError for one outside its range.
     """
     expect_choice("activation", activation, get_args(Activation))
-    expect(0 <= dropout < 1, "dropout", "a probability below 1", dropout)
-    fits = tile is None or tile > 0
+    is_probability = is_finite(dropout) and 0 <= dropout < 1
+    expect(is_probability, "dropout", "a probability below 1", dropout)
+    fits = tile is None or whole(tile, 1)
     expect(fits, "tile", "a number of nodes, at least 1", tile)
-    fits = seed is None or 0 <= seed < 2**32
+    fits = seed is None or whole(seed, 0, 2**32 - 1)
     expect(fits, "seed", "an integer of 32 bits", seed)
     if seed is None:
-        seed = int(torch.randint(2**31, ())) if dropout else 0
+        seed = int(torch.randint(2**31, (), device="cpu")) if dropout else 0
     if tile is None:
-        place = "triton" if impl == "triton" else weight.device.type
-        tile_MiB = TILE_MIB.get(place, TILE_MIB["cuda"])
+        on_cpu = weight.device.type == "cpu"
+        tile_MiB = tiles.cpu_tile_MiB if on_cpu else tiles.gpu_tile_MiB
         row_bytes = max(weight.shape) * weight.element_size()
         tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
     return Joint(activation=activation, dropout=dropout, seed=seed, tile=tile)

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from asrkit.losses.gradient import (
-    Lattice,
+    Recursions,
     Saved,
     refuse_second_derivative,
+    sum_paths,
     to_save,
 )
 from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes
@@ -50,6 +51,8 @@ class NodeTiles:
     """Tiles of consecutive nodes, one after another: the base of the plain and the Numba tiles."""
 
     bias_rows = 1  # of the sum that is the bias's gradient
+    cpu_tile_MiB = 4  # of a tile by default: what a core's cache holds
+    gpu_tile_MiB = 16  # what a GPU's cache holds
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class LeanLoss(torch.autograd.Function):
         options: LatticeOptions,
         joint: Joint,
         make_tiles: Callable[..., Any],
-        lattice: Lattice,
+        lattice: Recursions,
     ) -> Tensor:
         """Losses of checked arguments; `ctx` keeps what the gradient needs, if one is.
 
@@ -170,7 +173,7 @@ class LeanLoss(torch.autograd.Function):
         tiles = make_tiles(*inputs, nodes, options, joint)
         tiles.arc_log_probs(arcs)
         del tiles  # its buffers
-        posteriors = lattice(arcs.lowered(options.sigma), nodes, options, needs_gradient)
+        posteriors = sum_paths(lattice, arcs, nodes, options, needs_gradient)
         if needs_gradient:
             ctx.save_for_backward(*inputs, *to_save(arcs, posteriors))
             ctx.rest = (nodes, options, joint, make_tiles)

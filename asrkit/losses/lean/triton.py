@@ -85,6 +85,9 @@ def chunks(nodes: Nodes, most: int, row: int) -> Iterator[Chunk]:
 class Tiles:
     """Chunks in place of `asrkit.losses.lean.driver.NodeTiles`, in float32 or half precision."""
 
+    gpu_tile_MiB = 256  # by default: keeps an H100 busy until the next launch is there
+    cpu_tile_MiB = gpu_tile_MiB  # in the interpreter
+
     def __init__(
         self,
         encoded: Tensor,

@@ -39,8 +39,8 @@ from asrkit.losses.lattice import (
     FRAMES,
     LABEL_STEP,
     LABELS,
-    ROW_FRAMES,
-    ROW_NODES,
+    PADDED_FRAMES,
+    PADDED_ROWS,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
@@ -368,8 +368,8 @@ def _gradient(logits, out, targets, table, V, log_z, blank_posterior, label_post
     lane = cuda.threadIdx.x
     T = table[b, FRAMES]
     U1 = table[b, LABELS] + 1
-    width = table[b, ROW_NODES]
-    size = table[b, ROW_FRAMES] * width
+    width = table[b, PADDED_ROWS]
+    size = table[b, PADDED_FRAMES] * width
     scale = incoming[b]
     blank = V - 1
     begin = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
