@@ -187,7 +187,15 @@ class JsonTokenizer:
 
     def __post_init__(self) -> None:
         known = self._tokenizer.get_vocab_size()
+        kind = type(self._tokenizer.model).__name__
+        expect(kind in ("BPE", "Unigram"), "tokenizer", "a BPE or Unigram model", kind)
+        decodes = self._tokenizer.decoder is not None
+        expect(decodes, "tokenizer", "a tokenizer.json with a decoder", "none")
         expect(self.vocab_size <= known, "tokenizer", f"{self.vocab_size} tokens", known)
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        """What pickles and copies are made of: `_tokenizer` would lose that "<|en|>" is text."""
+        return JsonTokenizer, (self.contents, self.vocab_size)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -274,6 +282,8 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
 def _from_dump(parts: dict[str, Any]) -> Tokenizer:
     match parts:
         case {"alphabet": alphabet}:
+            is_text = isinstance(alphabet, str)
+            expect(is_text, "tokenizer", "an alphabet that is text", f"{alphabet!r:.80}")
             return CharTokenizer(alphabet)
         case {"json": contents, "tokens": vocab_size}:
             return JsonTokenizer(contents, vocab_size)
