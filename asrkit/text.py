@@ -188,9 +188,10 @@ class JsonTokenizer:
     def __post_init__(self) -> None:
         known = self._tokenizer.get_vocab_size()
         kind = type(self._tokenizer.model).__name__
-        expect(kind in ("BPE", "Unigram"), "tokenizer", "a BPE or Unigram model", kind)
-        decodes = self._tokenizer.decoder is not None
-        expect(decodes, "tokenizer", "a tokenizer.json with a decoder", "none")
+        decoder = self._tokenizer.decoder
+        fits = kind in ("BPE", "Unigram") and decoder is not None
+        wanted = "a BPE or Unigram model with a decoder"
+        expect(fits, "tokenizer", wanted, f"{kind} with decoder {decoder!s:.60}")
         expect(self.vocab_size <= known, "tokenizer", f"{self.vocab_size} tokens", known)
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
@@ -283,7 +284,7 @@ def _from_dump(parts: dict[str, Any]) -> Tokenizer:
     match parts:
         case {"alphabet": alphabet}:
             is_text = isinstance(alphabet, str)
-            expect(is_text, "tokenizer", "an alphabet that is text", f"{alphabet!r:.80}")
+            expect(is_text, "tokenizer", "an alphabet of text", type(alphabet).__name__)
             return CharTokenizer(alphabet)
         case {"json": contents, "tokens": vocab_size}:
             return JsonTokenizer(contents, vocab_size)

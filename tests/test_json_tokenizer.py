@@ -102,9 +102,9 @@ WORDS = {"type": "WordLevel", "unk_token": "0", "vocab": {str(n): n for n in ran
 
 def test_what_is_no_tokenizer_is_refused():
     for message, call in {
-        "^tokenizer: expected a tokenizer.json with a decoder, got none": lambda: other(decoder=None),
-        "^tokenizer: expected a BPE or Unigram model, got WordLevel": lambda: other(model=WORDS),
-        "^tokenizer: expected an alphabet that is text, got \\['a'\\]": lambda: load_tokenizer({"alphabet": ["a"]}),
+        "^tokenizer: expected a BPE or Unigram model with a decoder, got BPE with decoder None": lambda: other(decoder=None),
+        "^tokenizer: expected a BPE or Unigram model with a decoder, got WordLevel": lambda: other(model=WORDS),
+        "^tokenizer: expected an alphabet of text, got list": lambda: load_tokenizer({"alphabet": ["a"]}),
         "^tokenizer: tokenizer.json is damaged": lambda: JsonTokenizer("{", 3),
         "^tokenizer: expected 99 tokens, got 32": lambda: JsonTokenizer(PIECES.contents, 99),
         "^tokens: expected 0 to 30, got \\[31, -1\\]": lambda: PIECES.decode([0, 31, -1]),

@@ -166,7 +166,7 @@ HEAD = "decoder.layers.0.weight"
 BLOCK = "encoder.layers.1"
 WRONG = {
     "another training": (lambda saved: {"model": saved["state_dict"]}, "weights under ema_state_dict or state_dict, got .'model'"),
-    "a list": (lambda saved: [1], "^model: expected the keys of a training in a.pt, got list"),
+    "a list": (lambda saved: [1], "^a.pt: expected the keys of a training, got list"),
     "a number for a weight": (replaced("encoder.x", 1), "^encoder.x: expected a dense tensor, got int"),
     "no head": (without(HEAD), "damaged .it has no 'output.weight'"),
     "another alphabet": (replaced(HEAD, torch.zeros(32, 16, 1)), "size mismatch for output.weight"),

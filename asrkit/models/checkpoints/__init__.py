@@ -6,7 +6,6 @@ No pickled code is ever run.
 
 import tarfile
 import zlib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +157,7 @@ def _without_memory(contents: own.Contents) -> Model:
             expect(size < config.most, "prompt", fewer, size)
     else:
         expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
-    unknown = features.keys() - {field.name for field in fields(FeatureConfig)}
+    unknown = features.keys() - FeatureConfig.__dataclass_fields__.keys()
     expect(not unknown, "features", "settings of FeatureConfig", sorted(unknown))
     bins = FeatureConfig(**features).bins
     wanted = f"{config.encoder.bins} bins, as the encoder has"

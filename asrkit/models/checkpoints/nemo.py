@@ -164,16 +164,18 @@ def _followed(value: Any, root: Any, count: Iterator[int]) -> Any:
 def _expect_features(weights: dict[str, Tensor], config: FeatureConfig) -> None:
     """ValueError unless an archive's own window and mel bands are those of `config`."""
     make_window = getattr(torch, f"{config.window}_window")
-    size = config.window_samples
-    window = (f"a {config.window} window of {size} samples, not periodic", make_window(size, False))
-    bands = ("Slaney's mel bands up to half the rate", mel_bands(config).T[None])
-    for name, (wanted, ours) in {"window": window, "fb": bands}.items():
-        held = weights[f"preprocessor.featurizer.{name}"]
+    window = make_window(config.window_samples, periodic=False)
+    wanted = f"a {config.window} window, not periodic, and Slaney's mel bands up to rate / 2"
+    known = {
+        "preprocessor.featurizer.window": window,
+        "preprocessor.featurizer.fb": mel_bands(config).T[None],
+    }
+    for name, ours in known.items():
+        held = weights[name]
         rounding = max(1e-5, torch.finfo(held.dtype).eps)  # of half precision
         same = held.shape == ours.shape
         same = same and torch.allclose(held.float(), ours, rtol=rounding, atol=1e-6)
-        got = f"other numbers, of shape {tuple(held.shape)}"
-        expect(same, f"preprocessor.featurizer.{name}", wanted, got)
+        expect(same, name, wanted, f"other numbers, of shape {tuple(held.shape)}")
 
 
 def _settings(
@@ -251,7 +253,7 @@ def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperC
         sizes["subsampling_channels"] = sizes["width"]
     around = [sizes["kernel"] // 2] * 2
     context = values.get("conv_context_size") or around
-    expect(context == around, "encoder.conv_context_size", f"{around} or none", f"{context!r:.80}")
+    expect_only({"conv_context_size": context}, {"conv_context_size": around}, "encoder")
     context = values.get("att_context_size") or (-1, -1)
     # With unequal sides NeMo adds the position terms of one distance to the scores of another,
     # which are not our numbers.
