@@ -229,7 +229,7 @@ CONFIG = [
     ({"preprocessor__pad_value": 1.0}, "^preprocessor.pad_value: expected 0"),
     ({"preprocessor__normalize": {"fixed_mean": [0]}}, "^normalization: expected one of"),
     ({"preprocessor__features": 64}, "^preprocessor.featurizer.fb: expected .*Slaney's mel bands .*, got other numbers, of shape .1, 80, 257"),
-    ({"preprocessor__window_size": 0.02}, "^preprocessor.featurizer.window: expected a hann window .* of shape .400"),
+    ({"preprocessor__window_size": 0.02}, "^preprocessor.featurizer.window: expected a hann window, .* of shape .400"),
     ({"preprocessor__log_zero_guard_value": "x"}, "^model: a.nemo is damaged .ValueError: could not convert"),
     ({"encoder__causal_downsampling": True}, "^encoder.causal_downsampling: expected False"),
     ({"encoder__global_tokens": 1}, "^encoder.global_tokens: expected 0, got 1"),
