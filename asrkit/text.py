@@ -186,7 +186,16 @@ class JsonTokenizer:
 
     def __post_init__(self) -> None:
         known = self._tokenizer.get_vocab_size()
+        kind = type(self._tokenizer.model).__name__
+        decoder = self._tokenizer.decoder
+        fits = kind in ("BPE", "Unigram") and decoder is not None
+        wanted = "a BPE or Unigram model with a decoder"
+        expect(fits, "tokenizer", wanted, f"{kind} with decoder {decoder!s:.60}")
         expect(self.vocab_size <= known, "tokenizer", f"{self.vocab_size} tokens", known)
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        """What pickles and copies are made of: `_tokenizer` would lose that "<|en|>" is text."""
+        return JsonTokenizer, (self.contents, self.vocab_size)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -265,6 +274,8 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
         case "char":
             return CharTokenizer()
         case {"alphabet": alphabet}:
+            is_text = isinstance(alphabet, str)
+            expect(is_text, "tokenizer", "an alphabet of text", type(alphabet).__name__)
             return CharTokenizer(alphabet)
         case {"json": contents, "tokens": vocab_size}:
             return JsonTokenizer(contents, int(vocab_size))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from asrkit.data import Utterances, corpora
 from asrkit.data.corpora.manifests import transcribed_cut
 from asrkit.decoders import NGram
-from asrkit.features import FeatureConfig
+from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models import (
     Checkpoint,
     ConvConfig,
@@ -216,6 +216,8 @@ def nemo(tmp_path_factory):
     shapes = json.loads(golden.read_text())["ctc"]["shapes"]
     weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
     weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
+    weights["preprocessor.featurizer.fb"] = mel_bands(FeatureConfig()).T[None]
+    weights = parity_cases.fill(weights)
     path = tmp_path_factory.mktemp("nemo") / "model.nemo"
     parity_cases.write_nemo(path, parity_cases.nemo_config(case), weights)
     load_checkpoint(path)

@@ -1,6 +1,8 @@
 """tokenizer.json by Hugging Face's tokenizers: tokens, texts, what a checkpoint keeps of it."""
 
+import copy
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -69,6 +71,8 @@ def test_special_tokens_have_no_text_and_no_text_has_them():
     contents["truncation"] = {
         "max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right",
     }  # fmt: skip
+    for again in (pickle.loads(pickle.dumps(whole)), copy.deepcopy(whole)):
+        assert again == whole and again.encode("the <pad>") == tokens
     text = "the mat is in the tea room"
     assert len(JsonTokenizer(json.dumps(contents), blank).encode(text)) > 2
 
@@ -79,8 +83,20 @@ def test_a_saved_tokenizer_is_the_same_again():
         assert load_tokenizer(dump) == tokenizer
 
 
+def other(**changes):
+    """PIECES with other values at keys of its tokenizer.json."""
+    contents = json.loads(PIECES.contents) | changes
+    return JsonTokenizer(json.dumps(contents), known.V)
+
+
+WORDS = {"type": "WordLevel", "unk_token": "0", "vocab": {str(n): n for n in range(31)}}
+
+
 def test_what_is_no_tokenizer_is_refused():
     for message, call in {
+        "^tokenizer: expected a BPE or Unigram model with a decoder, got BPE with decoder None": lambda: other(decoder=None),
+        "^tokenizer: expected a BPE or Unigram model with a decoder, got WordLevel": lambda: other(model=WORDS),
+        "^tokenizer: expected an alphabet of text, got list": lambda: load_tokenizer({"alphabet": ["a"]}),
         "^tokenizer: tokenizer.json is damaged": lambda: JsonTokenizer("{", 3),
         "^tokenizer: expected 99 tokens, got 32": lambda: JsonTokenizer(PIECES.contents, 99),
         "^tokens: expected 0 to 30, got \\[31, -1\\]": lambda: PIECES.decode([0, 31, -1]),

@@ -339,7 +339,7 @@ def test_a_folder_of_before_tokenizer_json_is_read_too(folder):
     text = "The other, and the naïve one."
     assert found.tokenizer.encode(text) == wanted.tokenizer.encode(text)
     (path / "merges.txt").unlink()
-    refused(path, "model: whisper is damaged (FileNotFoundError")
+    refused(path, "model: whisper is damaged (it has no merges.txt)")
 
 
 def test_a_vocabulary_that_repeats_the_end_among_its_texts_is_read(folder):
@@ -444,7 +444,7 @@ def test_a_tokenizer_without_whispers_tokens_is_refused(folder):
     edit(path / "tokenizer.json", added_tokens=kept)
     refused(path, "prompt: expected a token for each of its places, got none for")
     edit(path / "tokenizer.json", added_tokens=[])
-    refused(path, "is damaged (KeyError: '<|startoftranscript|>')")
+    refused(path, "is damaged (it has no '<|startoftranscript|>')")
 
 
 def test_features_of_a_folder_fill_the_chunk(folder):

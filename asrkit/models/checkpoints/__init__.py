@@ -4,6 +4,8 @@ folders, and `.pt` files of Jasper's published training code.
 No pickled code is ever run.
 """
 
+import tarfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +51,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         ValueError: The parts do not fit one another, or the model was optimized.
+        OSError: The file cannot be written, as on a full disk.
     """
     model, tokenizer, features, notes = checkpoint
     weights = {}
@@ -90,25 +93,52 @@ def load_checkpoint(
         contents = read(path)
         model = _without_memory(contents)
     except Exception as error:  # a file whose parts are not those of its kind raises anything
-        if type(error) is ValueError:  # one of ours, which says what is wrong
+        if type(error) is ValueError and _is_ours(str(error), path.name):
             raise
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        remedy = "Or it is of a model that asrkit does not know."
-        raise ValueError(f"model: {path.name} is damaged ({why:.300}). {remedy}") from None
+        why = " ".join(_damage(error).split())
+        remedy = "Pass a .safetensors file, a .nemo file or the folder of a model."
+        message = f"model: {path.name} is damaged ({why:.300}), or asrkit does not know its model."
+        raise ValueError(f"{message} {remedy}") from None
     _, weights, tokenizer, features, notes = contents
     # Tensors of other files are mapped from them: what changes the file would change the model.
     mapped = read is not nemo.read
+    state = model.state_dict()
     storages = set[int]()
     moved = dict[str, Tensor]()
     for name in [*weights]:  # one by one, so that none is in memory twice
         weight = weights.pop(name)
+        floating = weight.is_floating_point()
+        same = state.get(name, weight).is_floating_point() == floating
+        wanted = "floating-point weights, whole counters"
+        expect(same and not weight.is_complex(), name, wanted, weight.dtype)
         storage = weight.untyped_storage().data_ptr()
-        to_dtype = dtype if weight.is_floating_point() else weight.dtype
+        to_dtype = dtype if floating else weight.dtype
         # Weights that lie in one piece of memory, as an LSTM's may, become weights of their own.
         moved[name] = weight.to(device, to_dtype, copy=mapped or storage in storages)
         storages.add(storage)
     _load(model, moved, path.name, "Is it whole, and of this asrkit?")
     return Checkpoint(model.eval(), tokenizer, features, notes)
+
+
+def _is_ours(message: str, file: str) -> bool:
+    """Whether a ValueError says what is wrong, as those of asrkit do and those of Python do not."""
+    return ": expected " in message or message.startswith(("model: ", "tokenizer: ", file))
+
+
+def _damage(error: Exception) -> str:
+    """What is wrong with a file whose reading raised `error`."""
+    from safetensors import SafetensorError
+
+    match error:
+        case FileNotFoundError():
+            return f"it has no {Path(str(error.filename)).name}"
+        case KeyError():
+            return f"it has no {error}"
+        case tarfile.TarError() | zlib.error() | EOFError():
+            return f"it is no whole tar archive: {error}"
+        case SafetensorError():
+            return f"it is no whole .safetensors file: {error}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _without_memory(contents: own.Contents) -> Model:
@@ -127,6 +157,8 @@ def _without_memory(contents: own.Contents) -> Model:
             expect(size < config.most, "prompt", fewer, size)
     else:
         expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
+    unknown = features.keys() - FeatureConfig.__dataclass_fields__.keys()
+    expect(not unknown, "features", "settings of FeatureConfig", sorted(unknown))
     bins = FeatureConfig(**features).bins
     wanted = f"{config.encoder.bins} bins, as the encoder has"
     expect(bins == config.encoder.bins, "features", wanted, bins)

@@ -72,7 +72,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         names = sorted({*index["weight_map"].values()})
     weights: dict[str, Tensor] = {}
     for name in names:
-        there = (path / name).is_file()
+        there = Path(name).name == name and (path / name).is_file()  # in no other folder
         remedy = "Pickled weights (.bin, .pt) are not read."
         expect(there, "model", name, f"none in {path.name}", remedy)
         weights |= read_safetensors(path / name)[0]

@@ -106,6 +106,7 @@ def read(path: Path) -> Contents:
     features = translated(settings, EXTRACTOR)  # the others are FeatureConfig's defaults
     features["window_s"] /= features["rate_hz"]
     features["hop_s"] /= features["rate_hz"]
+    features["preemphasis"] = features["preemphasis"] or 0.0  # null is none
     return config, weights, JsonTokenizer(text, tokens), features, notes
 
 

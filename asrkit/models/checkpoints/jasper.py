@@ -53,6 +53,8 @@ def read(path: Path) -> Contents:
         ValueError: Something is damaged, missing or not supported; it is named.
     """
     training = saved(path, path.name, mmap=True)
+    is_dict = isinstance(training, dict)
+    expect(is_dict, path.name, "the keys of a training", type(training).__name__)
     averaged = training.get("ema_state_dict") is not None
     state = "ema_state_dict" if averaged else "state_dict"
     wanted = "weights under ema_state_dict or state_dict"

@@ -7,13 +7,17 @@ of nemo_toolkit 3.0.0.
 """
 
 import io
+import itertools
 import re
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import canary, jasper
 from asrkit.models.checkpoints.folders import expect_only, translated
@@ -39,22 +43,32 @@ TARGETS = {
     "EncDecHybridRNNTCTCBPEModel": "hybrid",
     "EncDecMultiTaskModel": "attention",
 }
+SECTIONS = (  # of an archive's config, with all that asrkit reads
+    "target",
+    "nemo_version",
+    "preprocessor",
+    "encoder",
+    "decoder",
+    "joint",
+    "decoding",
+    "tokenizer",
+    "transf_decoder",
+    "prompt_format",
+    "prompt_defaults",
+)
+MOST_VALUES = 10**6  # in them: aliases of YAML make billions of a few lines
 ONLY: dict[str, dict[str, Any]] = {
     "preprocessor": {
         "log": True,
         "frame_splicing": 1,
         "exact_pad": False,
         "pad_value": 0,
-        "lowfreq": 0,
-        "highfreq": None,
-        "mel_norm": "slaney",
     },
     "encoder": {
         "causal_downsampling": False,
         "reduction": None,
         "att_context_style": "regular",
         "att_chunk_context_size": None,
-        "conv_context_size": None,
         "conv_context_style": "regular",
         "global_tokens": 0,
     },
@@ -107,14 +121,17 @@ def read(path: Path) -> Contents:
 
     with tarfile.open(path) as tar:
         members: dict[str, Any] = {}  # open files
-        for member in tar:
+        for member in filter(tarfile.TarInfo.isfile, tar):
             members[member.name.removeprefix("./")] = tar.extractfile(member)
-        config = yaml.safe_load(members["model_config.yaml"])
-        model, tokenizer, features, notes = _settings(_followed(config, config), members)
+        whole = yaml.safe_load(members["model_config.yaml"])
+        count = itertools.count(1)
+        config = {key: _followed(whole[key], whole, count) for key in SECTIONS if key in whole}
+        model, tokenizer, features, notes = _settings(config, members)
         stored = members["model_weights.ckpt"]
         if not isinstance(tar.fileobj, io.BufferedReader):
             stored = io.BytesIO(stored.read())  # of gzip, which goes back from the start only
         weights = saved(stored, f"{path.name}: model_weights.ckpt")
+    _expect_features(weights, FeatureConfig(**features))
     kept = {name: one for name, one in weights.items() if not name.startswith(NO_WEIGHTS)}
     del weights
     found = renamed(kept, our_name)
@@ -124,19 +141,41 @@ def read(path: Path) -> Contents:
     return model, found, tokenizer, features, {"source": path.name, **notes}
 
 
-def _followed(value: Any, root: Any) -> Any:
-    """`value` with references such as ${encoder.d_model} followed, to None where they miss."""
+def _followed(value: Any, root: Any, count: Iterator[int]) -> Any:
+    """`value` with references such as ${encoder.d_model} followed, to None where they miss.
+
+    `count` counts its values: ValueError for more than `MOST_VALUES`.
+    """
+    few = next(count) <= MOST_VALUES
+    expect(few, "model_config.yaml", f"at most {MOST_VALUES} values", "more")
     if isinstance(value, dict):
-        return {key: _followed(item, root) for key, item in value.items()}
+        return {key: _followed(item, root, count) for key, item in value.items()}
     if isinstance(value, list):
-        return [_followed(item, root) for item in value]
+        return [_followed(item, root, count) for item in value]
     reference = isinstance(value, str) and re.fullmatch(r"\$\{([\w.]+)\}", value)
     if not reference:
         return value
     found = root
     for key in reference[1].split("."):
         found = found.get(key) if isinstance(found, dict) else None
-    return _followed(found, root)
+    return _followed(found, root, count)
+
+
+def _expect_features(weights: dict[str, Tensor], config: FeatureConfig) -> None:
+    """ValueError unless an archive's own window and mel bands are those of `config`."""
+    make_window = getattr(torch, f"{config.window}_window")
+    window = make_window(config.window_samples, periodic=False)
+    wanted = f"a {config.window} window, not periodic, and Slaney's mel bands up to rate / 2"
+    known = {
+        "preprocessor.featurizer.window": window,
+        "preprocessor.featurizer.fb": mel_bands(config).T[None],
+    }
+    for name, ours in known.items():
+        held = weights[name]
+        rounding = max(1e-5, torch.finfo(held.dtype).eps)  # of half precision
+        same = held.shape == ours.shape
+        same = same and torch.allclose(held.float(), ours, rtol=rounding, atol=1e-6)
+        expect(same, name, wanted, f"other numbers, of shape {tuple(held.shape)}")
 
 
 def _settings(
@@ -162,7 +201,9 @@ def _settings(
         ctc = CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder)
         return ctc, tokenizer, features, notes
     decoding = config["decoding"]
-    notes["max_symbols"] = (decoding.get("greedy") or {}).get("max_symbols") or 10
+    greedy = decoding.get("greedy") or {}
+    most = greedy.get("max_symbols") or greedy.get("max_symbols_per_step")
+    notes["max_symbols"] = most or 10
     predictor = config["decoder"]["prednet"]
     joint = config["joint"]["jointnet"]
     transducer = TransducerConfig(
@@ -210,6 +251,9 @@ def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperC
     sizes = translated(values, ENCODER)
     if sizes["subsampling_channels"] == -1:
         sizes["subsampling_channels"] = sizes["width"]
+    around = [sizes["kernel"] // 2] * 2
+    context = values.get("conv_context_size") or around
+    expect_only({"conv_context_size": context}, {"conv_context_size": around}, "encoder")
     context = values.get("att_context_size") or (-1, -1)
     # With unequal sides NeMo adds the position terms of one distance to the scores of another,
     # which are not our numbers.

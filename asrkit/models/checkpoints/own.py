@@ -73,7 +73,8 @@ def config_from_dict(values: Any) -> Any:
 
 
 def write(path: Path, contents: Contents) -> None:
-    """Write `contents` to `path` (.safetensors), atomically."""
+    """Write `contents` to `path` (.safetensors), atomically; OSError names it."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     config, weights, tokenizer, features, notes = contents
@@ -86,7 +87,11 @@ def write(path: Path, contents: Contents) -> None:
     with atomic(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # what this account gives its files
-        save_file(weights, str(temporary), metadata={"asrkit": json.dumps(header)})
+        try:
+            save_file(weights, str(temporary), metadata={"asrkit": json.dumps(header)})
+        except SafetensorError as error:
+            reason = f"Is the disk full? ({error})"
+            raise OSError(f"{path} cannot be written. {reason}") from None
         temporary.chmod(mode)  # safetensors keeps others from reading
 
 

@@ -77,13 +77,14 @@ def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str
         our_name: A name of theirs to asrkit's; of a weight that asrkit does not know, to itself.
 
     Raises:
-        ValueError: Two weights get one name, or one is no tensor.
+        ValueError: Two weights get one name, or one is no dense tensor.
     """
     found: dict[str, Tensor] = {}
     for theirs in [*weights]:
         ours = our_name(theirs)
         weight = weights.pop(theirs)
-        expect(isinstance(weight, Tensor), theirs, "a tensor", type(weight).__name__)
+        kind = getattr(weight, "layout", type(weight).__name__)
+        expect(kind == torch.strided, theirs, "a dense tensor", kind)
         expect(ours not in found, "model", "weights of one model", f"two for {ours}")
         found[ours] = weight
     return found
