@@ -60,6 +60,7 @@ def load(
                 split = "test"
             sets[split if split in SPLITS else "train"].append(cut)
     known = hold_out is None or hold_out in speakers
-    wanted = f"one of the speakers {sorted(speakers)[:9]} of manifests"
-    expect(known, "hold_out", wanted, repr(hold_out))
+    wanted = f"a speaker of a manifest, such as {', '.join(sorted(speakers)[:9]) or 'none here'}"
+    remedy = "spoken_commands has a test set of its own."
+    expect(known, "hold_out", wanted, repr(hold_out), remedy)
     return {split: CutSet.from_cuts(cuts) for split, cuts in sets.items()}

@@ -421,7 +421,7 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
     }  # fmt: skip
     with pytest.raises(
         ValueError,
-        match=r"hold_out: expected one of the speakers \['ann', 'bob'\] of manifests, got 'eve'",
+        match="hold_out: expected a speaker of a manifest, such as ann, bob, got 'eve'",
     ):
         corpora.load([path], hold_out="eve")
 

@@ -194,7 +194,9 @@ def test_no_process_outlives_the_one_that_forked_it_however_that_ended():
 )
 @torch.inference_mode()
 def test_packed_weights_are_in_memory_once():
-    layer = PackedLinear(nn.Linear(4096, 8192).eval())  # in oneDNN's own layout
+    plain = nn.Linear(4096, 8192)
+    layer = PackedLinear(plain.weight, plain.bias).eval()  # in oneDNN's own layout
+    del plain
     weights = 4 * 4096 * 8192
     row = torch.randn(1, 4096)
     wanted = layer(row)
