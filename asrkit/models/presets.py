@@ -20,6 +20,7 @@ from asrkit.models.transducer import (
     TransducerModel,
 )
 from asrkit.models.whisper import WhisperEncoderConfig
+from asrkit.shapes import expect
 
 ModelConfig = TransducerConfig | CTCConfig | AEDConfig
 Model = TransducerModel | CTCModel | AEDModel
@@ -31,6 +32,10 @@ def make_model(config: ModelConfig) -> Model:
 
     >>> make_model(parakeet_ctc_0_6b())  # doctest: +SKIP
     """
+    wanted = "a TransducerConfig, CTCConfig or AEDConfig"
+    is_config = isinstance(config, ModelConfig)
+    remedy = "Call the preset: make_model(presets.tiny())."
+    expect(is_config, "config", wanted, type(config).__name__, remedy)
     if isinstance(config, CTCConfig):
         return CTCModel(config)
     if isinstance(config, AEDConfig):

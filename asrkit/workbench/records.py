@@ -109,8 +109,10 @@ def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:
 
 
 def code_version(record: Mapping[str, Any]) -> str:
-    """The code that measured a record: "commit 1a2b3c4"."""
-    return f"commit {(record['code']['commit'] or 'unknown')[:7]}"
+    """The code that measured a record: "commit 1a2b3c4", or "commit 1a2b3c4 with changes"."""
+    code = record["code"]
+    changes = " with changes" if code["dirty"] else ""
+    return f"commit {(code['commit'] or 'unknown')[:7]}{changes}"
 
 
 def problem(record: Any) -> str:

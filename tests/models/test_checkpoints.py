@@ -70,7 +70,7 @@ def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
 def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(
         ValueError,
-        match="model: expected a .safetensors file or a training folder, a .nemo file",
+        match="model: expected a .safetensors or .nemo file, a training or Hugging Face folder",
     ):
         load_checkpoint(tmp_path / "none.safetensors")
     bad = tmp_path / "bad.safetensors"

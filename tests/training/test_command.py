@@ -91,7 +91,10 @@ def test_it_trains_a_model_that_transcribes(
         (["--ema", "1.5"], "--ema: expected a share from 0 to 1, got 1.5"),
         (["--accumulate", "0"], "--accumulate: expected at least 1, got 0"),
         (["--durations", "-1", "2"], "durations: expected"),
-        (["--hold-out", "eve"], "--hold-out: expected a speaker of a manifest, such as "),
+        (
+            ["--hold-out", "eve"],
+            "--hold-out: expected a speaker of a manifest, such as ",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(

@@ -47,9 +47,10 @@ def test_the_last_run_of_a_case_is_found_by_implementation():
 
 def test_a_record_says_which_card_measured_it():
     record = ratio().record()
-    record["code"]["commit"] = "1a2b3c4d5e"
+    record["code"] |= {"commit": "1a2b3c4d5e", "dirty": True}
     record["machine"] |= {"cpu_model": "A CPU", "gpus": []}
-    assert records.measured_on(record) == "A CPU, commit 1a2b3c4"
+    assert records.measured_on(record) == "A CPU, commit 1a2b3c4 with changes"
+    record["code"]["dirty"] = False
     record["machine"]["gpus"] = [{"name": "A card"}]
     assert records.measured_on(record) == "A card, commit 1a2b3c4"
 

@@ -84,7 +84,7 @@ def load_checkpoint(
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
         path = path / "model.safetensors"
-    kinds = "a .safetensors file or a training folder, a .nemo file, or a Hugging Face folder"
+    kinds = "a .safetensors or .nemo file, a training or Hugging Face folder, or Jasper's .pt file"
     there = path.is_file() or folder
     expect(there, "model", kinds, f"no such file: {str(path)!r}", "Make one: asrkit train.")
     readers = {".nemo": nemo.read, ".pt": jasper.read}
