@@ -355,6 +355,8 @@ def read_arpa(path: Path) -> Table:
                     expect(len(fields) > order, "line", wanted, repr(text))
                     logp = float(fields[0])
                     words = tuple(fields[1 : order + 1])
+                    wanted = "an n-gram whose first words are listed above"
+                    expect(order == 1 or words[:-1] in grams, "line", wanted, repr(text))
                     backoff = 0.0
                     if len(fields) > order + 1:
                         backoff = float(fields[order + 1])

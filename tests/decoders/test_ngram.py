@@ -156,6 +156,7 @@ WEIGHTS = "line: expected a log10 probability of 0 or less, and a finite back-of
     ("-0.75\tb", "-0.75", "lm.arpa:11: line: expected a log-probability and 1 words, got '-0.75'."),
     ("-0.75\tb", "nan\tb", f"lm.arpa:11: {WEIGHTS}'nan\\tb'."),
     ("-0.75\tb", "0.1\tb", f"lm.arpa:11: {WEIGHTS}'0.1\\tb'."),
+    ("-0.125\ta b", "-0.125\tc b", "lm.arpa:14: line: expected an n-gram whose first words are listed above, got '-0.125\\tc b'."),
     ("a\t-0.25", "a\tinf", f"lm.arpa:10: {WEIGHTS}'-0.5\\ta\\tinf'."),
 ])  # fmt: skip
 def test_a_malformed_file_is_one_line_that_names_its_line(tmp_path, old, new, wanted):
