@@ -144,9 +144,9 @@ def _ready_cut(row: dict[str, Any], folder: Path) -> Any:
 
 def _ready(cut: Any, folder: Path) -> Any:
     """`cut` with the path of its audio completed, resampled when read, and checked to have text."""
-    # Fields may hold anything; this raises TypeError for times that are no numbers, an id no text.
-    sum([cut.start, cut.duration, *(part.start for part in cut.supervisions)])
-    "".join([cut.id])
+    times = [cut.start, cut.duration, *(part.start for part in cut.supervisions)]
+    if not (isinstance(cut.id, str) and all(isinstance(time, int | float) for time in times)):
+        raise TypeError("an id has to be text, and times numbers")
     texts = [part.text for part in cut.supervisions if part.text]
     has_text = " ".join(texts).strip() != ""
     expect(has_text, "manifest", "text for each utterance", f"none for {cut.id!r}")
