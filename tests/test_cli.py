@@ -61,7 +61,7 @@ def test_the_command_starts_without_importing_torch():
     [
         (
             ["transcribe", "a.wav", "--model", "nowhere"],
-            "model: expected a .safetensors file or a training folder",
+            "model: expected a .safetensors or .nemo file, a training",
         ),
         (["train", "--manifest", "nowhere.jsonl", "--out", "OUT"], "nowhere.jsonl"),
         (
