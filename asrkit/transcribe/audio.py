@@ -170,23 +170,22 @@ def read_ahead(
         readers: threads, at least 1.
         ahead: items that are read at once.
     """
+
+    def take(items: Iterator[T]) -> tuple[list[T], Iterator[T]]:
+        return list(itertools.islice(items, ahead)), items
+
     remaining = iter(sources)
-    under_way: deque[tuple[Iterator[T], Future[list[T]]]] = deque()
+    under_way: deque[Future[tuple[list[T], Iterator[T]]]] = deque()
     threads = ThreadPoolExecutor(readers)
-
-    def begin(items: Iterator[T]) -> tuple[Iterator[T], Future[list[T]]]:
-        return items, threads.submit(lambda: list(itertools.islice(items, ahead)))
-
     try:
         while True:
             for source in itertools.islice(remaining, OPEN * readers - len(under_way)):
-                under_way.append(begin(iter(read(source))))
+                under_way.append(threads.submit(take, iter(read(source))))
             if not under_way:
                 return
-            items, future = under_way.popleft()
-            found = future.result()
+            found, rest = under_way.popleft().result()
             if len(found) == ahead:
-                under_way.appendleft(begin(items))
+                under_way.appendleft(threads.submit(take, rest))
             yield from found
     finally:
         threads.shutdown(cancel_futures=True)

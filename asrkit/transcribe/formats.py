@@ -74,10 +74,10 @@ def _subtitles(words: Sequence[Word], kind: str) -> str:
 
 def _clock(seconds: float, point: str) -> str:
     """`seconds` as hours:minutes:seconds and milliseconds behind `point`."""
-    total, ms = divmod(round(seconds * 1000), 1000)
-    total_minutes, s = divmod(total, 60)
-    hours, minutes = divmod(total_minutes, 60)
-    return f"{hours:02}:{minutes:02}:{s:02}{point}{ms:03}"
+    ms = round(seconds * 1000)
+    minutes = ms // 60_000
+    whole_s = ms // 1000 % 60
+    return f"{minutes // 60:02}:{minutes % 60:02}:{whole_s:02}{point}{ms % 1000:03}"
 
 
 def summary(transcript: Transcript) -> dict[str, object]:

@@ -63,12 +63,10 @@ def transcribe(
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options or WindowOptions())
     sounds: Iterable[Sound] = recordings(paths)
-    total_s = 0.0
     shown = progress and sys.stderr.isatty()
     if shown:
         sounds = list(sounds)
-        total_s = sum(map(seconds, sounds))
-    with progress_bar(total_s, show=shown) as bar:
+    with progress_bar(sum(map(seconds, sounds)) if shown else 0.0, show=shown) as bar:
         yield from transcriber.recordings(sounds, bar.update)
 
 
@@ -93,6 +91,10 @@ class _Window(NamedTuple):
 
 class Transcriber:
     """Recordings cut into windows, recognised, and joined to transcripts.
+
+    Threads read recordings as windows (`_windows`), which are collected in pools (`_pools`), sorted
+    by length into batches (`plan_batches`) and recognised (`_labels`); the parts of a recording
+    make its transcript (`_transcript`).
 
     Args:
         recognizer: of the model.
@@ -239,29 +241,21 @@ class Transcriber:
         hypotheses = self.recognizer(
             waveforms, lengths, confidence=self.options.timestamps, times=True
         )
-        self._expect_finite(hypotheses.scores)
+        got = f"NaN or infinity in {self.recognizer.dtype}"
+        remedy = "Try another --dtype. An --lm without <unk> may exclude all texts."
+        finite = bool(hypotheses.scores.isfinite().all())
+        expect(finite, "model", "finite scores", got, remedy)
         confidence = hypotheses.confidence
         if confidence is None:
             confidence = torch.ones(hypotheses.labels.shape)
+        starts = hypotheses.frames
+        frames = torch.stack([starts, starts + hypotheses.durations.clamp(min=1)]).cpu()
         first = torch.tensor([[part.start] for part, _ in batch])
-        end = torch.tensor([[part.end] for part, _ in batch])
-        starts = first + hypotheses.frames.cpu() * self.frame_samples
-        ends = starts + hypotheses.durations.cpu().clamp(min=1) * self.frame_samples
-        starts_s, ends_s = (times.minimum(end).double() / self.rate_hz for times in (starts, ends))
-        columns = (hypotheses.labels, starts_s, ends_s, confidence)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        counts = hypotheses.lengths.tolist()
-        return [
-            [Label(*values) for values in itertools.islice(zip(*row, strict=True), count)]
-            for row, count in zip(rows, counts, strict=True)
-        ]
-
-    def _expect_finite(self, scores: Tensor) -> None:
-        remedy = "Try another --dtype."
-        if self.recognizer.decode_options.lm is not None:
-            remedy += " Or the --lm excludes all texts: it needs <unk> to allow unknown words."
-        got = f"NaN or infinity in {self.recognizer.dtype}"
-        expect(bool(scores.isfinite().all()), "model", "finite scores", got, remedy)
+        last = torch.tensor([[part.end] for part, _ in batch])
+        times = (first + frames * self.frame_samples).minimum(last)  # (2, B, U) in samples
+        columns = (hypotheses.labels, *(times.double() / self.rate_hz), confidence)
+        rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
+        return [list(map(Label, *row))[:count] for count, *row in rows]
 
     def _transcript(self, parts: Sequence[_Part]) -> Transcript:
         """The transcript of a recording from its parts; the first error is that of all."""
