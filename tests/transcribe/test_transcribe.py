@@ -150,11 +150,14 @@ class Saying(Recognizer):
     """A recogniser with these hypotheses, whatever it is given."""
 
     def __call__(self, waveforms, lengths, **how):
-        columns = ([0, 1, 2, 3], [0, 2, 5, 9], [3, 0, 99, 9], [0.9, 0.8, 0.7, 0.6])
-        labels, frames, durations, sure = (torch.tensor([column]) for column in columns)
-        lengths, scores = torch.tensor([3]), torch.zeros(1)
         return Hypotheses(
-            labels, frames, durations, lengths, scores, confidence=sure, impl="said"
+            labels=torch.tensor([[2, 0, 3, 9]]),
+            lengths=torch.tensor([3]),
+            frames=torch.tensor([[0, 2, 5, 9]]),
+            durations=torch.tensor([[3, 0, 99, 9]]),
+            scores=torch.zeros(1),
+            confidence=torch.tensor([[0.9, 0.8, 0.7, 0.6]]),
+            impl="said",
         )
 
 
