@@ -72,9 +72,8 @@ def _pairs(left: Sequence[Label], right: Sequence[Label]) -> list[tuple[int, int
             paired = _match(left[i], right[j]) + gain[i + 1][j + 1]
             gain[i][j] = max(gain[i + 1][j], gain[i][j + 1], paired)
     pairs: list[tuple[int, int]] = []
-    i = 0
-    j = 0
-    while i < len(left) and j < len(right):
+    i = j = 0
+    while gain[i][j]:
         if gain[i][j] == gain[i + 1][j]:
             i += 1
         elif gain[i][j] == gain[i][j + 1]:

@@ -71,7 +71,7 @@ def test_a_folder_stands_for_the_sound_files_under_it_sorted_and_a_file_for_itse
     assert both == ["notes.txt", "2.FLAC", "3.wav", "7.wav"]
 
 
-def test_a_folder_has_what_cannot_be_read_unless_a_copy_that_can_lies_beside_it(
+def test_a_folder_reports_what_cannot_be_read_unless_a_copy_that_can_lies_beside_it(
     tmp_path,
 ):
     touch(tmp_path, "a.wav", "b.m4a", "sub/c.webm", "d.m4a", "d.wav")

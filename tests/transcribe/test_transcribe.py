@@ -47,29 +47,19 @@ def untrained():
     return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig(bins=8)), {})
 
 
-def test_a_trained_model_writes_what_it_learned_and_when_the_words_are(
-    learned, speech, tiny_speech
-):
-    found = [*transcribe(learned, speech, options=WindowOptions(timestamps=True))]
-    right = sum(a.text == b for a, b in zip(found, tiny_speech.texts, strict=False))
-    assert right >= 3  # it learned them three in a row: beginnings and ends are new
-    for one, waveform in zip(found, tiny_speech.waveforms, strict=False):
-        assert one.audio_s == len(waveform) / 16_000
-        assert one.text == " ".join(word.text for word in one.words)
-        times = [time for word in one.words for time in word[1:3]]
-        assert times == sorted(times) and 0 <= times[0] < times[-1] <= one.audio_s
-        assert all(0 < word.confidence <= 1 for word in one.words)
-
-
 @pytest.mark.parametrize(("window_s", "overlap_s"), [(30, 4), (9, 3), (4, 2)])
 def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(
-    learned, long_file, window_s, overlap_s
+    learned, long_file, tiny_speech, window_s, overlap_s
 ):
     (whole,) = transcribe(learned, str(long_file), options=WHOLE)
+    assert sum(map(whole.text.count, tiny_speech.texts)) > 50  # of 60 that are said
+    assert whole.text == " ".join(word.text for word in whole.words)
+    times = [time for word in whole.words for time in word[1:3]]
+    assert times == sorted(times) and 0 <= times[0] < times[-1] <= whole.audio_s
+    assert all(0 < word.confidence <= 1 for word in whole.words)
     cut = replace(WHOLE, window_s=window_s, overlap_s=overlap_s)
     (parts,) = transcribe(learned, long_file, options=cut)
-    assert parts.text == whole.text and len(whole.words) > 250
-    assert parts.audio_s == whole.audio_s > 90
+    assert parts.text == whole.text and parts.audio_s == whole.audio_s
     pairs = zip(whole.words, parts.words, strict=True)
     assert max(abs(one.start_s - other.start_s) for one, other in pairs) < 0.2
     (apart,) = transcribe(learned, long_file, options=replace(cut, overlap_s=0))
