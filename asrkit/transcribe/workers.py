@@ -17,10 +17,10 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -330,17 +330,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@dataclass
-class _Task:
-    """What a worker is given: a job, or items of one whose worker ended, one by one."""
-
-    number: int  # of the job
-    items: Sequence[Any]
-    alone: bool = False  # nothing else is in its worker that could end it
-    rest: Iterator[Any] = field(default_factory=lambda: iter(()))  # items that come afterwards
-    done: list[Any] = field(default_factory=list)  # results of those before
-
-
 def transcribe_jobs(
     workers: Workers,
     jobs: Iterable[Sequence[Any]],
@@ -362,28 +351,41 @@ def transcribe_jobs(
     Raises:
         RuntimeError: Workers end again and again.
     """
-    fresh = (_Task(number, job) for number, job in enumerate(jobs))
-    again: deque[_Task] = deque()
+    fresh = enumerate(_tries(job, failed, split) for job in jobs)
+    again: deque[Any] = deque()  # ((number, tries of a job), what to try next)
 
-    def draw() -> tuple[_Task, Sequence[Any]] | None:
-        task = again.popleft() if again else next(fresh, None)
-        return task and (task, task.items)
+    def draw() -> tuple[Any, Sequence[Any]] | None:
+        if again:
+            return again.popleft()
+        key = next(fresh, None)
+        return key and (key, next(key[1]))
 
-    for task, result in workers.results(draw):
-        if not isinstance(result, Died):
-            task.done += result
-        elif task.alone:
-            tqdm.write(f"{result} for a second time with this recording", file=sys.stderr)
-            task.done.append(failed(task.items[0]))
-        else:
-            tqdm.write(f"{result}; its recordings are transcribed again", file=sys.stderr)
-            task.alone = True
-            task.rest = iter(chain.from_iterable(map(split, task.items)))
-        task.items = list(islice(task.rest, 1))
-        if task.items:
-            again.append(task)
-        else:
-            yield task.number, task.done
+    for key, result in workers.results(draw):
+        number, tries = key
+        try:
+            again.append((key, tries.send(result)))
+        except StopIteration as end:
+            yield number, end.value
+
+
+def _tries(
+    job: Sequence[Any],
+    failed: Callable[[Any], Any],
+    split: Callable[[Any], Iterable[Any]],
+) -> Generator[Sequence[Any], Any, list[Any]]:
+    """Yield what a worker is to try next, and take its result; returns those of all items."""
+    done = yield job
+    if not isinstance(done, Died):
+        return done
+    tqdm.write(f"{done}; its recordings are transcribed again", file=sys.stderr)
+    results = []
+    for item in chain.from_iterable(map(split, job)):
+        done = yield [item]
+        if isinstance(done, Died):
+            tqdm.write(f"{done} for a second time with this recording", file=sys.stderr)
+            done = [failed(item)]
+        results += done
+    return results
 
 
 def transcribe_in_workers(
