@@ -112,12 +112,12 @@ def _transcripts(
     layout: Any,
 ) -> Iterable[Any]:
     """Yield the transcripts, made in this process or in those of a layout."""
-    from asrkit.transcribe import transcribe, transcribe_in_processes
+    from asrkit.transcribe import transcribe, transcribe_in_workers
 
     shared = {"options": options, "recognizer": recognizer, "progress": not args.no_progress}
     if layout is None:
         return transcribe(checkpoint, todo, **shared)
-    return transcribe_in_processes(checkpoint, todo, layout, **shared)
+    return transcribe_in_workers(checkpoint, todo, layout, **shared)
 
 
 def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:
