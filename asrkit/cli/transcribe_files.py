@@ -1,7 +1,6 @@
 """`asrkit transcribe` without --shards: file by file, in this process or in --workers."""
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -41,17 +40,16 @@ def transcribe_files(
     checkpoint = _load_model(args)
     folder = None
     todo = [path for path, _ in recordings]
-    refused: list[Any] = []
     if args.out:
         folder = Folder(args.out, recordings, checkpoint, options, config=config, kind=format_)
-        todo, refused = folder.todo()
-    skipped = len(recordings) - len(todo) - len(refused)
+        todo = folder.todo()
+    skipped = len(recordings) - len(todo)
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     tell_layout(args, layout)
     loaded = time.perf_counter()
     transcripts = _transcripts(args, checkpoint, todo, options, recognizer, layout)
-    failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
+    failed, audio_s = _write(transcripts, folder, format_)
     elapsed_s = time.perf_counter() - loaded  # with reading and writing, without loading the model
     result = {
         "files": len(recordings),
