@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -34,22 +32,6 @@ two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 TWO = Layout(cores=((), ()), threads=1)
 SMALL = WindowOptions(batch_s=4.0, readers=1)
 ENOUGH_S = 60.0
-# Recordings whose name has $SLOW in it take a while to open.
-SLOW = """
-import os, signal, sys, time
-import soundfile
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-plain = soundfile.SoundFile
-
-def open_slowly(file, *args, **how):
-    if os.environ["SLOW"] in os.fsdecode(file):
-        time.sleep(float(os.environ["SLOW_S"]))
-    return plain(file, *args, **how)
-
-soundfile.SoundFile = open_slowly
-from asrkit.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
@@ -64,6 +46,14 @@ def talks(speech, long_file, tmp_path):
     (folder / "0-text.wav").write_text("no sound")
     (folder / "1-torn.flac").write_bytes(whole[: len(whole) // 2])
     return folder
+
+
+@pytest.fixture
+def slow_talks(talks):
+    """The same, under names that take a while to open after `break_reading`."""
+    for path in [*talks.iterdir()]:
+        path.rename(talks / f"{path.stem}-slow{path.suffix}")
+    return talks
 
 
 @pytest.fixture
@@ -85,15 +75,6 @@ def command(talks, model, *more):
     """Arguments of the command, with one thread."""
     small = "--dtype float32 --batch-seconds 2 --readers 1 --no-progress --threads 1"
     return ["transcribe", str(talks), "--model", model, *small.split(), *more]
-
-
-def started(arguments, *, slow, slow_s, **how):
-    """The command as a process, in which some recordings take a while to open."""
-    environment = {**os.environ, "SLOW": slow, "SLOW_S": str(slow_s)}
-    how = {"stderr": subprocess.PIPE, "text": True} | how
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOW, *arguments], env=environment, **how
-    )
 
 
 def children(process):
@@ -152,13 +133,11 @@ def test_texts_words_errors_and_order_are_those_of_one_process(
 
 
 def test_a_worker_killed_in_mid_run_loses_nothing_and_is_named(
-    learned, talks, break_reading, capfd
+    learned, slow_talks, break_reading, capfd
 ):
-    for path in [*talks.iterdir()]:
-        path.rename(talks / f"{path.stem}-slow{path.suffix}")
-    wanted = results(transcribe(learned, talks))
+    wanted = results(transcribe(learned, slow_talks))
     break_reading()
-    found = transcribe_in_workers(learned, talks, TWO, options=SMALL)
+    found = transcribe_in_workers(learned, slow_talks, TWO, options=SMALL)
     first = next(found)
     victim = multiprocessing.active_children()[0].pid
     os.kill(victim, signal.SIGKILL)
@@ -225,15 +204,16 @@ def test_nonsense_is_one_line(talks, model, capsys, more, wanted):
 
 @two_cores
 def test_a_folder_goes_on_where_a_killed_command_stopped_and_ends_as_one_process_does(
-    talks, model, learned, tmp_path, capsys
+    slow_talks, model, learned, tmp_path, capsys, forked, break_reading
 ):
     out = tmp_path / "text"
-    arguments = command(talks, model, "--workers", "2", "--out", str(out))
-    process = started(arguments, slow="-", slow_s=0.5, stderr=subprocess.DEVNULL)
+    arguments = command(slow_talks, model, "--workers", "2", "--out", str(out))
+    process = forked(lambda: break_reading() or main(arguments))
     wait_until(lambda: len(written(out)) >= 2)
     workers = children(process)
     process.kill()
-    assert process.wait() == -signal.SIGKILL and len(workers) == 2
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and len(workers) == 2
     wait_until(lambda: not any(map(running, workers)))
     kept = written(out)
     assert 2 <= len(kept) < 12
@@ -242,7 +222,7 @@ def test_a_folder_goes_on_where_a_killed_command_stopped_and_ends_as_one_process
     found = {path.stem: path.read_text() for path in out.glob("*.txt")}
     assert found == {
         one.path.stem: f"{one.text}\n"
-        for one in transcribe(learned, talks)
+        for one in transcribe(learned, slow_talks)
         if not one.error
     }
     assert kept.items() <= written(out).items()
@@ -251,18 +231,22 @@ def test_a_folder_goes_on_where_a_killed_command_stopped_and_ends_as_one_process
 
 
 @two_cores
-def test_ctrl_c_ends_all_processes(talks, model):
-    process = started(
-        command(talks, model, "--workers", "2"),
-        slow="1-",  # far from its end when the signal comes, which is soon
-        slow_s=9,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout.readline()
+def test_ctrl_c_ends_all_processes(slow_talks, model, tmp_path, forked, break_reading):
+    arguments = command(slow_talks, model, "--workers", "2")
+
+    def run():
+        break_reading()
+        # as at a terminal; a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return main(arguments)
+
+    process = forked(run)
+    wait_until((tmp_path / "stdout").exists)
+    wait_until((tmp_path / "stdout").read_text)
     workers = children(process)
-    assert len(workers) == 2
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it, to all of them
-    _, err = process.communicate(timeout=ENOUGH_S)
-    assert process.returncode == 130 and err.endswith("asrkit transcribe: stopped\n")
-    assert "Traceback" not in err and not any(map(running, workers))
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all of them
+    process.join()
+    err = (tmp_path / "stderr").read_text()
+    assert process.exitcode == 130 and err.endswith("asrkit transcribe: stopped\n")
+    assert "Traceback" not in err and len(workers) == 2
+    assert not any(map(running, workers))

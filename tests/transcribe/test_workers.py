@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from itertools import chain
@@ -34,18 +33,6 @@ pins = pytest.mark.skipif(
 )
 TWO = Layout(cores=((), ()), threads=1)
 ENOUGH_S = 60.0
-ORPHANS = """
-import os, time
-from asrkit.transcribe.workers import Layout, Workers
-
-def work(job):
-    os.write(2, b"%d\\n" % os.getpid())
-    time.sleep(1e6)
-
-with Workers(Layout(cores=((), (), ()), threads=1), work) as workers:
-    jobs = iter(enumerate("abc"))
-    next(workers.results(lambda: next(jobs, None)))
-"""
 
 
 def doubled(items):
@@ -148,15 +135,23 @@ def test_a_spawned_worker_does_jobs_too_and_runs_no_script_again(tmp_path, monke
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="this system has no /proc")
-def test_no_worker_outlives_the_process_that_started_it_however_that_ended():
-    parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHANS], stderr=subprocess.PIPE, text=True
+def test_no_worker_outlives_the_process_that_started_it_however_that_ended(
+    forked, tmp_path
+):
+    (tmp_path / "pids").mkdir()
+
+    def work(items):
+        (tmp_path / "pids" / str(os.getpid())).touch()
+        time.sleep(1e6)
+
+    parent = forked(
+        lambda: outcome([[1]] * 3, Layout(cores=((),) * 3, threads=1), work)
     )
-    pids = [int(parent.stderr.readline()) for _ in range(3)]
+    wait_until(lambda: len([*(tmp_path / "pids").iterdir()]) == 3)
+    pids = [int(file.name) for file in (tmp_path / "pids").iterdir()]
     assert all(map(running, pids))
     parent.kill()
-    parent.wait(ENOUGH_S)
-    parent.stderr.close()
+    parent.join()
     wait_until(lambda: not any(map(running, pids)))
 
 
