@@ -19,7 +19,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -421,8 +420,12 @@ def transcribe_in_workers(
     jobs = RecordingJobs([*recordings(paths)], layout.workers, options.batch_s)
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
     following = 0
+
+    def ended_twice(sound: Sound) -> Transcript:
+        return Transcript(path=sound.path, error=ENDED)
+
     bar = progress_bar(jobs.seconds(jobs.total), show=progress and sys.stderr.isatty())
-    with bar, Workers(layout, partial(transcribe_job, transcriber)) as workers:
+    with bar, Workers(layout, transcriber.job) as workers:
         for number, transcripts in transcribe_jobs(workers, jobs.drawn(), ended_twice):
             done[number] = transcripts
             audio_s = sum(transcript.audio_s for transcript in transcripts)
@@ -432,29 +435,6 @@ def transcribe_in_workers(
             while following in done:
                 yield from done.pop(following)
                 following += 1
-
-
-def transcribe_job(transcriber: Transcriber, sounds: Sequence[Sound]) -> list[Transcript]:
-    """The transcripts of a job, in a worker; it ends where no later job could be transcribed.
-
-    Args:
-        transcriber: Of the worker.
-        sounds: Recordings of the job.
-    """
-    transcripts = transcriber.job(sounds)
-    for transcript in transcripts:
-        if "CUDA error" in transcript.error:  # lack of memory is another one
-            sys.exit(f"{transcript.path}: {transcript.error}")
-    return transcripts
-
-
-def ended_twice(sound: Sound) -> Transcript:
-    """The transcript of a recording that ended its worker twice.
-
-    Args:
-        sound: The recording.
-    """
-    return Transcript(path=sound.path, error=ENDED)
 
 
 class RecordingJobs:
