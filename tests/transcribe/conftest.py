@@ -1,7 +1,9 @@
 """A model that was really trained, for some seconds, on speech that overlapping windows can be tried on."""
 
+import multiprocessing
 import os
 import signal
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +41,24 @@ def break_reading(monkeypatch):
         return plain(file, *args, **how)
 
     return lambda: monkeypatch.setattr(soundfile, "SoundFile", open_or_die)
+
+
+@pytest.fixture
+def forked(tmp_path):
+    """Starts a function in a process forked from this one, its streams in files; torch is loaded there already."""
+
+    def start(function):
+        def run():
+            os.setsid()  # a group of its own, as in a terminal
+            sys.stdout = (tmp_path / "stdout").open("w", buffering=1)
+            sys.stderr = (tmp_path / "stderr").open("w", buffering=1)
+            sys.exit(function())
+
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        return process
+
+    return start
 
 
 @pytest.fixture(scope="session")

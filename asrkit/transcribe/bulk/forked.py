@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import torch
 
@@ -10,8 +9,7 @@ from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.shards import ShardTranscriber
 from asrkit.transcribe.bulk.tasks import Machine
 from asrkit.transcribe.bulk.workers import Event
-from asrkit.transcribe.processes import Channel, Ended, Layout, Message, Pool
-from asrkit.transcribe.processes.recordings import to_stderr
+from asrkit.transcribe.workers import Died, Layout, Workers
 
 
 def in_processes(
@@ -20,7 +18,7 @@ def in_processes(
     machine: Machine,
     *,
     layout: Layout,
-    warn: Callable[[str], None] = to_stderr,
+    warn: Callable[[str], None] = print,
 ) -> Iterator[Event]:
     """Transcribe shards in processes forked from this one, each one shard at a time.
 
@@ -41,30 +39,13 @@ def in_processes(
     torch.set_num_threads(1)  # threads do not outlive a fork
     todo = deque(shards)
 
-    def draw(held: list[Shard]) -> Shard | None:
-        if held or not todo:
-            return None
-        return todo.popleft()
+    def draw() -> tuple[Shard, Shard] | None:
+        return (todo[0], todo.popleft()) if todo else None
 
-    work = partial(_transcribe, ShardTranscriber(plan, machine))
-    with Pool(layout, work, draw) as pool:
-        for event in pool.events():
-            if isinstance(event, Message):
-                yield event.value
-            elif isinstance(event, Ended):
-                todo.extendleft(event.jobs)
-                again = [f"shard {job.name} is transcribed again" for job in event.jobs]
-                warn(f"{event}; {', '.join(again) or 'it held nothing'}")
-
-
-def _transcribe(transcriber: ShardTranscriber, channel: Channel) -> None:
-    """What each process does: one shard after the other."""
-
-    def progress(audio_s: float) -> None:
-        channel.send(Event(transcribed_s=audio_s))
-
-    transcriber.progress = progress
-    for shard in channel.jobs():
-        counts = transcriber.transcribe(shard)
-        channel.send(Event(shard=shard.name, counts=counts))
-        channel.done()
+    with Workers(layout, ShardTranscriber(plan, machine).transcribe) as workers:
+        for shard, counts in workers.results(draw):
+            if isinstance(counts, Died):
+                todo.appendleft(shard)
+                warn(f"{counts}; shard {shard.name} is transcribed again")
+            else:
+                yield Event(shard=shard.name, counts=counts, transcribed_s=counts.audio_s)

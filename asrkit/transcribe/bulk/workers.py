@@ -13,7 +13,6 @@ import asrkit
 from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json
-from asrkit.transcribe.processes.pool import how_it_ended
 
 WORKER = [sys.executable, "-m", "asrkit.transcribe.bulk.worker"]
 # Threads that spin while they wait slow down whoever else is there; a missing GPU is no error.
@@ -154,4 +153,4 @@ class RestartedWorker:
         return event
 
     def _death(self) -> _DeathError:
-        return _DeathError(how_it_ended(self.process.wait()))
+        return _DeathError(f"exit code {self.process.wait()}")
