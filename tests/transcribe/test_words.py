@@ -108,7 +108,7 @@ def test_windows_are_joined_in_a_pause(first, second, start_s, end_s, texts):
 
 
 def test_a_word_they_split_into_other_pieces_is_not_written_in_part_and_in_whole():
-    before, after = row(range(1, 7)), row(range(10, 16), 1.0)  # no pause anywhere
+    before, after = row(range(1, 7), 0.1), row(range(10, 16), 1.0)  # no pause anywhere
     split, whole = row([20, 21], 0.7, 0.2), row([22], 0.8)
     first, second = [*before, *split, *after], [*before, *whole, *after]
     assert text_of(join(first, second, 0.0, 1.6)) in (text_of(first), text_of(second))
