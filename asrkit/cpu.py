@@ -11,8 +11,7 @@ from asrkit.shapes import expect
 BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "avx512_bf16"}  # and what people call them
 # Products of unsigned by signed numbers of 8 bits with sums of 32 bits. Older CPUs add pairs in 16
 # bits, which overflow.
-X86_INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8")
-ARM_INT8_FLAGS = ("arm_dot", "dot")
+INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8")
 OTHER_DTYPES = "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32."
 
 
@@ -34,28 +33,17 @@ def fast_dtype() -> str:
     return "float32"
 
 
-def has_int8(*, arm: bool = False) -> bool:
-    """Whether this CPU has instructions for products of int8.
+def has_int8() -> bool:
+    """Whether this is an x86 CPU with instructions for products of int8.
 
-    Args:
-        arm: Whether Arm's dot product will do. On Arm `asrkit.models.int8` was never run.
+    On Arm `asrkit.models.int8` was never run.
     """
-    flags: tuple[str, ...] = X86_INT8_FLAGS
-    if arm:
-        flags += ARM_INT8_FLAGS
     capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(flag) for flag in flags)
+    return any(capabilities.get(flag) for flag in INT8_FLAGS)
 
 
-def expect_int8(*, arm: bool = False, remedy: str = OTHER_DTYPES) -> None:
-    """ValueError unless `has_int8`.
-
-    Args:
-        arm: As `has_int8` takes it.
-        remedy: What the error says to do instead.
-    """
-    wanted = "an x86 CPU with VNNI or AMX"
-    if arm:
-        wanted = "a CPU with VNNI, AMX or Arm's dot product"
+def expect_int8() -> None:
+    """ValueError unless `has_int8`."""
     architecture = torch.cpu.get_capabilities().get("architecture", "unknown")
-    expect(has_int8(arm=arm), "int8", wanted, f"one without ({architecture})", remedy)
+    wanted = "an x86 CPU with VNNI or AMX"
+    expect(has_int8(), "int8", wanted, f"one without ({architecture})", OTHER_DTYPES)

@@ -44,17 +44,15 @@ def test_bfloat16_is_fast_where_a_flag_says_so(cpu, flags, dtype, instructions):
 @pytest.mark.parametrize("flag", ["avx512_vnni", "avx_vnni", "amx_int8"])
 def test_an_x86_cpu_needs_one_flag_for_int8(cpu, flag):
     cpu("x86_64")
-    assert not has_int8() and not has_int8(arm=True)
+    assert not has_int8()
     cpu("x86_64", flag)
-    assert has_int8() and has_int8(arm=True)
+    assert has_int8()
     expect_int8()
 
 
-def test_arms_dot_product_counts_only_where_it_is_asked_for(cpu):
+def test_arms_dot_product_does_not_count(cpu):
     cpu("aarch64", "dot")
     assert not has_int8()
-    assert has_int8(arm=True)
-    expect_int8(arm=True)
 
 
 def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):
@@ -65,9 +63,6 @@ def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):
     )
     with pytest.raises(ValueError, match=said):
         expect_int8()
-    said = r"^int8: expected a CPU with VNNI, AMX or Arm's dot product, got .*\. Export again\.$"
-    with pytest.raises(ValueError, match=said):
-        expect_int8(arm=True, remedy="Export again.")
 
 
 @pytest.mark.skipif(

@@ -13,21 +13,15 @@ def _export(args: argparse.Namespace) -> int:
 
     check_writable(args.out, folder=True)  # now, not when the graphs are done
     checkpoint = load_checkpoint(args.model)
-    exported = export(
-        checkpoint,
-        args.out,
-        format=args.format,
-        head=args.head,
-        int8=args.int8,
-        opset=args.opset,
-    )
-    size = sum(file.stat().st_size for file in args.out.iterdir())
-    names = sorted(exported.files)
+    exported = export(checkpoint, args.out, format=args.format, head=args.head, int8=args.int8)
+    files = sorted(args.out.iterdir())
+    names = [file.name for file in files]
+    size = sum(file.stat().st_size for file in files)
     result = {
         "out": str(args.out),
         "format": exported.format,
         "head": exported.head,
-        "int8": exported.int8,
+        "int8": args.int8,
         "files": names,
         "bytes": size,
     }
@@ -69,9 +63,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="weights in 8 bits: ONNX quantises activations as they come, OpenVINO keeps them "
         "float32; measure what your model loses by it",
-    )
-    parser.add_argument(
-        "--opset", type=int, default=18, help="version of ONNX's operators, 18 to 23"
     )
 
 

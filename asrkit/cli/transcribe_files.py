@@ -87,8 +87,8 @@ def _load_model(args: argparse.Namespace) -> Any:
 
 def _load_exported(args: argparse.Namespace) -> Any:
     """The checkpoint of an exported folder, its encoder in the engine of --engine."""
+    from asrkit.export import load_exported
     from asrkit.shapes import expect
-    from asrkit.transcribe import load_exported
 
     with_engine = f"with --engine {args.engine}"
     made = "Make one: asrkit export --model M --format onnx --out DIR."

@@ -1,145 +1,169 @@
-"""Inference engines that run the encoder of an exported folder: features in, frames out.
+"""Exported folders as checkpoints whose encoder runs in an inference engine; decoders stay ours."""
 
-An engine computes; it does not spread work over machines.
-"""
-
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from asrkit.cpu import expect_int8
-from asrkit.export.folder import Exported
-from asrkit.export.packages import require
-from asrkit.shapes import expect
+from asrkit.export.folder import AGAIN, DECODING, read_exported, require
+from asrkit.models import Checkpoint, CTCModel, make_model
+from asrkit.shapes import expect, expect_choice, valid_mask
 
-Arrays = tuple[np.ndarray, np.ndarray]
-PRECISIONS = ("float32", "bfloat16")
-# Which formats each engine reads.
-READS = {"onnxruntime": ("onnx",), "openvino": ("onnx", "openvino")}
-ENGINES = ("torch", *READS)
+# Features (B, F, T) float32 and lengths (B,) int64 to what the graph computes, and its lengths.
+Engine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-class Engine(Protocol):
-    """A graph that takes features."""
-
-    def __call__(self, signal: np.ndarray, lengths: np.ndarray) -> Arrays:
-        """What the graph computes, and its lengths (B,) int64.
-
-        Args:
-            signal: Features (B, F, T) float32.
-            lengths: Frames of each utterance (B,) int64.
-        """
-
-
-class ONNXRuntime:
-    """ONNX Runtime on a CPU.
+class EngineEncoder(nn.Module):
+    """An encoder that an engine computes, or an encoder with its CTC head.
 
     Args:
-        path: The .onnx file.
-        threads: Threads that compute.
-        precision: "float32".
+        engine: Takes features (B, F, T) and lengths.
+        digest: Stands for the weights, so that a folder of transcripts knows what made them.
+        time_last: Whether frames come as (B, D, T').
     """
 
-    def __init__(self, path: Path, threads: int, precision: str) -> None:
-        require("onnxruntime", argument="engine", extra="onnx")
-        import onnxruntime
+    def __init__(self, engine: Engine, digest: bytes, *, time_last: bool) -> None:
+        super().__init__()
+        self.engine = engine
+        self.time_last = time_last
+        self.register_buffer("digest", torch.tensor([*digest], dtype=torch.uint8))
+        # A recogniser asks the parameters of a model for its dtype and device.
+        self.frames_like = nn.Parameter(torch.zeros(0), requires_grad=False)
 
-        remedy = "Pass --engine openvino, or --dtype float32."
-        expect(precision == "float32", "dtype", "float32 with onnxruntime", precision, remedy)
-        onnxruntime.disable_telemetry_events()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors
-        providers = ["CPUExecutionProvider"]
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    def __deepcopy__(self, memo: Any) -> "EngineEncoder":
+        """Itself: an engine cannot be copied, and nothing changes it."""
+        return self
 
-    def __call__(self, signal: np.ndarray, lengths: np.ndarray) -> Arrays:
-        """As `Engine`.
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames (B, T', D) of features (B, T, F), NaN where these are not finite; lengths (B,).
 
         Raises:
-            RuntimeError: Too little memory, or features of another shape than the graph's.
+            RuntimeError: The engine has too little memory, or features have another shape.
         """
+        signal = features.transpose(1, 2).contiguous()
         try:
-            return tuple(self.session.run(None, {"audio_signal": signal, "length": lengths}))
-        except Exception as error:  # of classes of its own
-            why = " ".join(str(error).split())
-            raise RuntimeError(f"model: onnxruntime cannot run it ({why:.300}).") from None
+            frames, frame_lengths = self.engine(signal.numpy(), lengths.numpy())
+        except Exception as error:  # each engine has classes of its own
+            raise RuntimeError(f"model: its engine cannot run it ({_line(error)}).") from None
+        encoded = torch.from_numpy(frames)
+        if self.time_last:
+            encoded = encoded.transpose(1, 2)
+        # An engine may make numbers of NaN; torch keeps it, and so the utterance is an error.
+        unsound = features.isfinite().all(2).logical_not()  # (B, T)
+        unsound &= valid_mask(lengths, features.shape[1])
+        encoded = encoded.masked_fill(unsound.any(1)[:, None, None], torch.nan)
+        return encoded, torch.from_numpy(frame_lengths)
 
 
-class OpenVINO:
-    """OpenVINO on a CPU.
+def load_exported(
+    path: Path | str, engine: str, *, threads: int | None = None, precision: str = "float32"
+) -> Checkpoint:
+    """The checkpoint of an exported folder, to transcribe with.
 
-    Args:
-        path: An .xml file with its .bin, or an .onnx file.
-        threads: Threads that compute.
-        precision: "float32", or "bfloat16" where this CPU has products of it.
-    """
-
-    def __init__(self, path: Path, threads: int, precision: str) -> None:
-        require("openvino", argument="engine", extra="openvino")
-        import openvino
-
-        hint = {"float32": "f32", "bfloat16": "bf16"}[precision]
-        options = {
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": hint,
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        core = openvino.Core()
-        compiled = core.compile_model(core.read_model(path), "CPU", options)
-        used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        remedy = "Pass --dtype float32."
-        expect(used == hint, "dtype", f"one that OpenVINO has on this CPU, {used}", hint, remedy)
-        self.request = compiled.create_infer_request()
-
-    def __call__(self, signal: np.ndarray, lengths: np.ndarray) -> Arrays:
-        """As `Engine`."""
-        found = self.request.infer({"audio_signal": signal, "length": lengths})
-        return found[0].copy(), found[1].copy()
-
-
-_MAKERS: dict[str, Callable[[Path, int, str], Engine]] = {
-    "onnxruntime": ONNXRuntime,
-    "openvino": OpenVINO,
-}
-
-
-def open_engine(
-    exported: Exported, engine: str, *, threads: int | None = None, precision: str = "float32"
-) -> Engine:
-    """The graph of an exported folder that takes features, in an engine on this CPU.
+    Its encoder, and the CTC head of a CTC model, run in the engine; predictor, joint and decoders
+    are asrkit's. Of a transducer that left with its CTC head the checkpoint is a CTC model.
 
     Args:
-        exported: The folder, as `read_exported` found it.
+        path: A folder of `export`.
         engine: "onnxruntime", which reads ONNX, or "openvino", which reads both formats.
         threads: Threads that compute; None: as many as torch has.
-        precision: "float32", or "bfloat16" for OpenVINO.
+        precision: "float32", or "bfloat16" for OpenVINO, where this CPU has products of it.
 
     Raises:
-        ValueError: The engine is not installed, cannot read the folder or its files, has not the
-            precision; or weights are int8 and this CPU has no instructions for them.
+        ValueError: The folder is incomplete or damaged; or the engine is not installed, does not
+            read it, or has not the precision.
     """
-    wanted = "one of 'onnxruntime', 'openvino'"
-    expect(engine in READS, "engine", wanted, repr(engine))
-    formats = READS[engine]
-    remedy = f"Export the model again: --format {formats[0]}, or pass --engine openvino."
-    wanted = f"one that reads what {exported.path} holds, {exported.format}"
-    expect(exported.format in formats, "engine", wanted, engine, remedy)
-    known = f"one of {', '.join(map(repr, PRECISIONS))}"
-    expect(precision in PRECISIONS, "dtype", known, repr(precision))
-    if exported.int8:
-        expect_int8(arm=True, remedy="Export without --int8.")
-    path = exported.path / exported.graphs[exported.acoustic]
+    exported = read_exported(path)
+    expect_choice("engine", engine, [*_ENGINES])
+    opened, formats, precisions = _ENGINES[engine]
+    reads = exported.format in formats
+    remedy = "Pass --engine openvino."
+    expect(reads, "engine", f"one that reads {exported.format}", engine, remedy)
+    wanted = f"{' or '.join(precisions)} with {engine}"
+    expect(precision in precisions, "dtype", wanted, precision)
+    acoustic, *_ = exported.graphs.values()
+    with torch.device("meta"):
+        model: Any = make_model(exported.config)
+    model.encoder, model.ctc_head = nn.Identity(), None
+    on_ctc = isinstance(model, CTCModel)
     try:
-        return _MAKERS[engine](path, threads or torch.get_num_threads(), precision)
-    except (ValueError, ImportError):
+        runs = opened(exported.path / acoustic, threads or torch.get_num_threads(), precision)
+        if on_ctc:
+            model.output = nn.Identity()  # of log-probabilities, which stay what they are
+        else:
+            _load_decoding(exported.path / DECODING, model)
+        digest = _digest(exported.path / acoustic, engine, precision)
+    except ValueError:
         raise
     except Exception as error:  # each engine has classes of its own
-        why = " ".join(str(error).split())
-        raise ValueError(
-            f"model: {engine} cannot read {path.name} ({why:.300}). Export it again."
-        ) from None
+        wanted, got = f"an export that {engine} reads", f"{path} ({_line(error)})"
+        raise ValueError(f"model: expected {wanted}, got {got}. {AGAIN}") from None
+    model.encoder = EngineEncoder(runs, digest, time_last=not on_ctc)
+    model.eval().requires_grad_(False)
+    return Checkpoint(model, exported.tokenizer, exported.features, exported.notes)
+
+
+def _load_decoding(path: Path, model: nn.Module) -> None:
+    """Give a transducer without encoder its weights."""
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(str(path)), assign=True)
+
+
+def _digest(path: Path, *settings: str) -> bytes:
+    """Of a graph with the weights beside it, and of the settings that it runs with."""
+    found = hashlib.sha256(" ".join(settings).encode())
+    for part in sorted(path.parent.glob(f"{path.stem}*")):
+        with part.open("rb") as content:
+            found.update(hashlib.file_digest(content, "sha256").digest())
+    return found.digest()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
+    """ONNX Runtime on a CPU."""
+    onnxruntime = require("onnxruntime", extra="onnx")
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    return lambda signal, lengths: session.run(None, {"audio_signal": signal, "length": lengths})
+
+
+def _openvino(path: Path, threads: int, precision: str) -> Engine:
+    """OpenVINO on a CPU."""
+    openvino = require("openvino", extra="openvino")
+    hint = {"float32": "f32", "bfloat16": "bf16"}[precision]
+    options = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": hint,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = openvino.Core().compile_model(path, "CPU", options)
+    used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    remedy = "Pass --dtype float32."
+    expect(used == hint, "dtype", f"one that OpenVINO has on this CPU, {used}", hint, remedy)
+    request = compiled.create_infer_request()
+
+    def run(signal: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = request.infer({"audio_signal": signal, "length": lengths})
+        return found[0].copy(), found[1].copy()
+
+    return run
+
+
+# What opens each engine, the formats that it reads, and its precisions.
+_ENGINES: dict[str, tuple[Callable[[Path, int, str], Engine], tuple[str, ...], tuple[str, ...]]] = {
+    "onnxruntime": (_onnxruntime, ("onnx",), ("float32",)),
+    "openvino": (_openvino, ("onnx", "openvino"), ("float32", "bfloat16")),
+}

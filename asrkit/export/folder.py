@@ -1,19 +1,20 @@
-"""An exported folder: graphs, tokens.txt, what asrkit's decoders need, and a manifest of it all.
+"""An exported folder: graphs, tokens.txt, what asrkit's decoders need, and a manifest.
 
 model.onnx | encoder.onnx, decoder.onnx, joiner.onnx      (.int8.onnx with int8 weights; .xml,
                                                            .bin for OpenVINO)
 tokens.txt              a piece and its number a line, the blank <blk> last
 decoding.safetensors    weights of predictor and joint, of a transducer
-asrkit.json             format, model, features, tokenizer, notes, and the hash of every file
+asrkit.json             format, model, features, tokenizer, notes, and the file of each graph
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from asrkit.files import plain_json
+from asrkit.models import CTCConfig
 from asrkit.models.checkpoints import config_from_dict, config_to_dict
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer, token_texts
@@ -21,11 +22,9 @@ from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer, token_texts
 MANIFEST = "asrkit.json"
 TOKENS = "tokens.txt"
 DECODING = "decoding.safetensors"
-VERSION = 1
+VERSION = 2
 BLANK = "<blk>"
 AGAIN = "Export it again: asrkit export."
-FORMATS = ("onnx", "openvino")
-HEADS = ("ctc", "transducer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,31 +34,42 @@ class Exported:
     Args:
         path: The folder.
         format: "onnx" or "openvino".
-        int8: Whether weights have 8 bits.
-        head: "ctc" or "transducer": which part of the model left.
-        config: Of the model.
+        config: Of the model that left: a CTCConfig or a TransducerConfig.
         tokenizer: Of the model.
         features: Arguments of its `FeatureConfig`.
         notes: Of its checkpoint.
         graphs: The file of each graph, by name: "model", or "encoder", "decoder", "joiner".
-        files: SHA-256 of each file, by name.
     """
 
     path: Path
     format: str
-    int8: bool
-    head: str
     config: Any
     tokenizer: Tokenizer
     features: dict[str, Any]
     notes: dict[str, Any]
     graphs: dict[str, str]
-    files: dict[str, str]
 
     @property
-    def acoustic(self) -> str:
-        """The graph that takes features: "model" of CTC, "encoder" of a transducer."""
-        return "model" if self.head == "ctc" else "encoder"
+    def head(self) -> str:
+        """ "ctc" or "transducer": which part of the model left."""
+        return "ctc" if isinstance(self.config, CTCConfig) else "transducer"
+
+
+def require(package: str, extra: str) -> Any:
+    """A package that asrkit installs only where it is asked for.
+
+    Args:
+        package: As it is imported.
+        extra: The extra of asrkit that brings it.
+
+    Raises:
+        ValueError: It is not installed; how to install it.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        remedy = f"Install it: pip install 'asrkit[{extra}]'."
+        raise ValueError(f"{package}: expected a package, got none. {remedy}") from None
 
 
 def write_tokens(path: Path, tokenizer: Tokenizer) -> None:
@@ -72,35 +82,25 @@ def write_tokens(path: Path, tokenizer: Tokenizer) -> None:
     Raises:
         ValueError: Pieces that such a file cannot hold.
     """
-    pieces = token_texts(tokenizer)
-    split = [piece for piece in pieces if piece != " " and len(piece.split()) != 1]
-    split += [piece for piece in pieces if piece != " " and piece != piece.strip()]
-    wanted = f"pieces without white space, as {TOKENS} holds"
-    expect(not split, "tokenizer", wanted, split[:5])
-    taken = BLANK in pieces or len({*pieces}) < len(pieces)
-    expect(not taken, "tokenizer", f"pieces that differ, none of them {BLANK}", "others")
-    lines = [f"{piece} {number}" for number, piece in enumerate([*pieces, BLANK])]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    pieces = [*token_texts(tokenizer), BLANK]
+    other = {piece for piece in pieces if piece != " " and piece.split() != [piece]}
+    other |= {piece for piece in pieces if pieces.count(piece) > 1}
+    expect(not other, "tokenizer", "pieces that differ, without white space", sorted(other)[:5])
+    lines = [f"{piece} {number}\n" for number, piece in enumerate(pieces)]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def write_manifest(exported: Exported) -> None:
-    """Write asrkit.json of a folder whose other files are there.
-
-    Args:
-        exported: The folder and what it holds; the hashes of its files are taken here.
-    """
-    listed = {file.name: {"sha256": _sha256(file)} for file in sorted(exported.path.iterdir())}
+    """Write asrkit.json of a folder."""
     manifest = {
         "version": VERSION,
         "format": exported.format,
-        "int8": exported.int8,
         "head": exported.head,
         "model": config_to_dict(exported.config),
         "features": exported.features,
         "tokenizer": dump_tokenizer(exported.tokenizer),
         "notes": exported.notes,
         "graphs": exported.graphs,
-        "files": listed,
     }
     text = json.dumps(plain_json(manifest), indent=1)
     (exported.path / MANIFEST).write_text(text, encoding="utf-8")
@@ -112,14 +112,13 @@ def is_exported(path: Path | str) -> bool:
 
 
 def read_exported(path: Path | str) -> Exported:
-    """What an exported folder holds; its files are there, and as they were written.
+    """What the manifest of an exported folder says.
 
     Args:
         path: The folder.
 
     Raises:
-        ValueError: It is no exported folder, or is incomplete or damaged: which file, and what to
-            do.
+        ValueError: It is no exported folder, of another version, or its manifest is damaged.
     """
     path = Path(path)
     there = is_exported(path)
@@ -127,37 +126,16 @@ def read_exported(path: Path | str) -> Exported:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["version"]
-        known = "Is it of a newer asrkit?"
-        expect(version == VERSION, "model", f"an export of version {VERSION}", version, known)
-        features = {**manifest["features"]}
-        exported = Exported(
+        expect(version == VERSION, "model", f"an export of version {VERSION}", version, AGAIN)
+        return Exported(
             path=path,
             format=manifest["format"],
-            int8=manifest["int8"],
-            head=manifest["head"],
             config=config_from_dict(manifest["model"]),
             tokenizer=load_tokenizer(manifest["tokenizer"]),
-            features=features,
+            features={**manifest["features"]},
             notes=manifest["notes"],
             graphs={**manifest["graphs"]},
-            files={name: file["sha256"] for name, file in manifest["files"].items()},
         )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"model: {MANIFEST} of {path} is damaged ({why:.200}). {AGAIN}") from None
-    _expect_unchanged(exported)
-    return exported
-
-
-def _expect_unchanged(exported: Exported) -> None:
-    """ValueError unless the files are there and have the hashes that they had."""
-    for name, digest in exported.files.items():
-        file = exported.path / name
-        wanted = f"{name} in {exported.path} as it was written"
-        expect(file.is_file(), "model", wanted, "none", AGAIN)
-        expect(_sha256(file) == digest, "model", wanted, "another", AGAIN)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

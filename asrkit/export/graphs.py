@@ -10,6 +10,11 @@ expect.
 layout: github.com/k2-fsa/sherpa-onnx, scripts/nemo and sherpa-onnx/csrc.
 """
 
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +23,9 @@ from torch import Tensor, nn
 
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
 from asrkit.models.transducer import log_probs
-from asrkit.shapes import MAX_COUNT, expect
 
-# Of a duration that the model does not have: never the largest, and finite in half precision.
-NEVER = -1e4
+# Of ONNX's operators: the lowest that torch writes; engines since 2023 read it.
+OPSET = 18
 # Sizes of the example that a graph is traced with: 2 utterances, so that a batch is no constant.
 EXAMPLE_B = 2
 EXAMPLE_T = 167
@@ -33,53 +37,37 @@ class Graph:
 
     Args:
         name: Of the graph and of its file, without suffix.
-        module: What it computes, in eval mode.
+        module: What it computes.
         inputs: Name of each input, and an example.
         outputs: Names of the outputs.
-        dynamic: For each input that varies, the name of each dimension that does.
+        dynamic: For each input, the dimensions that vary and their names.
     """
 
     name: str
     module: nn.Module
     inputs: dict[str, Tensor]
     outputs: tuple[str, ...]
-    dynamic: dict[str, dict[int, str]]
+    dynamic: tuple[dict[int, str], ...]
 
 
-class Encoder(nn.Module):
-    """The encoder, channels first."""
+class Acoustic(nn.Module):
+    """The encoder, channels first; with the head of a CTC model its log-probabilities instead."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, D, T') in the weights' dtype, and their lengths (B,) int64.
-
-        Args:
-            audio_signal: Log-mel features (B, F, T), float32.
-            length: Valid frames of each (B,), int64.
-        """
-        encoded, lengths = self.encoder(audio_signal.transpose(1, 2), length)
-        return encoded.transpose(1, 2), lengths
-
-
-class CTC(nn.Module):
-    """The encoder and a CTC head."""
-
-    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+    def __init__(self, encoder: nn.Module, head: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
 
     def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, T', V) in nats, blank the last, and their lengths (B,) int64.
+        """Frames (B, D, T') or log-probabilities (B, T', V) in nats; their lengths (B,) int64.
 
         Args:
             audio_signal: Log-mel features (B, F, T), float32.
             length: Valid frames of each (B,), int64.
         """
         encoded, lengths = self.encoder(audio_signal.transpose(1, 2), length)
+        if self.head is None:
+            return encoded.transpose(1, 2), lengths
         return log_probs(self.head(encoded)), lengths
 
 
@@ -102,8 +90,7 @@ class LSTMDecoder(nn.Module):
             cell: Its cells (layers, B, D), likewise.
         """
         state = (hidden.transpose(0, 1), cell.transpose(0, 1))
-        embedded = self.predictor.embedding(targets[:, 0])
-        predicted, (hidden, cell) = self.predictor.step(embedded, state)
+        predicted, (hidden, cell) = self.predictor(targets, state)
         states = (hidden.transpose(0, 1), cell.transpose(0, 1))
         return predicted.transpose(1, 2), target_length + 0, *states
 
@@ -117,156 +104,149 @@ class StatelessDecoder(nn.Module):
     def __init__(self, predictor: Any) -> None:
         super().__init__()
         self.predictor = predictor
-        self.before = predictor.context - 1  # labels of the state
-        self.size = max(self.before, 1)
 
     def forward(
         self, targets: Tensor, target_length: Tensor, labels: Tensor, unused: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Predictions (B, D, 1), the lengths as they came, and both new states (1, B, size).
+        """Predictions (B, D, 1), the lengths as they came, and both new states (1, B, context).
 
         Args:
             targets: The last label of each utterance (B, 1), int32; the blank before the first.
             target_length: Labels in `targets` (B,), int32: 1 each. Only handed back.
-            labels: Those before the last, less the blank (1, B, size), float32; zeros at first.
-            unused: In the place of an LSTM's cells (1, B, size), float32. Only handed back.
+            labels: Those before it, less the blank (1, B, context), float32; zeros at first.
+            unused: In the place of an LSTM's cells (1, B, context), float32. Only handed back.
         """
         blank = self.predictor.blank
-        known = labels[0, :, : self.before].to(targets.dtype) + blank
-        history = torch.cat([known, targets], 1)  # (B, context)
-        embedded = self.predictor.embedding(history)
-        window = embedded.transpose(1, 2).flatten(1)  # (B, D context)
-        predicted = self.predictor.mix(window).relu()
-        kept = (history[:, -self.size :] - blank).to(labels.dtype)
-        return predicted[:, :, None], target_length + 0, kept[None], unused + 0
+        before = labels[0, :, 1:].to(targets.dtype) + blank  # (B, context - 1)
+        predicted, _ = self.predictor(targets, before)
+        kept = torch.cat([before, targets], 1) - blank
+        return predicted.transpose(1, 2), target_length + 0, kept[None].to(labels.dtype), unused + 0
 
 
 class Joiner(nn.Module):
-    """The joint with the projections before it.
-
-    Clients take the place of a duration for its number of frames, so there is a logit for each
-    number up to the largest one.
-    """
+    """The joint with the projections before it."""
 
     def __init__(self, model: TransducerModel) -> None:
         super().__init__()
         self.encoder_projection = model.encoder_projection
         self.predictor_projection = model.predictor_projection
         self.activation = model.activation
-        self.output = _with_all_durations(model)
+        self.output = model.output
 
     def forward(self, encoder_outputs: Tensor, decoder_outputs: Tensor) -> Tensor:
         """Logits (B, T', U, V + durations); there are 0 durations for RNN-T.
 
         Args:
-            encoder_outputs: Frames of `Encoder` (B, D, T').
+            encoder_outputs: Frames of `Acoustic` (B, D, T').
             decoder_outputs: Predictions of the decoder (B, D, U), in the same dtype.
         """
         encoded = self.encoder_projection(encoder_outputs.transpose(1, 2))
         predicted = self.predictor_projection(decoder_outputs.transpose(1, 2))
-        hidden = self.activation(encoded[:, :, None] + predicted[:, None])
-        return self.output(hidden)
+        return self.output(self.activation(encoded[:, :, None] + predicted[:, None]))
 
 
-def _with_all_durations(model: TransducerModel) -> nn.Linear:
-    """The joint's output layer with a row for every number of frames up to the longest duration."""
-    output = model.output
-    if not model.durations:
-        return output
-    V = model.blank + 1
-    size = max(model.durations) + 1
-    weight = torch.zeros(V + size, output.in_features)
-    bias = torch.full((V + size,), NEVER)
-    rows = torch.tensor([*range(V), *(V + frames for frames in model.durations)])
-    weight[rows] = output.weight.detach()
-    bias[rows] = output.bias.detach()
-    layer = nn.Linear(output.in_features, V + size, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.bias = nn.Parameter(bias, requires_grad=False)
-    return layer
-
-
-def ctc_graphs(model: Any) -> list[Graph]:
-    """The graph of a CTC model, or of the CTC head of a transducer.
+def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
+    """The graphs of a model: one of CTC; encoder, decoder and joiner of a transducer.
 
     Args:
-        model: A CTCModel, or a TransducerModel with a CTC head, in eval mode in float32.
+        model: In eval mode in float32 on a CPU.
     """
-    head = model.output if isinstance(model, CTCModel) else model.ctc_head
-    module = CTC(model.encoder, head)
-    return [_acoustic("model", module, model.config.encoder.bins, ("logprobs", "logprobs_lengths"))]
-
-
-def transducer_graphs(model: TransducerModel) -> list[Graph]:
-    """The graphs of a transducer: encoder, decoder (the predictor) and joiner (the joint).
-
-    Args:
-        model: In eval mode in float32.
-    """
-    bins = model.config.encoder.bins
-    outputs = ("outputs", "encoded_lengths")
-    encoder = _acoustic("encoder", Encoder(model.encoder), bins, outputs)
-    return [encoder, _decoder(model), _joiner(model)]
-
-
-def _acoustic(name: str, module: nn.Module, bins: int, outputs: tuple[str, ...]) -> Graph:
-    """The graph of what takes features and lengths."""
-    signal = torch.zeros(EXAMPLE_B, bins, EXAMPLE_T)
-    length = torch.tensor([EXAMPLE_T, EXAMPLE_T // 2])
-    return Graph(
-        name=name,
-        module=module.eval(),
-        inputs={"audio_signal": signal, "length": length},
-        outputs=outputs,
-        dynamic={"audio_signal": {0: "B", 2: "T"}, "length": {0: "B"}},
+    signal = torch.zeros(EXAMPLE_B, model.config.encoder.bins, EXAMPLE_T)
+    inputs = {"audio_signal": signal, "length": torch.tensor([EXAMPLE_T, EXAMPLE_T // 2])}
+    dynamic = ({0: "B", 2: "T"}, {0: "B"})
+    if isinstance(model, CTCModel):
+        module = Acoustic(model.encoder, model.output)
+        outputs = ("logprobs", "logprobs_lengths")
+        whole = Graph(name="model", module=module, inputs=inputs, outputs=outputs, dynamic=dynamic)
+        return [whole]
+    encoder = Graph(
+        name="encoder",
+        module=Acoustic(model.encoder),
+        inputs=inputs,
+        outputs=("outputs", "encoded_lengths"),
+        dynamic=dynamic,
     )
+    predictions = torch.zeros(EXAMPLE_B, model.config.predictor.width, 2)
+    joiner = Graph(
+        name="joiner",
+        module=Joiner(model),
+        inputs={
+            "encoder_outputs": torch.zeros(EXAMPLE_B, model.encoder.width, 3),
+            "decoder_outputs": predictions,
+        },
+        outputs=("outputs",),
+        dynamic=({0: "B", 2: "T"}, {0: "B", 2: "U"}),
+    )
+    return [encoder, _decoder(model), joiner]
 
 
 def state_sizes(model: TransducerModel) -> tuple[int, int]:
-    """(layers, width) of the states that a client keeps for the predictor, float32.
-
-    Args:
-        model: A transducer, whose predictor is an LSTM or stateless.
-    """
+    """(layers, width) of the states that a client keeps for the predictor, float32."""
     config = model.config.predictor
     if isinstance(config, StatelessConfig):
-        return 1, max(config.context - 1, 1)
+        return 1, config.context
     return config.layers, config.width
 
 
 def _decoder(model: TransducerModel) -> Graph:
-    if isinstance(model.config.predictor, StatelessConfig):
-        module: nn.Module = StatelessDecoder(model.predictor)
-    else:
-        module = LSTMDecoder(model.predictor)
+    stateless = isinstance(model.config.predictor, StatelessConfig)
+    module = StatelessDecoder if stateless else LSTMDecoder
     layers, width = state_sizes(model)
     state = torch.zeros(layers, EXAMPLE_B, width)
-    names = ("states.1", "onnx::Slice_3")
-    # Clients count labels in 32 bits.
-    inputs = {
-        "targets": torch.full((EXAMPLE_B, 1), model.blank, dtype=torch.int32),
-        "target_length": torch.ones(EXAMPLE_B, dtype=torch.int32),
-        names[0]: state,
-        names[1]: state.clone(),
-    }
-    dynamic = {"targets": {0: "B"}, "target_length": {0: "B"}}
-    dynamic |= {name: {1: "B"} for name in names}
-    outputs = ("outputs", "prednet_lengths", "states", "162")
     return Graph(
-        name="decoder", module=module.eval(), inputs=inputs, outputs=outputs, dynamic=dynamic
+        name="decoder",
+        module=module(model.predictor),
+        inputs={  # clients count labels in 32 bits
+            "targets": torch.full((EXAMPLE_B, 1), model.blank, dtype=torch.int32),
+            "target_length": torch.ones(EXAMPLE_B, dtype=torch.int32),
+            "states.1": state,
+            "onnx::Slice_3": state.clone(),
+        },
+        outputs=("outputs", "prednet_lengths", "states", "162"),
+        dynamic=({0: "B"}, {0: "B"}, {1: "B"}, {1: "B"}),
     )
 
 
-def _joiner(model: TransducerModel) -> Graph:
-    longest = max(model.durations, default=0)
-    wanted = f"durations of at most {MAX_COUNT} frames"
-    expect(longest <= MAX_COUNT, "model", wanted, longest)
-    frames = torch.zeros(EXAMPLE_B, model.encoder.width, 3)
-    predictions = torch.zeros(EXAMPLE_B, model.config.predictor.width, 2)
-    return Graph(
-        name="joiner",
-        module=Joiner(model).eval(),
-        inputs={"encoder_outputs": frames, "decoder_outputs": predictions},
-        outputs=("outputs",),
-        dynamic={"encoder_outputs": {0: "B", 2: "T"}, "decoder_outputs": {0: "B", 2: "U"}},
-    )
+def trace(graph: Graph) -> torch.onnx.ONNXProgram:
+    """The graph in float32, by torch's exporter.
+
+    Raises:
+        ValueError: The exporter cannot write it.
+    """
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                graph.module.eval(),
+                tuple(graph.inputs.values()),
+                dynamo=True,
+                input_names=[*graph.inputs],
+                output_names=[*graph.outputs],
+                opset_version=OPSET,
+                dynamic_shapes=graph.dynamic,
+                verbose=False,
+            )
+    except Exception as error:  # of many classes, and pages long
+        why = " ".join(str(error).split())
+        raise ValueError(
+            f"model: torch's exporter cannot write its {graph.name} ({why:.300}). "
+            "Versions that are known to work are in requirements-peers.txt."
+        ) from error
+    assert program is not None
+    return program
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence exporters, which log and print pages that are of use to their authors."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    silence = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(silence),
+            contextlib.redirect_stderr(silence),
+        ):
+            yield
+    finally:
+        logging.disable(before)

@@ -1,37 +1,35 @@
 """`export`: a checkpoint as a folder of files that inference engines and their clients read."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
-from asrkit.export import onnx_files, openvino_files
 from asrkit.export.folder import (
     DECODING,
-    FORMATS,
-    HEADS,
     TOKENS,
     Exported,
     read_exported,
+    require,
     write_manifest,
     write_tokens,
 )
-from asrkit.export.graphs import ctc_graphs, state_sizes, transducer_graphs
+from asrkit.export.graphs import Graph, graphs, quiet, state_sizes, trace
 from asrkit.features import FeatureConfig
 from asrkit.files import new_folder
-from asrkit.models import Checkpoint, CTCModel, TransducerModel
-from asrkit.shapes import expect
+from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel
+from asrkit.shapes import expect, expect_choice
 
 Format = Literal["onnx", "openvino"]
 Head = Literal["ctc", "transducer"]
+SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}
+PACKAGES = {"onnx": ("onnxscript", "onnxruntime"), "openvino": ("openvino", "onnxscript")}
 # What clients call the kind of a model.
-MODEL_TYPES = {
-    (CTCModel, "ctc"): "EncDecCTCModelBPE",
-    (TransducerModel, "ctc"): "EncDecHybridRNNTCTCBPEModel",
-    (TransducerModel, "transducer"): "EncDecRNNTBPEModel",
-}
+MODEL_TYPES = {"ctc": "EncDecCTCModelBPE", "transducer": "EncDecRNNTBPEModel"}
+# What int8 is for. Embeddings and the rest stay in float32.
+QUANTISED = ("MatMul", "Gemm", "Conv")
 
 
 def export(
@@ -41,7 +39,6 @@ def export(
     format: Format,
     head: Head | None = None,
     int8: bool = False,
-    opset: int = onnx_files.OPSET,
 ) -> Exported:
     """The folder of a model's graphs, written whole or not at all.
 
@@ -49,122 +46,153 @@ def export(
     the files and `asrkit.export.graphs` for their inputs and outputs. B and T are dynamic.
 
     Args:
-        checkpoint: A CTC model or a transducer, in eval mode in float32 on a CPU, not optimized.
+        checkpoint: A CTC model or a transducer, in float32 on a CPU, not optimized.
         path: The folder, which is not there yet, or is empty.
         format: "onnx", or "openvino" for OpenVINO's IR (.xml and .bin).
         head: Which part of a transducer with a CTC head leaves: "transducer" (as None), or "ctc".
         int8: Weights in 8 bits. ONNX: of products and convolutions, with activations
             quantised as they come. OpenVINO: weights of products only, activations stay float32.
-        opset: Version of ONNX's operators.
 
     Raises:
         ValueError: The model has no such form, a package is missing, or the folder is taken.
     """
-    expect(format in FORMATS, "format", "one of 'onnx', 'openvino'", repr(format))
-    head = _head(checkpoint.model, head)
-    _check_model(checkpoint.model)
-    if format == "openvino":  # first, because its extra brings what ONNX needs
-        openvino_files.check()
-    onnx_files.check(opset, int8=int8 and format == "onnx")
-    model: Any = checkpoint.model
-    graphs = ctc_graphs(model) if head == "ctc" else transducer_graphs(model)
-    metadata = _metadata(checkpoint, head)
-    writer: Any = onnx_files if format == "onnx" else openvino_files
-    suffix = ".onnx" if format == "onnx" else ".xml"
-    if int8:
-        suffix = ".int8" + suffix
+    expect_choice("format", format, get_args(Format))
+    model = _leaving(checkpoint.model, head)
+    metadata = _metadata(model, checkpoint.features)
+    for package in PACKAGES[format]:
+        require(package, extra=format)
+    write: Any = _write_onnx if format == "onnx" else _write_openvino
+    suffix = ".int8" * int8 + SUFFIX[format]
     with new_folder(path) as folder:
         write_tokens(folder / TOKENS, checkpoint.tokenizer)
-        names = {}
-        for graph in graphs:
-            names[graph.name] = graph.name + suffix
-            writer.write(graph, folder / names[graph.name], metadata, opset=opset, int8=int8)
-        if head == "transducer":
+        files = {}
+        for graph in graphs(model):
+            files[graph.name] = graph.name + suffix
+            write(graph, folder / files[graph.name], metadata, int8)
+        if isinstance(model, TransducerModel):
             _write_decoding(folder / DECODING, model)
         exported = Exported(
             path=folder,
             format=format,
-            int8=int8,
-            head=head,
             config=model.config,
             tokenizer=checkpoint.tokenizer,
             features=checkpoint.features,
             notes=checkpoint.notes,
-            graphs=names,
-            files={},
+            graphs=files,
         )
         write_manifest(exported)
     return read_exported(path)
 
 
-def _head(model: Any, head: Head | None) -> Head:
-    """The part of the model that leaves; ValueError where it has none such."""
-    kinds = isinstance(model, CTCModel | TransducerModel)
-    name = type(model).__name__
+def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
+    """The model that leaves: this one, or of a transducer its encoder and CTC head."""
+    is_ctc, name = isinstance(model, CTCModel), type(model).__name__
+    known = is_ctc or isinstance(model, TransducerModel)
     remedy = "No layout of these formats holds another kind."
-    expect(kinds, "model", "a CTC model or a transducer", name, remedy)
-    expect(head is None or head in HEADS, "head", "one of 'ctc', 'transducer'", repr(head))
-    if isinstance(model, CTCModel):
-        expect(head != "transducer", "head", "'ctc' of a CTC model", repr(head))
-        return "ctc"
-    if head == "ctc":
-        has = model.ctc_head is not None
-        expect(has, "head", "'transducer' of a model without a CTC head", repr(head))
-    return head or "transducer"
-
-
-def _check_model(model: Any) -> None:
-    """ValueError unless the model is as it was loaded, in float32 on a CPU, and can leave."""
-    expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
+    expect(known, "model", "a CTC model or a transducer", name, remedy)
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
     plain = kinds == {("cpu", torch.float32)}
     expect(plain, "model", "float32 weights on a CPU", kinds, "Load it again.")
-    encoder = model.encoder
-    recurrent = any(isinstance(part, torch.nn.LSTM) for part in encoder.modules())
+    recurrent = any(isinstance(part, torch.nn.LSTM) for part in model.encoder.modules())
     remedy = "torch exports LSTMs for one number of frames only."
-    expect(not recurrent, "model", "an encoder without LSTMs", type(encoder).__name__, remedy)
+    expect(not recurrent, "model", "an encoder without LSTMs", type(model.encoder).__name__, remedy)
+    heads = ["ctc"] if is_ctc else ["transducer"]
+    if not is_ctc and model.ctc_head is not None:
+        heads.append("ctc")
+    expect(head is None or head in heads, "head", f"{' or '.join(heads)} of this model", head)
+    if is_ctc or head != "ctc":
+        return model
+    config = CTCConfig(vocab_size=model.config.vocab_size, encoder=model.config.encoder)
+    with torch.device("meta"):
+        ctc = CTCModel(config)
+    ctc.encoder, ctc.output = model.encoder, model.ctc_head
+    return ctc
 
 
-def _metadata(checkpoint: Checkpoint, head: Head) -> dict[str, str]:
+def _metadata(model: CTCModel | TransducerModel, features: dict[str, Any]) -> dict[str, str]:
     """What clients read of a model before they run it."""
-    model: Any = checkpoint.model
-    features = FeatureConfig(**checkpoint.features)
-    durations = tuple(getattr(model, "durations", ()))
-    kind: str = head
-    if head == "transducer":
-        kind = "tdt" if durations else "rnnt"
-    normalization = features.normalization
+    settings = FeatureConfig(**features)
+    kind = "ctc" if isinstance(model, CTCModel) else "transducer"
     metadata: dict[str, Any] = {
         "vocab_size": model.config.vocab_size,
-        "normalize_type": "" if normalization == "none" else normalization,
+        "normalize_type": settings.normalization.replace("none", ""),
         "subsampling_factor": model.config.encoder.subsampling,
-        "model_type": MODEL_TYPES[type(model), head],
-        "version": 1,
-        "model_author": "asrkit",
-        "url": f"asrkit/{kind}",  # a client takes a transducer for a TDT by these letters
-        "feat_dim": features.bins,
+        "model_type": MODEL_TYPES[kind],
+        "feat_dim": settings.bins,
     }
-    if head == "transducer":
+    if isinstance(model, TransducerModel):
         metadata["pred_rnn_layers"], metadata["pred_hidden"] = state_sizes(model)
-        metadata["durations"] = ",".join(map(str, durations))
-    metadata |= {f"features_{name}": value for name, value in asdict(features).items()}
+        # A client takes a transducer for a TDT by these letters, a logit's place for its frames.
+        metadata["url"] = "asrkit/tdt" if model.durations else "asrkit/rnnt"
+        wanted = "durations 0, 1, 2, ... as clients count them"
+        in_order = model.durations == tuple(range(len(model.durations)))
+        expect(in_order, "model", wanted, model.durations)
     return {name: str(value) for name, value in metadata.items()}
+
+
+def _write_onnx(graph: Graph, path: Path, metadata: dict[str, str], int8: bool) -> None:
+    """Write one graph; weights above 2 GB lie in a file beside it."""
+    program = trace(graph)
+    program.model.metadata_props.update(metadata)
+    if not int8:
+        program.save(path)
+        return
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # Weights are unsigned: onnxruntime has no other convolutions on a CPU.
+    with quiet():
+        quantize_dynamic(
+            program.model_proto,
+            path,
+            op_types_to_quantize=[*QUANTISED],
+            weight_type=QuantType.QUInt8,
+        )
+
+
+def _write_openvino(graph: Graph, path: Path, _metadata: dict[str, str], int8: bool) -> None:
+    """Write one graph as IR, an .xml of operators beside a .bin of weights, by way of ONNX."""
+    import openvino
+
+    with TemporaryDirectory(dir=path.parent) as between:
+        onnx = Path(between) / "graph.onnx"
+        trace(graph).save(onnx)
+        model = openvino.Core().read_model(onnx)
+        if int8:
+            compress(model)
+        openvino.save_model(model, path, compress_to_fp16=False)
+        del model  # it maps the file of weights
+
+
+def compress(model: Any) -> None:
+    """Replace float32 weights of products by int8 ones and a scale for each output.
+
+    Args:
+        model: Of OpenVINO; changed in place.
+    """
+    from openvino import opset13 as op
+
+    for product in model.get_ordered_ops():
+        if product.get_type_name() != "MatMul":
+            continue
+        weight = product.input_value(1).get_node()
+        if weight.get_type_name() != "Constant" or len(weight.shape) != 2:
+            continue
+        numbers = np.array(weight.data)
+        input_axis = 1 if product.get_attributes()["transpose_b"] else 0
+        largest = np.abs(numbers).max(axis=input_axis, keepdims=True)
+        scale = np.maximum(largest, np.finfo(np.float32).tiny) / 127
+        rounded = op.constant(np.rint(numbers / scale).astype(np.int8))
+        in_8_bits = op.multiply(op.convert(rounded, "f32"), op.constant(scale))
+        product.input(1).replace_source_output(in_8_bits.output(0))
 
 
 def _write_decoding(path: Path, model: TransducerModel) -> None:
     """Weights of all but the encoder and its CTC head, for asrkit's own decoders."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    weights: Mapping[str, Any] = {
+    weights = {
         name: weight.detach().contiguous()
         for name, weight in model.state_dict().items()
         if not name.startswith(("encoder.", "ctc_head."))
     }
-    path.touch()
-    mode = path.stat().st_mode  # what this account gives its files
-    try:
-        save_file(dict(weights), str(path))
-    except SafetensorError as error:  # of a full disk, for one
-        raise OSError(f"{path.name} cannot be written: {error}.") from None
-    path.chmod(mode)
+    path.write_bytes(save(weights))

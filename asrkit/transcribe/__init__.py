@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asrkit.transcribe.audio import find, read_audio
-    from asrkit.transcribe.engines import load_exported
     from asrkit.transcribe.folder import Folder
     from asrkit.transcribe.formats import FORMATS, TIMED, Transcript, render, summary
     from asrkit.transcribe.options import (
@@ -40,7 +39,6 @@ __all__ = [
     "Word",
     "choose_layout",
     "find",
-    "load_exported",
     "read_audio",
     "recognize",
     "render",
@@ -51,7 +49,6 @@ __all__ = [
 
 _FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
-    "engines": ["load_exported"],
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],

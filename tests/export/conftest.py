@@ -1,4 +1,4 @@
-"""The cases of the worker, which runs in the Python of `make peers`, and that Python."""
+"""The worker, which runs in the Python of `make peers`, and that Python."""
 
 import importlib.util
 import json
@@ -10,12 +10,7 @@ import pytest
 
 from asrkit.workbench.bench.peers.processes import PYTHON
 
-HERE = Path(__file__).resolve().parent
-spec = importlib.util.spec_from_file_location(
-    "export_worker", HERE / "export_worker.py"
-)
-worker = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(worker)
+WORKER = Path(__file__).with_name("export_worker.py")
 RUN_ALL = """
 import contextlib, io, json, sys
 from asrkit.cli import main
@@ -42,7 +37,7 @@ def in_peers():
 
     def run(*arguments):
         environment = os.environ | {
-            "PYTHONPATH": str(HERE.parents[1]),
+            "PYTHONPATH": str(WORKER.parents[2]),
             "OMP_NUM_THREADS": "1",
         }
         command = [str(PYTHON), "-W", "ignore", *map(str, arguments)]
@@ -70,20 +65,9 @@ def commands(in_peers):
 
 
 @pytest.fixture(scope="session")
-def cases():
-    """Small models of every encoder and predictor, by name."""
-    return {
-        name: worker.checkpoint_of(config) for name, config in worker.cases().items()
-    }
-
-
-@pytest.fixture(scope="session")
-def batch():
-    """batch(B, T): features with NaN in the padding, and lengths."""
-    return worker.batch
-
-
-@pytest.fixture(scope="session")
-def client_script():
-    """The script whose `client` transcribes by sherpa-onnx."""
-    return HERE / "export_worker.py"
+def worker():
+    """The file that computes in the Python of `make peers`, imported here."""
+    spec = importlib.util.spec_from_file_location("export_worker", WORKER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

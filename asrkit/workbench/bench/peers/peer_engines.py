@@ -157,7 +157,7 @@ def compress(path: Path, shape: Shape) -> None:
     import openvino
     from openvino.passes import ConstantFolding, Manager
 
-    from asrkit.export.openvino_files import compress
+    from asrkit.export.writing import compress
 
     model = openvino.Core().read_model(_made(path.with_name("model.xml"), export, shape))
     model.reshape([*shape])
