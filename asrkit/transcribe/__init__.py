@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         PromptOptions,
         WindowOptions,
     )
-    from asrkit.transcribe.pipeline import Recognizer, recognize
     from asrkit.transcribe.processes import Layout, choose_layout, transcribe_in_processes
+    from asrkit.transcribe.recognizer import Recognizer, recognize
     from asrkit.transcribe.seams import Label, Word
     from asrkit.transcribe.windows import transcribe
 
@@ -55,7 +55,7 @@ _FILES = {  # the file of this folder that defines each name
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
-    "pipeline": ["Recognizer", "recognize"],
+    "recognizer": ["Recognizer", "recognize"],
     "processes": ["Layout", "choose_layout", "transcribe_in_processes"],
     "seams": ["Label", "Word"],
     "windows": ["transcribe"],

@@ -14,7 +14,7 @@ from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
 from asrkit.models.encoders import dtype_of
-from asrkit.models.prompts import PROMPT, SUPPRESSED
+from asrkit.models.prompts import PROMPT, SUPPRESSED, WHISPER
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
@@ -37,7 +37,7 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
         dtype_of(checkpoint.model),
         FeatureConfig(**checkpoint.features),
         settings,
-        *(checkpoint.notes.get(key) for key in (PROMPT, SUPPRESSED)),
+        *(checkpoint.notes.get(key) for key in (PROMPT, SUPPRESSED, WHISPER)),
     )
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     return content_hash([[*weights], marks, tokens, *map(str, parts)])

@@ -30,6 +30,7 @@ class Transcript:
     audio_s: float = 0.0
     compute_s: float = 0.0  # of its batches, shared by samples; reading is not in it
     words: tuple[Word, ...] = ()  # if timestamps were asked for
+    language: str = ""  # its code, of a Whisper: that it was asked for, or that it found
     error: str = ""
 
 
@@ -89,12 +90,14 @@ def _clock(seconds: float, point: str) -> str:
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
-    """A transcript as JSON: file, text, audio_s, and words if there are any; times in seconds."""
+    """A transcript as JSON: file, text, audio_s, and language and words if there are any."""
     parts: dict[str, object] = {
         "file": str(transcript.path),
         "text": transcript.text,
         "audio_s": transcript.audio_s,
     }
+    if transcript.language:
+        parts["language"] = transcript.language
     if transcript.words:
         parts["words"] = [_word(word) for word in transcript.words]
     return parts

@@ -1,5 +1,6 @@
 """Recordings to transcripts: cut into windows, batched, recognised, and joined again."""
 
+import itertools
 import math
 import sys
 import time
@@ -20,9 +21,9 @@ from asrkit.transcribe.audio import blocks, recordings
 from asrkit.transcribe.endings import message
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pipeline import Recognizer, prefetched
 from asrkit.transcribe.progress import Bar
 from asrkit.transcribe.reading import read_in_threads
+from asrkit.transcribe.recognizer import Recognizer, prefetched
 from asrkit.transcribe.seams import Label, Word, join, words
 
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
@@ -117,22 +118,18 @@ def windows(
 def plan_batches(
     lengths: Sequence[int],
     budget: float,
-    order: str = "by_length",
     most_padding: float = math.inf,
 ) -> list[list[int]]:
-    """Positions of `lengths` in batches of at most `budget` samples, padding included.
+    """Positions of `lengths`, longest first, in batches of at most `budget` samples with padding.
 
     An utterance longer than the budget is a batch of its own.
 
     Args:
         lengths: samples of each utterance.
         budget: most samples in a batch: utterances times the longest of them.
-        order: "by_length", longest first, which saves padding; or "as_given".
         most_padding: most samples of padding in a batch.
     """
-    rows = list(range(len(lengths)))
-    if order == "by_length":
-        rows.sort(key=lambda row: -lengths[row])
+    rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     plan: list[list[int]] = []
     batch: list[int] = []
     longest = 0  # samples of the longest utterance of the batch
@@ -176,6 +173,7 @@ class _FileState:
     end: int = 0  # samples
     compute_s: float = 0.0
     error: str = ""
+    language: str = ""  # that a Whisper found in its first window with sound, or was asked for
 
 
 class Transcriber:
@@ -196,13 +194,6 @@ class Transcriber:
         tokenizer: Tokenizer,
         options: WindowOptions,
     ) -> None:
-        expect(
-            recognizer.has_confidence or not options.timestamps,
-            "timestamps",
-            "greedy decoding of this model",
-            "a beam search",
-            "Only the beam of a CTC model has confidences.",
-        )
         config = recognizer.feature_config
         self.recognizer = recognizer
         self.tokenizer = tokenizer
@@ -210,13 +201,12 @@ class Transcriber:
         self.rate_hz = config.rate_hz
         self.batch_samples = options.batch_s * config.rate_hz
         self.most_padding = math.inf
-        if recognizer.device.type == "cpu" and recognizer.config.order == "by_length":
+        if recognizer.device.type == "cpu":
             self.most_padding = MOST_PADDING_S * config.rate_hz
         self.least_samples = config.window_samples
         subsampling = recognizer.model.config.encoder.subsampling
         self.frame_samples = config.hop_samples * subsampling  # of one encoder frame
         self.state = _FileState()
-        self.overlapped = recognizer.config.loading == "overlapped"
         most_frames = getattr(recognizer.model.encoder, "most_frames", None)
         if most_frames is not None:
             most_s = most_frames * config.hop_s
@@ -252,17 +242,12 @@ class Transcriber:
     def _transcripts(
         self, pools: Iterator[list[_Window]], heard: Callable[[float], object]
     ) -> Iterator[Transcript]:
-        if self.overlapped:
-            pools = prefetched(pools)
-        for pool in pools:
+        for pool in prefetched(pools):
             yield from self.run(pool, heard)
 
     def _read(self, sounds: Iterable[Sound], batches: int) -> Iterator[list[_Window]]:
         """Windows of `sounds` in lists, the first of about `batches` batches."""
-        if self.overlapped:
-            queue = read_in_threads(sounds, self.windows, self.options.readers)
-        else:
-            queue = (window for sound in sounds for window in self.windows(sound))
+        queue = read_in_threads(sounds, self.windows, self.options.readers)
         return _pools(queue, self.batch_samples, batches)
 
     def windows(self, sound: Sound) -> Iterator[_Window]:
@@ -288,6 +273,8 @@ class Transcriber:
         """Recognise `pool`, the batch with the earliest window first; yield the files that end."""
         recognised: dict[int, list[Label] | str] = {}
         compute_s = dict.fromkeys(range(len(pool)), 0.0)
+        recordings = [0, *itertools.accumulate(window.last for window in pool)]  # of each window
+        languages = {0: self.state.language}  # of recordings
         loud = []
         for index, window in enumerate(pool):
             if len(window.waveform) >= self.least_samples and window.waveform.any():
@@ -295,53 +282,81 @@ class Transcriber:
             else:
                 recognised[index] = []
         heard(self._new_s(pool[index] for index in recognised))
-        batches = iter(self._plan(pool, loud))
+        batches = iter(self._plan(pool, loud, recordings))
         for index, window in enumerate(pool):
-            if index not in recognised:
+            while index not in recognised:
                 rows = next(batches)
                 batch = [pool[row] for row in rows]
+                known = [languages.get(recordings[row], "") for row in rows]
                 start = time.perf_counter()
-                recognised.update(zip(rows, self.recognize(batch), strict=True))
+                recognised.update(zip(rows, self.recognize(batch, known), strict=True))
                 took_s = time.perf_counter() - start
                 samples = sum(len(member.waveform) for member in batch)
-                for row in rows:
+                for row, language in zip(rows, known, strict=True):
                     compute_s[row] = took_s * len(pool[row].waveform) / samples
+                    languages[recordings[row]] = language
                 heard(self._new_s(batch))
             self.state.compute_s += compute_s[index]
+            self.state.language = languages.get(recordings[index], "")
             transcript = self.add(window, recognised[index])
             if transcript is not None:
                 yield transcript
 
-    def _plan(self, pool: Sequence[_Window], loud: Sequence[int]) -> list[list[int]]:
-        """Positions in `pool` of each batch of loud windows, the batch with the earliest first."""
+    def _plan(
+        self, pool: Sequence[_Window], loud: Sequence[int], recordings: Sequence[int]
+    ) -> list[list[int]]:
+        """Positions in `pool` of each batch of loud windows, the batch with the earliest first.
+
+        Where the language is found in a recording's first window, those are first.
+        """
+        first = {recordings[index]: index for index in reversed(loud)}
+        if not self.recognizer.detects_language:
+            first = {}
+        later = [index for index in loud if index not in first.values()]
         filled = self.recognizer.feature_config.fill_samples
-        lengths = [max(len(pool[index].waveform), filled) for index in loud]
-        plan = plan_batches(
-            lengths, self.batch_samples, self.recognizer.config.order, self.most_padding
-        )
-        return [[loud[place] for place in batch] for batch in sorted(plan, key=min)]
+        plan: list[list[int]] = []
+        for part in ([*first.values()][::-1], later):
+            lengths = [max(len(pool[index].waveform), filled) for index in part]
+            batches = plan_batches(lengths, self.batch_samples, self.most_padding)
+            plan += [[part[place] for place in batch] for batch in sorted(batches, key=min)]
+        return plan
 
     def _new_s(self, windows: Iterable[_Window]) -> float:
         """Seconds of `windows` that no earlier window has."""
         return sum(window.new_samples for window in windows) / self.rate_hz
 
-    def recognize(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
-        """Labels of each window, or an error message; a batch that fails is retried in halves."""
+    def recognize(self, batch: Sequence[_Window], languages: list[str]) -> list[list[Label] | str]:
+        """Labels of each window, or an error message; a batch that fails is retried in halves.
+
+        Args:
+            batch: of one call of the recogniser.
+            languages: of their recordings, "" where not known; those that it finds are filled in.
+        """
         try:
-            return self._labels(batch)
+            return self._labels(batch, languages)
         except (RuntimeError, MemoryError, ValueError) as error:  # out of memory: a RuntimeError
             why = message(error)
         if len(batch) == 1:
             return [why]
         half = len(batch) // 2
-        return self.recognize(batch[:half]) + self.recognize(batch[half:])
+        halves = languages[:half], languages[half:]
+        found = self.recognize(batch[:half], halves[0]) + self.recognize(batch[half:], halves[1])
+        languages[:] = [*halves[0], *halves[1]]
+        return found
 
-    def _labels(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
+    def _labels(self, batch: Sequence[_Window], languages: list[str]) -> list[list[Label] | str]:
         waveforms = pad_sequence([window.waveform for window in batch], batch_first=True)
         lengths = torch.tensor([len(window.waveform) for window in batch])
+        timestamps = self.options.timestamps
         hypotheses = self.recognizer(
-            waveforms, lengths, confidence=self.options.timestamps, times=True
+            waveforms,
+            lengths,
+            confidence=timestamps,
+            times=timestamps or not all(one.last and one.start == 0 for one in batch),
+            timestamps=timestamps,
+            languages=languages,
         )
+        languages[:] = hypotheses.languages or languages
         confidence = hypotheses.confidence
         if confidence is None:
             confidence = torch.ones(hypotheses.labels.shape)
@@ -408,4 +423,5 @@ class Transcriber:
             audio_s=state.end / self.rate_hz,
             compute_s=state.compute_s,
             words=timed,
+            language=state.language,
         )

@@ -35,6 +35,9 @@ TOKENS = torch.tensor(
     ]
 )
 LABELS = 24  # tokens that are decoded
+PROMPTS = ("startoftranscript", "en", "de", "translate", "transcribe", "notimestamps")
+LEAST = (-10.0, -2.2, 0.0)  # log-probabilities of a token in the mean, below which a text is tried again
+NO_SPEECH = 0.001  # the random models are not sure of it
 # Which numbers of a stage are committed: (utterance, frames, rest).
 PLACES = {
     "features": (0, slice(3, 200, 24), slice(None, None, 8)), "published": (1, slice(0, 3000, 171), slice(None, None, 8)),
@@ -86,11 +89,6 @@ def specials() -> dict[str, int]:
     return {f"<|{name}|>": len(base()) + number for number, name in enumerate(names)}
 
 
-def times() -> list[int]:
-    """Ids of the times: transformers takes a text that has one for a text in parts."""
-    return [token for text, token in specials().items() if text[2].isdigit()]
-
-
 def vocab_size() -> int:
     """Tokens in all."""
     return len(base()) + len(specials())
@@ -140,12 +138,12 @@ def config_json(case: Case) -> dict[str, Any]:
 
 
 def generation_json(case: Case) -> dict[str, Any]:
-    """generation_config.json: a space may not be the first token, and times are none."""
+    """generation_config.json: a space may not be the first token."""
     ids = specials()
     end = ids["<|endoftext|>"]
     values = {
         "decoder_start_token_id": end + 1, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "max_length": MOST,
-        "begin_suppress_tokens": [base()["Ġ"], end, *case["first"]], "suppress_tokens": [*times(), *case["never"]],
+        "begin_suppress_tokens": [base()["Ġ"], end, *case["first"]], "suppress_tokens": case["never"], "max_initial_timestamp_index": 5,
         "no_timestamps_token_id": ids["<|notimestamps|>"], "is_multilingual": case["multilingual"],
     }  # fmt: skip
     if case["multilingual"]:

@@ -24,8 +24,11 @@ from whisper_cases import (  # noqa: E402
     CASES,
     CHUNK_S,
     LABELS,
+    LEAST,
     LENGTHS,
+    NO_SPEECH,
     PLACES,
+    PROMPTS,
     TOKENS,
     Case,
     config_json,
@@ -34,7 +37,6 @@ from whisper_cases import (  # noqa: E402
     picked,
     specials,
     speech,
-    times,
     tokenizer_json,
 )  # fmt: skip
 
@@ -112,31 +114,55 @@ def computed(case: Case, path: Path | None = None) -> Answer:
     }
     answer["encoded"] = model.model.encoder(turned).last_hidden_state
     answer["logits"] = model(turned, decoder_input_ids=TOKENS).logits
-    answer["tokens"] = generated(model, turned, case)
-    model.generation_config.suppress_tokens = times()
-    model.generation_config.begin_suppress_tokens = None
-    answer["unsuppressed"] = generated(model, turned, case)
+    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
+    answer["tokens"] = generated(model, turned, **asked)
+    answer["timed"] = generated(model, turned, return_timestamps=True, **asked)
+    if case["multilingual"]:
+        answer["languages"] = model.detect_language(turned).tolist()
+        answer["detected"] = generated(model, turned, task="transcribe")
+    # transformers takes the length of a text's tokens, we that of the text: not compared here
+    answer["judged"] = {
+        str(least): judged(model, turned, {"logprob_threshold": least, "no_speech_threshold": NO_SPEECH}, **asked)
+        for least in LEAST
+    }
     return answer
 
 
-def generated(model: Any, features: torch.Tensor, case: Case) -> list[list[int]]:
-    """Labels that `generate` finds greedily, without prompt and end."""
-    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
+def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int]]:
+    """What `generate` finds in one try: its labels, without end, but for timestamps as they come."""
     found = model.generate(
-        features, max_new_tokens=LABELS, do_sample=False, num_beams=1, **asked
+        features, max_new_tokens=LABELS, num_beams=1, force_unique_generate_call=True, **asked
     )
+    found = getattr(found, "sequences", found)
     ids = specials()
-    prompt = 4 if case["multilingual"] else 2
+    prompts = {ids[f"<|{name}|>"] for name in PROMPTS}
     rows = []
     for row in found.tolist():
-        text = row[prompt:] if row[0] == ids["<|startoftranscript|>"] else row
-        end = (
-            text.index(ids["<|endoftext|>"])
-            if ids["<|endoftext|>"] in text
-            else len(text)
-        )
-        rows.append(text[:end])
+        while row[0] in prompts:
+            row = row[1:]
+        rows.append(row[: row.index(ids["<|endoftext|>"])] if ids["<|endoftext|>"] in row else row)
     return rows
+
+
+def judged(model: Any, features: torch.Tensor, thresholds: dict[str, float], **asked: Any) -> list[list[Any]]:
+    """For each window: whether it is decoded again, whether it is left out, and its mean log-probability."""
+    judgements = []
+    judge, mean = model._need_fallback, model._retrieve_avg_logprobs
+
+    def remember(*args: Any) -> Any:
+        judgements.append([*judge(*args), None])
+        return judgements[-1][:2]
+
+    def remember_mean(*args: Any) -> Any:
+        found = mean(*args)
+        means.append(round(float(found), 6))
+        return found
+
+    means: list[float] = []
+    model._need_fallback, model._retrieve_avg_logprobs = remember, remember_mean
+    generated(model, features, temperature=(0.0,), **thresholds, **asked)
+    del model._need_fallback, model._retrieve_avg_logprobs
+    return [[*row[:2], value] for row, value in zip(judgements, means, strict=True)]
 
 
 def parameters(sizes: tuple[int, ...]) -> int:
@@ -156,7 +182,7 @@ def sampled(answer: Answer) -> dict[str, Any]:
     """What is committed of an answer: shapes, tokens, and some numbers of each stage."""
     kept = {
         name: answer[name]
-        for name in ("shapes", "tokens", "unsuppressed")
+        for name in ("shapes", "tokens", "timed", "languages", "detected", "judged")
         if name in answer
     }
     for name in PLACES:

@@ -27,7 +27,7 @@ from asrkit.transcribe import (
 )
 from asrkit.transcribe.decoding import KINDS
 from asrkit.transcribe.folder import made_by, text_settings
-from asrkit.transcribe.pipeline import ModelVariants, encoder_form, prefetched
+from asrkit.transcribe.recognizer import ModelVariants, encoder_form, prefetched
 from asrkit.transcribe.windows import plan_batches
 
 OTHERS = [

@@ -20,7 +20,7 @@ from asrkit.models import (
 )
 from asrkit.models.encoders import dtype_of
 from asrkit.transcribe import PipelineConfig, Recognizer
-from asrkit.transcribe.pipeline import device_of, weight_dtypes
+from asrkit.transcribe.recognizer import device_of, weight_dtypes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"

@@ -13,10 +13,10 @@ from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.processes.cores import Layout
 from asrkit.transcribe.processes.pool import Channel, Done, Ended, Message, Pool
 from asrkit.transcribe.progress import Bar
+from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.windows import Transcriber
 
 ENDED = "audio: reading or transcribing it ended the process twice."
