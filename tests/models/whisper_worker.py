@@ -23,10 +23,8 @@ from nemo_stubs import Stub  # noqa: E402
 from whisper_cases import (  # noqa: E402
     CASES,
     CHUNK_S,
-    LABELS,
-    LEAST,
+    JUDGED,
     LENGTHS,
-    NO_SPEECH,
     PLACES,
     PROMPTS,
     TOKENS,
@@ -121,17 +119,14 @@ def computed(case: Case, path: Path | None = None) -> Answer:
         answer["languages"] = model.detect_language(turned).tolist()
         answer["detected"] = generated(model, turned, task="transcribe")
     # transformers takes the length of a text's tokens, we that of the text: not compared here
-    answer["judged"] = {
-        str(least): judged(model, turned, {"logprob_threshold": least, "no_speech_threshold": NO_SPEECH}, **asked)
-        for least in LEAST
-    }
+    answer["judged"] = [judged(model, turned, *bounds, **asked) for bounds in JUDGED]
     return answer
 
 
 def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int]]:
     """What `generate` finds in one try: its labels, without end, but for timestamps as they come."""
     found = model.generate(
-        features, max_new_tokens=LABELS, num_beams=1, force_unique_generate_call=True, **asked
+        features, num_beams=1, force_unique_generate_call=True, **asked
     )
     found = getattr(found, "sequences", found)
     ids = specials()
@@ -140,29 +135,33 @@ def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int
     for row in found.tolist():
         while row[0] in prompts:
             row = row[1:]
-        rows.append(row[: row.index(ids["<|endoftext|>"])] if ids["<|endoftext|>"] in row else row)
+        rows.append(
+            row[: row.index(ids["<|endoftext|>"])]
+            if ids["<|endoftext|>"] in row
+            else row
+        )
     return rows
 
 
-def judged(model: Any, features: torch.Tensor, thresholds: dict[str, float], **asked: Any) -> list[list[Any]]:
-    """For each window: whether it is decoded again, whether it is left out, and its mean log-probability."""
+def judged(
+    model: Any, features: torch.Tensor, least: float, most: float, **asked: Any
+) -> list[str]:
+    """Of each window, whether its text is "kept", decoded "again" or "left out"."""
     judgements = []
-    judge, mean = model._need_fallback, model._retrieve_avg_logprobs
+    judge = model._need_fallback
 
     def remember(*args: Any) -> Any:
-        judgements.append([*judge(*args), None])
-        return judgements[-1][:2]
+        again, left_out = judge(*args)
+        judgements.append("left out" if left_out else "again" if again else "kept")
+        return again, left_out
 
-    def remember_mean(*args: Any) -> Any:
-        found = mean(*args)
-        means.append(round(float(found), 6))
-        return found
-
-    means: list[float] = []
-    model._need_fallback, model._retrieve_avg_logprobs = remember, remember_mean
-    generated(model, features, temperature=(0.0,), **thresholds, **asked)
-    del model._need_fallback, model._retrieve_avg_logprobs
-    return [[*row[:2], value] for row, value in zip(judgements, means, strict=True)]
+    model._need_fallback = remember
+    thresholds = {"logprob_threshold": least, "no_speech_threshold": most}
+    model.generate(features, num_beams=1, temperature=(0.0,), **thresholds, **asked)
+    del model._need_fallback
+    return judgements[
+        : len(features)
+    ]  # it goes on behind the last time of a text that has one
 
 
 def parameters(sizes: tuple[int, ...]) -> int:

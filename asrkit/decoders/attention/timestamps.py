@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.attention.protocol import Suppressing
+from asrkit.shapes import expect, whole
 
 
 class TimedState(NamedTuple):
@@ -35,6 +36,8 @@ class Timestamps(Suppressing):
         self, model: Any, *, no_times: int, most_first: int | None, always: list[int], **rest: Any
     ) -> None:
         super().__init__(model, always=[*always, no_times], **rest)
+        at_start = most_first is None or whole(most_first, 0)
+        expect(at_start, "most_first", "a number of steps, or None", repr(most_first))
         self.no_times = no_times
         V = model.vocab_size
         self.latest = V if most_first is None else no_times + 1 + most_first
