@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     )
     from asrkit.transcribe.processes import Layout, choose_layout, transcribe_in_processes
     from asrkit.transcribe.recognizer import Recognizer, recognize
-    from asrkit.transcribe.seams import Label, Word
     from asrkit.transcribe.windows import transcribe
+    from asrkit.transcribe.words import Label, Word
 
 __all__ = [
     "FORMATS",
@@ -55,10 +55,10 @@ _FILES = {  # the file of this folder that defines each name
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
-    "recognizer": ["Recognizer", "recognize"],
     "processes": ["Layout", "choose_layout", "transcribe_in_processes"],
-    "seams": ["Label", "Word"],
+    "recognizer": ["Recognizer", "recognize"],
     "windows": ["transcribe"],
+    "words": ["Label", "Word"],
 }
 
 

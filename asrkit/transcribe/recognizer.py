@@ -4,13 +4,12 @@
 a `PipelineConfig` of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, re
 from asrkit.transcribe.options import CAPTURED, BeamOptions, PipelineConfig, PromptOptions
 from asrkit.transcribe.whisper import WhisperDecoder
 
-T = TypeVar("T")
 WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "float32": torch.float32,
     "tf32": torch.float32,
@@ -429,15 +427,3 @@ def _with_article(name: str) -> str:
     """A class behind its article: "an AEDModel"."""
     article = "an" if name[0] in "AEIO" else "a"
     return f"{article} {name}"
-
-
-_END: Any = object()
-
-
-def prefetched(items: Iterator[T]) -> Iterator[T]:
-    """`items` in order; a thread computes the next one while the caller uses the one before."""
-    with ThreadPoolExecutor(1) as reader:
-        following: Future[T] = reader.submit(next, items, _END)
-        while (item := following.result()) is not _END:
-            following = reader.submit(next, items, _END)
-            yield item

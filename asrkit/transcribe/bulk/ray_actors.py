@@ -24,11 +24,15 @@ from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json, from_json
 from asrkit.transcribe.bulk.workers import Event, RestartedWorker
-from asrkit.transcribe.endings import class_and_message
 
 NEEDED = ("ray", "pyarrow", "pandas")  # the last two by Ray Data; plain Ray installs none of them
 INSTEAD = "or pass --part K/N, which needs no Ray."
 MOST_ACTORS = 10_000
+
+
+def class_and_message(error: BaseException) -> str:
+    """What an error says that asrkit did not expect: "KeyError: 'x'"."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
 @dataclass(frozen=True, kw_only=True)

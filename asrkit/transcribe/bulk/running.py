@@ -10,7 +10,7 @@ from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine
 from asrkit.transcribe.bulk.workers import Event, in_a_process
-from asrkit.transcribe.progress import Bar
+from asrkit.transcribe.progress import progress_bar
 
 # What transcribes shards: it takes each at least once, on as many machines as it likes, and yields
 # what happens. It needs no memory of its own: a result that is there is not made again.
@@ -72,10 +72,10 @@ def run(
         total_s = sum(shard.planned_s for shard in mine)
         before_s = total_s - sum(shard.planned_s for shard in todo)
         transcribed_s = 0.0
-        with Bar(total_s, before_s, show=progress and bool(todo)) as bar:
+        with progress_bar(total_s, before_s, show=progress and bool(todo)) as bar:
             for event in executor(plan, todo, machine or Machine()) if todo else ():
                 transcribed_s += event.transcribed_s
-                bar.advance(event.transcribed_s)
+                bar.update(event.transcribed_s)
         done = plan.done()
         there = [shard for shard in plan.shards if shard.name in done]
         return Report(

@@ -13,10 +13,10 @@ from typing import Any, TextIO
 
 import torch
 
+from asrkit.shapes import message
 from asrkit.transcribe.bulk.planning import load_plan
 from asrkit.transcribe.bulk.shards import ShardTranscriber
 from asrkit.transcribe.bulk.tasks import Machine, as_json, from_json
-from asrkit.transcribe.endings import message
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import asrkit
 from asrkit.transcribe.bulk.planning import Plan, Shard
 from asrkit.transcribe.bulk.results import Counts
 from asrkit.transcribe.bulk.tasks import Machine, as_json
-from asrkit.transcribe.endings import how_it_ended
+from asrkit.transcribe.processes.pool import how_it_ended
 
 WORKER = [sys.executable, "-m", "asrkit.transcribe.bulk.worker"]
 # Threads that spin while they wait slow down whoever else is there; a missing GPU is no error.

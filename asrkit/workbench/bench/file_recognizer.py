@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import TransducerModel
+from asrkit.transcribe.audio import read_ahead
 from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.recognizer import ModelVariants, Recognizer, prefetched
+from asrkit.transcribe.recognizer import ModelVariants, Recognizer
 
 RATE_HZ = 16_000
 STAGES = ("loading", "frontend", "encoder", "decoder")
@@ -156,7 +157,9 @@ class FileRecognizer:
         if self.held is not None:
             return self.held
         loaded = map(self._load, self.plan)
-        return prefetched(loaded) if self.config.loading == "overlapped" else loaded
+        if self.config.loading == "before":
+            return loaded
+        return read_ahead([loaded], iter, 1, ahead=1)
 
     def _load(self, rows: Sequence[int]) -> Batch:
         sounds = [torch.tensor(read_wav(self.task.files[row])) for row in rows]

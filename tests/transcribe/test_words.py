@@ -1,0 +1,160 @@
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from asrkit.text import CharTokenizer
+from asrkit.transcribe import Label, Word
+from asrkit.transcribe.words import join, words
+
+FRAME_S = 0.04
+TOKENIZER = CharTokenizer()
+
+
+def row(tokens, start_s=0.0, step_s=0.1, length_s=0.1):
+    """Labels, evenly spaced."""
+    times = [start_s + n * step_s for n in range(len(tokens))]
+    return [
+        Label(token, time, time + length_s, 0.5)
+        for token, time in zip(tokens, times, strict=True)
+    ]
+
+
+def labels(text, start_s=0.0, step_s=0.08):
+    """A label a character."""
+    return row(TOKENIZER.encode(text), start_s, step_s, FRAME_S)
+
+
+def late(labels, by_s):
+    return [label._replace(start_s=label.start_s + by_s) for label in labels]
+
+
+def text_of(labels):
+    return TOKENIZER.decode([label.token for label in labels])
+
+
+SAID = st.sampled_from(["one", "two", "three", "no", "on", "a", "aa", "four five"])
+
+
+@st.composite
+def recordings(draw):
+    """Labels of a recording, and what two windows of it have: times off by up to two frames,
+    nonsense at their edges."""
+    said = draw(st.lists(SAID, min_size=8, max_size=40))
+    truth = labels(" ".join(said), 0.2, draw(st.sampled_from([0.04, 0.08, 0.12])))
+    end = truth[-1].start_s + 0.2
+    start_s = draw(st.floats(0.0, max(end - 3.0, 0.0)))
+    end_s = min(start_s + 3.0, end)
+    shift = st.sampled_from([0, 0, 0, -1, 1, 2])
+    found = []
+    for low, high in ((0.0, end_s), (start_s, end)):
+        before = -1.0
+        window = []
+        for label in truth:
+            if low <= label.start_s < high:
+                before = max(before, label.start_s + draw(shift) * FRAME_S)
+                window.append(label._replace(start_s=before, end_s=before + FRAME_S))
+        found.append(window)
+    first, second = found
+    lost = draw(st.integers(0, 3))  # half a word at the edge is not understood
+    if end_s < end:
+        first = first[: len(first) - lost]
+    if start_s > 0:
+        second = [*labels("x", start_s), *second[lost:]]
+    return truth, first, second, start_s, end_s
+
+
+@settings(max_examples=300)
+@given(recordings())
+def test_two_windows_that_time_labels_differently_are_joined_to_what_was_said(
+    recording,
+):
+    truth, first, second, start_s, end_s = recording
+    assume(end_s - start_s > 2.9)  # else the recording is shorter than the overlap
+    assert text_of(join(first, second, start_s, end_s)) == text_of(truth)
+
+
+ONE = labels("one", 0.0, 0.1)
+TEN = labels("ten", 1.0, 0.1)
+ONES = labels("one one one one one one one one", 0.0, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "start_s", "end_s", "texts"),
+    [
+        # What only one window has is kept on its side of the cut,
+        (labels("one two"), labels("nine", 9.0), 8.0, 10.0, ["one twonine"]),
+        (labels("one two"), [], 8.0, 10.0, ["one two"]),
+        ([], labels("nine", 9.0), 8.0, 10.0, ["nine"]),
+        # also of windows that only touch.
+        (labels("one two"), labels("nine", 9.0), 9.0, 9.0, ["one twonine"]),
+        # A word in the middle that they write differently is that of either.
+        (
+            [*labels("x", 0.1), *labels("seven", 1.05, 0.1), *labels("x", 2.5)],
+            [*labels("x", 0.1), *labels("night", 1.1, 0.1), *labels("x", 2.5)],
+            0.0,
+            2.6,
+            ["xsevenx", "xnightx"],
+        ),
+        # The cut is not at the edge of a pause, where the second misunderstood.
+        ([*ONE, *TEN], [*late(labels("oxe", 0, 0.1), 0.3), *TEN], 0.0, 1.5, ["oneten"]),
+        # Repeated words are neither merged nor doubled.
+        (ONES[:23], late(ONES[10:], FRAME_S), 2.0, 4.5, [text_of(ONES)]),
+    ],
+)
+def test_windows_are_joined_in_a_pause(first, second, start_s, end_s, texts):
+    assert text_of(join(first, second, start_s, end_s)) in texts
+
+
+def test_a_word_they_split_into_other_pieces_is_not_written_in_part_and_in_whole():
+    before, after = row(range(1, 7)), row(range(10, 16), 1.0)  # no pause anywhere
+    split, whole = row([20, 21], 0.7, 0.2), row([22], 0.8)
+    first, second = [*before, *split, *after], [*before, *whole, *after]
+    assert text_of(join(first, second, 0.0, 1.6)) in (text_of(first), text_of(second))
+
+
+def test_words_begin_and_end_with_their_letters_and_not_with_the_space_between():
+    one, two = words(labels(" one  two", 0.0, 0.1), TOKENIZER)
+    assert (one.text, two.text) == ("one", "two")
+    assert [*one[1:3], *two[1:3]] == pytest.approx([0.1, 0.34, 0.6, 0.84])
+    assert words([], TOKENIZER) == words(labels("   "), TOKENIZER) == []
+
+
+def test_a_word_is_as_sure_as_its_least_sure_label_and_ends_before_the_next():
+    said = zip(TOKENIZER.encode("ab c"), (0.3, 0.9, 0.1, 0.8), strict=True)
+    found = [
+        Label(token, 0.1 * n, 0.1 * n + 1.0, sure)
+        for n, (token, sure) in enumerate(said)
+    ]
+    start_s = found[3].start_s
+    wanted = [Word("ab", 0.0, start_s, 0.3), Word("c", start_s, start_s + 1.0, 0.8)]
+    assert words(found, TOKENIZER) == wanted
+
+
+def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text(train_pieces):
+    texts = ["the old cat slept behind the river", "yesterday anna found the teacher"]
+    tokenizer = train_pieces([*texts, "play the radio"], vocab_size=40)
+    for text in texts:
+        tokens = tokenizer.encode(text)
+        found = words(row(tokens), tokenizer)
+        assert len(tokens) > len(found)
+        assert [word.text for word in found] == text.split()
+        pairs = itertools.pairwise(found)
+        assert all(one.end_s <= other.start_s + 1e-9 for one, other in pairs)
+
+
+@given(st.lists(st.integers(0, 27), max_size=60))
+def test_the_words_are_those_of_the_text_whatever_the_labels(tokens):
+    found = words(row(tokens), TOKENIZER)
+    assert [word.text for word in found] == TOKENIZER.decode(tokens).split()
+
+
+def test_labels_without_white_space_make_words_of_bounded_length_and_lose_none():
+    tokens = [2 + n % 26 for n in range(200)]
+    found = words(row(tokens), TOKENIZER)
+    assert [len(word.text) for word in found] == [64, 64, 64, 8]
+    assert "".join(word.text for word in found) == TOKENIZER.decode(tokens)
+    tokens[64:66] = [0, 0]  # spaces, just there
+    found = words(row(tokens), TOKENIZER)
+    assert [len(word.text) for word in found] == [64, 64, 64, 6]
