@@ -72,7 +72,9 @@ class ModelKind:
     beam: Sequence[str] = ()  # fields of BeamOptions that its beam search takes; none: it has none
 
 
-def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> LanguageModel | None:
+def read_lm(
+    search: BeamOptions | None, tokenizer: Tokenizer | None, device: torch.device
+) -> LanguageModel | None:
     """The n-gram model that `search` names, over a tokenizer's tokens and the blank; None if none.
 
     Raises:
@@ -90,9 +92,9 @@ def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> Language
     expect(search.lm.is_file(), "lm", "a file in ARPA format", str(search.lm))
     texts = token_texts(cast(Tokenizer, tokenizer))
     if search.lm_units == "words":
-        return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus)
+        return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus).to(device)
     written = ["<space>" if text == " " else text for text in texts]
-    return NGram.read(search.lm, [*written, "<blank>"])
+    return NGram.read(search.lm, [*written, "<blank>"]).to(device)
 
 
 def prompt_tokens(name: str, format_: PromptFormat | None, asked: PromptOptions) -> Any:
@@ -271,9 +273,7 @@ KINDS: dict[type[nn.Module], ModelKind] = {
 
 def kind_of(model: nn.Module) -> ModelKind:
     """The entry of `KINDS` for a model; ValueError where its class has none."""
-    for kind, entry in KINDS.items():
-        if isinstance(model, kind):
-            return entry
-    *names, last = [kind.__name__ for kind in KINDS]
-    expect(False, "model", f"{', '.join(names)} or {last}", type(model).__name__)
-    raise AssertionError  # unreachable: `expect` has raised
+    found = [entry for kind, entry in KINDS.items() if isinstance(model, kind)]
+    known = ", ".join(kind.__name__ for kind in KINDS)
+    expect(bool(found), "model", f"one of {known}", type(model).__name__)
+    return found[0]

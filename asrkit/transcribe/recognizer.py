@@ -7,7 +7,7 @@ a `PipelineConfig` of its own.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -68,9 +68,7 @@ def recognize(
 
 def device_of(module: nn.Module) -> torch.device:
     """The device of a module's first weight or buffer; the CPU where it has none."""
-    for weight in chain(module.parameters(), module.buffers()):
-        return weight.device
-    return torch.device("cpu")
+    return next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
 
 
 def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager", "optimized"]:
@@ -132,7 +130,6 @@ class ModelVariants:
         self.in_place = in_place
         self.variants: dict[tuple[torch.dtype, str, str], nn.Module] = {}
         self.graphs: dict[tuple[str, str], EncoderGraphs] = {}
-        self.pool: Any = None
 
     def model_for(self, config: PipelineConfig) -> Any:
         """The model with the precision and the encoder of `config`; ValueError where impossible."""
@@ -156,14 +153,16 @@ class ModelVariants:
         self, config: PipelineConfig, encode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> EncoderGraphs:
         """The CUDA graphs of `encode`, shared by all configs with this precision and encoder."""
-        if self.pool is None and torch.cuda.is_available():
-            self.pool = torch.cuda.graph_pool_handle()
         key = (config.precision, config.encoder)
         if key not in self.graphs:
-            encoder: Any = getattr(self.model, "encoder", None)
-            most = getattr(encoder, "most_frames", None)
+            most = getattr(self.model.encoder, "most_frames", None)
             self.graphs[key] = EncoderGraphs(encode, self.pool, most)
         return self.graphs[key]
+
+    @cached_property
+    def pool(self) -> Any:
+        """The graphs' memory."""
+        return torch.cuda.graph_pool_handle()
 
 
 class Recognizer:
@@ -219,25 +218,23 @@ class Recognizer:
     def _set_decoder(self, tokenizer: Tokenizer | None, notes: Mapping[str, Any]) -> None:
         """Choose what turns encoded frames into hypotheses."""
         config = self.config
-        lm: Any = read_lm(config.search, tokenizer)
-        if lm is not None:
-            lm = lm.to(self.device)
         self.decode_options = DecodeOptions(
             strategy=self.kind.strategies[config.strategy],
             graphs=config.graphs,
             max_symbols=config.max_symbols or notes.get("max_symbols", MAX_SYMBOLS),
             search=config.search,
-            lm=lm,
+            lm=read_lm(config.search, tokenizer, self.device),
             texts=None if tokenizer is None else tokenizer.vocab_size,
         )
-        self.decoder: Callable[..., Hypotheses] = partial(self.kind.decode, self.model)
         asked = config.prompt or PromptOptions()
-        if WHISPER in notes and tokenizer is not None:
+        self.decoder: WhisperDecoder | partial[Hypotheses]
+        if WHISPER in notes:
             self.decoder = WhisperDecoder(self.model, notes, tokenizer, asked)
-        else:
-            format_ = PromptFormat.from_notes(notes)
-            prompt = prompt_tokens(type(self.model).__name__, format_, asked)
-            self.decode_options = self.decode_options._replace(prompt=prompt)
+            return
+        self.decoder = partial(self.kind.decode, self.model)
+        format_ = PromptFormat.from_notes(notes)
+        prompt = prompt_tokens(type(self.model).__name__, format_, asked)
+        self.decode_options = self.decode_options._replace(prompt=prompt)
 
     @property
     def detects_language(self) -> bool:
@@ -358,7 +355,8 @@ class Recognizer:
     def _check(self, model: Any) -> None:
         """ValueError unless the model and its device can do what the config asks for."""
         config = self.config
-        name = _with_article(type(model).__name__)
+        name = type(model).__name__
+        name = f"an {name}" if name[0] in "AEIO" else f"a {name}"
         strategies = ", ".join(map(repr, self.kind.strategies))
         on_cuda = self.device.type == "cuda"
         captured = config.graphs in CAPTURED
@@ -421,9 +419,3 @@ class Recognizer:
         wanted = "none but for an encoder-decoder model with a CTC head"
         got = f"{beam.ctc_weight} for {name}"
         expect(joint or beam.ctc_weight is None, "ctc_weight", wanted, got)
-
-
-def _with_article(name: str) -> str:
-    """A class behind its article: "an AEDModel"."""
-    article = "an" if name[0] in "AEIO" else "a"
-    return f"{article} {name}"

@@ -22,7 +22,6 @@ from asrkit.models import AEDModel
 from asrkit.models.prompts import ENGLISH, PROMPT, SUPPRESSED, WHISPER, PromptFormat
 from asrkit.runtime import eager
 from asrkit.shapes import expect
-from asrkit.text import Tokenizer
 from asrkit.transcribe.decoding import DecodeOptions, by_beam, timed_by_attention, with_texts
 from asrkit.transcribe.options import PromptOptions
 
@@ -51,7 +50,7 @@ class WhisperDecoder:
     """
 
     def __init__(
-        self, model: AEDModel, notes: Mapping[str, Any], tokenizer: Tokenizer, asked: PromptOptions
+        self, model: AEDModel, notes: Mapping[str, Any], tokenizer: Any, asked: PromptOptions
     ) -> None:
         for name, keys in KEYS.items():
             found = notes.get(name)
