@@ -45,6 +45,7 @@ class Hypotheses:
     alternatives: tuple["Hypotheses", ...] = ()  # beam search: the second best, third best, ...
     # (B,) bool, attention decoders: whether a text came to its end, and not to the limit or a NaN
     ended: Tensor | None = None
+    languages: tuple[str, ...] = ()  # of the utterances, as a Whisper was asked for or found them
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list per utterance, without padding."""

@@ -5,7 +5,7 @@ prompt is the model's token `bos` alone.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ PUNCTUATION = "{punctuation}"
 SLOTS = (LANGUAGE, TASK, TARGET, PUNCTUATION)
 PROMPT = "prompt"  # keys of a checkpoint's notes: the form of its prompt
 SUPPRESSED = "suppressed"  # tokens that decoding never writes, "always" or as its "first" one
+WHISPER = "whisper"  # what its timestamps need: the token "no_times", the "most_first" of them
 ENGLISH = "en"
 # Control tokens of Canary that look like those of a language.
 _NO_LANGUAGES = ("pnc", "itn")
@@ -114,7 +115,7 @@ class PromptFormat:
         return cls(template=tuple(template), ids=ids, languages=tuple(languages), **defaults)
 
     @classmethod
-    def from_notes(cls, notes: dict[str, Any]) -> Self | None:
+    def from_notes(cls, notes: Mapping[str, Any]) -> Self | None:
         """The prompt format that a checkpoint's notes hold; None where they hold none."""
         values = notes.get(PROMPT)
         return None if values is None else cls(**values)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         PromptOptions,
         WindowOptions,
     )
-    from asrkit.transcribe.pipeline import Recognizer, recognize
+    from asrkit.transcribe.recognizer import Recognizer, recognize
     from asrkit.transcribe.windows import transcribe
     from asrkit.transcribe.words import Label, Word
     from asrkit.transcribe.workers import Layout, choose_layout, transcribe_in_workers
@@ -52,7 +52,7 @@ _FILES = {  # the file of this folder that defines each name
     "folder": ["Folder"],
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
-    "pipeline": ["Recognizer", "recognize"],
+    "recognizer": ["Recognizer", "recognize"],
     "windows": ["transcribe"],
     "words": ["Label", "Word"],
     "workers": ["Layout", "choose_layout", "transcribe_in_workers"],

@@ -3,8 +3,9 @@
 A new kind of model is one more line in `KINDS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,6 +25,7 @@ from asrkit.decoders import (
     ctc_greedy_sequential,
     transducer_greedy,
 )
+from asrkit.decoders.attention.protocol import prompt_of
 from asrkit.decoders.beams import LanguageModel
 from asrkit.models import AEDModel, CTCModel, TransducerModel
 from asrkit.models.prompts import PromptFormat
@@ -47,32 +49,32 @@ class DecodeOptions(NamedTuple):
     confidence: bool = False
     search: BeamOptions | None = None
     lm: LanguageModel | None = None
-    prompt: list[int] | None = None  # token ids before the text; None: the model's `bos`
+    prompt: Sequence[int] | Tensor | None = None  # before the text; None: the model's `bos`
     texts: int | None = None  # tokens below have a text, the rest stay out; None: all have one
     times: bool = False  # whether labels get frames where decoding leaves them open
+    timestamps: bool = False  # whether a Whisper writes the times of its segments
+    languages: Sequence[str] = ()  # of the utterances, "" where a Whisper is to find it
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKind:
     """How models of one class become hypotheses."""
 
-    # (model, encoder output (B, T, D)) to the frames that `decode` takes (B, T, P)
-    project: Callable[[Any, Tensor], Tensor]
     # (model, frames (B, T, P), lengths (B,), DecodeOptions) to hypotheses
     decode: Callable[[Any, Tensor, Tensor, DecodeOptions], Hypotheses]
     # the model's linear layer from encoder output to CTC logits, None where it has none
     ctc_head: Callable[[Any], nn.Module | None]
     # strategies of PipelineConfig to the decoder's names for them
     strategies: Mapping[str, str]
-    captures: bool  # whether the decoder's loop can be a CUDA graph
-    beams: bool = False  # whether `decode` knows beam search
-    beam_confidence: bool = False  # whether its beam search knows each label's probability
-    fusion: bool = False  # whether its beam search takes n-gram models, bonuses and `top_tokens`
-    joint: bool = False  # whether its beam search asks the CTC head too
-    prompts: bool = False  # whether its texts begin behind a prompt
+    # (model, encoder output (B, T, D)) to the frames that `decode` takes (B, T, P)
+    project: Callable[[Any, Tensor], Tensor] = lambda model, encoded: encoded
+    captures: bool = False  # whether the decoder's loop can be a CUDA graph
+    beam: Sequence[str] = ()  # fields of BeamOptions that its beam search takes; none: it has none
 
 
-def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> LanguageModel | None:
+def read_lm(
+    search: BeamOptions | None, tokenizer: Tokenizer | None, device: torch.device
+) -> LanguageModel | None:
     """The n-gram model that `search` names, over a tokenizer's tokens and the blank; None if none.
 
     Raises:
@@ -90,48 +92,30 @@ def read_lm(search: BeamOptions | None, tokenizer: Tokenizer | None) -> Language
     expect(search.lm.is_file(), "lm", "a file in ARPA format", str(search.lm))
     texts = token_texts(cast(Tokenizer, tokenizer))
     if search.lm_units == "words":
-        return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus)
+        return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus).to(device)
     written = ["<space>" if text == " " else text for text in texts]
-    return NGram.read(search.lm, [*written, "<blank>"])
+    return NGram.read(search.lm, [*written, "<blank>"]).to(device)
 
 
-def prompt_tokens(
-    kind: ModelKind, name: str, format_: PromptFormat | None, asked: PromptOptions | None
-) -> list[int] | None:
+def prompt_tokens(name: str, format_: PromptFormat | None, asked: PromptOptions) -> Any:
     """Token ids of the prompt that `asked` describes; None where the model has none.
 
     Args:
-        kind: Of the model.
-        name: Its class.
-        format_: Its prompt's form; None for a model whose prompt is its token `bos` alone.
-        asked: What it is asked for; None: its defaults.
+        name: The model's class.
+        format_: Its prompt's form; None for a model whose prompt is its token `bos` alone, or that
+            has none.
+        asked: What it is asked for.
 
     Raises:
         ValueError: The model cannot be asked for that.
     """
-    given = asked.given() if asked is not None else {}
-    if kind.prompts and format_ is not None:
-        return format_.tokens(**given)
+    given = asked.given()
     for option, value in given.items():
+        has_place = format_ is not None and option != "fallback"
         wanted = f"none, since this {name} has no prompt with a place for it"
-        expect(False, option, wanted, repr(value), "Some encoder-decoder models have one.")
-    return None
-
-
-def _projected(model: TransducerModel, encoded: Tensor) -> Tensor:
-    return model.encoder_projection(encoded)
-
-
-def _as_encoded(model: nn.Module, encoded: Tensor) -> Tensor:
-    return encoded
-
-
-def _own_ctc_head(model: TransducerModel | AEDModel) -> nn.Module | None:
-    return model.ctc_head
-
-
-def _ctc_output(model: CTCModel) -> nn.Module:
-    return model.output
+        remedy = "Some encoder-decoder models have one."
+        expect(has_place, option, wanted, repr(value), remedy)
+    return None if format_ is None else format_.tokens(**given)
 
 
 def _decode_transducer(
@@ -176,92 +160,92 @@ def _first_frame_probability(hypotheses: Hypotheses, scores: Tensor) -> Tensor:
     return probability.masked_fill(hypotheses.labels < 0, -1.0).float()
 
 
-def _joint_with_ctc(model: AEDModel, encoded: Tensor, search: BeamOptions) -> dict[str, Any]:
-    """Arguments of `aed_beam` by which the CTC head has a say; none where it has not."""
-    weight = CTC_WEIGHT if search.ctc_weight is None else search.ctc_weight
-    if model.ctc_head is None or weight == 0:
-        return {}
-    return {"ctc": log_probs(model.ctc_head(encoded)), "ctc_weight": weight}
-
-
-def _draft(model: AEDModel, encoded: Tensor, lengths: Tensor) -> Hypotheses | None:
-    """What the CTC head reads, for the decoder to verify; None where that takes longer."""
-    if model.ctc_head is None or len(encoded) > DRAFTED:
-        return None
-    return ctc_draft(model, ctc_greedy(log_probs(model.ctc_head(encoded)), lengths))
-
-
 def _decode_attention(
     model: AEDModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
-    prompt = options.prompt
+    search = options.search
     frames = model.encoder_projection(encoded)
-    if options.search is not None:
-        width = options.search.beam
-        joint = _joint_with_ctc(model, encoded, options.search)
-        found = aed_beam(model, frames, lengths, prompt=prompt, width=width, **joint)
+    weight = CTC_WEIGHT if search is None or search.ctc_weight is None else search.ctc_weight
+    drafts = search is None and len(encoded) <= DRAFTED
+    ctc: Tensor | None = None  # of a head that is asked; told not to, it may not be trained
+    if model.ctc_head is not None and weight > 0 and (search or drafts or options.times):
+        ctc = log_probs(model.ctc_head(encoded))
+    if search is not None:
+        found = by_beam(model, frames, lengths, options, ctc=ctc, ctc_weight=weight)
     else:
-        draft = _draft(model, encoded, lengths)
-        found = aed_greedy(
-            model, frames, lengths, prompt=prompt, draft=draft, confidence=options.confidence
-        )
-    if not options.times:
-        return _with_texts(found, options)
-    if _times_by_ctc(model, options):
-        return _timed_by_ctc(model, encoded, lengths, found, options)
-    return _timed_by_attention(model, encoded, lengths, found, options)
+        draft = None
+        if ctc is not None and drafts:
+            draft = ctc_draft(model, ctc_greedy(ctc, lengths))
+        keywords: dict[str, Any] = {"prompt": options.prompt, "confidence": options.confidence}
+        found = aed_greedy(model, frames, lengths, draft=draft, **keywords)
+    if options.times and ctc is not None:
+        return _timed_by_ctc(model, frames, lengths, found, options, ctc)
+    if options.times:
+        return with_texts(timed_by_attention(model, frames, lengths, found, options), options)
+    return with_texts(found, options)
 
 
-def _with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
+def by_beam(
+    model: Any, frames: Tensor, lengths: Tensor, options: DecodeOptions, **joint: Any
+) -> Hypotheses:
+    """Texts of a beam, with the probability of each label behind those before it, if asked for."""
+    assert options.search is not None
+    width = options.search.beam
+    found = aed_beam(model, frames, lengths, prompt=options.prompt, width=width, **joint)
+    if not options.confidence:
+        return found
+    prompts = prompt_of(model, options.prompt, frames)
+    padding = found.labels < 0
+    labels = found.labels.masked_fill(padding, model.eos)
+    logits = model.logits(frames, lengths, torch.cat([prompts, labels[:, :-1]], 1))
+    chosen = log_probs(logits)[:, prompts.shape[1] - 1 :].gather(2, labels[..., None])
+    return replace(found, confidence=chosen[..., 0].exp().float().masked_fill(padding, -1.0))
+
+
+def with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
     """The hypotheses without labels that have no text, such as the tokens of a prompt."""
     if options.texts is None:
         return hypotheses
     return hypotheses.only(hypotheses.labels < options.texts)
 
 
-def _times_by_ctc(model: AEDModel, options: DecodeOptions) -> bool:
-    """Whether the CTC head says when a label was spoken.
-
-    Not where a beam is told not to ask it: it may not have been trained.
-    """
-    told_not_to = options.search is not None and options.search.ctc_weight == 0
-    return model.ctc_head is not None and not told_not_to
-
-
-def _timed_by_attention(
-    model: AEDModel, encoded: Tensor, lengths: Tensor, found: Hypotheses, options: DecodeOptions
+def timed_by_attention(
+    model: AEDModel, frames: Tensor, lengths: Tensor, found: Hypotheses, options: DecodeOptions
 ) -> Hypotheses:
-    """The labels that have a text, on the frames that attention looks at."""
-    frames = model.encoder_projection(encoded)
+    """The labels on the frames that attention looks at."""
     times = attention_frames(model, frames, lengths, found, prompt=options.prompt)
-    return _with_texts(replace(found, frames=times), options)
+    return replace(found, frames=times)
 
 
 def _timed_by_ctc(
-    model: AEDModel, encoded: Tensor, lengths: Tensor, found: Hypotheses, options: DecodeOptions
+    model: AEDModel,
+    frames: Tensor,
+    lengths: Tensor,
+    found: Hypotheses,
+    options: DecodeOptions,
+    ctc: Tensor,
 ) -> Hypotheses:
-    """The labels that have a text, on the frames that the CTC head aligns them to.
+    """The labels that have a text, on the frames that CTC aligns them to.
 
     A text that is too long for its frames, as one that goes round in circles, keeps the frames that
     attention looks at.
     """
-    assert model.ctc_head is not None
-    said = _with_texts(found, options)
-    ctc = log_probs(model.ctc_head(encoded))
-    frames, durations, scores = ctc_alignment(ctc, lengths, said)
+    written = with_texts(found, options)
+    aligned, durations, scores = ctc_alignment(ctc, lengths, written)
     fits = scores.isfinite()[:, None]
     if not bool(fits.all()):
-        attended = _timed_by_attention(model, encoded, lengths, found, options)
-        frames = torch.where(fits, frames, attended.frames)
+        attended = timed_by_attention(model, frames, lengths, found, options)
+        attended = with_texts(attended, options)
+        aligned = torch.where(fits, aligned, attended.frames)
         durations = torch.where(fits, durations, attended.durations)
-    return replace(said, frames=frames, durations=durations)
+    return replace(written, frames=aligned, durations=durations)
 
 
 KINDS: dict[type[nn.Module], ModelKind] = {
     TransducerModel: ModelKind(
-        project=_projected,
+        project=lambda model, encoded: model.encoder_projection(encoded),
         decode=_decode_transducer,
-        ctc_head=_own_ctc_head,
+        ctc_head=attrgetter("ctc_head"),
         strategies={
             "fastest": "windowed_looping",
             "batched": "frame_looping",
@@ -273,33 +257,23 @@ KINDS: dict[type[nn.Module], ModelKind] = {
         captures=True,
     ),
     CTCModel: ModelKind(
-        project=_as_encoded,
         decode=_decode_ctc,
-        ctc_head=_ctc_output,
+        ctc_head=attrgetter("output"),
         strategies={"fastest": "batched", "batched": "batched", "one_by_one": "one_by_one"},
-        captures=False,
-        beams=True,
-        beam_confidence=True,
-        fusion=True,
+        beam=("lm", "label_bonus", "top_tokens"),
     ),
     AEDModel: ModelKind(
-        project=_as_encoded,
         decode=_decode_attention,
-        ctc_head=_own_ctc_head,
+        ctc_head=attrgetter("ctc_head"),
         strategies={"fastest": "batched", "batched": "batched"},
-        captures=False,
-        beams=True,
-        joint=True,
-        prompts=True,
+        beam=("ctc_weight",),
     ),
 }
 
 
 def kind_of(model: nn.Module) -> ModelKind:
     """The entry of `KINDS` for a model; ValueError where its class has none."""
-    for kind, entry in KINDS.items():
-        if isinstance(model, kind):
-            return entry
-    *names, last = [kind.__name__ for kind in KINDS]
-    expect(False, "model", f"{', '.join(names)} or {last}", type(model).__name__)
-    raise AssertionError  # unreachable: `expect` has raised
+    found = [entry for kind, entry in KINDS.items() if isinstance(model, kind)]
+    known = ", ".join(kind.__name__ for kind in KINDS)
+    expect(bool(found), "model", f"one of {known}", type(model).__name__)
+    return found[0]

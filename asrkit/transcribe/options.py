@@ -141,12 +141,13 @@ class PromptOptions:
     """What an encoder-decoder model is asked for, as far as its prompt has a place for it.
 
     Without any of them it is asked for what its checkpoint has as defaults: mostly to transcribe
-    English with punctuation.
+    English with punctuation. A multilingual Whisper finds the language itself.
     """
 
     language: str | None = described(
         None,
-        "code of the spoken language, such as de (default: the checkpoint's, mostly en)",
+        "code of the spoken language, such as de (default: a multilingual Whisper finds that of "
+        "each recording; of others the checkpoint's, mostly en)",
         metavar="CODE",
     )
     target_language: str | None = described(
@@ -163,6 +164,11 @@ class PromptOptions:
         "Canary: write punctuation and capitals, or neither (default: the checkpoint's, mostly "
         "to write them)",
     )
+    fallback: bool | None = described(
+        None,
+        "Whisper: decode windows of unlikely or repetitive texts again, by sampling at rising "
+        "temperatures, and leave out those without speech (default: yes)",
+    )
 
     def __post_init__(self) -> None:
         from asrkit.shapes import expect
@@ -173,8 +179,9 @@ class PromptOptions:
             expect(is_code, name, "a language's code, or None", repr(value))
         known = ", ".join(map(repr, TASKS))
         expect(self.task in (None, *TASKS), "task", f"{known} or None", repr(self.task))
-        flag = self.punctuation is None or isinstance(self.punctuation, bool)
-        expect(flag, "punctuation", "True, False or None", repr(self.punctuation))
+        for name in ("punctuation", "fallback"):
+            flag = getattr(self, name)
+            expect(flag in (None, True, False), name, "True, False or None", repr(flag))
 
     def given(self) -> dict[str, Any]:
         """The options that were given, by name."""
@@ -190,7 +197,6 @@ class PipelineConfig:
     `search` and `prompt` changes what is recognised, except by rounding.
 
     Args:
-        normalization: Normalise features for the whole batch, or utterance by utterance.
         precision: Dtype of the weights and of the products. "as_loaded" keeps the model's dtype and
             torch's settings, "autocast" casts float32 weights to bfloat16 in the encoder only,
             "int8" computes the linear layers of a FastConformer in int8 on a CPU, all else in
@@ -207,11 +213,8 @@ class PipelineConfig:
             10.
         search: Beam search; None: greedy decoding.
         prompt: What an encoder-decoder model is asked for; None: its defaults.
-        order: Batch utterances of similar length, or as they come.
-        loading: Read the next audio in a thread during computation, or before it.
     """
 
-    normalization: Literal["batched", "one_by_one"] = "batched"
     precision: Literal[
         "as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16", "int8"
     ] = "as_loaded"
@@ -224,8 +227,6 @@ class PipelineConfig:
     max_symbols: int | None = None
     search: BeamOptions | None = None
     prompt: PromptOptions | None = None
-    order: Literal["by_length", "as_given"] = "by_length"
-    loading: Literal["overlapped", "before"] = "overlapped"
 
     def __post_init__(self) -> None:
         from asrkit.shapes import expect, whole

@@ -19,8 +19,8 @@ from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.progress import progress_bar
+from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, Word, join, words
 
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
@@ -80,6 +80,7 @@ class _Part(NamedTuple):
     error: str = ""
     labels: Sequence[Label] = ()
     compute_s: float = 0.0
+    language: str = ""
 
 
 class _Window(NamedTuple):
@@ -111,13 +112,6 @@ class Transcriber:
         tokenizer: Tokenizer,
         options: WindowOptions,
     ) -> None:
-        expect(
-            recognizer.has_confidence or not options.timestamps,
-            "timestamps",
-            "greedy decoding of this model",
-            "a beam search",
-            "Only the beam of a CTC model has confidences.",
-        )
         config = recognizer.feature_config
         most_s = getattr(recognizer.model.encoder, "most_frames", math.inf) * config.hop_s
         wanted = f"at most {most_s:g} seconds, as the model has positions"
@@ -161,7 +155,8 @@ class Transcriber:
         pools = self._pools(windows, batches)
         parts: list[_Part] = []  # of the recording that is under way
         for pool in read_ahead([pools], iter, 1, ahead=1):  # reads one pool during another
-            for part in self._recognised(pool):
+            language = parts[-1].language if parts else ""
+            for part in self._recognised(pool, language):
                 before = parts[-1].end if parts else 0
                 advance((part.end - before) / self.rate_hz)
                 parts.append(part)
@@ -196,8 +191,18 @@ class Transcriber:
         if pool:
             yield pool
 
-    def _recognised(self, pool: Sequence[_Window]) -> Iterator[_Part]:
-        """Yield the part of each window, in order; a batch is recognised when it is needed."""
+    def _recognised(self, pool: Sequence[_Window], language: str) -> Iterator[_Part]:
+        """Yield the part of each window, in order; a batch is recognised when it is needed.
+
+        Where the model finds the language, it does so in the first window of each recording that
+        has sound: these are recognised before the others.
+
+        Args:
+            pool: windows.
+            language: of the recording that the first one continues, "" where it is not known.
+        """
+        recordings = [0, *itertools.accumulate(window.part.last for window in pool)]
+        languages = {0: language}  # by recording
         lengths = {
             row: max(len(waveform), self.features.fill_samples)
             for row, (_, waveform) in enumerate(pool)
@@ -206,40 +211,68 @@ class Transcriber:
         most_padding = math.inf
         if self.recognizer.device.type == "cpu":
             most_padding = MOST_PADDING_S * self.rate_hz
-        batches = iter(plan_batches(lengths, self.batch_samples, most_padding))
+        first: set[int] = set()
+        if self.recognizer.detects_language:
+            first = {*{recordings[row]: row for row in reversed(lengths)}.values()}
+        batches: Iterator[list[int]] = itertools.chain.from_iterable(
+            plan_batches(
+                {row: size for row, size in lengths.items() if (row in first) == begins},
+                self.batch_samples,
+                most_padding,
+            )
+            for begins in (True, False)
+        )
         parts: dict[int, _Part] = {}
         for row, window in enumerate(pool):
-            if row in lengths and row not in parts:
+            while row in lengths and row not in parts:
                 rows = next(batches)
-                found = self._recognise([pool[member] for member in rows])
+                known = [languages.get(recordings[member], "") for member in rows]
+                found = self._recognise([pool[member] for member in rows], known)
                 parts.update(zip(rows, found, strict=True))
-            yield parts.pop(row, window.part)
+                languages |= {recordings[member]: parts[member].language for member in rows}
+            part = parts.pop(row, window.part)
+            yield part._replace(language=languages.get(recordings[row], ""))
 
-    def _recognise(self, batch: Sequence[_Window]) -> list[_Part]:
-        """The parts of a batch; one that fails, as without memory, is retried in halves."""
+    def _recognise(self, batch: Sequence[_Window], known: Sequence[str]) -> list[_Part]:
+        """The parts of a batch, of languages that are `known` or ""; one that fails, as without
+        memory, is retried in halves.
+        """
         start = time.perf_counter()
         try:
-            found = self._labels(batch)
+            found = self._labels(batch, known)
         except (RuntimeError, MemoryError, ValueError) as error:
             why = message(error)  # the error itself would hold the tensors of its frames
         else:
             samples = sum(len(waveform) for _, waveform in batch)
             a_sample_s = (time.perf_counter() - start) / samples
             return [
-                part._replace(labels=labels, compute_s=len(waveform) * a_sample_s)
-                for (part, waveform), labels in zip(batch, found, strict=True)
+                part._replace(
+                    labels=labels, language=language, compute_s=len(waveform) * a_sample_s
+                )
+                for (part, waveform), (labels, language) in zip(batch, found, strict=True)
             ]
         if len(batch) == 1:
             return [batch[0].part._replace(error=why)]
         half = len(batch) // 2
-        return self._recognise(batch[:half]) + self._recognise(batch[half:])
+        parts = self._recognise(batch[:half], known[:half])
+        return parts + self._recognise(batch[half:], known[half:])
 
-    def _labels(self, batch: Sequence[_Window]) -> list[list[Label]]:
-        """Labels of each window. Those of RNN-T have no duration: they end with their frame."""
+    def _labels(
+        self, batch: Sequence[_Window], known: Sequence[str]
+    ) -> list[tuple[list[Label], str]]:
+        """Labels of each window, and its language if the model has one. Those of RNN-T have no
+        duration: they end with their frame.
+        """
         lengths = torch.tensor([len(waveform) for _, waveform in batch])
         waveforms = pad_sequence([waveform for _, waveform in batch], batch_first=True)
+        timestamps = self.options.timestamps
         hypotheses = self.recognizer(
-            waveforms, lengths, confidence=self.options.timestamps, times=True
+            waveforms,
+            lengths,
+            confidence=timestamps,
+            times=timestamps or not all(part.start == 0 and part.last for part, _ in batch),
+            timestamps=timestamps,
+            languages=known,
         )
         got = f"NaN or infinity in {self.recognizer.dtype}"
         remedy = "Try another --dtype. An --lm without <unk> may exclude all texts."
@@ -255,7 +288,8 @@ class Transcriber:
         times = (first + frames * self.frame_samples).minimum(last)  # (2, B, U) in samples
         columns = (hypotheses.labels, *(times.double() / self.rate_hz), confidence)
         rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
-        return [list(map(Label, *row))[:count] for count, *row in rows]
+        labels = [list(map(Label, *row))[:count] for count, *row in rows]
+        return [*zip(labels, hypotheses.languages or known, strict=True)]
 
     def _transcript(self, parts: Sequence[_Part]) -> Transcript:
         """The transcript of a recording from its parts; the first error is that of all."""
@@ -276,6 +310,7 @@ class Transcriber:
             audio_s=parts[-1].end / self.rate_hz,
             compute_s=compute_s,
             words=tuple(timed),
+            language=parts[-1].language,
         )
 
 

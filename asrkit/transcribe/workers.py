@@ -35,8 +35,8 @@ from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.progress import progress_bar
+from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.windows import Transcriber
 
 CPUS = Path("/sys/devices/system/cpu")

@@ -1,15 +1,14 @@
-"""Whisper's encoder by its definition, the decoder with its options, and folders: what is read, and what is refused by name."""
+"""Whisper's encoder, and folders: what is read, and what is refused by name. test_whisper_parity.py compares its numbers with
+transformers'."""
 
 import importlib.util
 import json
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import (
     AEDConfig,
     AEDModel,
@@ -19,7 +18,6 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.models.prompts import PromptFormat
-from asrkit.models.whisper import sines
 from asrkit.text import JsonTokenizer
 from asrkit.workbench.measure import host_reads
 
@@ -71,89 +69,24 @@ def sound(B, T, dtype=torch.float64):
 # ---- encoder
 
 
-def test_the_encoder_is_its_definition_written_out():
-    encoder = small().encoder
-    for T in (1, 2, 7, 24):
-        x = sound(1, T)[0]
-        with torch.no_grad():
-            found, lengths = encoder(x, torch.tensor([T]))
-            wanted = literal(encoder, x[0])
-        assert lengths.tolist() == [-(-T // 2)]
-        torch.testing.assert_close(
-            found[0], wanted, rtol=0, atol=1e-6
-        )  # sines are float32's
-
-
-def literal(encoder, x):
-    """(T', D) of features (T, F), frame by frame and head by head."""
-    x = gelu(convolved(x, encoder.conv, 1))
-    x = gelu(convolved(x, encoder.stride, 2))
-    x = x + known.sinusoids(*encoder.positions.shape)[: len(x)]
-    for layer in encoder.layers:
-        q, k, v = layer.qkv(layer.attention_norm(x)).chunk(3, -1)
-        x = x + layer.out(mixed(q, k, v, 2))
-        inner = gelu(layer.feed_forward[0](layer.feed_forward_norm(x)))
-        x = x + layer.feed_forward[2](inner)
-    return encoder.norm(x)
-
-
-def convolved(x, conv, stride):
-    """A convolution over three frames with one frame of zeros at each end."""
-    zeros = x.new_zeros(1, x.shape[1])
-    padded = torch.cat([zeros, x, zeros])
-    rows = [
-        conv.bias + torch.einsum("oik,ki->o", conv.weight, padded[t : t + 3])
-        for t in range(0, len(x), stride)
-    ]
-    return torch.stack(rows)
-
-
-def gelu(x):
-    return x * (1 + torch.erf(x / 2**0.5)) / 2
-
-
-def mixed(q, k, v, H):
-    """Multi-head attention by its definition."""
-    out = torch.zeros_like(q)
-    width = q.shape[1] // H
-    for h, t in product(range(H), range(len(q))):
-        part = slice(h * width, (h + 1) * width)
-        out[t, part] = (k[:, part] @ q[t, part] / width**0.5).softmax(0) @ v[:, part]
-    return out
-
-
 @pytest.mark.parametrize("filling", [0.0, 7.0, torch.nan, torch.inf])
 def test_neither_padding_nor_the_rest_of_the_batch_matters(filling):
     encoder = small().encoder
     for B, T in ((1, 1), (3, 2), (5, 9), (4, 24)):
         features, lengths = sound(B, T)
+        lengths[-1] *= B != 4  # one has no frames
         for b, length in enumerate(lengths):
             features[b, length:] = filling
         with torch.no_grad():
             found, ends = encoder(features, lengths)
+            assert found.isfinite().all()
             for b, length in enumerate(lengths):
+                if not length:
+                    continue
                 alone, _ = encoder(features[b : b + 1, :length], lengths[b : b + 1])
                 torch.testing.assert_close(
                     found[b, : ends[b]], alone[0], rtol=0, atol=1e-12
                 )
-
-
-def test_an_utterance_without_frames_has_no_frames_and_harms_nobody():
-    encoder = small().encoder
-    features, _ = sound(2, 6)
-    with torch.no_grad():
-        found, ends = encoder(features, torch.tensor([6, 0]))
-    assert ends.tolist() == [3, 0]
-    assert found.isfinite().all()
-
-
-def test_positions_are_the_formula():
-    for most, D in ((1500, 384), (12, 8), (1, 4)):
-        found = sines(most, D, torch.zeros(()))
-        torch.testing.assert_close(found, known.sinusoids(most, D), rtol=0, atol=2e-4)
-    # at the far end float32 counts 1,500 radians: 1e-4 of one turn
-    near = sines(64, 384, torch.zeros(()))
-    torch.testing.assert_close(near, known.sinusoids(64, 384), rtol=0, atol=1e-5)
 
 
 def test_no_op_of_the_encoder_waits_for_the_device():
@@ -163,70 +96,7 @@ def test_no_op_of_the_encoder_waits_for_the_device():
         assert not host_reads(lambda: encoder(features, lengths))
 
 
-def test_gradients_reach_every_weight_but_biases_of_keys():
-    model = small().train()
-    features, lengths = sound(3, 9)
-    logits, _, _ = model(
-        features, lengths, torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]])
-    )
-    logits.square().sum().backward()
-    for name, weight in model.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.abs().max() > 1e-9, name
-
-
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"heads": 3}, "^heads: expected a divisor of width=8, got 3"),
-    ({"layers": 0}, "at least 1"), ({"most": 1.5}, "^most: expected a whole number"),
-])  # fmt: skip
-def test_settings_that_make_no_encoder_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        WhisperEncoderConfig(
-            **{"bins": 6, "width": 8, "layers": 2, "heads": 2, "most": 12} | settings
-        )
-
-
 # ---- decoder
-
-
-def test_whispers_decoder_step_by_step_is_all_at_once():
-    model = small()
-    features, lengths = sound(4, 11)
-    tokens = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        encoded, ends, _ = model.encode(features, lengths)
-        wanted = model.logits(encoded, ends, tokens)
-        memory = model.remember(encoded, ends)
-        state = model.begin(memory, 6)
-        parts = []
-        for u in (0, 2, 3):
-            more = tokens[:, u : u + (2 if u == 0 else 1 if u == 2 else 3)]
-            logits, state = model.follow(more, state, memory)
-            parts.append(logits)
-    torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-10)
-
-
-def test_each_option_of_the_decoder_does_what_it_says():
-    features, lengths = sound(2, 8)
-    tokens = torch.tensor([[1, 4, 5], [1, 9, 9]])
-    model = small()
-    assert "positions" in dict(model.named_parameters())
-    assert model.output_bias is None
-    assert not list(model.embedding_norm.parameters())
-    with torch.no_grad():
-        encoded, ends, _ = model.encode(features, lengths)
-        x = model.embedding.weight[tokens] + model.positions[:3]
-        torch.testing.assert_close(model.embed(tokens, model.positions[:3]), x)
-        wanted = model.norm(x) @ model.embedding.weight.T
-        torch.testing.assert_close(model.score(x), wanted)
-        layer = model.layers[0].feed_forward
-        torch.testing.assert_close(layer(x), layer[2](gelu(layer[0](x))))
-    canary = small(
-        activation="relu", positions="sines", embedding_norm=True, output_bias=True
-    )
-    assert isinstance(canary.layers[0].feed_forward[1], torch.nn.ReLU)
-    assert canary.output_bias is not None
-    assert "positions" in dict(canary.named_buffers())
 
 
 def test_an_optimized_whisper_computes_the_same():
@@ -268,45 +138,6 @@ def change(path, **changes):
     weights |= {name.replace("__", "."): value for name, value in changes.items()}
     kept = {name: value for name, value in weights.items() if value is not None}
     save_file(kept, path / "model.safetensors")
-
-
-def test_what_a_folder_says_is_in_ours(folder):
-    checkpoint = load_checkpoint(folder())
-    config = checkpoint.model.config
-    assert (
-        config.encoder.bins,
-        config.encoder.layers,
-        config.layers,
-        config.width,
-    ) == (
-        80,
-        2,
-        2,
-        32,
-    )
-    assert (
-        config.encoder.expansion,
-        config.expansion,
-        config.most,
-        config.encoder.most,
-    ) == (
-        4,
-        2,
-        48,
-        100,
-    )
-    ids = known.specials()
-    assert (config.bos, config.eos, config.pad) == (
-        ids["<|startoftranscript|>"],
-        280,
-        280,
-    )
-    assert not checkpoint.model.training
-    assert checkpoint.notes["source"] == "transformers of unknown version, whisper"
-    said = known.generation_json(known.CASES["whisper"])
-    assert checkpoint.notes["suppressed"] == {
-        "always": sorted(said["suppress_tokens"]), "first": sorted(said["begin_suppress_tokens"]),
-    }  # fmt: skip
 
 
 def test_the_prompt_is_that_of_the_model(folder):
@@ -356,6 +187,7 @@ def test_without_a_generation_config_the_models_config_counts(folder):
     edit(path / "config.json", suppress_tokens=[5], begin_suppress_tokens=[6, 7])
     notes = load_checkpoint(path).notes
     assert notes["suppressed"] == {"always": [5], "first": [6, 7]}
+    assert notes["whisper"]["most_first"] is None
     # fewer tokens than a multilingual vocabulary has
     assert len(PromptFormat.from_notes(notes).tokens()) == 2
 
@@ -388,10 +220,7 @@ def test_an_output_that_is_the_embedding_is_left_out_and_another_refused(folder)
 
 CONFIG = [
     ({"activation_function": "relu"}, "config.json.activation_function: expected 'gelu', got 'relu'."),
-    ({"scale_embedding": True}, "config.json.scale_embedding: expected False, got True."),
-    ({"encoder_attention_heads": 5}, "heads: expected a divisor of width=32, got 5."),
     ({"max_source_positions": 50}, "size mismatch for encoder.positions"),
-    ({"vocab_size": 279}, "bos, eos, pad: expected tokens from 0 to below vocab_size=279"),
     ({"encoder_layers": 10**4}, "model: expected at most 75 layers, the number of its tensors, got 10000."),
     ({"d_model": "wide"}, "is damaged (TypeError"),
 ]  # fmt: skip
@@ -425,8 +254,6 @@ def refused(path, message):
 @pytest.mark.parametrize("changes, message", [
     ({"model__decoder__layer_norm__bias": None}, 'Missing key(s) in state_dict: "norm.bias"'),
     ({"model__encoder__layers__0__self_attn__q_proj__bias": None}, 'Missing key(s) in state_dict: "encoder.layers.0.qkv.bias"'),
-    ({"model__adapter": torch.zeros(2)}, 'Unexpected key(s) in state_dict: "model.adapter"'),
-    ({"model__encoder__conv1__bias": torch.zeros(3)}, "size mismatch for encoder.conv.bias"),
     ({"proj_out__weight": torch.zeros(2)}, "proj_out.weight: expected the weights of the embedding"),
 ])  # fmt: skip
 def test_weights_that_are_missing_unknown_or_of_another_shape_are_named(
@@ -445,13 +272,3 @@ def test_a_tokenizer_without_whispers_tokens_is_refused(folder):
     refused(path, "prompt: expected a token for each of its places, got none for")
     edit(path / "tokenizer.json", added_tokens=[])
     refused(path, "is damaged (it has no '<|startoftranscript|>')")
-
-
-def test_features_of_a_folder_fill_the_chunk(folder):
-    checkpoint = load_checkpoint(folder())
-    config = FeatureConfig(**checkpoint.features)
-    features, frames = log_mel(
-        torch.randn(2, 900), torch.tensor([900, 5]), config=config
-    )
-    assert features.shape == (2, 200, 80)
-    assert frames.tolist() == [200, 200]

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.decoders import Suppressing, aed_greedy
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import load_checkpoint, make_model, presets
-from asrkit.models.prompts import PromptFormat
+from asrkit.transcribe import PipelineConfig, PromptOptions, Recognizer, whisper
 from asrkit.workbench.bench.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
@@ -87,16 +86,18 @@ def computed(checkpoint):
     return {"features": features, "encoded": encoded, "ends": ends, "logits": logits}
 
 
-def decoder_of(checkpoint, case):
-    """The decoding model with its suppressed tokens, and the prompt of `generated` in whisper_worker."""
-    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
-    if case["multilingual"]:  # into English, which the prompt has no place for
-        asked["target_language"] = "en"
-    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
-    suppressed = checkpoint.notes["suppressed"]
-    return Suppressing(
-        checkpoint.model, **suppressed, prompt_tokens=len(prompt)
-    ), prompt
+def recogniser(checkpoint, fallback=False, **asked):
+    """As `generate` is asked in whisper_worker; times and all else count as texts."""
+    prompt = PromptOptions(fallback=fallback, **asked)
+    config = PipelineConfig(encoder="eager", prompt=prompt)
+    recognizer = Recognizer.from_checkpoint(checkpoint, config)
+    recognizer.decode_options = recognizer.decode_options._replace(texts=None)
+    return recognizer
+
+
+def translation(name):
+    multilingual = known.CASES[name]["multilingual"]
+    return {"language": "de", "task": "translate"} if multilingual else {}
 
 
 @pytest.mark.parametrize("name", known.CASES)
@@ -116,31 +117,43 @@ def test_the_committed_numbers_of_transformers_are_ours(written, name):
         torch.testing.assert_close(known.picked(stage, ours[stage]), wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("name", known.CASES)
-def test_greedy_tokens_are_those_of_generate(written, name):
-    checkpoint = load_checkpoint(written(name))
-    ours = computed(checkpoint)
-    model, prompt = decoder_of(checkpoint, known.CASES[name])
-    asked = {"prompt": prompt, "most": known.LABELS}
-    wanted = golden()[name]["tokens"]
-    found = aed_greedy(model, ours["encoded"], ours["ends"], **asked)
-    assert found.tokens() == wanted
-    assert wanted != golden()[name]["unsuppressed"]
+MODES = [
+    ("whisper", "tokens", False), ("whisper", "timed", True), ("whisper", "detected", False),
+    ("whisper-en", "tokens", False), ("whisper-en", "timed", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, kind, timestamps", MODES)
+def test_tokens_are_those_of_generate(written, name, kind, timestamps):
+    asked = {} if kind == "detected" else translation(name)
+    recognizer = recogniser(load_checkpoint(written(name)), **asked)
+    found = recognizer(*known.speech(known.LENGTHS), timestamps=timestamps)
+    assert found.tokens() == golden()[name][kind]
+    if kind == "detected":
+        ids = known.specials()
+        languages = [ids[f"<|{code}|>"] for code in found.languages]
+        assert languages == golden()[name]["languages"] and len({*languages}) == 2
 
 
 @pytest.mark.parametrize("name", known.CASES)
-def test_without_suppressed_tokens_generate_finds_the_same_as_well(written, name):
-    checkpoint = load_checkpoint(written(name))
-    ours = computed(checkpoint)
-    _, prompt = decoder_of(checkpoint, known.CASES[name])
-    times = known.times()
-    bare = Suppressing(
-        checkpoint.model, always=times, first=[], prompt_tokens=len(prompt)
+@pytest.mark.parametrize("bounds", known.JUDGED, ids=str)
+def test_texts_are_kept_left_out_or_decoded_again_as_generate_does(
+    written, name, bounds, monkeypatch
+):
+    monkeypatch.setattr(whisper, "LEAST_LOG_PROB", bounds[0])
+    monkeypatch.setattr(whisper, "NO_SPEECH", bounds[1])
+    monkeypatch.setattr(whisper, "MOST_COMPRESSED", 100.0)
+    recognizer = recogniser(
+        load_checkpoint(written(name)), fallback=True, **translation(name)
     )
-    found = aed_greedy(
-        bare, ours["encoded"], ours["ends"], prompt=prompt, most=known.LABELS
-    )
-    assert found.tokens() == golden()[name]["unsuppressed"]
+    found = []
+    first = golden()[name]["tokens"]
+    for row, tokens in zip(
+        recognizer(*known.speech(known.LENGTHS)).tokens(), first, strict=True
+    ):
+        found.append("kept" if row == tokens else "again" if row else "left out")
+    judged = golden()[name]["judged"][known.JUDGED.index(bounds)]
+    assert found == judged
 
 
 @pytest.mark.parametrize("bins", [80, 128])

@@ -23,9 +23,10 @@ from nemo_stubs import Stub  # noqa: E402
 from whisper_cases import (  # noqa: E402
     CASES,
     CHUNK_S,
-    LABELS,
+    JUDGED,
     LENGTHS,
     PLACES,
+    PROMPTS,
     TOKENS,
     Case,
     config_json,
@@ -34,7 +35,6 @@ from whisper_cases import (  # noqa: E402
     picked,
     specials,
     speech,
-    times,
     tokenizer_json,
 )  # fmt: skip
 
@@ -112,31 +112,56 @@ def computed(case: Case, path: Path | None = None) -> Answer:
     }
     answer["encoded"] = model.model.encoder(turned).last_hidden_state
     answer["logits"] = model(turned, decoder_input_ids=TOKENS).logits
-    answer["tokens"] = generated(model, turned, case)
-    model.generation_config.suppress_tokens = times()
-    model.generation_config.begin_suppress_tokens = None
-    answer["unsuppressed"] = generated(model, turned, case)
+    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
+    answer["tokens"] = generated(model, turned, **asked)
+    answer["timed"] = generated(model, turned, return_timestamps=True, **asked)
+    if case["multilingual"]:
+        answer["languages"] = model.detect_language(turned).tolist()
+        answer["detected"] = generated(model, turned, task="transcribe")
+    # transformers takes the length of a text's tokens, we that of the text: not compared here
+    answer["judged"] = [judged(model, turned, *bounds, **asked) for bounds in JUDGED]
     return answer
 
 
-def generated(model: Any, features: torch.Tensor, case: Case) -> list[list[int]]:
-    """Labels that `generate` finds greedily, without prompt and end."""
-    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
+def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int]]:
+    """What `generate` finds in one try: its labels, without end, but for timestamps as they come."""
     found = model.generate(
-        features, max_new_tokens=LABELS, do_sample=False, num_beams=1, **asked
+        features, num_beams=1, force_unique_generate_call=True, **asked
     )
+    found = getattr(found, "sequences", found)
     ids = specials()
-    prompt = 4 if case["multilingual"] else 2
+    prompts = {ids[f"<|{name}|>"] for name in PROMPTS}
     rows = []
     for row in found.tolist():
-        text = row[prompt:] if row[0] == ids["<|startoftranscript|>"] else row
-        end = (
-            text.index(ids["<|endoftext|>"])
-            if ids["<|endoftext|>"] in text
-            else len(text)
+        while row[0] in prompts:
+            row = row[1:]
+        rows.append(
+            row[: row.index(ids["<|endoftext|>"])]
+            if ids["<|endoftext|>"] in row
+            else row
         )
-        rows.append(text[:end])
     return rows
+
+
+def judged(
+    model: Any, features: torch.Tensor, least: float, most: float, **asked: Any
+) -> list[str]:
+    """Of each window, whether its text is "kept", decoded "again" or "left out"."""
+    judgements = []
+    judge = model._need_fallback
+
+    def remember(*args: Any) -> Any:
+        again, left_out = judge(*args)
+        judgements.append("left out" if left_out else "again" if again else "kept")
+        return again, left_out
+
+    model._need_fallback = remember
+    thresholds = {"logprob_threshold": least, "no_speech_threshold": most}
+    model.generate(features, num_beams=1, temperature=(0.0,), **thresholds, **asked)
+    del model._need_fallback
+    return judgements[
+        : len(features)
+    ]  # it goes on behind the last time of a text that has one
 
 
 def parameters(sizes: tuple[int, ...]) -> int:
@@ -156,7 +181,7 @@ def sampled(answer: Answer) -> dict[str, Any]:
     """What is committed of an answer: shapes, tokens, and some numbers of each stage."""
     kept = {
         name: answer[name]
-        for name in ("shapes", "tokens", "unsuppressed")
+        for name in ("shapes", "tokens", "timed", "languages", "detected", "judged")
         if name in answer
     }
     for name in PLACES:

@@ -1,7 +1,7 @@
-"""`asrkit transcribe` with encoder-decoder models: prompts, windows, times, refusals."""
+"""Encoder-decoder models in the recogniser and in `asrkit transcribe`: prompts, beams joint with CTC, times, refusals."""
 
-import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from asrkit.cli import main
-from asrkit.decoders import aed_greedy
+from asrkit.decoders import aed_beam, aed_greedy, attention_frames, ctc_alignment
 from asrkit.models import AEDModel, Checkpoint, load_checkpoint, presets
 from asrkit.models.prompts import PromptFormat
 from asrkit.text import CharTokenizer
@@ -49,55 +49,63 @@ def talk(tmp_path_factory):
     return path
 
 
+def random_model(ctc=True, most=128, width=48):
+    """A model of random weights that writes something, whose decoder is wider than its encoder."""
+    torch.manual_seed(1)
+    model = AEDModel(
+        replace(presets.tiny_aed(31), width=width, ctc=ctc, most=most)
+    ).eval()
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    model.output_bias.data[model.eos] -= 20  # else it writes nothing
+    return model
+
+
+def recognised(model, times=False, **config):
+    config = PipelineConfig(encoder="eager", **config)
+    if isinstance(model, Checkpoint):
+        recognizer = Recognizer.from_checkpoint(model, config)
+    else:
+        recognizer = Recognizer(model, config)
+    return recognizer(*speech(LENGTHS), times=times)
+
+
 @torch.no_grad()
+def encoded(model):
+    """Frames that the decoder reads, their lengths, and what the CTC head says."""
+    return model.encode(*Recognizer(model).features(*speech(LENGTHS)))
+
+
 def by_hand(checkpoint, **asked):
     """Tokens of four utterances, stage by stage, without those that have no text."""
-    recognizer = Recognizer.from_checkpoint(checkpoint)
-    encoded, ends = recognizer.encode(*recognizer.features(*speech(LENGTHS)))
+    frames, ends, _ = encoded(checkpoint.model)
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
-    rows = aed_greedy(recognizer.model, encoded, ends, prompt=prompt).tokens()
+    rows = aed_greedy(checkpoint.model, frames, ends, prompt=prompt).tokens()
     size = checkpoint.tokenizer.vocab_size
     return [[token for token in row if token < size] for row in rows]
 
 
-def recognised(checkpoint, **config):
-    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(**config))
-    return recognizer(*speech(LENGTHS))
-
-
-def test_the_recogniser_says_what_the_decoder_says_behind_the_prompt_asked_for(
-    checkpoint,
+def test_a_text_is_what_the_decoder_writes_behind_the_prompt_asked_for(
+    checkpoint, canary, talk, capsys
 ):
-    asked = recognised(checkpoint, prompt=PromptOptions(**ASKED)).tokens()
-    assert asked == by_hand(checkpoint, **ASKED)
-    assert recognised(checkpoint).tokens() == by_hand(checkpoint) != asked
-    assert any(asked)
-
-
-def test_ways_to_decode_agree(checkpoint):
-    wanted = recognised(checkpoint).tokens()
-    assert recognised(checkpoint, strategy="batched").tokens() == wanted
-    assert recognised(checkpoint, search=BeamOptions(beam=1)).tokens() == wanted
-    assert recognised(checkpoint, search=BeamOptions(beam=4)).impl.startswith(
-        "attention, beam"
-    )
+    plain, asked = by_hand(checkpoint), by_hand(checkpoint, **ASKED)
+    assert recognised(checkpoint, prompt=PromptOptions(**ASKED)).tokens() == asked
+    assert recognised(checkpoint).tokens() == plain != asked
+    assert recognised(checkpoint, search=BeamOptions(beam=1)).tokens() == plain
+    options = ["--language", "de", "--task", "translate", "--no-punctuation"]
+    assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 0
+    text = capsys.readouterr().out.rstrip("\n").partition("\t")[2]
+    assert text == checkpoint.tokenizer.decode(asked[0])
 
 
 def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
-    """Of tiny_aed the last three tokens are special, and a model of random weights says them too."""
-    torch.manual_seed(1)
-    model = AEDModel(presets.tiny_aed(31)).eval()
-    for weight in model.parameters():
-        weight.data += 0.3 * torch.randn_like(weight)
-    model.output_bias.data[model.eos] -= 20  # else it says nothing
-    checkpoint = Checkpoint(
-        model, CharTokenizer(), {"bins": model.config.encoder.bins}, {}
-    )
-    recognizer = Recognizer.from_checkpoint(checkpoint)
-    plain = Recognizer(model)
-    waveforms, lengths = speech(LENGTHS)
-    kept = recognizer(waveforms, lengths, confidence=True, times=True)
-    every = plain(waveforms, lengths, confidence=True, times=True)
+    """Of tiny_aed the last three tokens are special, and a model of random weights writes them too."""
+    model = random_model(width=presets.tiny_aed(31).width)
+    features = {"bins": model.config.encoder.bins}
+    checkpoint = Checkpoint(model, CharTokenizer(), features, {})
+    asked = {"confidence": True, "times": True}
+    kept = Recognizer.from_checkpoint(checkpoint)(*speech(LENGTHS), **asked)
+    every = Recognizer(model)(*speech(LENGTHS), **asked)
     assert int(every.labels.max()) >= 28 > int(kept.labels.max())
     for row in range(len(LENGTHS)):
         keep = (every.labels[row] >= 0) & (every.labels[row] < 28)
@@ -108,50 +116,13 @@ def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
             assert torch.equal(mine[:n], theirs[keep]) and (mine[n:] == -1).all()
 
 
-def test_what_is_asked_for_reaches_the_decoder_from_the_command_line(
-    checkpoint, canary, talk, capsys
-):
-    texts = []
-    for options in (
-        [],
-        ["--language", "de", "--task", "translate", "--no-punctuation"],
-    ):
-        assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 0
-        texts.append(capsys.readouterr().out.rstrip("\n").partition("\t")[2])
-    wanted = [
-        checkpoint.tokenizer.decode(by_hand(checkpoint, **asked)[0])
-        for asked in ({}, ASKED)
-    ]
-    assert texts == wanted
-    assert texts[0] != texts[1]
-
-
-def test_words_have_times_that_never_go_back_and_confidences(canary, talk, capsys):
-    assert (
-        main(
-            ["transcribe", str(talk), "--model", str(canary), "--json", "--timestamps"]
-        )
-        == 0
-    )
-    said = json.loads(capsys.readouterr().out)
-    assert said["words"]
-    last = 0.0
-    for word in said["words"]:
-        assert last <= word["start_s"] <= word["end_s"] <= said["audio_s"]
-        assert 0 <= word["confidence"] <= 1
-        last = word["start_s"]
-
-
 def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
     waveforms, lengths = speech(LENGTHS)
     piece = waveforms[0, : lengths[0]]
     path = tmp_path / "long.wav"
     soundfile.write(str(path), torch.cat([piece] * 6).numpy(), 16_000)
-    (one,) = transcribe(
-        checkpoint,
-        path,
-        options=WindowOptions(window_s=3.0, overlap_s=1.0, timestamps=True),
-    )
+    options = WindowOptions(window_s=3.0, overlap_s=1.0, timestamps=True)
+    (one,) = transcribe(checkpoint, path, options=options)
     assert one.error == ""
     assert one.audio_s == pytest.approx(6 * int(lengths[0]) / 16_000)
     starts = [word.start_s for word in one.words]
@@ -163,6 +134,7 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
     (["--language", "fr"], "--language: expected one of 'en', 'de', got 'fr'."),
     (["--target-language", "xx"], "--target-language: expected one of 'en', 'de', got 'xx'."),
     (["--task", "translate"], "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
+    (["--no-fallback"], "--fallback: expected none, since this AEDModel has no prompt with a place for it, got False."),
     (["--beam", "4", "--label-bonus", "1"], "--label-bonus: expected none for an AEDModel, got 1.0."),
 ])  # fmt: skip
 def test_what_the_model_cannot_do_is_refused_in_one_line(
@@ -173,3 +145,59 @@ def test_what_the_model_cannot_do_is_refused_in_one_line(
     assert out == ""
     assert err.startswith(f"asrkit transcribe: {message}")
     assert err.count("\n") == 1
+
+
+# ---- the CTC head
+
+
+@pytest.mark.parametrize("head, given, weight", [(True, None, 0.3), (True, 0.8, 0.8), (True, 0, 0.0), (False, None, 0.0)])  # fmt: skip
+def test_a_beam_of_a_model_with_a_ctc_head_asks_both(head, given, weight):
+    model = random_model(ctc=head)
+    frames, ends, ctc = encoded(model)
+    if not weight:
+        ctc = None
+    found = recognised(model, search=BeamOptions(beam=3, ctc_weight=given))
+    wanted = aed_beam(model, frames, ends, width=3, ctc=ctc, ctc_weight=weight)
+    alone = aed_beam(model, frames, ends, width=3)
+    assert found.tokens() == wanted.tokens() and any(found.tokens())
+    assert (found.tokens() == alone.tokens()) == (weight == 0)
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-3)
+    assert found.impl == wanted.impl
+
+
+def test_labels_have_the_times_of_the_ctc_head_where_the_text_fits():
+    """Seven labels: the shorter two of four utterances have no room for them."""
+    model = random_model(most=8)
+    found = recognised(model, times=True)
+    frames, ends, ctc = encoded(model)
+    aligned = ctc_alignment(ctc, ends, found)
+    attended = attention_frames(model, frames, ends, found)
+    fits = aligned.scores.isfinite().tolist()
+    assert fits == [True, True, False, False]
+    for row, by_ctc in enumerate(fits):
+        wanted = aligned.frames if by_ctc else attended
+        assert torch.equal(found.frames[row], wanted[row])
+        assert by_ctc == (not torch.equal(found.frames[row], attended[row]))
+    assert torch.equal(found.durations[:2], aligned.durations[:2])
+    assert (found.durations[2:] <= 0).all()
+
+
+def test_a_beam_has_the_times_of_the_ctc_head_unless_it_is_not_to_ask_it():
+    model = random_model(most=8)
+    frames, ends, ctc = encoded(model)
+    joint = recognised(model, times=True, search=BeamOptions(beam=3))
+    aligned = ctc_alignment(ctc, ends, joint)
+    assert aligned.scores.isfinite().all()  # CTC had a say in the texts: they fit
+    assert torch.equal(joint.frames, aligned.frames)
+    alone = recognised(model, times=True, search=BeamOptions(beam=3, ctc_weight=0))
+    attended = attention_frames(model, frames, ends, alone)
+    assert torch.equal(alone.frames, attended)
+
+
+def test_a_beams_confidence_is_the_probability_of_each_label_behind_those_before_it():
+    model = random_model(ctc=False)
+    frames, ends, _ = encoded(model)
+    recognizer = Recognizer(model, PipelineConfig(search=BeamOptions(beam=1)))
+    found = recognizer(*speech(LENGTHS), confidence=True)
+    greedy = aed_greedy(model, frames, ends, confidence=True)
+    torch.testing.assert_close(found.confidence, greedy.confidence, rtol=0, atol=1e-4)

@@ -147,7 +147,7 @@ def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path, train_piec
     assert "▁" in "".join(token_texts(tokenizer))
     (tmp_path / "lm.arpa").write_text(arpa(["the", "cat", "hat"]))
     search = BeamOptions(lm=tmp_path / "lm.arpa")
-    lm = read_lm(search, tokenizer)
+    lm = read_lm(search, tokenizer, torch.device("cpu"))
 
     def cost(said):
         states, total = lm.start(1), 0.0

@@ -21,7 +21,7 @@ from asrkit.models.int8 import Int8Linear
 from asrkit.models.packed import Packed
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer
-from asrkit.transcribe.pipeline import ModelVariants
+from asrkit.transcribe.recognizer import ModelVariants
 
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 INT8 = PipelineConfig(precision="int8")

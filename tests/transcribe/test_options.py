@@ -146,7 +146,7 @@ def test_what_a_model_or_a_device_cannot_do_is_refused(models, kind, config, wan
 
 def test_a_model_or_a_config_of_another_type_is_refused(learned):
     with pytest.raises(
-        ValueError, match="^model: expected TransducerModel.*, got Identity"
+        ValueError, match="^model: expected one of TransducerModel.*, got Identity"
     ):
         Recognizer(torch.nn.Identity())
     for config in ("bfloat16", {}, WindowOptions()):

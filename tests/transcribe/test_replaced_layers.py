@@ -7,29 +7,23 @@ from torch import nn
 from asrkit.models import (
     AEDConfig,
     AEDModel,
-    ConvConfig,
     CTCConfig,
     CTCModel,
     FastConformerConfig,
-    JasperConfig,
     LSTMConfig,
     LSTMEncoderConfig,
-    Stage,
     TransducerConfig,
     TransducerModel,
 )
 from asrkit.models.encoders import dtype_of
 from asrkit.transcribe import PipelineConfig, Recognizer
-from asrkit.transcribe.pipeline import device_of, weight_dtypes
+from asrkit.transcribe.recognizer import device_of, weight_dtypes
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # torch.ao moves to torchao
 CONFORMER = FastConformerConfig(width=32, layers=2, heads=2, subsampling_channels=8)
 LSTM = LSTMEncoderConfig(width=32, before=1, after=1)
-JASPER = JasperConfig(
-    bins=80, stages=(Stage(channels=24, kernel=5, repeat=1, stride=2, dense=False),)
-)
 AED = {
     "vocab_size": 31,
     "encoder": CONFORMER,
@@ -40,11 +34,6 @@ AED = {
 }
 MODELS = {
     "ctc conformer": lambda: CTCModel(CTCConfig(vocab_size=28, encoder=CONFORMER)),
-    "ctc lstm": lambda: CTCModel(CTCConfig(vocab_size=28, encoder=LSTM)),
-    "ctc jasper": lambda: CTCModel(CTCConfig(vocab_size=28, encoder=JASPER)),
-    "ctc convolutions": lambda: CTCModel(
-        CTCConfig(vocab_size=28, encoder=ConvConfig(width=16, layers=1))
-    ),
     "rnnt conformer": lambda: TransducerModel(
         TransducerConfig(
             vocab_size=28, encoder=CONFORMER, predictor=LSTMConfig(width=24, layers=2)

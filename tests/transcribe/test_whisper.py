@@ -1,7 +1,10 @@
-"""`asrkit transcribe` with a Whisper folder: prompts, windows, what is refused."""
+"""Whisper in the recogniser and in `asrkit transcribe`: languages, timestamps, second tries, refusals. tests/models compares tokens with
+those of transformers."""
 
 import importlib.util
 import json
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,17 @@ import torch
 
 from asrkit.cli import main
 from asrkit.decoders import Suppressing, aed_greedy
-from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import load_checkpoint
 from asrkit.models.prompts import PromptFormat
-from asrkit.transcribe import Recognizer
+from asrkit.transcribe import (
+    BeamOptions,
+    PipelineConfig,
+    PromptOptions,
+    Recognizer,
+    WindowOptions,
+    transcribe,
+    whisper,
+)
 
 HERE = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location(
@@ -22,134 +32,219 @@ spec = importlib.util.spec_from_file_location(
 known = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(known)
 
-WINDOWS = ["--window", "2", "--overlap", "0.5"]
+WINDOWS = WindowOptions(window_s=2, overlap_s=0.5)
+SHORT = ["--window", "2", "--overlap", "0.5"]
 
 
-@pytest.fixture(params=known.CASES)
-def any_folder(request, tmp_path):
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
     """The folder of each case."""
-    return written(tmp_path, request.param)
+    made = {}
+    shapes = json.loads((HERE / "golden" / "whisper.json").read_text())
+    for name, case in known.CASES.items():
+        made[name] = tmp_path_factory.mktemp("models") / name
+        empty = {key: torch.zeros(size) for key, size in shapes[name]["shapes"].items()}
+        known.write_folder(made[name], case, known.fill(empty))
+    return made
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The folder of a multilingual model."""
-    return written(tmp_path, "whisper")
+@pytest.fixture(scope="module")
+def checkpoint(folders):
+    return load_checkpoint(folders["whisper"])
 
 
-@pytest.fixture
-def english(tmp_path):
-    """The folder of an English model."""
-    return written(tmp_path, "whisper-en")
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory):
+    """Three files of up to 2 s, of which the multilingual model takes the second one for German."""
+    folder = tmp_path_factory.mktemp("sounds")
+    waveforms, lengths = known.speech(known.LENGTHS)
+    return [
+        written(folder / f"{n}.wav", row[:length])
+        for n, (row, length) in enumerate(zip(waveforms, lengths, strict=True))
+        if length > 400  # else it is too short for a text
+    ]
 
 
-def written(tmp_path, name):
-    shapes = json.loads((HERE / "golden" / "whisper.json").read_text())[name]["shapes"]
-    weights = known.fill({key: torch.zeros(shape) for key, shape in shapes.items()})
-    known.write_folder(tmp_path / name, known.CASES[name], weights)
-    return tmp_path / name
+FOUND = ["en", "de", "en"]
 
 
-@pytest.fixture
-def talk(tmp_path):
-    """A file of 1.5 s, and one of 4.4 s."""
-    files = []
-    for name, samples in (("short", 24_005), ("long", 70_000)):
-        waveforms, _ = known.speech((samples,))
-        soundfile.write(
-            tmp_path / f"{name}.wav", waveforms[0].numpy(), 16_000, subtype="FLOAT"
-        )
-        files.append(str(tmp_path / f"{name}.wav"))
-    return files
+def written(path, samples):
+    soundfile.write(path, samples.numpy(), 16_000, subtype="FLOAT")
+    return path
 
 
-def said(capsys, *arguments):
-    """The texts that the command prints, by file."""
-    assert main(["transcribe", *arguments, "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    return {row["file"]: row["text"] for row in rows}
+def samples_of(path):
+    return torch.from_numpy(soundfile.read(path, dtype="float32")[0])
 
 
-def by_hand(folder, path, **asked):
-    """The text of a file of one window, by the parts."""
-    checkpoint = load_checkpoint(folder)
+def recogniser(checkpoint, search=None, **asked):
+    """Without second tries, if nothing else is said."""
+    prompt = PromptOptions(**{"fallback": False} | asked)
+    config = PipelineConfig(encoder="eager", search=search, prompt=prompt)
+    return Recognizer.from_checkpoint(checkpoint, config)
+
+
+def transcripts(checkpoint, files, timestamps=False, **asked):
+    options = replace(WINDOWS, timestamps=timestamps)
+    recognizer = recogniser(checkpoint, **asked)
+    return [*transcribe(checkpoint, files, options=options, recognizer=recognizer)]
+
+
+@torch.no_grad()
+def by_hand(checkpoint, samples, **asked):
+    """The text of one window, by the parts."""
+    recognizer = recogniser(checkpoint)
+    inputs = recognizer.features(samples[None], torch.tensor([len(samples)]))
+    encoded, ends, _ = checkpoint.model.encode(*inputs)
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
-    samples = torch.from_numpy(soundfile.read(path, dtype="float32")[0])
-    config = FeatureConfig(**checkpoint.features)
-    features, frames = log_mel(
-        samples[None], torch.tensor([len(samples)]), config=config
-    )
-    model = checkpoint.model
-    with torch.no_grad():
-        encoded, ends, _ = model.encode(features, frames)
     quiet = Suppressing(
-        model, **checkpoint.notes["suppressed"], prompt_tokens=len(prompt)
+        checkpoint.model, **checkpoint.notes["suppressed"], prompt_tokens=len(prompt)
     )
     found = aed_greedy(quiet, encoded, ends, prompt=prompt).tokens()[0]
-    texts = [token for token in found if token < checkpoint.tokenizer.vocab_size]
-    return checkpoint.tokenizer.decode(texts)
+    size = checkpoint.tokenizer.vocab_size
+    return checkpoint.tokenizer.decode([token for token in found if token < size])
 
 
-def test_a_file_of_one_window_says_what_its_parts_say(any_folder, talk, capsys):
-    found = said(capsys, *talk, "--model", str(any_folder), *WINDOWS)
-    assert found[talk[0]] == by_hand(any_folder, talk[0])
-    assert found[talk[1]]
-
-
-def test_language_and_task_go_into_the_prompt(folder, talk, capsys):
-    plain = said(capsys, talk[0], "--model", str(folder), *WINDOWS)[talk[0]]
-    texts = set()
-    for asked in (
-        {"language": "de"},
-        {"language": "de", "task": "translate"},
-        {"language": "en"},
+def test_a_text_is_in_the_language_asked_for_or_found(checkpoint, sounds):
+    for asked, languages in (
+        ({}, FOUND),
+        ({"language": "de"}, ["de"] * 3),
+        ({"language": "de", "task": "translate"}, ["de"] * 3),
+        ({"task": "translate"}, FOUND),
     ):
-        options = [
-            part for name, value in asked.items() for part in (f"--{name}", value)
-        ]
-        found = said(capsys, talk[0], "--model", str(folder), *WINDOWS, *options)[
-            talk[0]
-        ]
-        assert found == by_hand(folder, talk[0], **asked)
-        texts.add(found)
-    assert plain in texts
-    assert len(texts) > 1
+        found = transcripts(checkpoint, sounds, **asked)
+        assert [one.language for one in found] == languages
+        for one, file in zip(found, sounds, strict=True):
+            how = asked | {"language": one.language}
+            if one.language == "en":  # there is nothing to translate
+                how.pop("task", None)
+            assert one.text == by_hand(checkpoint, samples_of(file), **how)
 
 
-def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, capsys):
-    for model, options, wanted in (
-        (folder, ["--language", "fr"], "--language: expected one of 'de', 'en', got 'fr'."),
-        (english, ["--language", "de"], "--language: expected one of 'en', got 'de'."),
-        (english, ["--task", "translate"], "--target-language: expected another language than language='en'"),
-        (folder, ["--no-punctuation"], "punctuation: expected none, since the model's prompt has no place for it"),
-    ):  # fmt: skip
-        assert (
-            main(["transcribe", talk[0], "--model", str(model), *WINDOWS, *options])
-            == 2
-        )
-        assert wanted in capsys.readouterr().err
-
-
-def test_windows_longer_than_the_model_has_positions_for_are_refused(
-    folder, talk, capsys
+def test_a_recording_has_the_language_of_its_first_window_with_sound(
+    checkpoint, sounds, tmp_path
 ):
-    assert main(["transcribe", talk[0], "--model", str(folder)]) == 2
-    wanted = "expected at most 2 seconds, as the model has positions, got 30.0."
+    window = 32_000
+    padded = [
+        torch.nn.functional.pad(part, (0, window - len(part)))
+        for part in map(samples_of, sounds)
+    ]
+    silence = torch.zeros(2 * window)
+    orders = {"mixed": (2, 1), "german": (1, 2), "late": (None, 1, 0), "one": (0,)}
+    files, wanted = [], []
+    for name, order in orders.items():
+        parts = [silence if n is None else padded[n] for n in order]
+        files.append(written(tmp_path / f"{name}.wav", torch.cat(parts)))
+        order = [n for n in order if n is not None]
+        language = FOUND[order[0]]
+        texts = [by_hand(checkpoint, padded[n], language=language) for n in order]
+        wanted.append((language, "".join(texts)))
+    options = WindowOptions(window_s=2, overlap_s=0)
+    for batch_s in (2, 6, 120):
+        found = transcribe(
+            checkpoint,
+            files,
+            options=replace(options, batch_s=batch_s),
+            recognizer=recogniser(checkpoint),
+        )
+        assert [(one.language, one.text) for one in found] == wanted
+
+
+def test_the_command_says_which_language_it_found(folders, sounds, capsys):
+    for name, language in (("whisper", "de"), ("whisper-en", "en")):
+        command = ["transcribe", str(sounds[1]), "--model", str(folders[name])]
+        assert main([*command, *SHORT, "--no-fallback", "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)
+        checkpoint = load_checkpoint(folders[name])
+        text = by_hand(checkpoint, samples_of(sounds[1]), language=language)
+        assert (row["language"], row["text"]) == (language, text)
+
+
+@pytest.mark.parametrize("name, options, wanted", [
+    ("whisper", ["--language", "fr"], "--language: expected one of 'de', 'en', got 'fr'."),
+    ("whisper", ["--target-language", "de"], "--target-language: expected 'en'"),
+    ("whisper-en", ["--language", "de"], "--language: expected one of 'en', got 'de'."),
+    ("whisper-en", ["--task", "translate"], "--target-language: expected another language than language='en'"),
+    ("whisper", ["--no-punctuation"], "punctuation: expected none, since the model's prompt has no place for it"),
+    ("whisper", ["--window", "30"], "expected at most 2 seconds, as the model has positions, got 30.0."),
+])  # fmt: skip
+def test_what_a_whisper_cannot_do_is_refused(
+    folders, sounds, name, options, wanted, capsys
+):
+    command = ["transcribe", str(sounds[0]), "--model", str(folders[name])]
+    assert main([*command, *SHORT, *options]) == 2
     assert wanted in capsys.readouterr().err
 
 
-def test_labels_have_times_within_their_file(folder, talk, capsys):
-    arguments = [*talk, "--model", str(folder), *WINDOWS, "--json", "--timestamps"]
-    assert main(["transcribe", *arguments]) == 0
-    for line in capsys.readouterr().out.splitlines():
-        row = json.loads(line)
-        assert row["words"]
-        for word in row["words"]:
-            assert 0 <= word["start_s"] <= word["end_s"] <= row["audio_s"] + 0.02
+@pytest.mark.parametrize("name", known.CASES)
+@pytest.mark.parametrize("search", [None, BeamOptions(beam=2)])
+def test_words_are_within_the_segments_that_timestamps_make(
+    folders, sounds, name, search
+):
+    checkpoint = load_checkpoint(folders[name])
+    recognizer = recogniser(checkpoint, search=search)
+    plain = recogniser(checkpoint, search=search)
+    plain.decode_options = plain.decode_options._replace(texts=None)
+    waveforms, lengths = known.speech(known.LENGTHS)
+    raw = plain(waveforms, lengths, timestamps=True).tokens()
+    found = recognizer(waveforms, lengths, timestamps=True, times=True, confidence=True)
+    first = known.specials()["<|0.00|>"]
+    for row, tokens in enumerate(raw):
+        frames = iter(found.frames[row].tolist())
+        stamps = [token - first for token in tokens if token >= first]
+        assert stamps == sorted(stamps)
+        start, seen = 0, 0
+        for token in tokens:
+            if token >= first:
+                start, seen = token - first, seen + 1
+            elif token < checkpoint.tokenizer.vocab_size:
+                end = stamps[seen] if seen < len(stamps) else 50 * known.CHUNK_S
+                assert start <= next(frames) <= max(start, end - 1)
+        assert next(frames, -1) == -1
+    for one in transcripts(checkpoint, sounds, timestamps=True, search=search):
+        assert one.words and one.text
+        for word in one.words:
+            assert 0 <= word.start_s <= word.end_s <= one.audio_s + 0.02
+            assert 0 <= word.confidence <= 1
+
+
+def test_a_beam_of_one_is_greedy_decoding(checkpoint, sounds):
+    greedy = transcripts(checkpoint, sounds)
+    one = transcripts(checkpoint, sounds, search=BeamOptions(beam=1))
+    assert [row.text for row in one] == [row.text for row in greedy]
+
+
+def test_draws_do_not_depend_on_the_rest_of_the_batch(checkpoint):
+    waveforms, lengths = known.speech(known.LENGTHS)
+    recognizer = recogniser(checkpoint, fallback=True)
+    found = recognizer(waveforms, lengths, confidence=True)
+    assert found.tokens() == recognizer(waveforms, lengths).tokens()
+    assert found.tokens() != recogniser(checkpoint)(waveforms, lengths).tokens()
+    for row in range(4):
+        part = slice(row, row + 1)
+        alone = recognizer(waveforms[part], lengths[part], confidence=True)
+        n = int(found.lengths[row])
+        assert alone.tokens()[0] == found.tokens()[row]
+        torch.testing.assert_close(alone.confidence[0, :n], found.confidence[row, :n])
+    assert len({str(row) for row in found.tokens()}) == 4
+
+
+def test_repetitions_are_decoded_again(checkpoint, monkeypatch):
+    """The bound lies between what zlib makes of the four texts."""
+    waveforms, lengths = known.speech(known.LENGTHS)
+    plain = recogniser(checkpoint)(waveforms, lengths).tokens()
+    texts = [checkpoint.tokenizer.decode(row).strip().encode() for row in plain]
+    ratios = [len(text) / len(zlib.compress(text)) for text in texts]
+    low, high = sorted(ratios)[1:3]
+    monkeypatch.setattr(whisper, "LEAST_LOG_PROB", -100.0)
+    monkeypatch.setattr(whisper, "MOST_COMPRESSED", (low + high) / 2)
+    found = recogniser(checkpoint, fallback=True)(waveforms, lengths).tokens()
+    again = [row != before for row, before in zip(found, plain, strict=True)]
+    assert again == [ratio > (low + high) / 2 for ratio in ratios]
 
 
 def test_a_batch_counts_the_silence_that_fills_its_windows(
-    folder, talk, capsys, monkeypatch
+    checkpoint, sounds, monkeypatch
 ):
     sizes = []
     features = Recognizer.features
@@ -160,29 +255,18 @@ def test_a_batch_counts_the_silence_that_fills_its_windows(
         return found
 
     monkeypatch.setattr(Recognizer, "features", counted)
-    files = [talk[0]] * 3  # 4.5 s, but 6 s once they are filled up
-    options = ["--batch-seconds", "5", "--model", str(folder), *WINDOWS]
-    assert main(["transcribe", *files, *options]) == 0
+    options = replace(WINDOWS, batch_s=5)  # 4.5 s, but 6 s once they are filled up
+    recognizer = recogniser(checkpoint)
+    [*transcribe(checkpoint, [sounds[0]] * 3, options=options, recognizer=recognizer)]
     assert sizes == [(2, 200), (1, 200)]
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [[5], {"always": [5]}, {"always": 5, "first": []}, {"always": [400], "first": []}],
-)
-def test_notes_of_suppressed_tokens_that_are_damaged_are_refused(folder, damaged):
-    checkpoint = load_checkpoint(folder)
-    notes = checkpoint.notes | {"suppressed": damaged}
-    with pytest.raises(ValueError, match="^(suppressed|always): expected"):
+@pytest.mark.parametrize("damaged", [
+    {"suppressed": [5]}, {"suppressed": {"always": 5, "first": []}}, {"suppressed": {"always": [400], "first": []}},
+    {"whisper": {"no_times": 5}}, {"whisper": {"no_times": 900, "most_first": None}}, {"whisper": {"no_times": 289, "most_first": "1"}},
+    {"prompt": None},
+], ids=str)  # fmt: skip
+def test_notes_that_are_damaged_are_refused(checkpoint, damaged):
+    notes = checkpoint.notes | damaged
+    with pytest.raises(ValueError, match="^(suppressed|whisper|always|prompt|most_first): expected"):  # fmt: skip
         Recognizer.from_checkpoint(checkpoint._replace(notes=notes))
-
-
-def test_a_beam_decodes_whisper_too(any_folder, talk, capsys):
-    greedy = said(capsys, talk[0], "--model", str(any_folder), *WINDOWS)[talk[0]]
-    one = said(capsys, talk[0], "--model", str(any_folder), *WINDOWS, "--beam", "1")[
-        talk[0]
-    ]
-    assert one == greedy
-    assert said(capsys, talk[0], "--model", str(any_folder), *WINDOWS, "--beam", "4")[
-        talk[0]
-    ]

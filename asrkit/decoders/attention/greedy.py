@@ -91,14 +91,7 @@ def aed_greedy(
         else:
             loop.turn(prompts)
         loop.run()
-    return texts(
-        labels=loop.labels,
-        lengths=loop.counts,
-        scores=loop.scores,
-        ended=loop.ended,
-        impl="attention, draft" if drafted else "attention",
-        confidence=loop.confidence,
-    )
+    return loop.texts("attention, draft" if drafted else "attention")
 
 
 def ctc_draft(model: Attention, heard: Hypotheses) -> Hypotheses:
@@ -164,8 +157,21 @@ def best_tokens(logits: Tensor) -> BestTokens:
     return BestTokens(token, score.float())
 
 
+def drawn_tokens(logits: Tensor, temperature: float, noise: torch.Generator) -> BestTokens:
+    """Tokens drawn of logits (n, K, V) at a temperature; their scores are those at temperature 1.
+
+    All rows share the noise, so what one of them gets does not depend on which others there are.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    scores = logits.log_softmax(-1, dtype=dtype)
+    shares = (scores / temperature).softmax(-1)
+    waits = torch.empty_like(shares[:1]).exponential_(generator=noise)
+    token = (shares / waits).argmax(-1)
+    return BestTokens(token, scores.gather(-1, token[..., None])[..., 0].float())
+
+
 class GreedyLoop:
-    """Greedy decoding, a token of every row in each turn.
+    """Greedy decoding, a token of every row in each turn; at a temperature tokens are drawn.
 
     Rows that have ended go on computing; what was found for them does not change any more. Once few
     go on the others are left behind: then memory and state have the rows that go on alone.
@@ -193,10 +199,13 @@ class GreedyLoop:
         heard: Tensor,
         drafted: int,
         confidence: bool,
+        temperature: float = 0.0,
     ) -> None:
         B, P = prompts.shape
         longest = int(limits.max())
         self.model = model
+        self.temperature = temperature
+        self.noise = torch.Generator(limits.device).manual_seed(0)
         self.room = P + longest
         self.past_room = min(self.room, P + drafted + ROOM)
         self.memory = memory
@@ -220,6 +229,17 @@ class GreedyLoop:
                 self._leave_ended()
             self.turn(self.last[:, None])
 
+    def texts(self, impl: str) -> Hypotheses:
+        """What was found, by this decoder."""
+        found = (self.labels, self.counts, self.scores, self.ended)
+        return texts(*found, impl, self.confidence)
+
+    def best(self, logits: Tensor) -> BestTokens:
+        """The tokens that are taken, of logits (n, K, V)."""
+        if self.temperature:
+            return drawn_tokens(logits, self.temperature, self.noise)
+        return best_tokens(logits)
+
     def _leave_ended(self) -> None:
         """Go on with the rows that have not ended."""
         going = self.going.nonzero()[:, 0]
@@ -233,7 +253,7 @@ class GreedyLoop:
     def turn(self, tokens: Tensor) -> None:
         """The best token behind these (n, P), of each row that goes on."""
         logits = self._follow(tokens)
-        best = best_tokens(logits[:, -1:])
+        best = self.best(logits[:, -1:])
         nothing = torch.zeros_like(self.limits)
         self._emit(best, nothing)
 
@@ -314,7 +334,7 @@ class GreedyLoop:
         N = draft.tokens.shape[1]
         place = self.past.place
         logits = self._follow(torch.cat([before, draft.tokens], 1))
-        best = best_tokens(logits[:, -N - 1 :])
+        best = self.best(logits[:, -N - 1 :])
         right = best.token[:, :N] == draft.tokens
         right &= draft.tokens != self.model.eos
         right &= ~best.score[:, :N].isnan()

@@ -19,7 +19,7 @@ from asrkit.models.checkpoints.folders import (
 )
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.checkpoints.weights import drop_tied_output, join, renamed, replaced
-from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, PromptFormat, languages_of
+from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, WHISPER, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.text import JsonTokenizer, byte_level_json
 
@@ -96,8 +96,8 @@ NAMES = {  # parts of transformers' names, and asrkit's
 def read(path: Path, values: dict[str, Any]) -> Contents:
     """Contents of the folder `path`, whose config.json holds `values`.
 
-    The notes hold the form of the prompt, and under `SUPPRESSED` the tokens that decoding never
-    writes ("always") or not as its first one ("first").
+    The notes hold the form of the prompt, under `SUPPRESSED` the tokens that decoding never writes
+    ("always") or not as its first one ("first"), and under `WHISPER` what timestamps need.
 
     Raises:
         ValueError: A file is missing or damaged, or asks for what is not supported.
@@ -131,6 +131,10 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
         SUPPRESSED: {
             "always": sorted(set(forbidden.get("suppress_tokens") or ())),
             "first": sorted(set(forbidden["begin_suppress_tokens"] or ())),
+        },
+        WHISPER: {
+            "no_times": ids[NO_TIMES],  # no_speech before it, 0.00 s and all other times behind it
+            "most_first": generation.get("max_initial_timestamp_index"),
         },
     }
     weights = renamed(read_weights(path), lambda name: replaced(name, NAMES))

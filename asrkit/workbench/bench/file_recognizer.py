@@ -3,10 +3,10 @@
 import time
 import wave
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +15,44 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.decoders import Hypotheses
-from asrkit.features import FeatureConfig
+from asrkit.features import FeatureConfig, log_mel, normalize_sequential
 from asrkit.models import TransducerModel
+from asrkit.transcribe.audio import read_ahead
 from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.pipeline import ModelVariants, Recognizer, prefetched
+from asrkit.transcribe.recognizer import ModelVariants, Recognizer
 
 RATE_HZ = 16_000
 STAGES = ("loading", "frontend", "encoder", "decoder")
 Batch = tuple[Tensor, Tensor]  # samples (B, S) int16 in the host's memory, and lengths (B,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way(PipelineConfig):
+    """A `PipelineConfig` with ways that are slower than the recogniser's, to measure what it gains.
+
+    Args:
+        normalization: Normalise features for the whole batch, or utterance by utterance.
+        order: Batch utterances of similar length, or as they come.
+        loading: Read the next audio in a thread during computation, or before it.
+    """
+
+    normalization: Literal["batched", "one_by_one"] = "batched"
+    order: Literal["by_length", "as_given"] = "by_length"
+    loading: Literal["overlapped", "before"] = "overlapped"
+
+
+class WayRecognizer(Recognizer):
+    """The recogniser of a `Way`."""
+
+    @torch.inference_mode()
+    def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As those of `Recognizer`, normalised as the way says."""
+        if getattr(self.config, "normalization", "batched") == "batched":
+            return super().features(waveforms, lengths)
+        plain = replace(self.feature_config, normalization="none")
+        with self._arithmetic():
+            rows = log_mel(waveforms.to(self.device), lengths.to(self.device), config=plain)
+            return normalize_sequential(*rows), rows[1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,10 +103,10 @@ class FileRecognizer:
         ValueError: the device or the model cannot do what `config` asks for.
     """
 
-    def __init__(self, task: Task, config: PipelineConfig) -> None:
+    def __init__(self, task: Task, config: Way) -> None:
         self.task = task
         self.config = config
-        self.recognizer = Recognizer(task.variants, config, features=task.features)
+        self.recognizer = WayRecognizer(task.variants, config, features=task.features)
         self.cuda = task.device == "cuda"
         rows = list(range(len(task.files)))
         if config.order == "by_length":
@@ -127,7 +157,9 @@ class FileRecognizer:
         if self.held is not None:
             return self.held
         loaded = map(self._load, self.plan)
-        return prefetched(loaded) if self.config.loading == "overlapped" else loaded
+        if self.config.loading == "before":
+            return loaded
+        return read_ahead([loaded], iter, 1, ahead=1)
 
     def _load(self, rows: Sequence[int]) -> Batch:
         sounds = [torch.tensor(read_wav(self.task.files[row])) for row in rows]

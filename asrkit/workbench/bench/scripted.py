@@ -22,7 +22,7 @@ from asrkit.files import shipped
 from asrkit.models import FastConformer, TransducerConfig
 from asrkit.models.inference import tf32
 from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.pipeline import Recognizer
+from asrkit.transcribe.recognizer import Recognizer
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, Task, read_wav, write_wav
 from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.bench.suites.encoders import random_transducer

@@ -29,7 +29,7 @@ from asrkit.models import TransducerConfig
 from asrkit.models.packed import multiplies
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.pipeline import ModelVariants, Recognizer
+from asrkit.transcribe.recognizer import ModelVariants, Recognizer
 from asrkit.workbench.bench.suites.encoders import one_utterance
 from asrkit.workbench.cost.money import (
     UNITS,

@@ -9,11 +9,11 @@ import torch
 from asrkit.cli import main
 from asrkit.models.encoders import strided
 from asrkit.models.inference import GRAPH_FRAMES
-from asrkit.transcribe import PipelineConfig, Recognizer, pipeline
+from asrkit.transcribe import Recognizer
 from asrkit.workbench import records
 from asrkit.workbench.bench import file_recognizer
 from asrkit.workbench.bench.agreement import check
-from asrkit.workbench.bench.file_recognizer import FileRecognizer
+from asrkit.workbench.bench.file_recognizer import FileRecognizer, Way, WayRecognizer
 from asrkit.workbench.bench.scripted import HOP, lengths, scripted
 from asrkit.workbench.bench.suites import ladder
 from asrkit.workbench.bench.suites.ladder import BASELINE
@@ -77,13 +77,13 @@ def _unsorted(monkeypatch):
 
 
 def _longer(monkeypatch):
-    plain = Recognizer.features
+    plain = WayRecognizer.features
 
     def features_of(self, *given):
         features, frames = plain(self, *given)
         return features, (frames + 1).clamp(max=features.shape[1])
 
-    monkeypatch.setattr(Recognizer, "features", features_of)
+    monkeypatch.setattr(WayRecognizer, "features", features_of)
 
 
 def _frame_short(monkeypatch):
@@ -119,7 +119,7 @@ def _not_a_number(monkeypatch):
 
 def _not_normalised(monkeypatch):
     monkeypatch.setattr(
-        pipeline, "normalize_sequential", lambda features, frames: features
+        file_recognizer, "normalize_sequential", lambda features, frames: features
     )
 
 
@@ -186,7 +186,7 @@ def test_the_quick_suite_records_every_rung(tasks, tmp_path, capsys):
             params = record["params"]
             assert params["utterances"] == 4 and params["labels"] > 5
             assert params["audio_s"] == pytest.approx(8, abs=0.5)
-            assert PipelineConfig(**params["pipeline"]) == configs[name]
+            assert Way(**params["pipeline"]) == configs[name]
             assert params["least_ms"] > 0 and params["floor_FLOP"] > 0
             assert rtfx[name] == pytest.approx(
                 1e3 * params["audio_s"] / record["value"]

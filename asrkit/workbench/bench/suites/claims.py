@@ -29,10 +29,10 @@ from asrkit.decoders import (
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
 from asrkit.models import CTCModel, FastConformerConfig, presets
 from asrkit.models.transducer import make_encoder
-from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.pipeline import ModelVariants, Recognizer
+from asrkit.transcribe.recognizer import ModelVariants
 from asrkit.workbench.bench import attention_ways
 from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.file_recognizer import Way, WayRecognizer
 from asrkit.workbench.bench.planted import (
     DURATIONS,
     FRAMES_PER_SECOND,
@@ -55,7 +55,7 @@ RNNT, TDT = DURATIONS
 LOOPS = {name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "label_looping")}
 EAGER = {"graphs": "off"}
 GRAPH = {"graphs": "full"}
-way = partial(PipelineConfig, encoder="eager")  # front end and decoder are what is compared
+way = partial(Way, encoder="eager")  # front end and decoder are what is compared
 WAYS = {  # normalisation and CTC decoding, each utterance by utterance or batched
     "both_sequential": way(normalization="one_by_one", strategy="one_by_one"),
     "sequential_ctc": way(normalization="batched", strategy="one_by_one"),
@@ -282,7 +282,7 @@ def frontends(
     """
     variants = ModelVariants(model)
     return {
-        name: partial(Recognizer(variants, config), waveforms, lengths)
+        name: partial(WayRecognizer(variants, config), waveforms, lengths)
         for name, config in WAYS.items()
     }
 

@@ -39,7 +39,7 @@ from asrkit.models import (
 )
 from asrkit.models.inference import cast_copy
 from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.pipeline import ModelVariants, Recognizer
+from asrkit.transcribe.recognizer import ModelVariants, Recognizer
 from asrkit.workbench.bench.agreement import apart
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings

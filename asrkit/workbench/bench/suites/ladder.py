@@ -23,15 +23,14 @@ from typing import Any
 
 from asrkit.decoders import release_graphs
 from asrkit.models import LSTMConfig, TransducerConfig, presets
-from asrkit.transcribe.options import PipelineConfig
-from asrkit.transcribe.pipeline import WEIGHTS
+from asrkit.transcribe.recognizer import WEIGHTS
 from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.ceilings import ceilings
-from asrkit.workbench.bench.file_recognizer import RATE_HZ, FileRecognizer, Task
+from asrkit.workbench.bench.file_recognizer import RATE_HZ, FileRecognizer, Task, Way
 from asrkit.workbench.bench.scripted import HOP, lengths, scripted
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
 
-BASELINE = PipelineConfig(
+BASELINE = Way(
     normalization="one_by_one",
     precision="float32",
     encoder="eager",

@@ -15,9 +15,8 @@ from typing import Any
 
 from asrkit.decoders import release_graphs
 from asrkit.models import presets
-from asrkit.transcribe.options import PipelineConfig
 from asrkit.workbench.bench.cases import Case, Suite, failure
-from asrkit.workbench.bench.file_recognizer import RATE_HZ, FileRecognizer, Task
+from asrkit.workbench.bench.file_recognizer import RATE_HZ, FileRecognizer, Task, Way
 from asrkit.workbench.bench.scripted import lengths, scripted
 from asrkit.workbench.bench.suites import ladder
 
@@ -83,7 +82,7 @@ def repeated(task: Task, count: int, B: int) -> Task:
 
 def arms_of(task: Task) -> dict[str, FileRecognizer]:
     """Recognisers by name, eager first."""
-    eager = PipelineConfig(precision="float32", encoder="eager", loading="before")
+    eager = Way(precision="float32", encoder="eager", loading="before")
     configs = {"eager": eager, "optimized": replace(eager, encoder="optimized")}
     if task.device == "cuda":
         loop: dict[str, Any] = {"strategy": "windowed_looping", "graphs": "full"}

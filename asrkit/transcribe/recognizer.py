@@ -4,30 +4,30 @@
 a `PipelineConfig` of its own.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property, partial
 from itertools import chain
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from asrkit.cpu import expect_int8, fast_dtype
-from asrkit.decoders import Hypotheses, Suppressing
-from asrkit.features import FeatureConfig, log_mel, normalize_sequential
+from asrkit.decoders import Hypotheses
+from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint, FastConformer
 from asrkit.models.encoders import dtype_of
 from asrkit.models.inference import EncoderGraphs, LinearLayers, cast_copy, optimize, tf32
 from asrkit.models.packed import Packed
-from asrkit.models.prompts import SUPPRESSED, PromptFormat
+from asrkit.models.prompts import WHISPER, PromptFormat
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, read_lm
-from asrkit.transcribe.options import CAPTURED, PipelineConfig
+from asrkit.transcribe.options import CAPTURED, BeamOptions, PipelineConfig, PromptOptions
+from asrkit.transcribe.whisper import WhisperDecoder
 
-T = TypeVar("T")
 WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "float32": torch.float32,
     "tf32": torch.float32,
@@ -35,6 +35,8 @@ WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+NEEDS_CUDA = "CUDA graphs need a CUDA device."
+OTHER_DTYPE = "Pass another precision: --dtype float32, bfloat16 or float16."
 MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
 
 
@@ -66,9 +68,7 @@ def recognize(
 
 def device_of(module: nn.Module) -> torch.device:
     """The device of a module's first weight or buffer; the CPU where it has none."""
-    for weight in chain(module.parameters(), module.buffers()):
-        return weight.device
-    return torch.device("cpu")
+    return next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
 
 
 def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager", "optimized"]:
@@ -130,7 +130,6 @@ class ModelVariants:
         self.in_place = in_place
         self.variants: dict[tuple[torch.dtype, str, str], nn.Module] = {}
         self.graphs: dict[tuple[str, str], EncoderGraphs] = {}
-        self.pool: Any = None
 
     def model_for(self, config: PipelineConfig) -> Any:
         """The model with the precision and the encoder of `config`; ValueError where impossible."""
@@ -154,14 +153,16 @@ class ModelVariants:
         self, config: PipelineConfig, encode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> EncoderGraphs:
         """The CUDA graphs of `encode`, shared by all configs with this precision and encoder."""
-        if self.pool is None and torch.cuda.is_available():
-            self.pool = torch.cuda.graph_pool_handle()
         key = (config.precision, config.encoder)
         if key not in self.graphs:
-            encoder: Any = getattr(self.model, "encoder", None)
-            most = getattr(encoder, "most_frames", None)
+            most = getattr(self.model.encoder, "most_frames", None)
             self.graphs[key] = EncoderGraphs(encode, self.pool, most)
         return self.graphs[key]
+
+    @cached_property
+    def pool(self) -> Any:
+        """The graphs' memory."""
+        return torch.cuda.graph_pool_handle()
 
 
 class Recognizer:
@@ -175,12 +176,10 @@ class Recognizer:
         config: how to compute; None: the defaults, which prepare a copy of the encoder on a CPU:
             it does not see later changes of the weights.
         features: log-mel settings of the model.
-        max_symbols: most labels on one frame, where `config` does not say.
         tokenizer: of the model, to read an n-gram model with, if `config` names one, and to know
             which tokens of an encoder-decoder model have a text.
-        prompt: the form of an encoder-decoder model's prompt; None: its token `bos` alone.
-        suppressed: tokens that an encoder-decoder model is never to write ("always"), or not as its
-            first one ("first"); None: it may write all.
+        notes: of the checkpoint: most labels on one frame (`max_symbols`), the prompt of an
+            encoder-decoder model, and what a Whisper may write.
 
     Raises:
         ValueError: the model or its device cannot do what `config` asks for.
@@ -196,47 +195,53 @@ class Recognizer:
         config: PipelineConfig | None = None,
         *,
         features: FeatureConfig | None = None,
-        max_symbols: int = MAX_SYMBOLS,
         tokenizer: Tokenizer | None = None,
-        prompt: PromptFormat | None = None,
-        suppressed: dict[str, list[int]] | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
-        self.config = PipelineConfig() if config is None else config
-        is_config = isinstance(self.config, PipelineConfig)
-        expect(is_config, "config", "PipelineConfig or None", repr(self.config))
+        config = PipelineConfig() if config is None else config
+        is_config = isinstance(config, PipelineConfig)
+        expect(is_config, "config", "PipelineConfig or None", repr(config))
         self.feature_config = features or FeatureConfig()
         self.kind = kind_of(variants.model)
         self.device = device_of(variants.model)
-        self.config = replace(self.config, encoder=encoder_form(self.config, self.device))
+        self.config = replace(config, encoder=encoder_form(config, self.device))
         self.dtype = weight_dtype(variants.model, self.config)
         self._check(variants.model)
-        name = type(variants.model).__name__
-        lm: Any = read_lm(self.config.search, tokenizer)
-        if lm is not None:
-            lm = lm.to(self.device)
-        self.decode_options = DecodeOptions(
-            strategy=self.kind.strategies[self.config.strategy],
-            graphs=self.config.graphs,
-            max_symbols=self.config.max_symbols or max_symbols,
-            search=self.config.search,
-            lm=lm,
-            prompt=prompt_tokens(self.kind, name, prompt, self.config.prompt),
-            texts=None if tokenizer is None else tokenizer.vocab_size,
-        )
         self.model = variants.model_for(self.config)
-        self._check_packed()
-        self.decoder = self.model
-        if suppressed is not None and self.kind.prompts:
-            known = isinstance(suppressed, dict) and suppressed.keys() == {"always", "first"}
-            wanted = "a dict of the tokens always and first"
-            expect(known, "suppressed", wanted, repr(suppressed)[:80])
-            tokens = len(self.decode_options.prompt or [self.model.bos])
-            self.decoder = Suppressing(self.model, **suppressed, prompt_tokens=tokens)
+        self._set_decoder(tokenizer, notes or {})
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
         optimized = self.config.encoder == "optimized" and self.device.type == "cuda"
         if optimized or self.config.encoder_graphs == "per_shape":
             self.run_encoder = variants.graphs_for(self.config, self._encode)
+
+    def _set_decoder(self, tokenizer: Tokenizer | None, notes: Mapping[str, Any]) -> None:
+        """Choose what turns encoded frames into hypotheses."""
+        config = self.config
+        self.decode_options = DecodeOptions(
+            strategy=self.kind.strategies[config.strategy],
+            graphs=config.graphs,
+            max_symbols=config.max_symbols or notes.get("max_symbols", MAX_SYMBOLS),
+            search=config.search,
+            lm=read_lm(config.search, tokenizer, self.device),
+            texts=None if tokenizer is None else tokenizer.vocab_size,
+        )
+        asked = config.prompt or PromptOptions()
+        self.decoder: WhisperDecoder | partial[Hypotheses]
+        if WHISPER in notes:
+            self.decoder = WhisperDecoder(self.model, notes, tokenizer, asked)
+            return
+        self.decoder = partial(self.kind.decode, self.model)
+        format_ = PromptFormat.from_notes(notes)
+        prompt = prompt_tokens(type(self.model).__name__, format_, asked)
+        self.decode_options = self.decode_options._replace(prompt=prompt)
+
+    @property
+    def detects_language(self) -> bool:
+        """Whether it finds the language of each recording itself: a multilingual Whisper that was
+        not told one.
+        """
+        return isinstance(self.decoder, WhisperDecoder) and self.decoder.detects
 
     @classmethod
     def from_checkpoint(
@@ -249,7 +254,7 @@ class Recognizer:
         """The recogniser of a checkpoint.
 
         Args:
-            checkpoint: model, tokenizer, feature settings, and notes that may hold `max_symbols`.
+            checkpoint: model, tokenizer, feature settings and notes.
             config: how to compute; None: the defaults.
             in_place: prepare the checkpoint's model itself instead of a copy, which saves memory;
                 it cannot be saved or trained afterwards.
@@ -258,38 +263,21 @@ class Recognizer:
             ModelVariants(checkpoint.model, in_place=in_place),
             config,
             features=FeatureConfig(**checkpoint.features),
-            max_symbols=checkpoint.notes.get("max_symbols", MAX_SYMBOLS),
             tokenizer=checkpoint.tokenizer,
-            prompt=PromptFormat.from_notes(checkpoint.notes),
-            suppressed=checkpoint.notes.get(SUPPRESSED),
+            notes=checkpoint.notes,
         )
 
-    def __call__(
-        self,
-        waveforms: Tensor,
-        lengths: Tensor,
-        *,
-        confidence: bool = False,
-        times: bool = False,
-    ) -> Hypotheses:
+    def __call__(self, waveforms: Tensor, lengths: Tensor, **wanted: Any) -> Hypotheses:
         """Hypotheses of B waveforms.
 
         Args:
             waveforms: (B, S) float in [-1, 1] at the model's sampling rate, on any device.
             lengths: (B,) valid samples of each.
-            confidence: also return each label's probability; for CTC, that on its first frame.
-            times: also find the frames of labels where decoding leaves them open: for an
-                encoder-decoder model those that its CTC head aligns them to, or without a head
-                those that its attention looks at.
+            **wanted: besides the labels, as `decode` takes it.
         """
         features, frames = self.features(waveforms, lengths)
         encoded, ends = self.encode(features, frames)
-        return self.decode(encoded, ends, confidence=confidence, times=times)
-
-    @property
-    def has_confidence(self) -> bool:
-        """Whether `confidence` can be asked for: of beams, only that of CTC has it."""
-        return self.config.search is None or self.kind.beam_confidence
+        return self.decode(encoded, ends, **wanted)
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,11 +290,7 @@ class Recognizer:
         waveforms = waveforms.to(self.device)
         lengths = lengths.to(self.device)
         with self._arithmetic():
-            if self.config.normalization == "batched":
-                return log_mel(waveforms, lengths, config=self.feature_config)
-            plain = replace(self.feature_config, normalization="none")
-            features, frames = log_mel(waveforms, lengths, config=plain)
-            return normalize_sequential(features, frames), frames
+            return log_mel(waveforms, lengths, config=self.feature_config)
 
     @torch.inference_mode()
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,33 +313,38 @@ class Recognizer:
         *,
         confidence: bool = False,
         times: bool = False,
+        timestamps: bool = False,
+        languages: Sequence[str] = (),
     ) -> Hypotheses:
         """Hypotheses of encoded frames, greedy ones or those of a beam, as the config says.
 
         Args:
             encoded: (B, T, P), as `encode` returns them.
             lengths: (B,) in encoder frames.
-            confidence: also return each label's probability.
-            times: also find the frames of labels where decoding leaves them open.
+            confidence: also return each label's probability; for CTC, that on its first frame.
+            times: also find the frames of labels where decoding leaves them open: for an
+                encoder-decoder model those that its CTC head aligns them to, or without a head
+                those that its attention looks at.
+            timestamps: a Whisper writes the times of its segments, which labels then keep within.
+            languages: of each utterance what a Whisper is to find in it, "" where it is not known.
         """
         # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
         # at each of its many small steps.
         if self.config.precision != "as_loaded":
             encoded = encoded.to(self.dtype)
-        options = self.decode_options._replace(confidence=confidence, times=times)
+        options = self.decode_options._replace(
+            confidence=confidence, times=times, timestamps=timestamps, languages=languages
+        )
         with self._arithmetic():
-            return self.kind.decode(self.decoder, encoded, lengths, options)
+            return self.decoder(encoded, lengths, options)
 
     def _encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        with self._casts():
+        casts: AbstractContextManager[Any] = nullcontext()
+        if self.config.precision == "autocast":
+            casts = torch.autocast(self.device.type, torch.bfloat16)
+        with casts:
             encoded, ends = self.model.encoder(features, lengths)
             return self.kind.project(self.model, encoded), ends
-
-    def _casts(self) -> AbstractContextManager[Any]:
-        """The region in which autocast casts, if the config asks for it."""
-        if self.config.precision == "autocast":
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         """TF32 allowed or forbidden, unless torch's settings are to be kept."""
@@ -363,104 +352,70 @@ class Recognizer:
             return nullcontext()
         return tf32(self.config.precision == "tf32")
 
-    def _check_beam(self, model: nn.Module, name: str) -> None:
-        """ValueError unless `model`, in words "a CTCModel", can search as the config asks for."""
-        beam = self.config.search
-        if beam is None:
-            return
+    def _check(self, model: Any) -> None:
+        """ValueError unless the model and its device can do what the config asks for."""
+        config = self.config
+        name = type(model).__name__
+        name = f"an {name}" if name[0] in "AEIO" else f"a {name}"
+        strategies = ", ".join(map(repr, self.kind.strategies))
+        on_cuda = self.device.type == "cuda"
+        captured = config.graphs in CAPTURED
+        int8 = config.precision == "int8"
+        packed = config.encoder == "optimized" and not on_cuda
+        packed |= any(isinstance(part, Packed) for part in model.modules())
+        given = {option: repr(value) for option, value in vars(config).items()}
+        given["model"] = f"{name} with {type(model.encoder).__name__}"
+        for ok, option, wanted, remedy in (
+            (
+                config.strategy in self.kind.strategies,
+                "strategy",
+                f"one of {strategies} for {name}",
+                "",
+            ),
+            (self.kind.captures or not captured, "graphs", f"'auto' or 'off' for {name}", ""),
+            (on_cuda or not captured, "graphs", "'off' on a CPU", NEEDS_CUDA),
+            (
+                on_cuda or config.encoder_graphs == "off",
+                "encoder_graphs",
+                "'off' on a CPU",
+                NEEDS_CUDA,
+            ),
+            (
+                config.precision != "autocast" or not packed,
+                "encoder",
+                "'eager' on a CPU with precision='autocast'",
+                "Packed weights have one dtype.",
+            ),
+            (not (int8 and on_cuda), "precision", "another one on CUDA", OTHER_DTYPE),
+            (
+                not int8 or isinstance(model.encoder, FastConformer),
+                "model",
+                "one with a FastConformer for int8",
+                OTHER_DTYPE,
+            ),
+            (
+                not int8 or config.encoder == "optimized",
+                "encoder",
+                "'auto' or 'optimized' with int8",
+                "",
+            ),
+        ):
+            expect(ok, option, wanted, given[option], remedy)
+        if int8:
+            expect_int8()
+        if config.search is not None:
+            self._check_beam(config.search, model, name)
+
+    def _check_beam(self, beam: BeamOptions, model: nn.Module, name: str) -> None:
+        """ValueError unless `model`, in words "a CTCModel", has such a beam search."""
+        takes = self.kind.beam
         remedy = "CTC and encoder-decoder models have a beam search."
-        expect(self.kind.beams, "beam", f"none for {name}", beam.beam, remedy)
-        terms = (
-            ("lm", beam.lm),
-            ("label_bonus", beam.label_bonus or None),
-            ("top_tokens", beam.top_tokens),
-        )
-        for option, value in terms:
-            takes = self.kind.fusion or value is None
-            expect(takes, option, f"none for {name}", value, "It is for the beam of CTC models.")
-        joint = self.kind.joint and self.kind.ctc_head(model) is not None
+        expect(bool(takes), "beam", f"none for {name}", beam.beam, remedy)
+        for option in ("lm", "label_bonus", "top_tokens"):
+            value = getattr(beam, option)
+            remedy = "It is for the beam of CTC models."
+            expect(option in takes or not value, option, f"none for {name}", value, remedy)
+        joint = "ctc_weight" in takes and self.kind.ctc_head(model) is not None
         wanted = "none but for an encoder-decoder model with a CTC head"
         got = f"{beam.ctc_weight} for {name}"
         expect(joint or beam.ctc_weight is None, "ctc_weight", wanted, got)
-
-    def _check_int8(self, model: Any, name: str) -> None:
-        """ValueError unless the encoder of `model`, in words "a CTCModel", can compute in int8."""
-        remedy = "Pass another precision: --dtype float32, bfloat16 or float16."
-        expect(self.device.type == "cpu", "precision", "int8 on a CPU", self.device, remedy)
-        expect_int8()
-        encoder = type(model.encoder).__name__
-        is_conformer = isinstance(model.encoder, FastConformer)
-        wanted = "one with a FastConformer for int8"
-        expect(is_conformer, "model", wanted, f"{name} with {encoder}", remedy)
-        form = self.config.encoder
-        expect(form == "optimized", "encoder", "'auto' or 'optimized' with int8", repr(form))
-
-    def _check_packed(self) -> None:
-        """ValueError for autocast over packed weights, which have one dtype."""
-        packed = any(isinstance(part, Packed) for part in self.model.modules())
-        expect(
-            not packed or self.config.precision != "autocast",
-            "encoder",
-            "'eager' on a CPU with precision='autocast'",
-            repr(self.config.encoder),
-            "Packed weights have one dtype.",
-        )
-
-    def _check(self, model: nn.Module) -> None:
-        """ValueError unless the model and its device can do what the config asks for."""
-        name = _with_article(type(model).__name__)
-        strategies = ", ".join(map(repr, self.kind.strategies))
-        expect(
-            self.config.strategy in self.kind.strategies,
-            "strategy",
-            f"one of {strategies} for {name}",
-            repr(self.config.strategy),
-        )
-        expect(
-            self.config.normalization == "batched"
-            or self.feature_config.normalization == "per_feature",
-            "normalization",
-            f"'batched' with normalization={self.feature_config.normalization!r} in the features",
-            repr(self.config.normalization),
-            "Only per-feature normalisation can run utterance by utterance.",
-        )
-        if self.config.precision == "int8":
-            self._check_int8(model, name)
-        captured = self.config.graphs in CAPTURED
-        expect(
-            self.kind.captures or not captured,
-            "graphs",
-            f"'auto' or 'off' for {name}",
-            repr(self.config.graphs),
-        )
-        self._check_beam(model, name)
-        on_cuda = self.device.type == "cuda"
-        for option, needs_cuda in (
-            ("encoder_graphs", self.config.encoder_graphs == "per_shape"),
-            ("graphs", captured),
-        ):
-            expect(
-                on_cuda or not needs_cuda,
-                option,
-                "'off' on a CPU",
-                repr(getattr(self.config, option)),
-                "CUDA graphs need a CUDA device.",
-            )
-
-
-def _with_article(name: str) -> str:
-    """A class behind its article: "an AEDModel"."""
-    article = "an" if name[0] in "AEIO" else "a"
-    return f"{article} {name}"
-
-
-_END: Any = object()
-
-
-def prefetched(items: Iterator[T]) -> Iterator[T]:
-    """`items` in order; a thread computes the next one while the caller uses the one before."""
-    with ThreadPoolExecutor(1) as reader:
-        following: Future[T] = reader.submit(next, items, _END)
-        while (item := following.result()) is not _END:
-            following = reader.submit(next, items, _END)
-            yield item

@@ -1,0 +1,82 @@
+"""Timestamps among the tokens of a text, as Whisper writes them (arXiv 2212.04356, section 2.3)."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.protocol import Suppressing
+from asrkit.shapes import expect, whole
+
+
+class TimedState(NamedTuple):
+    """The state of `Timestamps`; all tensors (B,) but those of `past`."""
+
+    place: Tensor  # int64, tokens seen
+    past: Any  # of the model
+    time: Tensor  # int64, the last timestamp; the token before all of them where there was none
+    behind_text: Tensor  # bool, whether the last token was one of the text
+
+
+class Timestamps(Suppressing):
+    """A `Suppressing` whose texts have timestamps: one before and one behind each segment.
+
+    A text begins with one, they never go back, and one is taken where all of them together are
+    likelier than any other token. The rules are those of OpenAI's whisper.
+
+    Args:
+        model: An `Attention`; timestamps are the last tokens of its vocabulary.
+        no_times: The token before the first timestamp, which is never written.
+        most_first: Steps from the first timestamp to the highest that a text begins with; None:
+            any.
+        always: As `Suppressing` takes it, and the rest too.
+    """
+
+    def __init__(
+        self, model: Any, *, no_times: int, most_first: int | None, always: list[int], **rest: Any
+    ) -> None:
+        super().__init__(model, always=[*always, no_times], **rest)
+        at_start = most_first is None or whole(most_first, 0)
+        expect(at_start, "most_first", "a number of steps, or None", repr(most_first))
+        self.no_times = no_times
+        V = model.vocab_size
+        self.latest = V if most_first is None else no_times + 1 + most_first
+        self.register_buffer("ids", torch.arange(V, device=self.suppressed.device))
+
+    def begin(self, memory: Any, room: int) -> TimedState:
+        """The state before the first token."""
+        past = self.model.begin(memory, room)
+        none = torch.full_like(past.place, self.no_times)
+        return TimedState(past.place, past, none, torch.zeros_like(none, dtype=torch.bool))
+
+    def follow(
+        self, tokens: Tensor, state: Any, memory: Any, *, reach: int | None = None
+    ) -> tuple[Tensor, TimedState]:
+        """Logits (B, K, V), of which the last row keeps to the rules, and the state after it.
+
+        Args:
+            tokens: (B, K), the prompt, or one token behind it.
+            state: Of `begin` or `follow`.
+            memory: Of `remember`.
+            reach: As of the model.
+        """
+        logits, past = super().follow(tokens, state.past, memory, reach=reach)
+        V = self.model.vocab_size
+        last = tokens[:, -1]
+        begins = past.place == self.prompt_tokens
+        is_time = last > self.no_times
+        closes = is_time & state.behind_text  # a segment; the end follows, or the next one begins
+        time = last.where(is_time, state.time)
+        earliest = (time + ~closes).masked_fill(is_time & ~closes, V)
+        latest = torch.where(begins, self.latest, V)
+        first_text = torch.where(closes, self.model.eos, 0).masked_fill(begins, V)
+        times = self.ids > self.no_times
+        wrong_time = (self.ids < earliest[:, None]) | (self.ids > latest[:, None])
+        wrong = wrong_time.where(times, self.ids < first_text[:, None])  # (B, V)
+        lowest = torch.finfo(logits.dtype).min / 2
+        allowed = logits[:, -1].masked_fill(wrong, lowest)
+        text, stamps = allowed.float().split([self.no_times + 1, V - self.no_times - 1], 1)
+        likelier = stamps.logsumexp(1) > text.amax(1)
+        ruled = allowed.masked_fill(likelier[:, None] & ~times, lowest)
+        logits = torch.cat([logits[:, :-1], ruled[:, None]], 1)
+        return logits, TimedState(past.place, past, time, ~is_time & ~begins)

@@ -1,0 +1,221 @@
+"""Whisper's decoding (arXiv 2212.04356, section 4.5): it finds the language, writes the times of
+segments, and decodes windows whose text is unlikely again.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from asrkit.decoders import Hypotheses
+from asrkit.decoders.attention import Suppressing, Timestamps
+from asrkit.decoders.attention.greedy import GreedyLoop
+from asrkit.decoders.attention.protocol import limits_of
+from asrkit.decoders.hypotheses import PADDING
+from asrkit.decoders.states import map_state
+from asrkit.models import AEDModel
+from asrkit.models.prompts import ENGLISH, PROMPT, SUPPRESSED, WHISPER, PromptFormat
+from asrkit.runtime import eager
+from asrkit.shapes import expect
+from asrkit.transcribe.decoding import DecodeOptions, by_beam, timed_by_attention, with_texts
+from asrkit.transcribe.options import PromptOptions
+
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tries behind the first one
+LEAST_LOG_PROB = -1.0  # nats a token in the mean, the end included; a text below is tried again
+MOST_COMPRESSED = 2.4  # times; a text that zlib makes shorter is a repetition, and is tried again
+NO_SPEECH = 0.6  # probability from which a window of an unlikely text has none
+KEYS = {  # what has to be in the notes
+    PROMPT: {"template", "ids", "languages"},
+    SUPPRESSED: {"always", "first"},
+    WHISPER: {"no_times", "most_first"},
+}
+
+
+class WhisperDecoder:
+    """What a Whisper's encoded frames become.
+
+    Args:
+        model: In evaluation mode.
+        notes: Of its checkpoint.
+        tokenizer: Of the model.
+        asked: What it is asked for.
+
+    Raises:
+        ValueError: The model cannot be asked for that, or the notes are damaged.
+    """
+
+    def __init__(
+        self, model: AEDModel, notes: Mapping[str, Any], tokenizer: Any, asked: PromptOptions
+    ) -> None:
+        for name, keys in KEYS.items():
+            found = notes.get(name)
+            whole = isinstance(found, dict) and found.keys() >= keys
+            expect(whole, name, f"a dict of {' and '.join(sorted(keys))}", repr(found)[:80])
+        given = asked.given()
+        self.tries_again = given.pop("fallback", True)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.no_times: int = notes[WHISPER]["no_times"]
+        self.prompts = prompts_of(notes, given)
+        suppressed = {**notes[SUPPRESSED], "prompt_tokens": len(next(iter(self.prompts.values())))}
+        self.plain = Suppressing(model, **suppressed)
+        suppressed["prompt_tokens"] -= 1
+        self.timed = Timestamps(model, **notes[WHISPER], **suppressed)
+
+    @property
+    def detects(self) -> bool:
+        """Whether it finds the language itself."""
+        return len(self.prompts) > 1
+
+    @eager
+    def __call__(self, frames: Tensor, lengths: Tensor, options: DecodeOptions) -> Hypotheses:
+        """Hypotheses of encoded frames (B, T, D) and lengths (B,), with their languages."""
+        memory = self.model.remember(frames, lengths)
+        languages = self._languages(memory, options.languages or [""] * len(frames))
+        prompts = torch.tensor([self.prompts[code] for code in languages], device=frames.device)
+        model: Suppressing = self.plain
+        if options.timestamps:
+            model = self.timed
+            prompts = prompts[:, :-1]  # all but <|notimestamps|>
+        options = options._replace(prompt=prompts)
+        decode = partial(greedy, model, confidence=options.confidence)
+        if options.search is not None:
+            found = by_beam(model, frames, lengths, options)
+        else:
+            found = decode(memory, lengths, prompts)
+        if self.tries_again:
+            found = self._try_again(found, decode, memory, lengths, prompts)
+        if options.times:
+            found = timed_by_attention(self.model, frames, lengths, found, options)
+        if options.times and options.timestamps:
+            found = within_segments(found, self.no_times, frames.shape[1])
+        return replace(with_texts(found, options), languages=tuple(languages))
+
+    def _first(self, memory: Any) -> Tensor:
+        """Probabilities (B, V) of what follows <|startoftranscript|>: a language, or no speech."""
+        start = memory.mask.new_full((len(memory.mask), 1), self.model.bos, dtype=torch.int64)
+        logits, _ = self.model.follow(start, self.model.begin(memory, 1), memory, reach=1)
+        return logits[:, 0].softmax(1, dtype=torch.float32)
+
+    def _languages(self, memory: Any, known: Sequence[str]) -> list[str]:
+        """The language of each utterance: the likeliest one where it is not known."""
+        codes = [*self.prompts]
+        if not self.detects:
+            return codes * len(known)
+        if not all(known):
+            tokens = [prompt[1] for prompt in self.prompts.values()]
+            likeliest = self._first(memory)[:, tokens].argmax(1).tolist()
+            known = [code or codes[index] for code, index in zip(known, likeliest, strict=True)]
+        return [*known]
+
+    def _try_again(
+        self, found: Hypotheses, decode: Any, memory: Any, lengths: Tensor, prompts: Tensor
+    ) -> Hypotheses:
+        """The texts, those that fail replaced by draws, and none where there is no speech."""
+        no_speech: Tensor | None = None
+        for temperature in (*TEMPERATURES, None):
+            ended: Any = found.ended
+            unlikely = found.scores / (found.lengths + ended).clamp(min=1) < LEAST_LOG_PROB
+            failed = unlikely | self._repeats(found)
+            if not failed.any():
+                return found
+            if no_speech is None:
+                no_speech = self._first(memory)[:, self.no_times - 1]
+            silent = unlikely & (no_speech > NO_SPEECH)
+            rows = (failed & ~silent).nonzero()[:, 0]
+            if temperature is None or not len(rows):
+                break
+            parts = map_state(lambda part, rows=rows: part[rows], (memory, lengths, prompts))
+            found = replaced(found, rows, decode(*parts, temperature=temperature))
+        return found.only(~silent[:, None])
+
+    def _repeats(self, found: Hypotheses) -> Tensor:
+        """Which texts (B,) are repetitions."""
+        repeats = []
+        for row in found.tokens():
+            text = [token for token in row if token < self.tokenizer.vocab_size]
+            data = self.tokenizer.decode(text).strip().encode()
+            repeats.append(len(data) > MOST_COMPRESSED * len(zlib.compress(data)))
+        return torch.tensor(repeats, device=found.labels.device)
+
+
+def greedy(
+    model: Any,
+    memory: Any,
+    lengths: Tensor,
+    prompts: Tensor,
+    *,
+    confidence: bool,
+    temperature: float = 0.0,
+) -> Hypotheses:
+    """Texts of what the model remembers: the likeliest tokens, or tokens drawn at a temperature."""
+    loop = GreedyLoop(
+        model,
+        memory,
+        prompts=prompts,
+        limits=limits_of(model, lengths, prompts.shape[1], None),
+        heard=lengths > 0,
+        drafted=0,
+        confidence=confidence,
+        temperature=temperature,
+    )
+    loop.turn(prompts)
+    loop.run()
+    return loop.texts("attention")
+
+
+def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, list[int]]:
+    """The prompt of each language that a recording may have: the one given, or all.
+
+    What is found to be English is transcribed where a translation is asked for, which is the same.
+    """
+    format_ = PromptFormat.from_notes(notes)
+    assert format_ is not None
+    if "language" in given or len(format_.languages) == 1:
+        return {given.get("language", ENGLISH): format_.tokens(**given)}
+    prompts = {}
+    for code in format_.languages:
+        asked = given | {"language": code}
+        if code == ENGLISH:
+            asked.pop("task", None)
+        prompts[code] = format_.tokens(**asked)
+    return prompts
+
+
+@torch.inference_mode(False)
+def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses) -> Hypotheses:
+    """The hypotheses with those of `other` in these rows (n,)."""
+    N = max(found.labels.shape[1], other.labels.shape[1])
+    parts: dict[str, Any] = {}
+    for name in ("labels", "frames", "durations", "confidence", "lengths", "scores", "ended"):
+        before, after = getattr(found, name), getattr(other, name)
+        if before is None:
+            continue
+        if before.dim() == 2:
+            before, after = (
+                pad(part, (0, N - part.shape[1]), value=PADDING) for part in (before, after)
+            )
+        parts[name] = before.index_copy(0, rows, after)
+    return replace(found, **parts)
+
+
+@torch.inference_mode(False)
+def within_segments(found: Hypotheses, no_times: int, T: int) -> Hypotheses:
+    """The labels on frames between the timestamps around them: they begin and end in between.
+
+    Args:
+        found: With timestamps, whose steps are frames.
+        no_times: Token before the first of them.
+        T: Frames of a window.
+    """
+    times = found.labels - no_times - 1
+    start = times.clamp(min=0).cummax(1).values
+    end = times.where(times >= 0, T).flip(1).cummin(1).values.flip(1)
+    latest = torch.maximum(end - 1, start)
+    frames = torch.minimum(torch.maximum(found.frames, start), latest)
+    return replace(found, frames=frames.where(found.labels >= 0, PADDING))
