@@ -64,9 +64,20 @@ def test_groups_of_columns_are_multiplied_each_with_its_own_weight(
         "rgi,goi->rgo", parts.abs(), weight.abs()
     )  # which may cancel
     with torch.inference_mode():
-        found = multiply_by_group(rows.to(dtype), pack_by_group(weight.to(dtype)), G)
+        packed = pack_by_group(weight.to(dtype), R)
+        found = multiply_by_group(rows.to(dtype), packed, G)
     assert found.dtype == dtype and found.shape == wanted.shape
     assert (wanted - found).norm() <= tolerance * summands.norm()
+
+
+@pytest.mark.parametrize("R", [1, 8, 125, 126, 127, 129, 250])
+def test_no_product_by_group_lays_its_weight_out_anew(R, capfd):
+    packed = pack_by_group(torch.randn(8, 256, 64), R)
+    rows = torch.randn(R, 8 * 64)
+    with torch.inference_mode(), torch.backends.mkldnn.verbose(1):
+        multiply_by_group(rows, packed, 8)
+    said = capfd.readouterr().out
+    assert ",convolution," in said and ",reorder," not in said
 
 
 @DTYPES
