@@ -34,9 +34,9 @@ NEEDED = {  # option -> the one it has a meaning with
     "engine": "model",
 }
 EXCLUDED = {  # option -> those that say the same of something else
-    "on": {"part", "workers"},
-    "workers": {"device"},
-    "engine": {"device", "context", "workers", "shards"},
+    "on": ("part", "workers"),
+    "workers": ("device",),
+    "engine": ("device", "context", "workers", "shards"),
 }
 READ_IN_SHARDS = (".json", ".jsonl", ".gz", ".tar", ".tgz")  # ends of manifests and containers
 
@@ -80,11 +80,16 @@ def _check(asked: TranscribeOptions, format_: str) -> None:
     for name, other in NEEDED.items():
         expect(name not in given or other in given, name, f"--{other} with it", given.get(name))
     for name, others in EXCLUDED.items():
-        for other in others & given.keys() if name in given else ():
-            expect(False, other, f"none with --{name} {given[name]}", given[other])
+        for other in others:
+            both = name in given and other in given
+            expect(not both, other, f"none with --{name} {given.get(name)}", given.get(other))
+    int8 = "engine" in given and asked.use.dtype == "int8"
+    expect(not int8, "dtype", "float32 or bfloat16 with --engine", "int8", "Export with --int8.")
     untimed, rows = format_ not in TIMED, format_ == "json"
     expect("out" in given or untimed, "format", "txt or json without --out", format_)
     expect("shards" not in given or rows, "format", "json with --shards", format_)
+    numbered = "on" in given and asked.use.device not in ("cpu", "cuda")
+    expect(not numbered, "device", "cpu or cuda with --on ray", asked.use.device)
     wanted = "--out DIR, or transcripts in JSON"
     expect("out" in given or rows or not asked.json, "json", wanted, f"--format {format_}")
     wanted = "a --format with times: json, srt, vtt or ctm"
@@ -160,7 +165,7 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 
     checkpoint = load_checkpoint(path, device=use.device, dtype=getattr(torch, dtype))
     if use.context:
-        limit_context(checkpoint.model, use.context)
+        limit_context(checkpoint.model, tuple(use.context))
     return checkpoint
 
 
@@ -254,8 +259,9 @@ def _transcribe_shards(
     bulk, use, out = asked.bulk, asked.use, asked.io.out
     assert out is not None, "--shards needs it"
     part, cluster = bulk.numbers(), RayCluster(bulk.address, bulk.actors) if bulk.on else None
+    context: Any = tuple(use.context) if use.context else None
     model = _model_path(use)
-    task = Task(model=model, dtype=dtype, context=use.context, windows=windows, config=config)
+    task = Task(model=model, dtype=dtype, context=context, windows=windows, config=config)
     machine = Machine(
         device=use.device, threads=use.threads, batch_s=windows.batch_s, readers=windows.readers
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchaudio.functional import resample
 
 from asrkit.shapes import expect
 from asrkit.sound_files import Sound, listed, open_sound
@@ -141,6 +140,8 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
 
     Blocks are whole seconds, on which both rates have whole samples.
     """
+    from torchaudio.functional import resample  # it is loaded only for what needs it
+
     block = BLOCK_S * rate
     margin = MARGIN_S * rate
     with_margins = block + 2 * margin

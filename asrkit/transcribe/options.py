@@ -111,11 +111,16 @@ class ShardOptions:
         metavar="N",
     )
 
+    def __post_init__(self) -> None:
+        number, parts = self.numbers()
+        wanted = "K/N with K from 0 to N - 1, such as 0/8"
+        expect_all(self, part=(0 <= number < parts, wanted))
+
     def numbers(self) -> tuple[int, int]:
-        """(K, N) of the part; (0, 1), all shards, where none is named."""
+        """(K, N) of the part; (0, 1), all shards, where none is named, and (0, 0) of no part."""
         number, _, parts = (self.part or "0/1").partition("/")
-        fits = number.isdecimal() and parts.isdecimal() and int(number) < int(parts)
-        expect(fits, "part", "K/N with K from 0 to N - 1, such as 0/8", repr(self.part))
+        if not number.isdecimal() or not parts.isdecimal():
+            return 0, 0
         return int(number), int(parts)
 
 

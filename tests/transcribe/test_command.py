@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from asrkit.cli import main
 from asrkit.models import (
@@ -12,6 +13,8 @@ from asrkit.models import (
 )
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
+
+PLAIN = ["transcribe", "--dtype", "float32"]  # as the library transcribes
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(
         config=short,
         progress=False,
     )
-    assert main(["transcribe", str(speech[0])]) == 0
+    assert main([*PLAIN, str(speech[0])]) == 0
     assert capsys.readouterr().err.startswith("1 of 1 file transcribed; ")
 
 
@@ -49,7 +52,7 @@ def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(
 ):
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
     (tmp_path / "demo").mkdir()
-    assert main(["transcribe", str(speech[0])]) == 2
+    assert main([*PLAIN, str(speech[0])]) == 2
     wanted = f"--model: expected the demo of notebook 00, got none in {tmp_path / 'demo'}. Run it (make report), or pass --model."
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
 
@@ -58,7 +61,7 @@ def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(
     model, speech, tmp_path, capsys
 ):
     files = [str(speech[1]), str(tmp_path / "none.wav"), str(speech[0])]
-    assert main(["transcribe", *files, "--model", model]) == 1
+    assert main([*PLAIN, *files, "--model", model]) == 1
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [files[0], files[2]] and all(
@@ -79,7 +82,7 @@ def test_with_a_folder_the_last_line_names_it_and_json_has_the_counts(
     model, speech, tmp_path, capsys
 ):
     command = [
-        "transcribe",
+        *PLAIN,
         str(speech[0]),
         "--model",
         model,
@@ -115,7 +118,7 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
         (["--json"], False),
         ([*plain, "--timestamps"], True),
     ):
-        assert main(["transcribe", str(speech[0].parent), "--model", model, *more]) == 0
+        assert main([*PLAIN, str(speech[0].parent), "--model", model, *more]) == 0
         out, err = (
             capsys.readouterr()
         )  # what is redirected to a file is of recordings only
@@ -125,19 +128,72 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
         assert all(("words" in line) == has for line in lines)
 
 
-def test_an_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
-    speech, tmp_path, capsys
+REFUSED = [  # what is typed behind the file and the model, and the message
+    ("--batch-seconds 0", "--batch-seconds: expected more than 0 seconds, got 0.0."),
+    ("--format vtt", "--format: expected txt or json without --out, got vtt."),
+    ("--format txt --json", "--json: expected --out DIR, or transcripts in JSON, got --format txt."),
+    ("--timestamps", "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt."),
+    ("--lm-weight 1", "--lm-weight: expected an n-gram model with it, got 1.0."),
+    ("--lm none.arpa", "--lm: expected a file in ARPA format, got none.arpa."),
+    ("--language de", "--language: expected none, since this CTCModel has no prompt with a place for it, got 'de'. "
+     "Some encoder-decoder models have one."),
+    ("--context 4 4", "--model: expected one with a FastConformer, got ConvEncoder."),
+    ("--threads -1", "--threads: expected 1 to 1,024, got -1."),
+    ("--device tpu", "--device: expected cpu, or cuda where there is a GPU, got tpu. asrkit doctor says more."),
+    ("--workers 2 --engine openvino", "--workers: expected none with --engine openvino, got 2."),
+    ("--engine openvino --context 4 4", "--context: expected none with --engine openvino, got [4, 4]."),
+    ("--shards", "--shards: expected --out with it, got True."),
+    ("--shards --out OUT --format srt", "--format: expected json with --shards, got srt."),
+    ("--shards --out OUT --engine openvino", "--shards: expected none with --engine openvino, got True."),
+    ("--shards --out OUT --part 2/2", "--part: expected K/N with K from 0 to N - 1, such as 0/8, got '2/2'."),
+    ("--shards --out OUT --shard-hours 0", "--shard-hours: expected more than 0 hours, got 0.0."),
+    ("--shards --out OUT --on ray --part 0/2", "--part: expected none with --on ray, got 0/2."),
+    ("--shards --out OUT --on ray --device cuda:1", "--device: expected cpu or cuda with --on ray, got cuda:1."),
+    ("--part 0/2", "--part: expected --shards with it, got 0/2."),
+    ("--shards --out OUT --actors 2", "--actors: expected --on with it, got 2."),
+    ("--out FILE/a/b", "FILE/a/b cannot be written: Not a directory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed, message", REFUSED)
+def test_what_cannot_be_asked_for_is_one_line(
+    model, speech, typed, message, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file/transcripts", tmp_path / "file/a/b"):
-        arguments = [
-            "transcribe",
-            str(speech[0]),
-            "--model",
-            "none.nemo",
-            "--out",
-            str(out),
-        ]
-        assert main(arguments) == 2
-        wanted = f"asrkit transcribe: {out} cannot be written: Not a directory\n"
-        assert capsys.readouterr().err == wanted
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main([*PLAIN, str(speech[0]), "--model", model, *typed.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("asrkit transcribe: ") and err.count("\n") == 1
+    assert err.endswith(f"{message}\n") and not (tmp_path / "OUT/plan.json").exists()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_is_bfloat16_where_the_device_has_it_and_shards_keep_the_plans(
+    model, speech, tmp_path, monkeypatch, capsys, fast
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": fast})
+    chosen, has = ("bfloat16", "has") if fast else ("float32", "lacks")
+    typed = ["transcribe", str(speech[0]), "--model", model, "--no-progress"]
+    assert main(typed) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"dtype: {chosen}, as this cpu {has} products of bfloat16"
+    out = tmp_path / "out"
+    for more in (["--dtype", "float32"], []):
+        assert main([*typed, "--out", str(out), "--shards", *more]) == 0
+        out_, err = capsys.readouterr()
+        assert out_.startswith("1 of 1 shards done: 1 recordings, ") and err == ""
+    assert json.loads((out / "plan.json").read_text())["task"]["dtype"] == "float32"
+
+
+def test_any_option_of_a_beam_asks_for_one(model, speech, capsys):
+    assert main([*PLAIN, str(speech[0]), "--model", model]) == 0
+    greedy = capsys.readouterr().out
+    assert main([*PLAIN, str(speech[0]), "--model", model, "--label-bonus", "5"]) == 0
+    assert len(capsys.readouterr().out) > len(greedy)
+
+
+def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
+    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav"}\n')
+    assert main([*PLAIN, str(tmp_path / "m.jsonl"), "--model", model]) == 1
+    error = capsys.readouterr().err
+    assert " Pass --out DIR --shards to transcribe the recordings in it.\n" in error
