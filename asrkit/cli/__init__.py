@@ -111,8 +111,8 @@ def main(argv: list[str] | None = None) -> int:
         # Python flushes it once more at exit: give it somewhere to write
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    # AssertionError: the arms of a benchmark disagree
-    except (ValueError, RuntimeError, OSError, AssertionError) as error:
+    # ImportError: of an extra; AssertionError: the arms of a benchmark disagree
+    except (ValueError, RuntimeError, OSError, ImportError, AssertionError) as error:
         message = _name_the_flag(" ".join(str(error).split()), args.parser)
         print(f"{args.parser.prog}: {message}", file=sys.stderr)
         return 2

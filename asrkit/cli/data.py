@@ -136,15 +136,8 @@ def _stats(options: StatsOptions) -> int:
 def _draw(lengths: Any, target: str, path: Path) -> None:
     """Write a picture of the lengths: of seconds, and where they are known of tokens and rates."""
     from asrkit.files import atomic
+    from asrkit.workbench import plots
 
-    try:
-        from asrkit.workbench import plots
-    except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        raise RuntimeError(
-            f'out: a picture needs {missing}. Run pip install "asrkit[notebooks]", '
-            'or -e ".[notebooks]" in a checkout.'
-        ) from None
     title = f"{target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
     panels = 3 if lengths.tokens.any() else 1
     axes: Any

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asrkit.cli.command import Command, ProgressOptions, count, finish
 from asrkit.cli.options import check_device, check_writable, prepare_torch
@@ -61,9 +61,9 @@ def _transcribe(asked: TranscribeOptions) -> int:
     _check(asked, format_)
     if asked.io.out:
         check_writable(asked.io.out)  # now, not when the first file is done
-    dtype, precision = _precision(asked)
+    dtype = _dtype(asked)
     windows = replace(windows, timestamps=windows.timestamps or format_ in TIMED)
-    config = PipelineConfig(precision=precision, search=asked.search, prompt=asked.prompt)
+    config = PipelineConfig(precision=dtype.precision, search=asked.search, prompt=asked.prompt)
     if asked.bulk.shards:
         return _transcribe_shards(asked, windows, config, dtype)
     return _transcribe_files(asked, windows, config, dtype, format_)
@@ -96,28 +96,34 @@ def _check(asked: TranscribeOptions, format_: str) -> None:
     expect(format_ != "txt" or not asked.windows.timestamps, "timestamps", wanted, format_)
 
 
-def _precision(asked: TranscribeOptions) -> tuple[str, Any]:
-    """The dtype to load the model in, and the recogniser's precision; stderr says what auto is."""
+class _Dtype(NamedTuple):
+    """The dtype to load a model in, the recogniser's precision, and why --dtype auto is that."""
+
+    name: str
+    precision: Any = "as_loaded"
+    why: str = ""
+
+
+def _dtype(asked: TranscribeOptions) -> _Dtype:
     use, out = asked.use, asked.io.out
     if use.dtype == "int8":
         from asrkit.models.int8 import loaded_dtype
 
-        return loaded_dtype("int8"), "int8"
+        return _Dtype(loaded_dtype("int8"), "int8")
     if use.dtype != "auto":
-        return use.dtype, "as_loaded"
+        return _Dtype(use.dtype)
     if use.engine != "torch":
-        return "float32", "as_loaded"
+        return _Dtype("float32")
     if out and asked.bulk.shards and (out / "plan.json").is_file():
         from asrkit.cli.until_merged import load_plan
 
         task = load_plan(out).task
-        return task.dtype, task.config.precision
+        return _Dtype(task.dtype, task.config.precision, f"the plan in {out} has it")
     from asrkit.cpu import fast_dtype
 
-    dtype = fast_dtype(use.device)
-    has = "has" if dtype == "bfloat16" else "lacks"
-    print(f"dtype: {dtype}, as this {use.device} {has} products of bfloat16", file=sys.stderr)
-    return dtype, "as_loaded"
+    name = fast_dtype(use.device)
+    has = "has" if name == "bfloat16" else "lacks"
+    return _Dtype(name, why=f"this {use.device} {has} products of bfloat16")
 
 
 def _model_path(use: ModelOptions) -> Path:
@@ -129,8 +135,8 @@ def _model_path(use: ModelOptions) -> Path:
     return use.model or demo
 
 
-def _layout(use: ModelOptions, dtype: str, recordings: int | None = None) -> Any:
-    """The processes that --workers asks for, told on stderr; None where it was not given.
+def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
+    """The processes that --workers asks for; None where it was not given.
 
     Call it before torch computes anything: this process keeps to one thread from here on.
     """
@@ -145,20 +151,30 @@ def _layout(use: ModelOptions, dtype: str, recordings: int | None = None) -> Any
     size = sum(file.stat().st_size for file in (path, *path.glob("*.safetensors")))
     layout = choose_layout(asked, threads=use.threads, recordings=recordings, model_bytes=size)
     torch.set_num_threads(1)  # threads do not outlive a fork
-    workers = f"{count(layout.workers, 'worker')} ({layout.why})"
-    pinned = "pinned to their cores" if layout.pinned else "not pinned"
-    threads = count(layout.threads, "thread")
-    print(f"{workers}, {threads} each, {pinned}; {dtype}", file=sys.stderr)
     return layout
+
+
+def _tell(dtype: _Dtype, layout: Any) -> None:
+    """Say on stderr what was chosen, in a line; nothing where nothing was."""
+    if layout is not None:
+        workers, threads = count(layout.workers, "worker"), count(layout.threads, "thread")
+        pinned = "pinned to their cores" if layout.pinned else "not pinned"
+        line = f"{workers} ({layout.why}), {threads} each, {pinned}; {dtype.name}"
+        print(line, file=sys.stderr)
+    elif dtype.why:
+        print(f"dtype: {dtype.name}, as {dtype.why}", file=sys.stderr)
 
 
 def _load(use: ModelOptions, dtype: str) -> Any:
     """The checkpoint of --model in the engine of --engine, on the device."""
+    from asrkit.export import is_exported
+
     path = _model_path(use)
     if use.engine != "torch":
         from asrkit.transcribe import load_exported
 
         return load_exported(path, use.engine, precision=dtype)
+    expect(not is_exported(path), "engine", "onnxruntime or openvino for this --model", "torch")
     import torch
 
     from asrkit.models import limit_context, load_checkpoint
@@ -170,15 +186,15 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 
 
 def _transcribe_files(
-    asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: str, format_: str
+    asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: _Dtype, format_: str
 ) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
     prepare_torch(asked.use.device, asked.use.threads)
     from asrkit.transcribe import Folder, Recognizer, find, transcribe
 
     recordings, folder = find(asked.io.files), None
-    layout = _layout(asked.use, dtype, len(recordings))
-    checkpoint = _load(asked.use, dtype)
+    layout = _layout(asked.use, len(recordings))
+    checkpoint = _load(asked.use, dtype.name)
     todo = [path for path, _ in recordings]
     refused: list[Any] = []
     if asked.io.out:
@@ -188,6 +204,7 @@ def _transcribe_files(
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
+    _tell(dtype, layout)
     start = time.perf_counter()
     if layout is None:
         transcripts = transcribe(checkpoint, todo, **how)
@@ -251,7 +268,7 @@ def _report(asked: TranscribeOptions, result: dict[str, Any]) -> None:
 
 
 def _transcribe_shards(
-    asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: str
+    asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: _Dtype
 ) -> int:
     """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
     from asrkit.cli.until_merged import Machine, RayCluster, Task, plan, run
@@ -261,12 +278,13 @@ def _transcribe_shards(
     part, cluster = bulk.numbers(), RayCluster(bulk.address, bulk.actors) if bulk.on else None
     context: Any = tuple(use.context) if use.context else None
     model = _model_path(use)
-    task = Task(model=model, dtype=dtype, context=context, windows=windows, config=config)
+    task = Task(model=model, dtype=dtype.name, context=context, windows=windows, config=config)
     machine = Machine(
         device=use.device, threads=use.threads, batch_s=windows.batch_s, readers=windows.readers
     )
-    layout = _layout(use, dtype)  # before the model is loaded
+    layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
+    _tell(dtype, layout)
     start, shown = time.perf_counter(), not asked.no_progress
     how: Any = {"workers": layout, "cluster": cluster, "progress": shown}
     report = run(planned, part=part, machine=machine, **how)

@@ -95,7 +95,7 @@ def by_engines(exported, recordings, commands):
     keys = [(*key, engine) for key in EXPORTS for engine in ENGINES]
     done = commands(
         *[
-            ["transcribe", *recordings, "--model", exported[kind, head][1], "--engine", engine, "--json", "--threads", "1"]
+            ["transcribe", "--dtype", "float32", *recordings, "--model", exported[kind, head][1], "--engine", engine, "--json", "--threads", "1"]
             for kind, head, engine in keys
         ]
     )  # fmt: skip
@@ -173,7 +173,15 @@ def test_a_graph_that_an_engine_cannot_read_is_one_line(
     manifest = json.loads((broken / MANIFEST).read_text())
     manifest["files"]["model.onnx"]["sha256"] = hashlib.sha256(bytes(size)).hexdigest()
     (broken / MANIFEST).write_text(json.dumps(manifest))
-    command = ["transcribe", recordings[0], "--model", broken, "--engine"]
+    command = [
+        "transcribe",
+        "--dtype",
+        "float32",
+        recordings[0],
+        "--model",
+        broken,
+        "--engine",
+    ]
     done = commands(*[[*command, engine] for engine in ENGINES])
     for (code, _, err), engine in zip(done, ENGINES, strict=True):
         assert code == 2

@@ -262,7 +262,10 @@ def test_export_without_its_packages_says_so_and_writes_nothing(
 
 def refused(capsys, *arguments):
     """The one line in which `asrkit transcribe` refuses."""
-    assert main(["transcribe", "talk.wav", *map(str, arguments)]) == 2
+    assert (
+        main(["transcribe", "--dtype", "float32", "talk.wav", *map(str, arguments)])
+        == 2
+    )
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     return message.removeprefix("asrkit transcribe: ")
@@ -274,14 +277,12 @@ def test_transcribe_refuses_what_an_engine_cannot_do(
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
     message = refused(capsys, "--model", exported)
     assert message.startswith(
-        "--engine: expected one for an exported model, got torch. Pass --engine onnxruntime"
+        "--engine: expected onnxruntime or openvino for this --model, got torch."
     )
     message = refused(capsys, "--model", small, "--engine", "openvino")
     assert message.startswith("--model: expected a folder of asrkit export, got ")
     message = refused(capsys, "--engine", "openvino")
-    assert message.startswith(
-        "--model: expected a folder of asrkit export with --engine openvino, got none. Make one"
-    )
+    assert message.startswith("--engine: expected --model with it, got openvino.")
     message = refused(
         capsys, "--model", exported, "--engine", "openvino", "--context", 3, 3
     )

@@ -116,7 +116,20 @@ def test_what_is_asked_for_reaches_the_decoder_from_the_command_line(
         [],
         ["--language", "de", "--task", "translate", "--no-punctuation"],
     ):
-        assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 0
+        assert (
+            main(
+                [
+                    "transcribe",
+                    "--dtype",
+                    "float32",
+                    str(talk),
+                    "--model",
+                    str(canary),
+                    *options,
+                ]
+            )
+            == 0
+        )
         texts.append(capsys.readouterr().out.rstrip("\n").partition("\t")[2])
     wanted = [
         checkpoint.tokenizer.decode(by_hand(checkpoint, **asked)[0])
@@ -129,7 +142,16 @@ def test_what_is_asked_for_reaches_the_decoder_from_the_command_line(
 def test_words_have_times_that_never_go_back_and_confidences(canary, talk, capsys):
     assert (
         main(
-            ["transcribe", str(talk), "--model", str(canary), "--json", "--timestamps"]
+            [
+                "transcribe",
+                "--dtype",
+                "float32",
+                str(talk),
+                "--model",
+                str(canary),
+                "--json",
+                "--timestamps",
+            ]
         )
         == 0
     )
@@ -168,7 +190,20 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
 def test_what_the_model_cannot_do_is_refused_in_one_line(
     canary, talk, options, message, capsys
 ):
-    assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 2
+    assert (
+        main(
+            [
+                "transcribe",
+                "--dtype",
+                "float32",
+                str(talk),
+                "--model",
+                str(canary),
+                *options,
+            ]
+        )
+        == 2
+    )
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"asrkit transcribe: {message}")

@@ -1,14 +1,19 @@
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from asrkit.cli import main
 from asrkit.models import (
+    Checkpoint,
     ConvConfig,
     StatelessConfig,
     TransducerConfig,
+    TransducerModel,
+    presets,
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer
@@ -181,7 +186,8 @@ def test_auto_is_bfloat16_where_the_device_has_it_and_shards_keep_the_plans(
     for more in (["--dtype", "float32"], []):
         assert main([*typed, "--out", str(out), "--shards", *more]) == 0
         out_, err = capsys.readouterr()
-        assert out_.startswith("1 of 1 shards done: 1 recordings, ") and err == ""
+        assert out_.startswith("1 of 1 shards done: 1 recordings, ")
+        assert err == f"dtype: float32, as the plan in {out} has it\n" * (not more)
     assert json.loads((out / "plan.json").read_text())["task"]["dtype"] == "float32"
 
 
@@ -197,3 +203,22 @@ def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
     assert main([*PLAIN, str(tmp_path / "m.jsonl"), "--model", model]) == 1
     error = capsys.readouterr().err
     assert " Pass --out DIR --shards to transcribe the recordings in it.\n" in error
+
+
+def test_a_cold_start_loads_neither_compilers_nor_what_this_recording_needs_not(
+    speech, tmp_path
+):
+    torch.manual_seed(0)
+    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
+    checkpoint = Checkpoint(model, CharTokenizer(), {}, {})
+    save_checkpoint(tmp_path / "model.safetensors", checkpoint)
+    code = """if True:
+        import sys
+        from asrkit.cli import main
+        assert main(sys.argv[1:]) == 0
+        print(sorted({"numba", "torchaudio", "torch._dynamo", "lhotse"} & {*sys.modules}))"""
+    typed = [*PLAIN, str(speech[0]), "--model", str(tmp_path / "model.safetensors")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *typed], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -140,6 +140,8 @@ def test_the_command_decodes_jointly_unless_told_otherwise(model, saved, capsys)
     for name, options in {"default": [], "told": ["0.3"], "none": ["0"]}.items():
         command = [
             "transcribe",
+            "--dtype",
+            "float32",
             str(saved / "talk.wav"),
             "--model",
             str(saved / "aed.safetensors"),
@@ -160,6 +162,8 @@ def test_a_beam_of_attention_has_no_confidences_and_so_no_formats_with_times(
 ):
     command = [
         "transcribe",
+        "--dtype",
+        "float32",
         str(saved / "talk.wav"),
         "--model",
         str(saved / "aed.safetensors"),

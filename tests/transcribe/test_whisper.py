@@ -65,7 +65,7 @@ def talk(tmp_path):
 
 def said(capsys, *arguments):
     """The texts that the command prints, by file."""
-    assert main(["transcribe", *arguments, "--json"]) == 0
+    assert main(["transcribe", "--dtype", "float32", *arguments, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return {row["file"]: row["text"] for row in rows}
 
@@ -124,7 +124,18 @@ def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, caps
         (folder, ["--no-punctuation"], "punctuation: expected none, since the model's prompt has no place for it"),
     ):  # fmt: skip
         assert (
-            main(["transcribe", talk[0], "--model", str(model), *WINDOWS, *options])
+            main(
+                [
+                    "transcribe",
+                    "--dtype",
+                    "float32",
+                    talk[0],
+                    "--model",
+                    str(model),
+                    *WINDOWS,
+                    *options,
+                ]
+            )
             == 2
         )
         assert wanted in capsys.readouterr().err
@@ -133,14 +144,16 @@ def test_what_the_prompt_has_no_place_for_is_refused(folder, english, talk, caps
 def test_windows_longer_than_the_model_has_positions_for_are_refused(
     folder, talk, capsys
 ):
-    assert main(["transcribe", talk[0], "--model", str(folder)]) == 2
+    assert (
+        main(["transcribe", "--dtype", "float32", talk[0], "--model", str(folder)]) == 2
+    )
     wanted = "expected at most 2 seconds, as the model has positions, got 30.0."
     assert wanted in capsys.readouterr().err
 
 
 def test_labels_have_times_within_their_file(folder, talk, capsys):
     arguments = [*talk, "--model", str(folder), *WINDOWS, "--json", "--timestamps"]
-    assert main(["transcribe", *arguments]) == 0
+    assert main(["transcribe", "--dtype", "float32", *arguments]) == 0
     for line in capsys.readouterr().out.splitlines():
         row = json.loads(line)
         assert row["words"]
@@ -162,7 +175,7 @@ def test_a_batch_counts_the_silence_that_fills_its_windows(
     monkeypatch.setattr(Recognizer, "features", counted)
     files = [talk[0]] * 3  # 4.5 s, but 6 s once they are filled up
     options = ["--batch-seconds", "5", "--model", str(folder), *WINDOWS]
-    assert main(["transcribe", *files, *options]) == 0
+    assert main(["transcribe", "--dtype", "float32", *files, *options]) == 0
     assert sizes == [(2, 200), (1, 200)]
 
 

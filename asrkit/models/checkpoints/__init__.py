@@ -143,8 +143,8 @@ def _damage(error: Exception) -> str:
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Leaves weights as they are made. Random numbers on the device "meta" would be drawn by torch's
-    compiler, whose import takes longer than all of asrkit's.
+    """Leaves weights as they are made: on the device "meta" torch's compiler would draw their random
+    numbers, and its import takes longer than all of asrkit's.
     """
 
     def __torch_function__(
