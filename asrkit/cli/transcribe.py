@@ -23,7 +23,6 @@ from asrkit.transcribe.options import (
     WindowOptions,
 )
 
-TIMED = ("srt", "vtt", "ctm")  # formats that are made of words with times
 NEEDED = {  # option -> the one it has a meaning with
     "part": "shards",
     "shard_h": "shards",
@@ -38,7 +37,6 @@ EXCLUDED = {  # option -> those that say the same of something else
     "workers": ("device",),
     "engine": ("device", "context", "workers", "shards"),
 }
-READ_IN_SHARDS = (".json", ".jsonl", ".gz", ".tar", ".tgz")  # ends of manifests and containers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +52,25 @@ class TranscribeOptions(ProgressOptions):
 
 
 def _transcribe(asked: TranscribeOptions) -> int:
+    from asrkit.transcribe import TIMED
+
     use, windows = asked.use, asked.windows
     usual = "json" if asked.bulk.shards or (asked.json and not asked.io.out) else "txt"
     format_ = asked.io.format or usual
+    timed = format_ in TIMED
     check_device(use.device, use.threads, here=not asked.bulk.on)
-    _check(asked, format_)
+    _check(asked, format_, timed=timed)
     if asked.io.out:
         check_writable(asked.io.out)  # now, not when the first file is done
     dtype = _dtype(asked)
-    windows = replace(windows, timestamps=windows.timestamps or format_ in TIMED)
+    windows = replace(windows, timestamps=windows.timestamps or timed)
     config = PipelineConfig(precision=dtype.precision, search=asked.search, prompt=asked.prompt)
     if asked.bulk.shards:
         return _transcribe_shards(asked, windows, config, dtype)
     return _transcribe_files(asked, windows, config, dtype, format_)
 
 
-def _check(asked: TranscribeOptions, format_: str) -> None:
+def _check(asked: TranscribeOptions, format_: str, *, timed: bool) -> None:
     """ValueError for options that do not go together."""
     given: dict[str, Any] = {}
     for part in (asked.io, asked.bulk, asked.use):
@@ -85,8 +86,8 @@ def _check(asked: TranscribeOptions, format_: str) -> None:
             expect(not both, other, f"none with --{name} {given.get(name)}", given.get(other))
     int8 = "engine" in given and asked.use.dtype == "int8"
     expect(not int8, "dtype", "float32 or bfloat16 with --engine", "int8", "Export with --int8.")
-    untimed, rows = format_ not in TIMED, format_ == "json"
-    expect("out" in given or untimed, "format", "txt or json without --out", format_)
+    rows = format_ == "json"
+    expect("out" in given or not timed, "format", "txt or json without --out", format_)
     expect("shards" not in given or rows, "format", "json with --shards", format_)
     numbered = "on" in given and asked.use.device not in ("cpu", "cuda")
     expect(not numbered, "device", "cpu or cuda with --on ray", asked.use.device)
@@ -232,6 +233,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
     """
     from tqdm import tqdm
 
+    from asrkit.cli.until_merged import CONTAINERS, MANIFESTS
     from asrkit.transcribe import summary
 
     failed, audio_s = 0, 0.0
@@ -240,7 +242,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
         if one.error:
             failed += 1
             hint = ""
-            if one.path.name.lower().endswith(READ_IN_SHARDS):
+            if one.path.name.lower().endswith((*CONTAINERS, *MANIFESTS)):
                 hint = " Pass --out DIR --shards to transcribe the recordings in it."
             tqdm.write(f"{one.path}: {one.error}{hint}", file=sys.stderr)
         elif folder:
@@ -275,7 +277,7 @@ def _transcribe_shards(
 
     bulk, use, out = asked.bulk, asked.use, asked.io.out
     assert out is not None, "--shards needs it"
-    part, cluster = bulk.numbers(), RayCluster(bulk.address, bulk.actors) if bulk.on else None
+    cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
     context: Any = tuple(use.context) if use.context else None
     model = _model_path(use)
     task = Task(model=model, dtype=dtype.name, context=context, windows=windows, config=config)
@@ -287,7 +289,7 @@ def _transcribe_shards(
     _tell(dtype, layout)
     start, shown = time.perf_counter(), not asked.no_progress
     how: Any = {"workers": layout, "cluster": cluster, "progress": shown}
-    report = run(planned, part=part, machine=machine, **how)
+    report = run(planned, part=bulk.numbers(), machine=machine, **how)
     result = {
         **asdict(report.counts),
         "shards": report.shards,

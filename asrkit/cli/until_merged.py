@@ -7,10 +7,11 @@ from typing import Any
 
 from asrkit.transcribe.bulk import Machine, RayActors, Report, Task, load_plan, plan
 from asrkit.transcribe.bulk import run as run_with
-from asrkit.transcribe.processes import Layout, choose_layout, transcribe_in_processes
+from asrkit.transcribe.bulk.inputs import CONTAINERS, MANIFESTS
 
 __all__ = [
-    "Layout",
+    "CONTAINERS",
+    "MANIFESTS",
     "Machine",
     "RayCluster",
     "Task",
@@ -30,15 +31,24 @@ class RayCluster:
     actors: int | None = None
 
 
+def choose_layout(*args: Any, **how: Any) -> Any:
+    """The layout of processes."""
+    from asrkit.transcribe.processes import choose_layout as choose
+
+    return choose(*args, **how)
+
+
 def transcribe_in_workers(*args: Any, **how: Any) -> Iterator[Any]:
     """Yield transcripts that the processes of a layout make."""
+    from asrkit.transcribe.processes import transcribe_in_processes
+
     return transcribe_in_processes(*args, **how)
 
 
 def run(
     planned: Any,
     *,
-    workers: Layout | None = None,
+    workers: Any = None,
     cluster: RayCluster | None = None,
     **how: Any,
 ) -> Report:

@@ -143,8 +143,10 @@ def _damage(error: Exception) -> str:
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Leaves weights as they are made: on the device "meta" torch's compiler would draw their random
-    numbers, and its import takes longer than all of asrkit's.
+    """Leaves weights as they are made.
+
+    On the device "meta" torch's compiler would draw their random numbers, and importing that takes
+    longer than all of asrkit.
     """
 
     def __torch_function__(
