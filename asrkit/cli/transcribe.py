@@ -182,7 +182,8 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 
     checkpoint = load_checkpoint(path, device=use.device, dtype=getattr(torch, dtype))
     if use.context:
-        limit_context(checkpoint.model, tuple(use.context))
+        left, right = use.context
+        limit_context(checkpoint.model, (left, right))
     return checkpoint
 
 

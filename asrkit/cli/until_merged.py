@@ -5,22 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from asrkit.transcribe.bulk import Machine, RayActors, Report, Task, load_plan, plan
-from asrkit.transcribe.bulk import run as run_with
-from asrkit.transcribe.bulk.inputs import CONTAINERS, MANIFESTS
 
-__all__ = [
-    "CONTAINERS",
-    "MANIFESTS",
-    "Machine",
-    "RayCluster",
-    "Task",
-    "choose_layout",
-    "load_plan",
-    "plan",
-    "run",
-    "transcribe_in_workers",
-]
+def __getattr__(name: str) -> Any:
+    from asrkit.transcribe import bulk
+    from asrkit.transcribe.bulk import inputs
+
+    return getattr(inputs if name in ("CONTAINERS", "MANIFESTS") else bulk, name)
 
 
 @dataclass(frozen=True)
@@ -51,8 +41,11 @@ def run(
     workers: Any = None,
     cluster: RayCluster | None = None,
     **how: Any,
-) -> Report:
+) -> Any:
     """Run what is missing of a plan."""
+    from asrkit.transcribe.bulk import RayActors
+    from asrkit.transcribe.bulk import run as run_with
+
     if cluster is not None:
         return run_with(
             planned, executor=RayActors(address=cluster.address, actors=cluster.actors), **how

@@ -88,7 +88,7 @@ def test_a_finished_run_answers_without_torch(command, capsys, tmp_path):
     assert done.returncode == 1 and "12 recordings" in done.stdout, done.stderr
     (tmp_path / "out" / "plan.json").unlink()  # a new plan needs the hash of the model
     done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 1 and "torch" in done.stderr
+    assert done.returncode == 2 and "torch" in done.stderr
 
 
 def test_without_errors_the_exit_code_is_0(speech, model, tmp_path, learned):
