@@ -24,13 +24,17 @@ def bfloat16_instructions() -> str:
     return ""
 
 
-def fast_dtype() -> str:
-    """Name of the dtype that this CPU multiplies fastest: "bfloat16" where it has that, else
-    "float32".
+def fast_dtype(device: str = "cpu") -> str:
+    """Name of the dtype that a device multiplies fastest: "bfloat16" where it has instructions for
+    that, else "float32".
+
+    Args:
+        device: "cpu"; or "cuda", perhaps with a number, which is "float32" where no GPU is here.
     """
-    if bfloat16_instructions():
-        return "bfloat16"
-    return "float32"
+    has = bool(bfloat16_instructions())
+    if device.startswith("cuda"):
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if has else "float32"
 
 
 def has_int8() -> bool:

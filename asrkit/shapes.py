@@ -82,7 +82,8 @@ def expect_types(config: object) -> None:
             expect_choice(name, value, get_args(annotation))
         elif isinstance(annotation, type | UnionType):
             classes = get_args(annotation) or [annotation]
-            wanted = " or ".join(getattr(class_, "__name__", "") for class_ in classes)
+            names = [getattr(class_, "__name__", "") for class_ in classes]
+            wanted = " or ".join(names).replace("NoneType", "None")
             expect(isinstance(value, annotation), name, wanted, repr(value))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asrkit.cli import COMMANDS, PARENTS, parser
+from asrkit.cli import COMMANDS, PARENTS, parsers
 from asrkit.cli.docs import document
 from asrkit.workbench import records
 from asrkit.workbench.claims import LABELS, load_claims
@@ -152,8 +152,7 @@ def test_every_example_of_the_help_can_be_typed():
     for line in lines:
         words = shlex.split(line.partition(" > ")[0])
         assert words[0] == "asrkit"
-        args = parser().parse_args(words[1:])
-        assert args.parser.prog.startswith("asrkit ") and args.run
+        assert parsers()[""].parse_args(words[1:]).command
 
 
 @pytest.mark.parametrize("line", sorted({*SHELL, *INLINE}))
@@ -161,7 +160,7 @@ def test_every_command_in_the_readme_and_the_guides_can_be_typed(line):
     words = shlex.split(line)[1:]
     # a name alone is no whole command
     if " ".join(words) not in {*COMMANDS, *PARENTS, "--version"}:
-        parser().parse_args(words)
+        parsers()[""].parse_args(words)
 
 
 @pytest.mark.parametrize("target, arguments", sorted(set(MADE)))
@@ -170,7 +169,7 @@ def test_every_make_command_names_a_target_and_takes_its_arguments(target, argum
     assert recipe, target
     if arguments:
         (command,) = re.findall(r"/asrkit (\w+) \$\(ARGS\)", recipe[1])
-        parser().parse_args([command, *shlex.split(arguments)])
+        parsers()[""].parse_args([command, *shlex.split(arguments)])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -264,7 +263,7 @@ def test_a_workflow_can_be_read_and_runs_commands_that_are_there(path):
                 r"\bmake ([a-z]+)(?: ARGS=\"(.*)\")?", step.get("run", "")
             ):
                 assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
-                assert target != "report" or parser().parse_args(
+                assert target != "report" or parsers()[""].parse_args(
                     [target, *shlex.split(typed)]
                 )
 

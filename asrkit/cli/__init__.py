@@ -10,29 +10,16 @@ import io
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 
-from asrkit.cli import (
-    bench,
-    cost,
-    data,
-    doctor,
-    export,
-    ledger,
-    report,
-    train,
-    transcribe,
-)
-from asrkit.cli.command import Command
-from asrkit.cli.options import add_json
+from asrkit.cli import bench, cost, data, doctor, export, ledger, report, train, transcribe
+from asrkit.cli.command import Command, add_fields, made
 
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "recognise speech": (transcribe.COMMAND, train.COMMAND, export.COMMAND),
     "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
     "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
-    "reports and records": (
-        report.COMMAND,
-        ledger.COMMAND,
-    ),
+    "reports and records": (report.COMMAND, ledger.COMMAND),
 }
 COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
 PARENTS = {  # first words that do nothing by themselves
@@ -41,20 +28,13 @@ PARENTS = {  # first words that do nothing by themselves
 DESCRIPTION = "Speech recognition made fast, and measured on your machine."
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults that say something (not None, False or []), and keeps lines of examples."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if isinstance(action.default, list) and action.default:
-            return f"{action.help} (default: {' '.join(map(str, action.default))})"
-        if action.default is None or action.default is False or action.default == []:
-            return action.help
-        return super()._get_help_string(action)
+class _Help(argparse.HelpFormatter):
+    """Keeps the lines of a text that has several."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" not in text:
-            return super()._fill_text(text, width, indent)
-        return "\n".join(indent + line for line in text.splitlines())
+        if "\n" in text:
+            return text
+        return super()._fill_text(text, width, indent)
 
 
 def _version() -> str:
@@ -73,51 +53,41 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _print_help(args: argparse.Namespace) -> int:
-    args.parser.print_help(sys.stderr)
-    return 2
+def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
+    """The parser of `asrkit` by the name "", and those of its commands by theirs.
 
-
-def _add_command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, command: Command
-) -> None:
-    epilog = None
-    if command.examples:
-        epilog = "\n  ".join(["examples:", *command.examples])
-    parser = subparsers.add_parser(
-        name,
-        help=command.summary,
-        description=" ".join(filter(None, [command.summary, command.details])),
-        epilog=epilog,
-        formatter_class=_Help,
-    )
-    parser.set_defaults(run=command.run, parser=parser)
-    command.add_arguments(parser)
-    add_json(parser)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of the `asrkit` command, with all subcommands."""
+    Args:
+        width: Columns of the help; None: those of the terminal.
+    """
+    formatter = partial(_Help, width=width)
     top = argparse.ArgumentParser(
         prog="asrkit",
         usage="asrkit [-h] [--version] COMMAND ...",
         description=_overview(),
         epilog="`asrkit COMMAND --help` explains a command and shows examples.",
-        formatter_class=_Help,
+        formatter_class=formatter,
     )
     top.add_argument("--version", action="version", version=f"asrkit {_version()}")
-    top.set_defaults(run=_print_help, parser=top)
     # the overview lists the commands by section, so argparse's own list is left out
-    commands = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
-    children = {}
+    first = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
+    found = {"": top}
+    rooms = {"": first}
     for name, text in PARENTS.items():
-        parent = commands.add_parser(name, help=text, description=text)
-        parent.set_defaults(run=_print_help, parser=parent)
-        children[name] = parent.add_subparsers(metavar="COMMAND")
+        found[name] = first.add_parser(name, help=text, description=text)
+        rooms[name] = found[name].add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
-        first, _, last = name.rpartition(" ")
-        _add_command(children.get(first, commands), last, command)
-    return top
+        room, _, last = name.rpartition(" ")
+        found[name] = rooms[room].add_parser(
+            last,
+            help=command.summary,
+            description=f"{command.summary} {command.details}",
+            epilog="\n  ".join(["examples:", *command.examples]),
+            formatter_class=formatter,
+        )
+        add_fields(found[name], command.options)
+    for name, one in found.items():
+        one.set_defaults(parser=one, command=COMMANDS.get(name))
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -129,19 +99,20 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may be no UTF-8
-    if argv is None:
-        argv = sys.argv[1:]
-    args = parser().parse_args(argv)
+    args = parsers()[""].parse_args(argv)
+    if args.command is None:
+        args.parser.print_help(sys.stderr)
+        return 2
     try:
-        code = args.run(args)
+        code = args.command.run(made(args, args.command.options))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # as in `| head -1`: end quietly, with a shell's code for this
         # Python flushes it once more at exit: give it somewhere to write
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    # AssertionError: the arms of a benchmark disagree
-    except (ValueError, RuntimeError, OSError, AssertionError) as error:
+    # ImportError: of an extra; AssertionError: the arms of a benchmark disagree
+    except (ValueError, RuntimeError, OSError, ImportError, AssertionError) as error:
         message = _name_the_flag(" ".join(str(error).split()), args.parser)
         print(f"{args.parser.prog}: {message}", file=sys.stderr)
         return 2
@@ -153,10 +124,5 @@ def main(argv: list[str] | None = None) -> int:
 def _name_the_flag(message: str, command: argparse.ArgumentParser) -> str:
     """Name the flag that was typed: `batch_s: expected` becomes `--batch-seconds: expected`."""
     names, colon, rest = message.partition(": expected ")
-    flags = {}
-    for action in command._actions:
-        if isinstance(action, argparse.BooleanOptionalAction):
-            flags[action.dest] = action.option_strings[0]  # --punctuation, --no-punctuation
-        elif action.option_strings:
-            flags[action.dest] = action.option_strings[-1]
+    flags = {one.dest: one.option_strings[0] for one in command._actions if one.option_strings}
     return ", ".join(flags.get(name, name) for name in names.split(", ")) + colon + rest

@@ -1,4 +1,4 @@
-"""What every command is made of, and how it says what it did."""
+"""What every command is made of: options of dataclass fields, and how it says what it did."""
 
 import argparse
 import contextlib
@@ -6,60 +6,154 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from asrkit.transcribe.options import described
 
 MIN_TABLE_WIDTH = 100  # also where the output is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
-    """One command of `asrkit`: what `--help` says of it, its arguments, and the function behind it.
+class Options:
+    """What every command takes."""
 
-    `name` is what is typed after `asrkit`, one word or two ("data prepare").
+    json: bool = described(
+        False, "print the result as JSON on stdout; text for people goes to stderr"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressOptions(Options):
+    """What a command takes that may take long."""
+
+    no_progress: bool = described(False, "show no progress bars")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command of `asrkit`: what `--help` says of it, its options, and the function behind it.
+
+    Args:
+        name: What is typed after `asrkit`, one word or two ("data prepare").
+        summary: A line.
+        run: Takes an object of `options`, and returns the exit code.
+        options: A dataclass of fields that `described` made, or of such dataclasses.
+        details: Sentences behind the summary.
+        examples: Lines that can be typed.
     """
 
     name: str
     summary: str
-    run: Callable[[argparse.Namespace], int]
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Any], int]
+    options: type[Options]
     details: str = ""
     examples: Sequence[str] = ()
 
 
-def text_stream(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Add an option for each field of a dataclass; one that is not given is None.
+
+    Args:
+        parser: Gets the options.
+        kind: As `Command.options`.
+    """
+    group: argparse._ActionsContainer = parser
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        hint = _without_none(hints[one.name])
+        if is_dataclass(hint):
+            add_fields(parser, hint)  # type: ignore[arg-type]
+            continue
+        if "group" in one.metadata:
+            group = parser.add_argument_group(one.metadata["group"])
+        _add_field(group, one, hint)
+
+
+def _add_field(group: argparse._ActionsContainer, one: Field[Any], hint: Any) -> None:
+    how = {**_of_type(hint, one.default), **one.metadata}
+    how.pop("group", None)
+    flags = how.pop("flag", "--" + one.name.replace("_", "-")).split()
+    default = how.pop("shown", one.default)
+    if default not in (None, MISSING, ()) and default is not False:
+        if isinstance(default, tuple):
+            default = " ".join(default)
+        how["help"] += f" (default: {default})"
+    if flags:
+        how |= {"dest": one.name, "required": one.default is MISSING}
+    group.add_argument(*flags or [one.name], default=None, **how)
+
+
+def _of_type(hint: Any, default: Any) -> dict[str, Any]:
+    """What argparse has to know of a field's type."""
+    inner = get_args(hint)
+    if hint is bool and default is False:
+        return {"action": "store_true"}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": inner}
+    if get_origin(hint) is list:
+        return {"nargs": "+", **_of_type(inner[0], None)}
+    if get_origin(hint) is tuple:
+        return {"nargs": len(inner), "type": inner[0]}
+    return {"type": hint}
+
+
+def _without_none(hint: Any) -> Any:
+    """The X of `X | None`; any other type as it is."""
+    if NoneType in get_args(hint):
+        return get_args(hint)[0]
+    return hint
+
+
+def made(args: argparse.Namespace, kind: type) -> Any:
+    """The dataclass of the options that were parsed, with its defaults for the others.
+
+    A dataclass inside it that may be None is None where none of its options was given.
+
+    Args:
+        args: As the parser returns them.
+        kind: As `add_fields` took it.
+    """
+    values: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        inner = _without_none(hint)
+        if not is_dataclass(inner):
+            values[name] = getattr(args, name)
+        elif inner is hint or any(getattr(args, one.name) is not None for one in fields(inner)):
+            values[name] = made(args, inner)  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if value is not None})
+
+
+def text_stream(options: Options) -> contextlib.AbstractContextManager[Any]:
     """A context whose prints are all text for people: with --json they go to stderr."""
-    if args.json:
+    if options.json:
         return contextlib.redirect_stdout(sys.stderr)
     return contextlib.nullcontext()
 
 
-def say(args: argparse.Namespace, *lines: str) -> None:
+def say(options: Options, *lines: str) -> None:
     """Print text for people: on stdout, or on stderr where --json keeps stdout for the result.
 
     Args:
-        args: the parsed arguments.
-        lines: lines of text.
+        options: Of the command.
+        lines: Lines of text.
     """
-    stream = sys.stdout
-    if args.json:
-        stream = sys.stderr
-    for line in lines:
-        print(line, file=stream)
+    with text_stream(options):
+        print(*lines, sep="\n")
 
 
-def finish(args: argparse.Namespace, result: Mapping[str, Any], text: str) -> None:
+def finish(options: Options, result: Mapping[str, Any], text: str) -> None:
     """Print the result of a command on stdout: one JSON document with --json, else text.
 
     Args:
-        args: the parsed arguments.
-        result: the result for programs; has to be JSON.
-        text: the result for people; its last line says where files were written.
+        options: Of the command.
+        result: The result for programs; has to be JSON.
+        text: The result for people; its last line says where files were written.
     """
-    if args.json:
-        print(json.dumps(result))
-    else:
-        print(text)
+    print(json.dumps(result) if options.json else text)
 
 
 def table_width() -> int:
@@ -67,14 +161,11 @@ def table_width() -> int:
     return max(MIN_TABLE_WIDTH, shutil.get_terminal_size().columns)
 
 
-def count(number: int, noun: str, plural: str = "") -> str:
+def count(number: int, noun: str) -> str:
     """A number and its noun: "1 record", "1,200 records".
 
     Args:
-        number: how many.
-        noun: the singular.
-        plural: the plural where it is not `noun` with an s.
+        number: How many.
+        noun: The singular.
     """
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {plural or noun + 's'}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,198 +1,173 @@
 """`asrkit data`: corpora, and how long their utterances are."""
 
-import argparse
 import functools
 import sys
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, count, finish, say
-from asrkit.cli.options import add_no_progress
+from asrkit.cli.command import Command, ProgressOptions, count, finish, say
+from asrkit.shapes import expect
+from asrkit.transcribe.options import described
 
 
-def _prepare(args: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(ProgressOptions):
+    """The options of `asrkit data prepare`."""
+
+    corpus: str = described(
+        MISSING,
+        "digits or spoken_commands (synthesised here); mini_librispeech or librispeech (from "
+        "openslr.org); or a folder in LibriSpeech's layout, or of sound files each with a .txt "
+        "beside it",
+        flag="",
+    )
+    out: Path | None = described(
+        None,
+        "folder for archives and cuts_<part>.jsonl.gz (default: corpora/<name> in "
+        "$ASRKIT_HOME or ~/.cache/asrkit)",
+        metavar="DIR",
+    )
+    parts: list[str] = described(
+        (),
+        "only these parts, or `all` (default: all; of librispeech's 61 GB only dev-clean, "
+        "test-clean and train-clean-100, 7 GB)",
+        metavar="PART",
+    )
+    mirror: str = described(
+        "https://www.openslr.org/resources", "where to download archives from", metavar="URL"
+    )
+    jobs: int = described(
+        2, "threads that read files, or processes that synthesise speech", metavar="N"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TargetOptions(ProgressOptions):
+    """What `data stats` and `data lengths` read."""
+
+    target: str = described(
+        MISSING,
+        "lhotse cuts, supervisions, recordings or a folder of them; JSON lines with duration "
+        "and text; a table of lengths (.csv, .csv.gz); or a table that comes with asrkit: "
+        "librispeech_eval, librispeech_train_clean_100, ami_segments",
+        flag="",
+    )
+    tokenizer: str | None = described(
+        None,
+        "char, or a SentencePiece .model file: what counts as a token (default: characters)",
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsOptions(_TargetOptions):
+    """The options of `asrkit data stats`."""
+
+    out: Path | None = described(
+        None, "also draw them: a .png, .svg or .pdf file", metavar="PICTURE"
+    )
+    batch: int = described(
+        32, "batch size for which the padding of random batches is computed", metavar="N"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsOptions(_TargetOptions):
+    """The options of `asrkit data lengths`."""
+
+    out: Path = described(
+        MISSING, "a .csv or .csv.gz file with the columns seconds and tokens", metavar="TABLE"
+    )
+
+
+def _prepare(options: PrepareOptions) -> int:
     from asrkit.data.corpora.published import prepare_corpora
 
     summary = prepare_corpora(
-        args.corpus,
-        out=args.out,
-        parts=args.parts,
-        mirror=args.mirror,
-        jobs=args.jobs,
-        progress=not args.no_progress,
+        options.corpus,
+        out=options.out,
+        parts=options.parts,
+        mirror=options.mirror,
+        jobs=options.jobs,
+        progress=not options.no_progress,
         say=functools.partial(print, file=sys.stderr),
     )
-    for part, number in summary["parts"].items():
-        say(args, f"{part}: {count(number, 'utterance')}")
+    say(options, *(f"{name}: {count(n, 'utterance')}" for name, n in summary["parts"].items()))
     total = f"{count(summary['utterances'], 'utterance')}, {summary['hours']:,} hours"
-    finish(args, summary, f"{total}: {summary['out']}")
+    finish(options, summary, f"{total}: {summary['out']}")
     return 0
 
 
-def _lengths(args: argparse.Namespace) -> int:
+def _lengths(options: LengthsOptions) -> int:
     from asrkit.data.batching.statistics import TABLE
-    from asrkit.shapes import expect
 
-    name = str(args.out)
+    name = str(options.out)
     expect(name.endswith(TABLE), "out", "a name that ends in .csv or .csv.gz", repr(name))
-    lengths = _read_lengths(args)
-    lengths.save(args.out)
+    lengths = _read_lengths(options)
+    lengths.save(options.out)
     result = {
         "out": name,
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
         "tokens": int(lengths.tokens.sum()),
     }
-    finish(args, result, f"{count(len(lengths), 'utterance')}, {lengths.hours:,.2f} hours: {name}")
+    text = f"{count(len(lengths), 'utterance')}, {lengths.hours:,.2f} hours: {name}"
+    finish(options, result, text)
     return 0
 
 
-def _stats(args: argparse.Namespace) -> int:
+def _stats(options: StatsOptions) -> int:
     from asrkit.data.batching.statistics import histogram, length_stats, length_table
-    from asrkit.shapes import expect
 
-    expect(
-        args.out is None or args.out.suffix in (".png", ".svg", ".pdf"),
-        "out",
-        "a name that ends in .png, .svg or .pdf",
-        repr(str(args.out)),
-    )
-    lengths = _read_lengths(args)
-    stats = length_stats(lengths, batch=args.batch)
-    if args.out:
-        _draw(lengths, args.target, args.out)
+    out = options.out
+    fits = out is None or out.suffix in (".png", ".svg", ".pdf")
+    expect(fits, "out", "a name that ends in .png, .svg or .pdf", repr(str(out)))
+    lengths = _read_lengths(options)
+    stats = length_stats(lengths, batch=options.batch)
     lines = [length_table(stats), histogram(lengths.seconds)]
-    if args.out:
-        lines.append(f"picture: {args.out}")
-    finish(args, stats, "\n".join(lines))
+    if out:
+        _draw(lengths, options.target, out)
+        lines.append(f"picture: {out}")
+    finish(options, stats, "\n".join(lines))
     return 0
 
 
 def _draw(lengths: Any, target: str, path: Path) -> None:
     """Write a picture of the lengths: of seconds, and where they are known of tokens and rates."""
     from asrkit.files import atomic
+    from asrkit.workbench import plots
 
-    try:
-        from asrkit.workbench import plots
-    except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        raise RuntimeError(
-            f'out: a picture needs {missing}. Run pip install "asrkit[notebooks]", '
-            'or -e ".[notebooks]" in a checkout.'
-        ) from None
     title = f"{target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
-    figure: Any
+    panels = 3 if lengths.tokens.any() else 1
     axes: Any
-    if lengths.tokens.any():
-        figure, axes = plots.canvas(title, columns=3, size=(11, 3.3))
-    else:
-        figure, ax = plots.canvas(title, columns=1, size=(5, 3.3))
-        axes = [ax]
-    plots.lengths(lengths.seconds, lengths.tokens, axes)
+    figure, axes = plots.canvas(title, columns=panels, size=(2 + 3 * panels, 3.3))
+    plots.lengths(lengths.seconds, lengths.tokens, axes if panels > 1 else [axes])
     with atomic(path) as part:
         figure.savefig(part, dpi=110)
 
 
-def _read_lengths(args: argparse.Namespace) -> Any:
+def _read_lengths(options: _TargetOptions) -> Any:
     from asrkit.data.batching.statistics import read_lengths
     from asrkit.text import load_tokenizer
 
-    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
-    return read_lengths(args.target, tokens=tokenizer, progress=not args.no_progress)
-
-
-def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "corpus",
-        help="digits or spoken_commands (synthesised here); mini_librispeech or librispeech (from "
-        "openslr.org); or a folder in LibriSpeech's layout, or of sound files each with a .txt "
-        "beside it",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for archives and cuts_<part>.jsonl.gz (default: corpora/<name> in "
-        "$ASRKIT_HOME or ~/.cache/asrkit)",
-    )
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        default=[],
-        metavar="PART",
-        help="only these parts, or `all` (default: all; of librispeech's 61 GB only dev-clean, "
-        "test-clean and train-clean-100, 7 GB)",
-    )
-    parser.add_argument(
-        "--mirror",
-        default="https://www.openslr.org/resources",
-        metavar="URL",
-        help="where to download archives from",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=2,
-        metavar="N",
-        help="threads that read files, or processes that synthesise speech",
-    )
-    add_no_progress(parser)
-
-
-def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `data stats` and `data lengths` read."""
-    parser.add_argument(
-        "target",
-        help="lhotse cuts, supervisions, recordings or a folder of them; JSON lines with duration "
-        "and text; a table of lengths (.csv, .csv.gz); or a table that comes with asrkit: "
-        "librispeech_eval, librispeech_train_clean_100, ami_segments",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="char, or a SentencePiece .model file: what counts as a token (default: characters)",
-    )
-    add_no_progress(parser)
-
-
-def _add_stats_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_target_arguments(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="PICTURE", help="also draw them: a .png, .svg or .pdf file"
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        default=32,
-        metavar="N",
-        help="batch size for which the padding of random batches is computed",
-    )
-
-
-def _add_lengths_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_target_arguments(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="TABLE",
-        help="a .csv or .csv.gz file with the columns seconds and tokens",
-    )
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
+    return read_lengths(options.target, tokens=tokenizer, progress=not options.no_progress)
 
 
 PREPARE = Command(
     name="data prepare",
     summary="Download and unpack a corpus, or find it in a folder; write lhotse cuts.",
     details="Run it again to continue after an interruption.",
+    options=PrepareOptions,
     run=_prepare,
-    add_arguments=_add_prepare_arguments,
     examples=["asrkit data prepare mini_librispeech", "asrkit data prepare recordings/"],
 )
 STATS = Command(
     name="data stats",
     summary="Show the lengths of a corpus: quantiles, hours, padding, a histogram.",
+    options=StatsOptions,
     run=_stats,
-    add_arguments=_add_stats_arguments,
     examples=[
         "asrkit data stats librispeech_eval",
         "asrkit data stats librispeech_eval --batch 64",
@@ -202,7 +177,7 @@ STATS = Command(
 LENGTHS = Command(
     name="data lengths",
     summary="Write the lengths of a corpus as a table, for `bench batching --lengths`.",
+    options=LengthsOptions,
     run=_lengths,
-    add_arguments=_add_lengths_arguments,
     examples=["asrkit data lengths cuts.jsonl.gz --out mine.csv.gz"],
 )

@@ -1,12 +1,13 @@
 """`asrkit ledger`."""
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, finish, say, table_width
+from asrkit.cli.command import Command, Options, finish, say, table_width
+from asrkit.shapes import expect
+from asrkit.transcribe.options import described
 
 COLUMNS = {  # key of a row -> heading
     "id": "claim",
@@ -18,34 +19,51 @@ COLUMNS = {  # key of a row -> heading
 }
 
 
-def _ledger(args: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions(Options):
+    """The options of the command."""
+
+    paths: list[Path] = described(
+        (),
+        "more records to judge by, beside those that come with asrkit: files, or folders",
+        flag="",
+        nargs="*",
+    )
+    document: str | None = described(
+        None, 'only the claims of one document, as "004"', metavar="NAME"
+    )
+    appendix: bool = described(
+        False, "also list the claims of the appendix: tautologies, and what is not about speech"
+    )
+
+
+def _ledger(options: LedgerOptions) -> int:
     from asrkit.files import shipped
-    from asrkit.shapes import expect
     from asrkit.workbench import claims as ledger
     from asrkit.workbench import records
     from asrkit.workbench.tables import paragraph
 
+    wanted = options.document
     claims = ledger.load_claims()
-    known = sorted({claim.source["document"] for claim in claims})
-    if args.document is not None:
-        expect(args.document in known, "document", f"one of {', '.join(known)}", args.document)
-        claims = [claim for claim in claims if claim.source["document"] == args.document]
-    found = [record for path in args.paths for record in records.read(path)]
-    rows = ledger.claims_table(claims, [*records.read(shipped("records")), *found])
+    if wanted is not None:
+        known = ", ".join(sorted({claim.source["document"] for claim in claims}))
+        claims = [claim for claim in claims if claim.source["document"] == wanted]
+        expect(bool(claims), "document", f"one of {known}", wanted)
+    found = [
+        record for path in (shipped("records"), *options.paths) for record in records.read(path)
+    ]
+    rows = ledger.claims_table(claims, found)
     answers = ledger.document_answers(rows)
-    shown = rows if args.appendix else ledger.listed(rows)
+    shown = rows if options.appendix else ledger.listed(rows)
     for answer in answers:
         heading = f"{answer.document}: {answer.title}, {answer.url}"
-        say(args, *paragraph(heading), *paragraph(answer.sentence), "")
         of_document = [row for row in shown if row["document"] == answer.document]
-        say(args, *_lines(of_document), "")
+        lines = [*paragraph(heading), *paragraph(answer.sentence), "", *_lines(of_document), ""]
+        say(options, *lines)
     summary = ledger.summary(rows)
-    result = {
-        "summary": summary,
-        "documents": [asdict(answer) for answer in answers],
-        "claims": rows,
-    }
-    finish(args, result, "\n".join(paragraph(summary)))
+    documents = [asdict(answer) for answer in answers]
+    result = {"summary": summary, "documents": documents, "claims": rows}
+    finish(options, result, "\n".join(paragraph(summary)))
     return 0
 
 
@@ -71,33 +89,14 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        type=Path,
-        help="more records to judge by, beside those that come with asrkit: files, or folders",
-    )
-    parser.add_argument(
-        "--document",
-        metavar="NAME",
-        help='only the claims of one document, as "004"',
-    )
-    parser.add_argument(
-        "--appendix",
-        action="store_true",
-        help="also list the claims of the appendix: tautologies, and what is not about speech",
-    )
-
-
 COMMAND = Command(
     name="ledger",
     summary="Judge the published claims: an answer for each document, a row for each claim.",
     details="Verdicts come from measurements on this machine; a value of another one is shown with "
     "what it is there. "
     "With --json the claims of the appendix are always included, and marked.",
+    options=LedgerOptions,
     run=_ledger,
-    add_arguments=_add_arguments,
     examples=[
         "asrkit ledger",
         "asrkit ledger reports/latest    # with the records of the last report",

@@ -1,31 +1,84 @@
 """`asrkit report`."""
 
-import argparse
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from asrkit.cli.command import Command, finish, say, text_stream
-from asrkit.cli.options import add_no_progress
+from asrkit.cli.command import Command, ProgressOptions, finish, say, text_stream
+from asrkit.shapes import expect
+from asrkit.transcribe.options import described
 
 
-def _report(args: argparse.Namespace) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(ProgressOptions):
+    """The options of the command."""
+
+    notebooks: list[str] = described(
+        (),
+        "paths, numbers or beginnings of names (default: the whole series)",
+        flag="",
+        nargs="*",
+        group="which notebooks",
+    )
+    resume: bool = described(
+        False,
+        "finish the newest run with its notebooks: what has not run to its end runs again",
+    )
+    size: Literal["quick", "full"] | None = described(
+        None,
+        "full: the larger parameters that the notebooks name (default: quick)",
+        group="how to run them",
+    )
+    device: Literal["auto", "cpu", "cuda"] | None = described(
+        None, "cpu hides GPUs, cuda fails without one (default: auto)"
+    )
+    jobs: int | None = described(
+        None,
+        "notebooks at once (default: half the cores; all of them for notebooks that measure "
+        "no time)",
+        metavar="N",
+    )
+    parameter: list[tuple[str, str]] = described(
+        (),
+        "set a parameter in every notebook that has it; VALUE is YAML",
+        flag="-p --parameter",
+        nargs=2,
+        action="append",
+        metavar=("NAME", "VALUE"),
+    )
+    timeout_s: float | None = described(
+        None,
+        "longest time for a cell (default: 600; 7200 with --size full)",
+        flag="--timeout",
+        metavar="SECONDS",
+    )
+    out: Path = described(
+        Path("reports"),
+        "folder that gets one subfolder a run, and `latest`",
+        metavar="DIR",
+        group="output",
+    )
+
+
+def _report(options: ReportOptions) -> int:
     from asrkit.workbench.report import report
 
-    with text_stream(args):
+    with text_stream(options):
         result = report(
-            find_notebooks(args.notebooks),
-            args.out,
-            parameters={name: parse_value(name, text) for name, text in args.parameter},
-            size=args.size,
-            device=args.device,
-            jobs=args.jobs,
-            timeout_s=args.timeout_s,
-            progress=not args.no_progress,
-            resume=args.resume,
+            find_notebooks(options.notebooks),
+            options.out,
+            parameters={name: parse_value(name, text) for name, text in options.parameter},
+            size=options.size,
+            device=options.device,
+            jobs=options.jobs,
+            timeout_s=options.timeout_s,
+            progress=not options.no_progress,
+            resume=options.resume,
         )
-    say(args, result.summary())
-    finish(args, result.facts(), f"report: {result.path}")
+    say(options, result.summary())
+    finish(options, result.facts(), f"report: {result.path}")
     return result.exit_code
 
 
@@ -52,7 +105,7 @@ def parse_value(name: str, text: str) -> Any:
     return value
 
 
-def find_notebooks(names: list[str], folder: Path = Path("notebooks")) -> list[Path] | None:
+def find_notebooks(names: Sequence[str], folder: Path = Path("notebooks")) -> list[Path] | None:
     """Paths of the notebooks that `names` stand for, without repetition; None, for all, if there
     are no names.
 
@@ -63,8 +116,6 @@ def find_notebooks(names: list[str], folder: Path = Path("notebooks")) -> list[P
     Raises:
         ValueError: a name fits no notebook.
     """
-    from asrkit.shapes import expect
-
     known = sorted(folder.glob("*.ipynb"))
     wanted = "one of " + ", ".join(path.stem for path in known)
     if not known:
@@ -88,69 +139,12 @@ def _fitting(name: str, known: list[Path]) -> list[Path]:
     return exact or [path for path in known if path.stem.startswith(stem)]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_argument_group("which notebooks")
-    which.add_argument(
-        "notebooks",
-        nargs="*",
-        help="paths, numbers or beginnings of names (default: the whole series)",
-    )
-    which.add_argument(
-        "--resume",
-        action="store_true",
-        help="finish the newest run with its notebooks: what has not run to its end runs again",
-    )
-    execution = parser.add_argument_group("how to run them")
-    execution.add_argument(
-        "--size",
-        choices=["quick", "full"],
-        help="full: the larger parameters that the notebooks name (default: quick)",
-    )
-    execution.add_argument(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        help="cpu hides GPUs, cuda fails without one (default: auto)",
-    )
-    execution.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="notebooks at once (default: half the cores; all of them for notebooks that measure "
-        "no time)",
-    )
-    execution.add_argument(
-        "-p",
-        "--parameter",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="set a parameter in every notebook that has it; VALUE is YAML",
-    )
-    execution.add_argument(
-        "--timeout",
-        type=float,
-        dest="timeout_s",
-        metavar="SECONDS",
-        help="longest time for a cell (default: 600; 7200 with --size full)",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("reports"),
-        help="folder that gets one subfolder a run, and `latest`",
-    )
-    add_no_progress(parser)
-
-
 COMMAND = Command(
     name="report",
     summary="Run the notebooks and build one HTML report, with every claim and its verdict.",
     details="Notebooks come with a checkout of asrkit; elsewhere, name the files to run.",
+    options=ReportOptions,
     run=_report,
-    add_arguments=_add_arguments,
     examples=[
         "asrkit report",
         "asrkit report 02 06 --size full",

@@ -142,13 +142,10 @@ class TrainConfig:
 
     def dtype(self, device: torch.device) -> torch.dtype:
         """Autocast dtype of the model: bfloat16 where the hardware computes in it, else float32."""
-        if self.precision != "auto":
-            return getattr(torch, self.precision)
-        if device.type != "cuda":
-            return getattr(torch, fast_dtype())
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16
-        return torch.float32
+        precision = self.precision
+        if precision == "auto":
+            return getattr(torch, fast_dtype(device.type))
+        return getattr(torch, precision)
 
 
 def _is_pair(value: object) -> bool:

@@ -1,32 +1,168 @@
 """Every option of the recogniser and of `asrkit transcribe`: defined, described and checked here.
 
-Importing this file needs no torch, so the command line can show these texts at once.
+`asrkit.cli.command` makes the command's options of these fields. Importing this file needs no
+torch, so the command line can show these texts at once.
 """
 
-from dataclasses import dataclass, field
-from math import isfinite
-from numbers import Real
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
+from asrkit.shapes import MAX_COUNT, MAX_WEIGHT, expect, expect_types, whole
 from asrkit.tasks import TASKS, Task
 
 GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
 MOST_READERS = 256  # threads
 CAPTURED = ("step", "full")  # values of `graphs` that ask for a CUDA graph by name
+LM_WEIGHT = 0.3  # of an n-gram model in a beam's scores
 CTC_WEIGHT = 0.3  # share of an encoder-decoder model's CTC head in a beam's scores
 
 
-def described(default: Any, text: str, **cli: str) -> Any:
+def described(default: Any, text: str, **cli: Any) -> Any:
     """A dataclass field that `text` describes, as `--help` shows it.
 
     Args:
-        default: Of the field.
+        default: Of the field; `dataclasses.MISSING`: it has to be given.
         text: What it means.
-        **cli: `flag` and `metavar` of its option, and the default that is `shown`, where these do
-            not follow from its name, type and default.
+        **cli: What does not follow from its name, type and default: `flag`, "" for an argument
+            without one; `group`, the heading of this option and those after it; the default that is
+            `shown`; and what else `argparse.ArgumentParser.add_argument` takes.
     """
     return field(default=default, metadata={"help": text, **cli})
+
+
+def expect_all(options: object, **rules: tuple[object, str]) -> None:
+    """Check rules for the fields of a dataclass; ValueError names the first that fails.
+
+    Args:
+        options: The dataclass.
+        **rules: For each field whether it is as expected, and what is expected.
+    """
+    for name, (fits, wanted) in rules.items():
+        expect(bool(fits), name, wanted, repr(getattr(options, name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """What `asrkit transcribe` reads and writes.
+
+    Args:
+        files: Sound files and folders, and with --shards manifests and containers.
+        format: One of `asrkit.transcribe.FORMATS`; None for the usual one.
+        out: Folder of the transcripts; None: standard output.
+    """
+
+    files: list[Path] = described(
+        MISSING,
+        "sound files of any sample rate, or folders, searched to any depth",
+        flag="",
+        group="what to transcribe, and where to",
+    )
+    format: Literal["txt", "json", "srt", "vtt", "ctm"] | None = described(
+        None,
+        "text, JSON, subtitles or CTM; without --out one line a file, so txt or json; with "
+        "--shards json (default: txt; json with --shards, or --json without --out)",
+    )
+    out: Path | None = described(
+        None,
+        "write one transcript a file into this folder, and skip those already done",
+        metavar="DIR",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions:
+    """Bulk transcription, on one machine or on many."""
+
+    shards: bool = described(
+        False,
+        "with --out: transcribe in shards, a file of results each, with a line a recording; FILES "
+        "may also be manifests (.jsonl, .json: NeMo's or lhotse's cuts) and .tar with audio. The "
+        "same command goes on where a killed one stopped",
+        group="bulk transcription",
+    )
+    part: str | None = described(
+        None,
+        "transcribe every N-th shard from the K-th on, K from 0: for N processes, a GPU each, or "
+        "an array of jobs (default: 0/1, all)",
+        metavar="K/N",
+    )
+    shard_h: float | None = described(
+        None,
+        "audio in a shard (default: 0.5 on a CPU, 10 on a GPU, less for less than 20 shards)",
+        flag="--shard-hours",
+        metavar="HOURS",
+    )
+    on: Literal["ray"] | None = described(
+        None,
+        "with --shards, in place of --part: actors of a Ray cluster transcribe the shards; all "
+        "its machines have to see the files and --out under the same paths. Has to be installed: "
+        "pip install 'asrkit[scale]'",
+    )
+    address: str | None = described(
+        None,
+        "of the Ray cluster (default: RAY_ADDRESS); local starts one on this machine, for a try",
+        metavar="HOST:PORT",
+    )
+    actors: int | None = described(
+        None,
+        "processes of the Ray cluster that transcribe, each with --threads CPUs (1 where it is not "
+        "given) and, with --device cuda, a GPU (default: as many as there is room for)",
+        metavar="N",
+    )
+
+    def __post_init__(self) -> None:
+        number, parts = self.numbers()
+        wanted = "K/N with K from 0 to N - 1, such as 0/8"
+        expect_all(self, part=(0 <= number < parts, wanted))
+
+    def numbers(self) -> tuple[int, int]:
+        """(K, N) of the part; (0, 1), all shards, where none is named, and (0, 0) of no part."""
+        number, _, parts = (self.part or "0/1").partition("/")
+        if not number.isdecimal() or not parts.isdecimal():
+            return 0, 0
+        return int(number), int(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a command, and the processors it runs on."""
+
+    model: Path | None = described(
+        None,
+        "training folder, .safetensors, .nemo, .pt of Jasper, or Hugging Face folder (default: the "
+        "model that notebook 00 trained)",
+        metavar="PATH",
+        group="model and device",
+    )
+    engine: Literal["torch", "onnxruntime", "openvino"] = described(
+        "torch",
+        "what computes the encoder, on a CPU; onnxruntime and openvino run a --model that asrkit "
+        "export wrote, and have to be installed: pip install 'asrkit[onnx]' or "
+        "'asrkit[openvino]'; decoding stays the same",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = described(
+        "auto",
+        "precision of the model; features stay float32; auto: bfloat16 on a CPU with AMX or "
+        "avx512_bf16 and on a GPU that has it, else and with another --engine float32, and with "
+        "--shards that of the plan in --out; int8: linear layers of a FastConformer on a CPU with "
+        "VNNI or AMX, all else in bfloat16 where it has that",
+    )
+    context: tuple[int, int] | None = described(
+        None,
+        "FastConformer: limit attention to so many encoder frames to the left and right",
+        metavar=("LEFT", "RIGHT"),
+    )
+    device: str = described("cpu", "where to compute: cpu, cuda or cuda:N")
+    threads: int | None = described(
+        None, "CPU threads (default: as many as torch takes)", metavar="N"
+    )
+    workers: str | None = described(
+        None,
+        "transcribe in N processes that have one model in memory, each on its own cores; auto: one "
+        "a core, as far as memory goes (default: in this process alone)",
+        metavar="N",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +170,23 @@ class WindowOptions:
     """How recordings are cut into windows and batched. Times are in seconds."""
 
     batch_s: float = described(
-        120.0, "most audio in one batch, padding included", flag="batch-seconds", metavar="SECONDS"
+        120.0,
+        "most audio in one batch, padding included",
+        flag="--batch-seconds",
+        metavar="SECONDS",
+        group="windows and batches",
     )
     window_s: float = described(
-        30.0, "cut longer recordings into windows of this length", flag="window", metavar="SECONDS"
+        30.0,
+        "cut longer recordings into windows of this length",
+        flag="--window",
+        metavar="SECONDS",
     )
     overlap_s: float = described(
-        4.0, "audio that a window shares with the next one", flag="overlap", metavar="SECONDS"
+        4.0,
+        "audio that a window shares with the next one",
+        flag="--overlap",
+        metavar="SECONDS",
     )
     timestamps: bool = described(
         False,
@@ -51,19 +197,14 @@ class WindowOptions:
     readers: int = described(4, "threads that read and decode recordings", metavar="N")
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import expect, whole
-
-        for name in ("batch_s", "window_s", "overlap_s"):
-            value = getattr(self, name)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            expect(is_number, name, "a number of seconds", repr(value))
-        expect(self.batch_s > 0, "batch_s", "more than 0 seconds", self.batch_s)
-        expect(isfinite(self.batch_s), "batch_s", "a finite number of seconds", self.batch_s)
-        expect(1 <= self.window_s <= 86_400, "window_s", "1 to 86,400 seconds", self.window_s)
-        fits = 0 <= 2 * self.overlap_s <= self.window_s
-        expect(fits, "overlap_s", "0 to half a window", self.overlap_s)
-        threads = whole(self.readers, 1, MOST_READERS)
-        expect(threads, "readers", f"1 to {MOST_READERS} threads", repr(self.readers))
+        expect_types(self)
+        expect_all(
+            self,
+            batch_s=(self.batch_s > 0, "more than 0 seconds"),
+            window_s=(1 <= self.window_s <= 86_400, "1 to 86,400 seconds"),
+            overlap_s=(0 <= 2 * self.overlap_s <= self.window_s, "0 to half a window"),
+            readers=(1 <= self.readers <= MOST_READERS, f"1 to {MOST_READERS} threads"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +216,14 @@ class BeamOptions:
     """
 
     beam: int = described(
-        8, "beam search that keeps so many hypotheses", metavar="K", shown="greedy decoding"
+        8,
+        "beam search that keeps so many hypotheses (default: greedy decoding, and 8 with any other "
+        "option of a beam)",
+        metavar="K",
+        shown=None,
+        group="beam search",
     )
-    lm: Path | None = described(  # noqa: RUF009 - it is dataclasses.field
+    lm: Path | None = described(
         None, "n-gram model in ARPA format, plain or gzipped, for the beam", metavar="FILE"
     )
     lm_units: Literal["words", "tokens"] = described(
@@ -86,7 +232,7 @@ class BeamOptions:
         "(characters with <space> for the space, SentencePiece's pieces)",
     )
     lm_weight: float = described(
-        0.3, "weight of the n-gram model's log-probability", metavar="WEIGHT"
+        LM_WEIGHT, "weight of the n-gram model's log-probability", metavar="WEIGHT"
     )
     label_bonus: float = described(
         0.0, "nats added for each label, against short texts", metavar="NATS"
@@ -110,29 +256,24 @@ class BeamOptions:
     )
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import MAX_COUNT, MAX_WEIGHT, expect, is_finite, whole
-
-        wanted = f"1 to {MAX_COUNT} hypotheses"
-        expect(whole(self.beam, 1, MAX_COUNT), "beam", wanted, repr(self.beam))
-        known = ("words", "tokens")
-        units = "one of 'words', 'tokens'"
-        expect(self.lm_units in known, "lm_units", units, repr(self.lm_units))
-        bounds = f"a number from -{MAX_WEIGHT:,.0f} to {MAX_WEIGHT:,.0f}"
-        for name in ("lm_weight", "label_bonus", "word_bonus"):
-            value = getattr(self, name)
-            inside = is_finite(value) and abs(value) <= MAX_WEIGHT
-            expect(inside, name, bounds, repr(value))
-        most = self.top_tokens
-        expect(most is None or whole(most, 1), "top_tokens", "at least 1, or None", repr(most))
-        share = self.ctc_weight
-        valid = share is None or (is_finite(share) and 0 <= share <= 1)
-        expect(valid, "ctc_weight", "a share from 0 to 1, or None", repr(share))
-        over_words = self.lm is not None and self.lm_units == "words"
-        expect(
-            over_words or not self.word_bonus,
-            "word_bonus",
-            "an n-gram model over words with it",
-            repr(self.word_bonus),
+        expect_types(self)
+        number = f"a number from -{MAX_WEIGHT:,.0f} to {MAX_WEIGHT:,.0f}"
+        most, share, with_lm = self.top_tokens, self.ctc_weight, self.lm is not None
+        expect_all(
+            self,
+            beam=(1 <= self.beam <= MAX_COUNT, f"1 to {MAX_COUNT} hypotheses"),
+            lm_weight=(abs(self.lm_weight) <= MAX_WEIGHT, number),
+            label_bonus=(abs(self.label_bonus) <= MAX_WEIGHT, number),
+            word_bonus=(abs(self.word_bonus) <= MAX_WEIGHT, number),
+            top_tokens=(most is None or whole(most, 1), "at least 1, or None"),
+            ctc_weight=(share is None or 0 <= share <= 1, "a share from 0 to 1, or None"),
+        )
+        words = with_lm and self.lm_units == "words"
+        expect_all(
+            self,
+            lm_units=(with_lm or self.lm_units == "words", "an n-gram model with it"),
+            lm_weight=(with_lm or self.lm_weight == LM_WEIGHT, "an n-gram model with it"),
+            word_bonus=(words or not self.word_bonus, "an n-gram model over words with it"),
         )
 
 
@@ -149,6 +290,7 @@ class PromptOptions:
         "code of the spoken language, such as de (default: a multilingual Whisper finds that of "
         "each recording; of others the checkpoint's, mostly en)",
         metavar="CODE",
+        group="encoder-decoder models (others refuse these)",
     )
     target_language: str | None = described(
         None,
@@ -156,7 +298,7 @@ class PromptOptions:
         "spoken one, and en with --task translate)",
         metavar="CODE",
     )
-    task: Task | None = described(  # noqa: RUF009 - it is dataclasses.field
+    task: Task | None = described(
         None, "write what is said, or translate it (default: translate if the languages differ)"
     )
     punctuation: bool | None = described(
@@ -171,17 +313,14 @@ class PromptOptions:
     )
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import expect
-
-        for name in ("language", "target_language"):
-            value = getattr(self, name)
-            is_code = value is None or (isinstance(value, str) and bool(value.strip()))
-            expect(is_code, name, "a language's code, or None", repr(value))
-        known = ", ".join(map(repr, TASKS))
-        expect(self.task in (None, *TASKS), "task", f"{known} or None", repr(self.task))
-        for name in ("punctuation", "fallback"):
-            flag = getattr(self, name)
-            expect(flag in (None, True, False), name, "True, False or None", repr(flag))
+        expect_types(self)
+        code = "a language's code, or None"
+        expect_all(
+            self,
+            language=(self.language is None or self.language.strip(), code),
+            target_language=(self.target_language is None or self.target_language.strip(), code),
+            task=(self.task in (None, *TASKS), f"one of {', '.join(map(repr, TASKS))}, or None"),
+        )
 
     def given(self) -> dict[str, Any]:
         """The options that were given, by name."""
@@ -229,31 +368,14 @@ class PipelineConfig:
     prompt: PromptOptions | None = None
 
     def __post_init__(self) -> None:
-        from asrkit.shapes import expect, whole
-
-        for name, annotation in get_type_hints(type(self)).items():
-            if name not in ("max_symbols", "search", "prompt"):
-                known, value = get_args(annotation), getattr(self, name)
-                expect(value in known, name, "one of " + ", ".join(map(repr, known)), repr(value))
-        most = self.max_symbols
-        expect(most is None or whole(most, 1), "max_symbols", "at least 1, or None", repr(most))
-        beam = self.search
-        is_search = beam is None or isinstance(beam, BeamOptions)
-        expect(is_search, "search", "BeamOptions or None", repr(beam))
-        asked = self.prompt
-        is_prompt = asked is None or isinstance(asked, PromptOptions)
-        expect(is_prompt, "prompt", "PromptOptions or None", repr(asked))
-        greedy_only = self.strategy != "fastest" or self.graphs in CAPTURED
-        expect(
-            beam is None or not greedy_only,
-            "search",
-            "None with a strategy or graphs of greedy decoding",
-            "a beam",
-        )
-        expect(
-            self.graphs not in CAPTURED or self.strategy in GRAPH_STRATEGIES,
-            "graphs",
-            f"'auto' or 'off' with strategy={self.strategy!r}",
-            repr(self.graphs),
-            "Only windowed_looping runs as a graph.",
+        expect_types(self)
+        captured, most = self.graphs in CAPTURED, self.max_symbols
+        greedy = captured or self.strategy != "fastest"
+        none = "None with a strategy or graphs of greedy decoding"
+        runs = f"'auto' or 'off' with strategy={self.strategy!r}, as only windowed_looping is one"
+        expect_all(
+            self,
+            max_symbols=(most is None or whole(most, 1), "at least 1, or None"),
+            search=(self.search is None or not greedy, none),
+            graphs=(not captured or self.strategy in GRAPH_STRATEGIES, runs),
         )

@@ -140,7 +140,20 @@ def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
 def test_what_the_model_cannot_do_is_refused_in_one_line(
     canary, talk, options, message, capsys
 ):
-    assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 2
+    assert (
+        main(
+            [
+                "transcribe",
+                "--dtype",
+                "float32",
+                str(talk),
+                "--model",
+                str(canary),
+                *options,
+            ]
+        )
+        == 2
+    )
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"asrkit transcribe: {message}")

@@ -84,6 +84,8 @@ def test_the_command_takes_a_beam_and_a_model_of_words(
     save_checkpoint(tmp_path / "model.safetensors", learned)
     command = [
         "transcribe",
+        "--dtype",
+        "float32",
         str(speech[0]),
         "--model",
         str(tmp_path / "model.safetensors"),

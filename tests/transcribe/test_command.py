@@ -1,17 +1,20 @@
 import json
-import math
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from asrkit.cli import main
 from asrkit.models import (
-    ConvConfig,
-    StatelessConfig,
-    TransducerConfig,
+    Checkpoint,
+    TransducerModel,
+    presets,
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer
-from asrkit.training import TrainConfig, train
+
+PLAIN = ["transcribe", "--dtype", "float32"]  # as the library transcribes
 
 
 @pytest.fixture
@@ -21,44 +24,24 @@ def model(learned, tmp_path):
     return str(tmp_path / "model.safetensors")
 
 
-def test_without_a_model_the_one_in_the_home_is_used_as_training_left_it(
-    tiny_speech, speech, tmp_path, monkeypatch, capsys
+def test_without_a_model_the_demo_is_used_or_the_notebook_that_makes_it_is_named(
+    learned, speech, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
-    config = TransducerConfig(
-        vocab_size=28,
-        encoder=ConvConfig(width=24, layers=1),
-        predictor=StatelessConfig(width=24),
-        joint_width=24,
-    )
-    short = TrainConfig(steps=1, seconds=math.inf, batch_seconds=6.0, threads=1)
-    train(
-        config,
-        CharTokenizer(),
-        tiny_speech,
-        out=tmp_path / "demo",
-        config=short,
-        progress=False,
-    )
-    assert main(["transcribe", str(speech[0])]) == 0
-    assert capsys.readouterr().err.startswith("1 of 1 file transcribed; ")
-
-
-def test_without_a_model_and_a_demo_the_notebook_that_makes_it_is_named(
-    speech, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
-    (tmp_path / "demo").mkdir()
-    assert main(["transcribe", str(speech[0])]) == 2
-    wanted = f"--model: expected the demo of notebook 00, got none in {tmp_path / 'demo'}. Run it (make report), or pass --model."
+    demo = tmp_path / "demo"
+    assert main([*PLAIN, str(speech[0])]) == 2
+    wanted = f"--model: expected the demo of notebook 00, got none in {demo}. Run it (make report), or pass --model."
     assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
+    save_checkpoint(demo / "model.safetensors", learned)
+    assert main([*PLAIN, str(speech[0])]) == 0
+    assert capsys.readouterr().err.startswith("1 of 1 file transcribed; ")
 
 
 def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(
     model, speech, tmp_path, capsys
 ):
     files = [str(speech[1]), str(tmp_path / "none.wav"), str(speech[0])]
-    assert main(["transcribe", *files, "--model", model]) == 1
+    assert main([*PLAIN, *files, "--model", model]) == 1
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert [line.split("\t")[0] for line in lines] == [files[0], files[2]] and all(
@@ -79,7 +62,7 @@ def test_with_a_folder_the_last_line_names_it_and_json_has_the_counts(
     model, speech, tmp_path, capsys
 ):
     command = [
-        "transcribe",
+        *PLAIN,
         str(speech[0]),
         "--model",
         model,
@@ -115,7 +98,7 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
         (["--json"], False),
         ([*plain, "--timestamps"], True),
     ):
-        assert main(["transcribe", str(speech[0].parent), "--model", model, *more]) == 0
+        assert main([*PLAIN, str(speech[0].parent), "--model", model, *more]) == 0
         out, err = (
             capsys.readouterr()
         )  # what is redirected to a file is of recordings only
@@ -125,19 +108,92 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
         assert all(("words" in line) == has for line in lines)
 
 
-def test_an_output_that_cannot_be_written_is_told_before_the_model_is_loaded(
-    speech, tmp_path, capsys
+REFUSED = [  # what is typed behind the file and the model, and the message
+    ("--batch-seconds 0", "--batch-seconds: expected more than 0 seconds, got 0.0."),
+    ("--format vtt", "--format: expected txt or json without --out, got vtt."),
+    ("--format txt --json", "--json: expected --out DIR, or transcripts in JSON, got --format txt."),
+    ("--timestamps", "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt."),
+    ("--lm-weight 1", "--lm-weight: expected an n-gram model with it, got 1.0."),
+    ("--lm none.arpa", "--lm: expected a file in ARPA format, got none.arpa."),
+    ("--language de", "--language: expected none, since this CTCModel has no prompt with a place for it, got 'de'. "
+     "Some encoder-decoder models have one."),
+    ("--context 4 4", "--model: expected one with a FastConformer, got ConvEncoder."),
+    ("--threads -1", "--threads: expected 1 to 1,024, got -1."),
+    ("--device tpu", "--device: expected cpu, or cuda where there is a GPU, got tpu. asrkit doctor says more."),
+    ("--workers 2 --engine openvino", "--workers: expected none with --engine openvino, got 2."),
+    ("--engine openvino --context 4 4", "--context: expected none with --engine openvino, got [4, 4]."),
+    ("--shards", "--shards: expected --out with it, got True."),
+    ("--shards --out OUT --format srt", "--format: expected json with --shards, got srt."),
+    ("--shards --out OUT --engine openvino", "--shards: expected none with --engine openvino, got True."),
+    ("--shards --out OUT --part 2/2", "--part: expected K/N with K from 0 to N - 1, such as 0/8, got '2/2'."),
+    ("--shards --out OUT --shard-hours 0", "--shard-hours: expected more than 0 hours, got 0.0."),
+    ("--shards --out OUT --on ray --part 0/2", "--part: expected none with --on ray, got 0/2."),
+    ("--shards --out OUT --on ray --device cuda:1", "--device: expected cpu or cuda with --on ray, got cuda:1."),
+    ("--part 0/2", "--part: expected --shards with it, got 0/2."),
+    ("--shards --out OUT --actors 2", "--actors: expected --on with it, got 2."),
+    ("--out FILE/a/b", "FILE/a/b cannot be written: Not a directory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed, message", REFUSED)
+def test_what_cannot_be_asked_for_is_one_line(
+    model, speech, typed, message, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file/transcripts", tmp_path / "file/a/b"):
-        arguments = [
-            "transcribe",
-            str(speech[0]),
-            "--model",
-            "none.nemo",
-            "--out",
-            str(out),
-        ]
-        assert main(arguments) == 2
-        wanted = f"asrkit transcribe: {out} cannot be written: Not a directory\n"
-        assert capsys.readouterr().err == wanted
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main([*PLAIN, str(speech[0]), "--model", model, *typed.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("asrkit transcribe: ") and err.count("\n") == 1
+    assert err.endswith(f"{message}\n") and not (tmp_path / "OUT/plan.json").exists()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_is_bfloat16_where_the_device_has_it_and_shards_keep_the_plans(
+    model, speech, tmp_path, monkeypatch, capsys, fast
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": fast})
+    chosen, has = ("bfloat16", "has") if fast else ("float32", "lacks")
+    typed = ["transcribe", str(speech[0]), "--model", model, "--no-progress"]
+    assert main(typed) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"dtype: {chosen}, as this cpu {has} products of bfloat16"
+    out = tmp_path / "out"
+    for more in (["--dtype", "float32"], []):
+        assert main([*typed, "--out", str(out), "--shards", *more]) == 0
+        out_, err = capsys.readouterr()
+        assert out_.startswith("1 of 1 shards done: 1 recordings, ")
+        assert err == f"dtype: float32, as the plan in {out} has it\n" * (not more)
+    assert json.loads((out / "plan.json").read_text())["task"]["dtype"] == "float32"
+
+
+def test_any_option_of_a_beam_asks_for_one(model, speech, capsys):
+    assert main([*PLAIN, str(speech[0]), "--model", model]) == 0
+    greedy = capsys.readouterr().out
+    assert main([*PLAIN, str(speech[0]), "--model", model, "--label-bonus", "5"]) == 0
+    assert len(capsys.readouterr().out) > len(greedy)
+
+
+def test_a_manifest_without_shards_is_no_sound_file(model, tmp_path, capsys):
+    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav"}\n')
+    assert main([*PLAIN, str(tmp_path / "m.jsonl"), "--model", model]) == 1
+    error = capsys.readouterr().err
+    assert " Pass --out DIR --shards to transcribe the recordings in it.\n" in error
+
+
+def test_a_cold_start_loads_neither_compilers_nor_what_this_recording_needs_not(
+    speech, tmp_path
+):
+    torch.manual_seed(0)
+    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
+    checkpoint = Checkpoint(model, CharTokenizer(), {}, {})
+    save_checkpoint(tmp_path / "model.safetensors", checkpoint)
+    code = """if True:
+        import sys
+        from asrkit.cli import main
+        assert main(sys.argv[1:]) == 0
+        print(sorted({"numba", "torchaudio", "torch._dynamo", "lhotse"} & {*sys.modules}))"""
+    typed = [*PLAIN, str(speech[0]), "--model", str(tmp_path / "model.safetensors")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *typed], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

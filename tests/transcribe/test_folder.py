@@ -27,6 +27,8 @@ def command(learned, speech, tmp_path):
     ]
     return [
         *files,
+        "--dtype",
+        "float32",
         "--batch-seconds",
         "0.3",
         "--no-progress",

@@ -113,6 +113,8 @@ def test_the_command_transcribes_in_int8(saved, speech, tmp_path, capsys, shards
     out = tmp_path / "text"
     command = [
         "transcribe",
+        "--dtype",
+        "float32",
         str(speech[0]),
         "--model",
         saved,

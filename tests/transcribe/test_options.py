@@ -1,4 +1,4 @@
-"""Bad options of the recogniser and of `asrkit transcribe`: one line that names the option."""
+"""Bad options of the recogniser: one line that names the option."""
 
 import math
 from dataclasses import replace
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.cli import main
-from asrkit.models import AEDModel, TransducerModel, presets, save_checkpoint
+from asrkit.models import AEDModel, TransducerModel, presets
 from asrkit.transcribe import (
     BeamOptions,
     PipelineConfig,
@@ -16,73 +15,33 @@ from asrkit.transcribe import (
     Recognizer,
     WindowOptions,
 )
+from asrkit.transcribe.options import ShardOptions
 
-SECONDS = ": expected a number of seconds, got "
-SHARE = "ctc_weight: expected a share from 0 to 1, or None"
-READERS = "readers: expected 1 to 256 threads, got "
 BAD = [
     (WindowOptions, {"batch_s": 0}, "batch_s: expected more than 0 seconds, got 0"),
     (WindowOptions, {"batch_s": math.inf}, "batch_s: expected a finite number"),
-    (WindowOptions, {"batch_s": "30"}, f"batch_s{SECONDS}"),
-    (
-        WindowOptions,
-        {"window_s": 0.5},
-        "window_s: expected 1 to 86,400 seconds, got 0.5",
-    ),
-    (
-        WindowOptions,
-        {"overlap_s": 16},
-        "overlap_s: expected 0 to half a window, got 16",
-    ),
-    (WindowOptions, {"readers": 0}, READERS),
-    (BeamOptions, {"ctc_weight": -0.1}, SHARE),
-    (
-        PromptOptions,
-        {"language": ""},
-        "language: expected a language's code, or None, got ''.",
-    ),
-    (
-        PromptOptions,
-        {"target_language": 7},
-        "target_language: expected a language's code, or None",
-    ),
-    (
-        PromptOptions,
-        {"task": "sing"},
-        "task: expected 'transcribe', 'translate' or None, got",
-    ),
-    (
-        PromptOptions,
-        {"punctuation": "yes"},
-        "punctuation: expected True, False or None, got",
-    ),
-    (
-        PipelineConfig,
-        {"max_symbols": 0},
-        "max_symbols: expected at least 1, or None, got 0",
-    ),
-    (
-        PipelineConfig,
-        {"encoder": "fast"},
-        "encoder: expected one of 'auto', 'eager', 'optimized', ",
-    ),
-    (
-        PipelineConfig,
-        {"graphs": "full", "strategy": "label_looping"},
-        "graphs: expected 'auto' or",
-    ),
-    (PipelineConfig, {"search": 8}, "search: expected BeamOptions or None, got 8"),
-    (
-        PipelineConfig,
-        {"prompt": {"language": "de"}},
-        "prompt: expected PromptOptions or None",
-    ),
-    (
-        PipelineConfig,
-        {"search": BeamOptions(), "strategy": "one_by_one"},
-        "search: expected None with a strategy or graphs of greedy decoding, got a beam",
-    ),
-]
+    (WindowOptions, {"batch_s": "30"}, "batch_s: expected a finite number, got '30'"),
+    (WindowOptions, {"window_s": 0.5}, "window_s: expected 1 to 86,400 seconds, got 0.5"),
+    (WindowOptions, {"overlap_s": 16}, "overlap_s: expected 0 to half a window, got 16"),
+    (WindowOptions, {"readers": 0}, "readers: expected 1 to 256 threads, got 0"),
+    (BeamOptions, {"beam": 0}, "beam: expected 1 to 1000 hypotheses, got 0"),
+    (BeamOptions, {"label_bonus": 1e7}, "label_bonus: expected a number from -1,000,000 to 1,000,000"),
+    (BeamOptions, {"ctc_weight": -0.1}, "ctc_weight: expected a share from 0 to 1, or None"),
+    (BeamOptions, {"lm_weight": 1.0}, "lm_weight: expected an n-gram model with it, got 1.0"),
+    (BeamOptions, {"word_bonus": 1.0}, "word_bonus: expected an n-gram model over words with it"),
+    (PromptOptions, {"language": ""}, "language: expected a language's code, or None, got ''."),
+    (PromptOptions, {"target_language": 7}, "target_language: expected str or None"),
+    (PromptOptions, {"task": "sing"}, "task: expected one of 'transcribe', 'translate', or None, got"),
+    (PromptOptions, {"punctuation": "yes"}, "punctuation: expected bool or None"),
+    (PipelineConfig, {"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
+    (PipelineConfig, {"encoder": "fast"}, "encoder: expected one of 'auto', 'eager', 'optimized', "),
+    (PipelineConfig, {"graphs": "full", "strategy": "label_looping"}, "graphs: expected 'auto' or"),
+    (PipelineConfig, {"search": 8}, "search: expected BeamOptions or None"),
+    (PipelineConfig, {"search": BeamOptions(), "strategy": "one_by_one"},
+     "search: expected None with a strategy or graphs of greedy decoding, got BeamOptions"),
+    (ShardOptions, {"part": "2/2"}, "part: expected K/N with K from 0 to N - 1, such as 0/8, got '2/2'"),
+    (ShardOptions, {"part": "one"}, "part: expected K/N"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "options", "wanted"), BAD)
@@ -154,71 +113,3 @@ def test_a_model_or_a_config_of_another_type_is_refused(learned):
             ValueError, match="^config: expected PipelineConfig or None, got "
         ):
             Recognizer.from_checkpoint(learned, config)
-
-
-BEAM = ["--beam", "4"]
-NO_PROMPT = "expected none, since this CTCModel has no prompt with a place for it, got"
-COMMANDS = [
-    (
-        ["--batch-seconds", "0"],
-        "--batch-seconds: expected more than 0 seconds, got 0.0.",
-    ),
-    (
-        ["--format", "vtt"],
-        "--format: expected txt or json without --out, got vtt. Pass --out DIR.",
-    ),
-    (
-        ["--format", "txt", "--json"],
-        "--json: expected --out DIR, or transcripts in JSON, got --format txt.",
-    ),
-    (
-        ["--timestamps"],
-        "--timestamps: expected a --format with times: json, srt, vtt or ctm, got txt.",
-    ),
-    (
-        ["--lm", "x.arpa"],
-        "--lm: expected a beam search with it, got x.arpa. Pass --beam 8.",
-    ),
-    (
-        [*BEAM, "--lm-weight", "1"],
-        "--lm-weight: expected an n-gram model with it, got 1.0. Pass --lm FILE.",
-    ),
-    (
-        [*BEAM, "--lm", "none.arpa"],
-        "--lm: expected a file in ARPA format, got none.arpa.",
-    ),
-    (
-        [*BEAM, "--label-bonus", "nan"],
-        "--label-bonus: expected a number from -1,000,000 to 1,000,000, got nan.",
-    ),
-    (
-        [*BEAM, "--word-bonus", "1"],
-        "--word-bonus: expected an n-gram model over words with it, got 1.0.",
-    ),
-    (
-        ["--language", "de"],
-        f"--language: {NO_PROMPT} 'de'. Some encoder-decoder models have one.",
-    ),
-    (
-        ["--context", "4", "4"],
-        "--model: expected one with a FastConformer, got ConvEncoder.",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def saved(learned, tmp_path_factory):
-    """The trained model of CTC as a file."""
-    path = tmp_path_factory.mktemp("options") / "model.safetensors"
-    save_checkpoint(path, learned)
-    return path
-
-
-@pytest.mark.parametrize(("arguments", "message"), COMMANDS)
-def test_bad_arguments_of_the_command_are_one_line(
-    speech, saved, arguments, message, capsys
-):
-    assert main(["transcribe", str(speech[0]), "--model", str(saved), *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == f"asrkit transcribe: {message}\n"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
@@ -141,6 +142,22 @@ def _damage(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Leaves weights as they are made.
+
+    On the device "meta" torch's compiler would draw their random numbers, and importing that takes
+    longer than all of asrkit.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs.get("tensor")
+        return func(*args, **kwargs)
+
+
 def _without_memory(contents: own.Contents) -> Model:
     """The model of `contents` without memory for its weights; ValueError where parts do not fit."""
     config, weights, tokenizer, features, notes = contents
@@ -166,7 +183,7 @@ def _without_memory(contents: own.Contents) -> Model:
     layers = max(getattr(part, "layers", 0) for part in parts)
     most = f"at most {len(weights)} layers, the number of its tensors"
     expect(layers <= len(weights), "model", most, layers)
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         return make_model(config)
 
 

