@@ -3,7 +3,6 @@
 import argparse
 import re
 import time
-from functools import partial
 from typing import Any
 
 from asrkit.cli.command import count, finish
@@ -106,18 +105,13 @@ def transcribe_shards(
         config: How to compute.
         model: Path of the model.
     """
-    from asrkit.transcribe.bulk import Machine, Task, plan, run
+    from asrkit.transcribe.shards import Machine, Task, plan, run
 
     part = _part(args.part)
     cluster = _cluster(args)
     if not args.out.is_file():
         check_writable(args.out, folder=True)
-    machine = Machine(
-        device=args.device,
-        threads=args.threads,
-        batch_s=args.batch_s,
-        readers=args.readers,
-    )
+    machine = Machine(device=args.device, threads=args.threads)
     task = Task(
         model=model,
         dtype=_loaded_dtype(args.dtype),
@@ -129,12 +123,10 @@ def transcribe_shards(
     planned = plan(args.files, task, args.out, shard_h=args.shard_h, device=args.device)
     tell_layout(args, layout)
     start = time.perf_counter()
-    if cluster is None:
-        executor = _executor(layout)
-    else:
-        executor = cluster
     shown = not args.no_progress
-    report = run(planned, part=part, machine=machine, executor=executor, progress=shown)
+    report = run(
+        planned, part=part, machine=machine, workers=layout, cluster=cluster, progress=shown
+    )
     elapsed_s = time.perf_counter() - start
     result = {
         "recordings": report.counts.recordings,
@@ -151,32 +143,19 @@ def transcribe_shards(
     return 1 if report.missing or report.counts.failed else 0
 
 
-def _executor(layout: Any) -> Any:
-    """What transcribes shards: the processes of a layout, or without one a single process."""
-    if layout is None:
-        from asrkit.transcribe.bulk.workers import in_a_process
-
-        return in_a_process
-    from asrkit.transcribe.bulk.forked import in_processes
-
-    return partial(in_processes, layout=layout)
-
-
 def _cluster(args: argparse.Namespace) -> Any:
     """The actors of a Ray cluster; None without --on ray."""
-    from asrkit.transcribe.bulk import Machine, RayActors
-
     if args.on is None:
         return None
-    cluster = RayActors(address=args.address, actors=args.actors)
-    cluster.need(Machine(device=args.device, threads=args.threads))  # now, not after the plan
-    return cluster
+    from asrkit.transcribe.ray import RayCluster
+
+    return RayCluster(address=args.address, actors=args.actors)
 
 
 def _part(text: str | None) -> tuple[int, int]:
     """(K, N) of "K/N"; all for None."""
     from asrkit.shapes import expect
-    from asrkit.transcribe.bulk.running import expect_part
+    from asrkit.transcribe.shards import expect_part
 
     if text is None:
         return 0, 1

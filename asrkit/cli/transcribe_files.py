@@ -150,7 +150,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
 
 def _hint(path: Path) -> str:
     """What reads a file that is no sound file but holds or names recordings; else nothing."""
-    from asrkit.transcribe.bulk.inputs import CONTAINERS, MANIFESTS
+    from asrkit.transcribe.manifests import CONTAINERS, MANIFESTS
 
     if path.name.lower().endswith((*CONTAINERS, *MANIFESTS)):
         return " Pass --out DIR --shards to transcribe the recordings in it."
