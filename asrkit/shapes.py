@@ -1,4 +1,4 @@
-"""The legend of shapes, and the one check behind every argument error.
+"""The legend of shapes, the one check behind every argument error, and what an error says.
 
     B   utterances in a batch          V   tokens, blank included
     S   samples of a waveform          D   width of a layer
@@ -37,6 +37,11 @@ def expect(ok: bool, argument: str, wanted: str, got: object, remedy: str = "") 
     """
     if not ok:
         raise ValueError(f"{argument}: expected {wanted}, got {got}. {remedy}".rstrip())
+
+
+def message(error: BaseException) -> str:
+    """What an error says, in one line; the name of its class where that is nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def expect_choice(argument: str, value: object, choices: Sequence[str]) -> None:

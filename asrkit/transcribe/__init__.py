@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     )
     from asrkit.transcribe.pipeline import Recognizer, recognize
     from asrkit.transcribe.processes import Layout, choose_layout, transcribe_in_processes
-    from asrkit.transcribe.seams import Label, Word
     from asrkit.transcribe.windows import transcribe
+    from asrkit.transcribe.words import Label, Word
 
 __all__ = [
     "FORMATS",
@@ -57,8 +57,8 @@ _FILES = {  # the file of this folder that defines each name
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
     "pipeline": ["Recognizer", "recognize"],
     "processes": ["Layout", "choose_layout", "transcribe_in_processes"],
-    "seams": ["Label", "Word"],
     "windows": ["transcribe"],
+    "words": ["Label", "Word"],
 }
 
 

@@ -1,24 +1,30 @@
 """Recordings of any format that soundfile reads, as mono samples at the model's rate.
 
-A recording is read in blocks of some seconds, so memory does not grow with its length.
+A recording is read in blocks of some seconds, so memory does not grow with its length. Threads read
+ahead of whoever uses them.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torchaudio.functional import resample
 
 from asrkit.shapes import expect
 from asrkit.sound_files import Sound, listed, open_sound
 
+S = TypeVar("S")
+T = TypeVar("T")
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
 MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
+OPEN = 2  # recordings under way for each thread: one that it reads, and the next one
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
 
 
@@ -31,14 +37,11 @@ def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
     """
     if isinstance(paths, str | Path):
         paths = [paths]
-    recordings: list[tuple[Path, Path]] = []
+    found: list[tuple[Path, Path]] = []
     for path in map(Path, paths):
-        names = listed(path)
-        if names:
-            recordings += [(path / name, name) for name in names]
-        else:
-            recordings.append((path, Path(path.name)))
-    return recordings
+        names = [(path / name, name) for name in listed(path)]
+        found += names or [(path, Path(path.name))]
+    return found
 
 
 def recordings(
@@ -55,85 +58,51 @@ def recordings(
         if isinstance(source, Sound):
             yield source
         else:
-            for path, _ in find(source):
-                yield Sound(path)
-
-
-def _seek(file: Any, sound: Sound) -> int | None:
-    """Move `file` to the first sample of `sound`; returns its number of samples.
-
-    None: all that is left. A part that would end after its recording ends with it.
-    """
-    import soundfile
-
-    start = round(sound.start_s * file.samplerate)
-    left = file.frames - start
-    if start:
-        whole_s = file.frames / file.samplerate
-        wanted = f"a part that begins before {whole_s:.2f} s, where {sound.path.name} ends"
-        expect(0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s")
-        try:
-            file.seek(start)
-        except soundfile.LibsndfileError as error:
-            message = f"audio: {sound.path.name} has no sample at {sound.start_s} s ({error})."
-            raise ValueError(message) from None
-    if sound.duration_s is None:
-        return None
-    wanted_samples = round(sound.duration_s * file.samplerate)
-    if left - wanted_samples < ROUNDED_S * file.samplerate:
-        return None
-    return wanted_samples
+            yield from (Sound(path) for path, _ in find(source))
 
 
 def _mono(file: Any, sound: Sound) -> Iterator[Tensor]:
     """Yield the samples (S,) of `sound`, its channel or the mean of all, chunk by chunk.
 
-    ValueError where a sample is not finite, or the file ends earlier than its header says.
+    A part that would end after its recording ends with it. ValueError where a sample is not finite,
+    or the file ends earlier than its header says.
     """
     import soundfile
 
-    path = sound.path
+    name = sound.path.name
+    rate = file.samplerate
     channel = sound.channel
     there = channel is None or 0 <= channel < file.channels
-    expect(there, "audio", f"a channel below {file.channels} of {path.name}", channel)
-    wanted = _seek(file, sound)
-    done = 0
+    expect(there, "audio", f"a channel below {file.channels} of {name}", channel)
+    start = round(sound.start_s * rate)
+    wanted = f"a part that begins before {file.frames / rate:.2f} s, where {name} ends"
+    begins = start == 0 or 0 < start < file.frames
+    expect(begins, "audio", wanted, f"a start at {sound.start_s} s")
+    left = file.frames - start
+    end: float = math.inf  # of what is read: a header may promise too little
+    if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
+        end = round(sound.duration_s * rate)
     size = max(1, READ_SAMPLES // file.channels)
-    while wanted is None or done < wanted:
-        if wanted is not None:
-            size = min(size, wanted - done)
-        try:
-            samples = file.read(size, dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            at_s = done / file.samplerate
-            raise ValueError(
-                f"audio: {path.name} breaks off after {at_s:.2f} s ({error})."
-            ) from None
-        if not len(samples):
-            break
-        channels = torch.from_numpy(samples)
-        mono = channels.mean(1) if channel is None else channels[:, channel]
-        broken = mono.isfinite().logical_not()
-        if broken.any():
-            first_broken = int(broken.nonzero()[0])
-            at_s = (done + first_broken) / file.samplerate
-            place = f"NaN or infinity at {at_s:.3f} s of {path.name}"
-            expect(False, "audio", "finite samples", place)
-        done += len(mono)
-        yield mono
-    expect(done > 0, "audio", "samples", f"none in {path.name}")
-    promised = wanted
-    if promised is None:
-        promised = file.frames - round(sound.start_s * file.samplerate)
-    promised_s = promised / file.samplerate
-    read_s = done / file.samplerate
-    expect(
-        done >= promised,
-        "audio",
-        f"{promised_s:.2f} s, as the header of {path.name} says",
-        f"{read_s:.2f} s",
-        "The file is truncated.",
-    )
+    done = 0
+    try:
+        if start:
+            file.seek(start)
+        while len(samples := file.read(min(size, end - done), dtype="float32", always_2d=True)):
+            channels = torch.from_numpy(samples)
+            mono = channels.mean(1) if channel is None else channels[:, channel]
+            finite = mono.isfinite()
+            first = int(finite.byte().argmin())  # that is not finite, if there is one
+            place = f"NaN or infinity at {(done + first) / rate:.3f} s of {name}"
+            expect(bool(finite[first]), "audio", "finite samples", place)
+            done += len(mono)
+            yield mono
+    except soundfile.LibsndfileError as error:
+        at_s = (start + done) / rate
+        raise ValueError(f"audio: {name} breaks off after {at_s:.2f} s ({error}).") from None
+    expect(done > 0, "audio", "samples", f"none in {name}")
+    promised = min(left, end)
+    wanted = f"{promised / rate:.2f} s, as the header of {name} says"
+    expect(done >= promised, "audio", wanted, f"{done / rate:.2f} s", "The file is truncated.")
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
@@ -141,6 +110,8 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
 
     Blocks are whole seconds, on which both rates have whole samples.
     """
+    from torchaudio.functional import resample
+
     block = BLOCK_S * rate
     margin = MARGIN_S * rate
     with_margins = block + 2 * margin
@@ -183,3 +154,39 @@ def read_audio(source: Path | Sound, rate_hz: int) -> Tensor:
     Raises ValueError with one line that says what is wrong with the recording.
     """
     return torch.cat([*blocks(source, rate_hz)])
+
+
+def read_ahead(
+    sources: Iterable[S], read: Callable[[S], Iterable[T]], readers: int, ahead: int = 4
+) -> Iterator[T]:
+    """Yield the items of `read(source)` for each source, in order, as a plain loop would.
+
+    Threads read the first `ahead` items of the next OPEN * readers sources, and the next ones of
+    the source whose items are yielded, so memory is bounded.
+
+    Args:
+        sources: drawn one by one, in the thread that asks for items.
+        read: reads one source.
+        readers: threads, at least 1.
+        ahead: items that are read at once.
+    """
+    remaining = iter(sources)
+    under_way: deque[tuple[Iterator[T], Future[list[T]]]] = deque()
+    threads = ThreadPoolExecutor(readers)
+
+    def begin(items: Iterator[T]) -> tuple[Iterator[T], Future[list[T]]]:
+        return items, threads.submit(lambda: list(itertools.islice(items, ahead)))
+
+    try:
+        while True:
+            for source in itertools.islice(remaining, OPEN * readers - len(under_way)):
+                under_way.append(begin(iter(read(source))))
+            if not under_way:
+                return
+            items, future = under_way.popleft()
+            found = future.result()
+            if len(found) == ahead:
+                under_way.appendleft(begin(items))
+            yield from found
+    finally:
+        threads.shutdown(cancel_futures=True)

@@ -3,14 +3,14 @@ WebVTT) and NIST's CTM.
 """
 
 import html
-import itertools
 import json
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asrkit.transcribe.seams import Word
+from asrkit.transcribe.words import Word
 
 FORMATS = ("txt", "json", "srt", "vtt", "ctm")
 TIMED = FORMATS[2:]  # made of words and their times
@@ -30,6 +30,7 @@ class Transcript:
     audio_s: float = 0.0
     compute_s: float = 0.0  # of its batches, shared by samples; reading is not in it
     words: tuple[Word, ...] = ()  # if timestamps were asked for
+    language: str = ""  # code of the language that the model found
     error: str = ""
 
 
@@ -47,9 +48,7 @@ def render(transcript: Transcript, kind: str, *, name: str = "") -> str:
         return json.dumps(summary(transcript), ensure_ascii=False) + "\n"
     if kind == "ctm":
         return _ctm(transcript, name)
-    if kind == "srt":
-        return _srt(transcript)
-    return _vtt(transcript)
+    return _subtitles(transcript.words, kind)
 
 
 def _ctm(transcript: Transcript, name: str) -> str:
@@ -61,23 +60,16 @@ def _ctm(transcript: Transcript, name: str) -> str:
     return "".join(lines)
 
 
-def _srt(transcript: Transcript) -> str:
-    parts = []
-    for number, (start_s, end_s, text) in enumerate(cues(transcript.words), 1):
-        start = _clock(start_s, ",")
-        end = _clock(end_s, ",")
-        parts.append(f"{number}\n{start} --> {end}\n{text}\n")
+def _subtitles(words: Sequence[Word], kind: str) -> str:
+    point = "," if kind == "srt" else "."
+    parts = [] if kind == "srt" else ["WEBVTT\n"]
+    for number, (start_s, end_s, text) in enumerate(cues(words), 1):
+        times = f"{_clock(start_s, point)} --> {_clock(end_s, point)}"
+        if kind == "srt":
+            parts.append(f"{number}\n{times}\n{text}\n")
+        else:
+            parts.append(f"{times}\n{html.escape(text, quote=False)}\n")
     return "\n".join(parts)
-
-
-def _vtt(transcript: Transcript) -> str:
-    parts = ["WEBVTT\n"]
-    for start_s, end_s, text in cues(transcript.words):
-        escaped = html.escape(text, quote=False)
-        start = _clock(start_s, ".")
-        end = _clock(end_s, ".")
-        parts.append(f"\n{start} --> {end}\n{escaped}\n")
-    return "".join(parts)
 
 
 def _clock(seconds: float, point: str) -> str:
@@ -89,24 +81,22 @@ def _clock(seconds: float, point: str) -> str:
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
-    """A transcript as JSON: file, text, audio_s, and words if there are any; times in seconds."""
+    """A transcript as JSON: file, text, audio_s, and language and words if there are any."""
     parts: dict[str, object] = {
         "file": str(transcript.path),
         "text": transcript.text,
         "audio_s": transcript.audio_s,
     }
+    if transcript.language:
+        parts["language"] = transcript.language
     if transcript.words:
         parts["words"] = [_word(word) for word in transcript.words]
     return parts
 
 
 def _word(word: Word) -> dict[str, object]:
-    return {
-        "word": word.text,
-        "start_s": round(word.start_s, 3),
-        "end_s": round(word.end_s, 3),
-        "confidence": round(word.confidence, 3),
-    }
+    times = {name: round(value, 3) for name, value in word._asdict().items() if name != "text"}
+    return {"word": word.text, **times}
 
 
 def cues(words: Sequence[Word]) -> list[tuple[float, float, str]]:
@@ -115,38 +105,26 @@ def cues(words: Sequence[Word]) -> list[tuple[float, float, str]]:
     A subtitle ends where a pause is long, the lines are full, or it would be shown for more than
     LONGEST_S. It stays for SHORTEST_S or until the next one. A word longer than a line is broken.
     """
-    groups = [*_groups(_broken(words))]
+    groups = list(_groups(words))
+    next_starts_s = [group[0].start_s for group in groups[1:]] + [math.inf]
     shown = []
-    for group, following in itertools.zip_longest(groups, groups[1:]):
-        next_s = float("inf")
-        if following:
-            next_s = following[0].start_s
+    for group, next_s in zip(groups, next_starts_s, strict=False):
         start_s = group[0].start_s
-        end_s = max(group[-1].end_s, start_s + SHORTEST_S)
-        end_s = min(end_s, next_s)
-        end_s = max(end_s, start_s + 0.001)
-        text = "\n".join(_lines(group))
-        shown.append((start_s, end_s, text))
+        end_s = min(max(group[-1].end_s, start_s + SHORTEST_S), next_s)
+        shown.append((start_s, max(end_s, start_s + 0.001), "\n".join(_lines(group))))
     return shown
 
 
-def _broken(words: Sequence[Word]) -> list[Word]:
-    """`words`, those longer than a line in parts."""
-    parts = []
-    for word in words:
-        for start in range(0, len(word.text), LINE):
-            parts.append(word._replace(text=word.text[start : start + LINE]))
-    return parts
-
-
 def _groups(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Yield the words of each subtitle."""
+    """Yield the words of each subtitle, those longer than a line in parts."""
     group: list[Word] = []
     for word in words:
-        if group and _ends(group, word):
-            yield group
-            group = []
-        group.append(word)
+        for text in textwrap.wrap(word.text, LINE):
+            part = word._replace(text=text)
+            if group and _ends(group, part):
+                yield group
+                group = []
+            group.append(part)
     if group:
         yield group
 
@@ -155,10 +133,8 @@ def _ends(group: Sequence[Word], following: Word) -> bool:
     """Whether a subtitle ends before `following`."""
     pause_s = following.start_s - group[-1].end_s
     shown_s = following.end_s - group[0].start_s
-    if pause_s >= PAUSE_S or shown_s > LONGEST_S:
-        return True
-    lines = _lines([*group, following])
-    return len(lines) > LINES
+    too_long = len(_lines([*group, following])) > LINES
+    return pause_s >= PAUSE_S or shown_s > LONGEST_S or too_long
 
 
 def _lines(group: Sequence[Word]) -> list[str]:

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asrkit.shapes import expect, whole
-from asrkit.transcribe.endings import message
+from asrkit.shapes import expect, message, whole
 from asrkit.transcribe.shards import Row, Shard, ShardTranscriber, transcribed
 
 NEEDED = ("ray", "pyarrow", "pandas")  # the last two by Ray Data; plain Ray installs none of them
@@ -145,7 +144,8 @@ class ShardActor:
     """
 
     def __init__(self, transcriber: ShardTranscriber) -> None:
-        self.workers = transcriber.workers()
+        self.stack = contextlib.ExitStack()  # what it holds lives as long as the actor
+        self.workers = self.stack.enter_context(transcriber.workers())
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         """The results of the one shard of a batch, as JSON.

@@ -9,6 +9,7 @@ there. So a run that was killed goes on by being called again, and loses and dou
 >>> report = run(plan(["talks/"], task, "text"))  # doctest: +SKIP
 """
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -25,7 +26,7 @@ from asrkit.sound_files import Sound
 from asrkit.transcribe.formats import Transcript, summary
 from asrkit.transcribe.manifests import Recording, changes, members, read
 from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions, WindowOptions
-from asrkit.transcribe.progress import Bar
+from asrkit.transcribe.progress import progress_bar
 
 if TYPE_CHECKING:
     from asrkit.transcribe.ray import RayCluster
@@ -344,20 +345,31 @@ class ShardTranscriber:
         recognizer = Recognizer.from_checkpoint(checkpoint, task.config, in_place=True)
         self.transcriber = Transcriber(recognizer, checkpoint.tokenizer, task.windows)
 
-    def workers(self, layout: "Layout | None" = None) -> "Workers":
-        """Workers that transcribe shards.
+    @contextlib.contextmanager
+    def workers(self, layout: "Layout | None" = None) -> Iterator["Workers"]:
+        """Workers that have the model, until the block ends.
 
         Args:
-            layout: Of workers that are forked from this process, in which the model is loaded now;
-                None: one that loads it itself.
+            layout: Of workers that are forked from this process, which loads the model; None: one
+                that loads it itself.
+
+        Raises:
+            RuntimeError: The worker ended while it loaded the model.
         """
-        from asrkit.transcribe.workers import Layout, Workers
+        from asrkit.transcribe.workers import Died, Layout, Workers
 
         if layout is not None:
             self.load()
-            return Workers(layout, self)
+            with Workers(layout, self) as forked:
+                yield forked
+            return
         alone = Layout(threads=self.machine.threads)
-        return Workers(alone, self, method="spawn", start=self.load)
+        first = iter([("the model", [])])
+        with Workers(alone, self, method="spawn") as spawned:
+            for key, result in spawned.results(lambda: next(first, None)):
+                if isinstance(result, Died):  # else each recording would seem to be the reason
+                    raise RuntimeError(f"{result} while it loaded {key}.")
+            yield spawned
 
     def __call__(self, recordings: Sequence[Recording]) -> list[Row]:
         """The results of a shard, in the order of its recordings.
@@ -365,6 +377,8 @@ class ShardTranscriber:
         Args:
             recordings: Of the shard, or some of them.
         """
+        if self.transcriber is None:
+            self.load()
         taken: deque[Recording] = deque()
 
         def sounds() -> Iterator[Sound]:
@@ -398,7 +412,7 @@ def transcribed(workers: "Workers", shards: Iterable[Shard]) -> Iterator[tuple[i
 
 
 def _row(recording: Recording, transcript: Transcript) -> Row:
-    """The result of one recording, without any time of the run: the same for the same transcript."""
+    """The result of one recording: the same for the same transcript, whenever it was made."""
     start_s = recording.sound.start_s
     result = summary(transcript)
     return {"id": recording.id, "start_s": start_s, **result, "error": transcript.error}
@@ -513,10 +527,10 @@ def run(
         total_s = sum(shard.planned_s for shard in mine)
         before_s = total_s - sum(shard.planned_s for shard in todo)
         transcribed_s = 0.0
-        with Bar(total_s, before_s, show=progress and bool(todo)) as bar:
+        with progress_bar(total_s, before_s, show=progress and bool(todo)) as bar:
             for shard, results in _transcribed(plan, todo, machine or Machine(), workers, cluster):
                 _write(plan.result(shard), results)
-                bar.advance(shard.planned_s)
+                bar.update(shard.planned_s)
                 transcribed_s += sum(one["audio_s"] for one in results)
     there = plan.done()
     return Report(

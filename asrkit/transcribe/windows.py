@@ -1,10 +1,10 @@
-"""Recordings to transcripts: cut into windows, batched, recognised, and joined again."""
+"""Recordings to transcripts: cut into windows, batched by length, recognised, and joined again."""
 
+import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,17 +13,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.models import Checkpoint
-from asrkit.shapes import expect
+from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound, seconds
 from asrkit.text import Tokenizer
-from asrkit.transcribe.audio import blocks, recordings
-from asrkit.transcribe.endings import message
+from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pipeline import Recognizer, prefetched
-from asrkit.transcribe.progress import Bar
-from asrkit.transcribe.reading import read_in_threads
-from asrkit.transcribe.seams import Label, Word, join, words
+from asrkit.transcribe.pipeline import Recognizer
+from asrkit.transcribe.progress import progress_bar
+from asrkit.transcribe.words import Label, Word, join, words
 
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
 # and delay the first transcripts.
@@ -62,28 +60,229 @@ def transcribe(
         recognizer: of this checkpoint, to compute with another config than the default one.
         progress: show a bar on stderr, if that is a terminal.
     """
-    options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
-    transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
+    transcriber = Transcriber(recognizer, checkpoint.tokenizer, options or WindowOptions())
     sounds: Iterable[Sound] = recordings(paths)
-    shown = progress and sys.stderr.isatty()
     total_s = 0.0
+    shown = progress and sys.stderr.isatty()
     if shown:
         sounds = list(sounds)
-        total_s = sum(seconds(sound) for sound in sounds)
-    with Bar(total_s, show=shown) as bar:
-        yield from transcriber.recordings(sounds, bar.advance)
+        total_s = sum(map(seconds, sounds))
+    with progress_bar(total_s, show=shown) as bar:
+        yield from transcriber.recordings(sounds, bar.update)
+
+
+class _Part(NamedTuple):
+    """What was recognised in one window of a recording, in samples from its start to its end."""
+
+    path: Path
+    start: int
+    end: int
+    last: bool
+    error: str = ""
+    labels: Sequence[Label] = ()
+    compute_s: float = 0.0
 
 
 class _Window(NamedTuple):
-    """One window of one recording, or why there is none."""
+    """Samples of a part of a recording."""
 
-    sound: Sound
-    start: int  # samples
+    part: _Part  # without labels
     waveform: Tensor  # (S,)
-    new_samples: int  # samples that no earlier window has
-    last: bool
-    error: str = ""
+
+
+class Transcriber:
+    """Recordings cut into windows, recognised, and joined to transcripts.
+
+    Args:
+        recognizer: of the model.
+        tokenizer: of the model.
+        options: windows and batches.
+
+    Raises:
+        ValueError: the model cannot do what the options ask for.
+    """
+
+    def __init__(
+        self,
+        recognizer: Recognizer,
+        tokenizer: Tokenizer,
+        options: WindowOptions,
+    ) -> None:
+        expect(
+            recognizer.has_confidence or not options.timestamps,
+            "timestamps",
+            "greedy decoding of this model",
+            "a beam search",
+            "Only the beam of a CTC model has confidences.",
+        )
+        config = recognizer.feature_config
+        most_s = getattr(recognizer.model.encoder, "most_frames", math.inf) * config.hop_s
+        wanted = f"at most {most_s:g} seconds, as the model has positions"
+        expect(options.window_s <= most_s, "window_s", wanted, options.window_s)
+        self.recognizer = recognizer
+        self.tokenizer = tokenizer
+        self.options = options
+        self.features = config
+        self.rate_hz = config.rate_hz
+        self.batch_samples = options.batch_s * config.rate_hz
+        # Windows are whole encoder frames long and apart: overlaps then see the same frames.
+        self.frame_samples = config.hop_samples * recognizer.model.config.encoder.subsampling
+        frame_s = self.frame_samples / config.rate_hz
+        self.overlap = round(options.overlap_s / frame_s) * self.frame_samples
+        window = round(options.window_s / frame_s) * self.frame_samples
+        self.window = max(window, 2 * self.overlap, self.frame_samples)
+
+    def recordings(
+        self, sounds: Iterable[Sound], advance: Callable[[float], object]
+    ) -> Iterator[Transcript]:
+        """Yield one transcript a recording, in order, each as soon as it can be.
+
+        Args:
+            sounds: drawn as they are needed.
+            advance: called with seconds of audio that were recognised.
+        """
+        yield from self._transcripts(sounds, advance, 1)
+
+    def job(self, sounds: Sequence[Sound]) -> list[Transcript]:
+        """One transcript a recording, where no transcript is needed before the others.
+
+        Args:
+            sounds: recordings, best of at most POOL batches: they then share all batches.
+        """
+        return list(self._transcripts(sounds, lambda audio_s: None, POOL))
+
+    def _transcripts(
+        self, sounds: Iterable[Sound], advance: Callable[[float], object], batches: int
+    ) -> Iterator[Transcript]:
+        windows = read_ahead(sounds, self._windows, self.options.readers)
+        pools = self._pools(windows, batches)
+        parts: list[_Part] = []  # of the recording that is under way
+        for pool in read_ahead([pools], iter, 1, ahead=1):  # reads one pool during another
+            for part in self._recognised(pool):
+                before = parts[-1].end if parts else 0
+                advance((part.end - before) / self.rate_hz)
+                parts.append(part)
+                if part.last:
+                    yield self._transcript(parts)
+                    parts = []
+
+    def _windows(self, sound: Sound) -> Iterator[_Window]:
+        """Windows of a recording; the last one of a recording that breaks has its error."""
+        end = 0
+        try:
+            chunks = blocks(sound, self.rate_hz)
+            for start, waveform, last in windows(chunks, self.window, self.overlap):
+                end = start + len(waveform)
+                yield _Window(_Part(sound.path, start, end, last), waveform)
+        except (ValueError, RuntimeError, OSError, MemoryError) as error:
+            part = _Part(sound.path, end, end, True, message(error))
+            yield _Window(part, torch.zeros(0))
+
+    def _pools(self, queue: Iterable[_Window], batches: int) -> Iterator[list[_Window]]:
+        """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
+        pool: list[_Window] = []
+        samples = 0
+        for window in queue:
+            pool.append(window)
+            samples += len(window.waveform)
+            if samples >= batches * self.batch_samples:
+                yield pool
+                pool = []
+                samples = 0
+                batches = min(2 * batches, POOL)
+        if pool:
+            yield pool
+
+    def _recognised(self, pool: Sequence[_Window]) -> Iterator[_Part]:
+        """Yield the part of each window, in order; a batch is recognised when it is needed."""
+        lengths = {
+            row: max(len(waveform), self.features.fill_samples)
+            for row, (_, waveform) in enumerate(pool)
+            if len(waveform) >= self.features.window_samples and waveform.any()
+        }
+        most_padding = math.inf
+        if self.recognizer.device.type == "cpu":
+            most_padding = MOST_PADDING_S * self.rate_hz
+        batches = iter(plan_batches(lengths, self.batch_samples, most_padding))
+        parts: dict[int, _Part] = {}
+        for row, window in enumerate(pool):
+            if row in lengths and row not in parts:
+                rows = next(batches)
+                found = self._recognise([pool[member] for member in rows])
+                parts.update(zip(rows, found, strict=True))
+            yield parts.pop(row, window.part)
+
+    def _recognise(self, batch: Sequence[_Window]) -> list[_Part]:
+        """The parts of a batch; one that fails, as without memory, is retried in halves."""
+        start = time.perf_counter()
+        try:
+            found = self._labels(batch)
+        except (RuntimeError, MemoryError, ValueError) as error:
+            why = message(error)  # the error itself would hold the tensors of its frames
+        else:
+            samples = sum(len(waveform) for _, waveform in batch)
+            a_sample_s = (time.perf_counter() - start) / samples
+            return [
+                part._replace(labels=labels, compute_s=len(waveform) * a_sample_s)
+                for (part, waveform), labels in zip(batch, found, strict=True)
+            ]
+        if len(batch) == 1:
+            return [batch[0].part._replace(error=why)]
+        half = len(batch) // 2
+        return self._recognise(batch[:half]) + self._recognise(batch[half:])
+
+    def _labels(self, batch: Sequence[_Window]) -> list[list[Label]]:
+        """Labels of each window. Those of RNN-T have no duration: they end with their frame."""
+        lengths = torch.tensor([len(waveform) for _, waveform in batch])
+        waveforms = pad_sequence([waveform for _, waveform in batch], batch_first=True)
+        hypotheses = self.recognizer(
+            waveforms, lengths, confidence=self.options.timestamps, times=True
+        )
+        self._expect_finite(hypotheses.scores)
+        confidence = hypotheses.confidence
+        if confidence is None:
+            confidence = torch.ones(hypotheses.labels.shape)
+        first = torch.tensor([[part.start] for part, _ in batch])
+        end = torch.tensor([[part.end] for part, _ in batch])
+        starts = first + hypotheses.frames.cpu() * self.frame_samples
+        ends = starts + hypotheses.durations.cpu().clamp(min=1) * self.frame_samples
+        starts_s, ends_s = (times.minimum(end).double() / self.rate_hz for times in (starts, ends))
+        columns = (hypotheses.labels, starts_s, ends_s, confidence)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        counts = hypotheses.lengths.tolist()
+        return [
+            [Label(*values) for values in itertools.islice(zip(*row, strict=True), count)]
+            for row, count in zip(rows, counts, strict=True)
+        ]
+
+    def _expect_finite(self, scores: Tensor) -> None:
+        remedy = "Try another --dtype."
+        if self.recognizer.decode_options.lm is not None:
+            remedy += " Or the --lm excludes all texts: it needs <unk> to allow unknown words."
+        got = f"NaN or infinity in {self.recognizer.dtype}"
+        expect(bool(scores.isfinite().all()), "model", "finite scores", got, remedy)
+
+    def _transcript(self, parts: Sequence[_Part]) -> Transcript:
+        """The transcript of a recording from its parts; the first error is that of all."""
+        path = parts[0].path
+        compute_s = sum(part.compute_s for part in parts)
+        error = next((part.error for part in parts if part.error), "")
+        if error:
+            return Transcript(path=path, compute_s=compute_s, error=error)
+        labels = parts[0].labels
+        for before, part in itertools.pairwise(parts):
+            labels = join(labels, part.labels, part.start / self.rate_hz, before.end / self.rate_hz)
+        timed: list[Word] = []
+        if self.options.timestamps:
+            timed = words(labels, self.tokenizer)
+        return Transcript(
+            path=path,
+            text=self.tokenizer.decode([label.token for label in labels]),
+            audio_s=parts[-1].end / self.rate_hz,
+            compute_s=compute_s,
+            words=tuple(timed),
+        )
 
 
 def windows(
@@ -115,297 +314,28 @@ def windows(
 
 
 def plan_batches(
-    lengths: Sequence[int],
-    budget: float,
-    order: str = "by_length",
-    most_padding: float = math.inf,
+    lengths: Mapping[int, int], budget: float, most_padding: float = math.inf
 ) -> list[list[int]]:
-    """Positions of `lengths` in batches of at most `budget` samples, padding included.
+    """Utterances of similar length in batches, the batch with the earliest utterance first.
 
-    An utterance longer than the budget is a batch of its own.
+    A batch has at most `budget` samples, padding included; an utterance longer than that is a batch
+    of its own.
 
     Args:
-        lengths: samples of each utterance.
+        lengths: samples of each utterance, by its number.
         budget: most samples in a batch: utterances times the longest of them.
-        order: "by_length", longest first, which saves padding; or "as_given".
         most_padding: most samples of padding in a batch.
     """
-    rows = list(range(len(lengths)))
-    if order == "by_length":
-        rows.sort(key=lambda row: -lengths[row])
     plan: list[list[int]] = []
     batch: list[int] = []
     longest = 0  # samples of the longest utterance of the batch
     filled = 0  # samples of its utterances, without padding
-    for row in rows:
-        longest = max(longest, lengths[row])
+    for row in sorted(lengths, key=lengths.__getitem__, reverse=True):
         filled += lengths[row]
         padded = (len(batch) + 1) * longest
-        too_much = padded > budget or padded - filled > most_padding
-        if too_much or not plan:
+        if not batch or padded > budget or padded - filled > most_padding:
             batch = []
             plan.append(batch)
-            longest = lengths[row]
-            filled = lengths[row]
+            longest = filled = lengths[row]
         batch.append(row)
-    return plan
-
-
-def _pools(queue: Iterable[_Window], batch_samples: float, batches: int) -> Iterator[list[_Window]]:
-    """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
-    pool: list[_Window] = []
-    samples = 0
-    budget = batches * batch_samples
-    for window in queue:
-        pool.append(window)
-        samples += len(window.waveform)
-        if samples >= budget:
-            yield pool
-            pool = []
-            samples = 0
-            budget = min(2 * budget, POOL * batch_samples)
-    if pool:
-        yield pool
-
-
-@dataclass
-class _FileState:
-    """What has been recognised so far of the file that is being put together."""
-
-    labels: list[Label] = field(default_factory=list)
-    end: int = 0  # samples
-    compute_s: float = 0.0
-    error: str = ""
-
-
-class Transcriber:
-    """Recordings cut into windows, recognised, and joined to transcripts.
-
-    Args:
-        recognizer: of the model.
-        tokenizer: of the model.
-        options: windows and batches.
-
-    Raises:
-        ValueError: the model cannot do what the options ask for.
-    """
-
-    def __init__(
-        self,
-        recognizer: Recognizer,
-        tokenizer: Tokenizer,
-        options: WindowOptions,
-    ) -> None:
-        expect(
-            recognizer.has_confidence or not options.timestamps,
-            "timestamps",
-            "greedy decoding of this model",
-            "a beam search",
-            "Only the beam of a CTC model has confidences.",
-        )
-        config = recognizer.feature_config
-        self.recognizer = recognizer
-        self.tokenizer = tokenizer
-        self.options = options
-        self.rate_hz = config.rate_hz
-        self.batch_samples = options.batch_s * config.rate_hz
-        self.most_padding = math.inf
-        if recognizer.device.type == "cpu" and recognizer.config.order == "by_length":
-            self.most_padding = MOST_PADDING_S * config.rate_hz
-        self.least_samples = config.window_samples
-        subsampling = recognizer.model.config.encoder.subsampling
-        self.frame_samples = config.hop_samples * subsampling  # of one encoder frame
-        self.state = _FileState()
-        self.overlapped = recognizer.config.loading == "overlapped"
-        most_frames = getattr(recognizer.model.encoder, "most_frames", None)
-        if most_frames is not None:
-            most_s = most_frames * config.hop_s
-            fits = options.window_s <= most_s
-            wanted = f"at most {most_s:g} seconds, as the model has positions"
-            expect(fits, "window_s", wanted, options.window_s)
-
-    def recordings(
-        self, sounds: Iterable[Sound], heard: Callable[[float], object]
-    ) -> Iterator[Transcript]:
-        """Yield one transcript a recording, in order.
-
-        Args:
-            sounds: drawn as they are needed.
-            heard: called with the seconds of audio that were recognised, batch by batch.
-        """
-        yield from self._transcripts(self._read(sounds, 1), heard)
-
-    def groups(
-        self, groups: Iterable[Sequence[Sound]], heard: Callable[[float], object]
-    ) -> Iterator[Transcript]:
-        """Yield one transcript a recording, in order; no batch has recordings of two groups.
-
-        While a group is recognised, the next one is drawn and read.
-
-        Args:
-            groups: recordings that are there at once.
-            heard: called with the seconds of audio that were recognised, batch by batch.
-        """
-        pools = (pool for group in groups for pool in self._read(group, POOL))
-        yield from self._transcripts(pools, heard)
-
-    def _transcripts(
-        self, pools: Iterator[list[_Window]], heard: Callable[[float], object]
-    ) -> Iterator[Transcript]:
-        if self.overlapped:
-            pools = prefetched(pools)
-        for pool in pools:
-            yield from self.run(pool, heard)
-
-    def _read(self, sounds: Iterable[Sound], batches: int) -> Iterator[list[_Window]]:
-        """Windows of `sounds` in lists, the first of about `batches` batches."""
-        if self.overlapped:
-            queue = read_in_threads(sounds, self.windows, self.options.readers)
-        else:
-            queue = (window for sound in sounds for window in self.windows(sound))
-        return _pools(queue, self.batch_samples, batches)
-
-    def windows(self, sound: Sound) -> Iterator[_Window]:
-        """Windows of a recording, whole encoder frames apart: overlaps then see the same frames."""
-        overlap = self._in_frames(self.options.overlap_s)
-        size = max(self._in_frames(self.options.window_s), 2 * overlap, self.frame_samples)
-        try:
-            for start, waveform, last in windows(blocks(sound, self.rate_hz), size, overlap):
-                new_samples = len(waveform)
-                if start > 0:
-                    new_samples -= overlap
-                yield _Window(sound, start, waveform, new_samples, last)
-        except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            yield _Window(sound, 0, torch.zeros(0), 0, True, message(error))
-
-    def _in_frames(self, time_s: float) -> int:
-        """`time_s` in samples, rounded to whole encoder frames."""
-        return round(time_s * self.rate_hz / self.frame_samples) * self.frame_samples
-
-    def run(
-        self, pool: Sequence[_Window], heard: Callable[[float], object]
-    ) -> Iterator[Transcript]:
-        """Recognise `pool`, the batch with the earliest window first; yield the files that end."""
-        recognised: dict[int, list[Label] | str] = {}
-        compute_s = dict.fromkeys(range(len(pool)), 0.0)
-        loud = []
-        for index, window in enumerate(pool):
-            if len(window.waveform) >= self.least_samples and window.waveform.any():
-                loud.append(index)
-            else:
-                recognised[index] = []
-        heard(self._new_s(pool[index] for index in recognised))
-        batches = iter(self._plan(pool, loud))
-        for index, window in enumerate(pool):
-            if index not in recognised:
-                rows = next(batches)
-                batch = [pool[row] for row in rows]
-                start = time.perf_counter()
-                recognised.update(zip(rows, self.recognize(batch), strict=True))
-                took_s = time.perf_counter() - start
-                samples = sum(len(member.waveform) for member in batch)
-                for row in rows:
-                    compute_s[row] = took_s * len(pool[row].waveform) / samples
-                heard(self._new_s(batch))
-            self.state.compute_s += compute_s[index]
-            transcript = self.add(window, recognised[index])
-            if transcript is not None:
-                yield transcript
-
-    def _plan(self, pool: Sequence[_Window], loud: Sequence[int]) -> list[list[int]]:
-        """Positions in `pool` of each batch of loud windows, the batch with the earliest first."""
-        filled = self.recognizer.feature_config.fill_samples
-        lengths = [max(len(pool[index].waveform), filled) for index in loud]
-        plan = plan_batches(
-            lengths, self.batch_samples, self.recognizer.config.order, self.most_padding
-        )
-        return [[loud[place] for place in batch] for batch in sorted(plan, key=min)]
-
-    def _new_s(self, windows: Iterable[_Window]) -> float:
-        """Seconds of `windows` that no earlier window has."""
-        return sum(window.new_samples for window in windows) / self.rate_hz
-
-    def recognize(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
-        """Labels of each window, or an error message; a batch that fails is retried in halves."""
-        try:
-            return self._labels(batch)
-        except (RuntimeError, MemoryError, ValueError) as error:  # out of memory: a RuntimeError
-            why = message(error)
-        if len(batch) == 1:
-            return [why]
-        half = len(batch) // 2
-        return self.recognize(batch[:half]) + self.recognize(batch[half:])
-
-    def _labels(self, batch: Sequence[_Window]) -> list[list[Label] | str]:
-        waveforms = pad_sequence([window.waveform for window in batch], batch_first=True)
-        lengths = torch.tensor([len(window.waveform) for window in batch])
-        hypotheses = self.recognizer(
-            waveforms, lengths, confidence=self.options.timestamps, times=True
-        )
-        confidence = hypotheses.confidence
-        if confidence is None:
-            confidence = torch.ones(hypotheses.labels.shape)
-        parts = (hypotheses.labels, hypotheses.frames, hypotheses.durations, confidence)
-        columns = [part.tolist() for part in parts]
-        counts = hypotheses.lengths.tolist()
-        scores = hypotheses.scores.tolist()
-        results: list[list[Label] | str] = []
-        for row, (window, score) in enumerate(zip(batch, scores, strict=True)):
-            if not math.isfinite(score):
-                results.append(self._no_score(score))
-                continue
-            values = zip(*(column[row][: counts[row]] for column in columns), strict=True)
-            results.append([self._label(window, *value) for value in values])
-        return results
-
-    def _no_score(self, score: float) -> str:
-        """What is said of a window without a finite score."""
-        dtype = self.recognizer.dtype
-        remedy = "Try another --dtype."
-        if self.recognizer.decode_options.lm is not None:
-            remedy += " Or the --lm excludes all texts: it needs <unk> to allow unknown words."
-        shown = str(score).replace("nan", "NaN")
-        return f"model: expected finite scores, got {shown} in {dtype}. {remedy}"
-
-    def _label(
-        self, window: _Window, token: int, frame: int, duration: int, confidence: float
-    ) -> Label:
-        """A label in time. Those of RNN-T have no duration: they end with their frame."""
-        limit = window.start + len(window.waveform)
-        start = window.start + frame * self.frame_samples
-        end = start + max(duration, 1) * self.frame_samples
-        return Label(
-            token, min(start, limit) / self.rate_hz, min(end, limit) / self.rate_hz, confidence
-        )
-
-    def add(self, window: _Window, recognised: list[Label] | str) -> Transcript | None:
-        """Join a window to what precedes it in its file; the transcript if it was the last one."""
-        state = self.state
-        if isinstance(recognised, str):
-            state.error = state.error or window.error or recognised
-        else:
-            state.error = state.error or window.error
-            if not state.error and state.end:
-                seam_s = (window.start / self.rate_hz, state.end / self.rate_hz)
-                state.labels = join(state.labels, recognised, *seam_s)
-            elif not state.error:
-                state.labels = recognised
-        state.end = window.start + len(window.waveform)
-        if not window.last:
-            return None
-        self.state = _FileState()
-        return self._transcript(window.sound.path, state)
-
-    def _transcript(self, path: Path, state: _FileState) -> Transcript:
-        if state.error:
-            return Transcript(path=path, compute_s=state.compute_s, error=state.error)
-        timed: tuple[Word, ...] = ()
-        if self.options.timestamps:
-            timed = tuple(words(state.labels, self.tokenizer))
-        return Transcript(
-            path=path,
-            text=self.tokenizer.decode([label.token for label in state.labels]),
-            audio_s=state.end / self.rate_hz,
-            compute_s=state.compute_s,
-            words=timed,
-        )
+    return sorted(plan, key=min)

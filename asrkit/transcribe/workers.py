@@ -37,7 +37,7 @@ from asrkit.transcribe.audio import recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer
-from asrkit.transcribe.progress import Bar
+from asrkit.transcribe.progress import progress_bar
 from asrkit.transcribe.windows import Transcriber
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -423,12 +423,12 @@ def transcribe_in_workers(
     jobs = _Jobs([*recordings(paths)], layout.workers, options.batch_s)
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
     following = 0
-    bar = Bar(jobs.seconds(sum(jobs.sizes)), show=progress and sys.stderr.isatty())
+    bar = progress_bar(jobs.seconds(sum(jobs.sizes)), show=progress and sys.stderr.isatty())
     with bar, Workers(layout, partial(transcribe_job, transcriber)) as workers:
         for number, transcripts in transcribe_jobs(workers, jobs.drawn(), ended_twice):
             done[number] = transcripts
-            bar.advance(jobs.learn(number, transcripts))
-            bar.expect(jobs.seconds(sum(jobs.sizes)))
+            bar.update(jobs.learn(number, transcripts))
+            bar.total = round(jobs.seconds(sum(jobs.sizes)))
             while following in done:
                 yield from done.pop(following)
                 following += 1
@@ -441,7 +441,7 @@ def transcribe_job(transcriber: Transcriber, sounds: Sequence[Sound]) -> list[Tr
         transcriber: Of the worker.
         sounds: Recordings of the job.
     """
-    transcripts = [*transcriber.groups([sounds], lambda audio_s: None)]
+    transcripts = transcriber.job(sounds)
     for transcript in transcripts:
         if "CUDA error" in transcript.error:  # lack of memory is another one
             sys.exit(f"{transcript.path}: {transcript.error}")

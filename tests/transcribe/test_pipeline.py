@@ -28,7 +28,6 @@ from asrkit.transcribe import (
 from asrkit.transcribe.decoding import KINDS
 from asrkit.transcribe.folder import made_by, text_settings
 from asrkit.transcribe.pipeline import ModelVariants, encoder_form, prefetched
-from asrkit.transcribe.windows import plan_batches
 
 OTHERS = [
     {},
@@ -204,13 +203,6 @@ def test_prefetched_items_keep_their_order_and_an_error_its_place():
     with pytest.raises(OSError, match="gone"):
         seen.extend(prefetched(items()))
     assert seen == [] or seen == [1, 2]
-
-
-def test_batches_as_given_keep_the_order_and_the_budget():
-    lengths = [30, 10, 70, 10, 10, 120, 5]
-    plan = plan_batches(lengths, 100, "as_given")
-    assert [row for batch in plan for row in batch] == [*range(7)]
-    assert plan == [[0, 1], [2], [3, 4], [5], [6]]
 
 
 def test_only_settings_that_change_the_text_tell_folders_apart(checkpoint):

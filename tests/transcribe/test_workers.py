@@ -2,13 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from asrkit.transcribe.workers import Layout, Workers, transcribe_jobs
 

@@ -22,13 +22,17 @@ import torch
 from tqdm import tqdm
 
 from asrkit.runtime import settle_after_fork
-from asrkit.shapes import expect
-from asrkit.transcribe.endings import how_it_ended, message
+from asrkit.shapes import expect, message
 from asrkit.transcribe.processes.cores import Layout
 
 MOST_HELD = 2  # jobs of one process: that which it works on, and the next, which it reads ahead
 MOST_DEATHS = 100  # of processes in a row that finish no job
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended, by its exit code: "signal 9", or "exit code 1"."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class Message(NamedTuple):
@@ -218,8 +222,8 @@ class Pool:
         why = how_it_ended(worker.process.exitcode)
         self.deaths += 1
         if self.deaths >= MOST_DEATHS:
-            message = f"the processes that transcribe ended {self.deaths} times in a row ({why})."
-            raise RuntimeError(f"{message} Fewer --workers take less memory.")
+            said = f"the processes that transcribe ended {self.deaths} times in a row ({why})."
+            raise RuntimeError(f"{said} Fewer --workers take less memory.")
         return Ended(number + 1, worker.process.pid, why, worker.held)
 
     def _fork(self, number: int) -> _Worker:

@@ -4,7 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -16,7 +16,7 @@ from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.pipeline import Recognizer
 from asrkit.transcribe.processes.cores import Layout
 from asrkit.transcribe.processes.pool import Channel, Done, Ended, Message, Pool
-from asrkit.transcribe.progress import Bar
+from asrkit.transcribe.progress import progress_bar
 from asrkit.transcribe.windows import Transcriber
 
 ENDED = "audio: reading or transcribing it ended the process twice."
@@ -81,7 +81,7 @@ def transcribe_in_processes(
 
     following = 0
     pool = Pool(layout, work, jobs.draw)
-    with Bar(jobs.total_s(), show=shown) as bar, pool:
+    with progress_bar(jobs.total_s(), show=shown) as bar, pool:
         for event in pool.events():
             if isinstance(event, Ended):
                 warn(jobs.lost(event))
@@ -170,15 +170,15 @@ class _Jobs:
         """Seconds of all recordings: of those that are done, and a guess of the rest."""
         return self.done_s + self._guess_s(self.left)
 
-    def note(self, event: Message, bar: Bar) -> None:
+    def note(self, event: Message, bar: Any) -> None:
         """Take a message: seconds that a process has recognised, or a transcript."""
         if not isinstance(event.value, _Transcribed):
-            bar.advance(event.value)
+            bar.update(event.value)
             return
         position, transcript = event.value
         self.reached[event.job.first] = position + 1
         self._keep(position, transcript)
-        bar.expect(self.total_s())
+        bar.total = round(self.total_s())
 
     def _keep(self, position: int, transcript: Transcript) -> None:
         self.done[position] = transcript
@@ -222,20 +222,10 @@ def _size(sound: Sound) -> int:
 
 
 def _transcribe(channel: Channel, transcriber: Transcriber) -> None:
-    """What each process does: its jobs one after the other, the next one read meanwhile."""
-    taken: deque[_Job] = deque()
-
-    def groups() -> Iterator[Sequence[Sound]]:
-        for job in channel.jobs():
-            taken.append(job)
-            yield job.sounds
-
-    position = 0
-    for transcript in transcriber.groups(groups(), channel.send):
-        job = taken[0]
-        channel.send(_Transcribed(job.first + position, transcript))
-        position += 1
-        if position == len(job.sounds):
-            taken.popleft()
-            position = 0
-            channel.done()
+    """What each process does: its jobs one after the other."""
+    for job in channel.jobs():
+        transcripts = transcriber.job(job.sounds)
+        channel.send(sum(transcript.audio_s for transcript in transcripts))
+        for position, transcript in enumerate(transcripts, job.first):
+            channel.send(_Transcribed(position, transcript))
+        channel.done()

@@ -2,7 +2,9 @@
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from asrkit.text import Tokenizer
@@ -47,7 +49,7 @@ def join(
         start_s: start of the overlap: of the second window.
         end_s: end of the overlap: of the first window.
     """
-    head = before[: bisect.bisect_left(before, start_s, key=_start_of)]
+    head = before[: bisect.bisect_left(before, start_s, key=attrgetter("start_s"))]
     left = before[len(head) :]
     right = [label for label in after if label.start_s < end_s]
     times = [label.start_s for label in right]
@@ -60,10 +62,6 @@ def join(
     kept_left = [label for label in left if label.start_s < cut_s]
     kept_right = [label for label, time in zip(right, times, strict=True) if time >= cut_s]
     return [*head, *kept_left, *kept_right, *after[len(right) :]]
-
-
-def _start_of(label: Label) -> float:
-    return label.start_s
 
 
 def _pairs(left: Sequence[Label], right: Sequence[Label]) -> list[tuple[int, int]]:
@@ -102,21 +100,14 @@ def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) ->
     Half a second of pause is worth two seconds off the middle, or two neighbours that are `agreed`.
     """
     middle = (start_s + end_s) / 2
-    inside = [time for time in times if start_s < time < end_s]
-    best_worth = -float("inf")
-    best = middle
-    for low, high in itertools.pairwise(sorted({start_s, end_s, *inside})):
+    inside = {time for time in times if start_s < time < end_s}
+    places = [(-math.inf, middle)]  # the worth of each, and where it is
+    for low, high in itertools.pairwise(sorted({start_s, end_s} | inside)):
         pause = min(high - low, PAUSE_S)
-        earliest = low + pause / 2
-        latest = high - pause / 2
-        place = min(max(middle, earliest), latest)
+        place = min(max(middle, low + pause / 2), high - pause / 2)
         neighbours = (low in agreed) + (high in agreed)
-        off_middle_s = abs(place - middle)
-        worth = pause + 0.25 * neighbours - 0.25 * off_middle_s
-        if worth > best_worth:
-            best_worth = worth
-            best = place
-    return best
+        places.append((pause + 0.25 * neighbours - 0.25 * abs(place - middle), place))
+    return max(places, key=itemgetter(0))[1]
 
 
 def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
@@ -137,14 +128,14 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
             text = tokenizer.decode([label.token]).strip()
             if not text:  # white space before a word
                 continue
-            if result:
-                before = result[-1]
-                end_s = min(before.end_s, label.start_s)
-                result[-1] = before._replace(end_s=end_s)
-            result.append(Word(text, label.start_s, label.end_s, label.confidence))
+            result.append(Word(text, *label[1:]))
         elif text != result[-1].text:
             word = result[-1]
             confidence = min(word.confidence, label.confidence)
             result[-1] = Word(text, word.start_s, label.end_s, confidence)
         tokens.append(label.token)
-    return result
+    following = [word.start_s for word in result[1:]] + [math.inf]
+    return [
+        word._replace(end_s=min(word.end_s, start_s))
+        for word, start_s in zip(result, following, strict=False)
+    ]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import Label, Word
-from asrkit.transcribe.seams import join, words
+from asrkit.transcribe.words import join, words
 
 FRAME_S = 0.04
 TOKENIZER = CharTokenizer()
