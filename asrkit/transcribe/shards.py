@@ -528,7 +528,8 @@ def run(
         before_s = total_s - sum(shard.planned_s for shard in todo)
         transcribed_s = 0.0
         with progress_bar(total_s, before_s, show=progress and bool(todo)) as bar:
-            for shard, results in _transcribed(plan, todo, machine or Machine(), workers, cluster):
+            new = _transcribed(plan, todo, machine or Machine(), workers, cluster) if todo else ()
+            for shard, results in new:
                 _write(plan.result(shard), results)
                 bar.update(shard.planned_s)
                 transcribed_s += sum(one["audio_s"] for one in results)

@@ -125,8 +125,7 @@ def long_file(tiny_speech, tmp_path_factory):
     return path
 
 
-# Python imports it at its start. Spawned workers die of a name with `poison`, of one with `once` the first time only, and open
-# files as slowly as the file `slow_s` beside it says.
+# Python imports it at its start. Spawned workers die of a name with `poison`, and open files as slowly as the file `slow_s` says.
 FAULTS = """
 import os, sys
 if "--multiprocessing-fork" in sys.orig_argv:
@@ -135,11 +134,8 @@ if "--multiprocessing-fork" in sys.orig_argv:
     plain, here = soundfile.SoundFile, os.path.dirname(__file__)
 
     def open_or_die(file, *args, **how):
-        name = os.path.basename(os.fsdecode(file)) if isinstance(file, (str, bytes)) else ""
-        died = os.path.join(here, "died of " + name)
-        if "poison" in name or "once" in name and not os.path.exists(died):
-            open(died, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if isinstance(file, (str, bytes)) and "poison" in os.fsdecode(file):
+            os.kill(os.getpid(), signal.SIGSEGV)
         with open(os.path.join(here, "slow_s")) as slow_s:
             time.sleep(float(slow_s.read()))
         return plain(file, *args, **how)
@@ -149,10 +145,11 @@ if "--multiprocessing-fork" in sys.orig_argv:
 
 
 class Faults:
-    """What goes wrong in the spawned workers of processes that have `folder` in their PYTHONPATH."""
+    """What goes wrong in spawned workers whose PYTHONPATH begins with `path`."""
 
     def __init__(self, folder):
         self.folder = folder
+        self.path = f"{folder}{os.pathsep}{ROOT}"
         (folder / "sitecustomize.py").write_text(FAULTS)
         self.slow(0)
 
@@ -163,13 +160,10 @@ class Faults:
         written.replace(self.folder / "slow_s")  # workers read it at any moment
 
 
-@pytest.fixture
-def faults(tmp_path_factory, monkeypatch):
-    """Faults of the workers that this process and its children spawn."""
-    made = Faults(tmp_path_factory.mktemp("faults"))
-    monkeypatch.setenv("PYTHONPATH", f"{made.folder}{os.pathsep}{ROOT}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return made
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory):
+    """Faults of spawned workers."""
+    return Faults(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(scope="session")
