@@ -1,7 +1,6 @@
 """`asrkit transcribe` without --shards: file by file, in this process or in --workers."""
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -41,17 +40,16 @@ def transcribe_files(
     checkpoint = _load_model(args)
     folder = None
     todo = [path for path, _ in recordings]
-    refused: list[Any] = []
     if args.out:
         folder = Folder(args.out, recordings, checkpoint, options, config=config, kind=format_)
-        todo, refused = folder.todo()
-    skipped = len(recordings) - len(todo) - len(refused)
+        todo = folder.todo()
+    skipped = len(recordings) - len(todo)
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     tell_layout(args, layout)
     loaded = time.perf_counter()
     transcripts = _transcripts(args, checkpoint, todo, options, recognizer, layout)
-    failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
+    failed, audio_s = _write(transcripts, folder, format_)
     elapsed_s = time.perf_counter() - loaded  # with reading and writing, without loading the model
     result = {
         "files": len(recordings),
@@ -112,12 +110,12 @@ def _transcripts(
     layout: Any,
 ) -> Iterable[Any]:
     """Yield the transcripts, made in this process or in those of a layout."""
-    from asrkit.transcribe import transcribe, transcribe_in_processes
+    from asrkit.transcribe import transcribe, transcribe_in_workers
 
     shared = {"options": options, "recognizer": recognizer, "progress": not args.no_progress}
     if layout is None:
         return transcribe(checkpoint, todo, **shared)
-    return transcribe_in_processes(checkpoint, todo, layout, **shared)
+    return transcribe_in_workers(checkpoint, todo, layout, **shared)
 
 
 def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:

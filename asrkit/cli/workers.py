@@ -59,7 +59,7 @@ def asked_layout(args: argparse.Namespace, model: Path, recordings: int | None =
         return None
     import torch
 
-    from asrkit.transcribe.processes import choose_layout
+    from asrkit.transcribe.workers import choose_layout
 
     asked = args.workers
     if asked != "auto":

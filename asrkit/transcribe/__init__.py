@@ -1,6 +1,6 @@
 """Sound files to transcripts: `transcribe` for files, `Recognizer` for waveforms.
 
-`transcribe_in_processes` is `transcribe` in several processes that share one model.
+`transcribe_in_workers` is `transcribe` in several processes that share one model.
 
 Names are imported when they are first used, so that the command line can read `options` without
 loading torch.
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         WindowOptions,
     )
     from asrkit.transcribe.pipeline import Recognizer, recognize
-    from asrkit.transcribe.processes import Layout, choose_layout, transcribe_in_processes
     from asrkit.transcribe.windows import transcribe
     from asrkit.transcribe.words import Label, Word
+    from asrkit.transcribe.workers import Layout, choose_layout, transcribe_in_workers
 
 __all__ = [
     "FORMATS",
@@ -46,7 +46,7 @@ __all__ = [
     "render",
     "summary",
     "transcribe",
-    "transcribe_in_processes",
+    "transcribe_in_workers",
 ]
 
 _FILES = {  # the file of this folder that defines each name
@@ -56,9 +56,9 @@ _FILES = {  # the file of this folder that defines each name
     "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
     "pipeline": ["Recognizer", "recognize"],
-    "processes": ["Layout", "choose_layout", "transcribe_in_processes"],
     "windows": ["transcribe"],
     "words": ["Label", "Word"],
+    "workers": ["Layout", "choose_layout", "transcribe_in_workers"],
 }
 
 

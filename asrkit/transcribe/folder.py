@@ -2,29 +2,36 @@
 
 import glob
 import hashlib
-import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+from torch import Tensor, uint8
 
-from asrkit.features import FeatureConfig
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint
-from asrkit.models.encoders import dtype_of
-from asrkit.models.prompts import PROMPT, SUPPRESSED
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
 
-# Of a transcript's file name: temporary files have ten bytes more, and file systems take 255.
-MAX_NAME_BYTES = 240
+# Options that say how batches are made and computed: a transcript does not depend on them.
+HOW = {
+    "batch_s",
+    "readers",
+    "strategy",
+    "order",
+    "loading",
+    "graphs",
+    "encoder",
+    "encoder_graphs",
+    "normalization",
+}
 
 
 def made_by(checkpoint: Checkpoint, settings: object) -> str:
-    """A hash of the model with all its weights, tokenizer, features and prompt, and `settings`.
+    """A hash of the model with all its weights, tokenizer, features and notes, and `settings`.
 
     A core hashes about a gigabyte a second, which is little beside transcription.
     """
@@ -32,43 +39,26 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
     weights = checkpoint.model.state_dict()
     with ThreadPoolExecutor() as pool:
         marks = list(pool.map(_mark, weights.values()))
-    parts: tuple[object, ...] = (
-        checkpoint.model.config,
-        dtype_of(checkpoint.model),
-        FeatureConfig(**checkpoint.features),
-        settings,
-        *(checkpoint.notes.get(key) for key in (PROMPT, SUPPRESSED)),
-    )
     tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
-    return content_hash([[*weights], marks, tokens, *map(str, parts)])
+    others = (checkpoint.model.config, checkpoint.features, checkpoint.notes, settings)
+    return content_hash([[*weights], marks, tokens, *map(str, others)])
 
 
-def _mark(value: object) -> str:
-    """Shape and hash of all numbers of a tensor; of what else a quantizer keeps, its text."""
-    if not isinstance(value, torch.Tensor) or value.is_quantized:
-        return str(value)
-    numbers = value.detach().cpu().flatten().contiguous()
-    digest = hashlib.sha256(numbers.view(torch.uint8).numpy().data)
-    return f"{tuple(value.shape)} {digest.hexdigest()}"
+def _mark(weight: Tensor) -> str:
+    """Shape and hash of all numbers of a weight."""
+    numbers = weight.detach().cpu().flatten().contiguous()
+    digest = hashlib.sha256(numbers.view(uint8).numpy().data)
+    return f"{tuple(weight.shape)} {digest.hexdigest()}"
 
 
 def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
-    """The settings that a transcript depends on: how batches are made and computed is not."""
-    search, lm = config.search, ""
-    if search is not None and search.lm is not None:
-        with search.lm.open("rb") as file:
-            lm = hashlib.file_digest(file, "sha256").hexdigest()
-        search = replace(search, lm=None)
-    return {
-        "window_s": options.window_s,
-        "overlap_s": options.overlap_s,
-        "timestamps": options.timestamps,
-        "precision": config.precision,
-        "max_symbols": config.max_symbols,
-        "search": search,
-        "lm": lm,
-        "prompt": config.prompt,
-    }
+    """The settings that a transcript depends on; of an n-gram model's file, what is in it."""
+    settings = vars(options) | vars(config)
+    if config.search is not None and config.search.lm is not None:
+        with config.search.lm.open("rb") as file:
+            settings["lm"] = hashlib.file_digest(file, "sha256").hexdigest()
+        settings["search"] = replace(config.search, lm=None)
+    return {name: value for name, value in settings.items() if name not in HOW}
 
 
 class Folder:
@@ -105,47 +95,26 @@ class Folder:
         self.kind = kind
         self.key = made_by(checkpoint, text_settings(options, config or PipelineConfig()))
         self.key_file = path / f".asrkit-{kind}"
-        self.target = self._targets(recordings)
+        self.target = {source: path / name.with_suffix(f".{kind}") for source, name in recordings}
+        times = Counter(self.target.values())
+        double = [str(source) for source, target in self.target.items() if times[target] > 1]
+        wanted = "recordings of different names"
+        remedy = "Rename one, or use two folders."
+        expect(not double, "out", wanted, " and ".join(double[:2]), remedy)
         self._check_key()
-
-    def _targets(self, recordings: Sequence[tuple[Path, Path]]) -> dict[Path, Path]:
-        """Where the transcript of each recording goes."""
-        sources: dict[Path, Path] = {}
-        for source, name in recordings:
-            target = self.path / name.with_suffix(f".{self.kind}")
-            expect(
-                target not in sources,
-                "out",
-                "recordings of different names",
-                f"{sources.get(target)} and {source}",
-                "Rename one, or use two folders.",
-            )
-            sources[target] = source
-        return {source: target for target, source in sources.items()}
 
     def _check_key(self) -> None:
         """ValueError where the transcripts that are there are not of this model and settings."""
-        wanted = "transcripts of this model and these settings"
-        remedy = "Name another folder."
+        found = [str(target) for target in self.target.values() if target.exists()]
         if self.key_file.exists():
             same = self.key_file.read_text(encoding="utf-8") == self.key
-            expect(same, "out", wanted, f"those of others in {self.path}", remedy)
-            return
-        foreign = [str(target) for target in self.target.values() if target.exists()]
-        expect(not foreign, "out", wanted, ", ".join(foreign[:3]), remedy)
+            found = [] if same else [f"those of others in {self.path}"]
+        wanted = "transcripts of this model and these settings"
+        expect(not found, "out", wanted, ", ".join(found[:3]), "Name another folder.")
 
-    def todo(self) -> tuple[list[Path], list[Transcript]]:
-        """Recordings to transcribe, and failed transcripts of those whose names are too long."""
-        ready: list[Path] = []
-        refused: list[Transcript] = []
-        for source, target in self.target.items():
-            size = len(os.fsencode(target.name))
-            if size > MAX_NAME_BYTES:
-                why = f"a name of {size} bytes is too long for a transcript"
-                refused.append(Transcript(path=source, error=f"out: {why}. Rename the recording."))
-            elif not target.exists():
-                ready.append(source)
-        return ready, refused
+    def todo(self) -> list[Path]:
+        """Recordings that have no transcript yet."""
+        return [source for source, target in self.target.items() if not target.exists()]
 
     def write(self, transcript: Transcript) -> Path:
         """Write the transcript, whole or not at all, and return its path.
@@ -159,24 +128,24 @@ class Folder:
         """
         target = self.target[transcript.path]
         recording = target.with_suffix("").relative_to(self.path).as_posix()  # unlike b/one, a/one
-        text = render(transcript, self.kind, name=recording).encode(errors="backslashreplace")
+        text = render(transcript, self.kind, name=recording)
         try:
             with lock(self.path, wait=True):
-                self._write(target, text)
+                self._check_key()  # since others may have begun the folder
+                # Nobody else writes now: what is there of this transcript, a killed run left.
+                torn = f".{glob.escape(target.stem)}-????????{target.suffix}"
+                for file in target.parent.glob(torn):
+                    file.unlink()
+                if not self.key_file.exists():
+                    _write(self.key_file, self.key)
+                _write(target, text)
         except OSError as error:
             why = error.strerror or error
             message = f"{target} cannot be written: {why}. The same command goes on from here."
             raise OSError(message) from None
         return target
 
-    def _write(self, target: Path, text: bytes) -> None:
-        """Write a transcript, in a locked folder: nobody else is writing what is removed here."""
-        if self.key_file.exists():
-            self._check_key()  # since others may have begun the folder
-        else:
-            with atomic(self.key_file) as part:
-                part.write_text(self.key, encoding="utf-8")
-        for torn in target.parent.glob(f".{glob.escape(target.stem)}-????????{target.suffix}"):
-            torn.unlink()  # what a killed run was writing
-        with atomic(target) as part:
-            part.write_bytes(text)
+
+def _write(path: Path, text: str) -> None:
+    with atomic(path) as part:
+        part.write_bytes(text.encode(errors="backslashreplace"))

@@ -17,10 +17,10 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +49,9 @@ MOST_DEATHS = 20  # of workers in a row, no job done in between
 MOST_BATCHES = 6  # in a job: so many that windows of about one length meet
 LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
 BYTES_PER_S = 32_000  # of a recording, until some are done: 16 bits at 16 kHz
+Items = Sequence[Any]
+Function = Callable[[Any], Any]
+Draw = Callable[[], tuple[Any, Any] | None]
 ENDED = "audio: reading or transcribing it ended the process twice."
 
 
@@ -194,7 +197,7 @@ class Workers:
     def __init__(
         self,
         layout: Layout,
-        function: Callable[[Any], Any],
+        function: Function,
         *,
         method: Literal["fork", "spawn"] = "fork",
     ) -> None:
@@ -217,7 +220,7 @@ class Workers:
         for worker in self.workers:
             worker.process.join()
 
-    def results(self, draw: Callable[[], tuple[Any, Any] | None]) -> Iterator[tuple[Any, Any]]:
+    def results(self, draw: Draw) -> Iterator[tuple[Any, Any]]:
         """Yield (key of a job, its result) as jobs are done; (key, Died) where its worker ended.
 
         Ends when all workers wait and `draw` has nothing for them.
@@ -236,7 +239,7 @@ class Workers:
             self._hand_out(draw)  # before whoever takes the results makes workers wait
             yield from done
 
-    def _hand_out(self, draw: Callable[[], tuple[Any, Any] | None]) -> list[_Worker]:
+    def _hand_out(self, draw: Draw) -> list[_Worker]:
         """Give jobs to workers that wait, as far as there are some; returns those at work."""
         for worker in self.workers:
             if worker.key is None and (job := draw()) is not None:
@@ -299,7 +302,7 @@ def _work(
     connection: Connection,
     cores: tuple[int, ...],
     threads: int | None,
-    function: Callable[[Any], Any],
+    function: Function,
 ) -> None:
     """What a worker does: jobs, until it is killed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -314,7 +317,7 @@ def _work(
             connection.send(_attempt(function, connection.recv()))
 
 
-def _attempt(function: Callable[[Any], Any], job: Any) -> tuple[Any, Exception | None]:
+def _attempt(function: Function, job: Any) -> tuple[Any, Exception | None]:
     """(what the function returns, None), or (None, its error)."""
     try:
         return function(job), None
@@ -330,21 +333,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@dataclass
-class _Task:
-    """What a worker is given: a job, or items of one whose worker ended, one by one."""
-
-    number: int  # of the job
-    items: Sequence[Any]
-    alone: bool = False  # nothing else is in its worker that could end it
-    rest: Iterator[Any] = field(default_factory=lambda: iter(()))  # items that come afterwards
-    done: list[Any] = field(default_factory=list)  # results of those before
-
-
 def transcribe_jobs(
     workers: Workers,
-    jobs: Iterable[Sequence[Any]],
-    failed: Callable[[Any], Any],
+    jobs: Iterable[Items],
+    failed: Function,
     split: Callable[[Any], Iterable[Any]] = lambda item: (item,),
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield (number of a job from 0, results of its items in order) as jobs are done.
@@ -362,28 +354,34 @@ def transcribe_jobs(
     Raises:
         RuntimeError: Workers end again and again.
     """
-    fresh = (_Task(number, job) for number, job in enumerate(jobs))
-    again: deque[_Task] = deque()
+    again: deque[Any] = deque()  # ((number, tries of a job), items to try next)
 
-    def draw() -> tuple[_Task, Sequence[Any]] | None:
-        task = again.popleft() if again else next(fresh, None)
-        return task and (task, task.items)
+    def tries(job: Items) -> Generator[Items, Any, list[Any]]:
+        """Yield items for a worker to try, and take their results; returns those of the job."""
+        done = yield job
+        if not isinstance(done, Died):
+            return done
+        tqdm.write(f"{done}; its recordings are transcribed again", file=sys.stderr)
+        results = []
+        for item in chain.from_iterable(map(split, job)):
+            done = yield [item]
+            if isinstance(done, Died):
+                tqdm.write(f"{done} for a second time with this recording", file=sys.stderr)
+                done = [failed(item)]
+            results += done
+        return results
 
-    for task, result in workers.results(draw):
-        if not isinstance(result, Died):
-            task.done += result
-        elif task.alone:
-            tqdm.write(f"{result} for a second time with this recording", file=sys.stderr)
-            task.done.append(failed(task.items[0]))
-        else:
-            tqdm.write(f"{result}; its recordings are transcribed again", file=sys.stderr)
-            task.alone = True
-            task.rest = iter(chain.from_iterable(map(split, task.items)))
-        task.items = list(islice(task.rest, 1))
-        if task.items:
-            again.append(task)
-        else:
-            yield task.number, task.done
+    begun = ((key, next(key[1])) for key in enumerate(map(tries, jobs)))
+
+    def draw() -> Any:
+        return again.popleft() if again else next(begun, None)
+
+    for key, done in workers.results(draw):
+        number, job = key
+        try:
+            again.append((key, job.send(done)))
+        except StopIteration as end:
+            yield number, end.value
 
 
 def transcribe_in_workers(
@@ -420,15 +418,17 @@ def transcribe_in_workers(
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
-    jobs = _Jobs([*recordings(paths)], layout.workers, options.batch_s)
+    jobs = RecordingJobs([*recordings(paths)], layout.workers, options.batch_s)
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
     following = 0
-    bar = progress_bar(jobs.seconds(sum(jobs.sizes)), show=progress and sys.stderr.isatty())
+    bar = progress_bar(jobs.seconds(jobs.total), show=progress and sys.stderr.isatty())
     with bar, Workers(layout, partial(transcribe_job, transcriber)) as workers:
         for number, transcripts in transcribe_jobs(workers, jobs.drawn(), ended_twice):
             done[number] = transcripts
-            bar.update(jobs.learn(number, transcripts))
-            bar.total = round(jobs.seconds(sum(jobs.sizes)))
+            audio_s = sum(transcript.audio_s for transcript in transcripts)
+            jobs.learn(number, audio_s)
+            bar.total = round(jobs.seconds(jobs.total))
+            bar.update(audio_s)
             while following in done:
                 yield from done.pop(following)
                 following += 1
@@ -457,7 +457,7 @@ def ended_twice(sound: Sound) -> Transcript:
     return Transcript(path=sound.path, error=ENDED)
 
 
-class _Jobs:
+class RecordingJobs:
     """Jobs of neighbouring recordings, by the bytes of their files.
 
     No file is opened here: what it holds may end the process that opens it.
@@ -473,35 +473,35 @@ class _Jobs:
         self.workers = workers
         self.batch_s = batch_s
         self.sizes = [_bytes(sound) for sound in sounds]
-        self.jobs: list[int] = []  # bytes of each
-        self.bytes_done = BYTES_PER_S
+        self.total = sum(self.sizes)
+        self.jobs: list[int] = []  # bytes of each that was drawn
+        self.done_bytes = BYTES_PER_S
         self.done_s = 1.0
 
     def seconds(self, size: int) -> float:
         """Of audio in so many bytes, as in the recordings that are done."""
-        return size * self.done_s / self.bytes_done
+        return size * self.done_s / self.done_bytes
+
+    def learn(self, number: int, audio_s: float) -> None:
+        """Measure later jobs by the seconds of audio in one that is done."""
+        self.done_bytes += self.jobs[number]
+        self.done_s += audio_s
 
     def drawn(self) -> Iterator[Sequence[Sound]]:
         """Yield jobs: small ones at first, from which lengths are learned, then larger ones, and
         smaller ones again, so that all workers end at about one time."""
-        total, first, size = sum(self.sizes), 0, 0
+        left = self.total
+        first = size = 0
         for end, more in enumerate(self.sizes, start=1):
             size += more
-            left = total - sum(self.jobs)
             batches = min(2 ** (len(self.jobs) // self.workers), MOST_BATCHES)
             most_s = min(batches * self.batch_s, self.seconds(left) / self.workers / 2)
-            least_s = min(LEAST_S, self.seconds(total) / self.workers)
+            least_s = min(LEAST_S, self.batch_s, self.seconds(self.total) / self.workers)
             if self.seconds(size) >= max(least_s, most_s) or end == len(self.sizes):
                 self.jobs.append(size)
                 yield self.sounds[first:end]
+                left -= size
                 first, size = end, 0
-
-    def learn(self, number: int, transcripts: Sequence[Transcript]) -> float:
-        """Seconds of audio in a job that is done, by which later ones are measured."""
-        audio_s = sum(transcript.audio_s for transcript in transcripts)
-        self.bytes_done += self.jobs[number]
-        self.done_s += audio_s
-        return audio_s
 
 
 def _bytes(sound: Sound) -> int:

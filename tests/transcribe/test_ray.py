@@ -183,7 +183,7 @@ def test_an_actor_and_a_node_that_are_killed_lose_and_double_nothing_in_a_folder
     faults.slow(1)
     process = cluster.asrkit(*command, "--actors", 2)
     until(lambda: len(cluster.workers()) == 2, process)
-    os.kill([*cluster.workers().values()][0], signal.SIGKILL)
+    os.kill(next(iter(cluster.workers().values())), signal.SIGKILL)
     until(lambda: len(written(out)) > done_before, process)
     os.killpg(second.pid, signal.SIGKILL)
     before = written(out)

@@ -1,16 +1,36 @@
-"""Workers: which one does what, and what becomes of jobs whose worker ends."""
+"""Workers: how many there are and where, what they do, and what becomes of jobs whose worker ends."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from asrkit.transcribe.workers import Layout, Workers, transcribe_jobs
+from asrkit.models.packed import PackedLinear
+from asrkit.runtime import usable_cores
+from asrkit.sound_files import Sound
+from asrkit.transcribe.workers import (
+    Layout,
+    RecordingJobs,
+    Workers,
+    choose_layout,
+    free_memory,
+    same_core,
+    transcribe_jobs,
+)
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
+)
+pins = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system pins no process"
 )
 TWO = Layout(cores=((), ()), threads=1)
 ENOUGH_S = 60.0
@@ -29,26 +49,29 @@ with Workers(Layout(cores=((), (), ()), threads=1), work) as workers:
 
 
 def doubled(items):
-    """Twice each number; `die` ends the worker, and an `odd` one is an error that nothing expects."""
+    """Twice each number, and who says so; words end the worker, or are errors."""
     for item in items:
         if item == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if item == "odd":
-            raise KeyError(item)
+            raise KeyError(item)  # which nothing expects: it ends the worker too
+        if item == "full":
+            raise OSError(28, "No space left on device")
     return [(2 * item, os.getpid()) for item in items]
 
 
-def failed(item):
-    """What stands for an item that ended its worker twice."""
-    return item, None
-
-
 def outcome(jobs, layout=TWO, work=doubled, **how):
-    """Results of each job by its number, without process ids, and these."""
+    """Results of each job by its number, and who gave them."""
     with Workers(layout, work, **how) as workers:
-        found = dict(transcribe_jobs(workers, jobs, failed))
+        done = transcribe_jobs(workers, jobs, lambda item: (item, None), whole_numbers)
+        found = dict(done)
     pids = {pid for results in found.values() for _, pid in results if pid}
     return {n: [one for one, _ in results] for n, results in found.items()}, pids
+
+
+def whole_numbers(item):
+    """What is tried alone: each item, and those of a range one by one."""
+    return item if isinstance(item, range) else [item]
 
 
 def running(pid):
@@ -78,19 +101,175 @@ def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_erro
     }  # fmt: skip
     assert len(pids) > 1 and os.getpid() not in pids
     wait_until(lambda: not any(map(running, pids)))
-    told = [
-        line for line in capfd.readouterr().err.splitlines() if " ended by " in line
-    ]
-    again = "; its recordings are transcribed again"
-    twice = " for a second time with this recording"
-    ends = sorted(line.split(") ")[1] for line in told)
-    assert ends == sorted(
-        f"ended by {why}{what}"
-        for why in ("signal 9", "exit code 1")
-        for what in (again, twice)
+    lines = re.findall(
+        r"worker \d \(process \d+\) ended by (.*)", capfd.readouterr().err
     )
+    twice = [line.replace("exit code 1", "signal 9") for line in lines]
+    assert sorted(twice) == [
+        *["signal 9 for a second time with this recording"] * 2,
+        *["signal 9; its recordings are transcribed again"] * 2,
+    ]
+    assert sum(line.startswith("exit code 1") for line in lines) == 2
 
 
-def test_a_spawned_worker_does_the_jobs_too():
+def test_an_item_of_several_is_tried_again_one_by_one():
+    def work(items):
+        if range(3, 6) in items:
+            os._exit(3)
+        return doubled([*chain.from_iterable(map(whole_numbers, items))])
+
+    found, _ = outcome([[range(2)], [range(3, 6), 7]], work=work)
+    assert found == {0: [0, 2], 1: [6, 8, 10, 14]}
+
+
+def test_an_error_is_raised_as_it_is_and_workers_that_only_die_are_one_line():
+    with pytest.raises(OSError, match="No space left on device"):
+        outcome([[1], ["full"]])
+    with pytest.raises(
+        RuntimeError, match="ended 20 times in a row .signal 9.. Fewer --workers"
+    ):
+        outcome([["die"]] * 30)
+
+
+def test_several_threads_want_a_process_that_has_used_one(one_thread):
+    torch.set_num_threads(2)
+    wanted = "^threads: expected 1, or torch.set_num_threads.1. before torch computes"
+    with pytest.raises(ValueError, match=wanted):
+        Workers(Layout(threads=2), doubled)
+
+
+def test_a_spawned_worker_does_jobs_too_and_runs_no_script_again(tmp_path, monkeypatch):
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('run again')")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     found, pids = outcome([[1], [2]], Layout(), method="spawn")
     assert found == {0: [2], 1: [4]} and len(pids) == 1
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="this system has no /proc")
+def test_no_worker_outlives_the_process_that_started_it_however_that_ended():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], stderr=subprocess.PIPE, text=True
+    )
+    pids = [int(parent.stderr.readline()) for _ in range(3)]
+    assert all(map(running, pids))
+    parent.kill()
+    parent.wait(ENOUGH_S)
+    parent.stderr.close()
+    wait_until(lambda: not any(map(running, pids)))
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="no smaps_rollup here"
+)
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here"
+)
+@torch.inference_mode()
+def test_packed_weights_are_in_memory_once():
+    plain = nn.Linear(4096, 8192)
+    layer = PackedLinear(plain.weight, plain.bias).eval()  # in oneDNN's own layout
+    del plain
+    weights = 4 * 4096 * 8192
+    row = torch.randn(1, 4096)
+    wanted = layer(row)
+
+    def work(items):
+        right = torch.equal(layer(row), wanted)
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+        own, all_of_it = (
+            sum(
+                int(size) * 1024
+                for size in re.findall(rf"^{kind}: *(\d+) kB", rollup, re.M)
+            )
+            for kind in ("Private_(?:Clean|Dirty)", "Rss")
+        )
+        return [((right, own, all_of_it), os.getpid())]
+
+    found, _ = outcome([[1], [2]], work=work)
+    for ((right, own, all_of_it),) in found.values():
+        assert right and own < weights < all_of_it
+
+
+@pins
+def test_a_worker_has_the_cores_and_the_threads_of_its_layout():
+    def work(items):
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        return [((cores, torch.get_num_threads()), os.getpid())]
+
+    cpus = sorted(os.sched_getaffinity(0))
+    layout = Layout(cores=((cpus[-1],),), threads=1)
+    assert outcome([[1]], layout, work)[0] == {0: [((cpus[-1],), 1)]}
+    assert sorted(os.sched_getaffinity(0)) == cpus
+
+
+def test_workers_share_out_the_cores_of_this_process():
+    most = usable_cores()
+    layout = choose_layout(most, threads=1)
+    assert (layout.workers, layout.threads, layout.why) == (most, 1, "as asked")
+    if layout.pinned:
+        cpus = [*chain.from_iterable(layout.cores)]
+        assert sorted(cpus) == sorted(os.sched_getaffinity(0))
+        assert {len(one) for one in layout.cores} == {1}
+    assert choose_layout(1).threads == len({same_core(cpu) for cpu in range(most)})
+
+
+@pytest.mark.parametrize("wrong", [0, 10**6, 1.5, True, "many"])
+def test_a_number_of_workers_that_cannot_be_is_one_line(wrong):
+    with pytest.raises(
+        ValueError, match=r"^workers: expected auto, or 1 to .*, got .*$"
+    ):
+        choose_layout(wrong)
+
+
+@pins
+def test_auto_takes_no_more_workers_than_cores_recordings_or_memory():
+    cpus = os.sched_getaffinity(0)
+    assert 1 <= choose_layout("auto").workers <= usable_cores()
+    os.sched_setaffinity(0, {min(cpus)})  # as taskset or a job scheduler leaves it
+    try:
+        assert (choose_layout("auto").workers, choose_layout("auto").threads) == (1, 1)
+    finally:
+        os.sched_setaffinity(0, cpus)
+    assert choose_layout("auto", recordings=1).workers == 1
+    layout = choose_layout("auto", recordings=9, model_bytes=2**60)
+    assert layout.workers == 1
+    assert usable_cores() == 1 or layout.why == "as 0.0 GiB of free memory allow"
+
+
+def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
+    machine = tmp_path / "meminfo"
+    machine.write_text("MemTotal:  999999 kB\nMemAvailable:    524288 kB\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    for limit, wanted in (("max", 2**29), ("1000", 700), ("200", 0), ("9" * 12, 2**29)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert free_memory(machine, tmp_path) == wanted
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 50\n")
+    assert free_memory(machine, tmp_path) == 750
+    assert free_memory(tmp_path / "none", tmp_path / "none") == float("inf")
+
+
+def test_threads_of_one_core_are_known_from_linux(tmp_path):
+    for cpu in range(4):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    assert same_core(0, tmp_path) == same_core(2, tmp_path) != same_core(1, tmp_path)
+    assert same_core(2, tmp_path / "none") != same_core(0, tmp_path / "none")
+
+
+def test_jobs_grow_shrink_towards_the_end_and_follow_the_lengths_that_are_learned():
+    sounds = [Sound(Path(str(n)), duration_s=10.0) for n in range(600)]
+    jobs = RecordingJobs(sounds, workers=2, batch_s=60.0)
+    drawn = [*jobs.drawn()]
+    assert [one for job in drawn for one in job] == sounds
+    sizes = [10 * len(job) for job in drawn]
+    assert sizes[:6] == [60, 60, 120, 120, 240, 240] and max(sizes) == 360
+    assert sizes[-3:] == [30, 30, 30] or sizes[-1] < 30 == sizes[-2]
+    jobs = RecordingJobs(sounds, workers=2, batch_s=60.0)
+    drawn = jobs.drawn()
+    next(drawn)
+    jobs.learn(0, 600.0)  # ten times as long as their bytes say
+    assert len(next(drawn)) == 1
