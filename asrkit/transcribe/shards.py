@@ -153,7 +153,6 @@ def plan(
     """
     given = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
     out = Path(out)
-    expect(not out.exists() or out.is_dir(), "out", "a folder", repr(str(out)))
     positive = shard_h is None or 0 < shard_h < float("inf")
     expect(positive, "shard_h", "more than 0 hours", shard_h)
     with lock(out, wait=True):  # others wait for the first one
@@ -163,20 +162,30 @@ def plan(
             expect(shard_h in (None, kept_h), "shard_h", f"{kept_h}, as in {out / PLAN}", shard_h)
             shard_h = kept_h
         lm = task.config.search and task.config.search.lm
-        head = {
+        head: dict[str, Any] = {
             "task": _as_json(task),
             "asrkit": version("asrkit"),
             "model": [changes(file) for file in (task.model, lm) if file],
             "inputs": [changes(file) for file in given],
         }
-        if kept is None or not head.items() <= kept.head.items():
-            recordings = _recordings(given)
-            if shard_h is None:
-                shard_h = usual_shard_h(sum(one.planned_s for one in recordings), device)
-            _, made_by = _load(task, "cpu")
-            _write_plan(out, head | {"made_by": made_by, "shard_h": shard_h}, recordings, kept)
-        made = load_plan(out)
-        return replace(made, task=replace(made.task, windows=task.windows))
+        if kept is not None and head.items() <= kept.head.items():
+            return replace(kept, task=replace(kept.task, windows=task.windows))
+        recordings = _recordings(given)
+        if shard_h is None:
+            shard_h = usual_shard_h(sum(one.planned_s for one in recordings), device)
+        _, made_by = _load(task, "cpu")
+        head |= {"made_by": made_by, "shard_h": shard_h}
+        shards = [_shard(held, made_by) for held in _filled(recordings, shard_h * 3600)]
+        if kept is not None and shards != kept.shards:
+            what = "other recordings"
+            if made_by != kept.head["made_by"]:
+                what = "another model, other settings or another version of asrkit"
+            raise ValueError(f"out: {out} was begun with {what}. Name another folder.")
+        with atomic(out / PLAN) as part, part.open("w", encoding="utf-8") as file:
+            for row in (head, *(shard._asdict() for shard in shards)):
+                file.write(json.dumps(row) + "\n")
+        made = _from_json(head["task"])
+        return Plan(out=out, task=replace(made, windows=task.windows), head=head, shards=shards)
 
 
 def load_plan(out: str | Path) -> Plan:
@@ -229,18 +238,15 @@ def _from_json(values: dict[str, Any]) -> Task:
 
 def _recordings(given: Sequence[Path]) -> list[Recording]:
     """All recordings, longest first. Ids have to differ."""
-    recordings: list[Recording] = []
-    seen: set[str] = set()
+    found: dict[str, Recording] = {}
+    remedy = "Give each line an id of its own, or use two folders."
     for one in read(given):
-        if one.id in seen:
-            remedy = "Give each line an id of its own, or use two folders."
-            expect(False, "files", "ids that are all different", f"{one.id!r:.200} twice", remedy)
-        seen.add(one.id)
-        recordings.append(one)
+        got = f"{one.id!r:.200} twice"
+        expect(one.id not in found, "files", "ids that are all different", got, remedy)
+        found[one.id] = one
     places = ", ".join(map(str, given))
-    expect(bool(recordings), "files", "at least one recording", f"none in {places}")
-    recordings.sort(key=lambda one: -one.planned_s)
-    return recordings
+    expect(bool(found), "files", "at least one recording", f"none in {places}")
+    return sorted(found.values(), key=lambda one: -one.planned_s)
 
 
 def usual_shard_h(total_s: float, device: str) -> float:
@@ -255,24 +261,11 @@ def usual_shard_h(total_s: float, device: str) -> float:
     return max(shard_s, total_s / MOST_SHARDS) / 3600
 
 
-def _write_plan(
-    out: Path, head: dict[str, Any], recordings: Sequence[Recording], kept: Plan | None
-) -> None:
-    """Write a plan, unless another one is kept."""
-    names = []
-    with atomic(out / PLAN) as part, part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(head) + "\n")
-        for held in _filled(recordings, head["shard_h"] * 3600):
-            text = json.dumps(held, default=_plain)
-            name = hashlib.sha256(f"{head['made_by']} {text}".encode()).hexdigest()[:16]
-            names.append(name)
-            planned_s = round(sum(one.planned_s for one in held), 3)
-            file.write(json.dumps(Shard(name, planned_s, text)._asdict()) + "\n")
-        if kept is not None and names != [shard.name for shard in kept.shards]:
-            what = "other recordings"
-            if kept.head["made_by"] != head["made_by"]:
-                what = "another model, other settings or another version of asrkit"
-            raise ValueError(f"out: {out} was begun with {what}. Name another folder.")
+def _shard(held: Sequence[Recording], made_by: str) -> Shard:
+    """The shard of some recordings."""
+    text = json.dumps(held, default=_plain)
+    name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
+    return Shard(name, round(sum(one.planned_s for one in held), 3), text)
 
 
 def _plain(part: Sound | Path) -> Any:
@@ -364,12 +357,25 @@ class ShardTranscriber:
                 yield forked
             return
         alone = Layout(threads=self.machine.threads)
-        first = iter([("the model", [])])
+        first: Iterator[Any] = iter([("the model", [])])
         with Workers(alone, self, method="spawn") as spawned:
             for key, result in spawned.results(lambda: next(first, None)):
                 if isinstance(result, Died):  # else each recording would seem to be the reason
                     raise RuntimeError(f"{result} while it loaded {key}.")
             yield spawned
+
+    def transcribe(
+        self, shards: Sequence[Shard], layout: "Layout | None" = None
+    ) -> Iterator[tuple[Shard, list[Row]]]:
+        """Yield each shard with its results as it is done.
+
+        Args:
+            shards: Of the plan.
+            layout: As `workers` takes it.
+        """
+        with self.workers(layout) as workers:
+            for number, results in transcribed(workers, shards):
+                yield shards[number], results
 
     def __call__(self, recordings: Sequence[Recording]) -> list[Row]:
         """The results of a shard, in the order of its recordings.
@@ -527,8 +533,14 @@ def run(
         total_s = sum(shard.planned_s for shard in mine)
         before_s = total_s - sum(shard.planned_s for shard in todo)
         transcribed_s = 0.0
+        transcriber = ShardTranscriber(plan, machine or Machine())
+        if not todo:
+            new: Iterator[tuple[Shard, list[Row]]] = iter(())
+        elif cluster is not None:
+            new = cluster.transcribe(transcriber, todo)
+        else:
+            new = transcriber.transcribe(todo, workers)
         with progress_bar(total_s, before_s, show=progress and bool(todo)) as bar:
-            new = _transcribed(plan, todo, machine or Machine(), workers, cluster) if todo else ()
             for shard, results in new:
                 _write(plan.result(shard), results)
                 bar.update(shard.planned_s)
@@ -541,23 +553,6 @@ def run(
         counts=_count(plan.result(shard) for shard in plan.shards if shard in there),
         transcribed_s=transcribed_s,
     )
-
-
-def _transcribed(
-    plan: Plan,
-    todo: Sequence[Shard],
-    machine: Machine,
-    layout: "Layout | None",
-    cluster: "RayCluster | None",
-) -> Iterator[tuple[Shard, list[Row]]]:
-    """Yield each shard with its results as it is done."""
-    transcriber = ShardTranscriber(plan, machine)
-    if cluster is not None:
-        yield from cluster.transcribe(transcriber, todo)
-        return
-    with transcriber.workers(layout) as workers:
-        for number, results in transcribed(workers, todo):
-            yield todo[number], results
 
 
 def expect_part(part: tuple[int, int]) -> None:

@@ -42,6 +42,16 @@ while True:  # the first process of a namespace has to take in orphans that have
 """
 
 
+# `ray start`, which otherwise gives up when a busy machine takes more than 30 s.
+START = """
+import time, types, ray._private.node
+slow = {"monotonic": lambda: time.monotonic() / 10}
+ray._private.node.time = types.SimpleNamespace(**vars(time) | slow)
+from ray.scripts.scripts import main
+main()
+"""
+
+
 class Network:
     """A namespace with loopback only; whatever runs in it ends when it is left."""
 
@@ -80,15 +90,15 @@ class Network:
 
     def node(self, *arguments):
         """A started node of a cluster with one CPU."""
-        ray = ["-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-        memory = "--object-store-memory=100000000"
+        options = ["--block", "--num-cpus=1", "--object-store-memory=100000000"]
         log = self.folder / "node"
-        for _ in range(3):  # Ray gives up when a busy machine takes more than 30 s
-            with log.open("w") as file:
-                process = self.start(*ray, memory, *arguments, stderr=file)
-            for line in process.stdout:
-                if "Ray runtime started" in line:
-                    return process
+        with log.open("w") as file:
+            process = self.start(
+                "-c", START, "start", *options, *arguments, stderr=file
+            )
+        for line in process.stdout:
+            if "Ray runtime started" in line:
+                return process
         raise AssertionError(log.read_text())
 
     def asrkit(self, *arguments):
@@ -233,7 +243,7 @@ AT = ["--address", "127.0.0.1:1"]
     ("more", "wanted"),
     [
         (["--shards"], "--address: expected HOST:PORT of a Ray cluster, or local to start one here, got none. Start a cluster (docs/scale.md), or pass --part K/N, which needs no Ray."),
-        (["--shards", *AT, "--actors", "0"], "--actors: expected 1 to 10,000, got 0."),
+        (["--shards", *AT, "--actors", "0"], "--actors: expected 1 or more, got 0."),
         (["--shards", *AT, "--device", "cuda:0"], "--device: expected cpu or cuda on Ray, got cuda:0. Ray gives each actor its GPU."),
         (["--shards", *AT, "--workers", "2"], "--workers: expected no --on ray with it, got 2. --actors N gives processes."),
         (["--shards", *AT, "--part", "0/2"], "--part: expected no --on ray with it, got 0/2. Pass one of them."),
