@@ -1,6 +1,7 @@
 """Files that asrkit keeps: where they are, how they are written and locked, and content hashes."""
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -8,8 +9,9 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 LOCK = ".lock"  # the file in a folder that `lock` locks
 
@@ -138,6 +140,48 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
         yield
     finally:
         held.release()
+
+
+def open_text(path: str | Path) -> Any:
+    """A file of UTF-8 text, with a byte order mark or without; one called .gz is unpacked."""
+    opener: Any = gzip.open if str(path).lower().endswith(".gz") else open
+    return opener(path, "rt", encoding="utf-8-sig")
+
+
+def json_lines(path: Path, make: Callable[[Any], T], wanted: str) -> Iterator[T]:
+    """Yield what `make` makes of each line's JSON value, blank lines left out.
+
+    Args:
+        path: Of a manifest, as `open_text` takes it.
+        make: Makes something of the value; what a damaged value makes it raise is reported.
+        wanted: What lines hold, for errors.
+
+    Raises:
+        ValueError: In one line, with the file and the number of the line.
+    """
+    number = 1
+    try:
+        with open_text(path) as file:
+            for number, line in enumerate(file, 1):  # noqa: B007 - errors tell it
+                if line.strip():
+                    yield make(json.loads(line))
+    except Exception as error:  # a damaged line makes a reader raise anything
+        refuse_manifest(error, wanted, f"{path}:{number}")
+
+
+def refuse_manifest(error: Exception, wanted: str, place: str) -> NoReturn:
+    """ValueError of one line for what was raised while `place` was read.
+
+    Args:
+        error: Said as it is where it is one of asrkit's on manifests.
+        wanted: What a manifest holds.
+        place: The file, and the line.
+    """
+    if str(error).startswith("manifest: "):
+        raise ValueError(f"{error} See {place}.") from None
+    # `msg` of a JSONDecodeError, which takes each line for the first
+    got = f"{type(error).__name__}: {getattr(error, 'msg', error)}".splitlines()[0][:300]
+    raise ValueError(f"manifest: expected {wanted}, got {got} at {place}.") from None
 
 
 def content_hash(content: Any) -> str:

@@ -115,9 +115,9 @@ def _dtype(asked: TranscribeOptions) -> _Dtype:
         return _Dtype(use.dtype)
     if use.engine != "torch":
         return _Dtype("float32")
-    if out and asked.bulk.shards and (out / "plan.json").is_file():
-        from asrkit.cli.until_merged import load_plan
+    from asrkit.transcribe.shards import PLAN, load_plan
 
+    if out and asked.bulk.shards and (out / PLAN).is_file():
         task = load_plan(out).task
         return _Dtype(task.dtype, task.config.precision, f"the plan in {out} has it")
     from asrkit.cpu import fast_dtype
@@ -145,7 +145,7 @@ def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
         return None
     import torch
 
-    from asrkit.cli.until_merged import choose_layout
+    from asrkit.transcribe import choose_layout
 
     asked: Any = int(use.workers) if use.workers.isdecimal() else use.workers
     path = _model_path(use)
@@ -192,7 +192,7 @@ def _transcribe_files(
 ) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
     prepare_torch(asked.use.device, asked.use.threads)
-    from asrkit.transcribe import Folder, Recognizer, find, transcribe
+    from asrkit.transcribe import Folder, Recognizer, find, transcribe, transcribe_in_workers
 
     recordings, folder = find(asked.io.files), None
     layout = _layout(asked.use, len(recordings))
@@ -211,8 +211,6 @@ def _transcribe_files(
     if layout is None:
         transcripts = transcribe(checkpoint, todo, **how)
     else:
-        from asrkit.cli.until_merged import transcribe_in_workers
-
         transcripts = transcribe_in_workers(checkpoint, todo, layout, **how)
     failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
@@ -234,8 +232,8 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
     """
     from tqdm import tqdm
 
-    from asrkit.cli.until_merged import CONTAINERS, MANIFESTS
     from asrkit.transcribe import summary
+    from asrkit.transcribe.manifests import CONTAINERS, MANIFESTS
 
     failed, audio_s = 0, 0.0
     for one in transcripts:
@@ -274,7 +272,8 @@ def _transcribe_shards(
     asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: _Dtype
 ) -> int:
     """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
-    from asrkit.cli.until_merged import Machine, RayCluster, Task, plan, run
+    from asrkit.transcribe.ray import RayCluster
+    from asrkit.transcribe.shards import Machine, Task, plan, run
 
     bulk, use, out = asked.bulk, asked.use, asked.io.out
     assert out is not None, "--shards needs it"
@@ -282,9 +281,7 @@ def _transcribe_shards(
     context: Any = tuple(use.context) if use.context else None
     model = _model_path(use)
     task = Task(model=model, dtype=dtype.name, context=context, windows=windows, config=config)
-    machine = Machine(
-        device=use.device, threads=use.threads, batch_s=windows.batch_s, readers=windows.readers
-    )
+    machine = Machine(device=use.device, threads=use.threads)
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
     _tell(dtype, layout)

@@ -1,10 +1,15 @@
 """A model that was really trained, for some seconds, on speech that overlapping windows can be tried on."""
 
+import io
+import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tarfile
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,8 +20,18 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.features import FeatureConfig, log_mel
-from asrkit.models import Checkpoint, ConvConfig, CTCConfig, CTCModel
+from asrkit.models import (
+    Checkpoint,
+    ConvConfig,
+    CTCConfig,
+    CTCModel,
+    save_checkpoint,
+)
 from asrkit.text import CharTokenizer
+from asrkit.transcribe import WindowOptions, transcribe
+from asrkit.transcribe.shards import rows
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +143,120 @@ def long_file(tiny_speech, tmp_path_factory):
         str(path), torch.cat([tiny_speech.waveforms[n] for n in order]).numpy(), 16_000
     )
     return path
+
+
+# Python imports it at its start. Spawned workers die of a name with `poison`, and open files as slowly as the file `slow_s` says.
+FAULTS = """
+import os, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    import signal, time
+    import soundfile
+    plain, here = soundfile.SoundFile, os.path.dirname(__file__)
+
+    def open_or_die(file, *args, **how):
+        if isinstance(file, (str, bytes)) and "poison" in os.fsdecode(file):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        with open(os.path.join(here, "slow_s")) as slow_s:
+            time.sleep(float(slow_s.read()))
+        return plain(file, *args, **how)
+
+    soundfile.SoundFile = open_or_die
+"""
+
+
+class Faults:
+    """What goes wrong in spawned workers whose PYTHONPATH begins with `path`."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = f"{folder}{os.pathsep}{ROOT}"
+        (folder / "sitecustomize.py").write_text(FAULTS)
+        self.slow(0)
+
+    def slow(self, seconds):
+        """How long workers take to open a file, from now on."""
+        written = self.folder / "slow_s.new"
+        written.write_text(str(seconds))
+        written.replace(self.folder / "slow_s")  # workers read it at any moment
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory):
+    """Faults of spawned workers."""
+    return Faults(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="session")
+def model(learned, tmp_path_factory):
+    """The trained model as a file."""
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    save_checkpoint(path, learned)
+    return path
+
+
+@pytest.fixture
+def talks(speech, long_file, tmp_path):
+    """A folder of twelve recordings in two subfolders, of which three cannot be read."""
+    folder = tmp_path / "talks"
+    for sub in "ab":
+        (folder / sub).mkdir(parents=True)
+        for path in speech[:4]:
+            shutil.copy(path, folder / sub / path.name)
+    shutil.copy(long_file, folder / "long.flac")
+    (folder / "a" / "empty.wav").touch()
+    (folder / "b" / "text.wav").write_text("no sound")
+    whole = (folder / "long.flac").read_bytes()
+    (folder / "b" / "torn.flac").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+@pytest.fixture
+def wanted(learned):
+    """id -> (text, error) of the recordings below a folder, by `transcribe`."""
+    return lambda folder: {
+        one.path.relative_to(folder).as_posix(): (one.text, one.error)
+        for one in transcribe(learned, folder, options=WindowOptions(batch_s=4.0))
+    }
+
+
+@pytest.fixture
+def found():
+    """id -> (text, error) of all results in a folder; nothing is there twice."""
+
+    def read(folder):
+        results = [*rows(folder)]
+        counts = Counter(row["id"] for row in results)
+        assert max(counts.values(), default=0) <= 1, counts.most_common(3)
+        return {row["id"]: (row["text"], row["error"]) for row in results}
+
+    return read
+
+
+@pytest.fixture
+def make_tar():
+    """Writes a WebDataset tar of sound files: (path, {member: bytes}), a .json beside each."""
+
+    def add(tar, name, data):
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+
+    def make(path, members):
+        with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
+            for name, data in members.items():
+                add(tar, name, data)
+                add(tar, f"{name.rpartition('.')[0]}.json", b'{"text": "not read"}')
+        return path
+
+    return make
+
+
+@pytest.fixture
+def make_manifest():
+    """Writes rows as JSON lines: (path, rows)."""
+
+    def make(path, lines):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return make

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asrkit.files import atomic, shipped
+from asrkit.files import atomic, open_text, shipped
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -144,12 +144,6 @@ class Lengths:
             content = gzip.compress(content, mtime=0)
         with atomic(path) as part:
             part.write_bytes(content)
-
-
-def open_text(path: str | Path) -> Any:
-    """A file of UTF-8 text, with a byte order mark or without; one called .gz is unpacked."""
-    opener: Any = gzip.open if str(path).endswith(".gz") else open
-    return opener(path, "rt", encoding="utf-8-sig")
 
 
 def shipped_names() -> list[str]:

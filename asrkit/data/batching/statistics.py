@@ -1,13 +1,15 @@
 """Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.corpora.manifests import TABLES, read_rows, row_cut
+from asrkit.data.corpora.manifests import LINES, TABLES, row_cut
+from asrkit.files import json_lines
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 
@@ -53,7 +55,9 @@ def read_lengths(
     wanted = f"a manifest, a table (.csv, .csv.gz) or one of {', '.join(known)}"
     expect(path.exists(), "target", wanted, repr(name))
     utterances = (
-        utterance for file in _manifest_files(path) for utterance in read_rows(file, _utterance)
+        utterance
+        for file in _manifest_files(path)
+        for utterance in json_lines(file, partial(_utterance, folder=file.parent), LINES)
     )
     lengths = Lengths.of_texts(utterances, tokens=tokens, progress=progress)
     expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}")

@@ -1,16 +1,16 @@
 """Speech with transcripts as lhotse cuts at 16 kHz, read from a manifest."""
 
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
 from lhotse.cut.set import deserialize_cut
-from lhotse.serialization import decode_json_line, load_jsonl
+from lhotse.serialization import load_jsonl
 from lhotse.utils import fastcopy
 
-from asrkit.data.batching.lengths import open_text
 from asrkit.data.utterances import RATE_HZ, sound_paths
+from asrkit.files import json_lines, refuse_manifest
 from asrkit.shapes import expect
 
 SPLITS = ("train", "dev", "test")
@@ -36,7 +36,8 @@ def from_manifest(path: str | Path) -> CutSet:
     if path.is_dir():
         cuts = _folder_cuts(path)
     else:
-        cuts = list(read_rows(path, _ready_cut))
+        ready = partial(_ready_cut, folder=path.parent)
+        cuts = list(json_lines(path, ready, LINES))
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
     return CutSet.from_cuts(cuts)
 
@@ -55,37 +56,7 @@ def _folder_cuts(folder: Path) -> list[Any]:
         cuts = whole_recordings.trim_to_supervisions(keep_overlapping=False)
         return [_ready(cut, folder) for cut in cuts]
     except Exception as error:  # a damaged table makes lhotse raise anything
-        _refuse(error, str(folder))
-
-
-def read_rows(path: Path, make: Callable[[Any, Path], Any]) -> Iterator[Any]:
-    """Yield what `make` makes of each line's JSON value, blank lines left out.
-
-    Args:
-        path: Of UTF-8 text, with a byte order mark or without; one that ends in .gz is unpacked.
-        make: Makes something of the value and the file's folder; what a damaged value makes it
-            raise is reported.
-
-    Raises:
-        ValueError: In one line, with the file and the number of the line.
-    """
-    number = 1
-    try:
-        with open_text(path) as file:
-            for number, line in enumerate(file, 1):  # noqa: B007 - errors tell it
-                if line.strip():
-                    yield make(decode_json_line(line), path.parent)
-    except Exception as error:  # a damaged line makes lhotse raise anything
-        _refuse(error, f"{path}:{number}")
-
-
-def _refuse(error: Exception, place: str) -> NoReturn:
-    """ValueError of one line for what was raised while `place` was read."""
-    if str(error).startswith("manifest: "):
-        raise ValueError(f"{error} See {place}.") from None
-    # `msg` of a JSONDecodeError, which takes each line for the first
-    got = f"{type(error).__name__}: {getattr(error, 'msg', error)}".splitlines()[0][:300]
-    raise ValueError(f"manifest: expected {LINES}, got {got} at {place}.") from None
+        refuse_manifest(error, LINES, str(folder))
 
 
 def row_cut(row: dict[str, Any], folder: Path) -> Any:

@@ -1,0 +1,220 @@
+"""What can be transcribed in shards: folders, manifests, lhotse's cuts, tars and sound files."""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from asrkit.files import json_lines
+from asrkit.shapes import expect, whole
+from asrkit.sound_files import SUFFIXES, UNREAD, Sound, listed, seconds
+
+CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
+MANIFESTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+KINDS = "a folder, a manifest (.jsonl, .json, .gz of them), a .tar or a sound file"
+LINES = "lines with audio_filepath, or lhotse cuts"
+HEADER_READERS = 8  # threads that ask files for their length
+LONGEST_S = 1e9  # that a manifest may say of a recording: 31 years
+UNKNOWN_S = 10.0  # guessed for a recording of unknown length
+BYTES_PER_S = 32_000  # guessed for a container: 16 bits at 16 kHz
+
+
+class Recording(NamedTuple):
+    """One recording, or a container of recordings, and what its result is called.
+
+    Args:
+        id: Of the result.
+        sound: The file, or the part of it.
+        planned_s: Seconds, guessed where they are not known.
+    """
+
+    id: str
+    sound: Sound
+    planned_s: float = UNKNOWN_S
+
+    @property
+    def is_container(self) -> bool:
+        """Whether the file holds recordings."""
+        return self.sound.data is None and is_container(self.sound.path)
+
+
+def is_container(path: Path) -> bool:
+    """Whether a file of this name holds recordings."""
+    return path.name.lower().endswith(CONTAINERS)
+
+
+def read(inputs: Iterable[Path]) -> Iterator[Recording]:
+    """Yield the recordings that `inputs` name, in order.
+
+    Args:
+        inputs: Each one of KINDS. A manifest has a JSON object a line: `audio_filepath` or `audio`,
+            perhaps `id`, `offset` and `duration` in seconds (NeMo's names), or a lhotse cut of one
+            recording. A line with a duration is that part of the file. Paths are relative to the
+            manifest's folder or to its parent.
+
+    Raises:
+        ValueError: In one line, with the file and the number of the line.
+    """
+    for given in inputs:
+        name = given.name.lower()
+        if given.is_dir():
+            found = _inside(given)
+            expect(bool(found), "files", "recordings or .tar", f"none in {str(given)!r}")
+            yield from _files(given, found)
+            continue
+        known = name.endswith((*CONTAINERS, *MANIFESTS, *SUFFIXES, *UNREAD))
+        expect(known and given.is_file(), "files", KINDS, repr(str(given)), "Check the path.")
+        if name.endswith(MANIFESTS):
+            yield from json_lines(given, _Lines(given.absolute().parent), LINES)
+        else:
+            yield from _files(given.parent, [Path(given.name)])
+
+
+def changes(given: Path) -> str:
+    """A hash that changes when a file does, or one in a folder: of paths, sizes and times.
+
+    Args:
+        given: The file or folder.
+    """
+    digest = hashlib.sha256()
+    for file in [given.absolute(), *sorted(given.absolute().rglob("*"))]:
+        if file.is_file():
+            status = file.stat()
+            digest.update(os.fsencode(f"{file} {status.st_size} {status.st_mtime_ns}\n"))
+    return digest.hexdigest()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Recordings and containers in a folder, sorted, as paths below it; hidden ones left out."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if is_container(path))
+    visible = [path for path in files if not any(part[0] == "." for part in path.parts)]
+    return sorted([*listed(folder), *visible])
+
+
+def _files(folder: Path, names: Iterable[Path]) -> Iterator[Recording]:
+    """Yield files that no manifest describes, with the lengths that their headers say."""
+
+    def recording(name: Path) -> Recording:
+        path = (folder / name).absolute()
+        if is_container(path):
+            planned_s = path.stat().st_size / BYTES_PER_S
+        else:
+            planned_s = seconds(Sound(path))
+        return Recording(name.as_posix(), Sound(path), planned_s or UNKNOWN_S)
+
+    with ThreadPoolExecutor(HEADER_READERS) as pool:
+        yield from pool.map(recording, names)
+
+
+class _Lines:
+    """Makes a recording of each line of a manifest.
+
+    Relative paths begin in the manifest's folder, or in that folder's parent. Which of the two, the
+    first one decides: to look for millions takes too long.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.base: Path | None = None
+
+    def __call__(self, row: dict[str, Any]) -> Recording:
+        expect(isinstance(row, dict), "manifest", "objects", type(row).__name__)
+        channel = None  # the mean of all
+        if "type" in row:
+            row, channel = _of_cut(row)
+        audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
+        named = isinstance(audio, str) and audio != ""
+        expect(named, "manifest", "the path of a sound file", repr(audio)[:80])
+        start_s = _time(row, "offset")
+        duration_s = _time(row, "duration") or None
+        name = row.get("id")
+        if name is None:
+            name = f"{audio}@{start_s}" if start_s else audio  # several lines may name one file
+        sound = Sound(self._path(audio), None, start_s, duration_s, channel)
+        return Recording(str(name), sound, duration_s or UNKNOWN_S)
+
+    def _path(self, audio: str) -> Path:
+        if os.path.isabs(audio):  # noqa: PTH117 - a Path takes longer
+            return Path(audio)
+        if self.base is None:
+            in_parent = not (self.folder / audio).exists() and (self.folder.parent / audio).exists()
+            self.base = self.folder.parent if in_parent else self.folder
+        return self.base / audio
+
+
+def _time(row: dict[str, Any], name: str) -> float:
+    """A time of a line, in seconds; 0 where there is none, and for NeMo's null."""
+    value = row.get(name) or 0.0
+    wanted = f"0 to {LONGEST_S:,.0f} seconds as {name}"
+    fits = isinstance(value, int | float) and 0 <= value <= LONGEST_S
+    expect(fits, "manifest", wanted, repr(value)[:80])
+    return float(value)
+
+
+def _of_cut(cut: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """What a lhotse cut says, in the words of a manifest, and its channel; None: all of them."""
+    kind = cut["type"]
+    recording = cut.get("recording") or {"sources": [{"type": None}]}
+    source, *others = recording["sources"]
+    plain = source["type"] == "file" and not others and not recording.get("transforms")
+    got = f"a {kind!s:.40} {cut['id']!r:.80}"
+    wanted = "cuts of one recording in one file, as it was recorded"
+    expect(plain and kind in ("MonoCut", "MultiCut"), "manifest", wanted, got)
+    channel = None
+    if kind == "MonoCut" and len(source.get("channels", [0])) > 1:
+        channel = cut["channel"]
+        expect(whole(channel, 0), "manifest", "a channel, from 0", f"{channel!r:.40} of {got}")
+    times = {"offset": cut["start"], "duration": cut["duration"]}
+    return {"id": cut["id"], "audio": source["source"], **times}, channel
+
+
+def members(recording: Recording) -> Iterator[Recording]:
+    """Yield what a recording stands for: itself, or every recording of a container, in its order.
+
+    Files in a container that no suffix calls sound are left out, and hidden ones. A link has no
+    bytes. A container that breaks off, or holds no recording, ends with a recording that cannot be
+    opened and says why.
+
+    Args:
+        recording: Of a plan.
+    """
+    if not recording.is_container:
+        yield recording
+        return
+    path = recording.sound.path
+    found = 0
+    why = "it holds no recording"
+    try:
+        for name, data in _tar(path):
+            found += 1
+            sound = Sound(path / PurePosixPath(name).name, data)
+            yield Recording(f"{recording.id}/{name}", sound)
+    except Exception as error:  # of tarfile and zlib, for damaged files
+        why = " ".join(f"it breaks off: {type(error).__name__}: {error}".split())
+    else:
+        if found:
+            return
+    message = f"audio: {path.name} has {found} recordings to read ({why})."
+    yield Recording(f"{recording.id}/", Sound(path, b"", error=message))
+
+
+def _tar(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, bytes) of the sound files in a tar, plain or gzipped; names differ."""
+    seen: set[str] = set()
+    with tarfile.open(path, "r|*") as tar:
+        for member in tar:
+            name = member.name
+            place = PurePosixPath(name)
+            is_sound = place.suffix.lower() in SUFFIXES | UNREAD and not member.isdir()
+            if not is_sound or place.name.startswith("."):  # "._a.wav", which macOS adds to a.wav
+                continue
+            file = tar.extractfile(member) if member.isfile() else None  # no file: a link
+            data = file.read() if file else b""
+            expect(len(data) == member.size, "tar", "a whole file", f"a part of {name!r}")
+            if name in seen:
+                name = f"{name}#{len(seen)}"
+            seen.add(name)
+            yield name, data

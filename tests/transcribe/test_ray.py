@@ -1,0 +1,261 @@
+"""Shards on a real Ray, in a network and with process numbers of its own, where processes and nodes are really killed."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from asrkit.cli import main
+from asrkit.transcribe import Layout, ray
+from asrkit.transcribe.ray import RayCluster
+from asrkit.transcribe.shards import Task, plan, run
+from asrkit.transcribe.workers import ENDED
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-scale/bin/python"
+needs_ray = pytest.mark.skipif(not PYTHON.exists(), reason="needs Ray: make peers")
+
+ADDRESS = "127.0.0.1:6399"
+TOKEN = "0123456789abcdef" * 4
+ENOUGH_S = 240.0  # what has not come by then will not come
+SHORT = 4 / 3600  # hours: more than three shards of the twelve recordings
+HOLDER = """
+import fcntl, os, socket, struct, time
+with socket.socket() as any_socket:
+    up_and_running = struct.pack("16sh22x", b"lo", 0x1 | 0x40)
+    fcntl.ioctl(any_socket, 0x8914, up_and_running)  # SIOCSIFFLAGS
+print("up", flush=True)
+while True:  # the first process of a namespace has to take in orphans that have ended
+    try:
+        os.wait()
+    except ChildProcessError:
+        time.sleep(0.1)
+"""
+
+
+# `ray start`, which otherwise gives up when a busy machine takes more than 30 s.
+START = """
+import time, types, ray._private.node
+slow = {"monotonic": lambda: time.monotonic() / 10}
+ray._private.node.time = types.SimpleNamespace(**vars(time) | slow)
+from ray.scripts.scripts import main
+main()
+"""
+
+
+class Network:
+    """A namespace with loopback only; whatever runs in it ends when it is left."""
+
+    def __init__(self, folder, path):
+        self.folder = folder  # of what Ray writes
+        self.started = []
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "ASRKIT_HOME": str(folder / "home"),
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": TOKEN,
+        }
+        if not shutil.which("unshare"):
+            pytest.skip("needs a network namespace: no unshare")
+        space = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.holder = subprocess.Popen([*space, sys.executable, "-c", HOLDER], **pipes)
+        if self.holder.stdout.readline() != "up\n":
+            why = self.holder.stderr.read().strip().splitlines()[-1:]
+            pytest.skip(f"needs a network namespace: {' '.join(why)}")
+        children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children")
+        self.first = children.read_text().split()[0]
+
+    def start(self, *command, **how):
+        """A process of this network, in a session of its own."""
+        spaces = ["--net", "--pid", "--mount", f"--wd={ROOT}"]
+        enter = ["nsenter", f"--target={self.first}", *spaces, str(PYTHON)]
+        how = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True} | how
+        process = subprocess.Popen([*enter, *command], env=self.env, **how)
+        self.started.append(process)
+        return process
+
+    def node(self, *arguments):
+        """A started node of a cluster with one CPU."""
+        options = ["--block", "--num-cpus=1", "--object-store-memory=100000000"]
+        log = self.folder / "node"
+        with log.open("w") as file:
+            process = self.start(
+                "-c", START, "start", *options, *arguments, stderr=file
+            )
+        for line in process.stdout:
+            if "Ray runtime started" in line:
+                return process
+        raise AssertionError(log.read_text())
+
+    def asrkit(self, *arguments):
+        """Start `asrkit transcribe --shards --on ray --json`."""
+        command = ["-m", "asrkit.cli", "transcribe", "--shards", "--on", "ray"]
+        options = ["--json", "--no-progress", "--dtype", "float32"]
+        arguments = [*command, *options, *map(str, arguments)]
+        return self.start(*arguments, stderr=subprocess.PIPE)
+
+    def workers(self):
+        """Numbers of the processes that actors have spawned, and of the actors."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                spawned = b"--multiprocessing-fork" in (folder / "cmdline").read_bytes()
+                if (
+                    spawned
+                    and str(self.folder).encode() in (folder / "environ").read_bytes()
+                ):
+                    stat = (folder / "stat").read_text()
+                    found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+        return found
+
+    def leave(self):
+        """End all that runs in it."""
+        self.holder.kill()
+        for process in (self.holder, *self.started):
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def cluster(faults):
+    """A cluster of one node with one CPU, and a token."""
+    # a socket's path has to be short
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    made = Network(folder, faults.path)
+    try:
+        head = ["--head", "--port=6399", "--include-dashboard=false"]
+        made.node(*head, f"--temp-dir={folder}")
+        yield made
+    finally:
+        made.leave()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def command(talks, model, tmp_path):
+    """What the recordings are transcribed with."""
+    options = ["--model", model, "--out", tmp_path / "out", "--address", ADDRESS]
+    return [talks, *options, "--batch-seconds", 4, "--shard-hours", SHORT]
+
+
+def done(process):
+    """Exit code, stdout and our lines of stderr, once a process has ended."""
+    out, err = process.communicate(timeout=ENOUGH_S)
+    # the others are of Ray's C++, and of what it says of actors
+    theirs = ("[20", "(")
+    ours = [line for line in err.splitlines() if not line.startswith(theirs)]
+    return process.returncode, out, ours
+
+
+def written(out):
+    """When each result was written."""
+    return {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+
+
+def until(condition, process):
+    """Wait until a condition holds, while a process runs."""
+    deadline = time.monotonic() + ENOUGH_S
+    while not condition():
+        assert process.poll() is None, done(process)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@needs_ray
+def test_an_actor_and_a_node_that_are_killed_lose_and_double_nothing_in_a_folder_of_parts(
+    cluster, command, faults, talks, model, wanted, found, tmp_path
+):
+    good, out = wanted(talks), tmp_path / "out"
+    shutil.copy(talks / "a" / "0.wav", talks / "poison.wav")
+    made = plan(talks, Task(model=model), out, shard_h=SHORT)
+    holds = [
+        any(one.id == "poison.wav" for one in shard.recordings())
+        for shard in made.shards
+    ]
+    part = 1 - holds.index(True) % 2
+    two = Layout(cores=((),), threads=1, why="")
+    assert run(made, part=(part, 2), workers=two).missing == 0
+    done_before = len(written(out))
+    second = cluster.node(f"--address={ADDRESS}")
+    faults.slow(1)
+    process = cluster.asrkit(*command, "--actors", 2)
+    until(lambda: len(cluster.workers()) == 2, process)
+    os.kill(next(iter(cluster.workers().values())), signal.SIGKILL)
+    until(lambda: len(written(out)) > done_before, process)
+    os.killpg(second.pid, signal.SIGKILL)
+    before = written(out)
+    faults.slow(0)
+    code, stdout, _ = done(process)
+    result = json.loads(stdout)  # nothing else is on stdout
+    assert (code, result["recordings"], result["failed"], result["missing"]) == (
+        1,
+        13,
+        4,
+        0,
+    )
+    assert len(before) < result["shards"] == result["done"]
+    assert found(out) == good | {"poison.wav": ("", ENDED)}
+    assert before.items() <= written(out).items()
+
+
+@needs_ray
+def test_a_cluster_without_room_or_out_of_reach_is_one_line(
+    cluster, command, tmp_path, model
+):
+    for more, said in (
+        (["--actors", 3], "--actors: expected room for 3 with 1 CPU and 0 GPU each, got room for 1."),
+        (["--address", "127.0.0.1:1"], "address: expected a Ray cluster that can be joined at 127.0.0.1:1, got "),
+    ):  # fmt: skip
+        code, out, err = done(cluster.asrkit(*command, *more))
+        assert (code, out, len(err)) == (2, "", 1), err
+        assert said in err[0]
+
+
+def test_ray_that_is_absent_is_one_line_that_names_parts(monkeypatch):
+    find = importlib.util.find_spec
+    lacking = {"ray": None}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: lacking.get(name, find("os"))
+    )
+    remedy = "pip install .asrkit.scale.., or pass --part K/N, which needs no Ray"
+    wanted = f"^on: expected Ray Data, got no ray. {remedy}"
+    with pytest.raises(ValueError, match=wanted):
+        RayCluster(address="local")
+
+
+AT = ["--address", "127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        (["--shards"], "--address: expected HOST:PORT of a Ray cluster, or local to start one here, got none. Start a cluster (docs/scale.md), or pass --part K/N, which needs no Ray."),
+        (["--shards", *AT, "--actors", "0"], "--actors: expected 1 or more, got 0."),
+        (["--shards", *AT, "--device", "cuda:0"], "--device: expected cpu or cuda on Ray, got cuda:0. Ray gives each actor its GPU."),
+        (["--shards", *AT, "--workers", "2"], "--workers: expected no --on ray with it, got 2. --actors N gives processes."),
+        (["--shards", *AT, "--part", "0/2"], "--part: expected no --on ray with it, got 0/2. Pass one of them."),
+        ([], "--on: expected --shards with it, got ray."),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_one_line(
+    talks, model, tmp_path, capsys, monkeypatch, more, wanted
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "NEEDED", ())  # as if it were installed
+    out = ["--out", str(tmp_path / "out"), "--on", "ray", "--no-progress"]
+    assert main(["transcribe", str(talks), "--model", str(model), *out, *more]) == 2
+    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
+    assert "ray" not in sys.modules
