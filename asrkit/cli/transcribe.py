@@ -1,6 +1,5 @@
 """`asrkit transcribe`: its options, what is refused, and the way from recordings to transcripts."""
 
-import itertools
 import json
 import sys
 import time
@@ -198,11 +197,10 @@ def _transcribe_files(
     layout = _layout(asked.use, len(recordings))
     checkpoint = _load(asked.use, dtype.name)
     todo = [path for path, _ in recordings]
-    refused: list[Any] = []
     if asked.io.out:
         out = asked.io.out
         folder = Folder(out, recordings, checkpoint, windows, config=config, kind=format_)
-        todo, refused = folder.todo()
+        todo = folder.todo()
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
@@ -212,12 +210,12 @@ def _transcribe_files(
         transcripts = transcribe(checkpoint, todo, **how)
     else:
         transcripts = transcribe_in_workers(checkpoint, todo, layout, **how)
-    failed, audio_s = _write(itertools.chain(refused, transcripts), folder, format_)
+    failed, audio_s = _write(transcripts, folder, format_)
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
     result = {
         "files": len(recordings),
         "failed": failed,
-        "skipped": len(recordings) - len(todo) - len(refused),
+        "skipped": len(recordings) - len(todo),
         "audio_s": round(audio_s, 2),
         "rtfx": round(audio_s / elapsed_s, 1),
     }
