@@ -10,28 +10,14 @@ MOST_THREADS = 1024  # torch starts as many as it is told to
 
 
 def prepare_torch(device: str, threads: int | None = None) -> None:
-    """Do what `check_device` does, then give torch the threads.
+    """Check --device and --threads, set the environment that torch reads when it is imported, and
+    give it the threads.
+
+    Loads torch only where it has to: a command that may have nothing left to do answers at once.
 
     Args:
         device: As --device has it.
         threads: As --threads has it; None: as many as torch takes.
-    """
-    check_device(device, threads)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def check_device(device: str, threads: int | None = None, *, here: bool = True) -> None:
-    """Set the environment that torch reads when it is imported, and check --device and --threads.
-
-    Loads torch only to look for a GPU: a command that may have nothing left to do answers at once.
-
-    Args:
-        device: As --device has it.
-        threads: As --threads has it.
-        here: False: the device is another machine's, so it need not be here.
 
     Raises:
         ValueError: The device is not there, or the number of threads is out of range.
@@ -42,11 +28,14 @@ def check_device(device: str, threads: int | None = None, *, here: bool = True) 
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     fits = device == "cpu"
     if device.partition(":")[0] == "cuda":
-        fits = not here or _has_a_gpu()
+        fits = _has_a_gpu()
     wanted = "cpu, or cuda where there is a GPU"
     expect(fits, "device", wanted, device, "asrkit doctor says more.")
-    fits = threads is None or whole(threads, 1, MOST_THREADS)
-    expect(fits, "threads", f"1 to {MOST_THREADS:,}", threads)
+    if threads is not None:
+        expect(whole(threads, 1, MOST_THREADS), "threads", f"1 to {MOST_THREADS:,}", threads)
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def _has_a_gpu() -> bool:

@@ -4,12 +4,11 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from asrkit.cli.command import Command, ProgressOptions, count, finish
-from asrkit.cli.options import check_device, check_writable, prepare_torch
+from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.files import home
 from asrkit.shapes import expect
 from asrkit.transcribe.options import (
@@ -22,16 +21,20 @@ from asrkit.transcribe.options import (
     WindowOptions,
 )
 
-NEEDED = {  # option -> the one it has a meaning with
+NEEDED = {  # option -> the one without which it has no meaning
+    "format": "out",
+    "shards": "out",
     "part": "shards",
     "shard_h": "shards",
     "on": "shards",
     "address": "on",
     "actors": "on",
-    "shards": "out",
-    "engine": "model",
+    "lm_units": "lm",
+    "lm_weight": "lm",
+    "word_bonus": "lm",
 }
-EXCLUDED = {  # option -> those that say the same of something else
+EXCLUDED = {  # option -> those that do not go with it
+    "shards": ("format",),
     "on": ("part", "workers"),
     "workers": ("device",),
     "engine": ("device", "context", "workers", "shards"),
@@ -51,88 +54,52 @@ class TranscribeOptions(ProgressOptions):
 
 
 def _transcribe(asked: TranscribeOptions) -> int:
-    from asrkit.transcribe import TIMED
-
-    use, windows = asked.use, asked.windows
-    usual = "json" if asked.bulk.shards or (asked.json and not asked.io.out) else "txt"
-    format_ = asked.io.format or usual
-    timed = format_ in TIMED
-    check_device(use.device, use.threads, here=not asked.bulk.on)
-    _check(asked, format_, timed=timed)
-    if asked.io.out:
-        check_writable(asked.io.out)  # now, not when the first file is done
-    dtype = _dtype(asked)
-    windows = replace(windows, timestamps=windows.timestamps or timed)
-    config = PipelineConfig(precision=dtype.precision, search=asked.search, prompt=asked.prompt)
-    if asked.bulk.shards:
-        return _transcribe_shards(asked, windows, config, dtype)
-    return _transcribe_files(asked, windows, config, dtype, format_)
-
-
-def _check(asked: TranscribeOptions, format_: str, *, timed: bool) -> None:
-    """ValueError for options that do not go together."""
-    given: dict[str, Any] = {}
-    for part in (asked.io, asked.bulk, asked.use):
-        for one in fields(part):
-            value = getattr(part, one.name)
-            if value != one.default:
-                given[one.name] = value
-    for name, other in NEEDED.items():
-        expect(name not in given or other in given, name, f"--{other} with it", given.get(name))
-    for name, others in EXCLUDED.items():
-        for other in others:
-            both = name in given and other in given
-            expect(not both, other, f"none with --{name} {given.get(name)}", given.get(other))
-    int8 = "engine" in given and asked.use.dtype == "int8"
-    expect(not int8, "dtype", "float32 or bfloat16 with --engine", "int8", "Export with --int8.")
-    rows = format_ == "json"
-    expect("out" in given or not timed, "format", "txt or json without --out", format_)
-    expect("shards" not in given or rows, "format", "json with --shards", format_)
-    numbered = "on" in given and asked.use.device not in ("cpu", "cuda")
-    expect(not numbered, "device", "cpu or cuda with --on ray", asked.use.device)
-    wanted = "--out DIR, or transcripts in JSON"
-    expect("out" in given or rows or not asked.json, "json", wanted, f"--format {format_}")
-    wanted = "a --format with times: json, srt, vtt or ctm"
-    expect(format_ != "txt" or not asked.windows.timestamps, "timestamps", wanted, format_)
-
-
-class _Dtype(NamedTuple):
-    """The dtype to load a model in, the recogniser's precision, and why --dtype auto is that."""
-
-    name: str
-    precision: Any = "as_loaded"
-    why: str = ""
-
-
-def _dtype(asked: TranscribeOptions) -> _Dtype:
     use, out = asked.use, asked.io.out
-    if use.dtype == "int8":
+    _check(asked)
+    if not asked.bulk.on:  # else the device is another machine's
+        prepare_torch(use.device, use.threads)
+    if out:
+        check_writable(out)  # now, not when the first file is done
+    dtype = _dtype(asked)
+    precision: Any = "int8" if use.dtype == "int8" else "as_loaded"
+    config = PipelineConfig(precision=precision, search=asked.search, prompt=asked.prompt)
+    if asked.bulk.shards:
+        return _transcribe_shards(asked, config, dtype)
+    return _transcribe_files(asked, config, dtype)
+
+
+def _check(asked: TranscribeOptions) -> None:
+    """ValueError for options that do not go together."""
+    given = {
+        name: value
+        for part in (asked.io, asked.bulk, asked.use, asked.search or BeamOptions())
+        for name, value in vars(part).items()
+        if value != getattr(type(part), name, None)
+    }
+    for name, value in given.items():
+        other = NEEDED.get(name, name)
+        expect(other in given, name, f"--{other} with it", value)
+        for other in EXCLUDED.get(name, ()):
+            expect(other not in given, other, f"none with --{name} {value}", given.get(other))
+
+
+def _dtype(asked: TranscribeOptions) -> str:
+    """The dtype to load the model in; with --dtype auto, say which on stderr."""
+    use, out = asked.use, asked.io.out
+    if use.dtype != "auto":
         from asrkit.models.int8 import loaded_dtype
 
-        return _Dtype(loaded_dtype("int8"), "int8")
-    if use.dtype != "auto":
-        return _Dtype(use.dtype)
-    if use.engine != "torch":
-        return _Dtype("float32")
-    from asrkit.transcribe.shards import PLAN, load_plan
-
-    if out and asked.bulk.shards and (out / PLAN).is_file():
-        task = load_plan(out).task
-        return _Dtype(task.dtype, task.config.precision, f"the plan in {out} has it")
+        return loaded_dtype(use.dtype)
     from asrkit.cpu import fast_dtype
 
-    name = fast_dtype(use.device)
-    has = "has" if name == "bfloat16" else "lacks"
-    return _Dtype(name, why=f"this {use.device} {has} products of bfloat16")
+    dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
+    if out and asked.bulk.shards:
+        from asrkit.transcribe.shards import PLAN, load_plan
 
-
-def _model_path(use: ModelOptions) -> Path:
-    """--model, or the folder where notebook 00 left one."""
-    demo = home(make=False) / "demo"
-    there = use.model is not None or (demo / "model.safetensors").is_file()
-    remedy = "Run it (make report), or pass --model."
-    expect(there, "model", "the demo of notebook 00", f"none in {demo}", remedy)
-    return use.model or demo
+        if (out / PLAN).is_file():  # perhaps of another machine
+            dtype = load_plan(out).task.dtype
+    print(f"dtype: {dtype}", file=sys.stderr)
+    return dtype
 
 
 def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
@@ -149,62 +116,66 @@ def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
     asked: Any = int(use.workers) if use.workers.isdecimal() else use.workers
     path = _model_path(use)
     size = sum(file.stat().st_size for file in (path, *path.glob("*.safetensors")))
-    layout = choose_layout(asked, threads=use.threads, recordings=recordings, model_bytes=size)
+    layout: Any = choose_layout(asked, threads=use.threads, recordings=recordings, model_bytes=size)
     torch.set_num_threads(1)  # threads do not outlive a fork
+    workers, threads = count(layout.workers, "worker"), count(layout.threads, "thread")
+    print(f"{workers} ({layout.why}), {threads} each", file=sys.stderr)
     return layout
 
 
-def _tell(dtype: _Dtype, layout: Any) -> None:
-    """Say on stderr what was chosen, in a line; nothing where nothing was."""
-    if layout is not None:
-        workers, threads = count(layout.workers, "worker"), count(layout.threads, "thread")
-        pinned = "pinned to their cores" if layout.pinned else "not pinned"
-        line = f"{workers} ({layout.why}), {threads} each, {pinned}; {dtype.name}"
-        print(line, file=sys.stderr)
-    elif dtype.why:
-        print(f"dtype: {dtype.name}, as {dtype.why}", file=sys.stderr)
+def _model_path(use: ModelOptions) -> Any:
+    """--model, or the folder where notebook 00 left one."""
+    demo = home(make=False) / "demo"
+    there = bool(use.model) or demo.is_dir()
+    remedy = "Run it (make report), or pass --model."
+    expect(there, "model", "the demo of notebook 00", f"none in {demo}", remedy)
+    return use.model or demo
 
 
 def _load(use: ModelOptions, dtype: str) -> Any:
     """The checkpoint of --model in the engine of --engine, on the device."""
-    from asrkit.export import is_exported
+    import torch
+
+    from asrkit.export import is_exported, load_exported
+    from asrkit.models import limit_context, load_checkpoint
 
     path = _model_path(use)
     if use.engine != "torch":
-        from asrkit.export import load_exported
-
         return load_exported(path, use.engine, precision=dtype)
     expect(not is_exported(path), "engine", "onnxruntime or openvino for this --model", "torch")
-    import torch
-
-    from asrkit.models import limit_context, load_checkpoint
-
     checkpoint = load_checkpoint(path, device=use.device, dtype=getattr(torch, dtype))
     if use.context:
-        left, right = use.context
-        limit_context(checkpoint.model, (left, right))
+        limit_context(checkpoint.model, use.context)
     return checkpoint
 
 
-def _transcribe_files(
-    asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: _Dtype, format_: str
-) -> int:
+def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig, dtype: str) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
-    prepare_torch(asked.use.device, asked.use.threads)
-    from asrkit.transcribe import Folder, Recognizer, find, transcribe, transcribe_in_workers
+    from asrkit.transcribe import (
+        TIMED,
+        Folder,
+        Recognizer,
+        find,
+        transcribe,
+        transcribe_in_workers,
+    )
 
-    recordings, folder = find(asked.io.files), None
-    layout = _layout(asked.use, len(recordings))
-    checkpoint = _load(asked.use, dtype.name)
-    todo = [path for path, _ in recordings]
-    if asked.io.out:
-        out = asked.io.out
+    use, out = asked.use, asked.io.out
+    usual = "json" if asked.json and not out else "txt"
+    format_, windows = asked.io.format or usual, asked.windows
+    wanted = "--json, or with --out a --format that has times: json, srt, vtt or ctm"
+    expect(format_ != "txt" or not windows.timestamps, "timestamps", wanted, "none")
+    windows = replace(windows, timestamps=windows.timestamps or format_ in TIMED)
+    recordings = find(asked.io.files)
+    todo, folder = [path for path, _ in recordings], None
+    layout = _layout(use, len(recordings))
+    checkpoint = _load(use, dtype)
+    if out:
         folder = Folder(out, recordings, checkpoint, windows, config=config, kind=format_)
         todo = folder.todo()
     # In place, now that the folder has hashed the weights: a copy would take their memory twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
-    _tell(dtype, layout)
     start = time.perf_counter()
     if layout is None:
         transcripts = transcribe(checkpoint, todo, **how)
@@ -218,83 +189,69 @@ def _transcribe_files(
         "skipped": len(recordings) - len(todo),
         "audio_s": round(audio_s, 2),
         "rtfx": round(audio_s / elapsed_s, 1),
+        "out": str(out),
     }
-    _report(asked, result)
+    text = f"{len(todo) - failed:,} of {count(len(recordings), 'file')} transcribed, "
+    text += "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
+    text = text.format(**result)
+    if out:
+        finish(asked, result, f"{text}. Transcripts: {out}")
+    else:
+        print(text, file=sys.stderr)  # stdout has the transcripts
     return int(failed > 0)
 
 
 def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:
-    """Write each transcript as it comes, to `folder` or else to stdout, and errors to stderr.
+    """Write each transcript as it comes, and errors to stderr.
 
-    Returns (number of files that failed, seconds of audio transcribed).
+    Args:
+        transcripts: Of the files.
+        folder: To write to; None: stdout.
+        format_: On stdout: "txt" or "json".
+
+    Returns:
+        (number of files that failed, seconds of audio transcribed).
     """
     from tqdm import tqdm
 
     from asrkit.transcribe import summary
-    from asrkit.transcribe.manifests import CONTAINERS, MANIFESTS
 
     failed, audio_s = 0, 0.0
     for one in transcripts:
         audio_s += one.audio_s
+        failed += bool(one.error)
         if one.error:
-            failed += 1
-            hint = ""
-            if one.path.name.lower().endswith((*CONTAINERS, *MANIFESTS)):
-                hint = " Pass --out DIR --shards to transcribe the recordings in it."
-            tqdm.write(f"{one.path}: {one.error}{hint}", file=sys.stderr)
+            tqdm.write(f"{one.path}: {one.error}", file=sys.stderr)
         elif folder:
             folder.write(one)
         else:
-            rows = format_ == "json"
-            tqdm.write(json.dumps(summary(one)) if rows else f"{one.path}\t{one.text}")
+            tqdm.write(json.dumps(summary(one)) if format_ == "json" else f"{one.path}\t{one.text}")
             sys.stdout.flush()  # so that a reader of a pipe sees each as it comes
     return failed, audio_s
 
 
-def _report(asked: TranscribeOptions, result: dict[str, Any]) -> None:
-    """Say how many files were transcribed; on stderr where stdout holds the transcripts."""
-    done = result["files"] - result["failed"] - result["skipped"]
-    text = f"{done} of {count(result['files'], 'file')} transcribed"
-    for words, name in {"done before": "skipped", "failed": "failed"}.items():
-        if result[name]:
-            text += f", {result[name]} {words}"
-    text += f"; {result['audio_s']:,} s of audio at RTFx {result['rtfx']:,}"
-    if asked.io.out:
-        result["out"] = str(asked.io.out)
-        finish(asked, result, f"{text}. Transcripts: {asked.io.out}")
-    else:
-        print(text, file=sys.stderr)
-
-
-def _transcribe_shards(
-    asked: TranscribeOptions, windows: WindowOptions, config: Any, dtype: _Dtype
-) -> int:
+def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig, dtype: str) -> int:
     """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
     from asrkit.transcribe.ray import RayCluster
     from asrkit.transcribe.shards import Machine, Task, plan, run
 
-    bulk, use, out = asked.bulk, asked.use, asked.io.out
+    bulk, use, out, windows = asked.bulk, asked.use, asked.io.out, asked.windows
     assert out is not None, "--shards needs it"
+    part = bulk.numbers()
     cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
-    context: Any = tuple(use.context) if use.context else None
+    context: Any = use.context and tuple(use.context)
     model = _model_path(use)
-    task = Task(model=model, dtype=dtype.name, context=context, windows=windows, config=config)
+    task = Task(model=model, dtype=dtype, context=context, windows=windows, config=config)
     machine = Machine(device=use.device, threads=use.threads)
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
-    _tell(dtype, layout)
-    start, shown = time.perf_counter(), not asked.no_progress
-    how: Any = {"workers": layout, "cluster": cluster, "progress": shown}
-    report = run(planned, part=bulk.numbers(), machine=machine, **how)
-    result = {
-        **asdict(report.counts),
-        "shards": report.shards,
-        "done": report.done,
-        "missing": report.missing,
-        "transcribed_s": report.transcribed_s,
-        "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),
-        "out": str(out),
-    }
+    start = time.perf_counter()
+    how: Any = {"workers": layout, "cluster": cluster, "progress": not asked.no_progress}
+    report = run(planned, part=part, machine=machine, **how)
+    elapsed_s = time.perf_counter() - start
+    result = asdict(report)
+    result |= result.pop("counts")
+    result |= {"rtfx": round(report.transcribed_s / elapsed_s, 1), "out": str(out)}
     text = (
         "{done:,} of {shards:,} shards done: {recordings:,} recordings, {audio_s:,.0f} s of audio, "
         "{failed:,} failed; now {transcribed_s:,.0f} s at RTFx {rtfx:,}"

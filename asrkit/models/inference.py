@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from asrkit.cpu import expect_int8
+from asrkit.cpu import OTHER_DTYPES, expect_int8
 from asrkit.models.encoders import ConvEncoder
 from asrkit.models.fastconformer import ConformerBlock, FastConformer
 from asrkit.models.int8 import Int8Linear
@@ -71,7 +71,7 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     if linear_layers == "int8":
         expect_int8()
         wanted = "'as_it_is' but for a FastConformer in float32 or bfloat16 on a CPU"
-        expect(fuses, "linear_layers", wanted, "'int8'")
+        expect(fuses, "linear_layers", wanted, "'int8'", OTHER_DTYPES)
         layer = Int8Linear
     fold(model)
     if fuses:

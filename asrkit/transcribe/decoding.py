@@ -6,7 +6,7 @@ A new kind of model is one more line in `KINDS`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,6 @@ class ModelKind:
     strategies: Mapping[str, str]
     # (model, encoder output (B, T, D)) to the frames that `decode` takes (B, T, P)
     project: Callable[[Any, Tensor], Tensor] = lambda model, encoded: encoded
-    captures: bool = False  # whether the decoder's loop can be a CUDA graph
     beam: Sequence[str] = ()  # fields of BeamOptions that its beam search takes; none: it has none
 
 
@@ -78,19 +77,13 @@ def read_lm(
     """The n-gram model that `search` names, over a tokenizer's tokens and the blank; None if none.
 
     Raises:
-        ValueError: There is no such file or no tokenizer, or what the file holds is wrong.
+        ValueError: What the file holds is wrong.
+        OSError: It cannot be read.
     """
     if search is None or search.lm is None:
         return None
-    expect(
-        tokenizer is not None,
-        "tokenizer",
-        "the model's, to read an n-gram model with",
-        "none",
-        "Recognizer.from_checkpoint has it.",
-    )
-    expect(search.lm.is_file(), "lm", "a file in ARPA format", str(search.lm))
-    texts = token_texts(cast(Tokenizer, tokenizer))
+    assert tokenizer is not None, "an n-gram model needs it: Recognizer.from_checkpoint has it"
+    texts = token_texts(tokenizer)
     if search.lm_units == "words":
         return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus).to(device)
     written = ["<space>" if text == " " else text for text in texts]
@@ -113,20 +106,16 @@ def prompt_tokens(name: str, format_: PromptFormat | None, asked: PromptOptions)
     for option, value in given.items():
         has_place = format_ is not None and option != "fallback"
         wanted = f"none, since this {name} has no prompt with a place for it"
-        remedy = "Some encoder-decoder models have one."
-        expect(has_place, option, wanted, repr(value), remedy)
+        expect(has_place, option, wanted, repr(value))
     return None if format_ is None else format_.tokens(**given)
 
 
 def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
-    keywords: dict[str, Any] = {"strategy": options.strategy, "graphs": options.graphs}
-    keywords["confidence"] = options.confidence
-    return transducer_greedy(model, encoded, lengths, max_symbols=options.max_symbols, **keywords)
-
-
-_CTC_DECODERS = {"batched": ctc_greedy, "one_by_one": ctc_greedy_sequential}
+    names = ("strategy", "graphs", "max_symbols", "confidence")
+    keywords: dict[str, Any] = {name: getattr(options, name) for name in names}
+    return transducer_greedy(model, encoded, lengths, **keywords)
 
 
 def _decode_ctc(
@@ -135,7 +124,8 @@ def _decode_ctc(
     scores = log_probs(model.output(encoded))  # (B, T, V)
     beam = options.search
     if beam is None:
-        hypotheses = _CTC_DECODERS[options.strategy](scores, lengths)
+        decode = ctc_greedy_sequential if options.strategy == "one_by_one" else ctc_greedy
+        hypotheses = decode(scores, lengths)
     else:
         hypotheses = ctc_beam(
             scores,
@@ -165,7 +155,7 @@ def _decode_attention(
 ) -> Hypotheses:
     search = options.search
     frames = model.encoder_projection(encoded)
-    weight = CTC_WEIGHT if search is None or search.ctc_weight is None else search.ctc_weight
+    weight = CTC_WEIGHT if search is None else search.ctc_weight
     drafts = search is None and len(encoded) <= DRAFTED
     ctc: Tensor | None = None  # of a head that is asked; told not to, it may not be trained
     if model.ctc_head is not None and weight > 0 and (search or drafts or options.times):
@@ -178,11 +168,11 @@ def _decode_attention(
             draft = ctc_draft(model, ctc_greedy(ctc, lengths))
         keywords: dict[str, Any] = {"prompt": options.prompt, "confidence": options.confidence}
         found = aed_greedy(model, frames, lengths, draft=draft, **keywords)
-    if options.times and ctc is not None:
-        return _timed_by_ctc(model, frames, lengths, found, options, ctc)
-    if options.times:
+    if not options.times:
+        return with_texts(found, options)
+    if ctc is None:
         return with_texts(timed_by_attention(model, frames, lengths, found, options), options)
-    return with_texts(found, options)
+    return _timed_by_ctc(model, frames, lengths, found, options, ctc)
 
 
 def by_beam(
@@ -236,8 +226,8 @@ def _timed_by_ctc(
     if not bool(fits.all()):
         attended = timed_by_attention(model, frames, lengths, found, options)
         attended = with_texts(attended, options)
-        aligned = torch.where(fits, aligned, attended.frames)
-        durations = torch.where(fits, durations, attended.durations)
+        aligned = aligned.where(fits, attended.frames)
+        durations = durations.where(fits, attended.durations)
     return replace(written, frames=aligned, durations=durations)
 
 
@@ -254,7 +244,6 @@ KINDS: dict[type[nn.Module], ModelKind] = {
             "label_looping": "label_looping",
             "windowed_looping": "windowed_looping",
         },
-        captures=True,
     ),
     CTCModel: ModelKind(
         decode=_decode_ctc,

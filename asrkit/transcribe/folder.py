@@ -25,7 +25,6 @@ HOW = {
     "loading",
     "graphs",
     "encoder",
-    "encoder_graphs",
     "normalization",
 }
 

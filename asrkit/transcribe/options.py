@@ -4,16 +4,15 @@
 torch, so the command line can show these texts at once.
 """
 
+import re
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from asrkit.shapes import MAX_COUNT, MAX_WEIGHT, expect, expect_types, whole
-from asrkit.tasks import TASKS, Task
+from asrkit.shapes import MAX_COUNT, expect, expect_types, whole
+from asrkit.tasks import Task
 
-GRAPH_STRATEGIES = ("fastest", "windowed_looping")  # decoders that can run as a CUDA graph
 MOST_READERS = 256  # threads
-CAPTURED = ("step", "full")  # values of `graphs` that ask for a CUDA graph by name
 LM_WEIGHT = 0.3  # of an n-gram model in a beam's scores
 CTC_WEIGHT = 0.3  # share of an encoder-decoder model's CTC head in a beam's scores
 
@@ -60,8 +59,7 @@ class FileOptions:
     )
     format: Literal["txt", "json", "srt", "vtt", "ctm"] | None = described(
         None,
-        "text, JSON, subtitles or CTM; without --out one line a file, so txt or json; with "
-        "--shards json (default: txt; json with --shards, or --json without --out)",
+        "with --out: text, JSON, subtitles or CTM (default: txt; with --shards always JSON)",
     )
     out: Path | None = described(
         None,
@@ -111,17 +109,12 @@ class ShardOptions:
         metavar="N",
     )
 
-    def __post_init__(self) -> None:
-        number, parts = self.numbers()
-        wanted = "K/N with K from 0 to N - 1, such as 0/8"
-        expect_all(self, part=(0 <= number < parts, wanted))
-
     def numbers(self) -> tuple[int, int]:
-        """(K, N) of the part; (0, 1), all shards, where none is named, and (0, 0) of no part."""
-        number, _, parts = (self.part or "0/1").partition("/")
-        if not number.isdecimal() or not parts.isdecimal():
-            return 0, 0
-        return int(number), int(parts)
+        """(K, N) of the part; (0, 1), all shards, where none is named."""
+        found = re.fullmatch("([0-9]+)/([0-9]+)", self.part or "0/1")
+        number, parts = map(int, found.groups()) if found else (0, 0)
+        expect(number < parts, "part", "K/N with K from 0 to N - 1, such as 0/8", self.part)
+        return number, parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,32 +241,21 @@ class BeamOptions:
         "CTC: only so many of the likeliest labels of a frame begin new hypotheses (default: all)",
         metavar="N",
     )
-    ctc_weight: float | None = described(
-        None,
+    ctc_weight: float = described(
+        CTC_WEIGHT,
         "encoder-decoder models with a CTC head: its share in the scores, 0 to 1, where 0 decodes "
-        f"by attention alone (default: {CTC_WEIGHT})",
+        "by attention alone",
         metavar="WEIGHT",
     )
 
     def __post_init__(self) -> None:
         expect_types(self)
-        number = f"a number from -{MAX_WEIGHT:,.0f} to {MAX_WEIGHT:,.0f}"
-        most, share, with_lm = self.top_tokens, self.ctc_weight, self.lm is not None
+        most = self.top_tokens
         expect_all(
             self,
             beam=(1 <= self.beam <= MAX_COUNT, f"1 to {MAX_COUNT} hypotheses"),
-            lm_weight=(abs(self.lm_weight) <= MAX_WEIGHT, number),
-            label_bonus=(abs(self.label_bonus) <= MAX_WEIGHT, number),
-            word_bonus=(abs(self.word_bonus) <= MAX_WEIGHT, number),
             top_tokens=(most is None or whole(most, 1), "at least 1, or None"),
-            ctc_weight=(share is None or 0 <= share <= 1, "a share from 0 to 1, or None"),
-        )
-        words = with_lm and self.lm_units == "words"
-        expect_all(
-            self,
-            lm_units=(with_lm or self.lm_units == "words", "an n-gram model with it"),
-            lm_weight=(with_lm or self.lm_weight == LM_WEIGHT, "an n-gram model with it"),
-            word_bonus=(words or not self.word_bonus, "an n-gram model over words with it"),
+            ctc_weight=(0 <= self.ctc_weight <= 1, "a share from 0 to 1"),
         )
 
 
@@ -312,16 +294,6 @@ class PromptOptions:
         "temperatures, and leave out those without speech (default: yes)",
     )
 
-    def __post_init__(self) -> None:
-        expect_types(self)
-        code = "a language's code, or None"
-        expect_all(
-            self,
-            language=(self.language is None or self.language.strip(), code),
-            target_language=(self.target_language is None or self.target_language.strip(), code),
-            task=(self.task in (None, *TASKS), f"one of {', '.join(map(repr, TASKS))}, or None"),
-        )
-
     def given(self) -> dict[str, Any]:
         """The options that were given, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
@@ -343,14 +315,14 @@ class PipelineConfig:
         encoder: Run the model as it is, or through asrkit.models.optimize, which on CUDA replays
             the encoder as a CUDA graph of each shape. "auto" is "optimized" on a CPU, and "eager"
             on CUDA or with precision "autocast".
-        encoder_graphs: Replay the encoder as a CUDA graph, captured once for each shape.
         strategy: Of decoding: "fastest" for the kind of model, "batched" with all utterances in
             step frame by frame, "one_by_one" utterance by utterance, or a transducer's loop by
             name.
-        graphs: Run the transducer's decoding loop as a CUDA graph of some steps, or of all.
+        graphs: Run the transducer's decoding loop as a CUDA graph of some steps, or of all; for
+            "fastest" and "windowed_looping" on CUDA.
         max_symbols: Most labels on one frame, for a transducer; None: what the checkpoint says, or
             10.
-        search: Beam search; None: greedy decoding.
+        search: Beam search; None: greedy decoding, by `strategy`.
         prompt: What an encoder-decoder model is asked for; None: its defaults.
     """
 
@@ -358,7 +330,6 @@ class PipelineConfig:
         "as_loaded", "float32", "tf32", "autocast", "bfloat16", "float16", "int8"
     ] = "as_loaded"
     encoder: Literal["auto", "eager", "optimized"] = "auto"
-    encoder_graphs: Literal["off", "per_shape"] = "off"
     strategy: Literal[
         "fastest", "batched", "one_by_one", "frame_looping", "label_looping", "windowed_looping"
     ] = "fastest"
@@ -369,13 +340,9 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        captured, most = self.graphs in CAPTURED, self.max_symbols
-        greedy = captured or self.strategy != "fastest"
-        none = "None with a strategy or graphs of greedy decoding"
-        runs = f"'auto' or 'off' with strategy={self.strategy!r}, as only windowed_looping is one"
+        most, packed = self.max_symbols, self.encoder != "eager"
         expect_all(
             self,
             max_symbols=(most is None or whole(most, 1), "at least 1, or None"),
-            search=(self.search is None or not greedy, none),
-            graphs=(not captured or self.strategy in GRAPH_STRATEGIES, runs),
+            encoder=(packed or self.precision != "int8", "'auto' or 'optimized' with int8"),
         )

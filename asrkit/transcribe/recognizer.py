@@ -14,18 +14,17 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from asrkit.cpu import expect_int8, fast_dtype
+from asrkit.cpu import fast_dtype
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel
-from asrkit.models import Checkpoint, FastConformer
+from asrkit.models import Checkpoint
 from asrkit.models.encoders import dtype_of
-from asrkit.models.inference import EncoderGraphs, LinearLayers, cast_copy, optimize, tf32
-from asrkit.models.packed import Packed
+from asrkit.models.inference import EncoderGraphs, cast_copy, optimize, tf32
 from asrkit.models.prompts import WHISPER, PromptFormat
-from asrkit.shapes import expect
+from asrkit.shapes import expect, expect_choice
 from asrkit.text import Tokenizer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, read_lm
-from asrkit.transcribe.options import CAPTURED, BeamOptions, PipelineConfig, PromptOptions
+from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
 from asrkit.transcribe.whisper import WhisperDecoder
 
 WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
@@ -35,8 +34,6 @@ WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-NEEDS_CUDA = "CUDA graphs need a CUDA device."
-OTHER_DTYPE = "Pass another precision: --dtype float32, bfloat16 or float16."
 MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
 
 
@@ -84,34 +81,16 @@ def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager
     return "eager"
 
 
-def weight_dtypes(model: nn.Module) -> dict[torch.dtype, str]:
-    """Dtypes of a model's floating-point weights of more than 8 bits, each with the name of one."""
-    return {
-        weight.dtype: name
-        for name, weight in model.named_parameters()
-        if weight.is_floating_point() and weight.itemsize > 1
-    }
-
-
 def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
     """The dtype that the weights of `model` have under `config`; with int8, those that are not.
 
     Args:
         model: As it was loaded.
         config: How to compute.
-
-    Raises:
-        ValueError: `config` names no dtype, and the weights have several.
     """
     if config.precision == "int8":
         return getattr(torch, fast_dtype())
-    if config.precision in WEIGHTS:
-        return WEIGHTS[config.precision]
-    found = weight_dtypes(model)
-    named = " and ".join(f"{name} in {dtype}" for dtype, name in found.items())
-    remedy = "Cast it by model.to(...), or name a precision."
-    expect(len(found) <= 1, "model", "floating-point weights of one dtype", named, remedy)
-    return dtype_of(model)
+    return WEIGHTS.get(config.precision, dtype_of(model))
 
 
 class ModelVariants:
@@ -128,36 +107,38 @@ class ModelVariants:
     def __init__(self, model: nn.Module, *, in_place: bool = False) -> None:
         self.model = model
         self.in_place = in_place
-        self.variants: dict[tuple[torch.dtype, str, str], nn.Module] = {}
-        self.graphs: dict[tuple[str, str], EncoderGraphs] = {}
+        self.variants: dict[tuple[torch.dtype, bool, bool], nn.Module] = {}
+        self.graphs: dict[str, EncoderGraphs] = {}
 
     def model_for(self, config: PipelineConfig) -> Any:
-        """The model with the precision and the encoder of `config`; ValueError where impossible."""
+        """The model with the precision and the encoder of `config`, "eager" or "optimized".
+
+        Raises:
+            ValueError: The model or this CPU has no int8, and `config` asks for it.
+        """
         dtype = weight_dtype(self.model, config)
-        form = encoder_form(config, device_of(self.model))
-        layers: LinearLayers = "int8" if config.precision == "int8" else "as_it_is"
-        key = (dtype, form, layers)
+        optimized = config.encoder == "optimized"
+        int8 = config.precision == "int8"
+        key = (dtype, optimized, int8)
         if key not in self.variants:
-            dtypes = {dtype_of(self.model), *weight_dtypes(self.model)}
-            as_it_is = form == "eager" and dtypes == {dtype}
-            if as_it_is or self.in_place:
-                made = self.model.to(dtype)
-            else:
-                made = cast_copy(self.model, dtype)
-            if form == "optimized":
-                made = optimize(made, linear_layers=layers)
+            made = self.model
+            if self.in_place:
+                made = made.to(dtype)
+            elif optimized or dtype != dtype_of(made):
+                made = cast_copy(made, dtype)
+            if optimized:
+                made = optimize(made, linear_layers="int8" if int8 else "as_it_is")
             self.variants[key] = made
         return self.variants[key]
 
     def graphs_for(
         self, config: PipelineConfig, encode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> EncoderGraphs:
-        """The CUDA graphs of `encode`, shared by all configs with this precision and encoder."""
-        key = (config.precision, config.encoder)
-        if key not in self.graphs:
+        """The CUDA graphs of `encode`, shared by all configs with this precision."""
+        if config.precision not in self.graphs:
             most = getattr(self.model.encoder, "most_frames", None)
-            self.graphs[key] = EncoderGraphs(encode, self.pool, most)
-        return self.graphs[key]
+            self.graphs[config.precision] = EncoderGraphs(encode, self.pool, most)
+        return self.graphs[config.precision]
 
     @cached_property
     def pool(self) -> Any:
@@ -199,20 +180,19 @@ class Recognizer:
         notes: Mapping[str, Any] | None = None,
     ) -> None:
         variants = model if isinstance(model, ModelVariants) else ModelVariants(model)
-        config = PipelineConfig() if config is None else config
-        is_config = isinstance(config, PipelineConfig)
-        expect(is_config, "config", "PipelineConfig or None", repr(config))
-        self.feature_config = features or FeatureConfig()
         self.kind = kind_of(variants.model)
         self.device = device_of(variants.model)
+        config = config or PipelineConfig()
         self.config = replace(config, encoder=encoder_form(config, self.device))
+        expect_choice("strategy", config.strategy, [*self.kind.strategies])
+        if config.search is not None:
+            self._check_beam(config.search, variants.model)
+        self.feature_config = features or FeatureConfig()
         self.dtype = weight_dtype(variants.model, self.config)
-        self._check(variants.model)
         self.model = variants.model_for(self.config)
         self._set_decoder(tokenizer, notes or {})
         self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
-        optimized = self.config.encoder == "optimized" and self.device.type == "cuda"
-        if optimized or self.config.encoder_graphs == "per_shape":
+        if self.config.encoder == "optimized" and self.device.type == "cuda":
             self.run_encoder = variants.graphs_for(self.config, self._encode)
 
     def _set_decoder(self, tokenizer: Tokenizer | None, notes: Mapping[str, Any]) -> None:
@@ -352,70 +332,15 @@ class Recognizer:
             return nullcontext()
         return tf32(self.config.precision == "tf32")
 
-    def _check(self, model: Any) -> None:
-        """ValueError unless the model and its device can do what the config asks for."""
-        config = self.config
-        name = type(model).__name__
-        name = f"an {name}" if name[0] in "AEIO" else f"a {name}"
-        strategies = ", ".join(map(repr, self.kind.strategies))
-        on_cuda = self.device.type == "cuda"
-        captured = config.graphs in CAPTURED
-        int8 = config.precision == "int8"
-        packed = config.encoder == "optimized" and not on_cuda
-        packed |= any(isinstance(part, Packed) for part in model.modules())
-        given = {option: repr(value) for option, value in vars(config).items()}
-        given["model"] = f"{name} with {type(model.encoder).__name__}"
-        for ok, option, wanted, remedy in (
-            (
-                config.strategy in self.kind.strategies,
-                "strategy",
-                f"one of {strategies} for {name}",
-                "",
-            ),
-            (self.kind.captures or not captured, "graphs", f"'auto' or 'off' for {name}", ""),
-            (on_cuda or not captured, "graphs", "'off' on a CPU", NEEDS_CUDA),
-            (
-                on_cuda or config.encoder_graphs == "off",
-                "encoder_graphs",
-                "'off' on a CPU",
-                NEEDS_CUDA,
-            ),
-            (
-                config.precision != "autocast" or not packed,
-                "encoder",
-                "'eager' on a CPU with precision='autocast'",
-                "Packed weights have one dtype.",
-            ),
-            (not (int8 and on_cuda), "precision", "another one on CUDA", OTHER_DTYPE),
-            (
-                not int8 or isinstance(model.encoder, FastConformer),
-                "model",
-                "one with a FastConformer for int8",
-                OTHER_DTYPE,
-            ),
-            (
-                not int8 or config.encoder == "optimized",
-                "encoder",
-                "'auto' or 'optimized' with int8",
-                "",
-            ),
-        ):
-            expect(ok, option, wanted, given[option], remedy)
-        if int8:
-            expect_int8()
-        if config.search is not None:
-            self._check_beam(config.search, model, name)
-
-    def _check_beam(self, beam: BeamOptions, model: nn.Module, name: str) -> None:
-        """ValueError unless `model`, in words "a CTCModel", has such a beam search."""
-        takes = self.kind.beam
+    def _check_beam(self, beam: BeamOptions, model: nn.Module) -> None:
+        """ValueError unless `model` has such a beam search."""
+        name, takes = type(model).__name__, self.kind.beam
         remedy = "CTC and encoder-decoder models have a beam search."
         expect(bool(takes), "beam", f"none for {name}", beam.beam, remedy)
-        for option in ("lm", "label_bonus", "top_tokens"):
+        if self.kind.ctc_head(model) is None:
+            takes = ()
+            name += " without a CTC head"
+        for option in ("lm", "label_bonus", "top_tokens", "ctc_weight"):
             value = getattr(beam, option)
-            remedy = "It is for the beam of CTC models."
-            expect(option in takes or not value, option, f"none for {name}", value, remedy)
-        joint = "ctc_weight" in takes and self.kind.ctc_head(model) is not None
-        wanted = "none but for an encoder-decoder model with a CTC head"
-        got = f"{beam.ctc_weight} for {name}"
-        expect(joint or beam.ctc_weight is None, "ctc_weight", wanted, got)
+            plain = value == getattr(BeamOptions, option)
+            expect(plain or option in takes, option, f"none for {name}", value)

@@ -19,9 +19,8 @@ from asrkit.decoders.attention.protocol import limits_of
 from asrkit.decoders.hypotheses import PADDING
 from asrkit.decoders.states import map_state
 from asrkit.models import AEDModel
-from asrkit.models.prompts import ENGLISH, PROMPT, SUPPRESSED, WHISPER, PromptFormat
+from asrkit.models.prompts import ENGLISH, SUPPRESSED, WHISPER, PromptFormat
 from asrkit.runtime import eager
-from asrkit.shapes import expect
 from asrkit.transcribe.decoding import DecodeOptions, by_beam, timed_by_attention, with_texts
 from asrkit.transcribe.options import PromptOptions
 
@@ -29,11 +28,6 @@ TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tries behind the first one
 LEAST_LOG_PROB = -1.0  # nats a token in the mean, the end included; a text below is tried again
 MOST_COMPRESSED = 2.4  # times; a text that zlib makes shorter is a repetition, and is tried again
 NO_SPEECH = 0.6  # probability from which a window of an unlikely text has none
-KEYS = {  # what has to be in the notes
-    PROMPT: {"template", "ids", "languages"},
-    SUPPRESSED: {"always", "first"},
-    WHISPER: {"no_times", "most_first"},
-}
 
 
 class WhisperDecoder:
@@ -46,16 +40,12 @@ class WhisperDecoder:
         asked: What it is asked for.
 
     Raises:
-        ValueError: The model cannot be asked for that, or the notes are damaged.
+        ValueError: The model cannot be asked for that, or the notes name tokens that it has not.
     """
 
     def __init__(
         self, model: AEDModel, notes: Mapping[str, Any], tokenizer: Any, asked: PromptOptions
     ) -> None:
-        for name, keys in KEYS.items():
-            found = notes.get(name)
-            whole = isinstance(found, dict) and found.keys() >= keys
-            expect(whole, name, f"a dict of {' and '.join(sorted(keys))}", repr(found)[:80])
         given = asked.given()
         self.tries_again = given.pop("fallback", True)
         self.model = model

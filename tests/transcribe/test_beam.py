@@ -101,10 +101,7 @@ def test_the_command_takes_a_beam_and_a_model_of_words(
     known = {*" ".join(tiny_speech.texts[:6]).split()}
     assert said["words"].strip() and {*said["words"].split()} <= known
     assert said["cut"] == "\n"
-    assert (
-        main([*command, "--beam", "4", "--json", "--format", "json", "--timestamps"])
-        == 0
-    )
+    assert main([*command, "--beam", "4", "--json", "--timestamps"]) == 0
     timed = json.loads(capsys.readouterr().out)["words"]
     assert " ".join(word["word"] for word in timed) == said["plain"].strip()
     assert all(0 < word["confidence"] <= 1 for word in timed)
@@ -135,12 +132,6 @@ def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words
         "model: expected finite scores, got NaN or infinity in torch.float32. "
     )
     assert "<unk>" in one.error
-
-
-def test_a_model_of_words_needs_the_models_tokenizer(learned, words):
-    config = PipelineConfig(search=BeamOptions(lm=words))
-    with pytest.raises(ValueError, match="^tokenizer: expected the model's"):
-        Recognizer(learned.model, config)
 
 
 def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path, train_pieces):

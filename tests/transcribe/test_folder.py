@@ -238,9 +238,6 @@ def test_subtitles_without_a_folder_and_a_folder_that_is_a_file_are_refused(
     command, tmp_path, capsys
 ):
     assert main([*command[:-2], "--format", "srt"]) == 2
-    assert (
-        "format: expected txt or json without --out, got srt. Pass --out DIR."
-        in capsys.readouterr().err
-    )
+    assert "--format: expected --out with it, got srt." in capsys.readouterr().err
     (tmp_path / "out").write_text("")
     assert main(command) == 2 and "out: expected a folder" in capsys.readouterr().err

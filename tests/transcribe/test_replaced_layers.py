@@ -17,7 +17,7 @@ from asrkit.models import (
 )
 from asrkit.models.encoders import dtype_of
 from asrkit.transcribe import PipelineConfig, Recognizer
-from asrkit.transcribe.recognizer import device_of, weight_dtypes
+from asrkit.transcribe.recognizer import device_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
@@ -85,17 +85,3 @@ def test_a_model_without_weights_is_float32_on_the_cpu():
         torch.zeros(2, 2, dtype=torch.int8), requires_grad=False
     )
     assert dtype_of(layer) == torch.bfloat16
-
-
-@pytest.mark.parametrize("cast", ["encoder", "output"])
-def test_a_model_of_two_dtypes_is_refused_unless_a_precision_is_named(cast):
-    model = made("ctc conformer")
-    getattr(model, cast).to(torch.bfloat16)
-    before = [weight.dtype for weight in model.parameters()]
-    with pytest.raises(
-        ValueError, match="^model: expected floating-point weights of one dtype, got"
-    ):
-        Recognizer(model)
-    recognizer = Recognizer(model, PipelineConfig(precision="float32", encoder="eager"))
-    assert [*weight_dtypes(recognizer.model)] == [torch.float32]
-    assert [weight.dtype for weight in model.parameters()] == before

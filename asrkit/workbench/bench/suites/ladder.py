@@ -46,13 +46,12 @@ RUNGS: dict[str, dict[str, Any]] = {
     "autocast": {"precision": "autocast"},
     "bfloat16": {"precision": "bfloat16"},
     "optimized_encoder": {"encoder": "optimized"},
-    "graphed_encoder": {"encoder_graphs": "per_shape"},
     "graph_of_steps": {"graphs": "step"},
     "graph_whole": {"graphs": "full"},
     "by_length": {"order": "by_length"},
     "overlapped": {"loading": "overlapped"},
 }
-GPU_RUNGS = ("graphed_encoder", "graph_of_steps", "graph_whole")
+GPU_RUNGS = ("graph_of_steps", "graph_whole")
 SIZES = {"tiny": (4, 2), "cpu": (12, 4), "cuda": (64, 32)}  # utterances, and those of a batch
 PRESETS = {  # of RNN-T and of TDT
     "tiny": ("tiny", "tiny"),

@@ -87,7 +87,7 @@ def arms_of(task: Task) -> dict[str, FileRecognizer]:
     if task.device == "cuda":
         loop: dict[str, Any] = {"strategy": "windowed_looping", "graphs": "full"}
         eager = replace(eager, precision="bfloat16", **loop)
-        configs = {"eager": eager, "graph": replace(eager, encoder_graphs="per_shape")}
+        configs = {"eager": eager, "graph": replace(eager, encoder="optimized")}
     return {name: FileRecognizer(task, config) for name, config in configs.items()}
 
 
