@@ -12,7 +12,8 @@ import soundfile
 from asrkit.cli import main
 from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
-from asrkit.transcribe import FORMATS, Folder, Transcript, WindowOptions
+from asrkit.transcribe import Folder, Transcript, WindowOptions
+from asrkit.transcribe.formats import FORMATS
 
 
 @pytest.fixture
@@ -208,6 +209,18 @@ def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
     ] == ["a/one", "b/one"]
 
 
+def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(
+    learned, tmp_path
+):
+    def folder(stem):
+        named = [(Path("a.wav"), Path(f"{stem}.wav"))]
+        return Folder(tmp_path / "out", named, learned, WindowOptions(), kind="json")
+
+    folder("a" * 240).write(Transcript(path=Path("a.wav")))
+    with pytest.raises(ValueError, match="^out: .* names of at most 245 bytes, got"):
+        folder("é" * 121)
+
+
 def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, capsys):
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"nothing")
@@ -239,8 +252,7 @@ def test_subtitles_without_a_folder_and_a_folder_that_is_a_file_are_refused(
 ):
     assert main([*command[:-2], "--format", "srt"]) == 2
     assert (
-        "format: expected txt or json without --out, got srt. Pass --out DIR."
-        in capsys.readouterr().err
+        "format: expected txt or json without --out, got srt" in capsys.readouterr().err
     )
     (tmp_path / "out").write_text("")
     assert main(command) == 2 and "out: expected a folder" in capsys.readouterr().err
