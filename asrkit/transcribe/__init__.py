@@ -9,52 +9,31 @@ loading torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from asrkit.transcribe.audio import find, read_audio
-    from asrkit.transcribe.folder import Folder
-    from asrkit.transcribe.formats import FORMATS, TIMED, Transcript, render, summary
-    from asrkit.transcribe.options import (
-        BeamOptions,
-        PipelineConfig,
-        PromptOptions,
-        WindowOptions,
-    )
-    from asrkit.transcribe.recognizer import Recognizer, recognize
-    from asrkit.transcribe.windows import transcribe
-    from asrkit.transcribe.words import Label, Word
-    from asrkit.transcribe.workers import Layout, choose_layout, transcribe_in_workers
-
-__all__ = [
-    "FORMATS",
-    "TIMED",
-    "BeamOptions",
-    "Folder",
-    "Label",
-    "Layout",
-    "PipelineConfig",
-    "PromptOptions",
-    "Recognizer",
-    "Transcript",
-    "WindowOptions",
-    "Word",
-    "choose_layout",
-    "find",
-    "read_audio",
-    "recognize",
-    "render",
-    "summary",
-    "transcribe",
-    "transcribe_in_workers",
-]
+if TYPE_CHECKING:  # "as" makes a name public
+    from asrkit.transcribe.audio import find as find
+    from asrkit.transcribe.audio import read_audio as read_audio
+    from asrkit.transcribe.folder import Folder as Folder
+    from asrkit.transcribe.formats import TIMED as TIMED
+    from asrkit.transcribe.formats import Transcript as Transcript
+    from asrkit.transcribe.formats import summary as summary
+    from asrkit.transcribe.options import BeamOptions as BeamOptions
+    from asrkit.transcribe.options import PipelineConfig as PipelineConfig
+    from asrkit.transcribe.options import PromptOptions as PromptOptions
+    from asrkit.transcribe.options import WindowOptions as WindowOptions
+    from asrkit.transcribe.recognizer import Recognizer as Recognizer
+    from asrkit.transcribe.recognizer import recognize as recognize
+    from asrkit.transcribe.windows import transcribe as transcribe
+    from asrkit.transcribe.workers import Layout as Layout
+    from asrkit.transcribe.workers import choose_layout as choose_layout
+    from asrkit.transcribe.workers import transcribe_in_workers as transcribe_in_workers
 
 _FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
     "folder": ["Folder"],
-    "formats": ["FORMATS", "TIMED", "Transcript", "render", "summary"],
+    "formats": ["TIMED", "Transcript", "summary"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
     "recognizer": ["Recognizer", "recognize"],
     "windows": ["transcribe"],
-    "words": ["Label", "Word"],
     "workers": ["Layout", "choose_layout", "transcribe_in_workers"],
 }
 

@@ -1,7 +1,6 @@
 """A folder of transcripts that an interrupted run resumes: what is there is done."""
 
-import glob
-import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +20,10 @@ HOW = {
     "batch_s",
     "readers",
     "strategy",
-    "order",
-    "loading",
     "graphs",
     "encoder",
-    "normalization",
 }
+LONGEST_NAME = 245  # bytes: a file system's 255, less what a name has while the file is written
 
 
 def made_by(checkpoint: Checkpoint, settings: object) -> str:
@@ -46,16 +43,14 @@ def made_by(checkpoint: Checkpoint, settings: object) -> str:
 def _mark(weight: Tensor) -> str:
     """Shape and hash of all numbers of a weight."""
     numbers = weight.detach().cpu().flatten().contiguous()
-    digest = hashlib.sha256(numbers.view(uint8).numpy().data)
-    return f"{tuple(weight.shape)} {digest.hexdigest()}"
+    return f"{tuple(weight.shape)} {content_hash(numbers.view(uint8).numpy().tobytes())}"
 
 
 def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
     """The settings that a transcript depends on; of an n-gram model's file, what is in it."""
     settings = vars(options) | vars(config)
     if config.search is not None and config.search.lm is not None:
-        with config.search.lm.open("rb") as file:
-            settings["lm"] = hashlib.file_digest(file, "sha256").hexdigest()
+        settings["lm"] = content_hash(config.search.lm.read_bytes())
         settings["search"] = replace(config.search, lm=None)
     return {name: value for name, value in settings.items() if name not in HOW}
 
@@ -75,8 +70,9 @@ class Folder:
         kind: the transcripts' format, one of FORMATS.
 
     Raises:
-        ValueError: `path` is a file, two recordings have one name, or `path` holds transcripts of
-            another model or other settings, or files that asrkit did not write.
+        ValueError: `path` is a file, two recordings have one name, a name is too long, or `path`
+            holds transcripts of another model or other settings, or files that asrkit did not
+            write.
     """
 
     def __init__(
@@ -96,27 +92,41 @@ class Folder:
         self.key_file = path / f".asrkit-{kind}"
         self.target = {source: path / name.with_suffix(f".{kind}") for source, name in recordings}
         times = Counter(self.target.values())
-        double = [str(source) for source, target in self.target.items() if times[target] > 1]
-        wanted = "recordings of different names"
+        double = [str(target) for target, number in times.items() if number > 1]
+        got = f"several of {', '.join(double[:3])}"
         remedy = "Rename one, or use two folders."
-        expect(not double, "out", wanted, " and ".join(double[:2]), remedy)
+        expect(not double, "out", "recordings of different names", got, remedy)
+        long = [str(target) for target in times if len(os.fsencode(target.name)) > LONGEST_NAME]
+        wanted = f"transcripts with names of at most {LONGEST_NAME} bytes"
+        expect(not long, "out", wanted, ", ".join(long[:3]), "Rename the recording.")
         self._check_key()
+        if self.key_file.exists():
+            self._remove_torn()
 
     def _check_key(self) -> None:
         """ValueError where the transcripts that are there are not of this model and settings."""
-        found = [str(target) for target in self.target.values() if target.exists()]
         if self.key_file.exists():
             same = self.key_file.read_text(encoding="utf-8") == self.key
             found = [] if same else [f"those of others in {self.path}"]
+        else:
+            found = [str(target) for target in self.target.values() if target.exists()]
         wanted = "transcripts of this model and these settings"
         expect(not found, "out", wanted, ", ".join(found[:3]), "Name another folder.")
+
+    def _remove_torn(self) -> None:
+        """Remove what killed runs were writing."""
+        torn = [*self.path.rglob(f".*-{'[0-9a-f]' * 8}.{self.kind}")]
+        if torn:
+            with lock(self.path, wait=True):  # what others were writing is whole, and renamed
+                for file in torn:
+                    file.unlink(missing_ok=True)
 
     def todo(self) -> list[Path]:
         """Recordings that have no transcript yet."""
         return [source for source, target in self.target.items() if not target.exists()]
 
-    def write(self, transcript: Transcript) -> Path:
-        """Write the transcript, whole or not at all, and return its path.
+    def write(self, transcript: Transcript) -> None:
+        """Write the transcript, whole or not at all.
 
         Args:
             transcript: Of a recording of the folder.
@@ -131,10 +141,6 @@ class Folder:
         try:
             with lock(self.path, wait=True):
                 self._check_key()  # since others may have begun the folder
-                # Nobody else writes now: what is there of this transcript, a killed run left.
-                torn = f".{glob.escape(target.stem)}-????????{target.suffix}"
-                for file in target.parent.glob(torn):
-                    file.unlink()
                 if not self.key_file.exists():
                     _write(self.key_file, self.key)
                 _write(target, text)
@@ -142,7 +148,6 @@ class Folder:
             why = error.strerror or error
             message = f"{target} cannot be written: {why}. The same command goes on from here."
             raise OSError(message) from None
-        return target
 
 
 def _write(path: Path, text: str) -> None:

@@ -28,7 +28,6 @@ class Transcript:
     path: Path
     text: str = ""
     audio_s: float = 0.0
-    compute_s: float = 0.0  # of its batches, shared by samples; reading is not in it
     words: tuple[Word, ...] = ()  # if timestamps were asked for
     language: str = ""  # code of the language that the model found
     error: str = ""
@@ -61,23 +60,21 @@ def _ctm(transcript: Transcript, name: str) -> str:
 
 
 def _subtitles(words: Sequence[Word], kind: str) -> str:
-    point = "," if kind == "srt" else "."
-    parts = [] if kind == "srt" else ["WEBVTT\n"]
+    web = kind == "vtt"
+    point = "." if web else ","
+    parts = ["WEBVTT\n"] if web else []
     for number, (start_s, end_s, text) in enumerate(cues(words), 1):
         times = f"{_clock(start_s, point)} --> {_clock(end_s, point)}"
-        if kind == "srt":
-            parts.append(f"{number}\n{times}\n{text}\n")
-        else:
-            parts.append(f"{times}\n{html.escape(text, quote=False)}\n")
+        shown = html.escape(text, quote=False) if web else text
+        parts.append(f"{number}\n{times}\n{shown}\n")
     return "\n".join(parts)
 
 
 def _clock(seconds: float, point: str) -> str:
     """`seconds` as hours:minutes:seconds and milliseconds behind `point`."""
-    ms = round(seconds * 1000)
-    minutes = ms // 60_000
-    whole_s = ms // 1000 % 60
-    return f"{minutes // 60:02}:{minutes % 60:02}:{whole_s:02}{point}{ms % 1000:03}"
+    minutes, ms = divmod(round(seconds * 1000), 60_000)
+    clock = f"{minutes // 60:02}:{minutes % 60:02}:{ms / 1000:06.3f}"
+    return clock.replace(".", point)
 
 
 def summary(transcript: Transcript) -> dict[str, object]:

@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,30 +70,23 @@ def transcribe(
 
 
 class _Part(NamedTuple):
-    """What was recognised in one window of a recording, in samples from its start to its end."""
+    """A window of a recording, from its start to its end in samples, and what is known of it."""
 
     path: Path
     start: int
     end: int
-    last: bool
+    last: bool  # of the recording
+    waveform: Tensor  # (S,); (0,) once it is recognised
     error: str = ""
     labels: Sequence[Label] = ()
-    compute_s: float = 0.0
     language: str = ""
-
-
-class _Window(NamedTuple):
-    """Samples of a part of a recording."""
-
-    part: _Part  # without labels
-    waveform: Tensor  # (S,)
 
 
 class Transcriber:
     """Recordings cut into windows, recognised, and joined to transcripts.
 
     Threads read recordings as windows (`_windows`), which are collected in pools (`_pools`), sorted
-    by length into batches (`plan_batches`) and recognised (`_labels`); the parts of a recording
+    by length into batches (`plan_batches`) and recognised (`_labelled`); the parts of a recording
     make its transcript (`_transcript`).
 
     Args:
@@ -130,29 +122,19 @@ class Transcriber:
         self.window = max(window, 2 * self.overlap, self.frame_samples)
 
     def recordings(
-        self, sounds: Iterable[Sound], advance: Callable[[float], object]
+        self,
+        sounds: Iterable[Sound],
+        advance: Callable[[float], object] = lambda audio_s: None,
+        batches: int = 1,
     ) -> Iterator[Transcript]:
         """Yield one transcript a recording, in order, each as soon as it can be.
 
         Args:
             sounds: drawn as they are needed.
             advance: called with seconds of audio that were recognised.
+            batches: that the first pool holds; POOL: none is needed before the others.
         """
-        yield from self._transcripts(sounds, advance, 1)
-
-    def job(self, sounds: Sequence[Sound]) -> list[Transcript]:
-        """One transcript a recording, where no transcript is needed before the others.
-
-        Args:
-            sounds: recordings, best of at most POOL batches: they then share all batches.
-        """
-        return list(self._transcripts(sounds, lambda audio_s: None, POOL))
-
-    def _transcripts(
-        self, sounds: Iterable[Sound], advance: Callable[[float], object], batches: int
-    ) -> Iterator[Transcript]:
-        windows = read_ahead(sounds, self._windows, self.options.readers)
-        pools = self._pools(windows, batches)
+        pools = self._pools(read_ahead(sounds, self._windows, self.options.readers), batches)
         parts: list[_Part] = []  # of the recording that is under way
         for pool in read_ahead([pools], iter, 1, ahead=1):  # reads one pool during another
             language = parts[-1].language if parts else ""
@@ -164,25 +146,24 @@ class Transcriber:
                     yield self._transcript(parts)
                     parts = []
 
-    def _windows(self, sound: Sound) -> Iterator[_Window]:
+    def _windows(self, sound: Sound) -> Iterator[_Part]:
         """Windows of a recording; the last one of a recording that breaks has its error."""
         end = 0
         try:
             chunks = blocks(sound, self.rate_hz)
             for start, waveform, last in windows(chunks, self.window, self.overlap):
                 end = start + len(waveform)
-                yield _Window(_Part(sound.path, start, end, last), waveform)
+                yield _Part(sound.path, start, end, last, waveform)
         except (ValueError, RuntimeError, OSError, MemoryError) as error:
-            part = _Part(sound.path, end, end, True, message(error))
-            yield _Window(part, torch.zeros(0))
+            yield _Part(sound.path, end, end, True, torch.zeros(0), message(error))
 
-    def _pools(self, queue: Iterable[_Window], batches: int) -> Iterator[list[_Window]]:
+    def _pools(self, queue: Iterable[_Part], batches: int) -> Iterator[list[_Part]]:
         """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
-        pool: list[_Window] = []
+        pool: list[_Part] = []
         samples = 0
-        for window in queue:
-            pool.append(window)
-            samples += len(window.waveform)
+        for part in queue:
+            pool.append(part)
+            samples += len(part.waveform)
             if samples >= batches * self.batch_samples:
                 yield pool
                 pool = []
@@ -191,8 +172,8 @@ class Transcriber:
         if pool:
             yield pool
 
-    def _recognised(self, pool: Sequence[_Window], language: str) -> Iterator[_Part]:
-        """Yield the part of each window, in order; a batch is recognised when it is needed.
+    def _recognised(self, pool: Sequence[_Part], language: str) -> Iterator[_Part]:
+        """Yield the parts with their labels, in order; a batch is recognised when it is needed.
 
         Where the model finds the language, it does so in the first window of each recording that
         has sound: these are recognised before the others.
@@ -201,76 +182,61 @@ class Transcriber:
             pool: windows.
             language: of the recording that the first one continues, "" where it is not known.
         """
-        recordings = [0, *itertools.accumulate(window.part.last for window in pool)]
+        recordings = [0, *itertools.accumulate(part.last for part in pool)]
         languages = {0: language}  # by recording
         lengths = {
-            row: max(len(waveform), self.features.fill_samples)
-            for row, (_, waveform) in enumerate(pool)
-            if len(waveform) >= self.features.window_samples and waveform.any()
+            row: max(len(part.waveform), self.features.fill_samples)
+            for row, part in enumerate(pool)
+            if len(part.waveform) >= self.features.window_samples and part.waveform.any()
         }
-        most_padding = math.inf
-        if self.recognizer.device.type == "cpu":
-            most_padding = MOST_PADDING_S * self.rate_hz
-        first: set[int] = set()
+        first: dict[int, int] = {}  # the first window with sound of each recording
         if self.recognizer.detects_language:
-            first = {*{recordings[row]: row for row in reversed(lengths)}.values()}
-        batches: Iterator[list[int]] = itertools.chain.from_iterable(
-            plan_batches(
-                {row: size for row, size in lengths.items() if (row in first) == begins},
-                self.batch_samples,
-                most_padding,
-            )
-            for begins in (True, False)
-        )
-        parts: dict[int, _Part] = {}
-        for row, window in enumerate(pool):
-            while row in lengths and row not in parts:
-                rows = next(batches)
-                known = [languages.get(recordings[member], "") for member in rows]
-                found = self._recognise([pool[member] for member in rows], known)
-                parts.update(zip(rows, found, strict=True))
-                languages |= {recordings[member]: parts[member].language for member in rows}
-            part = parts.pop(row, window.part)
-            yield part._replace(language=languages.get(recordings[row], ""))
+            first = {recordings[row]: row for row in reversed(lengths)}
+        on_cpu = self.recognizer.device.type == "cpu"
+        most_padding = MOST_PADDING_S * self.rate_hz if on_cpu else math.inf
+        batches: list[list[int]] = []
+        for group in (first.values(), lengths.keys() - first.values()):
+            sizes = {row: lengths[row] for row in sorted(group)}
+            batches += plan_batches(sizes, self.batch_samples, most_padding)
+        planned = iter(batches)
+        done: dict[int, _Part] = {}
+        for row, part in enumerate(pool):
+            while row in lengths and row not in done:
+                rows = next(planned)
+                batch = [
+                    pool[member]._replace(language=languages.get(recordings[member], ""))
+                    for member in rows
+                ]
+                done.update(zip(rows, self._recognise(batch), strict=True))
+                languages |= {recordings[member]: done[member].language for member in rows}
+            found = languages.get(recordings[row], "")
+            yield done.pop(row, part)._replace(language=found, waveform=torch.zeros(0))
 
-    def _recognise(self, batch: Sequence[_Window], known: Sequence[str]) -> list[_Part]:
-        """The parts of a batch, of languages that are `known` or ""; one that fails, as without
-        memory, is retried in halves.
+    def _recognise(self, batch: Sequence[_Part]) -> list[_Part]:
+        """The parts of a batch with labels; one that fails, as without memory, is retried in
+        halves.
         """
-        start = time.perf_counter()
         try:
-            found = self._labels(batch, known)
+            return self._labelled(batch)
         except (RuntimeError, MemoryError, ValueError) as error:
             why = message(error)  # the error itself would hold the tensors of its frames
-        else:
-            samples = sum(len(waveform) for _, waveform in batch)
-            a_sample_s = (time.perf_counter() - start) / samples
-            return [
-                part._replace(
-                    labels=labels, language=language, compute_s=len(waveform) * a_sample_s
-                )
-                for (part, waveform), (labels, language) in zip(batch, found, strict=True)
-            ]
         if len(batch) == 1:
-            return [batch[0].part._replace(error=why)]
+            return [batch[0]._replace(error=why)]
         half = len(batch) // 2
-        parts = self._recognise(batch[:half], known[:half])
-        return parts + self._recognise(batch[half:], known[half:])
+        return self._recognise(batch[:half]) + self._recognise(batch[half:])
 
-    def _labels(
-        self, batch: Sequence[_Window], known: Sequence[str]
-    ) -> list[tuple[list[Label], str]]:
-        """Labels of each window, and its language if the model has one. Those of RNN-T have no
-        duration: they end with their frame.
+    def _labelled(self, batch: Sequence[_Part]) -> list[_Part]:
+        """The parts with labels, and with the language if the model finds one. Labels of RNN-T have
+        no duration: they end with their frame.
         """
-        lengths = torch.tensor([len(waveform) for _, waveform in batch])
-        waveforms = pad_sequence([waveform for _, waveform in batch], batch_first=True)
+        lengths = torch.tensor([len(part.waveform) for part in batch])
+        known = [part.language for part in batch]
         timestamps = self.options.timestamps
         hypotheses = self.recognizer(
-            waveforms,
+            pad_sequence([part.waveform for part in batch], batch_first=True),
             lengths,
             confidence=timestamps,
-            times=timestamps or not all(part.start == 0 and part.last for part, _ in batch),
+            times=timestamps or not all(part.start == 0 and part.last for part in batch),
             timestamps=timestamps,
             languages=known,
         )
@@ -283,21 +249,25 @@ class Transcriber:
             confidence = torch.ones(hypotheses.labels.shape)
         starts = hypotheses.frames
         frames = torch.stack([starts, starts + hypotheses.durations.clamp(min=1)]).cpu()
-        first = torch.tensor([[part.start] for part, _ in batch])
-        last = torch.tensor([[part.end] for part, _ in batch])
+        first = torch.tensor([[part.start] for part in batch])
+        last = torch.tensor([[part.end] for part in batch])
         times = (first + frames * self.frame_samples).minimum(last)  # (2, B, U) in samples
         columns = (hypotheses.labels, *(times.double() / self.rate_hz), confidence)
         rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
         labels = [list(map(Label, *row))[:count] for count, *row in rows]
-        return [*zip(labels, hypotheses.languages or known, strict=True)]
+        return [
+            part._replace(labels=said, language=language)
+            for part, said, language in zip(
+                batch, labels, hypotheses.languages or known, strict=True
+            )
+        ]
 
     def _transcript(self, parts: Sequence[_Part]) -> Transcript:
         """The transcript of a recording from its parts; the first error is that of all."""
         path = parts[0].path
-        compute_s = sum(part.compute_s for part in parts)
         error = next((part.error for part in parts if part.error), "")
         if error:
-            return Transcript(path=path, compute_s=compute_s, error=error)
+            return Transcript(path=path, error=error)
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
             labels = join(labels, part.labels, part.start / self.rate_hz, before.end / self.rate_hz)
@@ -308,7 +278,6 @@ class Transcriber:
             path=path,
             text=self.tokenizer.decode([label.token for label in labels]),
             audio_s=parts[-1].end / self.rate_hz,
-            compute_s=compute_s,
             words=tuple(timed),
             language=parts[-1].language,
         )

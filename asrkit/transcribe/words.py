@@ -99,9 +99,8 @@ def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) ->
     Half a second of pause is worth two seconds off the middle, or two neighbours that are `agreed`.
     """
     middle = (start_s + end_s) / 2
-    inside = {time for time in times if start_s < time < end_s}
     places = [(-math.inf, middle)]  # the worth of each, and where it is
-    for low, high in itertools.pairwise(sorted({start_s, end_s} | inside)):
+    for low, high in itertools.pairwise(sorted({start_s, end_s} | times)):
         pause = min(high - low, PAUSE_S)
         place = min(max(middle, low + pause / 2), high - pause / 2)
         neighbours = (low in agreed) + (high in agreed)
@@ -133,8 +132,6 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
             confidence = min(word.confidence, label.confidence)
             result[-1] = Word(text, word.start_s, label.end_s, confidence)
         tokens.append(label.token)
-    following = [word.start_s for word in result[1:]] + [math.inf]
-    return [
-        word._replace(end_s=min(word.end_s, start_s))
-        for word, start_s in zip(result, following, strict=False)
-    ]
+    for number, (word, following) in enumerate(itertools.pairwise(result)):
+        result[number] = word._replace(end_s=min(word.end_s, following.start_s))
+    return result

@@ -10,16 +10,14 @@ import contextlib
 import math
 import multiprocessing
 import os
-import platform
 import re
 import signal
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
@@ -37,17 +35,14 @@ from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.progress import progress_bar
 from asrkit.transcribe.recognizer import Recognizer
-from asrkit.transcribe.windows import Transcriber
+from asrkit.transcribe.windows import POOL, Transcriber
 
-CPUS = Path("/sys/devices/system/cpu")
-MEMORY = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")
 WORKER_BYTES = 2**30  # allowed for each worker beside the weights, which all share
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)  # others end the worker
 MOST_DEATHS = 20  # of workers in a row, no job done in between
 MOST_BATCHES = 6  # in a job: so many that windows of about one length meet
 LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
-BYTES_PER_S = 32_000  # of a recording, until some are done: 16 bits at 16 kHz
+BYTES_PER_S = 32_000  # of a recording, about: 16 bits at 16 kHz
 Items = Sequence[Any]
 Function = Callable[[Any], Any]
 Draw = Callable[[], tuple[Any, Any] | None]
@@ -102,8 +97,8 @@ def choose_layout(
         ValueError: There are not so many cores, or this system cannot fork processes.
     """
     remedy = "--shards with --part K/N works there, a process a part."
-    system = platform.system()
-    expect(hasattr(os, "fork"), "workers", "a system that forks processes", system, remedy)
+    wanted = "a system that forks processes"
+    expect(hasattr(os, "fork"), "workers", wanted, sys.platform, remedy)
     pins = hasattr(os, "sched_setaffinity")
     mask = os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1)
     most = usable_cores()
@@ -113,52 +108,48 @@ def choose_layout(
         room = max(0, free_memory() - model_bytes)
         limits = {
             "one a core": cores,
-            "one a recording": cores if recordings is None else max(1, recordings),
-            f"as {room / 2**30:.1f} GiB of free memory allow": max(1, room // WORKER_BYTES),
+            "one a recording": recordings or cores,
+            f"as {room / 2**30:.1f} GiB of free memory allow": room / WORKER_BYTES,
         }
-        why = min(limits, key=lambda name: limits[name])
-        workers = int(limits[why])
+        why = min(limits, key=limits.__getitem__)
+        workers = max(1, int(limits[why]))
     wanted = f"auto, or 1 to {most}, the cores of this process"
     expect(whole(workers, 1, most), "workers", wanted, workers)
     number = int(workers)
     pinned: tuple[tuple[int, ...], ...] = ((),) * number
     if pins and most == len(mask):
-        cpus = sorted(mask, key=same_core)
-        ends = [len(cpus) * one // number for one in range(number + 1)]
-        pinned = tuple(tuple(cpus[start:end]) for start, end in pairwise(ends))
+        shares = torch.tensor(sorted(mask, key=same_core)).tensor_split(number)
+        pinned = tuple(tuple(share.tolist()) for share in shares)
     return Layout(cores=pinned, threads=threads or max(1, cores // number), why=why)
 
 
-def same_core(cpu: int, folder: Path = CPUS) -> str:
+def same_core(cpu: int, system: Path = Path("/")) -> str:
     """The logical CPUs that share a core with one, in a form in which they can be compared.
 
     Args:
         cpu: Its number.
-        folder: Where Linux describes them; elsewhere each is alone.
+        system: Where Linux describes them; elsewhere each is alone.
     """
-    file = folder / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    file = system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     return file.read_text() if file.exists() else str(cpu)
 
 
-def free_memory(machine: Path = MEMORY, container: Path = CONTAINER) -> float:
+def free_memory(system: Path = Path("/")) -> float:
     """Bytes that processes can take without swapping; infinity where the system does not say.
 
     Args:
-        machine: The file in which Linux says what the machine has.
-        container: The folder in which it says what the container may have (cgroups v2).
+        system: Where Linux says what is free on the machine, and the limit of a container (cgroups
+            v2).
     """
-    free = 1024 * _number(machine, "MemAvailable", math.inf)
-    taken = _number(container / "memory.current", "", 0)
-    # files that are cached count as taken, and are given up when others need the memory
-    cached = _number(container / "memory.stat", "inactive_file", 0)
-    left = _number(container / "memory.max", "", math.inf) - taken + cached
-    return min(free, max(0, left))
-
-
-def _number(file: Path, name: str, otherwise: float) -> float:
-    """The number that stands behind a name in a file of Linux."""
-    found = re.search(rf"^{name}:? *(\d+)", file.read_text() if file.exists() else "", re.M)
-    return int(found[1]) if found else otherwise
+    limits = [math.inf]
+    for file, pattern, unit in (
+        ("proc/meminfo", r"MemAvailable: *(\d+)", 1024),
+        ("sys/fs/cgroup/memory.max", r"(\d+)", 1),  # or "max"
+    ):
+        path = system / file
+        if path.exists() and (found := re.search(pattern, path.read_text())):
+            limits.append(unit * int(found[1]))
+    return min(limits)
 
 
 class Died(str):
@@ -171,11 +162,6 @@ class _Worker:
     process: Any
     connection: Connection
     key: Any = None  # of its job; None: it waits for one
-
-    def give(self, key: Any, job: Any) -> None:
-        self.key = key
-        with contextlib.suppress(OSError):  # it has ended, which `Workers` finds out
-            self.connection.send(job)
 
 
 class Workers:
@@ -241,19 +227,21 @@ class Workers:
     def _hand_out(self, draw: Draw) -> list[_Worker]:
         """Give jobs to workers that wait, as far as there are some; returns those at work."""
         for worker in self.workers:
-            if worker.key is None and (job := draw()) is not None:
-                worker.give(*job)
+            if worker.key is None and (drawn := draw()) is not None:
+                worker.key, job = drawn
+                with contextlib.suppress(OSError):  # it has ended, which `_receive` finds out
+                    worker.connection.send(job)
         return [worker for worker in self.workers if worker.key is not None]
 
     def _receive(self, worker: _Worker) -> tuple[Any, Any]:
         """The key of the job that a worker has done, and the result; it waits again."""
         key, worker.key = worker.key, None
         try:
-            result, error = worker.connection.recv()
+            result = worker.connection.recv()
         except (EOFError, OSError):
             return key, self._replace(worker)
-        if error is not None:
-            raise error
+        if isinstance(result, Exception):
+            raise result
         self.deaths = 0
         return key, result
 
@@ -273,28 +261,14 @@ class Workers:
         ours, theirs = self.context.Pipe()
         arguments = (theirs, self.layout.cores[number], self.layout.threads, self.function)
         process = self.context.Process(target=_work, args=arguments, daemon=True)
-        with _undisturbed():
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # else "spawn" runs the script again
+        try:
             process.start()
+        finally:
+            sys.modules["__main__"] = main
         theirs.close()
         return _Worker(number, process, ours)
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A process started in here never gets Ctrl-C, and does not run the caller's script again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")  # what "spawn" would run again
-    blocks = hasattr(signal, "pthread_sigmask")  # not on Windows
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if blocks else []
-    try:
-        with warnings.catch_warnings():
-            # Python warns of forks beside threads: those of libraries wait here, or settle.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        sys.modules["__main__"] = main
-        if blocks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(
@@ -304,6 +278,7 @@ def _work(
     function: Function,
 ) -> None:
     """What a worker does: jobs, until it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # stdout is for transcripts
     settle_after_fork()
@@ -313,15 +288,12 @@ def _work(
         torch.set_num_threads(threads)
     with contextlib.suppress(EOFError, BrokenPipeError):  # whoever waits is gone
         while True:
-            connection.send(_attempt(function, connection.recv()))
-
-
-def _attempt(function: Function, job: Any) -> tuple[Any, Exception | None]:
-    """(what the function returns, None), or (None, its error)."""
-    try:
-        return function(job), None
-    except FAILURES as error:
-        return None, error
+            job = connection.recv()
+            try:
+                answer = function(job)
+            except FAILURES as error:
+                answer = error
+            connection.send(answer)
 
 
 def _end_with_parent() -> None:
@@ -340,8 +312,8 @@ def transcribe_jobs(
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield (number of a job from 0, results of its items in order) as jobs are done.
 
-    A job whose worker ended is tried again item by item; one that ends its worker alone has a
-    result that says so. Lines on stderr say what happened.
+    A job whose worker ended is tried again item by item, which a line on stderr says. An item that
+    ends its worker once more has a result that says so.
 
     Args:
         workers: Their function turns a sequence of items into as many results.
@@ -365,7 +337,6 @@ def transcribe_jobs(
         for item in chain.from_iterable(map(split, job)):
             done = yield [item]
             if isinstance(done, Died):
-                tqdm.write(f"{done} for a second time with this recording", file=sys.stderr)
                 done = [failed(item)]
             results += done
         return results
@@ -417,77 +388,64 @@ def transcribe_in_workers(
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
-    jobs = RecordingJobs([*recordings(paths)], layout.workers, options.batch_s)
+
+    def transcribe_job(sounds: Sequence[Sound]) -> list[Transcript]:
+        return list(transcriber.recordings(sounds, batches=POOL))
+
+    sounds = [*recordings(paths)]
+    jobs = recording_jobs(sounds, layout.workers, options.batch_s)
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
-    following = 0
-
-    def ended_twice(sound: Sound) -> Transcript:
-        return Transcript(path=sound.path, error=ENDED)
-
-    bar = progress_bar(jobs.seconds(jobs.total), show=progress and sys.stderr.isatty())
-    with bar, Workers(layout, transcriber.job) as workers:
-        for number, transcripts in transcribe_jobs(workers, jobs.drawn(), ended_twice):
+    following = finished = 0
+    bar = progress_bar(0.0, show=progress and sys.stderr.isatty())
+    with bar, Workers(layout, transcribe_job) as workers:
+        for number, transcripts in transcribe_jobs(workers, jobs, _ended_twice):
             done[number] = transcripts
-            audio_s = sum(transcript.audio_s for transcript in transcripts)
-            jobs.learn(number, audio_s)
-            bar.total = round(jobs.seconds(jobs.total))
-            bar.update(audio_s)
+            finished += len(transcripts)
+            bar.update(sum(transcript.audio_s for transcript in transcripts))
+            bar.total = round(bar.n / finished * len(sounds))
             while following in done:
                 yield from done.pop(following)
                 following += 1
 
 
-class RecordingJobs:
-    """Jobs of neighbouring recordings, by the bytes of their files.
+def _ended_twice(sound: Sound) -> Transcript:
+    return Transcript(path=sound.path, error=ENDED)
 
-    No file is opened here: what it holds may end the process that opens it.
+
+def recording_jobs(
+    sounds: Sequence[Sound], workers: int, batch_s: float
+) -> Iterator[Sequence[Sound]]:
+    """Yield jobs of neighbouring recordings, by the bytes of their files.
+
+    The first one is small, so that its transcripts come soon, the next ones twice as large each;
+    towards the end they shrink, so that all workers end at about one time. No file is opened here:
+    what it holds may end the process that opens it.
 
     Args:
         sounds: All recordings.
         workers: That transcribe them.
         batch_s: Most audio in a batch, in seconds.
     """
-
-    def __init__(self, sounds: Sequence[Sound], workers: int, batch_s: float) -> None:
-        self.sounds = sounds
-        self.workers = workers
-        self.batch_s = batch_s
-        self.sizes = [_bytes(sound) for sound in sounds]
-        self.total = sum(self.sizes)
-        self.jobs: list[int] = []  # bytes of each that was drawn
-        self.done_bytes = BYTES_PER_S
-        self.done_s = 1.0
-
-    def seconds(self, size: int) -> float:
-        """Of audio in so many bytes, as in the recordings that are done."""
-        return size * self.done_s / self.done_bytes
-
-    def learn(self, number: int, audio_s: float) -> None:
-        """Measure later jobs by the seconds of audio in one that is done."""
-        self.done_bytes += self.jobs[number]
-        self.done_s += audio_s
-
-    def drawn(self) -> Iterator[Sequence[Sound]]:
-        """Yield jobs: small ones at first, from which lengths are learned, then larger ones, and
-        smaller ones again, so that all workers end at about one time."""
-        left = self.total
-        first = size = 0
-        for end, more in enumerate(self.sizes, start=1):
-            size += more
-            batches = min(2 ** (len(self.jobs) // self.workers), MOST_BATCHES)
-            most_s = min(batches * self.batch_s, self.seconds(left) / self.workers / 2)
-            least_s = min(LEAST_S, self.batch_s, self.seconds(self.total) / self.workers)
-            if self.seconds(size) >= max(least_s, most_s) or end == len(self.sizes):
-                self.jobs.append(size)
-                yield self.sounds[first:end]
-                left -= size
-                first, size = end, 0
+    sizes_s = [*map(_about_s, sounds)]
+    left_s = sum(sizes_s)
+    least_s = min(LEAST_S, batch_s, left_s / workers)
+    most_s = batch_s
+    job: list[Sound] = []
+    job_s = 0.0
+    for sound, size_s in zip(sounds, sizes_s, strict=True):
+        job.append(sound)
+        job_s += size_s
+        if job_s >= max(least_s, min(most_s, left_s / workers / 2)):
+            yield job
+            left_s -= job_s
+            most_s = min(2 * most_s, MOST_BATCHES * batch_s)
+            job, job_s = [], 0.0
+    if job:
+        yield job
 
 
-def _bytes(sound: Sound) -> int:
-    """Bytes that stand for the length of a recording; 0 for what is no file."""
+def _about_s(sound: Sound) -> float:
+    """Seconds of a recording, guessed from its bytes; 0 for what is no file."""
     if sound.duration_s is not None:
-        return round(sound.duration_s * BYTES_PER_S)
-    if sound.data is not None:
-        return len(sound.data)
-    return sound.path.stat().st_size if sound.path.exists() else 0
+        return sound.duration_s
+    return sound.path.stat().st_size / BYTES_PER_S if sound.path.exists() else 0.0

@@ -12,7 +12,8 @@ import soundfile
 from asrkit.cli import main
 from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
-from asrkit.transcribe import FORMATS, Folder, Transcript, WindowOptions
+from asrkit.transcribe import Folder, Transcript, WindowOptions
+from asrkit.transcribe.formats import FORMATS
 
 
 @pytest.fixture
@@ -206,6 +207,18 @@ def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
         (tmp_path / f"out/{name}.ctm").read_text().split()[0]
         for name in ("a/one", "b/one")
     ] == ["a/one", "b/one"]
+
+
+def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(
+    learned, tmp_path
+):
+    def folder(stem):
+        named = [(Path("a.wav"), Path(f"{stem}.wav"))]
+        return Folder(tmp_path / "out", named, learned, WindowOptions(), kind="json")
+
+    folder("a" * 240).write(Transcript(path=Path("a.wav")))
+    with pytest.raises(ValueError, match="^out: .* names of at most 245 bytes, got"):
+        folder("é" * 121)
 
 
 def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, capsys):

@@ -6,8 +6,17 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asrkit.transcribe import FORMATS, Transcript, Word, render
-from asrkit.transcribe.formats import LINE, LINES, LONGEST_S, PAUSE_S, cues
+from asrkit.transcribe import Transcript
+from asrkit.transcribe.formats import (
+    FORMATS,
+    LINE,
+    LINES,
+    LONGEST_S,
+    PAUSE_S,
+    cues,
+    render,
+)
+from asrkit.transcribe.words import Word
 
 SAID = (
     Word("good", 1.0, 1.2, 0.9),
@@ -25,10 +34,10 @@ def test_subrip_has_numbers_commas_and_a_blank_line_between_cues():
     )
 
 
-def test_webvtt_has_its_header_points_and_no_tags():
+def test_webvtt_has_its_header_numbers_points_and_no_tags():
     assert render(ONE, "vtt") == (
-        "WEBVTT\n\n00:00:01.000 --> 00:00:02.000\ngood morning\n\n"
-        "01:01:01.500 --> 01:01:02.500\n&lt;you&gt;\n"
+        "WEBVTT\n\n1\n00:00:01.000 --> 00:00:02.000\ngood morning\n\n"
+        "2\n01:01:01.500 --> 01:01:02.500\n&lt;you&gt;\n"
     )
 
 
@@ -40,8 +49,8 @@ def test_ctm_has_name_channel_start_duration_word_and_confidence():
     assert render(ONE, "ctm", name="a b/c").startswith("a_b/c 1 ")
 
 
-def test_json_has_words_and_a_language_where_there_are_some_and_no_time_of_a_run():
-    read = json.loads(render(replace(ONE, language="de", compute_s=1.0), "json"))
+def test_json_has_words_and_a_language_where_there_are_some():
+    read = json.loads(render(replace(ONE, language="de"), "json"))
     assert [*read] == ["file", "text", "audio_s", "language", "words"]
     word = {"word": "good", "start_s": 1.0, "end_s": 1.2, "confidence": 0.9}
     assert read["words"][0] == word

@@ -181,25 +181,11 @@ def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(
     assert last.startswith("12 of 14 files transcribed, 2 failed, 0 done before; ")
 
 
-@pytest.mark.parametrize(
-    ("more", "wanted"),
-    [
-        (["--workers", "two"], "--workers: expected auto, or 1 to "),
-        (
-            ["--workers", "2", "--device", "cuda"],
-            "--workers: expected --device cpu with it",
-        ),
-        (
-            ["--workers", "2", "--engine", "openvino"],
-            "--engine: expected torch with --workers, got openvino. ",
-        ),
-    ],
-)
-def test_nonsense_is_one_line(talks, model, capsys, more, wanted):
-    assert main(command(talks, model, *more)) == 2
+def test_a_number_of_workers_that_is_none_is_one_line(talks, model, capsys):
+    assert main(command(talks, model, "--workers", "two")) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert err.startswith(f"asrkit transcribe: {wanted}")
+    assert err.startswith("asrkit transcribe: --workers: expected auto, or 1 to ")
 
 
 @two_cores

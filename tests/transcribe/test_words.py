@@ -5,8 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from asrkit.text import CharTokenizer
-from asrkit.transcribe import Label, Word
-from asrkit.transcribe.words import join, words
+from asrkit.transcribe.words import Label, Word, join, words
 
 FRAME_S = 0.04
 TOKENIZER = CharTokenizer()

@@ -15,12 +15,13 @@ from torch import nn
 from asrkit.models.packed import PackedLinear
 from asrkit.runtime import usable_cores
 from asrkit.sound_files import Sound
+from asrkit.transcribe import workers
 from asrkit.transcribe.workers import (
     Layout,
-    RecordingJobs,
     Workers,
     choose_layout,
     free_memory,
+    recording_jobs,
     same_core,
     transcribe_jobs,
 )
@@ -91,12 +92,9 @@ def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_erro
     lines = re.findall(
         r"worker \d \(process \d+\) ended by (.*)", capfd.readouterr().err
     )
-    twice = [line.replace("exit code 1", "signal 9") for line in lines]
-    assert sorted(twice) == [
-        *["signal 9 for a second time with this recording"] * 2,
-        *["signal 9; its recordings are transcribed again"] * 2,
-    ]
-    assert sum(line.startswith("exit code 1") for line in lines) == 2
+    assert lines.count("exit code 1; its recordings are transcribed again") == 1
+    assert lines.count("signal 9; its recordings are transcribed again") == 1
+    assert len(lines) == 2
 
 
 def test_an_item_of_several_is_tried_again_one_by_one():
@@ -233,38 +231,40 @@ def test_auto_takes_no_more_workers_than_cores_recordings_or_memory():
     assert usable_cores() == 1 or layout.why == "as 0.0 GiB of free memory allow"
 
 
-def test_free_memory_is_no_more_than_a_container_has_left(tmp_path):
-    machine = tmp_path / "meminfo"
+def test_free_memory_is_no_more_than_a_container_may_have(tmp_path):
+    assert free_memory(tmp_path) == float("inf")
+    machine = tmp_path / "proc/meminfo"
+    machine.parent.mkdir()
     machine.write_text("MemTotal:  999999 kB\nMemAvailable:    524288 kB\n")
-    (tmp_path / "memory.current").write_text("300\n")
-    for limit, wanted in (("max", 2**29), ("1000", 700), ("200", 0), ("9" * 12, 2**29)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        assert free_memory(machine, tmp_path) == wanted
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 50\n")
-    assert free_memory(machine, tmp_path) == 750
-    assert free_memory(tmp_path / "none", tmp_path / "none") == float("inf")
+    limit = tmp_path / "sys/fs/cgroup/memory.max"
+    limit.parent.mkdir(parents=True)
+    for text, wanted in (("max\n", 2**29), ("1000\n", 1000), ("9" * 12, 2**29)):
+        limit.write_text(text)
+        assert free_memory(tmp_path) == wanted
 
 
 def test_threads_of_one_core_are_known_from_linux(tmp_path):
     for cpu in range(4):
-        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
     assert same_core(0, tmp_path) == same_core(2, tmp_path) != same_core(1, tmp_path)
     assert same_core(2, tmp_path / "none") != same_core(0, tmp_path / "none")
 
 
-def test_jobs_grow_shrink_towards_the_end_and_follow_the_lengths_that_are_learned():
+def test_jobs_grow_and_shrink_towards_the_end():
     sounds = [Sound(Path(str(n)), duration_s=10.0) for n in range(600)]
-    jobs = RecordingJobs(sounds, workers=2, batch_s=60.0)
-    drawn = [*jobs.drawn()]
+    drawn = [*recording_jobs(sounds, workers=2, batch_s=60.0)]
     assert [one for job in drawn for one in job] == sounds
     sizes = [10 * len(job) for job in drawn]
-    assert sizes[:6] == [60, 60, 120, 120, 240, 240] and max(sizes) == 360
+    assert sizes[:5] == [60, 120, 240, 360, 360] and max(sizes) == 360
     assert sizes[-3:] == [30, 30, 30] or sizes[-1] < 30 == sizes[-2]
-    jobs = RecordingJobs(sounds, workers=2, batch_s=60.0)
-    drawn = jobs.drawn()
-    next(drawn)
-    jobs.learn(0, 600.0)  # ten times as long as their bytes say
-    assert len(next(drawn)) == 1
+    assert len([*recording_jobs(sounds[:2], workers=2, batch_s=60.0)]) == 2
+
+
+def test_auto_takes_a_worker_a_core_where_no_system_says_what_memory_is_free(
+    monkeypatch,
+):
+    monkeypatch.setattr(workers, "free_memory", lambda: float("inf"))  # as on macOS
+    assert choose_layout("auto") == choose_layout("auto", recordings=10**6)
+    assert choose_layout("auto").why == "one a core"
