@@ -117,8 +117,8 @@ def _dtype(asked: TranscribeOptions) -> _Dtype:
     from asrkit.transcribe.shards import PLAN, load_plan
 
     if out and asked.bulk.shards and (out / PLAN).is_file():
-        task = load_plan(out).task
-        return _Dtype(task.dtype, task.config.precision, f"the plan in {out} has it")
+        head, _ = load_plan(out)
+        return _Dtype(head.dtype, head.precision, f"the plan in {out} has it")
     from asrkit.cpu import fast_dtype
 
     name = fast_dtype(use.device)
@@ -271,7 +271,7 @@ def _transcribe_shards(
 ) -> int:
     """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
     from asrkit.transcribe.ray import RayCluster
-    from asrkit.transcribe.shards import Machine, Task, plan, run
+    from asrkit.transcribe.shards import Task, plan, run
 
     bulk, use, out = asked.bulk, asked.use, asked.io.out
     assert out is not None, "--shards needs it"
@@ -279,19 +279,14 @@ def _transcribe_shards(
     context: Any = tuple(use.context) if use.context else None
     model = _model_path(use)
     task = Task(model=model, dtype=dtype.name, context=context, windows=windows, config=config)
-    machine = Machine(device=use.device, threads=use.threads)
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
     _tell(dtype, layout)
     start, shown = time.perf_counter(), not asked.no_progress
-    how: Any = {"workers": layout, "cluster": cluster, "progress": shown}
-    report = run(planned, part=bulk.numbers(), machine=machine, **how)
+    how: Any = {"device": use.device, "threads": use.threads, "workers": layout}
+    report = run(planned, part=bulk.numbers(), cluster=cluster, progress=shown, **how)
     result = {
-        **asdict(report.counts),
-        "shards": report.shards,
-        "done": report.done,
-        "missing": report.missing,
-        "transcribed_s": report.transcribed_s,
+        **asdict(report),
         "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),
         "out": str(out),
     }
@@ -299,10 +294,8 @@ def _transcribe_shards(
         "{done:,} of {shards:,} shards done: {recordings:,} recordings, {audio_s:,.0f} s of audio, "
         "{failed:,} failed; now {transcribed_s:,.0f} s at RTFx {rtfx:,}"
     )
-    if report.missing:
-        text += "; {missing:,} of this part missing: another process has them, or run it again"
     finish(asked, result, f"{text}. Results: {{out}}".format(**result))
-    return int(report.missing + report.counts.failed > 0)
+    return int(report.failed > 0)
 
 
 COMMAND = Command(
