@@ -97,7 +97,7 @@ def _dtype(asked: TranscribeOptions) -> str:
         from asrkit.transcribe.shards import PLAN, load_plan
 
         if (out / PLAN).is_file():  # perhaps of another machine
-            dtype = load_plan(out).task.dtype
+            dtype = load_plan(out)[0].dtype
     print(f"dtype: {dtype}", file=sys.stderr)
     return dtype
 
@@ -233,7 +233,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
 def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig, dtype: str) -> int:
     """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
     from asrkit.transcribe.ray import RayCluster
-    from asrkit.transcribe.shards import Machine, Task, plan, run
+    from asrkit.transcribe.shards import Task, plan, run
 
     bulk, use, out, windows = asked.bulk, asked.use, asked.io.out, asked.windows
     assert out is not None, "--shards needs it"
@@ -242,24 +242,22 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig, dtype: 
     context: Any = use.context and tuple(use.context)
     model = _model_path(use)
     task = Task(model=model, dtype=dtype, context=context, windows=windows, config=config)
-    machine = Machine(device=use.device, threads=use.threads)
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
-    start = time.perf_counter()
-    how: Any = {"workers": layout, "cluster": cluster, "progress": not asked.no_progress}
-    report = run(planned, part=part, machine=machine, **how)
-    elapsed_s = time.perf_counter() - start
-    result = asdict(report)
-    result |= result.pop("counts")
-    result |= {"rtfx": round(report.transcribed_s / elapsed_s, 1), "out": str(out)}
+    start, shown = time.perf_counter(), not asked.no_progress
+    how: Any = {"device": use.device, "threads": use.threads, "workers": layout}
+    report = run(planned, part=part, cluster=cluster, progress=shown, **how)
+    result = {
+        **asdict(report),
+        "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),
+        "out": str(out),
+    }
     text = (
         "{done:,} of {shards:,} shards done: {recordings:,} recordings, {audio_s:,.0f} s of audio, "
         "{failed:,} failed; now {transcribed_s:,.0f} s at RTFx {rtfx:,}"
     )
-    if report.missing:
-        text += "; {missing:,} of this part missing: another process has them, or run it again"
     finish(asked, result, f"{text}. Results: {{out}}".format(**result))
-    return int(report.missing + report.counts.failed > 0)
+    return int(report.failed > 0)
 
 
 COMMAND = Command(

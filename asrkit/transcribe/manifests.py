@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from asrkit.files import json_lines
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, message
 from asrkit.sound_files import SUFFIXES, UNREAD, Sound, listed, seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
@@ -60,14 +60,11 @@ def read(inputs: Iterable[Path]) -> Iterator[Recording]:
     """
     for given in inputs:
         name = given.name.lower()
+        known = name.endswith((*CONTAINERS, *MANIFESTS, *SUFFIXES, *UNREAD)) and given.is_file()
+        expect(known or given.is_dir(), "files", KINDS, repr(str(given)), "Check the path.")
         if given.is_dir():
-            found = _inside(given)
-            expect(bool(found), "files", "recordings or .tar", f"none in {str(given)!r}")
-            yield from _files(given, found)
-            continue
-        known = name.endswith((*CONTAINERS, *MANIFESTS, *SUFFIXES, *UNREAD))
-        expect(known and given.is_file(), "files", KINDS, repr(str(given)), "Check the path.")
-        if name.endswith(MANIFESTS):
+            yield from _files(given, _inside(given))
+        elif name.endswith(MANIFESTS):
             yield from json_lines(given, _Lines(given.absolute().parent), LINES)
         else:
             yield from _files(given.parent, [Path(given.name)])
@@ -90,7 +87,7 @@ def changes(given: Path) -> str:
 def _inside(folder: Path) -> list[Path]:
     """Recordings and containers in a folder, sorted, as paths below it; hidden ones left out."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if is_container(path))
-    visible = [path for path in files if not any(part[0] == "." for part in path.parts)]
+    visible = [path for path in files if "/." not in f"/{path.as_posix()}"]
     return sorted([*listed(folder), *visible])
 
 
@@ -121,20 +118,15 @@ class _Lines:
         self.base: Path | None = None
 
     def __call__(self, row: dict[str, Any]) -> Recording:
-        expect(isinstance(row, dict), "manifest", "objects", type(row).__name__)
         channel = None  # the mean of all
         if "type" in row:
             row, channel = _of_cut(row)
         audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
-        named = isinstance(audio, str) and audio != ""
-        expect(named, "manifest", "the path of a sound file", repr(audio)[:80])
         start_s = _time(row, "offset")
         duration_s = _time(row, "duration") or None
-        name = row.get("id")
-        if name is None:
-            name = f"{audio}@{start_s}" if start_s else audio  # several lines may name one file
+        name = f"{audio}@{start_s}" if start_s else audio  # several lines may name one file
         sound = Sound(self._path(audio), None, start_s, duration_s, channel)
-        return Recording(str(name), sound, duration_s or UNKNOWN_S)
+        return Recording(str(row.get("id", name)), sound, duration_s or UNKNOWN_S)
 
     def _path(self, audio: str) -> Path:
         if os.path.isabs(audio):  # noqa: PTH117 - a Path takes longer
@@ -147,28 +139,24 @@ class _Lines:
 
 def _time(row: dict[str, Any], name: str) -> float:
     """A time of a line, in seconds; 0 where there is none, and for NeMo's null."""
-    value = row.get(name) or 0.0
+    value = float(row.get(name) or 0)
     wanted = f"0 to {LONGEST_S:,.0f} seconds as {name}"
-    fits = isinstance(value, int | float) and 0 <= value <= LONGEST_S
-    expect(fits, "manifest", wanted, repr(value)[:80])
-    return float(value)
+    expect(0 <= value <= LONGEST_S, "manifest", wanted, value)
+    return value
 
 
 def _of_cut(cut: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     """What a lhotse cut says, in the words of a manifest, and its channel; None: all of them."""
-    kind = cut["type"]
-    recording = cut.get("recording") or {"sources": [{"type": None}]}
-    source, *others = recording["sources"]
-    plain = source["type"] == "file" and not others and not recording.get("transforms")
-    got = f"a {kind!s:.40} {cut['id']!r:.80}"
+    kind, recording = cut["type"], cut.get("recording") or {}
+    sources = recording.get("sources", [])
+    plain = [one["type"] for one in sources] == ["file"] and not recording.get("transforms")
     wanted = "cuts of one recording in one file, as it was recorded"
-    expect(plain and kind in ("MonoCut", "MultiCut"), "manifest", wanted, got)
-    channel = None
-    if kind == "MonoCut" and len(source.get("channels", [0])) > 1:
-        channel = cut["channel"]
-        expect(whole(channel, 0), "manifest", "a channel, from 0", f"{channel!r:.40} of {got}")
+    known = kind in ("MonoCut", "MultiCut")
+    expect(plain and known, "manifest", wanted, f"a {kind!s:.40} {cut['id']!r:.80}")
+    row = {"id": cut["id"], "audio": sources[0]["source"]}
     times = {"offset": cut["start"], "duration": cut["duration"]}
-    return {"id": cut["id"], "audio": source["source"], **times}, channel
+    several = len(sources[0].get("channels", [0])) > 1
+    return row | times, int(cut["channel"]) if several and kind == "MonoCut" else None
 
 
 def members(recording: Recording) -> Iterator[Recording]:
@@ -186,35 +174,24 @@ def members(recording: Recording) -> Iterator[Recording]:
         return
     path = recording.sound.path
     found = 0
-    why = "it holds no recording"
     try:
         for name, data in _tar(path):
             found += 1
             sound = Sound(path / PurePosixPath(name).name, data)
             yield Recording(f"{recording.id}/{name}", sound)
+        expect(found > 0, "tar", "sound files", "none")
     except Exception as error:  # of tarfile and zlib, for damaged files
-        why = " ".join(f"it breaks off: {type(error).__name__}: {error}".split())
-    else:
-        if found:
-            return
-    message = f"audio: {path.name} has {found} recordings to read ({why})."
-    yield Recording(f"{recording.id}/", Sound(path, b"", error=message))
+        text = f"audio: {path.name} has {found} recordings to read ({message(error)})."
+        yield Recording(f"{recording.id}/", Sound(path, b"", error=text))
 
 
 def _tar(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, bytes) of the sound files in a tar, plain or gzipped; names differ."""
-    seen: set[str] = set()
+    """Yield (name, bytes) of the sound files in a tar, plain or gzipped."""
     with tarfile.open(path, "r|*") as tar:
         for member in tar:
-            name = member.name
-            place = PurePosixPath(name)
+            place = PurePosixPath(member.name)
             is_sound = place.suffix.lower() in SUFFIXES | UNREAD and not member.isdir()
             if not is_sound or place.name.startswith("."):  # "._a.wav", which macOS adds to a.wav
                 continue
             file = tar.extractfile(member) if member.isfile() else None  # no file: a link
-            data = file.read() if file else b""
-            expect(len(data) == member.size, "tar", "a whole file", f"a part of {name!r}")
-            if name in seen:
-                name = f"{name}#{len(seen)}"
-            seen.add(name)
-            yield name, data
+            yield member.name, file.read() if file else b""

@@ -94,12 +94,13 @@ class ShardOptions:
     on: Literal["ray"] | None = described(
         None,
         "with --shards, in place of --part: actors of a Ray cluster transcribe the shards; all "
-        "its machines have to see the files and --out under the same paths. Has to be installed: "
+        "its machines have to see files and model under the same paths. Has to be installed: "
         "pip install 'asrkit[scale]'",
     )
     address: str | None = described(
         None,
-        "of the Ray cluster (default: RAY_ADDRESS); local starts one on this machine, for a try",
+        "of the Ray cluster (default: RAY_ADDRESS, else that of this machine); local starts one "
+        "here, for a try",
         metavar="HOST:PORT",
     )
     actors: int | None = described(

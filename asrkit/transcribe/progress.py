@@ -8,17 +8,15 @@ from tqdm import tqdm
 LOG_S = 60.0  # between two states of the bar where stderr is no terminal
 
 
-def progress_bar(total_s: float, done_s: float = 0.0, *, show: bool) -> Any:
+def progress_bar(total_s: float, *, show: bool) -> Any:
     """A tqdm bar on stderr of seconds of audio, with the RTFx so far: reading is included.
 
     Args:
         total_s: seconds of all recordings; it may be a guess.
-        done_s: of those that were transcribed before.
         show: False: show nothing.
     """
     return tqdm(
         total=round(total_s),
-        initial=done_s,
         disable=not show,
         unit=" s",
         smoothing=0,  # the average speed

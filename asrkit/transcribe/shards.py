@@ -9,36 +9,34 @@ there. So a run that was killed goes on by being called again, and loses and dou
 >>> report = run(plan(["talks/"], task, "text"))  # doctest: +SKIP
 """
 
-import contextlib
 import hashlib
 import json
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asrkit.files import atomic, lock
-from asrkit.shapes import expect, whole
+from asrkit.files import atomic, content_hash, lock
+from asrkit.shapes import expect
 from asrkit.sound_files import Sound
 from asrkit.transcribe.formats import Transcript, summary
 from asrkit.transcribe.manifests import Recording, changes, members, read
-from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions, WindowOptions
+from asrkit.transcribe.options import PipelineConfig, WindowOptions
 from asrkit.transcribe.progress import progress_bar
 
 if TYPE_CHECKING:
     from asrkit.transcribe.ray import RayCluster
     from asrkit.transcribe.workers import Layout, Workers
 
-DTYPES = ("float32", "bfloat16", "float16")
-PLAN = "plan.jsonl"  # what is planned, then a shard a line
+PLAN = "plan.jsonl"  # its head, then a shard a line
 PREFIX = "part-"
-SHARD_H = {"cpu": 0.5, "cuda": 10.0}  # hours in a shard: some minutes of work
-LEAST_SHARDS = 20  # so that the last one is a small part of the work
-LEAST_SHARD_S = 60.0
-MOST_SHARDS = 50_000  # files in one folder
+CPU_SHARD_H = 0.5  # hours in a shard: some minutes of work
+CUDA_SHARD_H = 10.0
+SHARDS = 20  # at least so many where shards can be smaller: the last one is a small part of all
 
 Row = dict[str, Any]
 
@@ -49,7 +47,7 @@ class Task:
 
     Args:
         model: As `asrkit.models.load_checkpoint` takes it.
-        dtype: Of its weights, one of DTYPES.
+        dtype: Of its weights: float32, bfloat16 or float16.
         context: Frames of attention to the left and right, of a FastConformer; None: all.
         windows: How recordings are cut. `batch_s` and `readers` do not change results.
         config: How the recogniser computes.
@@ -61,25 +59,9 @@ class Task:
     windows: WindowOptions = field(default_factory=WindowOptions)
     config: PipelineConfig = field(default_factory=PipelineConfig)
 
-    def __post_init__(self) -> None:
-        expect(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", repr(self.dtype))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """How one process of a run works. Nothing of it changes results, rounding aside.
-
-    Args:
-        device: Where to compute: cpu, cuda or cuda:N.
-        threads: CPU threads; None: as many as torch takes.
-    """
-
-    device: str = "cpu"
-    threads: int | None = None
-
 
 class Shard(NamedTuple):
-    """Some recordings, or one container, that are transcribed together and have one result.
+    """Some recordings that are transcribed together and have one result.
 
     Args:
         name: A hash of model, settings, asrkit's version and recordings.
@@ -95,8 +77,26 @@ class Shard(NamedTuple):
         """The recordings of the shard."""
         return [
             Recording(name, Sound(Path(path), *part), planned_s)
-            for name, (path, *part), planned_s in json.loads(self.text)
+            for name, planned_s, path, *part in json.loads(self.text)
         ]
+
+
+class Head(NamedTuple):
+    """What the shards of a plan follow from.
+
+    Args:
+        given: A hash of settings and asrkit's version, and of paths, sizes and times of all files.
+        made_by: A hash of weights, settings and asrkit's version.
+        shard_h: Hours of audio in a shard.
+        dtype: Of the weights.
+        precision: Of the recogniser.
+    """
+
+    given: str
+    made_by: str
+    shard_h: float
+    dtype: str
+    precision: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,28 +106,26 @@ class Plan:
     Args:
         out: Folder of plan and results.
         task: What is done with each recording.
-        head: What the shards follow from: the task as JSON, `asrkit`'s version, hashes of `model`
-            and `inputs` by their files, `made_by`, a hash of weights and settings, and `shard_h`.
+        head: What the shards follow from.
         shards: All of them.
     """
 
     out: Path
     task: Task
-    head: dict[str, Any]
+    head: Head
     shards: list[Shard]
 
     def result(self, shard: Shard) -> Path:
-        """The file of a shard's result, which is there when the shard is done."""
+        """The file of a shard's result."""
         return self.out / f"{PREFIX}{shard.name}.jsonl"
 
-    def done(self) -> set[Shard]:
-        """The shards whose results are there."""
-        there = {path.name for path in self.out.glob(f"{PREFIX}*.jsonl")}
-        return {shard for shard in self.shards if self.result(shard).name in there}
+    def done(self, shard: Shard) -> bool:
+        """Whether a shard has a result."""
+        return self.result(shard).exists()
 
 
 def plan(
-    files: str | Path | Iterable[str | Path],
+    files: Iterable[str | Path],
     task: Task,
     out: str | Path,
     *,
@@ -144,153 +142,98 @@ def plan(
         task: Model and settings.
         out: The folder, made when missing.
         shard_h: Hours of audio in a shard; None: those of the plan that is there, else half an
-            hour on a CPU and ten on a GPU, less for small corpora and more for very large ones.
+            hour on a CPU and ten on a GPU, less for small corpora.
         device: Where shards are transcribed, which may be on another machine.
 
     Raises:
         ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
             another model, other settings or other recordings.
     """
-    given = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
+    expect(shard_h is None or shard_h > 0, "shard_h", "more than 0 hours", shard_h)
+    inputs = [*map(Path, files)]
     out = Path(out)
-    positive = shard_h is None or 0 < shard_h < float("inf")
-    expect(positive, "shard_h", "more than 0 hours", shard_h)
+    task = replace(task, model=task.model.absolute())  # for processes in any folder
+    given = _given(inputs, task, shard_h)
     with lock(out, wait=True):  # others wait for the first one
-        kept = load_plan(out) if (out / PLAN).exists() else None
-        if kept is not None:
-            kept_h = kept.head["shard_h"]
-            expect(shard_h in (None, kept_h), "shard_h", f"{kept_h}, as in {out / PLAN}", shard_h)
-            shard_h = kept_h
-        lm = task.config.search and task.config.search.lm
-        head: dict[str, Any] = {
-            "task": _as_json(task),
-            "asrkit": version("asrkit"),
-            "model": [changes(file) for file in (task.model, lm) if file],
-            "inputs": [changes(file) for file in given],
-        }
-        if kept is not None and head.items() <= kept.head.items():
-            return replace(kept, task=replace(kept.task, windows=task.windows))
-        recordings = _recordings(given)
+        kept, shards = load_plan(out) if (out / PLAN).exists() else (None, [])
+        if kept and kept.given == given:
+            return Plan(out=out, task=task, head=kept, shards=shards)
+        recordings = _recordings(inputs)
         if shard_h is None:
-            shard_h = usual_shard_h(sum(one.planned_s for one in recordings), device)
+            most_h = CUDA_SHARD_H if device.startswith("cuda") else CPU_SHARD_H
+            total_h = sum(one.planned_s for one in recordings) / 3600
+            shard_h = kept.shard_h if kept else min(most_h, total_h / SHARDS)
         _, made_by = _load(task, "cpu")
-        head |= {"made_by": made_by, "shard_h": shard_h}
-        shards = [_shard(held, made_by) for held in _filled(recordings, shard_h * 3600)]
-        if kept is not None and shards != kept.shards:
-            what = "other recordings"
-            if made_by != kept.head["made_by"]:
-                what = "another model, other settings or another version of asrkit"
+        head = Head(given, made_by, shard_h, task.dtype, task.config.precision)
+        made = [_shard(some, made_by) for some in _filled(recordings, shard_h * 3600)]
+        if kept and made != shards:
+            what = "another model, setting or version of asrkit, or other recordings or shards"
             raise ValueError(f"out: {out} was begun with {what}. Name another folder.")
         with atomic(out / PLAN) as part, part.open("w", encoding="utf-8") as file:
-            for row in (head, *(shard._asdict() for shard in shards)):
+            for row in (head._asdict(), *(shard._asdict() for shard in made)):
                 file.write(json.dumps(row) + "\n")
-        made = _from_json(head["task"])
-        return Plan(out=out, task=replace(made, windows=task.windows), head=head, shards=shards)
+        return Plan(out=out, task=task, head=head, shards=made)
 
 
-def load_plan(out: str | Path) -> Plan:
+def load_plan(out: str | Path) -> tuple[Head, list[Shard]]:
     """The plan that is kept in a folder.
 
     Args:
         out: The folder.
 
     Raises:
-        ValueError: There is none, or it is damaged.
+        FileNotFoundError: There is none.
+        ValueError: It is damaged, or another version of asrkit wrote it.
     """
-    out = Path(out)
-    file = out / PLAN
-    expect(file.is_file(), "out", "a folder with a plan", f"no {PLAN} in {out}")
+    file = Path(out) / PLAN
     try:
         with file.open(encoding="utf-8") as lines:
-            head, *rows = map(json.loads, lines)
-        shards = [Shard(**row) for row in rows]
-        assert head["made_by"] and head["shard_h"]
-        return Plan(out=out, task=_from_json(head["task"]), head=head, shards=shards)
-    except (ValueError, KeyError, TypeError):
-        message = f"out: expected a plan of asrkit, got something else in {file}."
+            head, *shards = map(json.loads, lines)
+        return Head(**head), [Shard(**row) for row in shards]
+    except (ValueError, TypeError):
+        message = f"out: expected a plan of this asrkit, got something else in {file}."
         raise ValueError(f"{message} Name another folder.") from None
 
 
-def _as_json(task: Task) -> dict[str, Any]:
-    """The fields of a task for processes in any folder, but for those that change no result."""
-    text = json.dumps(asdict(task), default=lambda path: str(path.absolute()))
-    values = json.loads(text)
-    del values["windows"]["batch_s"], values["windows"]["readers"]
-    return values
+def _given(inputs: Sequence[Path], task: Task, shard_h: float | None) -> str:
+    """A hash of all that a plan is made of, without a look into files."""
+    windows = replace(task.windows, batch_s=1.0, readers=1)  # neither changes a text
+    settings = f"{replace(task, windows=windows)} {shard_h}"
+    files = [*inputs, task.model]
+    if task.config.search and task.config.search.lm:
+        files.append(task.config.search.lm)
+    return content_hash([version("asrkit"), settings, *map(changes, files)])
 
 
-def _from_json(values: dict[str, Any]) -> Task:
-    """The task that `_as_json` made `values` of."""
-    config = dict(values["config"])
-    if config["search"]:
-        lm = config["search"]["lm"]
-        config["search"] = BeamOptions(**config["search"] | {"lm": lm and Path(lm)})
-    if config["prompt"]:
-        config["prompt"] = PromptOptions(**config["prompt"])
-    return Task(
-        model=Path(values["model"]),
-        dtype=values["dtype"],
-        context=values["context"] and tuple(values["context"]),
-        windows=WindowOptions(**values["windows"]),
-        config=PipelineConfig(**config),
-    )
-
-
-def _recordings(given: Sequence[Path]) -> list[Recording]:
+def _recordings(inputs: Sequence[Path]) -> list[Recording]:
     """All recordings, longest first. Ids have to differ."""
-    found: dict[str, Recording] = {}
+    found = sorted(read(inputs), key=lambda one: -one.planned_s)
+    expect(bool(found), "files", "at least one recording", "none")
+    ((name, times),) = Counter(one.id for one in found).most_common(1)
     remedy = "Give each line an id of its own, or use two folders."
-    for one in read(given):
-        got = f"{one.id!r:.200} twice"
-        expect(one.id not in found, "files", "ids that are all different", got, remedy)
-        found[one.id] = one
-    places = ", ".join(map(str, given))
-    expect(bool(found), "files", "at least one recording", f"none in {places}")
-    return sorted(found.values(), key=lambda one: -one.planned_s)
+    expect(times == 1, "files", "ids that are all different", f"{name!r:.200} twice", remedy)
+    return found
 
 
-def usual_shard_h(total_s: float, device: str) -> float:
-    """Hours of audio in a shard where nobody says.
-
-    Args:
-        total_s: Seconds of all recordings.
-        device: That transcribes them: cpu, cuda or cuda:N.
-    """
-    usual_s = SHARD_H.get(device.partition(":")[0], SHARD_H["cpu"]) * 3600
-    shard_s = max(LEAST_SHARD_S, min(usual_s, total_s / LEAST_SHARDS))
-    return max(shard_s, total_s / MOST_SHARDS) / 3600
-
-
-def _shard(held: Sequence[Recording], made_by: str) -> Shard:
+def _shard(recordings: Sequence[Recording], made_by: str) -> Shard:
     """The shard of some recordings."""
-    text = json.dumps(held, default=_plain)
+    fields = [[one.id, one.planned_s, *vars(one.sound).values()] for one in recordings]
+    text = json.dumps(fields, default=str)  # of the path
     name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
-    return Shard(name, round(sum(one.planned_s for one in held), 3), text)
-
-
-def _plain(part: Sound | Path) -> Any:
-    """What JSON does not know of a recording: the fields of its sound, and a path."""
-    return str(part) if isinstance(part, Path) else [*vars(part).values()]
+    return Shard(name, sum(one.planned_s for one in recordings), text)
 
 
 def _filled(recordings: Sequence[Recording], shard_s: float) -> Iterator[list[Recording]]:
-    """Yield recordings of at most `shard_s` seconds together.
-
-    A container, or a recording longer than that, is alone.
-    """
-    held: list[Recording] = []
+    """Yield recordings of at most `shard_s` seconds together; one that is longer is alone."""
+    some: list[Recording] = []
     size_s = 0.0
     for one in recordings:
-        if one.is_container:
-            yield [one]
-            continue
-        if held and size_s + one.planned_s > shard_s:
-            yield held
-            held, size_s = [], 0.0
-        held.append(one)
+        if some and size_s + one.planned_s > shard_s:
+            yield some
+            some, size_s = [], 0.0
+        some.append(one)
         size_s += one.planned_s
-    if held:
-        yield held
+    yield some
 
 
 def _load(task: Task, device: str) -> tuple[Any, str]:
@@ -308,18 +251,20 @@ def _load(task: Task, device: str) -> tuple[Any, str]:
     return checkpoint, made_by(checkpoint, settings)
 
 
+@dataclass
 class ShardTranscriber:
-    """What each worker of a run does: it loads the model of a plan, and transcribes shards.
+    """What a worker calls with recordings of a plan; the first call loads the model there.
 
     Args:
-        plan: Whose model is loaded.
-        machine: Device and threads of the worker.
+        task: Of the plan.
+        made_by: Of its head.
+        device: Where to compute.
     """
 
-    def __init__(self, plan: Plan, machine: Machine) -> None:
-        self.plan = replace(plan, shards=[])  # to be sent to a worker
-        self.machine = machine
-        self.transcriber: Any = None
+    task: Task
+    made_by: str
+    device: str
+    transcriber: Any = None
 
     def load(self) -> None:
         """Load the model.
@@ -330,74 +275,33 @@ class ShardTranscriber:
         from asrkit.transcribe.recognizer import Recognizer
         from asrkit.transcribe.windows import Transcriber
 
-        task = self.plan.task
-        checkpoint, made_by = _load(task, self.machine.device)
-        wanted = f"model, settings and version of asrkit of the plan in {self.plan.out}"
-        got = f"others with {task.model} and asrkit {version('asrkit')}"
-        expect(made_by == self.plan.head["made_by"], "model", wanted, got)
+        task = self.task
+        checkpoint, made_by = _load(task, self.device)
+        wanted = "model, settings and version of asrkit of the plan"
+        expect(made_by == self.made_by, "model", wanted, "others")
         recognizer = Recognizer.from_checkpoint(checkpoint, task.config, in_place=True)
         self.transcriber = Transcriber(recognizer, checkpoint.tokenizer, task.windows)
 
-    @contextlib.contextmanager
-    def workers(self, layout: "Layout | None" = None) -> Iterator["Workers"]:
-        """Workers that have the model, until the block ends.
+    def __call__(self, recordings: Iterable[Recording]) -> list[Row]:
+        """The results of recordings, in their order.
 
         Args:
-            layout: Of workers that are forked from this process, which loads the model; None: one
-                that loads it itself.
-
-        Raises:
-            RuntimeError: The worker ended while it loaded the model.
-        """
-        from asrkit.transcribe.workers import Died, Layout, Workers
-
-        if layout is not None:
-            self.load()
-            with Workers(layout, self) as forked:
-                yield forked
-            return
-        alone = Layout(threads=self.machine.threads)
-        first: Iterator[Any] = iter([("the model", [])])
-        with Workers(alone, self, method="spawn") as spawned:
-            for key, result in spawned.results(lambda: next(first, None)):
-                if isinstance(result, Died):  # else each recording would seem to be the reason
-                    raise RuntimeError(f"{result} while it loaded {key}.")
-            yield spawned
-
-    def transcribe(
-        self, shards: Sequence[Shard], layout: "Layout | None" = None
-    ) -> Iterator[tuple[Shard, list[Row]]]:
-        """Yield each shard with its results as it is done.
-
-        Args:
-            shards: Of the plan.
-            layout: As `workers` takes it.
-        """
-        with self.workers(layout) as workers:
-            for number, results in transcribed(workers, shards):
-                yield shards[number], results
-
-    def __call__(self, recordings: Sequence[Recording]) -> list[Row]:
-        """The results of a shard, in the order of its recordings.
-
-        Args:
-            recordings: Of the shard, or some of them.
+            recordings: Of a shard.
         """
         if self.transcriber is None:
             self.load()
-        taken: deque[Recording] = deque()
+        opened: deque[Recording] = deque()
 
         def sounds() -> Iterator[Sound]:
-            for recording in recordings:
-                for one in members(recording):
-                    taken.append(one)
-                    yield one.sound
+            for one in chain.from_iterable(map(members, recordings)):
+                opened.append(one)
+                yield one.sound
 
         results = []
         for transcript in self.transcriber.recordings(sounds(), lambda audio_s: None):
             if "CUDA error" in transcript.error:  # lack of memory is another one
                 sys.exit(transcript.error)  # nothing runs any more in this process
-            results.append(_row(taken.popleft(), transcript))
+            results.append(_row(opened.popleft(), transcript))
         return results
 
 
@@ -407,14 +311,40 @@ def transcribed(workers: "Workers", shards: Iterable[Shard]) -> Iterator[tuple[i
     Args:
         workers: Of a `ShardTranscriber`.
         shards: In order.
+
+    Raises:
+        RuntimeError: A worker ended while it loaded the model.
     """
-    from asrkit.transcribe.workers import ENDED, transcribe_jobs
+    from asrkit.transcribe.workers import ENDED, Died, transcribe_jobs
 
     def ended(recording: Recording) -> Row:
         return _row(recording, Transcript(path=recording.sound.path, error=ENDED))
 
+    # A first job of nothing loads the model: else each recording would seem to end its worker.
+    nothing: list[Any] = [("", [])]
+    for _, result in workers.results(lambda: nothing.pop() if nothing else None):
+        if isinstance(result, Died):
+            raise RuntimeError(f"{result} while it loaded the model.")
     jobs = (shard.recordings() for shard in shards)
-    return transcribe_jobs(workers, jobs, ended, members)
+    yield from transcribe_jobs(workers, jobs, ended, members)
+
+
+def _transcribed_here(
+    transcriber: ShardTranscriber,
+    shards: Sequence[Shard],
+    layout: "Layout | None",
+    threads: int | None,
+) -> Iterator[tuple[int, list[Row]]]:
+    """`transcribed` by forked workers that share a model loaded here, or by one that loads it."""
+    from asrkit.transcribe.workers import Layout, Workers
+
+    if layout is None:
+        workers = Workers(Layout(threads=threads), transcriber, method="spawn")
+    else:
+        transcriber.load()
+        workers = Workers(layout, transcriber)
+    with workers:
+        yield from transcribed(workers, shards)
 
 
 def _row(recording: Recording, transcript: Transcript) -> Row:
@@ -427,17 +357,8 @@ def _row(recording: Recording, transcript: Transcript) -> Row:
 def _write(path: Path, results: Sequence[Row]) -> None:
     """Write the results of a shard, whole or not at all."""
     text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in results)
-    try:
-        with atomic(path) as part:
-            part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        why = error.strerror or error
-        raise OSError(f"{path} cannot be written: {why}. Make room and go on.") from None
-
-
-def _read(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
+    with atomic(path) as part:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def rows(folder: str | Path) -> Iterator[Row]:
@@ -445,59 +366,46 @@ def rows(folder: str | Path) -> Iterator[Row]:
 
     Args:
         folder: The --out of a run.
+
+    Raises:
+        ValueError: A result was damaged.
     """
-    for path in sorted(Path(folder).glob(f"{PREFIX}*")):
-        yield from _read(path)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What results hold: recordings, those that failed, and seconds of audio transcribed."""
-
-    recordings: int = 0
-    failed: int = 0
-    audio_s: float = 0.0
-
-
-def _count(paths: Iterable[Path]) -> Counts:
-    """The counts of the results in files. ValueError where a file was changed since."""
-    recordings, failed, audio_s = 0, 0, 0.0
-    for path in paths:
+    for path in sorted(Path(folder).glob(f"{PREFIX}*.jsonl")):
         try:
-            for one in _read(path):
-                recordings += 1
-                failed += bool(one["error"])
-                audio_s += one["audio_s"]
-        except (KeyError, TypeError, ValueError):
+            with path.open(encoding="utf-8") as file:
+                yield from map(json.loads, file)
+        except ValueError:
             message = f"out: expected a result of asrkit, got something else in {path}."
             raise ValueError(f"{message} Remove it: the same command makes it again.") from None
-    return Counts(recordings, failed, round(audio_s, 3))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Report:
-    """The state of a plan after a run.
+    """What a folder of results holds after a run.
 
     Args:
-        shards: All of the plan.
-        done: Those whose results are there, of all parts.
-        missing: Those of this part without a result.
-        counts: Of all results that are there.
+        shards: Of the plan.
+        done: Those that have a result.
         transcribed_s: Seconds of audio that this run transcribed.
+        recordings: In all results.
+        failed: Those that have an error.
+        audio_s: Seconds of audio in all results.
     """
 
     shards: int
     done: int
-    missing: int
-    counts: Counts
     transcribed_s: float
+    recordings: int = 0
+    failed: int = 0
+    audio_s: float = 0.0
 
 
 def run(
     plan: Plan,
     *,
     part: tuple[int, int] = (0, 1),
-    machine: Machine | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
     workers: "Layout | None" = None,
     cluster: "RayCluster | None" = None,
     progress: bool = False,
@@ -512,55 +420,38 @@ def run(
     Args:
         plan: As `plan` makes it.
         part: (K, N): of all shards the K-th and every N-th after it, K from 0.
-        machine: How each worker works; None: one CPU, as torch takes it.
+        device: Where each worker computes: cpu, cuda or cuda:N.
+        threads: CPU threads of each worker; None: as many as torch takes.
         workers: Forked from this process, in which the model is loaded; None: one, which loads it.
         cluster: Whose actors transcribe instead.
         progress: Show on stderr how far it is, once a minute where that is no terminal.
 
     Raises:
-        ValueError: There is no such part, this part is running already, or the model is not that
-            of the plan.
+        ValueError: There is no such part, this part is running already, the model is not that of
+            the plan, or a result was damaged.
         RuntimeError: Workers end again and again, or Ray cannot go on.
         OSError: A result cannot be written.
     """
-    expect_part(part)
     number, parts = part
+    expect(0 <= number < parts, "part", "K/N with K from 0 to N - 1", f"{number}/{parts}")
     running = f"out: part {number}/{parts} of {plan.out} is being transcribed already."
     with lock(plan.out / f".part-{number}-of-{parts}", refused=running):
-        mine = plan.shards[number::parts]
-        there = plan.done()
-        todo = [shard for shard in mine if shard not in there]
-        total_s = sum(shard.planned_s for shard in mine)
-        before_s = total_s - sum(shard.planned_s for shard in todo)
-        transcribed_s = 0.0
-        transcriber = ShardTranscriber(plan, machine or Machine())
-        if not todo:
-            new: Iterator[tuple[Shard, list[Row]]] = iter(())
-        elif cluster is not None:
-            new = cluster.transcribe(transcriber, todo)
+        todo = [shard for shard in plan.shards[number::parts] if not plan.done(shard)]
+        transcriber = ShardTranscriber(plan.task, plan.head.made_by, device)
+        if cluster is not None:
+            new = cluster.transcribed(transcriber, todo, threads)
         else:
-            new = transcriber.transcribe(todo, workers)
-        with progress_bar(total_s, before_s, show=progress and bool(todo)) as bar:
-            for shard, results in new:
-                _write(plan.result(shard), results)
-                bar.update(shard.planned_s)
+            new = _transcribed_here(transcriber, todo, workers, threads)
+        transcribed_s = 0.0
+        todo_s = sum(shard.planned_s for shard in todo)
+        with progress_bar(todo_s, show=progress and bool(todo)) as bar:
+            for place, results in new if todo else ():
+                _write(plan.result(todo[place]), results)
+                bar.update(todo[place].planned_s)
                 transcribed_s += sum(one["audio_s"] for one in results)
-    there = plan.done()
-    return Report(
-        shards=len(plan.shards),
-        done=len(there),
-        missing=sum(shard not in there for shard in mine),
-        counts=_count(plan.result(shard) for shard in plan.shards if shard in there),
-        transcribed_s=transcribed_s,
-    )
-
-
-def expect_part(part: tuple[int, int]) -> None:
-    """ValueError unless there is such a part.
-
-    Args:
-        part: (K, N), as `run` takes it.
-    """
-    number, parts = part
-    expect(whole(parts, 1), "part", "K/N with N of 1 or more", f"{number}/{parts}")
-    expect(whole(number, 0, parts - 1), "part", f"K/{parts} with K in 0..{parts - 1}", number)
+    report = Report(len(plan.shards), sum(map(plan.done, plan.shards)), transcribed_s)
+    for one in rows(plan.out):
+        report.recordings += 1
+        report.failed += bool(one["error"])
+        report.audio_s += one["audio_s"]
+    return report

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import soundfile
@@ -27,14 +26,11 @@ from asrkit.transcribe import (
 )
 from asrkit.transcribe.shards import (
     PLAN,
-    Counts,
-    Machine,
     Task,
     load_plan,
     plan,
     rows,
     run,
-    usual_shard_h,
 )
 from asrkit.transcribe.windows import Transcriber
 from asrkit.transcribe.workers import ENDED
@@ -53,7 +49,7 @@ def task(model):
 @pytest.fixture
 def many(talks, task, tmp_path):
     """A plan of the twelve recordings in more than three shards."""
-    made = plan(talks, task, tmp_path / "out", shard_h=SHORT)
+    made = plan([talks], task, tmp_path / "out", shard_h=SHORT)
     assert len(made.shards) > 3
     return made
 
@@ -74,30 +70,29 @@ def written(out):
 # The plan
 
 
-def test_a_plan_has_each_recording_once_longest_first_and_tars_alone(
-    lines, task, tmp_path
-):
-    made = plan(lines, task, tmp_path / "out", shard_h=0.25)
+def test_a_plan_has_each_recording_once_and_longest_first(lines, task, tmp_path):
+    made = plan([lines], task, tmp_path / "out", shard_h=0.25)
     held = [shard.recordings() for shard in made.shards]
     ids = [one.id for shard in held for one in shard]
     assert sorted(ids) == sorted([*(f"{n}.wav" for n in range(200)), "a.tar", "b.tar"])
-    plain = [shard for shard in held if not shard[0].is_container]
-    assert [len(shard) for shard in held if shard[0].is_container] == [1, 1]
-    lengths = [one.planned_s for shard in plain for one in shard]
+    lengths = [one.planned_s for shard in held for one in shard]
     assert lengths == sorted(lengths, reverse=True)
-    assert all(sum(one.planned_s for one in shard) <= 900 for shard in plain)
-    assert [shard.planned_s for shard in made.shards] == [
-        sum(one.planned_s for one in shard) for shard in held
-    ]
+    sums = [sum(one.planned_s for one in shard) for shard in held]
+    assert [shard.planned_s for shard in made.shards] == sums and max(sums) <= 900
     assert len({shard.name for shard in made.shards}) == len(made.shards) > 20
 
 
 @pytest.mark.parametrize(
     ("device", "hours", "wanted_h"),
-    [("cpu", 400, 0.5), ("cuda:1", 400, 10), ("cpu", 5, 0.25), ("cpu", 0.1, 1 / 60), ("cpu", 1e6, 20)],
-)  # fmt: skip
-def test_where_nobody_says_a_shard_is_minutes_of_work(device, hours, wanted_h):
-    assert usual_shard_h(hours * 3600, device) == pytest.approx(wanted_h)
+    [("cpu", 400, 0.5), ("cuda:1", 400, 10), ("cpu", 5, 0.25)],
+)
+def test_where_nobody_says_a_shard_is_minutes_of_work(
+    device, hours, wanted_h, task, tmp_path, make_manifest
+):
+    lines = [{"audio": f"{n}.wav", "duration": hours * 36} for n in range(100)]
+    manifest = make_manifest(tmp_path / "hours.jsonl", lines)
+    made = plan([manifest], task, tmp_path / "out", device=device)
+    assert made.head.shard_h == pytest.approx(wanted_h)
 
 
 def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
@@ -106,22 +101,23 @@ def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
     copied = tmp_path / "copy.safetensors"
     shutil.copy(model, copied)
     task = Task(model=copied, dtype="bfloat16", context=None)
-    made = plan(lines, task, tmp_path / "out", shard_h=0.25)
-    assert load_plan(tmp_path / "out") == made and made.task == task
+    made = plan([lines], task, tmp_path / "out", shard_h=0.25)
+    assert load_plan(tmp_path / "out") == (made.head, made.shards)
+    assert (made.head.dtype, made.head.precision) == ("bfloat16", "as_loaded")
     for path in (lines, copied):  # touched: looked at again, and found to be the same
         os.utime(path, ns=(1, 1))
-        assert plan(lines, task, tmp_path / "out").shards == made.shards
+        assert plan([lines], task, tmp_path / "out").shards == made.shards
     for name in ("_recordings", "_load"):
         monkeypatch.setattr(f"asrkit.transcribe.shards.{name}", lambda *args: 1 / 0)
     other = replace(task, windows=replace(task.windows, batch_s=9.0, readers=2))
-    found = plan(lines, other, tmp_path / "out")  # neither changes a text
+    found = plan([lines], other, tmp_path / "out")  # neither changes a text
     assert (found.shards, found.task) == (made.shards, other)
 
 
 def changed_manifest(lines, task):
     with lines.open("a") as file:
         file.write('{"audio": "new.wav", "duration": 3}\n')
-    return task, "other recordings"
+    return task
 
 
 def changed_model(lines, task):
@@ -129,17 +125,17 @@ def changed_model(lines, task):
     other[-1] ^= 1
     path = lines.parent / "other.safetensors"
     path.write_bytes(other)
-    return replace(task, model=path), "another model"
+    return replace(task, model=path)
 
 
 def changed_window(lines, task):
     windows = replace(task.windows, window_s=20.0)
-    return replace(task, windows=windows), "other settings"
+    return replace(task, windows=windows)
 
 
 def changed_beam(lines, task):
     config = PipelineConfig(search=BeamOptions(beam=2))
-    return replace(task, config=config), "other settings"
+    return replace(task, config=config)
 
 
 @pytest.mark.parametrize(
@@ -148,30 +144,14 @@ def changed_beam(lines, task):
 def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
     change, lines, task, tmp_path
 ):
-    made = plan(lines, task, tmp_path / "out")
-    other, said = change(lines, task)
-    wanted = f"^out: .* was begun with .*{said}.* Name another folder.$"
+    made = plan([lines], task, tmp_path / "out")
+    other = change(lines, task)
+    wanted = "^out: .* was begun with another model, .* Name another folder.$"
     with pytest.raises(ValueError, match=wanted):
-        plan(lines, other, tmp_path / "out")
-    assert load_plan(tmp_path / "out").shards == made.shards
-    names = {shard.name for shard in plan(lines, other, tmp_path / "other").shards}
+        plan([lines], other, tmp_path / "out")
+    assert load_plan(tmp_path / "out") == (made.head, made.shards)
+    names = {shard.name for shard in plan([lines], other, tmp_path / "other").shards}
     assert not names >= {shard.name for shard in made.shards}
-
-
-def test_a_task_and_a_plan_are_the_same_after_json_in_any_folder(
-    lines, model, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(model, "m.safetensors")
-    Path("words.arpa").write_text("\\data\\\n")
-    search = BeamOptions(beam=3, lm=Path("words.arpa"))
-    windows = WindowOptions(window_s=9.0, timestamps=True)
-    config = PipelineConfig(search=search)
-    task = Task(model=Path("m.safetensors"), windows=windows, config=config)
-    made = plan(lines, task, tmp_path / "out")
-    absolute = replace(config, search=replace(search, lm=tmp_path / "words.arpa"))
-    assert made.task == replace(task, model=tmp_path / task.model, config=absolute)
-    assert load_plan(tmp_path / "out") == made == plan(lines, task, tmp_path / "out")
 
 
 def test_bad_arguments_and_damaged_plans_are_one_line(
@@ -181,34 +161,33 @@ def test_bad_arguments_and_damaged_plans_are_one_line(
     twice = make_manifest(tmp_path / "twice.jsonl", [{"audio": "a"}, {"audio": "a"}])
     none = make_manifest(tmp_path / "none.jsonl", [])
     for call, said in {
-        lambda: plan(lines, task, out, shard_h=float("nan")): "shard_h: expected more than 0 hours",
-        lambda: plan(lines, task, lines): "out: expected a folder, got",
-        lambda: plan(tmp_path / "none", task, out): "files: expected .* Check the path",
-        lambda: plan(twice, task, out): "files: expected ids that are all different, got 'a' twice.",
-        lambda: plan(none, task, out): "files: expected at least one recording, got none in",
-        lambda: load_plan(out): "out: expected a folder with a plan, got no plan.jsonl",
-        lambda: Task(model=Path("m"), dtype="int8"): "dtype: expected one of float32",
+        lambda: plan([lines], task, out, shard_h=float("nan")): "shard_h: expected more than 0 hours",
+        lambda: plan([tmp_path / "none"], task, out): "files: expected .* Check the path",
+        lambda: plan([twice], task, out): "files: expected ids that are all different, got 'a' twice.",
+        lambda: plan([none], task, out): "files: expected at least one recording, got none.",
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=f"^{said}") as error:
             call()
         assert "\n" not in str(error.value)
-    plan(lines, task, out)
+    plan([lines], task, out)
     head, shard = (out / PLAN).read_text().splitlines()[:2]
     for text in ("", "{", "[]", "{}", shard, f"{head}\n{shard[:99]}", f"{head}\n[]"):
         (out / PLAN).write_text(text)
-        with pytest.raises(ValueError, match="^out: expected a plan of asrkit, got"):
+        with pytest.raises(
+            ValueError, match="^out: expected a plan of this asrkit, got"
+        ):
             load_plan(out)
 
 
 def test_who_plans_waits_for_the_one_who_plans_already(lines, task, tmp_path):
     out = tmp_path / "out"
-    second = threading.Thread(target=plan, args=(lines, task, out))
+    second = threading.Thread(target=plan, args=([lines], task, out))
     with lock(out):
         second.start()
         second.join(0.5)
         assert second.is_alive() and not (out / PLAN).exists()
     second.join()
-    assert load_plan(out).shards
+    assert (out / PLAN).exists()
 
 
 # Runs
@@ -217,18 +196,15 @@ def test_who_plans_waits_for_the_one_who_plans_already(lines, task, tmp_path):
 def test_a_run_transcribes_all_and_a_finished_one_does_nothing(
     many, talks, task, tmp_path, wanted, found
 ):
-    report = run(many, machine=Machine(threads=1))
+    report = run(many, threads=1)
     assert found(many.out) == wanted(talks)
-    assert (report.shards, report.done, report.missing) == (len(many.shards),) * 2 + (
-        0,
-    )
-    counts = report.counts
-    assert (counts.recordings, counts.failed) == (12, 3) and counts.audio_s > 100
-    assert report.transcribed_s == pytest.approx(counts.audio_s)
+    assert report.shards == report.done == len(many.shards)
+    assert (report.recordings, report.failed) == (12, 3) and report.audio_s > 100
+    assert report.transcribed_s == pytest.approx(report.audio_s)
     before = written(many.out)
     assert run(many) == replace(report, transcribed_s=0.0)
     assert written(many.out) == before
-    alone = plan(talks, task, tmp_path / "forked", shard_h=SHORT)
+    alone = plan([talks], task, tmp_path / "forked", shard_h=SHORT)
     run(alone, workers=TWO)  # the same bytes
     for path in many.out.glob("part-*"):
         assert path.read_bytes() == (alone.out / path.name).read_bytes()
@@ -252,12 +228,12 @@ def test_parts_of_recordings_and_members_of_tars_are_transcribed_also_from_a_tor
     manifest = make_manifest(tmp_path / "m.jsonl", lines)
     windows = replace(task.windows, timestamps=True)
     made = plan([manifest, tar, torn], replace(task, windows=windows), tmp_path / "out")
-    assert run(made, workers=TWO).counts.failed == 2
+    assert run(made, workers=TWO).failed == 2
     texts = {row["id"]: row for row in rows(tmp_path / "out")}
     plain = [one.text for one in transcribe(learned, speech, options=windows)]
     assert [texts[f"set.tar/{n}.wav"]["text"] for n in range(6)] == plain
     assert texts["torn.tar/0.wav"]["text"] == plain[0]
-    assert "breaks off" in texts["torn.tar/"]["error"]
+    assert "torn.tar has " in texts["torn.tar/"]["error"]
     assert "a part that begins before" in texts["late"]["error"]
     row = texts["second"]
     assert (row["text"], row["start_s"]) == (plain[2], lengths[1])
@@ -274,8 +250,8 @@ def test_recordings_that_end_a_worker_twice_are_errors_and_the_rest_is_transcrib
     (talks / "poison.wav").write_bytes(first)
     (talks / "once.wav").write_bytes(second)
     make_tar(talks / "set.tar", {"poison.wav": first, "fine.wav": second})
-    made = plan(talks, task, tmp_path / "out", shard_h=1.0)
-    assert len(made.shards) == 2
+    made = plan([talks], task, tmp_path / "out", shard_h=1.0)
+    assert len(made.shards) == 1
     died = tmp_path / "died"
 
     def die(transcriber, sound):
@@ -290,7 +266,7 @@ def test_recordings_that_end_a_worker_twice_are_errors_and_the_rest_is_transcrib
     ended = dict.fromkeys(("poison.wav", "set.tar/poison.wav"), ("", ENDED))
     fine = dict.fromkeys(("once.wav", "set.tar/fine.wav"), good["a/2.wav"])
     assert found(made.out) == good | ended | fine
-    assert report.missing == 0 and report.counts.failed == 5
+    assert (report.done, report.failed) == (1, 5)
 
 
 def test_a_cuda_error_that_is_not_about_memory_ends_the_worker(
@@ -312,15 +288,15 @@ def test_a_cuda_error_that_is_not_about_memory_ends_the_worker(
 def test_parts_share_the_shards_and_each_knows_all_counts(many, talks, wanted, found):
     first = run(many, part=(0, 2), workers=TWO)
     half = -(-len(many.shards) // 2)
-    assert (first.missing, first.done) == (0, half)
+    assert first.done == half
     with lock(many.out / ".part-1-of-2"):
         with pytest.raises(
             ValueError, match="^out: part 1/2 of .* transcribed already"
         ):
             run(many, part=(1, 2))
     second = run(many, part=(1, 2), workers=TWO)
-    assert (second.missing, second.done) == (0, len(many.shards))
-    assert second.counts.failed == 3 and found(many.out) == wanted(talks)
+    assert (second.done, second.failed) == (len(many.shards), 3)
+    assert found(many.out) == wanted(talks)
     for part in ((2, 2), (-1, 2), (0, 0), (0, -1)):
         with pytest.raises(ValueError, match="^part: expected K/"):
             run(many, part=part)
@@ -331,29 +307,31 @@ def test_another_model_or_asrkit_than_that_of_the_plan_is_refused_by_its_worker(
 ):
     copy = tmp_path / "copy.safetensors"
     shutil.copy(model, copy)
-    made = plan(talks, replace(task, model=copy), tmp_path / "out")
+    made = plan([talks], replace(task, model=copy), tmp_path / "out")
     damaged = bytearray(copy.read_bytes())
     damaged[-1] ^= 1
     copy.write_bytes(damaged)
-    wanted = "^model: expected model, settings and version of asrkit of the plan in .*, got others"
+    wanted = (
+        "^model: expected model, settings and version of asrkit of the plan, got others"
+    )
     with pytest.raises(ValueError, match=wanted):
         run(made, workers=TWO)
-    assert not made.done()
+    assert not written(made.out)
 
 
 def test_a_result_that_somebody_changed_is_one_line_that_names_it(many):
     for shard in many.shards:
         many.result(shard).write_text("")
-    assert run(many).counts == Counts()
+    assert run(many).recordings == 0
     path = many.result(many.shards[-1])
-    wanted = (
+    said = (
         f"out: expected a result of asrkit, got something else in {path}. Remove it: "
     )
-    for data in (b'{"id": "a", "au', b'{"id": 1}\n', b"[]\n", b"\xff\n"):
+    for data in (b'{"id": "a", "au', b"\xff\n"):
         path.write_bytes(data)
         with pytest.raises(ValueError) as error:
             run(many)
-        assert str(error.value) == wanted + "the same command makes it again."
+        assert str(error.value) == said + "the same command makes it again."
 
 
 # The command
@@ -392,7 +370,7 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
         main([*command, "--json", "--workers", "1", "--threads", "1"]) == 1
     )  # three cannot be read
     first = json.loads(capsys.readouterr().out)
-    assert (first["recordings"], first["failed"], first["missing"]) == (12, 3, 0)
+    assert (first["recordings"], first["failed"]) == (12, 3)
     assert found(out) == wanted(talks)
     assert before and before.items() <= written(out).items()
     # done: neither torch nor a worker is needed to say so
@@ -401,7 +379,7 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     assert again.returncode == 1, stderr
     assert json.loads(stdout) == first | {"transcribed_s": 0.0, "rtfx": 0.0}
     assert main(command) == 1
-    assert ": 12 recordings, 0.0" in capsys.readouterr().out
+    assert ": 12 recordings, " in capsys.readouterr().out
 
 
 def test_a_disk_that_is_full_is_one_line_and_what_was_done_is_kept(
@@ -415,27 +393,7 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_done_is_kept(
     _, stderr = full.communicate()
     *_, line = stderr.splitlines()
     assert full.returncode == 2 and line.startswith("asrkit transcribe: ")
-    assert " cannot be written: File too large. Make room and go on." in line
+    assert "File too large: '/" in line and "/out/part-" in line
     assert {} != found(many.out).items() < wanted(talks).items()
-    assert run(many, workers=TWO).missing == 0 and found(many.out) == wanted(talks)
-
-
-@pytest.mark.parametrize(
-    ("more", "wanted"),
-    [
-        (["--shards", "--part", "2/2"], "--part: expected K/2 with K in 0..1, got 2."),
-        (["--shards", "--part", "one"], "--part: expected K/N, such as 0/8, got 'one'."),
-        (["--shards", "--format", "srt"], "--format: expected json with --shards, got srt."),
-        (["--shards", "--engine", "openvino"], "--engine: expected torch with --shards, got openvino."),
-        (["--shards", "--shard-hours", "0"], "--shard-hours: expected more than 0 hours, got 0.0."),
-        (["--part", "0/2"], "--part: expected --shards with it, got 0/2."),
-        (["--shard-hours", "1"], "--shard-hours: expected --shards with it, got 1.0."),
-    ],
-)  # fmt: skip
-def test_a_wrong_argument_is_one_line_and_nothing_is_planned(
-    speech, model, capsys, tmp_path, more, wanted
-):
-    options = ["--model", str(model), "--out", str(tmp_path / "out")]
-    assert main(["transcribe", str(speech[0]), *options, *more]) == 2
-    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
-    assert not (tmp_path / "out" / PLAN).exists()
+    run(many, workers=TWO)
+    assert found(many.out) == wanted(talks)
