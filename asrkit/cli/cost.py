@@ -72,8 +72,7 @@ def _cost(asked: CostOptions) -> int:
     expect(bool(costs), "model", "one whose RTFx is known on these machines", asked.model)
     result: dict[str, Any] = {"hours": asked.hours, "rows": money.compare(costs)}
     model = asked.model or money.DEFAULT_MODEL
-    pair = money.cheapest_pair(costs, model=model)
-    if pair:
+    if pair := money.cheapest_pair(costs, model=model):
         result |= {"model": model, "cores_over_gpus": (pair[0].usd / pair[1].usd).ends}
     finish(asked, result, "\n".join(_lines(result)))
     return 0

@@ -50,7 +50,7 @@ class CommandOptions(ProgressOptions):
     head: Literal["transducer", "ctc", "attention"] = described(
         "transducer",
         "what follows the encoder; ctc: a linear layer, trained by the CTC loss alone; "
-        f"attention: a Transformer decoder of width {DECODER_WIDTH} (an encoder-decoder model), "
+        f"attention: a Transformer decoder of one layer, {DECODER_WIDTH} wide, "
         "with a CTC head beside it",
     )
     durations: list[int] = described(
@@ -157,7 +157,6 @@ def _model_config(asked: CommandOptions, vocab_size: int) -> Any:
     return models.TransducerConfig(
         vocab_size=vocab_size,
         encoder=encoder,
-        predictor=models.StatelessConfig(),
         durations=tuple(asked.durations),
     )
 
