@@ -9,6 +9,7 @@ import importlib.metadata
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Mapping
 from functools import partial
 
@@ -22,19 +23,8 @@ SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "reports and records": (report.COMMAND, ledger.COMMAND),
 }
 COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
-PARENTS = {  # first words that do nothing by themselves
-    "data": "Prepare speech corpora, and list how long their utterances are.",
-}
 DESCRIPTION = "Speech recognition made fast, and measured on your machine."
-
-
-class _Help(argparse.HelpFormatter):
-    """Keeps the lines of a text that has several."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" in text:
-            return text
-        return super()._fill_text(text, width, indent)
+TEXT_WIDTH = 78  # of descriptions; options fill the terminal
 
 
 def _version() -> str:
@@ -59,7 +49,7 @@ def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
     Args:
         width: Columns of the help; None: those of the terminal.
     """
-    formatter = partial(_Help, width=width)
+    formatter = partial(argparse.RawDescriptionHelpFormatter, width=width)
     top = argparse.ArgumentParser(
         prog="asrkit",
         usage="asrkit [-h] [--version] COMMAND ...",
@@ -70,17 +60,15 @@ def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
     top.add_argument("--version", action="version", version=f"asrkit {_version()}")
     # the overview lists the commands by section, so argparse's own list is left out
     first = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
-    found = {"": top}
-    rooms = {"": first}
-    for name, text in PARENTS.items():
-        found[name] = first.add_parser(name, help=text, description=text)
-        rooms[name] = found[name].add_subparsers(metavar="COMMAND")
+    data = first.add_parser("data", description="Prepare corpora, and list their lengths.")
+    rooms = {"": first, "data": data.add_subparsers(metavar="COMMAND")}
+    found = {"": top, "data": data}
     for name, command in COMMANDS.items():
         room, _, last = name.rpartition(" ")
         found[name] = rooms[room].add_parser(
             last,
             help=command.summary,
-            description=f"{command.summary} {command.details}",
+            description=textwrap.fill(f"{command.summary} {command.details}", TEXT_WIDTH),
             epilog="\n  ".join(["examples:", *command.examples]),
             formatter_class=formatter,
         )

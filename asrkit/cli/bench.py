@@ -1,7 +1,6 @@
 """`asrkit bench`."""
 
 import contextlib
-import functools
 import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -12,10 +11,6 @@ from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.shapes import expect
 from asrkit.transcribe.options import described
 
-SUITES = [
-    *"transcription losses decoders encoders ladder claims precision".split(),
-    *"training batching all".split(),
-]
 SUITES_HELP = (
     "transcription: one recogniser whole, samples to labels, by batch size; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
@@ -26,13 +21,31 @@ SUITES_HELP = (
     "beside AdamW; claims: those of the ledger that need a GPU; ladder: "
     "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
+OF_SUITE = {  # options of one suite
+    "lengths": "batching",
+    "ranks": "batching",
+    "model": "precision",
+    "kinds": "precision",
+    "minutes": "all",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Options):
     """The options of the command."""
 
-    suite: str = described(MISSING, SUITES_HELP, flag="", choices=SUITES, group="what to measure")
+    suite: Literal[
+        "transcription",
+        "losses",
+        "decoders",
+        "encoders",
+        "ladder",
+        "claims",
+        "precision",
+        "training",
+        "batching",
+        "all",
+    ] = described(MISSING, SUITES_HELP, flag="", group="what to measure")
     quick: bool = described(False, "small sizes and few repeats")
     peers: bool = described(
         False,
@@ -77,31 +90,22 @@ class BenchOptions(Options):
 
 
 def _bench(asked: BenchOptions) -> int:
-    from asrkit.workbench import bench
-
     prepare_torch(asked.device, asked.threads)
-    values = {name: getattr(asked, name) for name in ("lengths", "ranks", "model", "kinds")}
-    own = {name: value for name, value in values.items() if value}
-    takers = [name for name, suite in bench.SUITES.items() if own.keys() <= {*suite.options}]
-    wanted = "the suite " + " or ".join(takers)
-    expect(not own or asked.suite in takers, ", ".join(own), wanted, asked.suite)
+    given = {name: getattr(asked, name) for name in OF_SUITE if getattr(asked, name)}
+    for name in given:
+        expect(asked.suite == OF_SUITE[name], name, f"the suite {OF_SUITE[name]}", asked.suite)
     if asked.suite == "all":
         return _run_all(asked)
-    expect(asked.minutes is None, "minutes", "the suite all", asked.suite)
-    return _run_suite(asked, own)
+    return _run_suite(asked, given)
 
 
 def _run_suite(asked: BenchOptions, options: dict[str, Any]) -> int:
     from asrkit.workbench import bench
 
     out = asked.out or Path("reports/bench.jsonl")
-    expect(not out.is_dir(), "out", "a file", repr(str(out)))
-    check_writable(out)
-    processes: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if asked.peers:
-        processes = bench.Peers()
+    check_writable(out, folder=False)
     records = []
-    with processes as peers:
+    with bench.Peers() if asked.peers else contextlib.nullcontext() as peers:
         try:
             records = bench.run(
                 asked.suite,
@@ -109,11 +113,11 @@ def _run_suite(asked: BenchOptions, options: dict[str, Any]) -> int:
                 out=out,
                 quick=asked.quick,
                 peers=peers,
-                say=functools.partial(print, file=sys.stderr, flush=True),
+                say=_progress,
                 **options,
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
-            print(f"{asked.suite} is left out: {error}", file=sys.stderr)
+            _progress(f"{asked.suite} is left out: {error}")
     lines = bench.table(records, width=table_width())
     say(asked, *lines, *bench.legend(lines))
     result = {"records": len(records), "out": str(out)}
@@ -125,21 +129,20 @@ def _run_all(asked: BenchOptions) -> int:
     from asrkit.workbench.bench.run_all import run_all
 
     out = asked.out or Path("reports/bench")
-    expect(not out.is_file(), "out", "a folder", repr(str(out)))
     check_writable(out)
-    passed_on = ["--quick"] * asked.quick + ["--peers"] * asked.peers
+    options = ["--quick"] * asked.quick + ["--peers"] * asked.peers
     if asked.threads is not None:
-        passed_on += ["--threads", str(asked.threads)]
+        options += ["--threads", str(asked.threads)]
     outcomes = run_all(
-        out,
-        device=asked.device,
-        minutes=asked.minutes,
-        options=passed_on,
-        say=functools.partial(print, file=sys.stderr, flush=True),
+        out, device=asked.device, minutes=asked.minutes, options=options, say=_progress
     )
     result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
     finish(asked, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
     return int(any(outcome.status != "done" for outcome in outcomes))
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -60,38 +60,37 @@ def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
         kind: As `Command.options`.
     """
     group: argparse._ActionsContainer = parser
-    hints = get_type_hints(kind)
-    for one in fields(kind):
-        hint = _without_none(hints[one.name])
+    for one, hint in _hinted(kind):
         if is_dataclass(hint):
             add_fields(parser, hint)  # type: ignore[arg-type]
             continue
-        if "group" in one.metadata:
-            group = parser.add_argument_group(one.metadata["group"])
-        _add_field(group, one, hint)
-
-
-def _add_field(group: argparse._ActionsContainer, one: Field[Any], hint: Any) -> None:
-    how = {**_of_type(hint, one.default), **one.metadata}
-    how.pop("group", None)
-    flags = how.pop("flag", "--" + one.name.replace("_", "-")).split()
-    default = how.pop("shown", one.default)
-    if default not in (None, MISSING, ()) and default is not False:
+        how = {**_of_type(hint, one.default), **one.metadata}
+        if "group" in how:
+            group = parser.add_argument_group(how.pop("group"))
+        flags = how.pop("flag", "--" + one.name.replace("_", "-")).split()
+        default = how.pop("shown", one.default)
         if isinstance(default, tuple):
             default = " ".join(default)
-        how["help"] += f" (default: {default})"
-    if flags:
-        how |= {"dest": one.name, "required": one.default is MISSING}
-    group.add_argument(*flags or [one.name], default=None, **how)
+        if default not in (None, MISSING, "") and default is not False:
+            how["help"] += f" (default: {default})"
+        if flags:
+            how |= {"dest": one.name, "required": one.default is MISSING}
+        group.add_argument(*flags or [one.name], default=None, **how)
+
+
+def _hinted(kind: type) -> Iterator[tuple[Field[Any], Any]]:
+    """The fields of a dataclass, each with its type; of `X | None` that is X."""
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        hint = hints[one.name]
+        yield one, get_args(hint)[0] if NoneType in get_args(hint) else hint
 
 
 def _of_type(hint: Any, default: Any) -> dict[str, Any]:
     """What argparse has to know of a field's type."""
     inner = get_args(hint)
-    if hint is bool and default is False:
-        return {"action": "store_true"}
     if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
+        return {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
     if get_origin(hint) is Literal:
         return {"choices": inner}
     if get_origin(hint) is list:
@@ -99,13 +98,6 @@ def _of_type(hint: Any, default: Any) -> dict[str, Any]:
     if get_origin(hint) is tuple:
         return {"nargs": len(inner), "type": inner[0]}
     return {"type": hint}
-
-
-def _without_none(hint: Any) -> Any:
-    """The X of `X | None`; any other type as it is."""
-    if NoneType in get_args(hint):
-        return get_args(hint)[0]
-    return hint
 
 
 def made(args: argparse.Namespace, kind: type) -> Any:
@@ -118,12 +110,13 @@ def made(args: argparse.Namespace, kind: type) -> Any:
         kind: As `add_fields` took it.
     """
     values: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
-        inner = _without_none(hint)
-        if not is_dataclass(inner):
-            values[name] = getattr(args, name)
-        elif inner is hint or any(getattr(args, one.name) is not None for one in fields(inner)):
-            values[name] = made(args, inner)  # type: ignore[arg-type]
+    for one, hint in _hinted(kind):
+        if not is_dataclass(hint):
+            values[one.name] = getattr(args, one.name)
+        elif one.default is MISSING or any(
+            getattr(args, inner.name) is not None for inner in fields(hint)
+        ):
+            values[one.name] = made(args, hint)  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if value is not None})
 
 

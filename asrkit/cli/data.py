@@ -64,9 +64,6 @@ class _TargetOptions(ProgressOptions):
 class StatsOptions(_TargetOptions):
     """The options of `asrkit data stats`."""
 
-    out: Path | None = described(
-        None, "also draw them: a .png, .svg or .pdf file", metavar="PICTURE"
-    )
     batch: int = described(
         32, "batch size for which the padding of random batches is computed", metavar="N"
     )
@@ -99,6 +96,15 @@ def _prepare(options: PrepareOptions) -> int:
     return 0
 
 
+def _stats(options: StatsOptions) -> int:
+    from asrkit.data.batching.statistics import histogram, length_stats, length_table
+
+    lengths = _read_lengths(options)
+    stats = length_stats(lengths, batch=options.batch)
+    finish(options, stats, f"{length_table(stats)}\n{histogram(lengths.seconds)}")
+    return 0
+
+
 def _lengths(options: LengthsOptions) -> int:
     from asrkit.data.batching.statistics import TABLE
 
@@ -106,45 +112,10 @@ def _lengths(options: LengthsOptions) -> int:
     expect(name.endswith(TABLE), "out", "a name that ends in .csv or .csv.gz", repr(name))
     lengths = _read_lengths(options)
     lengths.save(options.out)
-    result = {
-        "out": name,
-        "utterances": len(lengths),
-        "hours": round(lengths.hours, 4),
-        "tokens": int(lengths.tokens.sum()),
-    }
+    result = {"out": name, "utterances": len(lengths), "hours": round(lengths.hours, 4)}
     text = f"{count(len(lengths), 'utterance')}, {lengths.hours:,.2f} hours: {name}"
     finish(options, result, text)
     return 0
-
-
-def _stats(options: StatsOptions) -> int:
-    from asrkit.data.batching.statistics import histogram, length_stats, length_table
-
-    out = options.out
-    fits = out is None or out.suffix in (".png", ".svg", ".pdf")
-    expect(fits, "out", "a name that ends in .png, .svg or .pdf", repr(str(out)))
-    lengths = _read_lengths(options)
-    stats = length_stats(lengths, batch=options.batch)
-    lines = [length_table(stats), histogram(lengths.seconds)]
-    if out:
-        _draw(lengths, options.target, out)
-        lines.append(f"picture: {out}")
-    finish(options, stats, "\n".join(lines))
-    return 0
-
-
-def _draw(lengths: Any, target: str, path: Path) -> None:
-    """Write a picture of the lengths: of seconds, and where they are known of tokens and rates."""
-    from asrkit.files import atomic
-    from asrkit.workbench import plots
-
-    title = f"{target}: {len(lengths):,} utterances, {lengths.hours:,.1f} hours"
-    panels = 3 if lengths.tokens.any() else 1
-    axes: Any
-    figure, axes = plots.canvas(title, columns=panels, size=(2 + 3 * panels, 3.3))
-    plots.lengths(lengths.seconds, lengths.tokens, axes if panels > 1 else [axes])
-    with atomic(path) as part:
-        figure.savefig(part, dpi=110)
 
 
 def _read_lengths(options: _TargetOptions) -> Any:
@@ -170,8 +141,7 @@ STATS = Command(
     run=_stats,
     examples=[
         "asrkit data stats librispeech_eval",
-        "asrkit data stats librispeech_eval --batch 64",
-        "asrkit data stats cuts.jsonl.gz --out lengths.png",
+        "asrkit data stats cuts.jsonl.gz --batch 64",
     ],
 )
 LENGTHS = Command(

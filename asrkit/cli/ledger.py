@@ -43,23 +43,19 @@ def _ledger(options: LedgerOptions) -> int:
     from asrkit.workbench import records
     from asrkit.workbench.tables import paragraph
 
-    wanted = options.document
     claims = ledger.load_claims()
-    if wanted is not None:
-        known = ", ".join(sorted({claim.source["document"] for claim in claims}))
-        claims = [claim for claim in claims if claim.source["document"] == wanted]
-        expect(bool(claims), "document", f"one of {known}", wanted)
-    found = [
-        record for path in (shipped("records"), *options.paths) for record in records.read(path)
-    ]
-    rows = ledger.claims_table(claims, found)
+    known = sorted({claim.source["document"] for claim in claims})
+    wanted = [options.document] if options.document else known
+    expect({*wanted} <= {*known}, "document", f"one of {', '.join(known)}", options.document)
+    claims = [claim for claim in claims if claim.source["document"] in wanted]
+    paths = [shipped("records"), *options.paths]
+    rows = ledger.claims_table(claims, [one for path in paths for one in records.read(path)])
     answers = ledger.document_answers(rows)
     shown = rows if options.appendix else ledger.listed(rows)
     for answer in answers:
         heading = f"{answer.document}: {answer.title}, {answer.url}"
-        of_document = [row for row in shown if row["document"] == answer.document]
-        lines = [*paragraph(heading), *paragraph(answer.sentence), "", *_lines(of_document), ""]
-        say(options, *lines)
+        table = _table([row for row in shown if row["document"] == answer.document])
+        say(options, *paragraph(heading), *paragraph(answer.sentence), "", *table, "")
     summary = ledger.summary(rows)
     documents = [asdict(answer) for answer in answers]
     result = {"summary": summary, "documents": documents, "claims": rows}
@@ -67,34 +63,22 @@ def _ledger(options: LedgerOptions) -> int:
     return 0
 
 
-def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of claims, and below it the machines that values were recorded on."""
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     from asrkit.workbench.tables import aligned
 
-    if not rows:
-        return []
     cells = [[*COLUMNS.values()]]
-    origins: list[str] = []
     for row in rows:
-        value, _, origin = row["recorded"].partition(" on ")
-        if origin and origin not in origins:
-            origins.append(origin)
-        if origin:
-            value += f" [{origins.index(origin) + 1}]"
-        shown = {**row, "recorded": value}
-        cells.append([shown[key] for key in COLUMNS])
-    lines = aligned(cells, width=table_width())
-    for number, origin in enumerate(origins, 1):
-        lines.append(f"[{number}] {origin}")
-    return lines
+        value, _, _machine = row["recorded"].partition(" on ")
+        cells.append([{**row, "recorded": value}[key] for key in COLUMNS])
+    return aligned(cells, width=table_width())
 
 
 COMMAND = Command(
     name="ledger",
     summary="Judge the published claims: an answer for each document, a row for each claim.",
     details="Verdicts come from measurements on this machine; a value of another one is shown with "
-    "what it is there. "
-    "With --json the claims of the appendix are always included, and marked.",
+    "what it is there. JSON also says which machine, commit and day that was, and always has the "
+    "claims of the appendix, marked.",
     options=LedgerOptions,
     run=_ledger,
     examples=[

@@ -44,14 +44,20 @@ def _has_a_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, folder: bool = True) -> None:
     """Raise OSError now, rather than after the work, if a file or folder cannot be written.
 
     Leaves nothing behind: the test file in the nearest folder that exists is removed.
 
     Args:
         path: A file or a folder, which may not exist yet.
+        folder: Which of them.
+
+    Raises:
+        ValueError: There is one of the other kind.
     """
+    fits = not path.exists() or path.is_dir() == folder
+    expect(fits, "out", "a folder" if folder else "a file", repr(str(path)))
     path = path.absolute()
     nearest = next(one for one in (path, *path.parents) if one.exists())
     try:

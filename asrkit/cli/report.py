@@ -1,6 +1,6 @@
 """`asrkit report`."""
 
-import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class ReportOptions(ProgressOptions):
     )
     parameter: list[tuple[str, str]] = described(
         (),
-        "set a parameter in every notebook that has it; VALUE is YAML",
+        "set a parameter in every notebook that has it; VALUE is JSON, or a text",
         flag="-p --parameter",
         nargs=2,
         action="append",
@@ -69,7 +69,7 @@ def _report(options: ReportOptions) -> int:
         result = report(
             find_notebooks(options.notebooks),
             options.out,
-            parameters={name: parse_value(name, text) for name, text in options.parameter},
+            parameters={name: parse_value(text) for name, text in options.parameter},
             size=options.size,
             device=options.device,
             jobs=options.jobs,
@@ -82,27 +82,12 @@ def _report(options: ReportOptions) -> int:
     return result.exit_code
 
 
-def parse_value(name: str, text: str) -> Any:
-    """The value of `text` as YAML, so that `-p quick false` is False and not "false".
-
-    Unlike YAML 1.1, dates stay text and 1e-3 is a number. `name` is the parameter's, for the error.
-
-    Raises:
-        ValueError: `text` is not YAML.
-    """
-    import yaml
-    from papermill.iorw import NoDatesSafeLoader
-
+def parse_value(text: str) -> Any:
+    """The value that `text` is as JSON, so that `-p quick false` is False; else the text itself."""
     try:
-        value = yaml.load(text, NoDatesSafeLoader)
-    except yaml.YAMLError:
-        raise ValueError(
-            f"parameter {name}: expected a value in YAML, got {text!r}. Quote it."
-        ) from None
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return float(value)
-    return value
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def find_notebooks(names: Sequence[str], folder: Path = Path("notebooks")) -> list[Path] | None:
@@ -122,21 +107,13 @@ def find_notebooks(names: Sequence[str], folder: Path = Path("notebooks")) -> li
         wanted = f"a file, as there is no folder {folder}/ here"
     paths: list[Path] = []
     for name in names:
-        fitting = _fitting(name, known)
+        beginning = f"{int(name):02d}_" if name.isdecimal() else name
+        fitting = [path for path in known if path.name.startswith(beginning)]
+        if Path(name).is_file():
+            fitting = [Path(name)]
         expect(bool(fitting), "notebooks", wanted, repr(name))
         paths += fitting
     return list(dict.fromkeys(paths)) or None
-
-
-def _fitting(name: str, known: list[Path]) -> list[Path]:
-    """The notebooks that `name` stands for: a file, one of just this name, or all that begin so."""
-    if Path(name).is_file():
-        return [Path(name)]
-    stem = name.removesuffix(".ipynb")
-    if stem.isdecimal():
-        stem = f"{int(stem):02d}_"
-    exact = [path for path in known if path.stem == stem]
-    return exact or [path for path in known if path.stem.startswith(stem)]
 
 
 COMMAND = Command(

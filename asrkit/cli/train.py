@@ -8,6 +8,7 @@ from typing import Any, Literal
 from asrkit.cli.command import Command, ProgressOptions, finish, say, text_stream
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.shapes import expect
+from asrkit.training.options import TrainOptions
 from asrkit.transcribe.options import described
 
 CONFORMER_LAYERS = 2  # trains on a CPU; the published 17 to 42 are in asrkit.models.presets
@@ -15,17 +16,15 @@ CONFORMER_SUBSAMPLING = 4  # the published 8 leaves CTC fewer frames than there 
 LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
 DECODER_WIDTH = 128  # likewise; Canary's 1024 are asrkit.models.presets.canary_1b
 OF_HEAD = {  # options about the parts of one kind of model
-    "predictor": "transducer",
     "durations": "transducer",
     "joint": "transducer",
-    "decoder_layers": "attention",
     "smoothing": "attention",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(ProgressOptions):
-    """The options of the command; those with the name of a field of `TrainConfig` set it."""
+class CommandOptions(ProgressOptions):
+    """The options of the command."""
 
     manifest: list[str] = described(
         ("spoken_commands",),
@@ -51,11 +50,8 @@ class TrainOptions(ProgressOptions):
     head: Literal["transducer", "ctc", "attention"] = described(
         "transducer",
         "what follows the encoder; ctc: a linear layer, trained by the CTC loss alone; "
-        f"attention: a Transformer decoder of width {DECODER_WIDTH} (an encoder-decoder model), "
+        f"attention: a Transformer decoder of one layer, {DECODER_WIDTH} wide, "
         "with a CTC head beside it",
-    )
-    predictor: Literal["stateless", "lstm"] = described(
-        "stateless", "type of prediction network of a transducer"
     )
     durations: list[int] = described(
         (),
@@ -64,84 +60,28 @@ class TrainOptions(ProgressOptions):
         metavar="FRAMES",
     )
     tokenizer: str = described("char", "char, or a SentencePiece .model file", metavar="NAME")
-    decoder_layers: int = described(
-        1, "layers of the decoder", metavar="N", group="attention decoder, with --head attention"
-    )
-    smoothing: float = described(
-        0.0,
-        "label smoothing: the share of a target's probability that all other tokens get",
-        metavar="SHARE",
-    )
-    seconds: float = described(
-        300.0,
-        "training time; an interrupted run can be resumed, a finished one cannot be extended",
-        group="training",
-    )
-    steps: int = described(100_000, "optimizer steps at most", metavar="N")
-    seed: int = described(0, "seed of weights, batches and augmentation", metavar="N")
-    optimizer: Literal["adamw", "lamb", "novograd"] = described(
-        "adamw",
-        "lamb: LAMB, for large batches; its steps are in proportion to each tensor's norm; "
-        "novograd: NovoGrad, as for Jasper; its steps do not depend on the scale of the gradients",
-    )
-    peak_lr: float | None = described(
-        None,
-        "highest learning rate (default: 0.005 for adamw, 0.002 for it with a fastconformer, "
-        "0.01 for lamb, 0.02 for novograd)",
-        metavar="RATE",
-    )
-    ema: float = described(
-        0.998,
-        "decay of the moving average of the weights, which is what is exported; 0: no average",
-        metavar="SHARE",
-    )
-    joint: Literal["auto", "full", "lean"] = described(
-        "auto",
-        "full: build the joint's logits; lean: compute the loss tile by tile, in less memory; "
-        "auto: batch by batch, lean on a GPU in half precision or where the joint would fill half "
-        "of it, and on a CPU where it is expected to be about as fast",
-    )
-    evaluate: Literal["in turn", "beside"] = described(
-        "in turn",
-        "in turn: training waits while the dev set is scored; beside: a process of its own "
-        "scores it meanwhile",
-    )
-    checkpoint_s: float = described(
-        30.0,
-        "training time between two checkpoints: what a crash can lose",
-        flag="--checkpoint-seconds",
-        metavar="S",
-    )
-    device: str = described("cpu", "where to compute: cpu, cuda or cuda:N")
-    accumulate: int = described(
-        1,
-        "batches that each process, or the only one, takes in a step; the loss is the mean over "
-        "the labels of all batches",
-        metavar="N",
-        group="several processes, which torchrun starts",
+    settings: TrainOptions
+    device: str = described(
+        "cpu", "where to compute: cpu, cuda or cuda:N", group="device and output"
     )
     out: Path = described(
         MISSING,
         "folder for the log, the state to resume from, and model.safetensors",
         metavar="DIR",
-        group="output",
     )
     fresh: bool = described(False, "start again instead of resuming what the folder holds")
 
 
-def _train(asked: TrainOptions) -> int:
+def _train(asked: CommandOptions) -> int:
     if asked.device == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun started this process
         asked = replace(asked, device=f"cuda:{os.environ['LOCAL_RANK']}")
     prepare_torch(asked.device)
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, train
 
-    settings = {one.name for one in fields(TrainConfig)} & vars(asked).keys()
-    config = TrainConfig(**{name: getattr(asked, name) for name in settings})
+    config = TrainConfig(**vars(asked.settings))
     tokenizer = load_tokenizer(asked.tokenizer)
-    out = asked.out
-    expect(not out.exists() or out.is_dir(), "out", "a folder", repr(str(out)))
-    check_writable(out)
+    check_writable(asked.out)
     model_config = _model_config(asked, tokenizer.vocab_size)
     speech = _load_speech(asked)
     for text in speech["test"].texts if "test" in speech else ():
@@ -153,7 +93,7 @@ def _train(asked: TrainOptions) -> int:
             tokenizer,
             speech["train"],
             speech.get("dev"),
-            out=out,
+            out=asked.out,
             device=asked.device,
             resume=restarted or not asked.fresh,
             progress=not asked.no_progress,
@@ -161,15 +101,14 @@ def _train(asked: TrainOptions) -> int:
         )
     if int(os.environ.get("RANK", "0")) > 0:  # the first process says what became of it
         return 0
-    summary: dict[str, Any] = {"model": str(result.path), "steps": len(result.history)}
-    if result.joint is not None:
-        summary["joint"] = result.joint
+    steps = len(result.history)
+    summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
     summary |= _score(asked, result.path, speech)
-    finish(asked, summary, f"trained for {len(result.history):,} steps: {result.path}")
+    finish(asked, summary, f"trained for {steps:,} steps: {result.path}")
     return 0
 
 
-def _score(asked: TrainOptions, model: Path, speech: dict[str, Any]) -> dict[str, float]:
+def _score(asked: CommandOptions, model: Path, speech: dict[str, Any]) -> dict[str, float]:
     """Word error rates and RTFx on dev and test speech, by name."""
     from asrkit.models import load_checkpoint
     from asrkit.training import evaluate
@@ -184,16 +123,15 @@ def _score(asked: TrainOptions, model: Path, speech: dict[str, Any]) -> dict[str
     return scores
 
 
-def _model_config(asked: TrainOptions, vocab_size: int) -> Any:
+def _model_config(asked: CommandOptions, vocab_size: int) -> Any:
     from asrkit import models
     from asrkit.models import presets
 
-    for one in fields(asked):
-        head = OF_HEAD.get(one.name, asked.head)
-        fits = head == asked.head or getattr(asked, one.name) == one.default
-        remedy = f"Leave it out, or pass --head {head}."
-        wanted = f"none with --head {asked.head}"
-        expect(fits, one.name, wanted, getattr(asked, one.name), remedy)
+    given = vars(asked) | vars(asked.settings)
+    usual = {one.name: one.default for one in (*fields(asked), *fields(asked.settings))}
+    for name, head in OF_HEAD.items():
+        fits = head == asked.head or given[name] == usual[name]
+        expect(fits, name, f"none with --head {asked.head}", given[name])
     encoders: dict[str, Any] = {
         "conv": models.ConvConfig(),
         "fastconformer": models.FastConformerConfig(
@@ -213,19 +151,17 @@ def _model_config(asked: TrainOptions, vocab_size: int) -> Any:
             eos=vocab_size + 2,
             encoder=encoder,
             width=DECODER_WIDTH,
-            layers=asked.decoder_layers,
+            layers=1,
             ctc=True,
         )
-    predictor = models.StatelessConfig() if asked.predictor == "stateless" else models.LSTMConfig()
     return models.TransducerConfig(
         vocab_size=vocab_size,
         encoder=encoder,
-        predictor=predictor,
         durations=tuple(asked.durations),
     )
 
 
-def _load_speech(asked: TrainOptions) -> dict[str, Any]:
+def _load_speech(asked: CommandOptions) -> dict[str, Any]:
     """Utterances by split (train, dev, test), those splits that have any; train has some."""
     from asrkit.data import Utterances, corpora
 
@@ -246,7 +182,7 @@ COMMAND = Command(
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
     details="Ends with the word error rates of the dev and test sets, where there are any. Several "
     "processes are started by torchrun: torchrun --nproc-per-node 8 -m asrkit train --device cuda.",
-    options=TrainOptions,
+    options=CommandOptions,
     run=_train,
     examples=[
         "asrkit train --out models/mine",

@@ -11,15 +11,10 @@ from asrkit.data import AugmentConfig
 from asrkit.features import FeatureConfig
 from asrkit.models import FastConformerConfig
 from asrkit.runtime import usable_cores
-from asrkit.shapes import expect, expect_choice, expect_types
+from asrkit.shapes import expect_types
+from asrkit.training.options import TrainOptions
+from asrkit.transcribe.options import expect_all
 
-Joint = Literal["auto", "full", "lean"]
-CHOICES = {
-    "precision": ("auto", "float32", "bfloat16"),
-    "joint": ("auto", "full", "lean"),
-    "evaluate": ("in turn", "beside"),
-    "optimizer": ("adamw", "lamb", "novograd"),
-}
 PEAK_LR = {"adamw": 5e-3, "lamb": 1e-2, "novograd": 2e-2}  # where a config names none
 CONFORMER_PEAK_LR = 2e-3  # likewise, of AdamW and a FastConformer
 
@@ -29,20 +24,16 @@ def _half_of_the_cores() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How to train. The run ends after `steps` steps or `seconds`, whichever comes first.
+class TrainConfig(TrainOptions):
+    """How to train: the options of the command, and what only Python sets.
+
+    The run ends after `steps` steps or `seconds`, whichever comes first; math.inf is no limit.
+    LAMB's rate is the length of a step as a share of the weights' own, NovoGrad's is the length
+    itself before momentum: neither compares with AdamW's.
 
     Args:
-        steps: Optimizer steps at most.
-        seconds: Training time at most, in seconds; math.inf for no limit. The first step after a
-            start, which compiles kernels, does not count.
         batch_seconds: Audio of a batch at most, in seconds. Small by default: on a CPU the number
             of steps decides, not their size.
-        optimizer: "adamw"; "lamb" (`asrkit.optim.Lamb`) for large batches; or "novograd"
-            (`asrkit.optim.NovoGrad`), by which Jasper was trained. LAMB's rate is the length of a
-            step as a share of the weights' own, NovoGrad's is the length itself before momentum:
-            neither compares with AdamW's.
-        peak_lr: Highest learning rate; None for that of `usual_rate`.
         warmup: Share of the run in which the learning rate rises linearly.
         weight_decay: Weight decay of the optimizer.
         clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad takes no notice:
@@ -50,8 +41,6 @@ class TrainConfig:
         ctc_weight: Weight of the CTC loss beside that of a transducer or of an attention decoder; 0
             leaves it out. A CTC model is trained by CTC alone, and takes no notice of this,
             `sigma`, `omega` and `joint`; an encoder-decoder model takes none of the last three.
-        smoothing: Label smoothing of an attention decoder, up to 0.5; see
-            `asrkit.training.objective.attention_loss`. Other models take no notice of it.
         sigma: Logit under-normalisation of TDT, in nats; see `asrkit.losses.tdt_loss`.
         omega: Share of steps in which TDT takes the RNN-T loss; see `asrkit.losses.tdt_loss`.
         ema: Decay of the averaged weights, which are the ones exported.
@@ -59,71 +48,49 @@ class TrainConfig:
             which all lengths are admitted.
         precision: Autocast dtype of the model; "auto" is bfloat16 where the hardware computes in
             it, else float32.
-        joint: "full" builds the joint's logits (B, T, U1, V); "lean" computes the loss from its
-            two halves, tile by tile; "auto" chooses for each batch by
-            `asrkit.training.objective.chooses_lean`.
         features: Log-mel settings.
         augment: Augmentation of the training speech.
-        checkpoint_s: Training time between two checkpoints, in seconds.
         evaluate_s: Training time between two evaluations of the dev set, in seconds.
-        evaluate: "in turn": training waits while the dev set is scored; "beside": a process of its
-            own scores it meanwhile (`asrkit.training.Beside`), with as many threads more.
         threads: Threads that torch computes with on a machine; its processes share them out. By
             default half of the cores; the other half prepares batches.
-        seed: Seed of weights, batches, augmentation and dropout.
-        accumulate: Batches that each process takes in a step, one after the other. The loss is the
-            mean over the labels of all batches of the step.
 
     Raises:
         ValueError: A value of the wrong type or out of range.
     """
 
-    steps: int = 100_000
-    seconds: float | int = 300.0  # infinity too, which `expect_types` refuses of a plain float
     batch_seconds: float = 12.0
-    optimizer: Literal["adamw", "lamb", "novograd"] = "adamw"
-    peak_lr: float | None = None
     warmup: float = 0.05
     weight_decay: float = 0.01
-    clip: float | int = 5.0  # likewise
+    clip: float | int = 5.0  # infinity too
     ctc_weight: float = 0.3
-    smoothing: float = 0.0
     sigma: float = 0.05
     omega: float = 0.1
     ema: float = 0.998
     curriculum: tuple[float, float] = (2.5, 0.2)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    joint: Joint = "auto"
     features: FeatureConfig = field(default_factory=FeatureConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    checkpoint_s: float = 30.0
     evaluate_s: float = 60.0
-    evaluate: Literal["in turn", "beside"] = "in turn"
     threads: int = field(default_factory=_half_of_the_cores)
-    seed: int = 0
-    accumulate: int = 1
 
     def __post_init__(self) -> None:
         expect_types(self)
-        ranges = {
-            "steps": (self.steps >= 1, "at least 1"),
-            "seconds": (self.seconds > 0, "above 0, math.inf for no limit"),
-            "batch_seconds": (self.batch_seconds > 0, "above 0"),
-            "peak_lr": (self.peak_lr is None or self.peak_lr > 0, "above 0, or None"),
-            "warmup": (0 <= self.warmup < 1, "a share from 0 to below 1"),
-            "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "clip": (self.clip > 0, "above 0, math.inf for no limit"),
-            "smoothing": (0 <= self.smoothing <= 0.5, "a share from 0 to 0.5"),
-            "ema": (0 <= self.ema <= 1, "a share from 0 to 1"),
-            "curriculum": (_is_pair(self.curriculum), "a pair (seconds, share)"),
-            "threads": (self.threads >= 1, "at least 1"),
-            "seed": (self.seed >= 0, "at least 0"),
-            "accumulate": (self.accumulate >= 1, "at least 1"),
-        }
-        for name, (fits, wanted) in ranges.items():
-            expect(fits, name, wanted, getattr(self, name))
-        for name, choices in CHOICES.items():
-            expect_choice(name, getattr(self, name), choices)
+        expect_all(
+            self,
+            steps=(self.steps >= 1, "at least 1"),
+            seconds=(self.seconds > 0, "above 0, math.inf for no limit"),
+            batch_seconds=(self.batch_seconds > 0, "above 0"),
+            peak_lr=(self.peak_lr is None or self.peak_lr > 0, "above 0, or None"),
+            warmup=(0 <= self.warmup < 1, "a share from 0 to below 1"),
+            weight_decay=(self.weight_decay >= 0, "at least 0"),
+            clip=(self.clip > 0, "above 0, math.inf for no limit"),
+            smoothing=(0 <= self.smoothing <= 0.5, "a share from 0 to 0.5"),
+            ema=(0 <= self.ema <= 1, "a share from 0 to 1"),
+            curriculum=(_is_pair(self.curriculum), "a pair (seconds, share)"),
+            threads=(self.threads >= 1, "at least 1"),
+            seed=(self.seed >= 0, "at least 0"),
+            accumulate=(self.accumulate >= 1, "at least 1"),
+        )
 
     def learning_rate(self, progress: float) -> float:
         """Learning rate at `progress` in 0..1: linear warm-up, then a half cosine to zero."""

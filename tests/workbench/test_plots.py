@@ -115,13 +115,11 @@ def test_a_per_cent_in_a_figure_has_a_space():
     assert "26\u00a0% of 80\u00a0%" in picture
 
 
-SECONDS = np.array([3.0, 9.0, 4.0])
 # fmt: off
 MARKS = {
     "dots": (({"lean": (1.0, 2.0, 4.0), "other": [3000.0]},), {"limit": ("bound", 0.5)}),
     "intervals": (({"faster": (1.2, 1.5, 1.6), "unsure": (0.9, 1.1, 1.2)},), {}),
     "lattice": ((torch.rand(5, 4), list("a b")), {"caption": "share"}),
-    "lengths": ((SECONDS, np.array([5, 10, 20])), {}),
     "stacked": (({"a": {"x": 1, "y": 2}, "b": {"y": 4}},), {"measured": {"b": 5}, "unit": "MB"}),
     "timeline": (({"a": [("cast", 1.0), ("norm", 2.0)], "b": [("cast", 4.0)]},), {"unit": "µs"}),
 }
@@ -137,7 +135,7 @@ def test_every_mark_is_drawn_by_a_notebook_or_here():
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_mark_is_drawn_with_words(mark):
     arguments, options = MARKS[mark]
-    figure, axes = plots.canvas("The title", columns=3 if mark == "lengths" else 1)
+    figure, axes = plots.canvas("The title")
     getattr(plots, mark)(*arguments, axes, **options)
     words = words_in(plots.as_html(figure, "A picture of a mark"))
     assert "The title" in words and len(words) > 1

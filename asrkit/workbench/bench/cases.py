@@ -106,8 +106,8 @@ class Suite:
 
     Attributes:
         name: as in `asrkit bench NAME`.
-        cases: called with device, quick and options; yields the suite's cases.
-        options: what else `cases` takes from the command line, as `asrkit bench NAME --ranks 8`.
+        cases: called with device, quick and the options of this suite, such as `ranks` of batching;
+            yields the suite's cases.
         gpu_tests: files with tests of its kernels, of which `bench all` runs those marked `gpu`
             first on CUDA.
         cpu_only: whether nothing of it runs on a GPU.
@@ -116,7 +116,6 @@ class Suite:
 
     name: str
     cases: Callable[..., Iterator[Case]]
-    options: tuple[str, ...] = ()
     gpu_tests: tuple[str, ...] = ()
     cpu_only: bool = False
     takes_peers: bool = False

@@ -4,7 +4,7 @@ A machine is rented by the hour and has units, cores or GPUs. A unit transcribes
 speech a second while it works, and it works in the share `utilisation` of the time that is paid:
 
     instance hours = hours / (rtfx units utilisation) + instances startup / 3600
-    USD = price x instance hours + GB of speech x USD a GB
+    USD = price x instance hours
     kWh = watts of a unit / 1000 x hours / rtfx
 
 Energy is that of a unit while it works, at its highest rated power, without its host.
@@ -27,7 +27,6 @@ from asrkit import files
 from asrkit.shapes import expect, whole
 from asrkit.workbench import records
 
-GB_PER_HOUR = 0.1152  # of speech: 16 kHz, 16 bits, one channel, uncompressed
 UNITS = {"core": "cores", "gpu": "GPUs"}
 DEFAULT_MODEL = "parakeet_rnnt_1_1b"
 ON_ONE_CORE = "recogniser-one-core"  # benchmark of a whole recogniser on one core
@@ -321,8 +320,8 @@ def _is_device(device: str, name: str) -> bool:
 class TranscriptionCost:
     """What a transcription costs on one instance at one speed.
 
-    `compute` is what the working hours cost, `other` startup, storage and transfer, in USD; `kWh`
-    is None where the unit's power is not known.
+    `compute` is what the working hours cost, `startup` the hours before them, in USD; `kWh` is None
+    where the unit's power is not known.
     """
 
     instance: Instance
@@ -330,7 +329,7 @@ class TranscriptionCost:
     hours: float
     utilisation: Range
     compute: Range
-    other: Range
+    startup: Range
     kWh: Range | None
 
     @property
@@ -340,10 +339,8 @@ class TranscriptionCost:
 
     @property
     def usd(self) -> Range:
-        """USD of all parts. Price and utilisation are the same in all of them, so its ends are
-        reached.
-        """
-        return self.compute + self.other
+        """USD of both parts. The price is the same in them, so its ends are reached."""
+        return self.compute + self.startup
 
     @property
     def usd_per_million_hours(self) -> Range:
@@ -380,11 +377,10 @@ def transcription_cost(
     utilisation: Range | float = 1.0,
     startup_s: Range | float = 0.0,
     instances: int = 1,
-    usd_per_GB: Range | float = 0.0,
 ) -> TranscriptionCost:
     """The cost of transcribing on `instance` at `speed`.
 
-    The defaults leave out startup, storage and transfer, which flatters cores and GPUs alike.
+    Storage and transfer are left out, and by default startup, which flatters cores and GPUs alike.
 
     Args:
         instance: The machine.
@@ -393,7 +389,6 @@ def transcription_cost(
         utilisation: Share of the paid time in which a unit works.
         startup_s: Paid before an instance works.
         instances: Started in all.
-        usd_per_GB: What storing and moving a GB of speech costs.
 
     >>> machine = Instance(name="mine", usd_per_hour=Range.of(2.0), cores=10)
     >>> speed = Speed(rtfx=Range(4, 5, 8), per="core", origin="assumed")
@@ -414,7 +409,7 @@ def transcription_cost(
         hours=hours,
         utilisation=used,
         compute=instance.usd_per_hour * working_hours,
-        other=startup + Range.of(usd_per_GB) * (hours * GB_PER_HOUR),
+        startup=startup,
         kWh=unit_hours * (watts / 1000) if watts else None,
     )
 
@@ -422,8 +417,8 @@ def transcription_cost(
 def break_even_rtfx(a: TranscriptionCost, b: TranscriptionCost) -> Range:
     """The RTFx at which the hours that a unit of `a` works cost as much as those of `b`.
 
-    The lowest end is for `a` cheap and `b` dear, the highest the other way round. Startup, storage
-    and transfer do not depend on the RTFx and are left out.
+    The lowest end is for `a` cheap and `b` dear, the highest the other way round. Startup does not
+    depend on the RTFx and is left out.
     """
     unit_usd = a.instance.usd_per_hour / a.instance.units(a.speed.per) / a.utilisation
     return unit_usd / (b.compute / b.hours)

@@ -9,7 +9,6 @@ from asrkit.workbench.plots.marks import (
     dots,
     intervals,
     lattice,
-    lengths,
     stacked,
     timeline,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "frames",
     "intervals",
     "lattice",
-    "lengths",
     "show",
     "stacked",
     "timeline",

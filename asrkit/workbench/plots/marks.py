@@ -1,4 +1,4 @@
-"""Marks that several notebooks draw: bars, dots, intervals, a lattice, lengths of a corpus."""
+"""Marks that several notebooks draw: bars, dots, intervals, a lattice."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.palette import (
     BLUE,
-    GREEN,
     GREY,
     RED,
     THINGS,
@@ -162,26 +161,3 @@ def lattice(values: Tensor, labels: Sequence[str], ax: Axes, *, caption: str) ->
     ax.set(xlabel="encoder frame t", ylabel="labels emitted so far, u")
     ax.figure.colorbar(image, ax=ax, label=caption)
     return ax
-
-
-def lengths(seconds: np.ndarray, tokens: np.ndarray, axes: Sequence[Axes]) -> Sequence[Axes]:
-    """Utterances by seconds, by tokens per second, and by both, brighter where there are more.
-
-    Args:
-        seconds: Length of each utterance, (N,).
-        tokens: Tokens of each utterance, (N,).
-        axes: Three Axes to draw on, or one for the seconds only; returned.
-    """
-    axes[0].hist(seconds, bins=60, color=BLUE)
-    axes[0].set(xlabel="length, s", ylabel="utterances")
-    if len(axes) == 1:
-        return axes
-    rates = tokens / seconds
-    fastest = np.quantile(rates, 0.999)  # those beyond it are in the last bar
-    axes[1].hist(np.minimum(rates, fastest), bins=60, color=GREEN)
-    axes[1].set(xlabel="tokens per second", ylabel="utterances")
-    axes[2].hexbin(
-        seconds, tokens, gridsize=40, bins="log", mincnt=1, cmap="viridis", linewidths=0.1
-    )
-    axes[2].set(xlabel="length, s", ylabel="tokens")
-    return axes

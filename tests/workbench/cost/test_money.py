@@ -63,14 +63,12 @@ def test_every_combination_lies_within_the_range_and_two_of_them_are_its_ends(
     assert found.middle == pytest.approx(middle)
 
 
-def test_startup_storage_and_transfer_add_up():
-    terms = {"startup_s": 1800, "instances": 4, "usd_per_GB": 0.15}
+def test_startup_adds_to_the_hours_of_work():
+    terms = {"startup_s": 1800, "instances": 4}
     found = transcription_cost(machine(), speed(), hours=1000, **terms)
     assert found.compute.middle == pytest.approx(40)
-    assert found.other.middle == pytest.approx(4 + 115.2 * 0.15)
-    assert found.usd_per_million_hours.middle == pytest.approx(
-        1000 * (44 + 115.2 * 0.15)
-    )
+    assert found.startup.middle == pytest.approx(4)
+    assert found.usd_per_million_hours.middle == pytest.approx(44_000)
 
 
 def test_document_000_by_hand():

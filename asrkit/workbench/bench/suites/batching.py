@@ -349,9 +349,4 @@ def _pairs(groups: Counter[Any]) -> int:
     return sum(n * (n - 1) for n in groups.values())
 
 
-SUITE = Suite(
-    name="batching",
-    cases=suite,
-    cpu_only=True,
-    options=("lengths", "ranks"),
-)
+SUITE = Suite(name="batching", cases=suite, cpu_only=True)

@@ -436,4 +436,4 @@ def _word_errors(said: Sequence[list[str]], texts: Sequence[str]) -> Any:
     return np.array([edit_distance(words, text.split()) for words, text in pairs])
 
 
-SUITE = Suite(name="precision", cases=suite, options=("model", "kinds"))
+SUITE = Suite(name="precision", cases=suite)

@@ -34,7 +34,7 @@ from asrkit.models import (
 )
 from asrkit.optim import Lamb
 from asrkit.training import Prepared, TrainConfig, training_loss, update
-from asrkit.training.config import Joint
+from asrkit.training.options import Joint
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.cost import encoder_flops
