@@ -51,7 +51,7 @@ def test_a_model_of_random_weights_writes_three_labels_a_second(folder, kind):
     found = Recognizer.from_checkpoint(checkpoint)(
         samples, torch.tensor([30 * RATE_HZ])
     )
-    assert found.lengths.item() / 30 == pytest.approx(THREE, rel=0.1)
+    assert found.lengths.item() / 30 == pytest.approx(THREE, rel=0.2)
     assert len(set(found.tokens()[0])) > 20  # it depends on the sound
 
 

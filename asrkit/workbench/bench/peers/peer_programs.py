@@ -416,7 +416,7 @@ def serve(name: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Write a form, transcribe one file, or answer requests."""
-    sys.path.append(str(CHECKOUT))
+    sys.path.insert(1, str(CHECKOUT))
     os.environ["HF_HUB_OFFLINE"] = "1"
     match arguments:
         case ["--write", form, source, target]:
