@@ -164,73 +164,40 @@ def write_whisper(folder: Path, *, width: int, layers: int, heads: int) -> Path:
     from safetensors.torch import save_file
 
     folder.mkdir()
-    sizes: dict[str, Any] = {"d_model": width}
+    for name, contents in _whisper_files(width, layers, heads).items():
+        (folder / name).write_text(json.dumps(contents, ensure_ascii=False), encoding="utf-8")
+    end = special_tokens()["<|endoftext|>"]
+    weights = whisper_weights(width, layers, end)
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def _whisper_files(width: int, layers: int, heads: int) -> dict[str, Any]:
+    """The contents of the files beside the weights; what is left out has transformers' default."""
+    ids = special_tokens()
+    common: dict[str, Any] = dict.fromkeys(("begin_suppress_tokens", "suppress_tokens"))
+    common |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), TEXT_TOKENS)
+    common["decoder_start_token_id"] = ids["<|startoftranscript|>"]
+    sizes: dict[str, Any] = {"d_model": width, "vocab_size": TEXT_TOKENS + len(ids)}
     for part in ("encoder", "decoder"):
         sizes[f"{part}_layers"] = layers
         sizes[f"{part}_attention_heads"] = heads
         sizes[f"{part}_ffn_dim"] = 4 * width
-    ids = special_tokens()
-    end, start, silent = (
-        ids[f"<|{name}|>"] for name in ("endoftext", "startoftranscript", "notimestamps")
-    )
-    common = {
-        "decoder_start_token_id": start,
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "begin_suppress_tokens": None,
-        "suppress_tokens": None,
-    }
-    config = {
-        "architectures": ["WhisperForConditionalGeneration"],
-        "model_type": "whisper",
-        "vocab_size": TEXT_TOKENS + len(ids),
-        "num_mel_bins": 80,
-        "max_source_positions": 1500,
-        "max_target_positions": MOST,
-        "activation_function": "gelu",
-        "is_encoder_decoder": True,
-        "dropout": 0.0,
-        "dtype": "float32",
-        **sizes,
-        **common,
-    }
-    named = {f"<|{code}|>": ids[f"<|{code}|>"] for code in LANGUAGES.split()}
     generation = {
-        **common,
         "max_length": MOST,
-        "no_timestamps_token_id": silent,
+        "no_timestamps_token_id": ids["<|notimestamps|>"],
         "is_multilingual": True,
-        "lang_to_id": named,
+        "lang_to_id": {f"<|{code}|>": ids[f"<|{code}|>"] for code in LANGUAGES.split()},
         "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
     }
-    extractor = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 80,
-        "sampling_rate": RATE_HZ,
-        "hop_length": 160,
-        "chunk_length": 30,
-        "n_fft": 400,
-        "n_samples": 30 * RATE_HZ,
-        "nb_max_frames": 3000,
-        "padding_value": 0.0,
-        "padding_side": "right",
-        "return_attention_mask": False,
-        "dither": 0.0,
+    kind = {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}
+    return {
+        "config.json": {**kind, **sizes, **common, "dtype": "float32"},
+        "generation_config.json": {**common, **generation},
+        "preprocessor_config.json": {"feature_extractor_type": "WhisperFeatureExtractor"},
+        "tokenizer.json": whisper_vocabulary(),
+        "tokenizer_config.json": {"tokenizer_class": "WhisperTokenizer"},
     }
-    files = {
-        "config": config,
-        "generation_config": generation,
-        "preprocessor_config": extractor,
-        "tokenizer_config": {"tokenizer_class": "WhisperTokenizer"},
-    }
-    for name, contents in files.items():
-        text = json.dumps(contents, ensure_ascii=False)
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
-    (folder / "tokenizer.json").write_text(whisper_vocabulary(), encoding="utf-8")
-    weights = whisper_weights(width, layers, end)
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    return folder
 
 
 def special_tokens() -> dict[str, int]:
@@ -241,7 +208,7 @@ def special_tokens() -> dict[str, int]:
     return {f"<|{name}|>": TEXT_TOKENS + number for number, name in enumerate(names)}
 
 
-def whisper_vocabulary() -> str:
+def whisper_vocabulary() -> dict[str, Any]:
     """A tokenizer.json of Whisper's size and form: bytes, then words and syllables of up to four
     letters, each merged of one that is shorter and a letter.
     """
@@ -251,7 +218,7 @@ def whisper_vocabulary() -> str:
         {"id": number, "content": name, **marks, "special": True}
         for name, number in special_tokens().items()
     ]
-    return json.dumps(whole, ensure_ascii=False)
+    return whole
 
 
 def _merged() -> tuple[dict[str, int], list[tuple[str, str]]]:

@@ -282,7 +282,7 @@ def write_nemo(source: str, target: str) -> None:
     import tempfile
 
     from nemo.collections.asr.models import EncDecCTCModelBPE, EncDecRNNTBPEModel
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from peer_encoders import load, nemo_settings
 
     from asrkit.models import CTCModel, load_checkpoint
@@ -331,6 +331,8 @@ def write_nemo(source: str, target: str) -> None:
         theirs = kind(OmegaConf.create(config)).eval()
         for part in {"encoder", "decoder", "joint"} & config.keys():
             load(getattr(theirs, part), f"{part}.", our_name, model.state_dict())
+        with open_dict(theirs.cfg):  # `transcribe` looks into it
+            theirs.cfg.validation_ds = {"manifest_filepath": None}
         theirs.save_to(target)
 
 
