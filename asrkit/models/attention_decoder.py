@@ -281,5 +281,7 @@ def sines(most: int, D: int, like: Tensor) -> Tensor:
         D: Width of a position.
         like: A tensor whose device and dtype the result has.
     """
+    if like.is_meta:  # as in `asrkit.models.encoders.draw`
+        return like.new_empty(most, D)
     rising = relative_positions(most - 1, 0, D, like).flip(0)
     return rising / math.sqrt(D)

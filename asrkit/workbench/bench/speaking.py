@@ -196,7 +196,10 @@ def _whisper_files(width: int, layers: int, heads: int) -> dict[str, Any]:
         "generation_config.json": {**common, **generation},
         "preprocessor_config.json": {"feature_extractor_type": "WhisperFeatureExtractor"},
         "tokenizer.json": whisper_vocabulary(),
-        "tokenizer_config.json": {"tokenizer_class": "WhisperTokenizer"},
+        "tokenizer_config.json": {
+            "tokenizer_class": "WhisperTokenizer",
+            "pad_token": "<|endoftext|>",
+        },
     }
 
 

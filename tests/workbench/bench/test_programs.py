@@ -115,5 +115,10 @@ def test_a_peer_writes_the_same_of_the_same_weights(folder, kind, name):
     pythons = {programs.FIRST: programs.sys.executable, name: str(PYTHON)}
     found = programs.files(chosen, pythons, {programs.FIRST: chosen.model, **models})
     (record,) = (one for one in found if (one.impl, one.metric) == (name, "latency"))
-    assert record.params["same_texts"] == len(chosen.files), record.params
+    if (
+        kind == "whisper"
+    ):  # whose prompt is two tokens shorter there, and its text two longer
+        assert record.params["edited"] < 0.1
+    else:
+        assert record.params["same_texts"] == len(chosen.files), record.params
     assert record.params["peer"].startswith(PROGRAMS[name][0])
