@@ -83,7 +83,7 @@ $(READY): requirements.lock pyproject.toml
 	rm $(OPEN); touch $@; \
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
 
-# The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 0.5 GB instead of 6, the same torch on
+# The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 1.2 GB instead of 7, the same torch on
 # both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned. Ray likewise.
 $(PEERS)/.stamp: requirements-peers.txt $(READY)
 	@$(call beside,$(PEERS),$<); touch $@; echo "asrkit: the peers are ready in $(PEERS)."

@@ -12,7 +12,7 @@ from asrkit.shapes import expect
 from asrkit.transcribe.options import described
 
 SUITES_HELP = (
-    "transcription: one recogniser whole, samples to labels, by batch size; "
+    "transcription: files to text, with --peers beside other programs, then one recogniser; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
     "by attention too, with its caches and drafts; precision: errors of half precision; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "

@@ -23,7 +23,7 @@ from asrkit.models.attention_layers import (
     added_mask,
     span_of,
 )
-from asrkit.models.encoders import ConvConfig, expect_heads, expect_sizes
+from asrkit.models.encoders import ConvConfig, draw, embedding, expect_heads, expect_sizes
 from asrkit.models.transducer import EncoderConfig, EncodingModel, make_encoder
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
@@ -107,7 +107,7 @@ class AEDModel(EncodingModel):
         if self.encoder.width != D:
             self.encoder_projection = nn.Linear(self.encoder.width, D)
         self.ctc_head = nn.Linear(self.encoder.width, V + 1) if config.ctc else None
-        self.embedding = nn.Embedding(V, D)  # the output's weight as well
+        self.embedding = embedding(V, D)  # the output's weight as well
         self.output_bias: nn.Parameter | None = None
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(V))
@@ -127,12 +127,12 @@ class AEDModel(EncodingModel):
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
-        nn.init.normal_(self.embedding.weight, std=D**-0.5)
+        draw(self.embedding.weight, D**-0.5)
         with torch.no_grad():
             self.embedding.weight[config.pad].zero_()
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.empty(config.most, D))
-            nn.init.normal_(self.positions, std=D**-0.5)
+            draw(self.positions, D**-0.5)
         else:
             self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
 
@@ -281,5 +281,7 @@ def sines(most: int, D: int, like: Tensor) -> Tensor:
         D: Width of a position.
         like: A tensor whose device and dtype the result has.
     """
+    if like.is_meta:  # as in `asrkit.models.encoders.draw`
+        return like.new_empty(most, D)
     rising = relative_positions(most - 1, 0, D, like).flip(0)
     return rising / math.sqrt(D)

@@ -50,6 +50,21 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return torch.float32
 
 
+def draw(weight: Tensor, deviation: float = 1.0) -> None:
+    """Fill a weight with numbers of a normal distribution, unless it is without memory: on the
+    device "meta" torch imports its compiler for that, which takes longer than to load a model.
+    """
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=deviation)
+
+
+def embedding(V: int, D: int) -> nn.Embedding:
+    """A layer as `nn.Embedding` draws it, (V, D)."""
+    layer = nn.Embedding.from_pretrained(torch.empty(V, D), freeze=False)
+    draw(layer.weight)
+    return layer
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConvConfig:
     """Sizes of a `ConvEncoder`, the encoder that learns most in a minute of CPU time.

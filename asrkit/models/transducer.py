@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.encoders import ConvConfig, ConvEncoder, expect_sizes
+from asrkit.models.encoders import ConvConfig, ConvEncoder, embedding, expect_sizes
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig
 from asrkit.models.jasper import Jasper, JasperConfig
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
@@ -139,7 +139,7 @@ class StatelessPredictor(nn.Module):
 
     def __init__(self, V: int, config: StatelessConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(V, config.width)
+        self.embedding = embedding(V, config.width)
         self.context = config.context
         self.blank = V - 1
         self.mix = nn.Linear(config.width * config.context, config.width)
@@ -162,7 +162,7 @@ class LSTMPredictor(nn.Module):
     def __init__(self, V: int, config: LSTMConfig) -> None:
         super().__init__()
         width = config.width
-        self.embedding = nn.Embedding(V, width)
+        self.embedding = embedding(V, width)
         # of one layer torch warns that nothing is between
         between = config.dropout if config.layers > 1 else 0.0
         self.lstm = nn.LSTM(width, width, config.layers, dropout=between, batch_first=True)

@@ -147,6 +147,8 @@ def sines(most: int, D: int, like: Tensor) -> Tensor:
         D: Their width, an even number from 4.
         like: A tensor whose device and dtype the result has.
     """
+    if like.is_meta:  # as in `asrkit.models.encoders.draw`
+        return like.new_empty(most, D)
     half = D // 2
     numbers = torch.arange(half, device=like.device, dtype=torch.float32)
     frequencies = torch.exp(numbers * (-math.log(10_000) / (half - 1)))

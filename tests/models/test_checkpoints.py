@@ -309,3 +309,15 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(tmp_path):
         match="^output.bias: expected floating-point weights, whole counters, got torch.int64",
     ):
         load_checkpoint(tmp_path)
+
+
+def test_making_a_model_to_load_does_not_import_torchs_compiler_which_takes_seconds():
+    script = (
+        "import sys, torch; from asrkit.models.presets import make_model, whisper_tiny, parakeet_rnnt_0_6b, tiny_aed\n"
+        "with torch.device('meta'): make_model(whisper_tiny()), make_model(parakeet_rnnt_0_6b()), make_model(tiny_aed())\n"
+        "print([name for name in sys.modules if name.startswith('torch._dynamo')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -75,6 +75,41 @@ def load(
         weight.copy_(value.reshape(weight.shape))  # a linear layer may be a convolution of theirs
 
 
+def nemo_settings(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of NeMo's ConformerEncoder, as its FastConformer checkpoints have them."""
+    return {
+        "feat_in": sizes["bins"],
+        "n_layers": sizes["layers"],
+        "d_model": sizes["width"],
+        "subsampling": "dw_striding",
+        "subsampling_factor": sizes["subsampling"],
+        "subsampling_conv_channels": sizes["subsampling_channels"],
+        "ff_expansion_factor": sizes["expansion"],
+        "n_heads": sizes["heads"],
+        "att_context_size": [-1, -1],
+        "xscaling": sizes["scale_input"],
+        "conv_kernel_size": sizes["kernel"],
+        "use_bias": sizes["bias"],
+    }
+
+
+def transformers_settings(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of transformers' ParakeetEncoderConfig."""
+    return {
+        "hidden_size": sizes["width"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
+        "intermediate_size": sizes["width"] * sizes["expansion"],
+        "attention_bias": sizes["bias"],
+        "convolution_bias": sizes["bias"],
+        "conv_kernel_size": sizes["kernel"],
+        "subsampling_factor": sizes["subsampling"],
+        "num_mel_bins": sizes["bins"],
+        "subsampling_conv_channels": sizes["subsampling_channels"],
+        "scale_input": sizes["scale_input"],
+    }
+
+
 def nemo(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[nn.Module, Encode]:
     """NeMo's ConformerEncoder, set up as its FastConformer checkpoints are."""
     from nemo_stubs import stub_nemo
@@ -84,20 +119,7 @@ def nemo(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[nn.Mo
     stub_nemo()
     from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
 
-    encoder = ConformerEncoder(
-        feat_in=sizes["bins"],
-        n_layers=sizes["layers"],
-        d_model=sizes["width"],
-        subsampling="dw_striding",
-        subsampling_factor=sizes["subsampling"],
-        subsampling_conv_channels=sizes["subsampling_channels"],
-        ff_expansion_factor=sizes["expansion"],
-        n_heads=sizes["heads"],
-        att_context_size=[-1, -1],
-        xscaling=sizes["scale_input"],
-        conv_kernel_size=sizes["kernel"],
-        use_bias=sizes["bias"],
-    )
+    encoder = ConformerEncoder(**nemo_settings(sizes))
     load(encoder, "encoder.", our_name, weights)
 
     def encode(features: Tensor, lengths: Tensor) -> Result:
@@ -115,19 +137,7 @@ def transformers(
 
     from asrkit.models.checkpoints.huggingface import our_name
 
-    config = ParakeetEncoderConfig(
-        hidden_size=sizes["width"],
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        intermediate_size=sizes["width"] * sizes["expansion"],
-        attention_bias=sizes["bias"],
-        convolution_bias=sizes["bias"],
-        conv_kernel_size=sizes["kernel"],
-        subsampling_factor=sizes["subsampling"],
-        num_mel_bins=sizes["bins"],
-        subsampling_conv_channels=sizes["subsampling_channels"],
-        scale_input=sizes["scale_input"],
-    )
+    config = ParakeetEncoderConfig(**transformers_settings(sizes))
     config._attn_implementation = attention
     encoder = ParakeetEncoder(config)
     load(encoder, "encoder.", our_name, weights)

@@ -74,7 +74,7 @@ class Peer:
         it has none.
         """
         assert self.process.stdin and self.process.stdout
-        request = {**self.request, "threads": torch.get_num_threads(), "do": do}
+        request = {"threads": torch.get_num_threads(), **self.request, "do": do}
         try:
             print(json.dumps(request), file=self.process.stdin, flush=True)
             answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
@@ -100,15 +100,20 @@ class Peers:
     Args:
         python: that runs them; None for .venv-peers, or this Python with build/peers.
         names: of peers, by what they are asked for.
+        worker: the script that answers requests.
     """
 
     def __init__(
-        self, python: str | None = None, names: Mapping[str, tuple[str, ...]] = NAMES
+        self,
+        python: str | None = None,
+        names: Mapping[str, tuple[str, ...]] = NAMES,
+        worker: Path = WORKER,
     ) -> None:
         if python is None and not PYTHON.exists() and COPY.is_dir():
             python = sys.executable
         self.python = Path(python or PYTHON)
         self.names = names
+        self.worker = worker
         expect(
             self.python.exists(),
             "peers",
@@ -148,7 +153,7 @@ class Peers:
 
     def _start(self, name: str, request: Mapping[str, Any]) -> Peer:
         process = subprocess.Popen(
-            [str(self.python), "-W", "ignore", str(WORKER), name],
+            [str(self.python), "-W", "ignore", str(self.worker), name],
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,237 @@
+"""Cases of whole programs: files to text, and a command from its start to the text of one file.
+
+Each program runs in a process of its own (`peers/peer_programs.py`), on two threads, with the same
+weights in the form that it reads. Programs take turns, file by file in the order of their names.
+Their texts are compared with those of asrkit in float32: weights are random, so a program whose
+features differ, as sherpa-onnx's do, writes other words, as many of them.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from subprocess import PIPE
+from typing import Any
+
+from asrkit.cpu import fast_dtype, has_int8
+from asrkit.text import cer
+from asrkit.workbench.bench.cases import Case
+from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav
+from asrkit.workbench.bench.peers.peer_programs import PROGRAMS
+from asrkit.workbench.bench.peers.processes import Peers
+from asrkit.workbench.bench.publishing import latency, time_ratio
+from asrkit.workbench.measure import Sample, Timing, measure
+from asrkit.workbench.records import Measurement
+
+SCRIPT = Path(__file__).parent / "peers/peer_programs.py"
+THREADS = 2
+FIRST = "asrkit_float32"
+OURS = ("asrkit_float32", "asrkit_bfloat16", "asrkit_int8")
+ONNX = ("sherpa_onnx_{}_float32", "sherpa_onnx_{}_int8")
+ONNX += ("onnxruntime_{}_float32", "onnxruntime_{}_int8")
+PEERS: dict[str, tuple[str, ...]] = {
+    "ctc": (*(name.format("ctc") for name in ONNX), "nemo", "transformers_ctc"),
+    "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
+    "whisper": ("faster_whisper_float32", "faster_whisper_int8", "transformers_whisper"),
+}
+
+
+@dataclass(kw_only=True)
+class Program:
+    """An arm: a call transcribes all files.
+
+    Attributes:
+        peer: its process.
+        texts: of the last call.
+        peak_B: the most memory that its process has held.
+    """
+
+    peer: Any
+    texts: list[str] = field(default_factory=list)
+    peak_B: int | None = None
+
+    def __call__(self) -> Sample:
+        answer = self.peer.ask("observe")
+        self.texts, self.peak_B = answer["texts"], answer["peak_B"]
+        return Sample(wall_ms=answer["wall_ms"], cpu_ms=answer["cpu_ms"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What programs transcribe.
+
+    Attributes:
+        kind: "ctc", "rnnt" or "whisper".
+        model: a checkpoint, or a Whisper's folder.
+        files: recordings.
+        first: that of a cold command.
+        params: of every record.
+        rounds: in which each program has its turn.
+    """
+
+    kind: str
+    model: Path
+    files: Sequence[Path]
+    first: Path
+    params: Mapping[str, Any]
+    rounds: int = 3
+
+    def models(self, python: str, names: Sequence[str]) -> dict[str, Path]:
+        """The model in the form of each program; one that cannot be written is named on stderr."""
+        found: dict[str, Path] = {}
+        for name in names:
+            form = PROGRAMS[name][1]
+            path = self.model.parent / f"{self.kind}-{form}" if form else self.model
+            if not path.exists():
+                command = [python, "-W", "ignore", SCRIPT, "--write", form, self.model, path]
+                made = subprocess.run(command, capture_output=True, text=True)
+                if made.returncode:
+                    why = made.stderr.strip().rpartition("\n")[2]
+                    print(f"{name} is left out: {why}", file=sys.stderr)
+                    continue
+            found[name] = path
+        return found
+
+
+def seconds(files: Sequence[Path]) -> float:
+    """Seconds of audio in WAV files."""
+    return sum(len(read_wav(file)) for file in files) / RATE_HZ
+
+
+def ours(kind: str) -> list[str]:
+    """asrkit's ways on this CPU."""
+    runs = {"asrkit_float32": True, "asrkit_bfloat16": fast_dtype() == "bfloat16"}
+    runs["asrkit_int8"] = has_int8() and kind != "whisper"
+    for name in (name for name, here in runs.items() if not here):
+        print(f"{name} is left out: this CPU or model has no such products", file=sys.stderr)
+    return [name for name, here in runs.items() if here]
+
+
+def cases(task: Task, peers: Peers | None) -> Iterator[Case]:
+    """Yield the case of files and that of a cold command."""
+    pythons = dict.fromkeys(ours(task.kind), sys.executable)
+    models = dict.fromkeys(pythons, task.model)
+    if peers is not None:
+        theirs = task.models(str(peers.python), PEERS[task.kind])
+        pythons |= dict.fromkeys(theirs, str(peers.python))
+        models |= theirs
+    for name, measured in (("files", files), ("cold", cold)):
+        yield Case(what=f"{name}-{task.kind}", measure=partial(measured, task, pythons, models))
+
+
+def files(
+    task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
+) -> Iterator[Measurement]:
+    """Measure all programs over all files, in turns.
+
+    Args:
+        task: what they transcribe.
+        pythons: the Python of each program.
+        models: its form of the model.
+    """
+    what = f"files-{task.kind}"
+    request: dict[str, Any] = {"threads": THREADS, "files": [*map(str, task.files)]}
+    arms: dict[str, Program] = {}
+    kinds = {name: (name,) for name in pythons}
+    with ExitStack() as stack:
+        processes = {
+            python: stack.enter_context(Peers(python, kinds, SCRIPT))
+            for python in {*pythons.values()}
+        }
+        for name, python in pythons.items():
+            started = processes[python].arms(name, **request, model=str(models[name]))
+            arms |= {name: Program(peer=peer) for name, peer in started.items()}
+        timings = measure(arms, repeats=task.rounds, warmup=0)
+    for name, timing in timings.items():
+        program = arms[name]
+        params = {**task.params, "peer": program.peer.version, **agreement(arms[FIRST], program)}
+        shared: dict[str, Any] = {"impl": name, "params": params}
+        yield latency(what, timing, **shared)
+        rates = tuple(1e3 * params["audio_s"] / ms for ms in timing.samples_ms)
+        yield Measurement(what, "rtfx", "s/s", median(rates), rates, timer=timing.timer, **shared)
+        assert timing.cpu_ms
+        timer = "time.process_time_ns"
+        work = median(timing.cpu_ms)
+        yield Measurement(what, "cpu_time", "ms", work, timing.cpu_ms, timer=timer, **shared)
+        if program.peak_B is not None:
+            timer = "VmHWM of its process"
+            yield Measurement(what, "peak_memory", "B", program.peak_B, timer=timer, **shared)
+    yield from ratios(what, timings, task.params)
+
+
+def agreement(first: Program, other: Program) -> dict[str, Any]:
+    """Files with the same text, and edits of characters over those of the first."""
+    same = [one == two for one, two in zip(first.texts, other.texts, strict=True)]
+    return {
+        "same_texts": sum(same),
+        "characters": sum(map(len, other.texts)),
+        "edited": cer(first.texts, other.texts).rate,
+    }
+
+
+def ratios(
+    what: str, timings: Mapping[str, Timing], params: Mapping[str, Any]
+) -> Iterator[Measurement]:
+    """How many times as long each program took as asrkit in float32."""
+    for name in timings.keys() - {FIRST}:
+        named = {**params, "arms": [name, FIRST]}
+        yield time_ratio(what, timings, name, FIRST, impl=FIRST, params=named)
+
+
+def cold(
+    task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
+) -> Iterator[Measurement]:
+    """Measure commands from their start to the text of one file, in turns, with a warm cache.
+
+    Args:
+        task: whose `first` they transcribe.
+        pythons: the Python of each program.
+        models: its form of the model.
+    """
+    what = f"cold-{task.kind}"
+    arms = {}
+    for name, python in pythons.items():
+        arm = Command(command(name, python, models[name], task.first, task.kind))
+        try:
+            arm()
+            arms[name] = arm
+        except RuntimeError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    timings = measure(arms, repeats=task.rounds, warmup=0)
+    params = {**task.params, "files": 1, "audio_s": seconds([task.first])}
+    for name, timing in timings.items():
+        yield latency(what, replace(timing, warmup=1), impl=name, params=params)
+    yield from ratios(what, timings, params)
+
+
+def command(name: str, python: str, model: Path, file: Path, kind: str) -> list[str]:
+    """A command that prints the text of a file first."""
+    if name not in OURS:
+        return [python, "-W", "ignore", str(SCRIPT), name, str(model), str(THREADS), str(file)]
+    language = ["--language", "en"] if kind == "whisper" else []
+    dtype = ["--dtype", name.partition("_")[2], "--threads", str(THREADS)]
+    asked = ["transcribe", str(file), "--model", str(model), *dtype, *language]
+    return [python, "-m", "asrkit", *asked]
+
+
+@dataclass(frozen=True)
+class Command:
+    """An arm: a call runs a command, and takes the time until its first line."""
+
+    words: Sequence[str]
+
+    def __call__(self) -> Sample:
+        start = time.perf_counter_ns()
+        with subprocess.Popen(self.words, stdout=PIPE, stderr=PIPE, text=True) as process:
+            assert process.stdout
+            text = process.stdout.readline()
+            wall_ns = time.perf_counter_ns() - start
+            _, errors = process.communicate()
+        if not text.strip():
+            raise RuntimeError(errors.strip().rpartition("\n")[2])
+        return Sample(wall_ms=wall_ns / 1e6, cpu_ms=None)
