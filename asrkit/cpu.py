@@ -1,4 +1,4 @@
-"""What this CPU has instructions for: products of bfloat16, and products of int8.
+"""What this CPU has instructions for: AVX-512, products of bfloat16, and products of int8.
 
 Everything here asks `torch.cpu.get_capabilities`, which reads the CPU's flags. Whether oneDNN takes
 a dtype at all, perhaps by slower instructions, is another question: `asrkit.models.packed`.
@@ -35,6 +35,11 @@ def fast_dtype(device: str = "cpu") -> str:
     if device.startswith("cuda"):
         has = torch.cuda.is_bf16_supported(including_emulation=False)
     return "bfloat16" if has else "float32"
+
+
+def has_avx512() -> bool:
+    """Whether this CPU has AVX-512, without which oneDNN has no convolutions that pay packed."""
+    return bool(torch.cpu.get_capabilities().get("avx512_f"))
 
 
 def has_int8() -> bool:

@@ -41,7 +41,7 @@ def _export(options: ExportOptions) -> int:
 
     out = options.out
     check_writable(out)  # now, not when the graphs are done
-    exported = export(
+    export(
         load_checkpoint(options.model),
         out,
         format=options.format,
@@ -53,13 +53,12 @@ def _export(options: ExportOptions) -> int:
     size = sum(file.stat().st_size for file in files)
     result = {
         "out": str(out),
-        "format": exported.format,
-        "head": exported.head,
+        "format": options.format,
         "int8": options.int8,
         "files": names,
         "bytes": size,
     }
-    written = f"{exported.head} in {exported.format}: {', '.join(names)}; {size / 1e6:,.1f} MB"
+    written = f"{options.format}: {', '.join(names)}; {size / 1e6:,.1f} MB"
     finish(options, result, f"{written}\nExported: {out}")
     return 0
 

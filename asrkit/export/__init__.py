@@ -5,7 +5,7 @@ Importing this needs none of the engines' packages.
 """
 
 from asrkit.export.engines import load_exported
-from asrkit.export.folder import Exported, is_exported, read_exported
+from asrkit.export.folder import is_exported
 from asrkit.export.writing import export
 
-__all__ = ["Exported", "export", "is_exported", "load_exported", "read_exported"]
+__all__ = ["export", "is_exported", "load_exported"]

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asrkit.export.folder import AGAIN, DECODING, read_exported, require
+from asrkit.export.folder import DECODING, is_exported, require
 from asrkit.models import Checkpoint, CTCModel, make_model
-from asrkit.shapes import expect, expect_choice, valid_mask
+from asrkit.models.checkpoints import own
+from asrkit.shapes import expect, expect_choice, message
 
 # Features (B, F, T) float32 and lengths (B,) int64 to what the graph computes, and its lengths.
 Engine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -22,15 +23,13 @@ class EngineEncoder(nn.Module):
 
     Args:
         engine: Takes features (B, F, T) and lengths.
-        digest: Stands for the weights, so that a folder of transcripts knows what made them.
         time_last: Whether frames come as (B, D, T').
     """
 
-    def __init__(self, engine: Engine, digest: bytes, *, time_last: bool) -> None:
+    def __init__(self, engine: Engine, *, time_last: bool) -> None:
         super().__init__()
         self.engine = engine
         self.time_last = time_last
-        self.register_buffer("digest", torch.tensor([*digest], dtype=torch.uint8))
         # A recogniser asks the parameters of a model for its dtype and device.
         self.frames_like = nn.Parameter(torch.zeros(0), requires_grad=False)
 
@@ -53,9 +52,8 @@ class EngineEncoder(nn.Module):
         if self.time_last:
             encoded = encoded.transpose(1, 2)
         # An engine may make numbers of NaN; torch keeps it, and so the utterance is an error.
-        unsound = features.isfinite().all(2).logical_not()  # (B, T)
-        unsound &= valid_mask(lengths, features.shape[1])
-        encoded = encoded.masked_fill(unsound.any(1)[:, None, None], torch.nan)
+        finite = features.isfinite().all(2).all(1)  # (B,)
+        encoded = encoded.masked_fill(~finite[:, None, None], torch.nan)
         return encoded, torch.from_numpy(frame_lengths)
 
 
@@ -65,7 +63,8 @@ def load_exported(
     """The checkpoint of an exported folder, to transcribe with.
 
     Its encoder, and the CTC head of a CTC model, run in the engine; predictor, joint and decoders
-    are asrkit's. Of a transducer that left with its CTC head the checkpoint is a CTC model.
+    are asrkit's. Of a transducer that left with its CTC head the checkpoint is a CTC model. Its
+    notes have the hashes of the graph, so that a folder of transcripts knows what made them.
 
     Args:
         path: A folder of `export`.
@@ -77,54 +76,45 @@ def load_exported(
         ValueError: The folder is incomplete or damaged; or the engine is not installed, does not
             read it, or has not the precision.
     """
-    exported = read_exported(path)
+    path = Path(path)
+    there = is_exported(path)
+    expect(there, "model", "a folder of asrkit export", repr(str(path)), "Make one: asrkit export.")
     expect_choice("engine", engine, [*_ENGINES])
-    opened, formats, precisions = _ENGINES[engine]
-    reads = exported.format in formats
-    remedy = "Pass --engine openvino."
-    expect(reads, "engine", f"one that reads {exported.format}", engine, remedy)
+    opens, precisions = _ENGINES[engine]
     wanted = f"{' or '.join(precisions)} with {engine}"
     expect(precision in precisions, "dtype", wanted, precision)
-    acoustic, *_ = exported.graphs.values()
-    with torch.device("meta"):
-        model: Any = make_model(exported.config)
-    model.encoder, model.ctc_head = nn.Identity(), None
-    on_ctc = isinstance(model, CTCModel)
     try:
-        runs = opened(exported.path / acoustic, threads or torch.get_num_threads(), precision)
-        if on_ctc:
+        config, weights, tokenizer, features, notes = own.read(path / DECODING)
+        with torch.device("meta"):
+            model: Any = make_model(config)
+        model.encoder, model.ctc_head = nn.Identity(), None
+        is_ctc = isinstance(model, CTCModel)
+        if is_ctc:
             model.output = nn.Identity()  # of log-probabilities, which stay what they are
-        else:
-            _load_decoding(exported.path / DECODING, model)
-        digest = _digest(exported.path / acoustic, engine, precision)
+        model.load_state_dict(weights, assign=True)
+        acoustic = "model" if is_ctc else "encoder"
+        files = sorted(path.glob(f"{acoustic}.*"))  # a graph, and perhaps weights beside it
+        graph = next(file for file in files if file.suffix in (".onnx", ".xml"))
+        runs = opens(graph, threads or torch.get_num_threads(), precision)
+        made_of = [engine, precision, *map(_hash, files)]
     except ValueError:
         raise
     except Exception as error:  # each engine has classes of its own
         wanted, got = f"an export that {engine} reads", f"{path} ({_line(error)})"
-        raise ValueError(f"model: expected {wanted}, got {got}. {AGAIN}") from None
-    model.encoder = EngineEncoder(runs, digest, time_last=not on_ctc)
+        remedy = "Export it again: asrkit export --format onnx."
+        raise ValueError(f"model: expected {wanted}, got {got}. {remedy}") from None
+    model.encoder = EngineEncoder(runs, time_last=not is_ctc)
     model.eval().requires_grad_(False)
-    return Checkpoint(model, exported.tokenizer, exported.features, exported.notes)
+    return Checkpoint(model, tokenizer, features, notes | {"engine": made_of})
 
 
-def _load_decoding(path: Path, model: nn.Module) -> None:
-    """Give a transducer without encoder its weights."""
-    from safetensors.torch import load_file
-
-    model.load_state_dict(load_file(str(path)), assign=True)
-
-
-def _digest(path: Path, *settings: str) -> bytes:
-    """Of a graph with the weights beside it, and of the settings that it runs with."""
-    found = hashlib.sha256(" ".join(settings).encode())
-    for part in sorted(path.parent.glob(f"{path.stem}*")):
-        with part.open("rb") as content:
-            found.update(hashlib.file_digest(content, "sha256").digest())
-    return found.digest()
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return message(error)[:300]
 
 
 def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
@@ -162,8 +152,8 @@ def _openvino(path: Path, threads: int, precision: str) -> Engine:
     return run
 
 
-# What opens each engine, the formats that it reads, and its precisions.
-_ENGINES: dict[str, tuple[Callable[[Path, int, str], Engine], tuple[str, ...], tuple[str, ...]]] = {
-    "onnxruntime": (_onnxruntime, ("onnx",), ("float32",)),
-    "openvino": (_openvino, ("onnx", "openvino"), ("float32", "bfloat16")),
+# What opens each engine, and its precisions.
+_ENGINES: dict[str, tuple[Callable[[Path, int, str], Engine], tuple[str, ...]]] = {
+    "onnxruntime": (_onnxruntime, ("float32",)),
+    "openvino": (_openvino, ("float32", "bfloat16")),
 }

@@ -7,27 +7,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from asrkit.export.folder import (
-    DECODING,
-    TOKENS,
-    Exported,
-    read_exported,
-    require,
-    write_manifest,
-    write_tokens,
-)
+from asrkit.export.folder import DECODING, TOKENS, require, write_tokens
 from asrkit.export.graphs import Graph, graphs, quiet, state_sizes, trace
 from asrkit.features import FeatureConfig
 from asrkit.files import new_folder
 from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel
+from asrkit.models.checkpoints import own
 from asrkit.shapes import expect, expect_choice
 
 Format = Literal["onnx", "openvino"]
 Head = Literal["ctc", "transducer"]
 SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}
 PACKAGES = {"onnx": ("onnxscript", "onnxruntime"), "openvino": ("openvino", "onnxscript")}
-# What clients call the kind of a model.
-MODEL_TYPES = {"ctc": "EncDecCTCModelBPE", "transducer": "EncDecRNNTBPEModel"}
 # What int8 is for. Embeddings and the rest stay in float32.
 QUANTISED = ("MatMul", "Gemm", "Conv")
 
@@ -39,8 +30,8 @@ def export(
     format: Format,
     head: Head | None = None,
     int8: bool = False,
-) -> Exported:
-    """The folder of a model's graphs, written whole or not at all.
+) -> None:
+    """Write the folder of a model's graphs, whole or not at all.
 
     The layout is the one that sherpa-onnx reads for NeMo's models; see `asrkit.export.folder` for
     the files and `asrkit.export.graphs` for their inputs and outputs. B and T are dynamic.
@@ -65,23 +56,10 @@ def export(
     suffix = ".int8" * int8 + SUFFIX[format]
     with new_folder(path) as folder:
         write_tokens(folder / TOKENS, checkpoint.tokenizer)
-        files = {}
         for graph in graphs(model):
-            files[graph.name] = graph.name + suffix
-            write(graph, folder / files[graph.name], metadata, int8)
-        if isinstance(model, TransducerModel):
-            _write_decoding(folder / DECODING, model)
-        exported = Exported(
-            path=folder,
-            format=format,
-            config=model.config,
-            tokenizer=checkpoint.tokenizer,
-            features=checkpoint.features,
-            notes=checkpoint.notes,
-            graphs=files,
-        )
-        write_manifest(exported)
-    return read_exported(path)
+            write(graph, folder / f"{graph.name}{suffix}", metadata, int8)
+        others = (checkpoint.tokenizer, checkpoint.features, checkpoint.notes)
+        own.write(folder / DECODING, (model.config, _decoding(model), *others))
 
 
 def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
@@ -90,9 +68,6 @@ def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
     known = is_ctc or isinstance(model, TransducerModel)
     remedy = "No layout of these formats holds another kind."
     expect(known, "model", "a CTC model or a transducer", name, remedy)
-    kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
-    plain = kinds == {("cpu", torch.float32)}
-    expect(plain, "model", "float32 weights on a CPU", kinds, "Load it again.")
     recurrent = any(isinstance(part, torch.nn.LSTM) for part in model.encoder.modules())
     remedy = "torch exports LSTMs for one number of frames only."
     expect(not recurrent, "model", "an encoder without LSTMs", type(model.encoder).__name__, remedy)
@@ -109,15 +84,26 @@ def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
     return ctc
 
 
+def _decoding(model: CTCModel | TransducerModel) -> dict[str, torch.Tensor]:
+    """Weights for asrkit's own decoders: of a transducer, all but the encoder and its CTC head."""
+    if isinstance(model, CTCModel):
+        return {}
+    return {
+        name: weight.detach().contiguous()
+        for name, weight in model.state_dict().items()
+        if not name.startswith(("encoder.", "ctc_head."))
+    }
+
+
 def _metadata(model: CTCModel | TransducerModel, features: dict[str, Any]) -> dict[str, str]:
     """What clients read of a model before they run it."""
     settings = FeatureConfig(**features)
-    kind = "ctc" if isinstance(model, CTCModel) else "transducer"
+    is_ctc = isinstance(model, CTCModel)
     metadata: dict[str, Any] = {
         "vocab_size": model.config.vocab_size,
         "normalize_type": settings.normalization.replace("none", ""),
         "subsampling_factor": model.config.encoder.subsampling,
-        "model_type": MODEL_TYPES[kind],
+        "model_type": "EncDecCTCModelBPE" if is_ctc else "EncDecRNNTBPEModel",
         "feat_dim": settings.bins,
     }
     if isinstance(model, TransducerModel):
@@ -184,15 +170,3 @@ def compress(model: Any) -> None:
         rounded = op.constant(np.rint(numbers / scale).astype(np.int8))
         in_8_bits = op.multiply(op.convert(rounded, "f32"), op.constant(scale))
         product.input(1).replace_source_output(in_8_bits.output(0))
-
-
-def _write_decoding(path: Path, model: TransducerModel) -> None:
-    """Weights of all but the encoder and its CTC head, for asrkit's own decoders."""
-    from safetensors.torch import save
-
-    weights = {
-        name: weight.detach().contiguous()
-        for name, weight in model.state_dict().items()
-        if not name.startswith(("encoder.", "ctc_head."))
-    }
-    path.write_bytes(save(weights))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.cpu import has_avx512
 from asrkit.shapes import expect
 
 M = TypeVar("M", bound=nn.Module)
@@ -28,7 +29,7 @@ BLOCK = 16
 # over eager CPU time of the layers of Jasper 10x5 DR, from 256 channels and 11 taps to 768 and 25:
 # 0.78 to 0.94 for 100 frames, 0.78 to 0.97 for 350, 0.88 to 0.95 for 800. Only 768 channels of
 # fewer than 80 frames take longer, 1.5 times, for LEAST_FRAMES; the whole model of such lengths
-# takes 0.6 to 0.9 times. So float32 has no rule of its own.
+# takes 0.6 to 0.9 times. They do not pay without AVX-512: see `has_avx512`.
 Activation = Literal["none", "relu", "swish", "gelu"]  # swish: oneDNN's name of SiLU
 
 
@@ -255,9 +256,10 @@ def packs(model: nn.Module) -> bool:
 def pack(model: M) -> M:
     """Lay out the weights of linear layers and convolutions for oneDNN, in place.
 
-    Every nn.Linear, and nearly every nn.Conv1d of one group, becomes a packed layer, where no
-    quantizer has replaced it or its weight. A ReLU right behind it in an nn.Sequential, and a GELU
-    behind a linear layer, becomes a part of it. Returns the model.
+    Every nn.Linear and every nn.Conv1d of one frame becomes a packed layer, where no quantizer has
+    replaced it or its weight; with AVX-512 nearly every nn.Conv1d of one group does. A ReLU right
+    behind it in an nn.Sequential, and a GELU behind a linear layer, becomes a part of it. Returns
+    the model.
 
     Args:
         model: A model for which `packs` is True.
@@ -292,14 +294,19 @@ def _is_plain_convolution(layer: Any) -> bool:
     """Whether a layer is a convolution over time that can be packed: of one group, padded with
     zeros if at all.
 
+    Without AVX-512 only those of one frame are packed, as linear layers: oneDNN wants another
+    layout of the others for some numbers of frames, and makes it in every call: 1.1 s for 640
+    channels and 256 frames, where not to pack takes 0.1. Other numbers gain nothing.
+
     In half precision oneDNN wants another layout of few channels in blocks of 48 for some numbers
     of frames, and makes it in every call: that takes 20 to 100 times as long as not to pack.
     """
     if type(layer) is not nn.Conv1d or isinstance(layer.padding, str):
         return False
-    wide = layer.weight.dtype == torch.float32 or layer.weight.numel() >= LARGE
     plain = layer.groups == 1 and layer.in_channels > 1 and layer.padding_mode == "zeros"
-    return plain and (wide or layer.kernel_size == (1,) or layer.out_channels % 48 != 0)
+    wide = layer.weight.dtype == torch.float32 or layer.weight.numel() >= LARGE
+    longer = has_avx512() and (wide or layer.out_channels % 48 != 0)
+    return plain and (longer or layer.kernel_size == (1,))
 
 
 def _join_activations(layers: nn.Sequential) -> None:

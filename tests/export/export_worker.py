@@ -95,7 +95,7 @@ def checkpoint_of(config):
     return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {})
 
 
-def batch(B, T, padding=float("nan")):
+def batch(B, T, padding=7.0):
     """Features (B, T, 80) with `padding` behind each length, and the lengths."""
     generator = torch.Generator().manual_seed(B * 1000 + T)
     features = torch.randn(B, T, 80, generator=generator)
@@ -208,18 +208,15 @@ def client(folder, recordings):
     import sherpa_onnx
     import soundfile
 
-    manifest = json.loads((folder / "asrkit.json").read_text())
-    graphs = {name: str(folder / file) for name, file in manifest["graphs"].items()}
+    graphs = {path.stem: str(path) for path in folder.glob("*.onnx")}
     tokens = str(folder / "tokens.txt")
-    if manifest["head"] == "ctc":
+    if "model" in graphs:
         recognizer = sherpa_onnx.OfflineRecognizer.from_nemo_ctc(
             model=graphs["model"], tokens=tokens
         )
     else:
         recognizer = sherpa_onnx.OfflineRecognizer.from_transducer(
-            encoder=graphs["encoder"],
-            decoder=graphs["decoder"],
-            joiner=graphs["joiner"],
+            **graphs,
             tokens=tokens,
             model_type="nemo_transducer",
         )

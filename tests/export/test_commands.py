@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 HEADS = ("transducer", "ctc")
 ENGINES = ("onnxruntime", "openvino")
 FILES = {
-    "transducer": ["asrkit.json", "decoder.onnx", "decoding.safetensors", "encoder.onnx", "joiner.onnx", "tokens.txt"],
-    "ctc": ["asrkit.json", "model.onnx", "tokens.txt"],
+    "transducer": ["decoder.onnx", "decoding.safetensors", "encoder.onnx", "joiner.onnx", "tokens.txt"],
+    "ctc": ["decoding.safetensors", "model.onnx", "tokens.txt"],
 }  # fmt: skip
 
 

@@ -96,6 +96,16 @@ def test_one_channel_becomes_several_in_a_strided_convolution(
     assert (wanted - found).norm() <= tolerance * wanted.norm()
 
 
+def say_that_this_cpu_has_avx512(monkeypatch, has):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": has})
+
+
+@pytest.fixture
+def with_avx512(monkeypatch):
+    """Convolutions are packed: they compute the same on any CPU."""
+    say_that_this_cpu_has_avx512(monkeypatch, True)
+
+
 CONVOLUTIONS = {
     "large": {"kernel_size": 4097, "padding": 2048},
     "large, strided": {"kernel_size": 2731, "padding": 1365, "stride": 2},
@@ -115,7 +125,9 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("B, T", [(1, 3), (2, 57), (1, 450)])
 @torch.inference_mode()
-def test_a_packed_convolution_computes_the_same(name, dtype, tolerance, relu, B, T):
+def test_a_packed_convolution_computes_the_same(
+    name, dtype, tolerance, relu, B, T, with_avx512
+):
     conv = nn.Conv1d(24, 40, **CONVOLUTIONS[name])
     plain = nn.Sequential(conv, *([nn.ReLU()] if relu else [])).eval().to(dtype)
     model = pack(nn.Sequential(nn.Sequential(*plain) if relu else conv).eval())
@@ -132,7 +144,11 @@ def test_a_packed_convolution_computes_the_same(name, dtype, tolerance, relu, B,
     assert bool((found < 0).any()) != relu
 
 
-def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay():
+@pytest.mark.parametrize("avx512", [True, False])
+def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay(
+    avx512, monkeypatch
+):
+    say_that_this_cpu_has_avx512(monkeypatch, avx512)
     made = [
         nn.Conv1d(8, 8, 1),
         nn.Conv1d(8, 8, 3),
@@ -145,7 +161,18 @@ def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay():
     ]
     kinds = [type(layer) for layer in pack(nn.ModuleList(made).eval())]
     stay = [nn.Conv1d] * 5
-    assert kinds == [PackedPointwise, PackedConv1d, *stay, nn.Conv2d]
+    longer = PackedConv1d if avx512 else nn.Conv1d
+    assert kinds == [PackedPointwise, longer, *stay, nn.Conv2d]
+
+
+@torch.inference_mode()
+def test_no_convolution_lays_its_weight_out_anew_by_the_slowest_way(capfd):
+    """With AVX2 oneDNN did so for 96 channels and 20 frames."""
+    packed = pack(nn.Sequential(nn.Conv1d(96, 96, 5), nn.Conv1d(96, 96, 1)).eval())
+    with torch.backends.mkldnn.verbose(1):
+        packed(torch.randn(1, 96, 20))
+    found = capfd.readouterr().out
+    assert ",primitive,exec," in found and ",reorder,simple" not in found
 
 
 ENCODERS = {
@@ -164,7 +191,9 @@ ENCODERS = {
 @pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("lengths", [[90, 33], [90, 90], [1, 1]], ids=str)
 @torch.inference_mode()
-def test_a_packed_encoder_computes_the_same(kind, lengths, dtype, tolerance):
+def test_a_packed_encoder_computes_the_same(
+    kind, lengths, dtype, tolerance, with_avx512
+):
     torch.manual_seed(0)
     encoder = ENCODERS[kind]().eval().to(dtype)
     features, lengths = torch.randn(2, max(lengths), 80), torch.tensor(lengths)
