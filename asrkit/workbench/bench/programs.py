@@ -32,8 +32,12 @@ SCRIPT = Path(__file__).parent / "peers/peer_programs.py"
 THREADS = 2
 FIRST = "asrkit_float32"
 OURS = ("asrkit_float32", "asrkit_bfloat16", "asrkit_int8")
-ONNX = ("sherpa_onnx_{}_float32", "sherpa_onnx_{}_int8")
-ONNX += ("onnxruntime_{}_float32", "onnxruntime_{}_int8")
+ONNX = (
+    "sherpa_onnx_{}_float32",
+    "sherpa_onnx_{}_int8",
+    "onnxruntime_{}_float32",
+    "onnxruntime_{}_int8",
+)
 PEERS: dict[str, tuple[str, ...]] = {
     "ctc": (*(name.format("ctc") for name in ONNX), "nemo", "transformers_ctc"),
     "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
@@ -88,7 +92,8 @@ class Task:
             form = PROGRAMS[name][1]
             path = self.model.parent / f"{self.kind}-{form}" if form else self.model
             if not path.exists():
-                command = [python, "-W", "ignore", SCRIPT, "--write", form, self.model, path]
+                command = [python, "-W", "ignore", str(SCRIPT), "--write", form]
+                command += [str(self.model), str(path)]
                 made = subprocess.run(command, capture_output=True, text=True)
                 if made.returncode:
                     why = made.stderr.strip().rpartition("\n")[2]
