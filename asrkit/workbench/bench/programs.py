@@ -92,8 +92,9 @@ class Task:
             form = PROGRAMS[name][1]
             path = self.model.parent / f"{self.kind}-{form}" if form else self.model
             if not path.exists():
-                command = [python, "-W", "ignore", SCRIPT, "--write", form, self.model, path]
-                made = subprocess.run([*map(str, command)], capture_output=True, text=True)
+                command = [python, "-W", "ignore", str(SCRIPT), "--write", form]
+                command += [str(self.model), str(path)]
+                made = subprocess.run(command, capture_output=True, text=True)
                 if made.returncode:
                     why = made.stderr.strip().rpartition("\n")[2]
                     print(f"{name} is left out: {why}", file=sys.stderr)
