@@ -13,6 +13,7 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer
+from asrkit.transcribe.shards import load_plan
 
 PLAIN = ["transcribe", "--dtype", "float32"]  # as the library transcribes
 
@@ -154,6 +155,7 @@ def test_auto_is_bfloat16_where_the_device_has_it_and_shards_keep_the_plans(
         out_, err = capsys.readouterr()
         assert out_.startswith("1 of 1 shards done: 1 recordings, ")
         assert err == "dtype: float32\n" * (not more)
+    assert load_plan(out)[0].dtype == "float32"
 
 
 def test_any_option_of_a_beam_asks_for_one(model, speech, capsys):
