@@ -218,7 +218,7 @@ def command(name: str, python: str, model: Path, file: Path, kind: str) -> list[
     """A command that prints the text of a file first."""
     if name not in OURS:
         return [python, "-W", "ignore", str(SCRIPT), name, str(model), str(THREADS), str(file)]
-    language = ["--language", "en"] if kind == "whisper" else []
+    language = ["--language", "en", "--no-fallback"] if kind == "whisper" else []
     dtype = ["--dtype", name.partition("_")[2], "--threads", str(THREADS)]
     asked = ["transcribe", str(file), "--model", str(model), *dtype, *language]
     return [python, "-m", "asrkit", *asked]

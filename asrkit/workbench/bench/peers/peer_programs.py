@@ -52,7 +52,9 @@ def asrkit(model: str, threads: int, precision: str) -> Transcribe:
 
     torch.set_num_threads(threads)
     checkpoint = load_checkpoint(model)
-    prompt = PromptOptions(language="en") if isinstance(checkpoint.model, AEDModel) else None
+    prompt = None
+    if isinstance(checkpoint.model, AEDModel):
+        prompt = PromptOptions(language="en", fallback=False)  # as many passes as its peers make
     config = PipelineConfig(precision=precision, prompt=prompt)  # type: ignore[arg-type]
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
 
