@@ -373,8 +373,10 @@ def rows(folder: str | Path) -> Iterator[Row]:
     for path in sorted(Path(folder).glob(f"{PREFIX}*.jsonl")):
         try:
             with path.open(encoding="utf-8") as file:
-                yield from map(json.loads, file)
-        except ValueError:
+                for one in map(json.loads, file):
+                    expect({"id", "audio_s", "error"} <= {*one}, "out", "a result", one)
+                    yield one
+        except (ValueError, TypeError):
             message = f"out: expected a result of asrkit, got something else in {path}."
             raise ValueError(f"{message} Remove it: the same command makes it again.") from None
 
@@ -454,4 +456,5 @@ def run(
         report.recordings += 1
         report.failed += bool(one["error"])
         report.audio_s += one["audio_s"]
+    report.audio_s, report.transcribed_s = round(report.audio_s, 2), round(transcribed_s, 2)
     return report

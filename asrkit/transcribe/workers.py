@@ -448,4 +448,7 @@ def _about_s(sound: Sound) -> float:
     """Seconds of a recording, guessed from its bytes; 0 for what is no file."""
     if sound.duration_s is not None:
         return sound.duration_s
-    return sound.path.stat().st_size / BYTES_PER_S if sound.path.exists() else 0.0
+    try:
+        return sound.path.stat().st_size / BYTES_PER_S
+    except OSError:  # which reading it reports
+        return 0.0

@@ -327,7 +327,7 @@ def test_a_result_that_somebody_changed_is_one_line_that_names_it(many):
     said = (
         f"out: expected a result of asrkit, got something else in {path}. Remove it: "
     )
-    for data in (b'{"id": "a", "au', b"\xff\n"):
+    for data in (b'{"id": "a", "au', b"\xff\n", b'{"id": "a"}\n', b"[1]\n", b"1\n"):
         path.write_bytes(data)
         with pytest.raises(ValueError) as error:
             run(many)

@@ -260,6 +260,8 @@ def test_jobs_grow_and_shrink_towards_the_end():
     assert sizes[:5] == [60, 120, 240, 360, 360] and max(sizes) == 360
     assert sizes[-3:] == [30, 30, 30] or sizes[-1] < 30 == sizes[-2]
     assert len([*recording_jobs(sounds[:2], workers=2, batch_s=60.0)]) == 2
+    unnamed = [Sound(Path("a" * 300))]  # no system opens such a name: reading it fails
+    assert [*recording_jobs(unnamed, workers=2, batch_s=60.0)] == [unnamed]
 
 
 def test_auto_takes_a_worker_a_core_where_no_system_says_what_memory_is_free(
