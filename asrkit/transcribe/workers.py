@@ -39,7 +39,7 @@ from asrkit.transcribe.windows import POOL, Transcriber
 
 WORKER_BYTES = 2**30  # allowed for each worker beside the weights, which all share
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)  # others end the worker
-MOST_DEATHS = 20  # of workers in a row, no job done in between
+MOST_DEATHS = 100  # of workers in a row, no job done in between
 MOST_BATCHES = 6  # in a job: so many that windows of about one length meet
 LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
 BYTES_PER_S = 32_000  # of a recording, about: 16 bits at 16 kHz

@@ -111,9 +111,9 @@ def test_an_error_is_raised_as_it_is_and_workers_that_only_die_are_one_line():
     with pytest.raises(OSError, match="No space left on device"):
         outcome([[1], ["full"]])
     with pytest.raises(
-        RuntimeError, match="ended 20 times in a row .signal 9.. Fewer --workers"
+        RuntimeError, match="ended 100 times in a row .signal 9.. Fewer --workers"
     ):
-        outcome([["die"]] * 30)
+        outcome([["die"]] * 60)
 
 
 def test_several_threads_want_a_process_that_has_used_one(one_thread):
