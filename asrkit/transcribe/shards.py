@@ -76,8 +76,8 @@ class Shard(NamedTuple):
     def recordings(self) -> list[Recording]:
         """The recordings of the shard."""
         return [
-            Recording(name, Sound(Path(path), *part), planned_s)
-            for name, planned_s, path, *part in json.loads(self.text)
+            Recording(name, Sound(Path(path), *part), planned_s, state)
+            for name, planned_s, state, path, *part in json.loads(self.text)
         ]
 
 
@@ -217,7 +217,7 @@ def _recordings(inputs: Sequence[Path]) -> list[Recording]:
 
 def _shard(recordings: Sequence[Recording], made_by: str) -> Shard:
     """The shard of some recordings."""
-    fields = [[one.id, one.planned_s, *vars(one.sound).values()] for one in recordings]
+    fields = [[one.id, one.planned_s, one.state, *vars(one.sound).values()] for one in recordings]
     text = json.dumps(fields, default=str)  # of the path
     name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
     return Shard(name, sum(one.planned_s for one in recordings), text)

@@ -154,6 +154,18 @@ def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
     assert not names >= {shard.name for shard in made.shards}
 
 
+def test_a_recording_of_the_same_length_in_the_place_of_another_is_refused(
+    talks, task, tmp_path
+):
+    made = plan([talks], task, tmp_path / "out", shard_h=SHORT)
+    path = talks / "a" / "0.wav"
+    samples, rate = soundfile.read(str(path))
+    soundfile.write(str(path), -samples, rate)
+    with pytest.raises(ValueError, match="^out: .* other recordings"):
+        plan([talks], task, tmp_path / "out")
+    assert load_plan(tmp_path / "out") == (made.head, made.shards)
+
+
 def test_bad_arguments_and_damaged_plans_are_one_line(
     lines, task, tmp_path, make_manifest
 ):
