@@ -47,7 +47,8 @@ class Task:
 
     Args:
         model: As `asrkit.models.load_checkpoint` takes it.
-        dtype: Of its weights: float32, bfloat16 or float16.
+        dtype: Of its weights: float32, bfloat16 or float16; for `plan` also "auto", which is dtype
+            and precision of the plan that is there, else the dtype that `device` is fast in.
         context: Frames of attention to the left and right, of a FastConformer; None: all.
         windows: How recordings are cut. `batch_s` and `readers` do not change results.
         config: How the recogniser computes.
@@ -153,9 +154,11 @@ def plan(
     inputs = [*map(Path, files)]
     out = Path(out)
     task = replace(task, model=task.model.absolute())  # for processes in any folder
-    given = _given(inputs, task, shard_h)
     with lock(out, wait=True):  # others wait for the first one
         kept, shards = load_plan(out) if (out / PLAN).exists() else (None, [])
+        if task.dtype == "auto":
+            task = _settled(task, kept, device)
+        given = _given(inputs, task, shard_h)
         if kept and kept.given == given:
             return Plan(out=out, task=task, head=kept, shards=shards)
         recordings = _recordings(inputs)
@@ -173,6 +176,16 @@ def plan(
             for row in (head._asdict(), *(shard._asdict() for shard in made)):
                 file.write(json.dumps(row) + "\n")
         return Plan(out=out, task=task, head=head, shards=made)
+
+
+def _settled(task: Task, kept: Head | None, device: str) -> Task:
+    """The task in the dtype of a plan, perhaps of another machine, or else in a fast one."""
+    if kept:
+        config = replace(task.config, precision=kept.precision)
+        return replace(task, dtype=kept.dtype, config=config)
+    from asrkit.cpu import fast_dtype
+
+    return replace(task, dtype=fast_dtype(device))
 
 
 def load_plan(out: str | Path) -> tuple[Head, list[Shard]]:
