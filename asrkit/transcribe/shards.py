@@ -15,12 +15,11 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asrkit.files import atomic, content_hash, lock
+from asrkit.files import atomic, content_hash, lock, version
 from asrkit.shapes import expect
 from asrkit.sound_files import Sound
 from asrkit.transcribe.formats import Transcript, summary
@@ -215,7 +214,7 @@ def _given(inputs: Sequence[Path], task: Task, shard_h: float | None) -> str:
     files = [*inputs, task.model]
     if task.config.search and task.config.search.lm:
         files.append(task.config.search.lm)
-    return content_hash([version("asrkit"), settings, *map(changes, files)])
+    return content_hash([version(), settings, *map(changes, files)])
 
 
 def _recordings(inputs: Sequence[Path]) -> list[Recording]:
@@ -260,7 +259,7 @@ def _load(task: Task, device: str) -> tuple[Any, str]:
     if task.context is not None:
         limit_context(checkpoint.model, task.context)
     settings = text_settings(task.windows, task.config)
-    settings |= {"context": task.context, "asrkit": version("asrkit")}
+    settings["asrkit"] = version()
     return checkpoint, made_by(checkpoint, settings)
 
 
@@ -311,7 +310,7 @@ class ShardTranscriber:
                 yield one.sound
 
         results = []
-        for transcript in self.transcriber.recordings(sounds(), lambda audio_s: None):
+        for transcript in self.transcriber.recordings(sounds()):
             if "CUDA error" in transcript.error:  # lack of memory is another one
                 sys.exit(transcript.error)  # nothing runs any more in this process
             results.append(_row(opened.popleft(), transcript))
