@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -26,6 +27,14 @@ def home(*, make: bool = True) -> Path:
     if make:
         path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def version() -> str:
+    """The installed version of asrkit; "(not installed)" in a copied source tree."""
+    try:
+        return importlib.metadata.version("asrkit")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def shipped(name: str) -> Path:

@@ -5,7 +5,6 @@ exit code 2.
 """
 
 import argparse
-import importlib.metadata
 import io
 import os
 import sys
@@ -15,6 +14,7 @@ from functools import partial
 
 from asrkit.cli import bench, cost, data, doctor, export, ledger, report, train, transcribe
 from asrkit.cli.command import Command, add_fields, made
+from asrkit.files import version
 
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "recognise speech": (transcribe.COMMAND, train.COMMAND, export.COMMAND),
@@ -25,13 +25,6 @@ SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
 COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
 DESCRIPTION = "Speech recognition made fast, and measured on your machine."
 TEXT_WIDTH = 78  # of descriptions; options fill the terminal
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("asrkit")
-    except importlib.metadata.PackageNotFoundError:  # a copied source tree
-        return "(not installed)"
 
 
 def _overview() -> str:
@@ -57,7 +50,7 @@ def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
         epilog="`asrkit COMMAND --help` explains a command and shows examples.",
         formatter_class=formatter,
     )
-    top.add_argument("--version", action="version", version=f"asrkit {_version()}")
+    top.add_argument("--version", action="version", version=f"asrkit {version()}")
     # the overview lists the commands by section, so argparse's own list is left out
     first = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
     data = first.add_parser("data", description="Prepare corpora, and list their lengths.")

@@ -60,12 +60,11 @@ def _transcribe(asked: TranscribeOptions) -> int:
         prepare_torch(use.device, use.threads)
     if out:
         check_writable(out)  # now, not when the first file is done
-    dtype = _dtype(asked)
     precision: Any = "int8" if use.dtype == "int8" else "as_loaded"
     config = PipelineConfig(precision=precision, search=asked.search, prompt=asked.prompt)
     if asked.bulk.shards:
-        return _transcribe_shards(asked, config, dtype)
-    return _transcribe_files(asked, config, dtype)
+        return _transcribe_shards(asked, config)
+    return _transcribe_files(asked, config)
 
 
 def _check(asked: TranscribeOptions) -> None:
@@ -83,23 +82,13 @@ def _check(asked: TranscribeOptions) -> None:
             expect(other not in given, other, f"none with --{name} {value}", given.get(other))
 
 
-def _dtype(asked: TranscribeOptions) -> str:
-    """The dtype to load the model in; with --dtype auto, say which on stderr."""
-    use, out = asked.use, asked.io.out
-    if use.dtype != "auto":
-        from asrkit.models.int8 import loaded_dtype
+def _dtype(use: ModelOptions) -> str:
+    """The dtype to load the model in, or "auto"; loads torch for int8 only."""
+    if use.dtype != "int8":
+        return use.dtype
+    from asrkit.models.int8 import loaded_dtype
 
-        return loaded_dtype(use.dtype)
-    from asrkit.cpu import fast_dtype
-
-    dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
-    if out and asked.bulk.shards:
-        from asrkit.transcribe.shards import PLAN, load_plan
-
-        if (out / PLAN).is_file():  # perhaps of another machine
-            dtype = load_plan(out)[0].dtype
-    print(f"dtype: {dtype}", file=sys.stderr)
-    return dtype
+    return loaded_dtype(use.dtype)
 
 
 def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
@@ -149,8 +138,9 @@ def _load(use: ModelOptions, dtype: str) -> Any:
     return checkpoint
 
 
-def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig, dtype: str) -> int:
+def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
+    from asrkit.cpu import fast_dtype
     from asrkit.transcribe import (
         TIMED,
         Folder,
@@ -161,6 +151,10 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig, dtype: s
     )
 
     use, out = asked.use, asked.io.out
+    dtype = _dtype(use)
+    if dtype == "auto":
+        dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
+        print(f"dtype: {dtype}", file=sys.stderr)
     usual = "json" if asked.json and not out else "txt"
     format_, windows = asked.io.format or usual, asked.windows
     wanted = "--json, or with --out a --format that has times: json, srt, vtt or ctm"
@@ -230,7 +224,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
     return failed, audio_s
 
 
-def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig, dtype: str) -> int:
+def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
     """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
     from asrkit.transcribe.ray import RayCluster
     from asrkit.transcribe.shards import Task, plan, run
@@ -241,9 +235,11 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig, dtype: 
     cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
     context: Any = use.context and tuple(use.context)
     model = _model_path(use)
-    task = Task(model=model, dtype=dtype, context=context, windows=windows, config=config)
+    task = Task(model=model, dtype=_dtype(use), context=context, windows=windows, config=config)
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
+    if use.dtype == "auto":
+        print(f"dtype: {planned.task.dtype}", file=sys.stderr)
     start, shown = time.perf_counter(), not asked.no_progress
     how: Any = {"device": use.device, "threads": use.threads, "workers": layout}
     report = run(planned, part=part, cluster=cluster, progress=shown, **how)

@@ -29,11 +29,13 @@ class Recording(NamedTuple):
         id: Of the result.
         sound: The file, or the part of it.
         planned_s: Seconds, guessed where they are not known.
+        state: Size and time of the file; "" where a manifest describes it.
     """
 
     id: str
     sound: Sound
     planned_s: float = UNKNOWN_S
+    state: str = ""
 
     @property
     def is_container(self) -> bool:
@@ -79,9 +81,13 @@ def changes(given: Path) -> str:
     digest = hashlib.sha256()
     for file in [given.absolute(), *sorted(given.absolute().rglob("*"))]:
         if file.is_file():
-            status = file.stat()
-            digest.update(os.fsencode(f"{file} {status.st_size} {status.st_mtime_ns}\n"))
+            digest.update(os.fsencode(f"{file} {_state(file)}\n"))
     return digest.hexdigest()
+
+
+def _state(file: Path) -> str:
+    status = file.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -100,7 +106,8 @@ def _files(folder: Path, names: Iterable[Path]) -> Iterator[Recording]:
             planned_s = path.stat().st_size / BYTES_PER_S
         else:
             planned_s = seconds(Sound(path))
-        return Recording(name.as_posix(), Sound(path), planned_s or UNKNOWN_S)
+        state = _state(path) if path.exists() else ""
+        return Recording(name.as_posix(), Sound(path), planned_s or UNKNOWN_S, state)
 
     with ThreadPoolExecutor(HEADER_READERS) as pool:
         yield from pool.map(recording, names)

@@ -59,8 +59,12 @@ class RayCluster:
             threads: CPUs of each actor.
 
         Raises:
+            ValueError: The device is a GPU by number.
             RuntimeError: The cluster cannot be joined, has no room, or cannot go on.
         """
+        wanted, remedy = "cpu or cuda on Ray", "Ray gives each actor its GPU."
+        known = transcriber.device in ("cpu", "cuda")
+        expect(known, "device", wanted, transcriber.device, remedy)
         import ray
 
         rows = [{"number": number, **shard._asdict()} for number, shard in enumerate(shards)]

@@ -15,12 +15,11 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asrkit.files import atomic, content_hash, lock
+from asrkit.files import atomic, content_hash, lock, version
 from asrkit.shapes import expect
 from asrkit.sound_files import Sound
 from asrkit.transcribe.formats import Transcript, summary
@@ -47,7 +46,8 @@ class Task:
 
     Args:
         model: As `asrkit.models.load_checkpoint` takes it.
-        dtype: Of its weights: float32, bfloat16 or float16.
+        dtype: Of its weights: float32, bfloat16 or float16; for `plan` also "auto", which is dtype
+            and precision of the plan that is there, else the dtype that `device` is fast in.
         context: Frames of attention to the left and right, of a FastConformer; None: all.
         windows: How recordings are cut. `batch_s` and `readers` do not change results.
         config: How the recogniser computes.
@@ -76,8 +76,8 @@ class Shard(NamedTuple):
     def recordings(self) -> list[Recording]:
         """The recordings of the shard."""
         return [
-            Recording(name, Sound(Path(path), *part), planned_s)
-            for name, planned_s, path, *part in json.loads(self.text)
+            Recording(name, Sound(Path(path), *part), planned_s, state)
+            for name, planned_s, state, path, *part in json.loads(self.text)
         ]
 
 
@@ -153,9 +153,11 @@ def plan(
     inputs = [*map(Path, files)]
     out = Path(out)
     task = replace(task, model=task.model.absolute())  # for processes in any folder
-    given = _given(inputs, task, shard_h)
     with lock(out, wait=True):  # others wait for the first one
         kept, shards = load_plan(out) if (out / PLAN).exists() else (None, [])
+        if task.dtype == "auto":
+            task = _settled(task, kept, device)
+        given = _given(inputs, task, shard_h)
         if kept and kept.given == given:
             return Plan(out=out, task=task, head=kept, shards=shards)
         recordings = _recordings(inputs)
@@ -173,6 +175,16 @@ def plan(
             for row in (head._asdict(), *(shard._asdict() for shard in made)):
                 file.write(json.dumps(row) + "\n")
         return Plan(out=out, task=task, head=head, shards=made)
+
+
+def _settled(task: Task, kept: Head | None, device: str) -> Task:
+    """The task in the dtype of a plan, perhaps of another machine, or else in a fast one."""
+    if kept:
+        config = replace(task.config, precision=kept.precision)
+        return replace(task, dtype=kept.dtype, config=config)
+    from asrkit.cpu import fast_dtype
+
+    return replace(task, dtype=fast_dtype(device))
 
 
 def load_plan(out: str | Path) -> tuple[Head, list[Shard]]:
@@ -202,7 +214,7 @@ def _given(inputs: Sequence[Path], task: Task, shard_h: float | None) -> str:
     files = [*inputs, task.model]
     if task.config.search and task.config.search.lm:
         files.append(task.config.search.lm)
-    return content_hash([version("asrkit"), settings, *map(changes, files)])
+    return content_hash([version(), settings, *map(changes, files)])
 
 
 def _recordings(inputs: Sequence[Path]) -> list[Recording]:
@@ -217,7 +229,7 @@ def _recordings(inputs: Sequence[Path]) -> list[Recording]:
 
 def _shard(recordings: Sequence[Recording], made_by: str) -> Shard:
     """The shard of some recordings."""
-    fields = [[one.id, one.planned_s, *vars(one.sound).values()] for one in recordings]
+    fields = [[one.id, one.planned_s, one.state, *vars(one.sound).values()] for one in recordings]
     text = json.dumps(fields, default=str)  # of the path
     name = hashlib.sha256(f"{made_by} {text}".encode()).hexdigest()[:16]
     return Shard(name, sum(one.planned_s for one in recordings), text)
@@ -247,7 +259,7 @@ def _load(task: Task, device: str) -> tuple[Any, str]:
     if task.context is not None:
         limit_context(checkpoint.model, task.context)
     settings = text_settings(task.windows, task.config)
-    settings |= {"context": task.context, "asrkit": version("asrkit")}
+    settings["asrkit"] = version()
     return checkpoint, made_by(checkpoint, settings)
 
 
@@ -298,7 +310,7 @@ class ShardTranscriber:
                 yield one.sound
 
         results = []
-        for transcript in self.transcriber.recordings(sounds(), lambda audio_s: None):
+        for transcript in self.transcriber.recordings(sounds()):
             if "CUDA error" in transcript.error:  # lack of memory is another one
                 sys.exit(transcript.error)  # nothing runs any more in this process
             results.append(_row(opened.popleft(), transcript))

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import soundfile
+import torch
 
 from asrkit.cli import main
 from asrkit.files import lock
@@ -152,6 +153,38 @@ def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
     assert load_plan(tmp_path / "out") == (made.head, made.shards)
     names = {shard.name for shard in plan([lines], other, tmp_path / "other").shards}
     assert not names >= {shard.name for shard in made.shards}
+
+
+def test_a_recording_of_the_same_length_in_the_place_of_another_is_refused(
+    talks, task, tmp_path
+):
+    made = plan([talks], task, tmp_path / "out", shard_h=SHORT)
+    path = talks / "a" / "0.wav"
+    samples, rate = soundfile.read(str(path))
+    soundfile.write(str(path), -samples, rate)
+    with pytest.raises(ValueError, match="^out: .* other recordings"):
+        plan([talks], task, tmp_path / "out")
+    assert load_plan(tmp_path / "out") == (made.head, made.shards)
+
+
+@pytest.mark.parametrize("precision", ["as_loaded", "int8"])
+def test_auto_is_dtype_and_precision_of_whoever_planned_first(
+    lines, task, tmp_path, monkeypatch, precision
+):
+    out, config = tmp_path / "out", PipelineConfig(precision=precision)
+    first = replace(task, dtype="bfloat16", config=config)
+    made = []
+    second = threading.Thread(
+        target=lambda: made.append(plan([lines], replace(task, dtype="auto"), out))
+    )
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # a CPU without bfloat16
+    with lock(out):  # while another one plans
+        second.start()
+        second.join(0.5)
+        planned = plan([lines], first, tmp_path / "elsewhere")
+        shutil.copy(planned.out / PLAN, out)
+    second.join()
+    assert (made[0].task, made[0].head) == (planned.task, planned.head)
 
 
 def test_bad_arguments_and_damaged_plans_are_one_line(
