@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +90,9 @@ class BenchOptions(Options):
     )
 
 
+progress = partial(print, file=sys.stderr, flush=True)
+
+
 def _bench(asked: BenchOptions) -> int:
     prepare_torch(asked.device, asked.threads)
     given = {name: getattr(asked, name) for name in OF_SUITE if getattr(asked, name)}
@@ -113,11 +117,11 @@ def _run_suite(asked: BenchOptions, options: dict[str, Any]) -> int:
                 out=out,
                 quick=asked.quick,
                 peers=peers,
-                say=_progress,
+                say=progress,
                 **options,
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
-            _progress(f"{asked.suite} is left out: {error}")
+            progress(f"{asked.suite} is left out: {error}")
     lines = bench.table(records, width=table_width())
     say(asked, *lines, *bench.legend(lines))
     result = {"records": len(records), "out": str(out)}
@@ -134,15 +138,11 @@ def _run_all(asked: BenchOptions) -> int:
     if asked.threads is not None:
         options += ["--threads", str(asked.threads)]
     outcomes = run_all(
-        out, device=asked.device, minutes=asked.minutes, options=options, say=_progress
+        out, device=asked.device, minutes=asked.minutes, options=options, say=progress
     )
     result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
     finish(asked, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
     return int(any(outcome.status != "done" for outcome in outcomes))
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -71,9 +71,6 @@ def _cost(asked: CostOptions) -> int:
     ]
     expect(bool(costs), "model", "one whose RTFx is known on these machines", asked.model)
     result: dict[str, Any] = {"hours": asked.hours, "rows": money.compare(costs)}
-    model = asked.model or money.DEFAULT_MODEL
-    if pair := money.cheapest_pair(costs, model=model):
-        result |= {"model": model, "cores_over_gpus": (pair[0].usd / pair[1].usd).ends}
     finish(asked, result, "\n".join(_lines(result)))
     return 0
 
@@ -86,8 +83,6 @@ def _instances(asked: CostOptions) -> list[Any]:
 
     if asked.cores or asked.gpus:
         units: dict[str, Any] = {"cores": asked.cores or 0, "gpus": asked.gpus or 0}
-        for name, number in units.items():
-            expect(number >= 0, name, "at least 1", number)
         price = Range.parse(asked.price or "", "price")
         return [Instance(name="your machine", usd_per_hour=price, **units)]
     known = load_prices()
@@ -127,9 +122,6 @@ def _lines(result: Mapping[str, Any]) -> Iterable[str]:
     yield f"USD for {result['hours']:,.0f} hours of speech"
     yield "RTFx: seconds of speech that one core or GPU transcribes in a second"
     yield from ("", *_table(rows, COSTS), "", *_table(rows, SOURCES), "")
-    if "model" in result:
-        ratio = _cell(result["cores_over_gpus"])
-        yield f"{result['model']}: the cheapest on cores costs {ratio} times the cheapest on GPUs"
     for caveat in dict.fromkeys(caveat for row in rows for caveat in row["caveats"]):
         names = dict.fromkeys(row["instance"] for row in rows if caveat in row["caveats"])
         yield f"  assumed for {', '.join(names)}: {caveat}"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asrkit.cli import COMMANDS, SECTIONS, parsers
+from asrkit.cli import COMMANDS, parsers
 from asrkit.files import atomic
 
 HEAD = """# Commands
@@ -19,13 +19,9 @@ COLUMNS = 98
 
 def document() -> str:
     """The text of docs/commands.md."""
-    lines = [HEAD]
-    for title, commands in SECTIONS.items():
-        links = [f"[{one.name}](#asrkit-{one.name.replace(' ', '-')})" for one in commands]
-        lines.append(f"- {title}: {', '.join(links)}\n")
     texts = {name: one.format_help() for name, one in parsers(COLUMNS).items()}
-    lines += [f"\n## asrkit {name}\n\n```text\n{texts[name]}```\n" for name in COMMANDS]
-    return "".join(lines)
+    pages = [f"\n## asrkit {name}\n\n```text\n{texts[name]}```\n" for name in COMMANDS]
+    return "".join([HEAD, f"```text\n{texts['']}```\n", *pages])
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ class RayCluster:
                 )
                 for answer in answers.iter_rows():
                     yield answer["number"], json.loads(answer["results"])
+        except ValueError:
+            raise
         except Exception as error:  # whatever keeps Ray from working is one line
             why = getattr(error, "cause", None) or error  # what an actor raised
             text = f"Ray cannot go on: {type(why).__name__}: {message(why)[:400]}"

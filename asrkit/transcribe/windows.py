@@ -29,6 +29,8 @@ POOL = 8
 # batch. (Where k utterances differ by d each, k * k * d / 2 of padding and a cost c of each batch
 # add up to the least when that padding is c.) A GPU wants the largest batches.
 MOST_PADDING_S = 4.0
+# What recordings, models and machines raise; anything else is a fault of asrkit.
+FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
 
 def transcribe(
@@ -154,7 +156,7 @@ class Transcriber:
             for start, waveform, last in windows(chunks, self.window, self.overlap):
                 end = start + len(waveform)
                 yield _Part(sound.path, start, end, last, waveform)
-        except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        except FAILURES as error:
             yield _Part(sound.path, end, end, True, torch.zeros(0), message(error))
 
     def _pools(self, queue: Iterable[_Part], batches: int) -> Iterator[list[_Part]]:

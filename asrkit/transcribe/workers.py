@@ -35,10 +35,9 @@ from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.progress import progress_bar
 from asrkit.transcribe.recognizer import Recognizer
-from asrkit.transcribe.windows import POOL, Transcriber
+from asrkit.transcribe.windows import FAILURES, POOL, Transcriber
 
 WORKER_BYTES = 2**30  # allowed for each worker beside the weights, which all share
-FAILURES = (ValueError, RuntimeError, OSError, MemoryError)  # others end the worker
 MOST_DEATHS = 100  # of workers in a row, no job done in between
 MOST_BATCHES = 6  # in a job: so many that windows of about one length meet
 LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
@@ -67,11 +66,6 @@ class Layout:
     def workers(self) -> int:
         """The number of workers."""
         return len(self.cores)
-
-    @property
-    def pinned(self) -> bool:
-        """Whether each worker has cores of its own."""
-        return any(self.cores)
 
 
 def choose_layout(

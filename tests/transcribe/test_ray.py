@@ -102,7 +102,7 @@ class Network:
 
     def asrkit(self, *arguments):
         """Start `asrkit transcribe --shards --on ray --json`."""
-        command = ["-m", "asrkit.cli", "transcribe", "--shards", "--on", "ray"]
+        command = ["-m", "asrkit", "transcribe", "--shards", "--on", "ray"]
         options = ["--json", "--no-progress", "--dtype", "float32"]
         arguments = [*command, *options, *map(str, arguments)]
         return self.start(*arguments, stderr=subprocess.PIPE)

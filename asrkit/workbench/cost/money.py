@@ -465,19 +465,6 @@ def range_text(ends: Sequence[float] | None) -> str:
     return str(Range(*ends))
 
 
-def cheapest_pair(
-    costs: Sequence[TranscriptionCost], *, model: str = DEFAULT_MODEL
-) -> tuple[TranscriptionCost, TranscriptionCost] | None:
-    """The cheapest cost of `model` on cores and the cheapest on GPUs; None if one is missing."""
-    cheapest = {}
-    for cost in sorted(costs, key=lambda cost: cost.usd.middle, reverse=True):
-        if cost.speed.model == model:
-            cheapest[cost.speed.per] = cost
-    if len(cheapest) < len(UNITS):
-        return None
-    return cheapest["core"], cheapest["gpu"]
-
-
 def unequal(a: Speed, b: Speed) -> list[str]:
     """In what two speeds differ beside the device; if in anything, their costs do not compare
     devices alone.

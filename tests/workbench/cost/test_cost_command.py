@@ -32,8 +32,6 @@ def test_the_table_and_the_json_agree(capsys, monkeypatch):
         assert f"{number} {row['model']} {row['origin']}" in text
         if row["against"]:
             assert str(Range(*row["break_even_rtfx"])) in text
-    ratio = Range(*told["cores_over_gpus"])
-    assert f"{told['model']}: the cheapest on cores costs {ratio} times" in text
 
 
 @pytest.mark.parametrize(("unit", "noun"), [("cores", "cores"), ("gpus", "GPUs")])

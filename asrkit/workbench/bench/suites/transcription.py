@@ -43,15 +43,15 @@ BATCHES_OF_SPEECH = 4  # that LibriSpeech's lengths are sorted into
 
 
 def suite(device: str, quick: bool, peers: Peers | None = None) -> Iterator[Case]:
-    """Yield cases by batch size: utterances of ten seconds, then LibriSpeech's lengths. On a CPU,
-    first those of programs.
+    """Yield cases by batch size: utterances of ten seconds, then LibriSpeech's lengths. With peers,
+    on a CPU, first those of whole programs.
 
     Args:
         device: "cuda" for Parakeet TDT 0.6B; "cpu" for a model of 110 million weights.
         quick: a tiny model, and few utterances of two seconds at most.
         peers: other programs beside asrkit.
     """
-    if device == "cpu":
+    if device == "cpu" and peers is not None:
         with tempfile.TemporaryDirectory() as folder:
             yield from whole_programs(Path(folder), quick, peers)
     large = device == "cuda" and not quick
@@ -70,7 +70,7 @@ def suite(device: str, quick: bool, peers: Peers | None = None) -> Iterator[Case
                 release_graphs()
 
 
-def whole_programs(folder: Path, quick: bool, peers: Peers | None) -> Iterator[Case]:
+def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     """Yield the cases of programs: a CTC model and an RNN-T of 110 million weights over recordings
     of LibriSpeech's lengths, a Whisper of base's size over recordings of 30 s.
 
