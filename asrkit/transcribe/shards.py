@@ -96,7 +96,7 @@ class Head(NamedTuple):
     made_by: str
     shard_h: float
     dtype: str
-    precision: str
+    precision: Any
 
 
 @dataclass(frozen=True, kw_only=True)

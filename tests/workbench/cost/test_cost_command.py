@@ -60,7 +60,7 @@ def test_a_model_that_is_asked_for_is_the_only_one(capsys):
     ("--instance g6.xlarge", "--rtfx: expected that of g6.xlarge"), ("--rtfx 0", "--rtfx: expected above 0"),
     ("--rtfx x", "--rtfx: expected a number"), ("--utilisation 0.5:2", "--utilisation: expected above 0, at most 1"),
     ("--price 3", "--price: expected one --instance"), ("--cores 4 --rtfx 4", "--price: expected a number"),
-    ("--gpus -1 --price 1 --rtfx 4", "--gpus: expected at least 1"), ("--cores 4 --price 1", "--rtfx: expected that of your machine"),
+    ("--gpus -1 --price 1 --rtfx 4", "per: expected what your machine has"), ("--cores 4 --price 1", "--rtfx: expected that of your machine"),
     ("--model foo", "--model: expected one whose RTFx is known"),
 ])  # fmt: skip
 def test_nonsense_is_one_line(arguments, message, capsys):
