@@ -13,7 +13,8 @@ from asrkit.shapes import expect
 from asrkit.transcribe.options import described
 
 SUITES_HELP = (
-    "transcription: files to text, with --peers beside other programs, then one recogniser; "
+    "transcription: one recogniser, samples to labels; with --peers, files to text beside other "
+    "programs; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
     "by attention too, with its caches and drafts; precision: errors of half precision; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "

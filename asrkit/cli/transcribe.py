@@ -79,7 +79,7 @@ def _check(asked: TranscribeOptions) -> None:
         other = NEEDED.get(name, name)
         expect(other in given, name, f"--{other} with it", value)
         for other in EXCLUDED.get(name, ()):
-            expect(other not in given, other, f"none with --{name} {value}", given.get(other))
+            expect(other not in given, other, f"none with --{name}", given.get(other))
 
 
 def _dtype(use: ModelOptions) -> str:

@@ -1,6 +1,7 @@
 """Which decoder a model needs: one table from the kind of a model to how it becomes hypotheses.
 
-A new kind of model is one more line in `KINDS`.
+A new kind of model is one more entry of `KINDS`. A Whisper has a decoder of its own around that of
+its kind (`whisper.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ class Transcript:
     text: str = ""
     audio_s: float = 0.0
     words: tuple[Word, ...] = ()  # if timestamps were asked for
-    language: str = ""  # code of the language that the model found
+    language: str = ""  # its code, of a Whisper: found, or as it was asked for
     error: str = ""
 
 
