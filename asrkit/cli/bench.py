@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from dataclasses import MISSING, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,9 +90,6 @@ class BenchOptions(Options):
     )
 
 
-progress = partial(print, file=sys.stderr, flush=True)
-
-
 def _bench(asked: BenchOptions) -> int:
     prepare_torch(asked.device, asked.threads)
     given = {name: getattr(asked, name) for name in OF_SUITE if getattr(asked, name)}
@@ -144,6 +140,11 @@ def _run_all(asked: BenchOptions) -> int:
     result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
     finish(asked, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
     return int(any(outcome.status != "done" for outcome in outcomes))
+
+
+def progress(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -154,7 +154,6 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     dtype = _dtype(use)
     if dtype == "auto":
         dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
-        print(f"dtype: {dtype}", file=sys.stderr)
     usual = "json" if asked.json and not out else "txt"
     format_, windows = asked.io.format or usual, asked.windows
     wanted = "--json, or with --out a --format that has times: json, srt, vtt or ctm"
@@ -164,6 +163,8 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     todo, folder = [path for path, _ in recordings], None
     layout = _layout(use, len(recordings))
     checkpoint = _load(use, dtype)
+    if use.dtype == "auto":
+        print(f"dtype: {dtype}", file=sys.stderr)
     if out:
         folder = Folder(out, recordings, checkpoint, windows, config=config, kind=format_)
         todo = folder.todo()

@@ -29,7 +29,6 @@ from asrkit.training import (
     update,
 )
 from asrkit.training.batches import step_seed
-from asrkit.training.config import CHOICES
 from asrkit.training.optimizer import make_optimizer, set_rate
 from asrkit.transcribe import recognize
 
@@ -212,7 +211,7 @@ def test_a_state_that_is_damaged_or_of_no_training_is_refused_in_one_line(
         )
     said = r"^state: expected a whole file, got .*state\.pt, which is damaged \(.*\)\. Pass resume"
     if damage == "foreign":
-        said = "^config: expected the settings .* was started with, got other steps None -> 4"
+        said = "^config: expected the settings .* was started with, got other .*steps None -> 4"
     with pytest.raises(ValueError, match=said) as error:
         run(tiny_speech, tmp_path)
     assert "\n" not in str(error.value)
@@ -290,7 +289,7 @@ def plain_loop(speech, config):
     return seen, ema
 
 
-@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "novograd"])
 def test_a_run_is_the_plain_loop_bit_for_bit(
     tiny_speech, tmp_path, one_thread, optimizer
 ):

@@ -34,7 +34,7 @@ from asrkit.transcribe.folder import made_by, text_settings
 from asrkit.transcribe.recognizer import ModelVariants, encoder_form
 
 sys.path.append(str(Path(__file__).resolve().parent))
-from test_attention import random_model
+from test_aed import random_model
 
 OTHERS = [
     {},

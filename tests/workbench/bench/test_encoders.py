@@ -15,7 +15,7 @@ from asrkit.models import (
     FastConformer,
     presets,
 )
-from asrkit.transcribe import pipeline
+from asrkit.transcribe import recognizer
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.peer_encoders import sketch
 from asrkit.workbench.bench.peers.peer_engines import WholeUtterances
@@ -192,7 +192,7 @@ def test_peers_encode_the_same_with_the_same_weights(small, monkeypatch):
 
 
 def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
-    where, cores = watched(monkeypatch, pipeline, "log_mel"), os.sched_getaffinity(0)
+    where, cores = watched(monkeypatch, recognizer, "log_mel"), os.sched_getaffinity(0)
     torch.set_num_threads(2)
     case = encoders.one_core(True)
     bench.check(case)
