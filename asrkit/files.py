@@ -76,7 +76,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names none
+        if error.errno is not None:  # else it has words of its own
+            error.filename = error.filename or str(path)  # a full disk names none
         raise
     finally:
         temporary.unlink(missing_ok=True)
