@@ -41,16 +41,6 @@ while True:  # the first process of a namespace has to take in orphans that have
 """
 
 
-# `ray start`, which otherwise gives up when a busy machine takes more than 30 s.
-START = """
-import time, types, ray._private.node
-slow = {"monotonic": lambda: time.monotonic() / 10}
-ray._private.node.time = types.SimpleNamespace(**vars(time) | slow)
-from ray.scripts.scripts import main
-main()
-"""
-
-
 class Network:
     """A namespace with loopback only; whatever runs in it ends when it is left."""
 
@@ -66,6 +56,7 @@ class Network:
             "OMP_NUM_THREADS": "1",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": TOKEN,
+            "RAY_USAGE_STATS_ENABLED": "0",
         }
         if not shutil.which("unshare"):
             pytest.skip("needs a network namespace: no unshare")
@@ -89,15 +80,16 @@ class Network:
 
     def node(self, *arguments):
         """A started node of a cluster with one CPU."""
-        options = ["--block", "--num-cpus=1", "--object-store-memory=100000000"]
+        ray = ["-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
         log = self.folder / "node"
-        with log.open("w") as file:
-            process = self.start(
-                "-c", START, "start", *options, *arguments, stderr=file
-            )
-        for line in process.stdout:
-            if "Ray runtime started" in line:
-                return process
+        for _ in range(3):  # Ray gives up when a busy machine takes more than 30 s
+            with log.open("w") as file:
+                process = self.start(
+                    *ray, "--object-store-memory=100000000", *arguments, stderr=file
+                )
+            for line in process.stdout:
+                if "Ray runtime started" in line:
+                    return process
         raise AssertionError(log.read_text())
 
     def asrkit(self, *arguments):
