@@ -126,8 +126,9 @@ def test_several_threads_want_a_process_that_has_used_one(one_thread):
 def test_a_spawned_worker_does_jobs_too_and_runs_no_script_again(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit('run again')")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", str(script), raising=False)
+    monkeypatch.setattr(main, "__spec__", None, raising=False)
     found, pids = outcome([[1], [2]], Layout(), method="spawn")
     assert found == {0: [2], 1: [4]} and len(pids) == 1
 
