@@ -42,7 +42,7 @@ def in_peers():
         }
         command = [str(PYTHON), "-W", "ignore", *map(str, arguments)]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=900, env=environment
+            command, capture_output=True, text=True, timeout=1800, env=environment
         )
 
     return run
