@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 
 WORK = {  # command: what it prints
-    "cost": "p4de.24xlarge", "cost --document": "not stated in document 000",
+    "cost": "p4de.24xlarge",
     "ledger --document 004": " more in the appendix.",
     "doctor": "only a checkout has requirements.lock",
     "data lengths librispeech_eval --out table.csv": "11,126 utterances, 21.25 hours: table.csv",
