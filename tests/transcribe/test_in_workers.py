@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,13 +25,15 @@ from asrkit.transcribe import (
 )
 from asrkit.transcribe.workers import ENDED
 
+sys.path.append(str(Path(__file__).resolve().parent))
+from waiting import running, wait_until
+
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
 )
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 TWO = Layout(cores=((), ()), threads=1)
 SMALL = WindowOptions(batch_s=4.0, readers=1)
-ENOUGH_S = 60.0
 
 
 @pytest.fixture
@@ -83,23 +85,6 @@ def children(process):
     return (
         [int(child) for child in folder.read_text().split()] if folder.exists() else []
     )
-
-
-def running(pid):
-    """Whether a process is there and has not ended: a zombie has."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition):
-    """Wait for it, but not for ever."""
-    deadline = time.monotonic() + ENOUGH_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def written(out):

@@ -26,6 +26,9 @@ from asrkit.transcribe.workers import (
     transcribe_jobs,
 )
 
+sys.path.append(str(Path(__file__).resolve().parent))
+from waiting import running, wait_until
+
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
 )
@@ -33,7 +36,6 @@ pins = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system pins no process"
 )
 TWO = Layout(cores=((), ()), threads=1)
-ENOUGH_S = 60.0
 
 
 def doubled(items):
@@ -60,23 +62,6 @@ def outcome(jobs, layout=TWO, work=doubled, **how):
 def whole_numbers(item):
     """What is tried alone: each item, and those of a range one by one."""
     return item if isinstance(item, range) else [item]
-
-
-def running(pid):
-    """Whether a process is there and has not ended: a zombie has."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition):
-    """Wait for it, but not for ever."""
-    deadline = time.monotonic() + ENOUGH_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_error(

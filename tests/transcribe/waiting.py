@@ -1,0 +1,23 @@
+"""Waiting for processes that tests start."""
+
+import time
+from pathlib import Path
+
+ENOUGH_S = 60.0
+
+
+def running(pid):
+    """Whether a process is there and has not ended: a zombie has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition):
+    """Wait for it, but not for ever."""
+    deadline = time.monotonic() + ENOUGH_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
