@@ -22,10 +22,10 @@ if importlib.util.find_spec("hypothesis"):  # a bare GPU machine has none
     from hypothesis import settings
 
     # No test asserts a time: the first example may load a library.
-    settings.register_profile("asrkit", deadline=None)
-    settings.register_profile(
-        "nightly", deadline=None, max_examples=3000, print_blob=True
-    )
+    for profile, examples in {"asrkit": 60, "ci": 500, "nightly": 3000}.items():
+        settings.register_profile(
+            profile, deadline=None, max_examples=examples, print_blob=True
+        )
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "asrkit"))
 # torch notes here, once, which functions it redirects: before a test replaces torch.empty.
 with torch.device("meta"):

@@ -48,7 +48,7 @@ def executed(series_home, series_reports):
     return folder / "latest", json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
     folder, told = executed
     assert told["notebooks"] == told["ran"] == len(NAMES) and told["defects"] == 0
@@ -61,7 +61,7 @@ def test_every_notebook_runs_top_to_bottom_and_the_report_says_so(executed):
         assert not [output for output in outputs if output.output_type == "error"]
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_the_model_of_notebook_00_learned_to_hear_voices_it_never_met(executed):
     lines = [
         json.loads(line)
@@ -78,7 +78,7 @@ def test_the_model_of_notebook_00_learned_to_hear_voices_it_never_met(executed):
     assert 0 <= wer < 0.3  # about 0.02; an untrained model has 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_every_declared_static_twin_left_a_picture(executed):
     for name in NAMES:
         for cell in nbformat.read(executed[0] / f"runs/{name}.ipynb", 4).cells:
@@ -93,7 +93,7 @@ def test_every_declared_static_twin_left_a_picture(executed):
                 )
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_each_slider_has_a_picture_for_every_value_and_no_two_are_alike(executed):
     sliders = 0
     for name in NAMES:

@@ -29,7 +29,7 @@ SMALL = {  # sizes that take seconds; where a notebook is not named it runs as i
 OVER = """() => { const prompts = [...document.querySelectorAll(".jp-CodeCell .jp-InputArea-prompt")].map(one => one.textContent);
   return prompts.some(one => /\\d/.test(one)) && !prompts.some(one => one.includes("*")) }"""
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.live]
 
 
 def code(notebook):

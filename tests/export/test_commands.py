@@ -14,7 +14,7 @@ from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, train
 from asrkit.transcribe import transcribe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.live
 
 HEADS = ("transducer", "ctc")
 ENGINES = ("onnxruntime", "openvino")

@@ -279,7 +279,7 @@ def test_limiting_the_context_of_another_encoder_is_refused():
         limit_context(torch.nn.Linear(2, 2), (1, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile for a CPU needs g++"

@@ -247,7 +247,7 @@ print(long.audio_s, len(long.text) > 1000, more / 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_a_file_of_three_hours_needs_no_more_memory_than_its_windows(tmp_path):
     save_checkpoint(tmp_path / "m.safetensors", untrained())
     minute = 0.1 * torch.randn(8_000 * 60, generator=torch.Generator().manual_seed(0))

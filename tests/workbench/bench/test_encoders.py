@@ -172,7 +172,7 @@ def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
         assert torch.equal(sketch(other, lengths), seen) == (t >= lengths[b])
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.skipif(
     not PYTHON.exists(), reason="needs NeMo and transformers: make peers"
 )
@@ -306,7 +306,7 @@ def expect_engines(records, names, capfd):
     assert names
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.skipif(
     not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers"
 )
@@ -328,7 +328,7 @@ def test_engines_compute_the_same_from_the_same_weights(
     expect_engines(records, names, capfd)
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.skipif(
     not PYTHON.exists(), reason="needs OpenVINO and ONNX Runtime: make peers"
 )
@@ -348,7 +348,7 @@ def test_engines_compute_a_jasper_of_any_length(monkeypatch, capfd):
         assert shapes == [[1, 30], [1, 41]]
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs OpenVINO: make peers")
 def test_an_engine_with_other_weights_is_not_measured(narrow, monkeypatch):
     plain = encoders.write_model
