@@ -1,13 +1,14 @@
 # Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help report test check lab bench docs peers scale lock clean
+.PHONY: help report test test-live check lab bench docs peers scale lock clean
 
 BIN := .venv/bin
 READY := .venv/.stamp
 OPEN := .venv/.unfinished
 PEERS := .venv-peers
 SCALE := .venv-scale
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 # A PYTHON that you name is the one used; otherwise the first of these that is new enough.
@@ -19,14 +20,18 @@ CANDIDATES := $(PYTHON)
 endif
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  ARGS="…" is passed on, e.g. make report ARGS="--help" or make test ARGS="-k lattice"'
 
 report: $(READY)  ## run every notebook on this machine and write one HTML report
 	@$(BIN)/asrkit report $(ARGS)
 
-test: $(READY)  ## run all tests, three at once
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5 $(ARGS)
+test: $(READY)  ## run the tests that prove the code right
+	@$(PYTEST) -m "not live" $(ARGS)
+
+test-live: $(READY)  ## run the series, and the tests that read its report or need peers, Ray or a browser
+	@$(BIN)/asrkit report
+	@$(PYTEST) -m live $(ARGS)
 
 check: $(READY)  ## lint, format, stripped notebooks, types, house rules
 	$(BIN)/ruff check .
@@ -78,8 +83,14 @@ $(READY): requirements.lock pyproject.toml
 	if [ -e $@ ]; then echo "asrkit: requirements.lock or pyproject.toml is newer than .venv; updating it."; else \
 	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 6 GB of disk, half of it CUDA libraries that PyPI's torch brings (torchaudio loads beside no CPU-only torch)."; \
 	fi; \
-	$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -r requirements.lock; \
-	$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	log=.venv/pip.log; : > $$log; \
+	while sleep 10 >&- 2>&-; do \
+	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv | cut -f 1) of 6000 MB installed"; \
+	done & \
+	trap "kill $$! 2>/dev/null" EXIT; trap 'exit 130' INT TERM; \
+	pip() { $(BIN)/python -m pip install --no-input --disable-pip-version-check --progress-bar off "$$@" >> $$log 2>&1 || { tail -n 20 $$log >&2; exit 1; }; }; \
+	pip -r requirements.lock; \
+	pip --no-deps --no-build-isolation -e .; \
 	rm $(OPEN); touch $@; \
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
 

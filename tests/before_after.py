@@ -7,7 +7,7 @@ Each checkout has a process of its own, which is asked for one round at a time, 
 machine meets both alike; times are CPU seconds on one thread, medians over the rounds, beside the
 peak of tensor memory in one. Both also say what they computed: a result that differs is
 printed, and the exit code is 1. Only doors of the library are used, no part of the workbench. The
-README's four results come first, then a training step, attention decoding and loading.
+README's results come first, then a training step, attention decoding and loading.
 """
 
 import argparse

@@ -119,22 +119,9 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def series_home(request, tmp_path_factory):
-    """$ASRKIT_HOME of whole notebooks, one for all processes: corpora and the demo model are made once, by whoever comes first."""
-    base = tmp_path_factory.getbasetemp()
-    home = (
-        base.parent if hasattr(request.config, "workerinput") else base
-    ) / "series_home"
-    home.mkdir(exist_ok=True)
-    return home
-
-
-@pytest.fixture(scope="session")
-def series_reports(series_home):
-    """Folder of the report of the whole series: $ASRKIT_SERIES_REPORTS, where somebody wants to keep it."""
-    return Path(
-        os.environ.get("ASRKIT_SERIES_REPORTS", series_home / "reports")
-    ).resolve()
+def series():
+    """Folder of the report of the whole series, which `make test-live` has just run."""
+    return ROOT / "reports/latest"
 
 
 @pytest.fixture(autouse=True)
