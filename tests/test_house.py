@@ -447,15 +447,16 @@ def test_the_lock_has_an_exact_pin_of_each_package_that_is_needed_and_of_no_othe
         pytest.skip("packages here are not the lock's; `make test` has them all")
 
 
-def test_the_conda_environment_and_the_two_commands_of_ci_are_those_of_the_makefile():
+def test_the_conda_environment_and_the_commands_of_ci_are_those_of_the_makefile():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     assert environment["dependencies"][-1] == {"pip": ["-r requirements.lock", "-e ."]}
     script = ROOT / ".ci/run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().splitlines()[-3:] == [
+    assert script.read_text().splitlines()[-4:] == [
         "make check",
         "make peers",
         "make test",
+        "make test-live",
     ]
     assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
