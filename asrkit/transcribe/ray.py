@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any
 
 from asrkit.shapes import expect, message, whole
 from asrkit.transcribe.shards import Row, Shard, ShardTranscriber, transcribed
+
+ANSWER_S = 30.0  # in which a cluster accepts a connection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,9 @@ def _joined(address: str | None) -> Iterator[None]:
     """
     import ray
 
+    host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
+    if port.isdecimal():  # Ray would try for minutes, in silence
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
     with contextlib.redirect_stdout(sys.stderr):
         quiet = {"log_to_driver": False, "include_dashboard": False}
         ray.init(address=address, logging_level=logging.ERROR, **quiet)

@@ -5,8 +5,6 @@ one label: `Hypotheses.frames` has the run's first frame and `durations` its len
 Source: Graves et al. 2006, section 3.2 (best path decoding).
 """
 
-import sys
-
 import torch
 from torch import Tensor
 
@@ -35,8 +33,8 @@ def ctc_greedy(
         blank: Index of the blank; negative counts from the end.
         impl: "batched" is torch on any device and waits for a GPU twice, to check the lengths and
             for the number of labels. "numba_cpu" finds the best tokens in one compiled pass over
-            the valid frames, which is faster than torch's `max`. "auto" takes it on a CPU where
-            Numba is loaded already, or the scores are so many that loading it pays.
+            the valid frames, which is faster than torch's `max`. "auto" takes it on a CPU for
+            scores that are so many that it pays.
 
     Raises:
         ValueError: An argument does not fit.
@@ -46,8 +44,8 @@ def ctc_greedy(
     expect_choice("impl", impl, ("auto", *IMPLS))
     on_cpu = log_probs.device.type == "cpu" and not JIT_OFF
     if impl == "auto":
-        pays = "numba" in sys.modules or log_probs.numel() > WORTH_NUMBA
-        impl = "numba_cpu" if on_cpu and pays else "batched"
+        many = log_probs.numel() > WORTH_NUMBA
+        impl = "numba_cpu" if on_cpu and many else "batched"
     wanted = "a CPU, and Numba's compiler, with impl='numba_cpu'"
     expect(on_cpu or impl == "batched", "log_probs", wanted, log_probs.device, "Pass 'auto'.")
     with torch.inference_mode():

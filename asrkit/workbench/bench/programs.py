@@ -182,10 +182,11 @@ def agreement(first: Program, other: Program) -> dict[str, Any]:
 def ratios(
     what: str, timings: Mapping[str, Timing], params: Mapping[str, Any]
 ) -> Iterator[Measurement]:
-    """How many times as long each program took as asrkit in float32."""
-    for name in timings.keys() - {FIRST}:
-        named = {**params, "arms": [name, FIRST]}
-        yield time_ratio(what, timings, name, FIRST, impl=FIRST, params=named)
+    """How many times as long asrkit in float32 took as each other program."""
+    for name in timings:
+        if name != FIRST:
+            named = {**params, "arms": [FIRST, name]}
+            yield time_ratio(what, timings, FIRST, name, impl=name, params=named)
 
 
 def cold(
