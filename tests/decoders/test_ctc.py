@@ -91,8 +91,8 @@ def test_batched_equals_sequential_whatever_lies_in_the_padding(
     frames_first = log_probs.transpose(0, 1).contiguous().transpose(0, 1)
     frames_last = log_probs.transpose(1, 2).contiguous().transpose(1, 2)
     for decode in BATCHED.values():
-        for given_ in (log_probs, frames_first, frames_last):
-            same(decode(given_, lengths.int()), wanted)
+        for scores in (log_probs, frames_first, frames_last):
+            same(decode(scores, lengths.int()), wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,7 +107,6 @@ def test_batched_equals_sequential_whatever_lies_in_the_padding(
         [-math.inf, -7e4, 1e-7],
         [-1e-7, 0.0],
         [-3.0, -2.0, -2.0],
-        [math.inf, math.inf],
         [-math.nan, 5.0],
     ],
     ids=str,
@@ -135,7 +134,7 @@ def test_launches_do_not_grow_and_a_gpu_is_waited_for_twice():
         logits = torch.zeros(B, T, 4)
         logits[:, torch.arange(T), torch.arange(T) % 2] = 5  # a label on every frame
         lengths = torch.full((B,), T)
-        counted = launch_profile(lambda: BATCHED["batched"](logits, lengths))  # noqa: B023
+        counted = launch_profile(partial(BATCHED["batched"], logits, lengths))
         assert counted.launches <= 36
         assert counted.syncs == 2
 

@@ -141,7 +141,6 @@ def text_cost(text, word_bonus):
     [
         (0, 2, ""),
         (1, 2, ""),
-        (4, 3, ""),
         (4, 4, ""),
         (5, 4, "words"),
     ],
@@ -175,7 +174,8 @@ def by_hand(*frames):
     return log_probs, torch.tensor([len(frames)])
 
 
-A, BLANK = [1.0, 0.0], [0.0, 1.0]
+A = [1.0, 0.0]
+BLANK = [0.0, 1.0]
 ALIKE = [[0.2] * 5]
 WORKED = {  # frames, width and other options: label sequences with their probabilities
     # greedy takes the two blanks

@@ -32,14 +32,14 @@ def test_labels_that_no_text_holds_are_left_out_and_the_rest_moves_up():
         [(4, 1, 1), (6, 3, 2)],
         [],
     ]
-    heard = Hypotheses.from_lists(rows, [torch.zeros(())] * 4, "by hand")
-    draft = ctc_draft(Story(), heard)
+    found = Hypotheses.from_lists(rows, [torch.zeros(())] * 4, "by hand")
+    draft = ctc_draft(Story(), found)
     assert draft.labels.tolist() == [[3, 5], [-1, -1], [4, 6], [-1, -1]]
     assert draft.frames.tolist() == [[0, 6], [-1, -1], [1, 3], [-1, -1]]
     assert draft.durations.tolist() == [[1, 3], [-1, -1], [1, 2], [-1, -1]]
     assert draft.lengths.tolist() == [2, 0, 2, 0]
     assert draft.impl == "by hand, as a draft"
-    assert torch.equal(draft.scores, heard.scores)
+    assert torch.equal(draft.scores, found.scores)
 
 
 @pytest.mark.parametrize("B", [1, 7])
