@@ -1,6 +1,6 @@
 """Greedy decoding by attention, the search of `aed_beam`, and scores of CTC for prefixes, in plain loops."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isnan, log
 from typing import Any, NamedTuple
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.decoders.attention.greedy import best_tokens
 from asrkit.decoders.attention.protocol import limits_of, prompt_of
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 
@@ -18,6 +17,7 @@ class Text:
     """A hypothesis: its labels, and how it stands."""
 
     labels: tuple[int, ...] = ()
+    sure: tuple[float, ...] = ()  # confidence, where it was asked for
     score: float = 0.0  # log-probability in nats
     going: bool = True
     ended: bool = False  # by eos
@@ -28,6 +28,88 @@ class Text:
         return self.score / ((5 + tokens) / 6)
 
 
+class Utterance(NamedTuple):
+    """What a model is asked about one utterance."""
+
+    model: Any
+    memory: Any
+    prompt: Tensor  # (P,)
+    limit: int
+
+    def log_probs(self, labels: Sequence[int]) -> list[float]:
+        """Log-probabilities of every next token, in nats; every step reads the whole text again."""
+        tokens = torch.cat([self.prompt, self.prompt.new_tensor(labels)])[None]
+        state = self.model.begin(self.memory, tokens.shape[1])
+        logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
+        return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()
+
+
+def utterances(
+    model: Any, encoded: Tensor, lengths: Tensor, prompt: Any, most: int | None
+) -> Iterator[Utterance | None]:
+    """Those of a batch, None where there are no frames."""
+    prompts = prompt_of(model, prompt, encoded)
+    limits = limits_of(model, lengths, prompts.shape[1], most).tolist()
+    for b, length in enumerate(lengths.tolist()):
+        if length == 0:
+            yield None
+        else:
+            memory = model.remember(encoded[b : b + 1, :length], lengths[b : b + 1])
+            yield Utterance(model, memory, prompts[b], limits[b])
+
+
+def hypotheses(texts: list[Text], confidence: bool = False) -> Hypotheses:
+    """What was found, as the decoders return it."""
+    rows = [[(label, PADDING, 0) for label in text.labels] for text in texts]
+    scores = [torch.tensor(text.score) for text in texts]
+    found = Hypotheses.from_lists(rows, scores, "reference")
+    sure = torch.full(found.labels.shape, float(PADDING))
+    for row, text in zip(sure, texts, strict=True):
+        row[: len(text.sure)] = torch.tensor(text.sure)
+    ended = torch.tensor([text.ended for text in texts])
+    return replace(found, ended=ended, confidence=sure if confidence else None)
+
+
+SILENCE = Text(going=False, ended=True)
+
+
+@torch.inference_mode()
+def aed_greedy_reference(
+    model: Any,
+    encoded: Tensor,
+    lengths: Tensor,
+    *,
+    prompt: Any = None,
+    most: int | None = None,
+    confidence: bool = False,
+) -> Hypotheses:
+    """What `aed_greedy` computes, of arguments that are valid."""
+    texts = []
+    for utterance in utterances(model, encoded, lengths, prompt, most):
+        text = Text() if utterance else SILENCE
+        while text.going:
+            text = greedy_step(utterance, text)
+        texts.append(text)
+    return hypotheses(texts, confidence)
+
+
+def greedy_step(utterance: Utterance, text: Text) -> Text:
+    """The text with its best next token, or ended."""
+    scores = utterance.log_probs(text.labels)
+    score = max(scores)
+    token = scores.index(score)
+    total = text.score + score
+    if isnan(score):
+        return replace(text, score=total, going=False)
+    if token == utterance.model.eos:
+        return replace(text, score=total, going=False, ended=True)
+    if len(text.labels) == utterance.limit:
+        return replace(text, going=False)
+    labels = (*text.labels, token)
+    return replace(text, labels=labels, sure=(*text.sure, exp(score)), score=total)
+
+
+@torch.inference_mode()
 def aed_beam_reference(
     model: Any,
     encoded: Tensor,
@@ -40,36 +122,25 @@ def aed_beam_reference(
     ctc_weight: float = 0.3,
 ) -> Hypotheses:
     """What `aed_beam` computes, of arguments that are valid."""
-    lengths = lengths.long()
-    prompts = prompt_of(model, prompt, encoded)
-    limits = limits_of(model, lengths, prompts.shape[1], most)
-    found = []
-    with torch.inference_mode():
-        for b, length in enumerate(lengths.tolist()):
-            if length == 0:
-                found.append(Text(going=False, ended=True))
-                continue
-            frames = encoded[b : b + 1, :length]
-            memory = model.remember(frames, lengths[b : b + 1])
-            search = PlainSearch(model, memory, prompts[b], int(limits[b]), width)
-            if ctc is not None:
-                own = ctc[b, :length].double().tolist()
-                search = replace(search, ctc=own, ctc_weight=ctc_weight)
-            found.append(search.run())
-    rows = [[(label, PADDING, 0) for label in text.labels] for text in found]
-    scores = encoded.new_tensor([text.score for text in found], dtype=torch.float32)
-    ended = torch.tensor([text.ended for text in found], device=encoded.device)
-    return replace(Hypotheses.from_lists(rows, list(scores), "reference"), ended=ended)
+    texts = []
+    batch = utterances(model, encoded, lengths, prompt, most)
+    for b, utterance in enumerate(batch):
+        if utterance is None:
+            texts.append(SILENCE)
+            continue
+        search = PlainSearch(utterance, width)
+        if ctc is not None and ctc_weight:
+            own = ctc[b, : lengths[b]].double().tolist()
+            search = PlainSearch(utterance, width, own, ctc_weight)
+        texts.append(search.run())
+    return hypotheses(texts)
 
 
 @dataclass(frozen=True)
 class PlainSearch:
     """The search of one utterance."""
 
-    model: Any
-    memory: Any
-    prompt: Tensor  # (P,)
-    limit: int
+    utterance: Utterance
     width: int
     ctc: list[list[float]] | None = None
     ctc_weight: float = 0.0
@@ -88,50 +159,37 @@ class PlainSearch:
 
     def extensions(self, text: Text) -> list[tuple[Text, Text]]:
         """(what is ranked, what becomes of it) for each next token of a text."""
-        scores = self.log_probs(text)
+        scores = self.utterance.log_probs(text.labels)
         if self.ctc is not None:
             scores = self.joint(text, scores)
-        eos = self.model.eos
         longer = []
         pairs = []
         for token, score in enumerate(scores):
             total = text.score + score
             if isnan(score) or total == -inf:
                 continue
-            if token == eos:
+            if token == self.utterance.model.eos:
                 end = replace(text, score=total, going=False, ended=True)
                 pairs.append((end, end))
             else:
                 longer.append(replace(text, labels=(*text.labels, token), score=total))
-        if len(text.labels) < self.limit:
+        if len(text.labels) < self.utterance.limit:
             return pairs + [(each, each) for each in longer]
         likeliest = sorted(longer, key=lambda each: -each.score)[:1]
         return pairs + [(each, replace(text, going=False)) for each in likeliest]
 
-    def log_probs(self, text: Text) -> list[float]:
-        """Log-probabilities of every next token, in nats."""
-        labels = self.prompt.new_tensor(text.labels)
-        tokens = torch.cat([self.prompt, labels])[None]
-        state = self.model.begin(self.memory, tokens.shape[1])
-        logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
-        return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()
-
     def joint(self, text: Text, attention: list[float]) -> list[float]:
         """What each next token adds to the score of a text, of attention and CTC together."""
-        assert self.ctc is not None
-        if not self.ctc_weight:
-            return attention  # 0 times -inf is no number
         if any(isnan(score) for frame in self.ctc for score in frame):
             return [-inf] * len(attention)
         before, whole_text = prefix_score(self.ctc, text.labels)
         added = []
         for token, score in enumerate(attention):
             after = whole_text
-            if token != self.model.eos:
+            if token != self.utterance.model.eos:
                 after = prefix_score(self.ctc, [*text.labels, token]).prefix
-            added.append(
-                (1 - self.ctc_weight) * score + self.ctc_weight * (after - before)
-            )
+            own = self.ctc_weight * (after - before)
+            added.append((1 - self.ctc_weight) * score + own)
         return added
 
 
@@ -180,64 +238,3 @@ def log_add(a: float, b: float) -> float:
     if high == -inf:
         return high
     return high + log(exp(a - high) + exp(b - high))
-
-
-def aed_greedy_reference(
-    model: Any,
-    encoded: Tensor,
-    lengths: Tensor,
-    *,
-    prompt: Any = None,
-    most: int | None = None,
-    confidence: bool = False,
-) -> Hypotheses:
-    """What `aed_greedy` computes, of arguments that are valid; every step reads the whole text again."""
-    lengths = lengths.long()
-    prompts = prompt_of(model, prompt, encoded)
-    limits = limits_of(model, lengths, prompts.shape[1], most)
-    rows: list[list[tuple]] = []
-    scores = []
-    ended = []
-    with torch.inference_mode():
-        for b, length in enumerate(lengths.tolist()):
-            if length == 0:
-                rows.append([])
-                scores.append(torch.zeros((), device=encoded.device))
-                ended.append(True)
-                continue
-            frames = encoded[b : b + 1, :length]
-            memory = model.remember(frames, lengths[b : b + 1])
-            row, score, end = _decode_one(
-                model, memory, prompts[b], int(limits[b]), confidence
-            )
-            rows.append(row)
-            scores.append(score)
-            ended.append(end)
-    flags = torch.tensor(ended, device=encoded.device)
-    found = replace(Hypotheses.from_lists(rows, scores, "one by one"), ended=flags)
-    if confidence and found.confidence is None:  # nobody has labels
-        return replace(found, confidence=scores[0].new_empty(found.labels.shape))
-    return found
-
-
-def _decode_one(
-    model: Any, memory: Any, prompt: Tensor, limit: int, confidence: bool
-) -> tuple[list[tuple], Tensor, bool]:
-    """Labels with frames and durations, score (), and whether eos came, of one utterance."""
-    text = prompt.tolist()
-    row: list[tuple] = []
-    total = torch.zeros((), dtype=torch.float32, device=prompt.device)
-    while True:
-        state = model.begin(memory, len(text))
-        logits, _ = model.follow(prompt.new_tensor([text]), state, memory, reach=None)
-        token, score = best_tokens(logits[0, -1])
-        if score.isnan():
-            return row, total + score, False
-        if token == model.eos:
-            return row, total + score, True
-        if len(row) == limit:
-            return row, total, False
-        total = total + score
-        label = int(token), PADDING, 0
-        row.append((*label, float(score.exp())) if confidence else label)
-        text.append(int(token))

@@ -4,10 +4,11 @@ A prefix is a tuple of labels, a beam a dict of prefixes.
 """
 
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import inf
 from typing import Any
 
 import torch
+from attention_oracle import log_add
 from torch import Tensor
 
 from asrkit.decoders.beams import LanguageModel
@@ -41,14 +42,6 @@ class Path:
 Beam = dict[Prefix, Path]
 
 
-def log_add(a: float, b: float) -> float:
-    """log(exp(a) + exp(b))."""
-    high = max(a, b)
-    if high == -inf:
-        return high
-    return high + log(exp(a - high) + exp(b - high))
-
-
 def ctc_beam_reference(
     log_probs: Tensor,
     lengths: Tensor,
@@ -66,9 +59,7 @@ def ctc_beam_reference(
     blank %= V
     if not lm_weight:
         lm = None
-    search = PlainSearch(
-        blank, width, top_tokens or V, lm, lm_weight, label_bonus, log_probs.device
-    )
+    search = PlainSearch(blank, width, top_tokens or V, lm, lm_weight, label_bonus)
     results = []
     with torch.inference_mode():
         clean = possible(log_probs, lengths, blank)
@@ -84,14 +75,14 @@ def ctc_beam_reference(
             if n < len(ranked):
                 steps, score = ranked[n]
             rows.append(steps)
-            scores.append(torch.tensor(score, dtype=clean.dtype, device=clean.device))
+            scores.append(torch.tensor(score, dtype=clean.dtype))
         ranks.append(Hypotheses.from_lists(rows, scores, "ctc beam, reference"))
     return replace(ranks[0], alternatives=tuple(ranks[1:]))
 
 
 @dataclass(frozen=True)
 class PlainSearch:
-    """The search of one utterance; its fields are arguments of `ctc_beam`, and their device."""
+    """The search of one utterance; its fields are arguments of `ctc_beam`."""
 
     blank: int
     width: int
@@ -99,7 +90,6 @@ class PlainSearch:
     lm: LanguageModel | None
     lm_weight: float
     label_bonus: float
-    device: torch.device
 
     def utterance(self, frames: list[Row]) -> list[tuple[list, float]]:
         """(runs, score) of the best label sequences of T frames, best first."""
@@ -173,7 +163,7 @@ class PlainSearch:
         """The path, with the language model's state after the last label if that is new."""
         if self.lm is None or prefix in beam:
             return path
-        token = torch.tensor([prefix[-1]], device=self.device)
+        token = torch.tensor([prefix[-1]])
         return replace(path, lm=self.lm.advance(path.lm, token))
 
     def end(self, path: Path) -> float:

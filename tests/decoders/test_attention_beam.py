@@ -10,7 +10,7 @@ import torch
 from asrkit.decoders import aed_beam, aed_greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import EOS, WIDTH, Story, V, heard, random_model, same
+from attention_cases import EOS, WIDTH, V, heard, random_model, same
 from attention_oracle import aed_beam_reference
 
 
@@ -19,37 +19,27 @@ def of(seed, B, T, **settings):
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
-def test_the_batched_search_is_the_plain_one(width):
-    found_lengths = set()
-    for seed in range(9):
-        B, T, prompt = [(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)][seed % 3]
-        model, *batch = of(seed, B, T)
-        for most in (1, 6):
-            options = {"width": width, "prompt": prompt, "most": most}
-            found = aed_beam(model, *batch, **options)
-            same(found, aed_beam_reference(model, *batch, **options))
-            found_lengths |= {len(row) for row in found.tokens()}
-    assert len(found_lengths) > 2
+@pytest.mark.parametrize("seed", range(9))
+def test_the_batched_search_is_the_plain_one(width, seed):
+    B, T, prompt = [(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)][seed % 3]
+    model, *batch = of(seed, B, T)
+    for most in (1, 6):
+        options = {"width": width, "prompt": prompt, "most": most}
+        found = aed_beam(model, *batch, **options)
+        same(found, aed_beam_reference(model, *batch, **options))
+        assert found.impl.startswith("attention, beam")
+        assert not any(part.is_inference() for part in (*found.parts(), found.ended))
 
 
-def test_results_are_ordinary_tensors_and_say_how_they_were_found():
-    model, *batch = of(1, 6, 5)
-    found = aed_beam(model, *batch, most=8)
-    assert found.impl.startswith("attention, beam")
-    assert not any(part.is_inference() for part in (*found.parts(), found.ended))
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (8, 6)])
+@pytest.mark.parametrize("most", [1, 9])
+def test_a_width_of_one_is_greedy(B, T, most):
+    model, *batch = of(B, B, T)
+    greedy = aed_greedy(model, *batch, most=most)
+    same(aed_beam(model, *batch, width=1, most=most), greedy)
 
 
-def test_a_width_of_one_is_greedy():
-    for seed, (B, T) in enumerate([(1, 1), (8, 6), (5, 3)]):
-        model, *batch = of(seed, B, T)
-        for most in (1, 9):
-            same(
-                aed_beam(model, *batch, width=1, most=most),
-                aed_greedy(model, *batch, most=most),
-            )
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_beam_wide_enough_finds_the_best_of_all_texts(seed):
     model, encoded, lengths = of(seed, 2, 4)
     lengths = torch.tensor([4, 2])
@@ -100,12 +90,8 @@ def test_nan_leaves_nothing_and_is_said_and_silence_is_empty():
     assert found.scores[2] == 0
     assert "; no end in 1 of 4" in found.impl
     same(found, aed_beam_reference(model, encoded, lengths, most=6))
-    assert aed_beam(
-        model, torch.zeros(2, 0, WIDTH).double(), lengths[2:3].expand(2)
-    ).tokens() == [
-        [],
-        [],
-    ]
+    nobody = torch.zeros(2, 0, WIDTH).double(), torch.tensor([0, 0])
+    assert aed_beam(model, *nobody).tokens() == [[], []]
 
 
 class Spoiled:
@@ -129,14 +115,3 @@ def test_nan_after_one_text_leaves_the_others_their_places(token):
     found = aed_beam(spoiled, *batch, most=6)
     same(found, aed_beam_reference(spoiled, *batch, most=6))
     assert found.tokens() != aed_beam(model, *batch, most=6).tokens()
-
-
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"width": 0}, "^width: expected 1 to 1000"), ({"width": 2.0}, "^width: "),
-    ({"most": 0}, "^most: "), ({"prompt": [11]}, "^prompt: "),
-    ({"lengths": torch.tensor([5])}, "^lengths: "),
-])  # fmt: skip
-def test_what_makes_no_sense_is_refused(changes, said):
-    call = {"encoded": torch.zeros(1, 4, WIDTH), "lengths": torch.tensor([4])} | changes
-    with pytest.raises(ValueError, match=said):
-        aed_beam(Story(), **call)

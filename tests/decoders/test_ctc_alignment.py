@@ -2,33 +2,25 @@
 
 import itertools
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from asrkit.decoders import Hypotheses, ctc_alignment, ctc_beam, ctc_greedy
+from asrkit.decoders import ctc_alignment, ctc_beam, ctc_greedy
+
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import as_draft
 
 V = 4  # labels 0, 1, 2 and the blank
-
-
-@pytest.fixture(autouse=True)
-def small_batches(one_thread):
-    """Every test of this file starts on one thread."""
+TEXTS = [[], [0], [0, 0], [0, 1], [2, 2, 1], [1, 0, 1, 2], [0, 0, 0]]
 
 
 def scores_of(B, T, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
     return logits.log_softmax(-1)
-
-
-def texts(*rows):
-    """Hypotheses of these labels, without times."""
-    return Hypotheses.from_lists(
-        [[(label, -1, -1) for label in row] for row in rows],
-        [torch.zeros(())] * len(rows),
-        "given",
-    )
 
 
 def collapsed(path):
@@ -42,47 +34,37 @@ def nats(log_probs, path):
 def best_of_all(log_probs, labels):
     """Log-probability of the likeliest of all V^T paths that say `labels`; -inf if none does."""
     paths = itertools.product(range(V), repeat=len(log_probs))
-    return max(
-        (nats(log_probs, path) for path in paths if collapsed(path) == labels),
-        default=-math.inf,
-    )
+    own = (nats(log_probs, path) for path in paths if collapsed(path) == labels)
+    return max(own, default=-math.inf)
 
 
-def path_of(alignment, row, labels, T):
+def path_of(frames, durations, labels, T):
     """The token of each frame, as an alignment has them."""
     path = [V - 1] * T
-    runs = zip(
-        labels,
-        alignment.frames[row].tolist(),
-        alignment.durations[row].tolist(),
-        strict=False,
-    )
-    for label, frame, duration in runs:
+    for label, frame, duration in zip(labels, frames, durations, strict=False):
         path[frame : frame + duration] = [label] * duration
     return path
 
 
-TEXTS = [[], [0], [0, 0], [0, 1], [2, 2, 1], [1, 0, 1, 2], [0, 0, 0]]
-
-
-@pytest.mark.parametrize("T", [1, 2, 4, 6])
+@pytest.mark.parametrize("T", [1, 2, 4, 5])
 def test_it_is_the_likeliest_of_all_paths_that_say_the_labels(T):
     log_probs = scores_of(len(TEXTS), T, seed=T)
-    lengths = torch.tensor([max(T - row % 2, 0) for row in range(len(TEXTS))])
-    found = ctc_alignment(log_probs, lengths, texts(*TEXTS))
+    lengths = torch.tensor([T - row % 2 for row in range(len(TEXTS))])
+    found = ctc_alignment(log_probs, lengths, as_draft(TEXTS))
     for row, labels in enumerate(TEXTS):
         length = int(lengths[row])
+        frames = found.frames[row].tolist()
+        durations = found.durations[row].tolist()
         wanted = best_of_all(log_probs[row, :length], labels)
         assert found.scores[row].item() == pytest.approx(wanted, abs=1e-12)
         if wanted == -math.inf:
-            assert (found.frames[row] == -1).all() and (
-                found.durations[row] == -1
-            ).all()
+            assert {*frames, *durations} == {-1}
             continue
-        path = path_of(found, row, labels, length)
-        assert len(path) == length and collapsed(path) == labels
+        path = path_of(frames, durations, labels, length)
+        assert len(path) == length
+        assert collapsed(path) == labels
         assert nats(log_probs[row], path) == pytest.approx(wanted, abs=1e-12)
-        assert (found.frames[row, len(labels) :] == -1).all()
+        assert set(frames[len(labels) :]) <= {-1}
 
 
 @pytest.mark.parametrize("decode", [ctc_greedy, ctc_beam])
@@ -101,41 +83,30 @@ def test_a_text_of_ctc_has_the_times_that_its_decoder_gave_it(decode):
 def test_what_lies_behind_an_utterance_has_no_say_and_the_blank_may_be_any():
     log_probs = scores_of(2, 8)
     lengths = torch.tensor([8, 5])
-    wanted = ctc_alignment(log_probs, lengths, texts([0, 1], [2, 2]))
+    labels = as_draft([[0, 1], [2, 2]])
+    wanted = ctc_alignment(log_probs, lengths, labels)
     noisy = log_probs.clone()
     noisy[1, 5:] = math.nan
-    found = ctc_alignment(noisy, lengths.int(), texts([0, 1], [2, 2]))
-    first = ctc_alignment(
-        log_probs.roll(1, -1), lengths, texts([1, 2], [3, 3]), blank=0
-    )
+    found = ctc_alignment(noisy, lengths.int(), labels)
+    moved = as_draft([[1, 2], [3, 3]])
+    first = ctc_alignment(log_probs.roll(1, -1), lengths, moved, blank=0)
     for other in (found, first):
-        assert all(
-            torch.equal(one, two) for one, two in zip(other, wanted, strict=True)
-        )
+        for one, two in zip(other, wanted, strict=True):
+            assert torch.equal(one, two)
 
 
 def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():
     log_probs = scores_of(2, 8)
     log_probs[0, 3] = math.nan
-    found = ctc_alignment(log_probs, torch.tensor([8, 8]), texts([0], [0]))
+    found = ctc_alignment(log_probs, torch.tensor([8, 8]), as_draft([[0], [0]]))
     assert found.scores.isfinite().tolist() == [False, True]
     assert found.frames[:, 0].ge(0).tolist() == [False, True]
 
 
 def test_half_precision_is_added_up_in_float32():
     log_probs = scores_of(1, 300).bfloat16()
-    labels = texts([0, 1, 2] * 30)
+    labels = as_draft([[0, 1, 2] * 30])
     found = ctc_alignment(log_probs, torch.tensor([300]), labels)
     wanted = ctc_alignment(log_probs.double(), torch.tensor([300]), labels)
     assert found.scores.dtype == torch.float32
     torch.testing.assert_close(found.scores.double(), wanted.scores, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("rows, message", [
-    ([[0]], r"hypotheses: expected shape"),
-    ([[0], [V - 1]], rf"hypotheses: expected labels from 0 to below V={V}, without the blank {V - 1}, got \[{V - 1}\]"),
-    ([[0], [1, V]], rf"hypotheses: expected labels from 0 to below V={V}, without the blank {V - 1}, got \[{V}\]"),
-])  # fmt: skip
-def test_texts_that_are_not_of_this_batch_or_alphabet_are_refused(rows, message):
-    with pytest.raises(ValueError, match=message):
-        ctc_alignment(scores_of(2, 5), torch.tensor([5, 5]), texts(*rows))

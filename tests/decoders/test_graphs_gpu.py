@@ -2,7 +2,7 @@
 
 import gc
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,15 +22,20 @@ import attention_cases
 from attention_oracle import aed_greedy_reference
 
 pytestmark = pytest.mark.gpu
-GPU_CASES = [
-    (kind, durations)
-    for kind in ("stateless", "lstm", "foreign")
-    for durations in ((), (0, 1, 2, 4, 8))
-]
+MODES = pytest.mark.parametrize("mode", ["step", "full"])
+GPU_CASES = pytest.mark.parametrize(
+    ("kind", "durations"),
+    [
+        ("stateless", ()),
+        ("lstm", ()),
+        ("lstm", (0, 1, 2, 4, 8)),
+        ("foreign", (0, 1, 2, 4, 8)),
+    ],
+)
 
 
-def on_gpu(make, kind, durations=(), dtype=torch.float32, seed=3):
-    return make(kind, seed, durations=durations).to("cuda", dtype)
+def on_gpu(make, kind, durations=(), dtype=torch.float32):
+    return make(kind, 3, durations=durations).to("cuda", dtype)
 
 
 def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
@@ -38,89 +43,79 @@ def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
     return encoded.to("cuda", dtype), lengths.cuda()
 
 
+def close(found, wanted):
+    """What a GPU found is what the CPU found."""
+    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
+        torch.testing.assert_close(
+            ours.cpu(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True
+        )
+
+
+@GPU_CASES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
 @pytest.mark.parametrize("mode", ["step", "full", "auto"])
 def test_graphs_give_what_the_plain_loop_gives(
     make, speak, same, mode, kind, durations, dtype
 ):
     model = on_gpu(make, kind, durations, dtype)
-    for B, T, seed in [
-        (8, 48, 1),
-        (8, 40, 2),
-        (16, 20, 3),
-        (1, 48, 4),
-        (8, 48, 5),
-    ]:  # as the loop has them: half precision rounds by size
+    options = {"confidence": True, "max_symbols": 3}
+    ran = "full" if mode == "auto" else mode
+    # sizes as the loop has them: half precision rounds by size
+    for B, T, seed in [(8, 48, 1), (8, 40, 2), (16, 20, 3), (1, 48, 4), (8, 48, 5)]:
         batch = heard(speak, kind, B, T, dtype, seed)
-        options = {"confidence": True, "max_symbols": 3}
         found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert (
-            found.impl
-            == f"windowed_looping, graphs={'full' if mode == 'auto' else mode}"
-        )
+        assert found.impl == f"windowed_looping, graphs={ran}"
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
         assert found.lengths.sum() > 0
 
 
-@pytest.mark.parametrize("mode", ["step", "full"])
+@MODES
 def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
-    model, (encoded, lengths) = on_gpu(make, "lstm"), heard(speak, "lstm", 5, 30)
-    whole = transducer_greedy(model, encoded, lengths, graphs="off")
-    first = transducer_greedy(
-        model, encoded[:, :13], lengths.clamp(max=13), graphs=mode
-    )
-    rest = transducer_greedy(
-        model,
-        encoded[:, 13:],
-        (lengths - 13).clamp(min=0),
-        graphs=mode,
-        carry=first.carry,
-    )
-    assert [
-        a + b for a, b in zip(first.tokens(), rest.tokens(), strict=True)
-    ] == whole.tokens()
+    model = on_gpu(make, "lstm")
+    encoded, lengths = heard(speak, "lstm", 5, 30)
+    whole = transducer_greedy(model, encoded, lengths, graphs="off").tokens()
+    begin = encoded[:, :13], lengths.clamp(max=13)
+    rest = encoded[:, 13:], (lengths - 13).clamp(min=0)
+    first = transducer_greedy(model, *begin, graphs=mode)
+    second = transducer_greedy(model, *rest, graphs=mode, carry=first.carry)
+    pairs = zip(first.tokens(), second.tokens(), strict=True)
+    assert [a + b for a, b in pairs] == whole
     for b in range(5):
         encoded[b, lengths[b] :] = torch.nan
-    assert (
-        transducer_greedy(model, encoded, lengths, graphs=mode).tokens()
-        == whole.tokens()
-    )
+    assert transducer_greedy(model, encoded, lengths, graphs=mode).tokens() == whole
 
 
-@pytest.mark.parametrize("mode", ["step", "full"])
+@MODES
 def test_on_a_gpu_weights_may_change_in_place_and_may_move(make, speak, same, mode):
-    model, batch = on_gpu(make, "lstm"), heard(speak, "lstm", 8, 48)
-    before = transducer_greedy(model, *batch, graphs=mode)
+    model = on_gpu(make, "lstm")
+    encoded, lengths = heard(speak, "lstm", 8, 48)
+    before = transducer_greedy(model, encoded, lengths, graphs=mode)
     with torch.no_grad():
         model.output.weight.neg_()
-    after = transducer_greedy(model, *batch, graphs=mode)
-    same(after, transducer_greedy(model, *batch, graphs="off"))
+    after = transducer_greedy(model, encoded, lengths, graphs=mode)
+    same(after, transducer_greedy(model, encoded, lengths, graphs="off"))
     assert after.tokens() != before.tokens()
     model.bfloat16()
-    batch = batch[0].bfloat16(), batch[1]
-    same(
-        transducer_greedy(model, *batch, graphs=mode),
-        transducer_greedy(model, *batch, graphs="off"),
-    )
+    batch = encoded.bfloat16(), lengths
+    found = transducer_greedy(model, *batch, graphs=mode)
+    same(found, transducer_greedy(model, *batch, graphs="off"))
 
 
+@MODES
 @pytest.mark.parametrize("kind", ["stateless", "lstm"])
-@pytest.mark.parametrize("mode", ["step", "full"])
 def test_on_a_gpu_autocast_is_captured(make, speak, same, mode, kind):
     model = on_gpu(make, kind)
     with torch.autocast("cuda", torch.bfloat16):
         for seed in (3, 4):
             batch = heard(speak, kind, 8, 48, seed=seed)
-            same(
-                transducer_greedy(model, *batch, graphs=mode),
-                transducer_greedy(model, *batch, graphs="off"),
-            )
+            found = transducer_greedy(model, *batch, graphs=mode)
+            same(found, transducer_greedy(model, *batch, graphs="off"))
 
 
-@pytest.mark.parametrize("mode", ["step", "full"])
+@MODES
 def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
     model = on_gpu(make, "lstm")
+    batch = heard(speak, "lstm", 2, 12)
     transducer_greedy(model, *heard(speak, "lstm", 8, 48), graphs="off")
 
     def used():
@@ -132,85 +127,62 @@ def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
     release_graphs()
     before = used()
     for number in range(graphs.KEEP + 3):
-        transducer_greedy(
-            model, *heard(speak, "lstm", 2, 12), graphs=mode, max_symbols=3 + number
-        )
+        transducer_greedy(model, *batch, graphs=mode, max_symbols=3 + number)
     assert len(graphs.MODELS[model].loops) == graphs.KEEP
     assert used() > before
     release_graphs(model)
     workspace = 80 << 20  # of matrix products, which torch may keep for a stream
     assert used() - before <= workspace
     for _ in range(3):
-        transducer_greedy(model, *heard(speak, "lstm", 2, 12), graphs=mode)
+        transducer_greedy(model, *batch, graphs=mode)
         release_graphs(model)
     assert used() - before <= workspace
 
 
-@pytest.mark.parametrize("mode", ["step", "full"])
+@MODES
 def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
     model = on_gpu(make, "lstm")
     batches = [heard(speak, "lstm", 8, 48, seed=seed) for seed in range(8)]
-    wanted = [
-        transducer_greedy(model, *batch, graphs="off").tokens() for batch in batches
-    ]
-    found, errors = {}, []
 
-    def work(numbers):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for number in numbers:
-                    found[number] = transducer_greedy(
-                        model, *batches[number], graphs=mode
-                    ).tokens()
-        except Exception as error:
-            errors.append(error)
+    def decode(batch, mode):
+        return transducer_greedy(model, *batch, graphs=mode).tokens()
 
+    def work(own):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return [decode(batch, mode) for batch in own]
+
+    wanted = [decode(batch, "off") for batch in batches]
     torch.cuda.synchronize()
-    threads = [
-        threading.Thread(target=work, args=(range(first, 8, 2),)) for first in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert [found[number] for number in range(8)] == wanted
+    with ThreadPoolExecutor(2) as pool:
+        even, odd = pool.map(work, (batches[::2], batches[1::2]))
+    assert even == wanted[::2]
+    assert odd == wanted[1::2]
 
 
+@GPU_CASES
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("kind", "durations"), GPU_CASES)
 def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
     make, speak, kind, durations, strategy
 ):
     options = {"confidence": True, "max_symbols": 3, "graphs": "off"}
-    model, (encoded, lengths) = (
-        make(kind, 3, durations=durations).double(),
-        speak(kind, 9, 30, 3),
-    )
-    given = (encoded.double(), lengths)
-    wanted = transducer_greedy(model, *given, strategy="one_by_one", **options)
-    there = [part.cuda() for part in given]
-    found = transducer_greedy(model.cuda(), *there, strategy=strategy, **options)
-    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+    model = make(kind, 3, durations=durations)
+    batch = speak(kind, 9, 30, 3)
+    wanted = transducer_greedy(model, *batch, strategy="one_by_one", **options)
+    there = [part.cuda() for part in batch]
+    close(transducer_greedy(model.cuda(), *there, strategy=strategy, **options), wanted)
 
 
 def test_on_a_gpu_ctc_finds_what_it_finds_one_by_one_on_a_cpu():
     draw = torch.Generator().manual_seed(1)
     log_probs = (3 * torch.randn(6, 40, 9, generator=draw)).log_softmax(-1)
     lengths = torch.tensor([40, 33, 7, 2, 1, 0])
-    wanted = ctc_greedy_sequential(log_probs, lengths)
     found = ctc_greedy(log_probs.cuda(), lengths.cuda())
-    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs)
+    close(found, ctc_greedy_sequential(log_probs, lengths))
 
 
 def test_on_a_gpu_attention_finds_what_the_definition_finds_on_a_cpu():
-    model, batch = attention_cases.random_model(2, eos=3.0), attention_cases.heard(5, 6)
+    model = attention_cases.random_model(2, eos=3.0)
+    batch = attention_cases.heard(5, 6)
     wanted = aed_greedy_reference(model, *batch, **attention_cases.OPTIONS)
     there = [part.cuda() for part in batch]
-    found = aed_greedy(model.cuda(), *there, **attention_cases.OPTIONS)
-    for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
-        torch.testing.assert_close(
-            ours.cpu(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True
-        )
+    close(aed_greedy(model.cuda(), *there, **attention_cases.OPTIONS), wanted)

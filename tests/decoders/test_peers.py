@@ -8,6 +8,7 @@ from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerMo
 from asrkit.workbench import bench
 from asrkit.workbench.bench.peers.peer_decoders import write
 
+pytestmark = pytest.mark.live
 TDT = [(0, 1, 2, 3, 4), (0, 1, 2, 4, 8)]
 SIZES = {
     "encoder": ConvConfig(width=4, layers=1),

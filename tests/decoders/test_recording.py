@@ -1,4 +1,6 @@
-"""Proofs that a turn of label looping can be recorded: nothing in it waits, on fakes of a GPU too, and they can fail."""
+"""Proofs that a turn of label looping can be recorded: nothing in it waits, on fakes of a GPU too."""
+
+import re
 
 import pytest
 import torch
@@ -22,11 +24,9 @@ from asrkit.workbench.measure.ops import count_launches, listening
 
 
 def ours(kind, durations=()):
-    predictor = (
-        StatelessConfig(width=8)
-        if kind == "stateless"
-        else LSTMConfig(width=8, layers=2)
-    )
+    predictor = LSTMConfig(width=8, layers=2)
+    if kind == "stateless":
+        predictor = StatelessConfig(width=8)
     config = TransducerConfig(
         vocab_size=9,
         encoder=ConvConfig(width=4, layers=1),
@@ -37,21 +37,19 @@ def ours(kind, durations=()):
     return TransducerModel(config).eval()
 
 
-def turn_of(make, device, confidence=True):
+def turn_of(model, device, confidence=True):
     """What a capture would record: the turn of a loop on `device`."""
-    model = make()
+
+    def there(part):
+        return torch.zeros(part.shape, dtype=part.dtype, device=device)
+
     with torch.inference_mode():
         carry = GreedyModel(model).initial_carry(torch.zeros(4, 16, 8))
-        carry = map_state(
-            lambda part: torch.zeros(part.shape, dtype=part.dtype, device=device), carry
-        )
+        carry = map_state(there, carry)
         for module in model.modules():
-            for name, value in module.named_parameters(
-                recurse=False
-            ):  # .to cannot move fakes
-                module._parameters[name] = nn.Parameter(
-                    torch.zeros_like(value, device=device)
-                )
+            for name, value in module.named_parameters(recurse=False):
+                # .to cannot move fakes
+                module._parameters[name] = nn.Parameter(there(value))
         encoded = torch.zeros(4, 16, 8, device=device)
         greedy = GreedyModel(model, confidence, encoded.device)
         loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions())
@@ -59,32 +57,37 @@ def turn_of(make, device, confidence=True):
     return torch.inference_mode()(lambda: loop.turn(greedy))
 
 
-@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
-@pytest.mark.parametrize("kind", ["stateless", "lstm"])
+OURS = pytest.mark.parametrize(
+    ("kind", "durations"),
+    [
+        ("stateless", ()),
+        ("lstm", ()),
+        ("lstm", (0, 1, 2, 4, 8)),
+    ],
+)
+
+
+@OURS
 def test_a_turn_never_waits(kind, durations):
     for confidence in (False, True):
-        found = launch_profile(
-            turn_of(lambda: ours(kind, durations), "cpu", confidence)
-        )
-        assert found.syncs == 0
-        assert found.launches > 50
+        turn = turn_of(ours(kind, durations), "cpu", confidence)
+        assert launch_profile(turn).syncs == 0
+        with CaptureGuard():
+            turn()
 
 
-@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)])
-@pytest.mark.parametrize("kind", ["stateless", "lstm"])
+@OURS
 def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(
     kind, durations
 ):
     with FakeTensorMode():
-        turn = turn_of(lambda: ours(kind, durations), "cuda")
+        turn = turn_of(ours(kind, durations), "cuda")
         with listening("cuda") as listener:
             turn()
     found = count_launches(listener.ops)
     assert found.syncs == 0
-    most = (
-        {"stateless": 71, "lstm": 79}[kind] + 5 * bool(durations) + 8
-    )  # of which 8 are the confidence's
-    assert 50 < found.launches <= most, found.ops
+    most = {"stateless": 71, "lstm": 79}[kind] + 5 * bool(durations)
+    assert 50 < found.launches <= most + 8, found.ops  # those of the confidence
     # what a GPU runs, one for each layer
     assert found.ops["_thnn_fused_lstm_cell"] == (2 if kind == "lstm" else 0)
 
@@ -105,67 +108,32 @@ class Waiting(nn.Module):
 
 
 SPOILERS = {
-    "item": lambda logits: logits.sum().item(), "nonzero": lambda logits: logits.nonzero().sum(),
-    "mask": lambda logits: logits[logits > 0].sum(), "if": lambda logits: 1 if (logits > 0).any() else 0,
-}  # fmt: skip
+    "item": lambda logits: logits.sum().item(),
+    "nonzero": lambda logits: logits.nonzero().sum(),
+    "mask": lambda logits: logits[logits > 0].sum(),
+    "if": lambda logits: 1 if (logits > 0).any() else 0,
+    "masked write": lambda logits: logits.index_put(
+        (logits[..., 0] < torch.inf,), logits.flatten(0, -2)
+    ),
+}
 
 
 @pytest.mark.parametrize("spoiler", SPOILERS)
-def test_both_proofs_can_fail(spoiler):
-    found = launch_profile(turn_of(lambda: Waiting(SPOILERS[spoiler]), "cpu"))
-    assert found.syncs == 1
-    assert next(iter(found.sync_sites)).startswith("tests/decoders/test_recording.py:")
-    with (
-        pytest.raises(Exception, match=r"nonzero|_local_scalar_dense|data-dependent"),
-        FakeTensorMode(),
-    ):
-        turn_of(lambda: Waiting(SPOILERS[spoiler]), "cuda")()
-
-
-def masked_write(logits):
-    return logits.index_put((logits[..., 0] < torch.inf,), logits.flatten(0, -2))
-
-
-@pytest.mark.parametrize(
-    "spoil", [*SPOILERS.values(), masked_write], ids=[*SPOILERS, "masked write"]
-)
-def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoil):
-    with (
-        pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"),
-        CaptureGuard(),
-    ):
-        turn_of(lambda: Waiting(spoil), "cpu")()
-    for kind, durations in [("stateless", ()), ("lstm", (0, 1, 2))]:
-        turn = turn_of(
-            lambda kind=kind, durations=durations: ours(kind, durations), "cpu"
-        )
+def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoiler):
+    turn = turn_of(Waiting(SPOILERS[spoiler]), "cpu")
+    with pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"):
         with CaptureGuard():
             turn()
 
 
-def test_the_proof_sees_tensors_that_stay_on_the_host():
-    table = torch.ones(10)
-    with (
-        pytest.raises(Exception, match="cpu"),
-        FakeTensorMode(allow_non_fake_inputs=True),
-    ):
-        turn_of(lambda: Waiting(lambda logits: table), "cuda")()
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak, same):
-    model, (encoded, lengths) = (
-        Waiting(SPOILERS["item"]).cuda(),
-        speak("lstm", 4, 16, 3),
-    )
+    model = Waiting(SPOILERS["item"]).cuda()
+    encoded, lengths = speak("lstm", 4, 16, 3)
     batch = torch.cat([encoded, encoded], 2).float().cuda(), lengths.cuda()
-    with pytest.raises(
-        RuntimeError,
-        match=r"^graphs='step': capture failed, RuntimeError: aten\S+ waits for the GPU$",
-    ):
+    reason = r"graphs='step': capture failed, RuntimeError: aten\S+ waits for the GPU$"
+    with pytest.raises(RuntimeError, match=f"^{reason}"):
         transducer_greedy(model, *batch, graphs="step")
     found = transducer_greedy(model, *batch)
-    assert found.impl.startswith(
-        "windowed_looping, graphs=off: graphs='step': capture failed, "
-    )
+    assert re.match(f"windowed_looping, graphs=off: {reason}", found.impl)
     same(found, transducer_greedy(model, *batch, graphs="off"))

@@ -1,210 +1,185 @@
-"""Bad calls of the transducer and CTC decoders: one line, never decoded into something else, never without an end."""
+"""Bad calls of the decoders: one line that names the argument, and nothing decoded into something else."""
 
-from functools import partial
+import math
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from asrkit.decoders import (
+    Suppressing,
+    aed_beam,
+    aed_greedy,
+    attention_frames,
+    ctc_alignment,
     ctc_beam,
     ctc_greedy,
-    ctc_greedy_sequential,
     transducer_greedy,
 )
-from asrkit.decoders.transducer import STRATEGIES
 
-BATCHED = [strategy for strategy in STRATEGIES if strategy != "one_by_one"]
-CTC = {
-    "numba_cpu": partial(ctc_greedy, impl="numba_cpu"),
-    "batched": partial(ctc_greedy, impl="batched"),
-    "sequential": ctc_greedy_sequential,
-    "beam": ctc_beam,
+sys.path.insert(0, str(Path(__file__).parent))
+from attention_cases import WIDTH, Story, V, as_draft, random_model
+
+
+def speaker(**changes):
+    """A transducer of plain functions: 5 tokens, of which 4 is the blank."""
+
+    def predict(labels, state=None):
+        return labels[:, None].float(), labels
+
+    def join(encoded, predicted):
+        shape = torch.broadcast_shapes(encoded.shape[:-1], predicted.shape[:-1])
+        return torch.zeros(*shape, 5)
+
+    return SimpleNamespace(**{"blank": 4, "predict": predict, "join": join} | changes)
+
+
+def numbers(labels, state=None):
+    """A prediction with a state that is no tensor."""
+    return labels[:, None].float(), 1
+
+
+def shrinks(labels, state=None):
+    """A prediction that loses its batch behind the first label."""
+    return torch.zeros(3 if state is None else 1, 1), labels
+
+
+FRAMES = {"encoded": torch.zeros(3, 4, WIDTH), "lengths": torch.tensor([4, 0, 2])}
+SCORES = {"log_probs": torch.zeros(2, 3, 4), "lengths": torch.tensor([3, 2])}
+CARRY = transducer_greedy(speaker(), **FRAMES).carry
+GOOD = {
+    transducer_greedy: {"model": speaker(), **FRAMES},
+    aed_greedy: {"model": Story(), **FRAMES},
+    aed_beam: {"model": Story(), **FRAMES},
+    attention_frames: {"model": Story(), **FRAMES},
+    ctc_greedy: SCORES | {"impl": "batched"},
+    ctc_beam: SCORES,
+    ctc_alignment: SCORES | {"hypotheses": as_draft([[0], [1]])},
+    Suppressing: {
+        "model": random_model(),
+        "always": [],
+        "first": [],
+        "prompt_tokens": 1,
+    },
 }
-
-
-def refused(call, *given, **options):
-    with pytest.raises(ValueError) as error:
-        call(*given, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def doubled(model, **changes):
-    """The model with some of its attributes replaced."""
-    parts = {
-        "blank": model.blank,
-        "durations": model.durations,
-        "predict": model.predict,
-        "join": model.join,
-    }
-    return SimpleNamespace(**{**parts, **changes})
-
-
-@pytest.fixture
-def given(make):
-    """A model that speaks on every frame, and three utterances for it: one is silent."""
-    generator = torch.Generator().manual_seed(1)
-    return (
-        make("foreign", 1, bias=-2),
-        torch.randn(3, 5, 4, generator=generator).double(),
-        torch.tensor([5, 0, 3]),
-    )
-
-
-def joins(spoil):
-    return lambda model: {
-        "join": lambda frames, before: spoil(model.join(frames, before))
-    }
-
-
-def predicts(spoil):
-    return lambda model: {
-        "predict": lambda labels, state: spoil(*model.predict(labels, state))
-    }
-
-
-def has(**parts):
-    return lambda model: parts
-
-
-BLANK = "model.blank: expected an index from 0, got "
-BAD_MODELS = [
-    (joins(lambda logits: logits[..., :4]), "'more than 4'), got ("),
-    (joins(lambda logits: logits[None]), "got (1, "),
+WITHOUT_ROOM = "prompt: expected 1 to 63 tokens, so that a label fits in most=64, got "
+BYTES = torch.zeros(2, 3, 4).to(torch.float8_e4m3fn)
+ONE_FRAME = speaker(join=lambda *_: torch.zeros(3, 1, 5))
+GREEDY = [  # what changes, and what the message begins with
+    ({"strategy": ["label_looping"]}, "strategy: expected one of "),
+    ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
     (
-        predicts(lambda before, state: (before, before.expand(9, -1, -1))),
-        "Transpose its state.",
+        {"graphs": "full"},
+        "graphs: expected 'auto' or 'off' with windowed_looping on cpu, ",
     ),
-    (has(blank=-1), f"{BLANK}-1. Count it from the front: V - 1, not -1."),
-    (has(blank=None), BLANK),
+    (
+        {"carry": CARRY.select(slice(2))},
+        "carry: expected B=3 utterances, got [2]. Regroup it",
+    ),
+    (
+        {"model": Story()},
+        "model: expected blank, predict, join, got Story without blank",
+    ),
+    ({"model": speaker(blank=-1)}, "model.blank: expected an index from 0, got -1."),
+    (
+        {"model": speaker(blank=5)},
+        "model.join: expected logits (3, 4, 'more than 5'), got ",
+    ),
+    (
+        {"model": ONE_FRAME},
+        "model.join: expected logits (3, 4, 'more than 4'), got (3, 1, 5).",
+    ),
+    (
+        {"model": speaker(predict=shrinks)},
+        "model.predict: expected shape (3, 1), as before, ",
+    ),
+    (
+        {"model": speaker(predict=numbers)},
+        "state: expected tensors in tuples, lists or dicts, ",
+    ),
+]
+CTC = [
+    (
+        {"log_probs": BYTES},
+        "log_probs: expected a float dtype of 16 bits or more, got ",
+    ),
+    (
+        {"lengths": torch.tensor([2, 4])},
+        "lengths: expected 0 to T=3 frames, got 2 to 4.",
+    ),
+    (
+        {"lengths": torch.ones(2)},
+        "lengths: expected int32 or int64, got torch.float32.",
+    ),
+    ({"blank": 4}, "blank: expected an index of V=4 tokens, got 4."),
+    (
+        {"impl": "cuda"},
+        "impl: expected one of 'auto', 'batched', 'numba_cpu', got 'cuda'.",
+    ),
+]
+CTC_BEAM = [
+    ({"width": 0}, "width: expected 1 to 1000 hypotheses, got 0."),
+    ({"nbest": 9}, "nbest: expected 1 to width=8 hypotheses, got 9."),
+    (
+        {"lm": "words.arpa"},
+        "lm: expected a language model, or None, got str. Read a file by",
+    ),
+    ({"lm_weight": math.nan}, "lm_weight: expected a number from "),
+]
+ATTENTION = [
+    (
+        {"model": random_model()},
+        "encoded: expected torch.float64, as the model's weights are",
+    ),
+    ({"model": speaker()}, "model: expected bos, eos, most, vocab_size, remember, "),
+    ({"prompt": [1] * 64}, f"{WITHOUT_ROOM}64."),
+    ({"prompt": []}, f"{WITHOUT_ROOM}0."),
+    (
+        {"prompt": [V]},
+        f"prompt: expected tokens from 0 to below V={V}, got {V} to {V}.",
+    ),
+    (
+        {"most": 0},
+        "most: expected 1 to 63 labels, or None, got 0. The model has no more",
+    ),
+    (
+        {"draft": [[3], [3], [3]]},
+        "draft: expected Hypotheses, got list. Try ctc_greedy.",
+    ),
+]
+ATTENTION_BEAM = [
+    ({"ctc": torch.zeros(3, 4, V)}, f"ctc: expected shape (B=3, T=4, V={V + 1}), got "),
+    (
+        {"ctc": torch.zeros(3, 4, V + 1), "ctc_weight": 1.5},
+        "ctc_weight: expected a share from 0 to 1, got 1.5",
+    ),
+]
+OTHERS = as_draft([[0], [3]])
+ROWS = [
+    *((transducer_greedy, *row) for row in GREEDY),
+    *((ctc_greedy, *row) for row in CTC),
+    *((ctc_beam, *row) for row in CTC_BEAM),
+    *((aed_greedy, *row) for row in ATTENTION),
+    *((aed_beam, *row) for row in ATTENTION_BEAM),
+    (
+        ctc_alignment,
+        {"hypotheses": OTHERS},
+        "hypotheses: expected labels from 0 to below V=4, without the blank 3, got [3]",
+    ),
+    (
+        attention_frames,
+        {"hypotheses": OTHERS},
+        "hypotheses: expected shape (B=3, N), got (2, 1)",
+    ),
+    (Suppressing, {"always": [V]}, f"always: expected tokens from 0 to below V={V}"),
 ]
 
 
-@pytest.mark.parametrize("number", range(len(BAD_MODELS)))
-def test_a_model_that_does_not_follow_the_protocol_is_refused(given, number):
-    model, encoded, lengths = given
-    spoil, wanted = BAD_MODELS[number]
-    spoilt = doubled(model, **spoil(model))
-    for strategy in STRATEGIES:
-        assert wanted in refused(
-            transducer_greedy, spoilt, encoded, lengths, strategy=strategy
-        )
-
-
-def test_a_model_that_lacks_something_is_refused(given):
-    model, encoded, lengths = given
-    part = SimpleNamespace(blank=model.blank, join=model.join)
-    wanted = (
-        "model: expected blank, predict, join, got SimpleNamespace without predict."
-    )
-    assert refused(transducer_greedy, part, encoded, lengths) == wanted
-
-
-def test_logits_of_one_frame_do_not_stand_for_a_window(given):
-    model, encoded, lengths = given
-    spoilt = doubled(
-        model, join=lambda frames, before: model.join(frames[:, :1], before)
-    )
-    wanted = "model.join: expected logits (3, 2, 'more than 4'), got (3, 1, 5)."
-    assert refused(transducer_greedy, spoilt, encoded, lengths, window=2) == wanted
-
-
-@pytest.mark.parametrize("strategy", BATCHED)
-def test_a_prediction_keeps_its_shape(given, strategy):
-    model, encoded, lengths = given
-    for cut in (lambda part: part[:1], lambda part: part[:, :1]):
-
-        def shrinking(labels, state, cut=cut):
-            predicted, after = model.predict(labels, state)
-            return predicted if state is None else cut(predicted), after
-
-        spoilt = doubled(model, predict=shrinking)
-        text = refused(transducer_greedy, spoilt, encoded, lengths, strategy=strategy)
-        assert text.startswith("model.predict: expected shape (3, 6), as before, got (")
-
-
-MOST = "max_symbols: expected 1 to 1000 labels on a frame, got "
-BAD_OPTIONS = [
-    ({"max_symbols": 0}, f"{MOST}0."),
-    ({"max_symbols": 10**30}, f"{MOST}{10**30}."),
-    ({"strategy": ["windowed_looping"]}, "got ['windowed_looping']."),
-    ({"window": True}, "window: expected at least 1 frame, or None, got True."),
-]
-
-
-@pytest.mark.parametrize(("options", "wanted"), BAD_OPTIONS)
-def test_options_of_greedy_decoding_that_are_no_options(given, options, wanted):
-    assert refused(transducer_greedy, *given, **options).endswith(wanted)
-
-
-@pytest.mark.parametrize(("option", "values"), [
-    ("width", (0, 10**4)), ("nbest", (9,)), ("lm_weight", (float("nan"), "1")),
-    ("label_bonus", (-float("inf"),)),
-])  # fmt: skip
-def test_options_of_a_beam_are_numbers_in_range(given, option, values):
-    for value in values:
-        text = refused(ctc_beam, *given[1:], **{option: value})
-        assert text.startswith(f"{option}: expected ") and text.endswith(
-            f"got {value!r}."
-        )
-
-
-def test_a_window_costs_no_more_than_the_frames_there_are(given):
-    model, encoded, lengths = given
-    seen = []
-    wide = doubled(
-        model,
-        join=lambda frames, predicted: (
-            seen.append(frames.shape[1]) or model.join(frames, predicted)
-        ),
-    )
-    found = transducer_greedy(wide, encoded, lengths, window=10**12)
-    assert set(seen) == {5}
-    assert (
-        found.tokens() == transducer_greedy(model, encoded, lengths, window=1).tokens()
-    )
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(
-    given, strategy
-):
-    model, encoded, _ = given
-    encoded[0, 2] = torch.nan
-    lengths = torch.tensor([5, 5, 3])
-    found = transducer_greedy(model, encoded, lengths, strategy=strategy, max_symbols=3)
-    assert found.scores.isnan().tolist() == [True, False, False]
-    assert found.lengths.max() <= 15
-
-
-@pytest.mark.parametrize("name", CTC)
-def test_bad_scores_and_blanks_of_ctc_are_refused(name):
-    log_probs, lengths = torch.zeros(2, 3, 4), torch.tensor([3, 2])
-    text = refused(CTC[name], log_probs.to(torch.float8_e4m3fn), lengths)
-    assert (
-        text
-        == "log_probs: expected a float dtype of 16 bits or more, got torch.float8_e4m3fn."
-    )
-    for blank in (4, True, 1.0, None):
-        text = refused(CTC[name], log_probs, lengths, blank=blank)
-        assert text == f"blank: expected an index of V=4 tokens, got {blank}."
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch.compile's own
-def test_what_calls_a_decoder_may_be_compiled(make):
-    model, generator = (
-        make("foreign", 1, durations=(0, 1)),
-        torch.Generator().manual_seed(1),
-    )
-    encoded, lengths = (
-        torch.randn(2, 3, 4, generator=generator).double(),
-        torch.tensor([3, 2]),
-    )
-    calls = [CTC[name] for name in ("numba_cpu", "sequential", "beam")]
-    for plain in (*calls, partial(transducer_greedy, model)):
-        compiled = torch.compile(
-            lambda part, plain=plain: plain(2 * part, lengths).labels + 1,
-            backend="eager",
-        )
-        assert torch.equal(compiled(encoded), plain(2 * encoded, lengths).labels + 1)
+@pytest.mark.parametrize(("door", "changes", "message"), ROWS)
+def test_a_bad_call_is_one_line(door, changes, message):
+    with pytest.raises(ValueError) as error:
+        door(**GOOD[door] | changes)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
