@@ -18,7 +18,7 @@ from PIL import Image
 
 from asrkit.workbench.report import report
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.live]
 
 PARAMETERS = new_code_cell("size: int = 3  # bars", metadata={"tags": ["parameters"]})
 PICTURE = """from asrkit.workbench import plots
@@ -95,9 +95,9 @@ def pages(site):
     return {path.stem: path.resolve().as_uri() for path in sorted(site.glob("*.html"))}
 
 
-def pixels(page):
-    """What the window shows: rows, columns, RGB."""
-    return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+def pixels(shown):
+    """What a window or a part of it shows: rows, columns, RGB."""
+    return np.asarray(Image.open(io.BytesIO(shown.screenshot())).convert("RGB"))
 
 
 def test_a_link_to_a_claim_of_the_appendix_unfolds_it(window, pages):
@@ -167,16 +167,14 @@ def test_a_slider_is_moved_by_the_keyboard_and_shows_one_frame_at_a_time(window,
     assert len({name for name, _ in seen}) == len({words[0] for _, words in seen}) >= 3
 
 
-def test_a_figure_is_dark_on_a_dark_page(window, pages):
-    medians = []
-    for scheme in ("light", "dark"):
-        page = window(color_scheme=scheme).open(pages["02_joint_memory"])
-        image = page.locator("main img[src^='data:image/svg']").first
-        image.scroll_into_view_if_needed()
-        seen = np.asarray(Image.open(io.BytesIO(image.screenshot())).convert("RGB"))
-        assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 20
-        medians.append(np.median(seen))
-    assert medians[0] > 200 and medians[1] < 60
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_figure_is_dark_on_a_dark_page(window, pages, scheme):
+    page = window(color_scheme=scheme).open(pages["02_joint_memory"])
+    image = page.locator("main img[src^='data:image/svg']").first
+    image.scroll_into_view_if_needed()
+    seen = pixels(image)
+    assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 20
+    assert np.median(seen) < 60 if scheme == "dark" else np.median(seen) > 200
 
 
 def test_on_a_phone_a_figure_scrolls_in_its_box(window, pages):

@@ -28,20 +28,14 @@ def test_a_row_with_another_number_of_cells_is_an_error():
 
 
 def test_a_table_of_limited_width_wraps_its_widest_columns_between_words():
-    rows = [
-        ["claim", "tolerance", "ms"],
-        ["padding-half", "within 10% of 200 frames", "3"],
-    ]
-    lines = aligned(rows, width=34)
-    assert lines == [
-        "claim         tolerance         ms",
-        "padding-half  within 10% of     3",
-        "              200 frames",
+    rows = [["half of it", "tolerance", "ms"], ["all", "within 10% of 200 frames", "3"]]
+    assert aligned(rows, width=34) == [
+        "half of it  tolerance           ms",
+        "all         within 10% of 200   3",
+        "            frames",
     ]
     assert aligned(rows, width=100) == aligned(rows)
-    assert all(
-        len(line) > 10 for line in aligned(rows, width=10)[:2]
-    )  # no word is broken
+    assert aligned(rows, width=10)[0] == "half  tolerance  ms"  # no word is broken
 
 
 def test_a_paragraph_keeps_an_address_whole():

@@ -1,6 +1,5 @@
 import torch
 
-from asrkit.decoders import ctc_greedy
 from asrkit.models import FastConformerConfig
 from asrkit.workbench.lessons import batched_ctc_frontend as lesson
 from asrkit.workbench.measure import Timing
@@ -12,13 +11,9 @@ def test_the_steps_of_both_variants_lead_to_the_same_labels():
     model = lesson.recogniser_for(speech, encoder, V=12)
     arms = lesson.step_arms(model, speech)
     with torch.no_grad():
-        loop, batched = (
-            arms[f"decoding, {variant}"]() for variant in ("sequential", "batched")
-        )
+        loop = arms["decoding, sequential"]()
+        batched = arms["decoding, batched"]()
     assert loop.tokens() == batched.tokens()
-    assert isinstance(
-        batched, type(ctc_greedy(torch.zeros(1, 2, 3), torch.tensor([2])))
-    )
     times = {
         name: Timing(samples_ms=(float(n),), warmup=0, timer="")
         for n, name in enumerate(arms)

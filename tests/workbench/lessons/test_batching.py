@@ -28,10 +28,8 @@ def test_shares_of_the_ranks_time_add_up_to_all_of_it():
         sum(len(batch) * max(batch) - sum(batch) for batch in batches)
         for batches in zip(*pairs, strict=True)
     )
-    lost = CANARY_COMPUTE.per_second * seconds, CANARY_COMPUTE.per_token * tokens
-    assert shares["padded audio"] / shares["padded text"] == pytest.approx(
-        lost[0] / lost[1]
-    )
+    lost = CANARY_COMPUTE.per_second * seconds / (CANARY_COMPUTE.per_token * tokens)
+    assert shares["padded audio"] / shares["padded text"] == pytest.approx(lost)
 
 
 def test_random_batches_by_seconds_fill_the_memory_and_never_exceed_it():
@@ -53,5 +51,4 @@ def test_balanced_batches_use_more_of_the_ranks_than_random_ones():
     for name, way in lesson.ways_to_batch(LENGTHS, MEMORY, CANARY_COMPUTE).items():
         pairs = plan(way, LENGTHS, ranks=2, seed=0).pairs(LENGTHS)
         used[name] = padding_account(pairs, cost=CANARY_COMPUTE, ranks=2).utilisation
-    assert list(used) == ["random", "1D", "2D", "balanced"]
     assert used["random"] < used["balanced"]

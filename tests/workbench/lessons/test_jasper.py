@@ -11,13 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from asrkit.models import CTCModel, JasperConfig, presets
 from asrkit.models.inference import fold
-from asrkit.workbench.claims import load_claims, published
+from asrkit.workbench.claims import load_claims
 from asrkit.workbench.cost import encoder_flops, two_numbers
 from asrkit.workbench.lessons import jasper as lesson
 from asrkit.workbench.lessons.jasper import TrainingMemory
 
 MINI = presets.mini_jasper()
 GIB = lesson.GIB
+CLAIMS = {claim.id: claim.params for claim in load_claims()}
 
 
 def random_model(config):
@@ -36,22 +37,21 @@ def random_model(config):
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages that real ops returned and that are still alive."""
 
-    def __init__(self):
+    def __init__(self, held):
         super().__init__()
         self.alive = {}
         self.most = 0
+        self.note(held)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.note(tree_leaves(result))
         return result
 
-    def note(self, results):
-        for tensor in results:
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                weak = StorageWeakRef(storage)
-                self.alive[weak.cdata] = (weak, storage.nbytes())
+    def note(self, tensors):
+        for tensor in filter(torch.is_tensor, tensors):
+            weak = StorageWeakRef(tensor.untyped_storage())
+            self.alive[weak.cdata] = (weak, tensor.untyped_storage().nbytes())
         self.alive = {
             key: one for key, one in self.alive.items() if not one[0].expired()
         }
@@ -66,21 +66,16 @@ def test_the_count_without_numbers_is_that_of_real_tensors():
     model = CTCModel(MINI).train()
     features = torch.randn(batch, frames, MINI.encoder.bins)
     lengths = torch.tensor([frames] * (batch - 1) + [frames - 1])
-    weights = list(model.parameters())
-    momenta = [torch.zeros_like(weight) for weight in weights]
+    momenta = [torch.zeros_like(weight) for weight in model.parameters()]
     step = lesson.momentum_step(model, momenta, lengths)
-    held = [*weights, *model.buffers(), *momenta, features]
-    with LiveBytes() as live:
-        live.note(held)
+    held = [*model.parameters(), *model.buffers(), *momenta, features]
+    with LiveBytes(held) as live:
         step(features)
     assert counted == pytest.approx(live.most, rel=0.02)
 
 
 def test_memory_is_a_line_over_the_batch_and_mixed_precision_takes_less():
-    memories = {
-        precision: lesson.training_memory(precision, 400, MINI)
-        for precision in ("float32", "mixed")
-    }
+    memories = {name: lesson.training_memory(name, 400, MINI) for name in FULL}
     for precision, memory in memories.items():
         there = lesson.training_peak(48, 400, precision, MINI) / GIB
         assert memory.peak_GiB(48) == pytest.approx(there, rel=0.01)
@@ -88,13 +83,12 @@ def test_memory_is_a_line_over_the_batch_and_mixed_precision_takes_less():
     assert 0.45 < ratio < 0.6
 
 
-def test_the_largest_batch_is_the_last_power_of_two_that_fits():
+@pytest.mark.parametrize(
+    ("room_GiB", "batch"), [(10, 16), (9.99, 8), (2.5, 1), (2.4, 0)]
+)
+def test_the_largest_batch_is_the_last_power_of_two_that_fits(room_GiB, batch):
     memory = TrainingMemory(fixed_GiB=2.0, utterance_GiB=0.5)
-    assert memory.peak_GiB(16) == 10.0
-    assert memory.largest_batch(10.0) == 16
-    assert memory.largest_batch(9.99) == 8
-    assert memory.largest_batch(2.5) == 1
-    assert memory.largest_batch(2.4) == 0
+    assert memory.largest_batch(room_GiB) == batch
 
 
 FULL = {  # GiB of Jasper 10x5 DR at 1,920 frames, by precision: fixed, and of an utterance
@@ -123,129 +117,75 @@ def test_published_batches_beside_those_that_fit():
         (80, "float32"): (64, 128, "borderline"),
         (80, "mixed"): (64, 256, "no maximum"),
     }
+    assert CLAIMS["jasper-mixed-larger-batch"] == {
+        f"{name}_batch": found[32, name][1] for name in FULL
+    }
     tight = replace(FULL["float32"], utterance_GiB=2.0)
     assert lesson.batch_limits({"float32": tight})[0]["verdict"] == "does not fit"
-
-
-def test_the_claim_of_larger_batches_has_the_batches_that_fit():
-    (claim,) = [one for one in load_claims() if one.id == "jasper-mixed-larger-batch"]
-    limits = lesson.batch_limits(FULL)
-    counted = {
-        one["precision"]: one["counted"] for one in limits if one["card, GiB"] == 32
-    }
-    assert claim.params == {f"{name}_batch": batch for name, batch in counted.items()}
-    for line in published("jasper_training.csv"):
-        if line["system"] == "DGX A100":
-            assert line["batch"] <= 64
 
 
 # Launches
 
 
-@pytest.mark.parametrize("lengths", [[40, 40], [40, 17], [40, 1]])
-def test_masks_in_each_convolution_change_nothing(lengths):
+@pytest.mark.parametrize("shorter", [40, 17, 1])
+def test_masks_in_each_convolution_change_nothing(shorter):
     model = random_model(MINI).double()
     features = torch.randn(2, 40, 80, dtype=torch.float64)
-    lengths = torch.tensor(lengths)
+    lengths = torch.tensor([40, shorter])
     with torch.no_grad():
-        wanted, wanted_lengths = model(features, lengths)
-        found, found_lengths = lesson.masked_everywhere(model, features, lengths)
-    assert torch.equal(found_lengths, wanted_lengths)
-    for row, end in enumerate(wanted_lengths.tolist()):
+        wanted, ends = model(features, lengths)
+        found, found_ends = lesson.masked_everywhere(model, features, lengths)
+    assert torch.equal(found_ends, ends)
+    for row, end in enumerate(ends.tolist()):
         assert torch.allclose(found[row, :end], wanted[row, :end], atol=1e-12)
 
 
-def test_lengths_and_masks_are_most_of_the_published_launches():
-    """Each of the 108 convolutions: mask of 3 launches, length of 7, itself, its norm."""
+def test_launches_of_a_call_follow_from_the_structure():
+    """Each of the 108 published convolutions: mask of 3 launches, length of 7, itself, its norm.
+
+    Folded, 53 convolutions and ten products of branches have a bias and a ReLU each at most.
+    """
     model = random_model(lesson.narrowed(presets.jasper_10x5dr(), 64))
     theirs = lesson.launches_of_call(lambda x, n: lesson.masked_everywhere(model, x, n))
-    assert theirs == 108 * 12 + 53 + 55 + 4  # ReLUs, sums of branches, head
     ragged = lesson.launches_of_call(model)
     full = lesson.launches_of_call(model, ragged=False)
-    assert full < ragged < theirs / 3
-    assert full > 108 * 2 + 53 + 55
-
-
-def test_folded_norms_and_branches_leave_a_launch_or_two_for_each_convolution():
-    """53 convolutions and ten products of branches, a bias and a ReLU each at most."""
-    model = random_model(lesson.narrowed(presets.jasper_10x5dr(), 64))
-    eager = lesson.launches_of_call(model, ragged=False)
     folded = lesson.launches_of_call(fold(model), ragged=False)
-    assert folded < 160 < eager / 2
+    assert theirs == 108 * 12 + 53 + 55 + 4  # ReLUs, sums of branches, head
+    assert 108 * 2 + 53 + 55 < full < ragged < theirs / 3
+    assert folded < 160 < full / 2
 
 
 # Seeds
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_the_smallest_of_n_normals_is_expected_where_it_is(n):
-    known = {
-        1: 0.0,
-        2: -1 / math.sqrt(math.pi),
-        3: -1.5 / math.sqrt(math.pi),
-        8: -1.42360,
-    }
-    assert lesson.expected_minimum(n) == pytest.approx(known[n], abs=1e-4)
-
-
-# Latencies
-
-
-def latencies(precision):
-    return [
-        cell
-        for cell in lesson.published_latencies("DGX A100")
-        if cell.precision == precision
-    ]
-
-
-@pytest.mark.parametrize(("precision", "floor_ms", "rate", "deviation"), [
-    ("FP16", 35.0, 146, 0.06),
-    ("TF32", 37.0, 78, 0.11),
-])  # fmt: skip
-def test_the_published_cells_of_an_a100_are_two_numbers(
-    precision, floor_ms, rate, deviation
-):
-    cells = latencies(precision)
-    found = two_numbers(cells)
-    assert len(cells) == 15
-    assert found.floor_ms == pytest.approx(floor_ms, rel=0.01)
-    assert found.TFLOP_per_s == pytest.approx(rate, rel=0.01)
-    assert found.deviation == pytest.approx(deviation, abs=0.005)
+@pytest.mark.parametrize(("n", "known"), [(2, -1 / math.sqrt(math.pi)), (8, -1.42360)])
+def test_the_smallest_of_n_normals_is_expected_where_it_is(n, known):
+    assert lesson.expected_minimum(n) == pytest.approx(known, abs=1e-4)
 
 
 # Claims
 
 
 def test_the_claim_of_parameters_has_those_of_the_model():
-    (claim,) = [one for one in load_claims() if one.id == "jasper-parameters-333m"]
     with torch.device("meta"):
         model = CTCModel(presets.jasper_10x5dr())
-    first, *blocks, wide, last = [
-        sum(weight.numel() for weight in stage.parameters())
-        for stage in model.encoder.stages
-    ]
-    head = sum(weight.numel() for weight in model.output.parameters())
-    assert claim.params == {
-        "first": first,
-        "blocks": sum(blocks),
-        "wide": wide,
-        "last": last,
-        "head": head,
-    }
+    parts = [*model.encoder.stages, model.output]
+    counts = [sum(weight.numel() for weight in part.parameters()) for part in parts]
+    first, *blocks, wide, last, head = counts
+    assert CLAIMS["jasper-parameters-333m"] == {
+        "first": first, "blocks": sum(blocks), "wide": wide, "last": last, "head": head,
+    }  # fmt: skip
 
 
 def test_claims_about_latencies_have_the_numbers_that_are_fitted_and_counted():
-    claims = {
-        one.id: one.params for one in load_claims() if one.id.startswith("jasper-")
-    }
-    rate = encoder_flops(JasperConfig(), B=1, T=100) / 1e9
-    for name in ("jasper-two-numbers", "jasper-fp32-above-peak"):
-        assert claims[name]["GFLOP_per_s"] == pytest.approx(rate, abs=0.005)
-    cells = latencies("FP16")
+    cells = lesson.published_latencies("DGX A100")
+    cells = [cell for cell in cells if cell.precision == "FP16"]
     found = two_numbers(cells)
     above = [one for one in cells if found.ms(one.FLOP) > found.floor_ms]
     assert [(one.batch, one.seconds) for one in above] == [(16, 16.7)]
-    fitted = claims["jasper-two-numbers"]
+    fitted = CLAIMS["jasper-two-numbers"]
     assert fitted["floor_ms"] == pytest.approx(found.floor_ms, abs=0.005)
     assert fitted["TFLOP_per_s"] == pytest.approx(found.TFLOP_per_s, abs=0.05)
+    counted = pytest.approx(encoder_flops(JasperConfig(), B=1, T=100) / 1e9, abs=0.005)
+    assert fitted["GFLOP_per_s"] == counted
+    assert CLAIMS["jasper-fp32-above-peak"]["GFLOP_per_s"] == counted
