@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from asrkit.cpu import fast_dtype, has_int8
+from asrkit.cpu import has_int8
 from asrkit.models import TransducerConfig
 from asrkit.models.packed import multiplies
 from asrkit.shapes import expect
@@ -105,11 +105,11 @@ class WayOnCore:
 
 def ways_here() -> list[str]:
     """Those of `WAYS` that this CPU computes: bfloat16 where its oneDNN multiplies that, int8 where
-    it has instructions for it and oneDNN multiplies the dtype of all other weights.
+    it has instructions for it.
     """
     computed = {
         "optimized_bfloat16": multiplies(torch.bfloat16),
-        "optimized_int8": has_int8() and multiplies(getattr(torch, fast_dtype())),
+        "optimized_int8": has_int8(),
     }
     return [name for name in WAYS if computed.get(name, True)]
 
