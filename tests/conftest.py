@@ -66,7 +66,6 @@ def turn(item):
     places = {
         "test_notebooks.py": 0,
         "test_ray.py": 2,
-        "test_lab.py": 2,
         "test_pages.py": 4,
     }
     return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)

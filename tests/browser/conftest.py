@@ -166,7 +166,7 @@ def window(browser):
 
 
 @pytest.fixture(scope="module")
-def lab(series_home, tmp_path_factory):
+def lab(tmp_path_factory):
     """A JupyterLab with settings, kernels and notebooks of its own."""
     base, token = tmp_path_factory.mktemp("lab"), secrets.token_hex(16)
     own = {name: str(base / name.lower()) for name in FOLDERS}
@@ -190,7 +190,6 @@ def lab(series_home, tmp_path_factory):
     options += [f"--ServerApp.root_dir={base / 'notebooks'}"]
     command = [sys.executable, "-m", "jupyterlab", *options]
     quiet = {
-        "ASRKIT_HOME": str(series_home),
         "OMP_WAIT_POLICY": "passive",
         "KINETO_LOG_LEVEL": "99",
     }

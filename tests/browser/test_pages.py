@@ -1,69 +1,17 @@
 """The report in a real chromium: by mouse and keyboard, on a phone, on paper, in the dark, without a script.
 
-What is opened is the report of the whole series where this run of the tests has made one, else that of three small notebooks;
-or $ASRKIT_REPORT, the folder of a run, e.g. to take its picture:
-ASRKIT_REPORT=reports/latest ASRKIT_SCREENSHOTS=figures .venv/bin/python -m pytest tests/browser/test_pages.py -k "drawn and report"
+What is opened is the newest report of the whole series. For its pictures:
+ASRKIT_SCREENSHOTS=figures .venv/bin/python -m pytest tests/browser/test_pages.py -k "drawn and report"
 """
 
 import io
-import os
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from PIL import Image
 
-from asrkit.workbench.report import report
-
 pytestmark = [pytest.mark.browser, pytest.mark.live]
-
-PARAMETERS = new_code_cell("size: int = 3  # bars", metadata={"tags": ["parameters"]})
-PICTURE = """from asrkit.workbench import plots
-figure, ax = plots.canvas("Bars")
-ax.bar(range(size), range(1, size + 1))
-plots.show(figure, f"{size} bars, each higher than the one before")"""
-RECORD = """from asrkit.workbench import records
-for impl in ("wavefront", "numba_cpu"):
-    one = records.Measurement(what="joint-memory-measured", metric="ratio", unit="1", value=1.0, impl=impl)
-    records.publish(one.record())"""
-TABLE = "import pandas\npandas.DataFrame({'T': [100, 200], 'bytes': [1e6, 2e6]}, index=['short', 'long'])"
-SENTENCES = """import pandas
-row = {"claim": "The joint of a transducer takes most of the memory", "published": "5×", "verdict": "reproduced"}
-pandas.DataFrame([row]).style.hide(axis="index")"""
-TEXT = "A joint takes 1.6 GB<!-- joint-memory-20s -->.\n\n$$\\alpha_{t, u} + \\beta_{t, u}$$"
-SLIDER = """def draw(size):
-    figure, ax = plots.canvas(f"{size} bars")
-    ax.bar(range(size), range(1, size + 1))
-    return figure, f"A slider's {size} bars, each higher"
-plots.frames(draw, [2, 3, 5], "bars", start=3)"""
-TAKEAWAY = """from IPython.display import Markdown
-Markdown(f"* There are **{size}** bars.")"""
-SMALL = {
-    "01_transducer": [
-        new_markdown_cell("# How many paths?\n\n## First\n\n## Second"),
-        PARAMETERS,
-        new_code_cell(PICTURE, metadata={"tags": ["hide-input"]}),
-        new_code_cell(SLIDER),
-        new_code_cell(TAKEAWAY, metadata={"tags": ["takeaway"]}),
-        new_code_cell(RECORD),
-    ],
-    "02_joint_memory": [
-        new_markdown_cell(f"# How large?\n\n{TEXT}"),
-        PARAMETERS,
-        new_code_cell(PICTURE),
-        new_code_cell(TABLE),
-        new_code_cell(SENTENCES),
-    ],
-    "03_loss_kernels": [
-        new_markdown_cell("# Does it fail?"),
-        new_code_cell("print('before')"),
-        new_code_cell("[][1]"),
-    ],
-}
-
 
 PHONE = {
     "viewport": {"width": 360, "height": 740},
@@ -77,22 +25,11 @@ HEADINGS = {"heading-order": {"enabled": True}, "empty-heading": {"enabled": Tru
 
 
 @pytest.fixture(scope="module")
-def site(series_reports, tmp_path_factory):
-    """Folder of a run's report."""
-    folder = Path(os.environ.get("ASRKIT_REPORT", series_reports / "latest"))
-    if not (folder / "index.html").exists():
-        notebooks, paths = tmp_path_factory.mktemp("notebooks"), []
-        for name, cells in SMALL.items():
-            paths.append(notebooks / f"{name}.ipynb")
-            nbformat.write(new_notebook(cells=cells), paths[-1])
-        folder = report(paths, notebooks / "reports", progress=False).path.parent
-    return folder.resolve()
-
-
-@pytest.fixture(scope="module")
-def pages(site):
+def pages(series):
     """Every page of the report: name -> address."""
-    return {path.stem: path.resolve().as_uri() for path in sorted(site.glob("*.html"))}
+    return {
+        path.stem: path.resolve().as_uri() for path in sorted(series.glob("*.html"))
+    }
 
 
 def pixels(shown):
@@ -197,10 +134,10 @@ def test_no_page_is_wider_than_a_phone(window, pages):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
     tabs, found = window(color_scheme=scheme), {}
-    # It takes seconds a page; all of a report that is named.
+    # It takes seconds a page.
     some = {"index", "claims", "figures", "machine"}
     some |= {"01_transducer", "02_joint_memory"}
-    for name in pages if "ASRKIT_REPORT" in os.environ else some:
+    for name in some:
         page = tabs.open(pages[name])
         page.evaluate(
             "document.querySelectorAll('details').forEach(fold => (fold.open = true))"
