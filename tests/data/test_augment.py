@@ -118,10 +118,13 @@ def test_silence_does_not_count_in_the_ratio_of_speech_to_noise():
     assert (ratio_db - 20).abs().max() < 1
 
 
-@pytest.mark.parametrize("settings, passed_hz, stopped_hz", [
-    ({"telephone": 1}, (300.0, 3000.0), (4400.0, 7000.0)),
-    ({"low_cut": 1, "low_cut_hz": (300, 300)}, (500.0, 3000.0), (60.0, 150.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings, passed_hz, stopped_hz",
+    [
+        ({"telephone": 1}, (300.0, 3000.0), (4400.0, 7000.0)),
+        ({"low_cut": 1, "low_cut_hz": (300, 300)}, (500.0, 3000.0), (60.0, 150.0)),
+    ],
+)
 def test_a_band_passes_what_is_in_it_and_stops_the_rest(
     settings, passed_hz, stopped_hz
 ):
@@ -230,14 +233,29 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
     assert (shorter >= 1).all() and out.shape[1] == int(shorter.max())
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda: AugmentConfig(noise=2), "noise: expected a share in 0..1, got 2"),
-    (lambda: AugmentConfig(rate=(0, 1)), "rate: expected a range from 0.001 up"),
-    (lambda: AugmentConfig(silence_s=(-1, 1)), "silence_s: expected a range from 0 up"),
-    (lambda: AugmentConfig(gain_db=(3, -3)), "gain_db: expected a range from -inf up"),
-    (lambda: augment(torch.ones(2, 10), torch.ones(3), seeded()), r"lengths: expected shape \(B=2\)"),
-    (lambda: warped(torch.ones(2, 10, 40), [1.0] * 2), r"features: expected shape \(B, T, F=80\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: AugmentConfig(noise=2), "noise: expected a share in 0..1, got 2"),
+        (lambda: AugmentConfig(rate=(0, 1)), "rate: expected a range from 0.001 up"),
+        (
+            lambda: AugmentConfig(silence_s=(-1, 1)),
+            "silence_s: expected a range from 0 up",
+        ),
+        (
+            lambda: AugmentConfig(gain_db=(3, -3)),
+            "gain_db: expected a range from -inf up",
+        ),
+        (
+            lambda: augment(torch.ones(2, 10), torch.ones(3), seeded()),
+            r"lengths: expected shape \(B=2\)",
+        ),
+        (
+            lambda: warped(torch.ones(2, 10, 40), [1.0] * 2),
+            r"features: expected shape \(B, T, F=80\)",
+        ),
+    ],
+)
 def test_settings_and_arguments_that_cannot_be_are_refused_in_one_line(call, said):
     with pytest.raises(ValueError, match=f"^{said}"):
         call()

@@ -21,16 +21,39 @@ def test_data_alone_says_what_there_is(capsys):
     assert all(f"\n    {leaf} " in said for leaf in ("prepare", "stats", "lengths"))
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ("prepare nowhere", "corpus: expected digits, spoken_commands, mini_librispeech, librispeech or a folder"),
-    ("prepare librispeech --parts dev", "--parts: expected some of dev-clean, dev-other, test-clean"),
-    ("prepare mini_librispeech --out out --mirror http://127.0.0.1:9",
-     "--mirror: expected an answer from http://127.0.0.1:9, got <urlopen error [Errno 111] Connection refused>."),
-    ("stats nowhere --no-progress", "target: expected a manifest, a table (.csv, .csv.gz) or one of ami_segments"),
-    ("stats ami_segments --batch 0 --no-progress", "--batch: expected at least 1, got 0."),
-    ("stats ami_segments --tokenizer no.model --no-progress", "--tokenizer: expected 'char' or a SentencePiece"),
-    ("lengths ami_segments --out a.xyz --no-progress", "--out: expected a name that ends in .csv or .csv.gz, got 'a.xyz'."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "prepare nowhere",
+            "corpus: expected digits, spoken_commands, mini_librispeech, librispeech or a folder",
+        ),
+        (
+            "prepare librispeech --parts dev",
+            "--parts: expected some of dev-clean, dev-other, test-clean",
+        ),
+        (
+            "prepare mini_librispeech --out out --mirror http://127.0.0.1:9",
+            "--mirror: expected an answer from http://127.0.0.1:9, got <urlopen error [Errno 111] Connection refused>.",
+        ),
+        (
+            "stats nowhere --no-progress",
+            "target: expected a manifest, a table (.csv, .csv.gz) or one of ami_segments",
+        ),
+        (
+            "stats ami_segments --batch 0 --no-progress",
+            "--batch: expected at least 1, got 0.",
+        ),
+        (
+            "stats ami_segments --tokenizer no.model --no-progress",
+            "--tokenizer: expected 'char' or a SentencePiece",
+        ),
+        (
+            "lengths ami_segments --out a.xyz --no-progress",
+            "--out: expected a name that ends in .csv or .csv.gz, got 'a.xyz'.",
+        ),
+    ],
+)
 def test_mistakes_give_one_line_and_write_nothing(
     arguments, message, tmp_path, monkeypatch, capsys
 ):

@@ -96,13 +96,33 @@ def test_a_plan_visits_long_and_short_utterances_alike(utterances):
 ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": ["s"]}
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda some: next(batches(some, TOKENIZER, batch_seconds=0)), "batch_seconds: expected > 0"),
-    (lambda some: next(batches(some, TOKENIZER, batch_seconds=1.0, order="random")), "order: expected one of 'shuffled', 'sorted', got 'random'"),
-    (lambda some: TrainingPlan(some, batch_seconds=1, batches=101), "batches: expected from 1 to the number of utterances, 100, got 101"),
-    (lambda some: Utterances(**ONE | {"texts": []}), "waveforms, ids.*: expected equally"),
-    (lambda some: Utterances(**{name: 2 * value for name, value in ONE.items()}), "ids: expected all different, got 1 among 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (
+            lambda some: next(batches(some, TOKENIZER, batch_seconds=0)),
+            "batch_seconds: expected > 0",
+        ),
+        (
+            lambda some: next(
+                batches(some, TOKENIZER, batch_seconds=1.0, order="random")
+            ),
+            "order: expected one of 'shuffled', 'sorted', got 'random'",
+        ),
+        (
+            lambda some: TrainingPlan(some, batch_seconds=1, batches=101),
+            "batches: expected from 1 to the number of utterances, 100, got 101",
+        ),
+        (
+            lambda some: Utterances(**ONE | {"texts": []}),
+            "waveforms, ids.*: expected equally",
+        ),
+        (
+            lambda some: Utterances(**{name: 2 * value for name, value in ONE.items()}),
+            "ids: expected all different, got 1 among 2",
+        ),
+    ],
+)
 def test_bad_arguments_are_refused_in_one_line(utterances, call, said):
     with pytest.raises(ValueError, match=f"^{said}"):
         call(utterances)

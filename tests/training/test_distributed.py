@@ -61,9 +61,11 @@ def refusal(rank, name, speech, out):
     """Text of the error with which a process is refused."""
     config = replace(SHORT, seed=rank if name == "other seed" else 0)
     rows = range(len(speech) - rank if name == "other data" else len(speech))
-    with pytest.raises(ValueError) as error:
+    try:
         run(speech.select(rows), out, config)
-    return str(error.value)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def work(rank, folder, ports):

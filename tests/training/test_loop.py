@@ -95,7 +95,8 @@ def test_a_run_of_every_kind_resumes_and_exports_its_averages(
         run(tiny_speech, tmp_path / "b", config, model, on_step=stop_after(3))
     resumed = run(tiny_speech, tmp_path / "b", config, model)
     # sums of an LSTM depend on where its tensors lie
-    assert losses(resumed) == pytest.approx(losses(unbroken), rel=1e-3)
+    tolerance = 1e-3 if kind in ("tdt", "ctc-lstm") else 1e-5
+    assert losses(resumed) == pytest.approx(losses(unbroken), rel=tolerance)
     assert [line["step"] for line in resumed.history] == [1, 2, 3, 4]
     saved = load_checkpoint(resumed.path).model
     assert saved.config == model
@@ -191,7 +192,7 @@ LEARNERS = {
     ),
 }
 LEARNING = TrainConfig(
-    seconds=math.inf, batch_seconds=5.0, threads=1, augment=PLAIN, ema=0.9,
+    seconds=math.inf, batch_seconds=5.0, threads=1, augment=PLAIN, ema=0.9, precision="float32",
     peak_lr=5e-3, curriculum=(99.0, 0.5),
 )  # fmt: skip
 
@@ -363,7 +364,6 @@ def test_a_step_of_a_run_takes_the_memory_that_the_search_for_sizes_was_told(
     ({"steps": 0}, "steps: expected at least 1, got 0"),
     ({"seconds": math.nan}, "seconds: expected above 0, math.inf for no limit, got nan"),
     ({"ctc_weight": math.nan}, "ctc_weight: expected a finite number, got nan"),
-    ({"warmup": 1}, "warmup: expected a share from 0 to below 1, got 1"),
     ({"peak_lr": 0.0}, "peak_lr: expected above 0, or None, got 0.0"),
     ({"curriculum": 2.5}, r"curriculum: expected a pair \(seconds, share\), got 2.5"),
     ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'lean', got 'thin'"),
@@ -378,7 +378,6 @@ def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
     ({"model": replace(CTC, vocab_size=5)}, "vocab_size: expected 28, got 5"),
     ({"model": replace(ATTENTION, pad=0)}, "bos, eos, pad: expected tokens behind the tokeni"),
     ({"model": replace(ATTENTION, most=3)}, "train_set: expected texts of at most 2 tokens"),
-    ({"model": replace(ATTENTION, ctc=False)}, "ctc_weight: expected 0 for a model without"),
     ({"speech": ["a.wav"]}, "train_set: expected Utterances, got list"),
     ({"config": {"steps": 3}}, "config: expected TrainConfig, got dict"),
     ({"config": replace(SHORT, accumulate=999)}, "batches: expected from 1 to the number of"),

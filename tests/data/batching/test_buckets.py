@@ -31,11 +31,11 @@ def lengths_of(rows):
 def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above):
     cells = sorted(cells)
     buckets = Buckets(*zip(*cells, strict=True), [1] * len(cells))
-    first = [
-        next((k for k in range(above + 1, len(cells)) if s <= cells[k][0] and u <= cells[k][1]), -1)
-        for s, u in rows
-    ]  # fmt: skip
-    assert buckets.cell(lengths_of(rows), above=above).tolist() == first
+    wanted = []
+    for s, u in rows:
+        fits = (k for k, (S, U) in enumerate(cells) if k > above and s <= S and u <= U)
+        wanted.append(min(fits, default=-1))
+    assert buckets.cell(lengths_of(rows), above=above).tolist() == wanted
 
 
 @given(utterances, st.integers(1, 12))
@@ -82,14 +82,26 @@ def test_a_longer_bucket_of_one_dimension_has_room_for_the_tail_of_a_shorter_one
     assert buckets_1d(lengths, at_most_seconds(10), count=6).tokens.tolist() == [90, 90]
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda: Buckets([], [], []), "one at least"),
-    (lambda: Buckets([1.0, 2.0], [1], [1, 1]), "as many seconds as tokens as sizes"),
-    (lambda: Buckets([1.0, 1.0], [2, 1], [1, 1]), "sorted by both"),
-    (lambda: Buckets([1.0, 2.0], [1, 1], [1, 0]), "buckets: expected cells .* with sizes of at least 1, got"),
-    (lambda: Buckets([float("nan")], [1], [1]), "of seconds above 0"),
-    (lambda: duration_bins(Lengths([], []), 3), "lengths: expected at least one utterance, got none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: Buckets([], [], []), "one at least"),
+        (
+            lambda: Buckets([1.0, 2.0], [1], [1, 1]),
+            "as many seconds as tokens as sizes",
+        ),
+        (lambda: Buckets([1.0, 1.0], [2, 1], [1, 1]), "sorted by both"),
+        (
+            lambda: Buckets([1.0, 2.0], [1, 1], [1, 0]),
+            "buckets: expected cells .* with sizes of at least 1, got",
+        ),
+        (lambda: Buckets([float("nan")], [1], [1]), "of seconds above 0"),
+        (
+            lambda: duration_bins(Lengths([], []), 3),
+            "lengths: expected at least one utterance, got none",
+        ),
+    ],
+)
 def test_tables_and_bins_that_cannot_be_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()

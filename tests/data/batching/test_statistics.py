@@ -46,15 +46,18 @@ NONE = [0, 0, 0]
 SPOKEN = [5, 2, 12]
 
 
-@pytest.mark.parametrize("name, seconds, tokens", [
-    ("mono.jsonl.gz", SECONDS, SPOKEN),
-    ("folder", SECONDS, SPOKEN),
-    ("nemo.json", SECONDS, SPOKEN),
-    ("folder/x_supervisions_dev.jsonl.gz", SECONDS, SPOKEN),
-    ("folder/x_recordings_dev.jsonl.gz", SECONDS, NONE),
-    # the length of the mix, and the texts of all
-    ("mixed.jsonl", [2.0, 1.75, 4.0], [5, len("hello né"), 12]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, seconds, tokens",
+    [
+        ("mono.jsonl.gz", SECONDS, SPOKEN),
+        ("folder", SECONDS, SPOKEN),
+        ("nemo.json", SECONDS, SPOKEN),
+        ("folder/x_supervisions_dev.jsonl.gz", SECONDS, SPOKEN),
+        ("folder/x_recordings_dev.jsonl.gz", SECONDS, NONE),
+        # the length of the mix, and the texts of all
+        ("mixed.jsonl", [2.0, 1.75, 4.0], [5, len("hello né"), 12]),
+    ],
+)
 def test_any_manifest_gives_its_lengths_without_audio(manifests, name, seconds, tokens):
     lengths = read_lengths(manifests / name)
     assert lengths.seconds.tolist() == seconds
@@ -68,15 +71,24 @@ def test_tokens_are_those_of_the_tokenizer(manifests, train_pieces):
     ]
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.', "m.jsonl:2."),
-    (b'{"duration": 1.0, "text": "a"}\n{"text": "a"}\n', "KeyError: 'audio' at "),
-    (gzip.compress(b'{"duration": 1.0, "text": "a"}\n' * 900)[:-20], "manifest: expected cuts, or lines with audio or duration"),
-    (b"", "target: expected at least one utterance, got none"),
-    (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.0, "text": 5}\n', "expected str instance, int found at "),
-    (b'{"duration": 1.0, "text": ' + b"[" * 100_000, "m.jsonl:1."),
-    (b'{"duration": 0.0, "text": "a"}\n', "seconds: expected finite and above 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.', "m.jsonl:2."),
+        (b'{"duration": 1.0, "text": "a"}\n{"text": "a"}\n', "KeyError: 'audio' at "),
+        (
+            gzip.compress(b'{"duration": 1.0, "text": "a"}\n' * 900)[:-20],
+            "manifest: expected cuts, or lines with audio or duration",
+        ),
+        (b"", "target: expected at least one utterance, got none"),
+        (
+            b'{"duration": 1.0, "text": "a"}\n{"duration": 1.0, "text": 5}\n',
+            "expected str instance, int found at ",
+        ),
+        (b'{"duration": 1.0, "text": ' + b"[" * 100_000, "m.jsonl:1."),
+        (b'{"duration": 0.0, "text": "a"}\n', "seconds: expected finite and above 0"),
+    ],
+)
 def test_what_is_no_manifest_is_refused_in_one_line(tmp_path, content, said):
     file = tmp_path / ("m.jsonl.gz" if content[:2] == b"\x1f\x8b" else "m.jsonl")
     file.write_bytes(content)
@@ -137,10 +149,16 @@ def test_without_tokens_nothing_is_said_of_them():
     assert stats["random_batch"] == 2 and "tokens not known" in length_table(stats)
 
 
-@pytest.mark.parametrize("seconds", [
-    np.array([0.03]), np.r_[np.full(999, 2.5), 9000.0], np.arange(1, 33) / 2, np.array([8.5e9, 9e9]),
-    np.random.default_rng(0).lognormal(1, 1, 5000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        np.array([0.03]),
+        np.r_[np.full(999, 2.5), 9000.0],
+        np.arange(1, 33) / 2,
+        np.array([8.5e9, 9e9]),
+        np.random.default_rng(0).lognormal(1, 1, 5000),
+    ],
+)
 def test_the_histogram_counts_every_utterance(seconds):
     lines = histogram(seconds).splitlines()
     counts = [int(line.split()[-1].replace(",", "")) for line in lines]

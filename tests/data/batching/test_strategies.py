@@ -132,8 +132,9 @@ def test_a_plan_follows_from_seed_and_epoch_and_changes_with_either(name):
 
 @given(
     st.lists(st.tuples(st.floats(0.1, 50), st.integers(0, 90)), max_size=60),
-    st.floats(0.5, 200), st.floats(0.1, 1.0),
-)  # fmt: skip
+    st.floats(0.5, 200),
+    st.floats(0.1, 1.0),
+)
 def test_a_cut_is_as_long_as_can_be(rows, seconds, most):
     lengths = Lengths([row[0] for row in rows], [row[1] for row in rows])
     plain, longest = [], 0.0
@@ -153,10 +154,15 @@ def test_a_cut_looks_beyond_its_first_window():
     assert [len(part) for part in parts] == [1999, 1999, 1002]
 
 
-@pytest.mark.parametrize("tails, sizes", [
-    # 10 = 2 x 4 + 2; 11 (+ 2 carried) = 2 x 4 + 3 or 3 x 4 + 1; 12 (+ 1 carried) = 3 x 4 or 3 x 4 + 1
-    ("carry", [1] + [4] * 8), ("keep", [2, 3] + [4] * 7), ("drop", [4] * 7),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "tails, sizes",
+    [
+        # 10 = 2 x 4 + 2; 11 (+ 2 carried) = 2 x 4 + 3 or 3 x 4 + 1; 12 (+ 1 carried) = 3 x 4 or 3 x 4 + 1
+        ("carry", [1] + [4] * 8),
+        ("keep", [2, 3] + [4] * 7),
+        ("drop", [4] * 7),
+    ],
+)
 def test_tails_are_carried_kept_or_dropped_as_one_says(tails, sizes):
     lengths = Lengths(np.repeat([1.0, 2.0, 4.0], [10, 11, 12]), np.zeros(33))
     table = Buckets([1.0, 2.0, 4.0], [0, 0, 0], [4, 4, 4])
@@ -190,11 +196,14 @@ def two_buckets(**options):
     return Bucketed(buckets=table, **options)
 
 
-@pytest.mark.parametrize("strategy", [
-    Balanced(limit=SMALL, work=CANARY_COMPUTE),
-    *(two_buckets(tails=tails) for tails in ("carry", "keep", "drop")),
-    two_buckets(synchronized=False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Balanced(limit=SMALL, work=CANARY_COMPUTE),
+        *(two_buckets(tails=tails) for tails in ("carry", "keep", "drop")),
+        two_buckets(synchronized=False),
+    ],
+)
 def test_batches_are_drawn_anew_and_come_in_an_order_without_trend(strategy):
     lengths = web_like(4000)
     first, second = (
@@ -231,7 +240,7 @@ def test_what_an_utterance_meets_changes_from_epoch_to_epoch():
         return len(first & second) / len(first)
 
     never = again(0.0, 0.0)
-    assert again(0.2, 0.9) < again() < never < 0.9
+    assert again(0.2, 0.9) < again() < never < 0.8
     assert again(0.2, 0.0) < 0.9 * never and again(0.0, 0.9) < 0.9 * never
 
 
@@ -242,14 +251,17 @@ COSTLY = Cost(
 )
 
 
-@pytest.mark.parametrize("lengths, limit, ranks, least", [
-    # The goal of issue 6 is 92 %, of LibriSpeech 95 %; the best 2D table reaches 85 %.
-    (web_like(150_000), WHOLE, 8, 0.948),
-    (shipped_lengths("librispeech_train_clean_100"), WHOLE, 8, 0.95),
-    (web_like(3000), WHOLE, 8, 0.7),
-    (web_like(20_000), WHOLE, 64, 0.82),
-    (web_like(20_000), Limit(COSTLY, 1.0), 8, 0.81),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lengths, limit, ranks, least",
+    [
+        # The goal of issue 6 is 92 %, of LibriSpeech 95 %; the best 2D table reaches 85 %.
+        (web_like(150_000), WHOLE, 8, 0.948),
+        (shipped_lengths("librispeech_train_clean_100"), WHOLE, 8, 0.95),
+        (web_like(3000), WHOLE, 8, 0.7),
+        (web_like(20_000), WHOLE, 64, 0.82),
+        (web_like(20_000), Limit(COSTLY, 1.0), 8, 0.81),
+    ],
+)
 def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, least):
     ours, theirs = (
         account(lengths, kind(limit=limit), limit=limit, ranks=ranks)
@@ -259,15 +271,39 @@ def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, leas
     assert ours.memory_max <= 1 and ours.utterances == len(lengths)
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda: plan(Random(limit=SMALL), web_like(9), ranks=0), "ranks: expected a whole number of at least 1, got 0"),
-    (lambda: plan(Random(limit=SMALL), web_like(9), seed=-1), r"seed, epoch: expected whole numbers from 0 up, got \(-1, 0\)"),
-    (lambda: plan(Random(limit=SMALL), web_like(9), ranks=10), "lengths: expected an utterance for each of 10 ranks, got 9"),
-    (lambda: plan(Presorted(None), web_like(9)), "strategy: expected Random, Sorted, Bucketed, Balanced, Presorted or one's own, got Presorted"),
-    (lambda: Bucketed(buckets=Buckets([1.0], [1], [1]), tails="burn"), "tails: expected one of 'carry', 'keep', 'drop', got 'burn'"),
-    (lambda: Balanced(limit=SMALL, blur=(0.1, 1.0)), "blur: expected two shares below 1"),
-    (lambda: plan(Random(limit=None), web_like(9)), "limit: expected asrkit.data.Limit or one's own, got None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (
+            lambda: plan(Random(limit=SMALL), web_like(9), ranks=0),
+            "ranks: expected a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: plan(Random(limit=SMALL), web_like(9), seed=-1),
+            r"seed, epoch: expected whole numbers from 0 up, got \(-1, 0\)",
+        ),
+        (
+            lambda: plan(Random(limit=SMALL), web_like(9), ranks=10),
+            "lengths: expected an utterance for each of 10 ranks, got 9",
+        ),
+        (
+            lambda: plan(Presorted(None), web_like(9)),
+            "strategy: expected Random, Sorted, Bucketed, Balanced, Presorted or one's own, got Presorted",
+        ),
+        (
+            lambda: Bucketed(buckets=Buckets([1.0], [1], [1]), tails="burn"),
+            "tails: expected one of 'carry', 'keep', 'drop', got 'burn'",
+        ),
+        (
+            lambda: Balanced(limit=SMALL, blur=(0.1, 1.0)),
+            "blur: expected two shares below 1",
+        ),
+        (
+            lambda: plan(Random(limit=None), web_like(9)),
+            "limit: expected asrkit.data.Limit or one's own, got None",
+        ),
+    ],
+)
 def test_bad_arguments_are_refused_in_one_line(call, said):
     with pytest.raises(ValueError, match=said):
         call()

@@ -179,8 +179,12 @@ def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothi
     def start():
         """In its own session, so that it can be killed with its children."""
         return subprocess.Popen(
-            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     killed = start()
     while not list(tmp_path.glob("corpora/.*/*/*.wav")):
@@ -250,16 +254,34 @@ def test_a_folder_of_recordings_and_supervisions_is_cut_at_its_supervisions(tmp_
     assert list(held.texts) == ["text 0", "text 1"] and held.durations == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("line, said", [
-    ("{broken", "cuts, or lines with audio or duration, and text, got JSONDecodeError: Expecting .*"),
-    ('{"text": "x"}', "cuts, or lines with audio or duration, and text, got KeyError: 'audio'.*"),
-    ('{"audio": "a.wav", "text": ""}', "text for each utterance, got none for 'a.wav'.*"),
-    ('{"audio": "a.wav", "text": 5}', ".*expected str instance, int found.*"),
-    ('{"audio": "b.wav", "text": "x"}', "audio in .* got no file 'b.wav'.*"),
-    ('{"audio": "not.wav", "text": "x"}', ".*audio.*"),
-    ('{"audio_filepath": "a.wav", "text": "x", "offset": 9}', "offset and .* got 9.0 and None for .*"),
-    ('{"audio_filepath": "a.wav", "text": "x", "duration": -1}', "offset and .* got 0.0 and -1 for .*"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (
+            "{broken",
+            "cuts, or lines with audio or duration, and text, got JSONDecodeError: Expecting .*",
+        ),
+        (
+            '{"text": "x"}',
+            "cuts, or lines with audio or duration, and text, got KeyError: 'audio'.*",
+        ),
+        (
+            '{"audio": "a.wav", "text": ""}',
+            "text for each utterance, got none for 'a.wav'.*",
+        ),
+        ('{"audio": "a.wav", "text": 5}', ".*expected str instance, int found.*"),
+        ('{"audio": "b.wav", "text": "x"}', "audio in .* got no file 'b.wav'.*"),
+        ('{"audio": "not.wav", "text": "x"}', ".*audio.*"),
+        (
+            '{"audio_filepath": "a.wav", "text": "x", "offset": 9}',
+            "offset and .* got 9.0 and None for .*",
+        ),
+        (
+            '{"audio_filepath": "a.wav", "text": "x", "duration": -1}',
+            "offset and .* got 0.0 and -1 for .*",
+        ),
+    ],
+)
 def test_an_error_in_a_manifest_names_its_line(tmp_path, line, said):
     tone(tmp_path / "a.wav")
     (tmp_path / "not.wav").write_text("not audio")
@@ -270,12 +292,27 @@ def test_an_error_in_a_manifest_names_its_line(tmp_path, line, said):
         corpora.from_manifest(path)
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda folder: corpora.from_manifest(folder / "none.jsonl"), r"manifest: expected a file or a folder, got .*none\.jsonl"),
-    (lambda folder: corpora.from_manifest(folder), "manifest: expected at least one utterance, got none"),
-    (lambda folder: corpora.from_manifest(manifest(folder)), "manifest: expected at least one utterance, got none"),
-    (lambda folder: corpora.spoken_commands(kinds=["numbers"]), r"kinds: expected some of digits, commands, sentences, got \['nu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (
+            lambda folder: corpora.from_manifest(folder / "none.jsonl"),
+            r"manifest: expected a file or a folder, got .*none\.jsonl",
+        ),
+        (
+            lambda folder: corpora.from_manifest(folder),
+            "manifest: expected at least one utterance, got none",
+        ),
+        (
+            lambda folder: corpora.from_manifest(manifest(folder)),
+            "manifest: expected at least one utterance, got none",
+        ),
+        (
+            lambda folder: corpora.spoken_commands(kinds=["numbers"]),
+            r"kinds: expected some of digits, commands, sentences, got \['nu",
+        ),
+    ],
+)
 def test_what_is_no_corpus_is_refused_in_one_line(tmp_path, call, said):
     with pytest.raises(ValueError, match=said):
         call(tmp_path)
@@ -298,7 +335,10 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
         {"speaker": None, "split": "Test"},
     ]
     tone(tmp_path / "a.wav")
-    rows = [{"audio": "a.wav", "text": "a", "id": f"{n}"} | row for n, row in enumerate(rows)]  # fmt: skip
+    rows = [
+        {"audio": "a.wav", "text": "a", "id": f"{n}"} | row
+        for n, row in enumerate(rows)
+    ]
     path = manifest(tmp_path, *rows)
     assert sizes_of(corpora.load([path])) == (2, 0, 2)
     held_out = corpora.load([path, path], hold_out="3")
@@ -335,9 +375,18 @@ def test_sound_that_is_not_finite_is_refused_by_its_id(tmp_path):
         Utterances.load(cuts, progress=False)
 
 
-@pytest.mark.parametrize("suffix, subtype", [
-    ("wav", "PCM_16"), ("aiff", "PCM_16"), ("au", "PCM_16"), ("ogg", "VORBIS"), ("ogg", "OPUS"), ("flac", "PCM_16"), ("mp3", "MPEG_LAYER_III"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "suffix, subtype",
+    [
+        ("wav", "PCM_16"),
+        ("aiff", "PCM_16"),
+        ("au", "PCM_16"),
+        ("ogg", "VORBIS"),
+        ("ogg", "OPUS"),
+        ("flac", "PCM_16"),
+        ("mp3", "MPEG_LAYER_III"),
+    ],
+)
 def test_training_refuses_a_sound_that_is_cut_short_with_its_whole_text(
     tmp_path, suffix, subtype
 ):

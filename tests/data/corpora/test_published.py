@@ -127,9 +127,14 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
     tmp_path, speak, monkeypatch
 ):
     texts = {
-        "train/a.wav": "one", "train/deep/b.flac": " two\n three ", "test-x/c.ogg": "four",
-        "d.wav": "", "e.wav": None, "test-1.wav": "five", "other/f.wav": "six",
-    }  # fmt: skip
+        "train/a.wav": "one",
+        "train/deep/b.flac": " two\n three ",
+        "test-x/c.ogg": "four",
+        "d.wav": "",
+        "e.wav": None,
+        "test-1.wav": "five",
+        "other/f.wav": "six",
+    }
     for name, text in texts.items():
         file = tmp_path / "in" / name
         speak(file, 0.3, 22_050)
@@ -164,16 +169,43 @@ def test_what_a_folder_holds_and_cannot_be_read_is_listed_among_what_is_left_out
     assert said == [f"2 left out: {closed}; {unknown}"]
 
 
-@pytest.mark.parametrize(("files", "said"), [
-    ({"a.wav": 0.1, "a.flac": 0.1, "a.txt": b"x"}, r"corpus: expected one sound file of each name, got several of .*a\. Keep one"),
-    ({"a.wav": 0, "a.txt": b"x"}, r"corpus: .*a\.wav cannot be read \(sound: expected samples, got none"),
-    ({"a.wav": b"RIFF not really", "a.txt": b"x"}, r"corpus: .*a\.wav cannot be read"),
-    ({"a.wav": 0.1, "a.txt": b"\xff"}, r"corpus: .*a\.wav cannot be read \('utf-8' codec"),
-    ({"a.wav": 0.1, "a.txt": b" "}, r"corpus: expected \*\.trans\.txt, or sound files .* got none of them in .*\. Left out: no text of .*a\.wav\."),
-    ({"p/1/2/1-2.trans.txt": b"1-2-0 A", "p/1/2/1-2-0.flac": b"x"}, r"corpus: .*p cannot be read \(.*1-2-0"),
-    ({"p/1/2/1-2.trans.txt": b"1-2-0", "p/1/2/1-2-0.flac": b"x"}, r"corpus: .*p cannot be read \(not enough .*\)\. Mend or"),
-    ({"7/84-7.trans.txt": b"84-7-0 A"}, "corpus: expected parts of different names, each speaker/chapter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"a.wav": 0.1, "a.flac": 0.1, "a.txt": b"x"},
+            r"corpus: expected one sound file of each name, got several of .*a\. Keep one",
+        ),
+        (
+            {"a.wav": 0, "a.txt": b"x"},
+            r"corpus: .*a\.wav cannot be read \(sound: expected samples, got none",
+        ),
+        (
+            {"a.wav": b"RIFF not really", "a.txt": b"x"},
+            r"corpus: .*a\.wav cannot be read",
+        ),
+        (
+            {"a.wav": 0.1, "a.txt": b"\xff"},
+            r"corpus: .*a\.wav cannot be read \('utf-8' codec",
+        ),
+        (
+            {"a.wav": 0.1, "a.txt": b" "},
+            r"corpus: expected \*\.trans\.txt, or sound files .* got none of them in .*\. Left out: no text of .*a\.wav\.",
+        ),
+        (
+            {"p/1/2/1-2.trans.txt": b"1-2-0 A", "p/1/2/1-2-0.flac": b"x"},
+            r"corpus: .*p cannot be read \(.*1-2-0",
+        ),
+        (
+            {"p/1/2/1-2.trans.txt": b"1-2-0", "p/1/2/1-2-0.flac": b"x"},
+            r"corpus: .*p cannot be read \(not enough .*\)\. Mend or",
+        ),
+        (
+            {"7/84-7.trans.txt": b"84-7-0 A"},
+            "corpus: expected parts of different names, each speaker/chapter",
+        ),
+    ],
+)
 def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(
     tmp_path, speak, files, said
 ):
