@@ -1,8 +1,6 @@
 """Small synthetic corpora, and a home of their own for each test."""
 
 import http.server
-import io
-import tarfile
 import threading
 from types import SimpleNamespace
 
@@ -44,29 +42,26 @@ def utterances():
 
 
 @pytest.fixture
-def mirror(monkeypatch):
-    """An HTTP server: `files` by path, `asked`: paths."""
+def mirror(monkeypatch, tmp_path):
+    """An HTTP server of the files in `folder`; `asked`: paths."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    state = SimpleNamespace(files={}, asked=[])
+    state = SimpleNamespace(folder=tmp_path / "mirror", asked=[])
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=state.folder)
+
         def log_message(self, *args):
             """Not on stderr."""
 
         def do_GET(self):
             state.asked.append(self.path)
-            body = state.files.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
+            super().do_GET()
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        state.url, state.close = (
-            f"http://127.0.0.1:{server.server_port}",
-            server.shutdown,
-        )
+        state.url = f"http://127.0.0.1:{server.server_port}"
+        state.close = server.shutdown
         yield state
         server.shutdown()
 
@@ -77,34 +72,26 @@ def speak():
 
     def write(path, seconds, rate_hz=16_000):
         path.parent.mkdir(parents=True, exist_ok=True)
-        soundfile.write(
-            path,
-            np.random.default_rng(int(seconds * 1000)).normal(
-                0, 0.1, int(seconds * rate_hz)
-            ),
-            rate_hz,
-        )
+        random = np.random.default_rng(int(seconds * 1000))
+        soundfile.write(path, random.normal(0, 0.1, int(seconds * rate_hz)), rate_hz)
 
     return write
 
 
 @pytest.fixture
 def libri(tmp_path, speak):
-    """`make(part)`: a folder of four utterances of two speakers in LibriSpeech's layout, 0.3 to 0.6 s, and its archive."""
+    """`make(part)`: a folder of four utterances of two speakers in LibriSpeech's layout, 0.3 to 0.6 s."""
 
-    def make(part, root=tmp_path / "source" / "LibriSpeech"):
-        seconds = iter((0.3, 0.4, 0.5, 0.6))
-        for speaker in ("19", "84"):
-            names = [f"{speaker}-7-000{n}" for n in range(2)]
-            for name in names:
-                speak(root / part / speaker / "7" / f"{name}.flac", next(seconds))
-            text = "".join(
-                f"{name} HELLO WORLD {'AGAIN ' * n}\n" for n, name in enumerate(names)
+    def make(part):
+        root = tmp_path / "source/LibriSpeech" / part
+        for first, speaker in ((0.3, "19"), (0.5, "84")):
+            folder = root / speaker / "7"
+            speak(folder / f"{speaker}-7-0000.flac", first)
+            speak(folder / f"{speaker}-7-0001.flac", first + 0.1)
+            lines = (
+                f"{speaker}-7-0000 HELLO WORLD\n{speaker}-7-0001 HELLO WORLD AGAIN\n"
             )
-            (root / part / speaker / "7" / f"{speaker}-7.trans.txt").write_text(text)
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-            tar.add(root / part, f"LibriSpeech/{part}")
-        return root / part, packed.getvalue()
+            (folder / f"{speaker}-7.trans.txt").write_text(lines)
+        return root
 
     return make

@@ -1,67 +1,42 @@
 """`asrkit train`: models of every kind, which transcribe, and what it refuses in one line."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
-import soundfile
-import torch
 
 from asrkit.cli import main
 from asrkit.models import AEDModel, CTCModel, TransducerModel, load_checkpoint
+
+sys.path.insert(0, str(Path(__file__).parent))
+from trainings import noise_corpus
 
 
 @pytest.fixture
 def command(tmp_path):
     """The command, with a manifest of two utterances of noise."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for name in ("one", "two"):
-        noise = 0.1 * torch.randn(16_000, generator=generator)
-        soundfile.write(str(tmp_path / f"{name}.wav"), noise.numpy(), 16_000)
-        row = {"audio": f"{name}.wav", "text": name, "split": "train", "speaker": name}
-        rows.append(row | {"duration": 1.0})
-    manifest = tmp_path / "m.jsonl"
-    manifest.write_text("\n".join(map(json.dumps, rows)))
-    command = ["train", "--manifest", str(manifest), "--steps", "2", "--no-progress"]
+    manifest = noise_corpus(tmp_path, "one", "two")
+    command = ["train", "--manifest", manifest, "--steps", "2", "--no-progress"]
     return [*command, "--out", str(tmp_path / "run")]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "joint"),
-    [
-        (["--joint", "full"], TransducerModel, "full"),
-        (["--joint", "lean"], TransducerModel, "lean"),
-        (["--durations", "0", "1", "2"], TransducerModel, "lean"),
-        (
-            ["--head", "ctc", "--encoder", "jasper", "--optimizer", "novograd"],
-            CTCModel,
-            None,
-        ),
-        (
-            ["--head", "ctc", "--encoder", "fastconformer", "--accumulate", "2"],
-            CTCModel,
-            None,
-        ),
-        (
-            ["--head", "attention", "--smoothing", "0.1"],
-            AEDModel,
-            None,
-        ),
-    ],
-)
+@pytest.mark.parametrize("arguments, kind, joint", [
+    ("--joint full", TransducerModel, "full"),
+    ("--durations 0 1 2", TransducerModel, "lean"),
+    ("--head ctc --encoder jasper --optimizer novograd", CTCModel, None),
+    ("--head ctc --encoder fastconformer --accumulate 2", CTCModel, None),
+    ("--head attention --smoothing 0.1", AEDModel, None),
+])  # fmt: skip
 def test_it_trains_a_model_that_transcribes(
     command, tmp_path, capsys, arguments, kind, joint
 ):
-    assert main([*command, "--json", *arguments]) == 0
+    assert main([*command, "--json", *arguments.split()]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["steps"] == 2 and summary.get("joint") == joint
     assert type(load_checkpoint(tmp_path / "run").model) is kind
-    assert (
-        main(
-            ["transcribe", str(tmp_path / "one.wav"), "--model", str(tmp_path / "run")]
-        )
-        == 0
-    )
+    sound, model = str(tmp_path / "0.wav"), str(tmp_path / "run")
+    assert main(["transcribe", sound, "--model", model]) == 0
     assert "1 of 1 file transcribed" in capsys.readouterr().err
 
 

@@ -1,6 +1,5 @@
 """Training by CTC alone: its loss."""
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,21 @@ from torch import nn
 from asrkit.losses import ctc_loss
 from asrkit.models import CTCModel
 from asrkit.optim import NovoGrad
-from asrkit.training import Prepared, training_loss, update
+from asrkit.training import update
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainings import CTC, ENCODERS, SHORT, TOKENIZER, losses, run
-
-
-def four_utterances():
-    """A batch in float64: one that no alignment fits, one without labels, one of a single frame."""
-    torch.manual_seed(0)
-    return Prepared(
-        features=torch.randn(4, 40, 80, dtype=torch.float64),
-        lengths=torch.tensor([40, 8, 25, 1]),
-        targets=torch.randint(TOKENIZER.vocab_size, (4, 6)),
-        target_lengths=torch.tensor([5, 6, 0, 1]),
-        speech_s=1.0,
-    )
+from trainings import (
+    CTC,
+    ENCODERS,
+    SHORT,
+    expect_same,
+    four_utterances,
+    gradients,
+    loss_and_gradients,
+    losses,
+    run,
+    with_padding,
+)
 
 
 def model_in_float64(encoder=CTC.encoder):
@@ -40,38 +38,24 @@ def test_the_loss_is_that_of_the_recursion_over_frames_for_each_label_and_so_are
     name,
 ):
     batch = four_utterances()
-    if name == "lstm":  # it stacks pairs of frames
-        batch = batch._replace(lengths=batch.lengths.clamp(min=2))
     model = model_in_float64(ENCODERS[name])
     log_probs, lengths = model(batch.features, batch.lengths)
-    nats = ctc_loss(
-        log_probs, batch.targets, lengths, batch.target_lengths, model.blank
-    )
+    labels = (batch.targets, lengths, batch.target_lengths)
+    nats = ctc_loss(log_probs, *labels, model.blank)
     assert nats[1] == 0 < nats[2]  # six labels do not fit; silence has a loss as well
     wanted = nats.sum() / 12  # labels of all utterances
-    wanted_gradients = torch.autograd.grad(wanted, list(model.parameters()))
-    loss, lean = training_loss(model, batch, SHORT)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-12) and not lean
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
-        torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-9, atol=1e-12)
+    expect_same(loss_and_gradients(model, batch), (wanted, gradients(wanted, model)))
 
 
 def test_what_lies_in_the_padding_does_not_matter_and_a_batch_of_silence_has_no_label_to_share_by():
     batch = four_utterances()
     model = model_in_float64()
-    loss = training_loss(model, batch, SHORT).per_label
-    features = batch.features.clone()
-    targets = batch.targets.clone()
-    for row in range(4):
-        features[row, batch.lengths[row] :] = math.nan
-        targets[row, batch.target_lengths[row] :] = 0
-    dirty = batch._replace(features=features, targets=targets)
-    assert training_loss(model, dirty, SHORT).per_label.item() == pytest.approx(
-        loss.item()
+    clean, dirty = (
+        loss_and_gradients(model, given) for given in (batch, with_padding(batch, 0))
     )
+    expect_same(dirty, clean)
     silent = batch._replace(target_lengths=torch.zeros(4, dtype=torch.long))
-    assert training_loss(model, silent, SHORT).per_label.isfinite()
+    assert loss_and_gradients(model, silent)[0].isfinite()
 
 
 def test_fields_about_the_transducer_change_nothing(tiny_speech, tmp_path):
@@ -81,13 +65,14 @@ def test_fields_about_the_transducer_change_nothing(tiny_speech, tmp_path):
 
 
 def test_no_clipping_touches_what_novograd_normalises():
-    torch.manual_seed(0)
-    weights = [nn.Linear(3, 2), nn.Linear(3, 2)]
-    weights[1].load_state_dict(weights[0].state_dict())
-    x = torch.randn(4, 3)
-    for layer, clip in zip(weights, (1e-3, 1e3), strict=True):
+    weights = []
+    for clip in (1e-3, 1e3):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+        x = torch.randn(4, 3)
         optimizer = NovoGrad(layer.parameters(), 0.1, betas=(0.9, 0.5))
         for factor in (1.0, 50.0):  # with a second step clipping would show
             loss = factor * layer(x).square().sum()
             update(layer, optimizer, loss, replace(SHORT, clip=clip))
-    assert torch.equal(weights[0].weight, weights[1].weight)
+        weights.append(layer.weight)
+    assert torch.equal(*weights)

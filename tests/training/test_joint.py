@@ -1,25 +1,23 @@
 """The joint in training: built or lean, by a rule, with the same losses."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from asrkit.losses import rnnt_loss, tdt_loss
-from asrkit.models import ConvConfig, StatelessConfig, TransducerConfig, TransducerModel
-from asrkit.text import CharTokenizer
+from asrkit.models import TransducerModel
 from asrkit.training import Prepared, TrainConfig, joint_peak_bytes, training_loss
 from asrkit.training.objective import chooses_lean
 from asrkit.workbench import cost
 
-TOKENIZER = CharTokenizer()
-SMALL = TransducerConfig(
-    vocab_size=TOKENIZER.vocab_size,
-    encoder=ConvConfig(width=24, layers=1, dropout=0.0),
-    predictor=StatelessConfig(width=24),
-    joint_width=24,
-)
+sys.path.insert(0, str(Path(__file__).parent))
+from trainings import ENCODERS, TRANSDUCER
+
+PLAIN_ENCODER = replace(ENCODERS["conv"], dropout=0.0)
+SMALL = replace(TRANSDUCER, encoder=PLAIN_ENCODER, dropout=0.0)
 MODELS = {
     "rnnt": SMALL,
     "rnnt_relu": replace(SMALL, activation="relu"),
@@ -56,26 +54,18 @@ def loss_and_gradients(model, config):
 # --- the rule
 
 
-@pytest.mark.parametrize(
-    ("change", "lean"),
-    [
-        ({"D": 128}, True),  # a cheap product
-        ({"V": 29}, True),
-        ({}, False),  # a dear one
-        ({"D": 128, "dtype": torch.bfloat16}, True),
-        ({"dtype": torch.bfloat16}, False),
-        ({"B": 64}, True),  # a joint of 2 GB
-        ({"D": 128, "gpu_bytes": 80 * 2**30}, False),  # slower on a GPU in float32
-        (
-            {"dtype": torch.bfloat16, "gpu_bytes": 80 * 2**30},
-            True,
-        ),  # three times as fast
-        ({"B": 64, "gpu_bytes": 2**30}, True),  # does not fit
-        ({"B": 4, "gpu_bytes": 2**28}, False),
-        ({"B": 4, "T": 200, "gpu_bytes": 2**28}, True),
-        ({"B": 4, "U1": 60, "gpu_bytes": 2**28}, True),
-    ],
-)
+@pytest.mark.parametrize("change, lean", [
+    ({"D": 128}, True),  # a cheap product
+    ({"V": 29}, True),
+    ({}, False),  # a dear one
+    ({"dtype": torch.bfloat16}, False),
+    ({"B": 64}, True),  # a joint of 2 GB
+    ({"D": 128, "gpu_bytes": 80 * 2**30}, False),  # slower on a GPU in float32
+    ({"dtype": torch.bfloat16, "gpu_bytes": 80 * 2**30}, True),  # three times as fast
+    ({"B": 64, "gpu_bytes": 2**30}, True),  # does not fit
+    ({"B": 4, "gpu_bytes": 2**28}, False),
+    ({"B": 4, "U1": 60, "gpu_bytes": 2**28}, True),
+])  # fmt: skip
 def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change, lean):
     assert chooses_lean(**(ON_CPU | {"B": 1} | change)) is lean
 
@@ -103,8 +93,7 @@ def test_lean_trains_on_the_same_loss_and_gradients_as_the_joint(name):
         loss, ours, was_lean = loss_and_gradients(model, replace(config, joint=choice))
         assert was_lean
         torch.testing.assert_close(loss, full, rtol=1e-5, atol=1e-5)
-        for got, wanted in zip(ours, gradients, strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(ours, gradients, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["rnnt", "tdt"])
@@ -121,33 +110,6 @@ def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
     assert errors["lean"] <= 1.5 * errors["full"]
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("durations", [(), (0, 1, 2)])
-def test_losses_of_half_precision_logits_are_those_of_the_same_numbers_in_float32(
-    half, durations
-):
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 30, 9, 40 + len(durations), generator=generator).to(half)
-    targets = torch.randint(39, (3, 8), generator=generator)
-    rest = (targets, torch.tensor([30, 21, 9]), torch.tensor([8, 0, 5]))
-    made = {}
-    for dtype in (half, torch.float32):
-        given = logits.to(dtype).requires_grad_()
-        if durations:
-            costs = tdt_loss(given, *rest, durations=durations, reduction="none")
-        else:
-            costs = rnnt_loss(given, *rest, reduction="none")
-        made[dtype] = costs.detach(), *torch.autograd.grad(costs.sum(), given)
-    assert made[half][0].dtype == torch.float32 and made[half][1].dtype == half
-    torch.testing.assert_close(
-        made[half][0], made[torch.float32][0], rtol=1e-6, atol=1e-5
-    )
-    rounding = torch.finfo(half).eps
-    torch.testing.assert_close(
-        made[half][1].float(), made[torch.float32][1], rtol=rounding, atol=1e-5
-    )
-
-
 def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
     model = make(replace(SMALL, dropout=0.4))
     lean, full = replace(FLOAT32, joint="lean"), replace(FLOAT32, joint="full")
@@ -157,19 +119,15 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
         for seed in seeds:
             torch.manual_seed(seed)
             with torch.no_grad():
-                found.append(float(training_loss(model, batch(), config).per_label))
-        return torch.tensor(found)
+                found.append(training_loss(model, batch(), config).per_label)
+        return torch.stack(found)
 
-    assert torch.equal(losses(lean, [1, 2]), losses(lean, [1, 2]))
-    ours, theirs = losses(lean, range(60)), losses(full, range(60))
-    assert ours.unique().numel() == 60
-    error = (ours.var() / 60 + theirs.var() / 60).sqrt()
-    assert abs(ours.mean() - theirs.mean()) < 4 * error
+    ours, theirs = losses(lean, range(20)), losses(full, range(20))
+    assert torch.equal(losses(lean, [0]), ours[:1]) and len(ours.unique()) == 20
     assert 0.5 < ours.std() / theirs.std() < 2
     model.dropout.eval()
-    torch.testing.assert_close(
-        losses(lean, [1]), losses(full, [2]), rtol=1e-5, atol=1e-5
-    )
+    again, other = losses(lean, [1]), losses(full, [2])
+    torch.testing.assert_close(again, other, rtol=1e-5, atol=1e-5)
 
 
 # --- joints that the lean losses cannot express
@@ -181,7 +139,7 @@ class OwnJoin(TransducerModel):
 
 
 def with_two_layers(model):
-    model.output = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), model.output)
+    model.output = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), model.output)
 
 
 def with_own_join(model):

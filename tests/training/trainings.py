@@ -1,8 +1,11 @@
 """What the tests of training train: a small model of every kind, for a few steps."""
 
+import json
 import math
+import time
 from dataclasses import replace
 
+import soundfile
 import torch
 
 from asrkit.data import AugmentConfig
@@ -19,7 +22,7 @@ from asrkit.models import (
     TransducerConfig,
 )
 from asrkit.text import CharTokenizer
-from asrkit.training import TrainConfig, train
+from asrkit.training import Prepared, TrainConfig, train, training_loss
 from asrkit.training.distributed import Processes
 from asrkit.training.loop import Run
 
@@ -109,3 +112,67 @@ def stop_after(steps):
             raise KeyboardInterrupt
 
     return stop
+
+
+def four_utterances():
+    """A batch in float64: one too short for its labels, one without labels, one of a single frame."""
+    torch.manual_seed(0)
+    return Prepared(
+        features=torch.randn(4, 40, 80, dtype=torch.float64),
+        lengths=torch.tensor([40, 8, 25, 2]),
+        targets=torch.randint(V, (4, 6)),
+        target_lengths=torch.tensor([5, 6, 0, 1]),
+        speech_s=1.0,
+    )
+
+
+def with_padding(batch, label):
+    """Its features with NaN, its labels with this one behind their ends."""
+    features, targets = batch.features.clone(), batch.targets.clone()
+    for row in range(len(features)):
+        features[row, batch.lengths[row] :] = math.nan
+        targets[row, batch.target_lengths[row] :] = label
+    return batch._replace(features=features, targets=targets)
+
+
+def gradients(loss, model):
+    """Of all weights, zeros for those that had no part."""
+    weights = list(model.parameters())
+    return torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+
+
+def loss_and_gradients(model, batch, config=SHORT):
+    """The training loss per label, and its gradients."""
+    loss = training_loss(model, batch, config).per_label
+    return loss, gradients(loss, model)
+
+
+def expect_same(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def noise_corpus(folder, *texts):
+    """Path of a manifest of noise that says these texts."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for n, text in enumerate(texts):
+        samples = 4000 + 2000 * len(text.split())
+        noise = 0.1 * torch.randn(samples, generator=generator)
+        soundfile.write(folder / f"{n}.wav", noise.numpy(), 16_000)
+        rows.append({"audio": f"{n}.wav", "text": text, "split": "train"})
+    path = folder / "m.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def logged(log):
+    """Step and loss of each line of a log."""
+    lines = map(json.loads, log.read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def wait_for_lines(process, log, count=4):
+    """Wait until the log of a process that trains has so many lines."""
+    while not log.exists() or log.read_bytes().count(b"\n") < count:
+        assert process.poll() is None
+        time.sleep(0.01)
