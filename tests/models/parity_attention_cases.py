@@ -33,45 +33,23 @@ PAD = CONTROL.index("<pad>")
 LOUD = ("dense_out.weight", "fc2.weight")
 EMBEDDING = ("token_embedding.weight", "embed_tokens.weight")
 END = 1.0  # nats that the end is favoured by
-# What is asked for in each case, in the words of asrkit; NeMo's and transformers' are in the worker.
+# What is asked for with each prompt, in the words of asrkit; NeMo's are in the worker.
 ASKED = {
     "canary": {"language": "de", "task": "translate", "punctuation": False},
     "canary2": {"language": "en", "target_language": "de"},
 }
+# Of both peers.
+CASE: Case = {"prompt": "canary2", "decoder": 16, "tokenizer": "agg", "scale": False}
 
 
 def attention_cases() -> dict[str, Case]:
-    """NeMo's: an aggregate tokenizer and one of all languages, both prompts, a decoder wider than the encoder."""
-    wide = {"decoder": 48, "tokenizer": "bpe"}
+    """NeMo's: both prompts, an aggregate tokenizer and one of all languages, a decoder wider than the encoder."""
+    one = {"decoder": 32, "tokenizer": "bpe", "bins": 128}
     return {
-        "canary": {
-            "prompt": "canary",
-            "decoder": 32,
-            "tokenizer": "agg",
-            "scale": False,
-        },
-        "canary2": {"prompt": "canary2", "scale": False, "bins": 128, **wide},
+        "canary2": CASE,
+        "canary": {**CASE, "prompt": "canary"},
+        "canary2-bpe": {**CASE, **one},
     }
-
-
-def attention_folders() -> dict[str, Case]:
-    """transformers': encoder and decoder of one width, the second prompt."""
-    return {
-        "canary2": {"prompt": "canary2", "decoder": 32, "scale": False, "bins": 128}
-    }
-
-
-def attention_goldens() -> dict[str, Case]:
-    """The tiny ones whose numbers are committed, of either peer."""
-    tiny = {
-        "width": 16,
-        "heads": 2,
-        "channels": 4,
-        "decoder": 16,
-        "tokenizer": "agg",
-        "scale": False,
-    }
-    return {"canary2": {"prompt": "canary2", **tiny}}
 
 
 def vocabulary(case: Case) -> int:
@@ -110,55 +88,37 @@ def members(case: Case) -> dict[str, bytes]:
     if case["tokenizer"] == "bpe":
         return {"9_tokenizer.model": model_of_pieces(one_vocabulary())}
     words = model_of_pieces(pieces())
-    special = model_of_pieces(control_pieces())
-    return {
-        "1_tokenizer.model": special,
-        "2_tokenizer.model": words,
-        "3_tokenizer.model": words,
-    }
+    parts = (model_of_pieces(control_pieces()), words, words)
+    return {f"{number}_tokenizer.model": part for number, part in enumerate(parts, 1)}
 
 
 def archive_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published recipe (fast-conformer_aed.yaml)."""
     how, V = ENCODER | case, vocabulary(case)
-    ctc = nemo_config(
-        {"kind": "ctc", **{k: v for k, v in case.items() if k in ENCODER}}
-    )
-    config: dict[str, Any] = {
-        key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")
-    }
+    sizes = {key: value for key, value in case.items() if key in ENCODER}
+    ctc = nemo_config({"kind": "ctc", **sizes})
     tokenizers = "nemo.collections.common.tokenizers.canary_tokenizer."
+    tokenizer: dict[str, Any] = {"dir": None, "type": case["tokenizer"]}
     if case["tokenizer"] == "agg":
-        langs = {
-            name: {
-                "dir": None,
-                "type": "bpe",
-                "model_path": f"nemo:{number}_tokenizer.model",
-            }
+        tokenizer["langs"] = {
+            name: {"dir": None, "type": "bpe", "model_path": f"nemo:{number}_tokenizer.model"}
             for number, name in enumerate(("spl_tokens", "en", "de"), 1)
-        }
-        tokenizer = {"dir": None, "type": "agg", "langs": langs}
+        }  # fmt: skip
         tokenizer["custom_tokenizer"] = {
-            "_target_": f"{tokenizers}CanaryTokenizer",
-            "tokenizers": None,
-        }
+            "_target_": f"{tokenizers}CanaryTokenizer", "tokenizers": None,
+        }  # fmt: skip
     else:
-        tokenizer = {
-            "dir": "tok",
-            "type": "bpe",
-            "model_path": "nemo:9_tokenizer.model",
-        }
+        tokenizer["model_path"] = "nemo:9_tokenizer.model"
         tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryBPETokenizer"}
     D = case["decoder"]
     slots = {
         "decodercontext": "", "source_lang": "<|en|>", "target_lang": "<|en|>", "emotion": "<|emo:undefined|>",
         "pnc": "<|pnc|>", "itn": "<|itn|>", "diarize": "<|nodiarize|>", "timestamp": "<|notimestamp|>",
     }  # fmt: skip
-    defaults = [
-        {"role": "user", "slots": slots},
-        {"role": "user_partial", "slots": {"decodercontext": ""}},
-    ]
-    return config | {
+    user = {"role": "user", "slots": slots}
+    defaults = [user, {"role": "user_partial", "slots": {"decodercontext": ""}}]
+    return {
+        **{key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")},
         "label_smoothing": 0.0, "prompt_format": case["prompt"], "tokenizer": tokenizer,
         "prompt_defaults": defaults if case["prompt"] == "canary2" else None,
         "model_defaults": {"asr_enc_hidden": how["width"], "lm_enc_hidden": 16, "lm_dec_hidden": D},

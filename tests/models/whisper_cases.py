@@ -14,7 +14,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from parity_cases import draws, seeded, speech  # noqa: F401 - for who imports this
+from parity_cases import seeded, speech  # noqa: F401 - for who imports this
 
 Case = dict[str, Any]
 CASES: dict[str, Case] = {
@@ -73,18 +73,8 @@ def base() -> dict[str, int]:
 
 def specials() -> dict[str, int]:
     """Ids of the others: those of Whisper, with two languages and two seconds."""
-    names = [
-        "endoftext",
-        "startoftranscript",
-        "en",
-        "de",
-        "translate",
-        "transcribe",
-        "startoflm",
-        "startofprev",
-        "nospeech",
-    ]
-    names += ["notimestamps", *(f"{0.02 * n:.2f}" for n in range(50 * CHUNK_S + 1))]
+    words = "endoftext startoftranscript en de translate transcribe startoflm startofprev nospeech notimestamps"
+    names = [*words.split(), *(f"{0.02 * n:.2f}" for n in range(50 * CHUNK_S + 1))]
     return {f"<|{name}|>": len(base()) + number for number, name in enumerate(names)}
 
 
@@ -95,22 +85,14 @@ def vocab_size() -> int:
 
 def tokenizer_json() -> dict[str, Any]:
     """tokenizer.json of this vocabulary."""
-    marks = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-    }
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
         {"id": token, "content": text, **marks, "special": True}
         for text, token in specials().items()
     ]
     level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
+    }  # fmt: skip
     model = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
         "fuse_unk": False, "byte_fallback": False, "vocab": base(), "merges": MERGES,
@@ -146,12 +128,9 @@ def generation_json(case: Case) -> dict[str, Any]:
         "no_timestamps_token_id": ids["<|notimestamps|>"], "is_multilingual": case["multilingual"],
     }  # fmt: skip
     if case["multilingual"]:
-        values["lang_to_id"] = {
-            f"<|{code}|>": ids[f"<|{code}|>"] for code in ("en", "de")
-        }
-        values["task_to_id"] = {
-            task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")
-        }
+        values["lang_to_id"] = {name: ids[name] for name in ("<|en|>", "<|de|>")}
+        tasks = ("transcribe", "translate")
+        values["task_to_id"] = {task: ids[f"<|{task}|>"] for task in tasks}
     return values
 
 
@@ -204,8 +183,3 @@ def write_folder(path: Path, case: Case, weights: dict[str, Tensor]) -> None:
     for name, part in parts.items():
         (path / name).write_text(json.dumps(part, ensure_ascii=False), encoding="utf-8")
     save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
-
-
-def noise(B: int, T: int, bins: int) -> Tensor:
-    """Features (B, T, bins) that no sound has."""
-    return torch.from_numpy(draws("features", (B, T, bins))).float()
