@@ -43,6 +43,7 @@ from parity_worker import (  # noqa: E402
     encoder_of,
     import_nemo,
     same,
+    sampled,
     shapes_of,
     write,
 )  # fmt: skip
@@ -203,14 +204,6 @@ def of_transformers(case: Case, path: Path) -> Answer:
     }  # fmt: skip
 
 
-def sampled(answer: Answer) -> Answer:
-    """What is committed of an answer: some numbers of each stage, and all else."""
-    kept = dict(answer)
-    for name, place in CHOSEN.items():
-        kept[name] = [round(x, 6) for x in answer[name][place].flatten().tolist()]
-    return kept
-
-
 @torch.no_grad()
 def main(peer: str, folder: Path) -> None:
     """Write to `folder` what a peer computes."""
@@ -218,11 +211,13 @@ def main(peer: str, folder: Path) -> None:
     file = folder / f"{peer}_attention.json"
     if peer == "transformers":
         answer = of_transformers(CASE, folder / "canary2")
-        write(file, peer, {"canary2": sampled(answer)})
+        write(file, peer, {"canary2": sampled(answer, CHOSEN)})
         return
     nemo = import_attention()
     cases = attention_cases().items()
-    answers = {name: sampled(of_nemo(nemo, case, folder)) for name, case in cases}
+    answers = {
+        name: sampled(of_nemo(nemo, case, folder), CHOSEN) for name, case in cases
+    }
     write(file, "nemo_toolkit", answers)
 
 

@@ -36,7 +36,6 @@ from parity_cases import (  # noqa: E402
     nemo_cases,
     nemo_config,
     parakeet_json,
-    picked,
     speech,
 )  # fmt: skip
 
@@ -260,11 +259,12 @@ def of_transformers(case: Case, path: Path) -> Answer:
     return answer
 
 
-def sampled(answer: Answer) -> Answer:
-    """What is committed of an answer: some numbers of each stage, and all else."""
+def sampled(answer: Answer, places: dict[str, Any]) -> Answer:
+    """What is committed of an answer: of each stage the numbers in its place, and all else."""
     kept = dict(answer)
-    for stage in PLACES.keys() & answer.keys():
-        kept[stage] = [round(x, 6) for x in picked(stage, answer[stage]).tolist()]
+    for stage in places.keys() & answer.keys():
+        numbers = answer[stage][places[stage]].flatten().tolist()
+        kept[stage] = [round(number, 6) for number in numbers]
     return kept
 
 
@@ -283,11 +283,11 @@ def main(peer: str, folder: Path) -> None:
     if peer == "nemo":
         nemo = import_nemo()
         for name, case in nemo_cases().items():
-            answers[name] = sampled(of_nemo(nemo, case))
+            answers[name] = sampled(of_nemo(nemo, case), PLACES)
         write(folder / "nemo.json", "nemo_toolkit", answers)
         return
     for name, case in folder_cases().items():
-        answers[name] = sampled(of_transformers(case, folder / name))
+        answers[name] = sampled(of_transformers(case, folder / name), PLACES)
     write(folder / "transformers.json", peer, answers)
 
 

@@ -170,24 +170,14 @@ def test_looks_are_the_weights_that_mix_the_last_layers_values():
 
 def test_everything_that_is_used_learns():
     model = small(torch.float32, ctc=True, dropout=0.5).train()
-    features = torch.randn(2, 20, 4)
-    logits, ends, ctc = model(
-        features, torch.tensor([20, 9]), torch.tensor([[1, 4, 5], [1, 3, 0]])
-    )
-    assert logits.shape == (2, 3, 11)
+    features, lengths = torch.randn(2, 20, 4), torch.tensor([20, 9])
+    tokens = torch.tensor([[1, 4, 5], [1, 3, 0]])
+    logits, ends, ctc = model(features, lengths, tokens)
+    assert (logits.shape, ctc.shape) == ((2, 3, 11), (2, 5, 12))
     assert ends.tolist() == [5, 3]
-    assert ctc.shape == (2, 5, 12)
     (logits.logsumexp(-1).sum() + ctc[..., 0].sum() + logits[..., 4].sum()).backward()
     for name, weight in model.named_parameters():
         assert weight.grad.abs().sum() > 0, name
-
-
-def test_pad_starts_as_zeros_and_the_table_of_sines_is_part_of_a_checkpoint():
-    model = small(torch.float32)
-    assert (model.embedding.weight[0] == 0).all()
-    assert (model.embedding.weight[1:] != 0).all()
-    assert model.state_dict()["positions"].shape == (16, 8)
-    assert "positions" not in dict(model.named_parameters())
 
 
 @torch.no_grad()

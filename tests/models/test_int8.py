@@ -1,23 +1,24 @@
 """Linear layers in int8: oneDNN's layer is the arithmetic in floats, and an encoder of them stays near the exact one."""
 
 import copy
-import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from asrkit.cpu import has_int8
-from asrkit.models import FastConformer, FastConformerConfig, optimize
+from asrkit.models import optimize
 from asrkit.models.inference import fold
 from asrkit.models.int8 import Int8Linear, loaded_dtype, quantize_weight
 from asrkit.models.int8 import quantize as fast_quantize
 from asrkit.models.packed import PackedLinear
 from asrkit.models.packed_conformer import PackedFastConformer
 
-SMALL = FastConformerConfig(
-    width=32, layers=2, heads=2, subsampling=4, subsampling_channels=4
-)
+sys.path.append(str(Path(__file__).resolve().parent))
+from conformers import build
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 
@@ -45,16 +46,6 @@ def int8_linear(x, weight, bias, activation="none", residual=0.0):
     out = nn.functional.linear(plain, plain_weight, bias)
     activate = {"none": torch.clone, "relu": torch.relu, "swish": nn.functional.silu}
     return (activate[activation](out) + residual).to(x.dtype)
-
-
-def build(**changes):
-    """An encoder in eval mode in which every weight and statistic counts."""
-    torch.manual_seed(0)
-    encoder = FastConformer(dataclasses.replace(SMALL, **changes))
-    for block in encoder.blocks:
-        block.batch_norm.running_mean.normal_()
-        block.batch_norm.running_var.uniform_(0.5, 2)
-    return encoder.eval().requires_grad_(False)
 
 
 X = torch.randn(7, 333, generator=torch.Generator().manual_seed(1))
@@ -168,7 +159,7 @@ def in_floats(encoder):
 @pytest.mark.parametrize("lengths", [[1], [90], [90, 33], [1, 1], [90, 1, 8]], ids=str)
 @torch.inference_mode()
 def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dtype):
-    encoder = build().to(dtype)
+    encoder = build(width=32).to(dtype)
     features, sizes = torch.randn(len(lengths), max(lengths), 80), torch.tensor(lengths)
     for b, length in enumerate(lengths):
         features[b, length:] = torch.nan
@@ -189,33 +180,12 @@ def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dty
 @ON_THIS_CPU
 @torch.inference_mode()
 def test_all_linear_layers_of_blocks_are_int8_and_nothing_else_is():
-    packed = optimize(build(), linear_layers="int8")
+    packed = optimize(build(width=32), linear_layers="int8")
     kinds = [type(part) for part in packed.modules()]
     # in each block: feeds, q k v, out, gate, mix
     assert kinds.count(Int8Linear) == 2 * 8
     assert kinds.count(PackedLinear) == 1 + 2 + 1  # of the subsampling
     assert nn.Linear not in kinds
-
-
-@ON_THIS_CPU
-@DTYPES
-@torch.inference_mode()
-def test_two_threads_compute_what_one_does(dtype):
-    torch.manual_seed(0)
-    wide, back = nn.Linear(256, 512).to(dtype), nn.Linear(512, 256).to(dtype)
-    layer = Int8Linear(wide.weight, wide.bias, "swish")
-    narrow = Int8Linear(back.weight, back.bias)
-    x = torch.randn(4, 125, 256).to(dtype)
-
-    def computed(threads):
-        torch.set_num_threads(threads)
-        return narrow.plus(layer(x), x)
-
-    before = torch.get_num_threads()
-    try:
-        torch.testing.assert_close(computed(2), computed(1))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
@@ -234,4 +204,4 @@ def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
 def test_other_dtypes_have_no_int8(dtype):
     wanted = "^linear_layers: expected 'as_it_is' but for a FastConformer"
     with pytest.raises(ValueError, match=wanted):
-        optimize(build().to(dtype), linear_layers="int8")
+        optimize(build(width=32).to(dtype), linear_layers="int8")

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
 
 from nemo_stubs import Stub  # noqa: E402
-from parity_worker import Answer, shapes_of, write  # noqa: E402
+from parity_worker import Answer, sampled, shapes_of, write  # noqa: E402
 from whisper_cases import (  # noqa: E402
     CASES,
     CHUNK_S,
@@ -32,7 +32,6 @@ from whisper_cases import (  # noqa: E402
     config_json,
     fill,
     generation_json,
-    picked,
     specials,
     speech,
     tokenizer_json,
@@ -153,14 +152,6 @@ def parameters(sizes: tuple[int, ...]) -> int:
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
-def sampled(answer: Answer) -> Answer:
-    """What is committed of an answer: some numbers of each stage, and all else."""
-    kept = dict(answer)
-    for name in PLACES.keys() & answer.keys():
-        kept[name] = [round(x, 6) for x in picked(name, answer[name]).tolist()]
-    return kept
-
-
 @torch.no_grad()
 def main(folder: Path) -> None:
     """Write to `folder` what transformers computes."""
@@ -170,9 +161,9 @@ def main(folder: Path) -> None:
     answers: dict[str, Any] = {"parameters": counts}
     for bins in (80, 128):
         features = features_of(extractor_of(bins))
-        answers[f"features-{bins}"] = sampled({"published": features})
+        answers[f"features-{bins}"] = sampled({"published": features}, PLACES)
     for name, case in CASES.items():
-        answers[name] = sampled(computed(case, folder / name))
+        answers[name] = sampled(computed(case, folder / name), PLACES)
     write(folder / "whisper.json", "transformers", answers)
 
 
