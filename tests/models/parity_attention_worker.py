@@ -33,7 +33,7 @@ from parity_attention_cases import (  # noqa: E402
     canary_json,
     fill_attention,
     members,
-)  # fmt: skip
+)
 from parity_cases import LENGTHS, Case, speech  # noqa: E402
 from parity_worker import (  # noqa: E402
     Answer,
@@ -46,16 +46,27 @@ from parity_worker import (  # noqa: E402
     sampled,
     shapes_of,
     write,
-)  # fmt: skip
+)
 
 # In the words of NeMo's manifests; asrkit's are ASKED.
 NEMO_SLOTS = {
-    "canary": {"source_lang": "de", "target_lang": "en", "task": "translate", "pnc": "no"},
-    "canary2": {
-        "source_lang": "en", "target_lang": "de", "pnc": "yes", "emotion": "<|emo:undefined|>", "itn": "yes",
-        "timestamp": "no", "diarize": "no", "decodercontext": "",
+    "canary": {
+        "source_lang": "de",
+        "target_lang": "en",
+        "task": "translate",
+        "pnc": "no",
     },
-}  # fmt: skip
+    "canary2": {
+        "source_lang": "en",
+        "target_lang": "de",
+        "pnc": "yes",
+        "emotion": "<|emo:undefined|>",
+        "itn": "yes",
+        "timestamp": "no",
+        "diarize": "no",
+        "decodercontext": "",
+    },
+}
 
 
 def import_attention() -> types.SimpleNamespace:
@@ -71,10 +82,12 @@ def import_attention() -> types.SimpleNamespace:
     exportable = {"Exportable": type("Exportable", (), {})}
     mixins = sys.modules["nemo.core.classes.mixins.adapter_mixins"]
     given = {
-        "nemo.core.classes": exportable, "nemo.core.classes.exportable": exportable,
-        "nemo.core.classes.mixins": {"adapter_mixins": mixins}, "omegaconf": {"DictConfig": dict},
+        "nemo.core.classes": exportable,
+        "nemo.core.classes.exportable": exportable,
+        "nemo.core.classes.mixins": {"adapter_mixins": mixins},
+        "omegaconf": {"DictConfig": dict},
         f"{common}data.prompt_fn": {"registered_prompt_format_fn": lambda *_: same},
-    }  # fmt: skip
+    }
     for name, values in given.items():
         vars(importlib.import_module(name)).update(values)
     for file in ("transformer_utils", "multi_layer_perceptron"):
@@ -88,11 +101,17 @@ def import_attention() -> types.SimpleNamespace:
         value = getattr(importlib.import_module(f"{common}tokenizers.{file}"), name)
         setattr(sys.modules[f"{common}tokenizers"], name, value)
     found = {
-        f"{common}tokenizers.canary_tokenizer": ("CanaryTokenizer", "CanaryBPETokenizer", "SentencePieceTokenizer"),
-        f"{common}prompts.canary": ("CanaryPromptFormatter",), f"{common}prompts.canary2": ("Canary2PromptFormatter",),
-        f"{transformer}.transformer": ("TransformerDecoderNM",), f"{transformer}.transformer_generators": ("GreedySequenceGenerator",),
+        f"{common}tokenizers.canary_tokenizer": (
+            "CanaryTokenizer",
+            "CanaryBPETokenizer",
+            "SentencePieceTokenizer",
+        ),
+        f"{common}prompts.canary": ("CanaryPromptFormatter",),
+        f"{common}prompts.canary2": ("Canary2PromptFormatter",),
+        f"{transformer}.transformer": ("TransformerDecoderNM",),
+        f"{transformer}.transformer_generators": ("GreedySequenceGenerator",),
         "nemo.collections.asr.parts.submodules.token_classifier": ("TokenClassifier",),
-    }  # fmt: skip
+    }
     for module, names in found.items():
         for name in names:
             setattr(nemo, name, getattr(importlib.import_module(module), name))
@@ -118,9 +137,13 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path) -> Answer:
     decoder = nemo.TransformerDecoderNM(**config["transf_decoder"]["config_dict"])
     head = nemo.TokenClassifier(**bare(config["head"]))
     made: dict[str, nn.Module] = {
-        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(**bare(config["preprocessor"])),
-        "encoder": encoder_of(nemo, config["encoder"]), "transf_decoder": decoder, "log_softmax": head,
-    }  # fmt: skip
+        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(
+            **bare(config["preprocessor"])
+        ),
+        "encoder": encoder_of(nemo, config["encoder"]),
+        "transf_decoder": decoder,
+        "log_softmax": head,
+    }
     width = config["encoder"]["d_model"]
     if width != case["decoder"]:
         made["encoder_decoder_proj"] = nn.Linear(width, case["decoder"])
@@ -148,17 +171,33 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path) -> Answer:
     prompts = torch.tensor([prompt] * len(LENGTHS))
     given = torch.cat([prompts, TEXT], 1)
     states = made["transf_decoder"](
-        input_ids=given, decoder_mask=torch.ones_like(given), encoder_embeddings=encoded, encoder_mask=mask,
-    )  # fmt: skip
+        input_ids=given,
+        decoder_mask=torch.ones_like(given),
+        encoder_embeddings=encoded,
+        encoder_mask=mask,
+    )
     generator = nemo.GreedySequenceGenerator(
-        decoder.embedding, decoder.decoder, head, pad=PAD, bos=4, eos=EOS, max_sequence_length=MOST, max_delta_length=50,
-    )  # fmt: skip
+        decoder.embedding,
+        decoder.decoder,
+        head,
+        pad=PAD,
+        bos=4,
+        eos=EOS,
+        max_sequence_length=MOST,
+        max_delta_length=50,
+    )
     said = generator(prompts, encoded, mask)[0]
     text = [token for token in TEXT[2].tolist() if token < tokenizer.vocab_size]
     return {
-        "frames": frames.tolist(), "steps": steps.tolist(), "shapes": shapes_of(weights), "encoded": encoded, "prompt": prompt,
-        "logits": head(hidden_states=states), "tokens": until_end(said, len(prompt)), "text": [text, tokenizer.ids_to_text(text)],
-    }  # fmt: skip
+        "frames": frames.tolist(),
+        "steps": steps.tolist(),
+        "shapes": shapes_of(weights),
+        "encoded": encoded,
+        "prompt": prompt,
+        "logits": head(hidden_states=states),
+        "tokens": until_end(said, len(prompt)),
+        "text": [text, tokenizer.ids_to_text(text)],
+    }
 
 
 def until_end(said: Tensor, P: int) -> list[list[int]]:
@@ -195,13 +234,22 @@ def of_transformers(case: Case, path: Path) -> Answer:
     given = torch.cat([prompts, TEXT], 1)
     logits = model(features, attention_mask=mask, decoder_input_ids=given).logits
     said = model.generate(
-        features, attention_mask=mask, decoder_input_ids=prompts, do_sample=False, num_beams=1,
+        features,
+        attention_mask=mask,
+        decoder_input_ids=prompts,
+        do_sample=False,
+        num_beams=1,
         max_new_tokens=MOST - len(prompt),
-    )  # fmt: skip
+    )
     return {
-        "frames": mask.sum(-1).tolist(), "steps": steps.tolist(), "shapes": shapes_of(weights), "encoded": out.last_hidden_state,
-        "prompt": prompt, "logits": logits, "tokens": until_end(said, len(prompt)),
-    }  # fmt: skip
+        "frames": mask.sum(-1).tolist(),
+        "steps": steps.tolist(),
+        "shapes": shapes_of(weights),
+        "encoded": out.last_hidden_state,
+        "prompt": prompt,
+        "logits": logits,
+        "tokens": until_end(said, len(prompt)),
+    }
 
 
 @torch.no_grad()

@@ -19,14 +19,26 @@ from torch import Tensor
 MODEL = "0123_tokenizer.model"
 V = 31  # tokens; blank is the next
 ENCODER = {
-    "layers": 2, "width": 16, "heads": 2, "channels": 4, "kernel": 9, "bins": 80, "subsampling": 8, "bias": True, "scale": True,
-}  # fmt: skip
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "channels": 4,
+    "kernel": 9,
+    "bins": 80,
+    "subsampling": 8,
+    "bias": True,
+    "scale": True,
+}
 Case = dict[str, Any]
 # Blocks of a Jasper: filters, repeat, kernel, stride, dilation, dense.
 JASPER = [
-    (16, 1, 5, 2, 1, False), (20, 1, 7, 2, 1, False), (24, 2, 3, 1, 1, True), (32, 3, 5, 1, 1, True), (28, 1, 7, 1, 2, False),
+    (16, 1, 5, 2, 1, False),
+    (20, 1, 7, 2, 1, False),
+    (24, 2, 3, 1, 1, True),
+    (32, 3, 5, 1, 1, True),
+    (28, 1, 7, 1, 2, False),
     (24, 1, 1, 1, 1, False),
-]  # fmt: skip
+]
 DURATIONS = [0, 1, 2, 3, 4]
 
 
@@ -49,25 +61,52 @@ def nemo_cases() -> dict[str, Case]:
     """Those, and what NeMo alone has: hybrids, Jasper, limited context; `keys` are of its config."""
     local = {"encoder.self_attention_model": "rel_pos_local_attn"}
     magnitudes = {
-        "preprocessor.window": "hamming", "preprocessor.normalize": "all_features", "preprocessor.mag_power": 1.0,
-        "preprocessor.log_zero_guard_type": "clamp", "preprocessor.log_zero_guard_value": "eps", "preprocessor.preemph": None,
-    }  # fmt: skip
+        "preprocessor.window": "hamming",
+        "preprocessor.normalize": "all_features",
+        "preprocessor.mag_power": 1.0,
+        "preprocessor.log_zero_guard_type": "clamp",
+        "preprocessor.log_zero_guard_value": "eps",
+        "preprocessor.preemph": None,
+    }
     plain = {
-        "preprocessor.window": "blackman", "preprocessor.normalize": "NA", "preprocessor.window_size": 0.02,
-    }  # fmt: skip
+        "preprocessor.window": "blackman",
+        "preprocessor.normalize": "NA",
+        "preprocessor.window_size": 0.02,
+    }
     return {
         **golden_cases(),
-        "ctc-local": {"kind": "ctc", "context": [6, 6], "subsampling": 4, "keys": local},
+        "ctc-local": {
+            "kind": "ctc",
+            "context": [6, 6],
+            "subsampling": 4,
+            "keys": local,
+        },
         "ctc-near": {"kind": "ctc", "context": [4, 2], "subsampling": 4},
         "ctc-magnitudes": {"kind": "ctc", "keys": magnitudes},
         "ctc-plain": {"kind": "ctc", "keys": plain},
-        "ctc-jasper": {"kind": "ctc", "bins": 64, "width": 24, "blank": 2.0, "jasper": JASPER},
-        "rnnt-tanh": {
-            "kind": "rnnt", "lstm": 2, "durations": [], "bins": 128, "context": [8, 0], "keys": {"joint.jointnet.activation": "tanh"},
+        "ctc-jasper": {
+            "kind": "ctc",
+            "bins": 64,
+            "width": 24,
+            "blank": 2.0,
+            "jasper": JASPER,
         },
-        "tdt-leaps": {"kind": "tdt", "lstm": 1, "durations": [0, 1, 2, 4, 8], "subsampling": 4},
+        "rnnt-tanh": {
+            "kind": "rnnt",
+            "lstm": 2,
+            "durations": [],
+            "bins": 128,
+            "context": [8, 0],
+            "keys": {"joint.jointnet.activation": "tanh"},
+        },
+        "tdt-leaps": {
+            "kind": "tdt",
+            "lstm": 1,
+            "durations": [0, 1, 2, 4, 8],
+            "subsampling": 4,
+        },
         "hybrid": {"kind": "hybrid", "lstm": 1, "durations": DURATIONS},
-    }  # fmt: skip
+    }
 
 
 def draws(seed: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -141,9 +180,11 @@ TARGETS = torch.tensor(
 )
 # Which numbers of a stage are committed: (utterance, frames, rest).
 PLACES = {
-    "features": (0, slice(3, 150, 49), slice(None, None, 8)), "encoded": (1, slice(0, 13, 2), slice(None)),
-    "log_probs": (2, slice(0, 7, 2), slice(None)), "joint": (2, slice(0, 7, 3), slice(0, 6, 2)),
-}  # fmt: skip
+    "features": (0, slice(3, 150, 49), slice(None, None, 8)),
+    "encoded": (1, slice(0, 13, 2), slice(None)),
+    "log_probs": (2, slice(0, 7, 2), slice(None)),
+    "joint": (2, slice(0, 7, 3), slice(0, 6, 2)),
+}
 
 
 def picked(stage: str, values: Tensor) -> Tensor:
@@ -180,23 +221,36 @@ def tokenizer_json(texts: list[str], added: dict[str, int]) -> dict[str, Any]:
     """A vocabulary as transformers' converter writes it: BPE that merges `pieces`, and added tokens."""
     words = {row[0] for row in pieces()} - {"<unk>"}
     merges = [
-        [piece[:cut], piece[cut:]] for piece in texts if piece in words
-        for cut in range(1, len(piece)) if {piece[:cut], piece[cut:]} <= words
-    ]  # fmt: skip
+        [piece[:cut], piece[cut:]]
+        for piece in texts
+        if piece in words
+        for cut in range(1, len(piece))
+        if {piece[:cut], piece[cut:]} <= words
+    ]
     marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     metaspace = {
-        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True,
-    }  # fmt: skip
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always",
+        "split": True,
+    }
     return {
-        "version": "1.0", "pre_tokenizer": metaspace, "decoder": metaspace,
+        "version": "1.0",
+        "pre_tokenizer": metaspace,
+        "decoder": metaspace,
         "added_tokens": [
-            {"id": id_, "content": text, **marks, "special": True} for text, id_ in added.items()
+            {"id": id_, "content": text, **marks, "special": True}
+            for text, id_ in added.items()
         ],
         "model": {
-            "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": False,
-            "vocab": {text: id_ for id_, text in enumerate(texts)}, "merges": merges,
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": False,
+            "vocab": {text: id_ for id_, text in enumerate(texts)},
+            "merges": merges,
         },
-    }  # fmt: skip
+    }
 
 
 def parakeet_json(kind: str) -> dict[str, Any]:
@@ -241,13 +295,20 @@ def write_folder(
 
     path.mkdir(exist_ok=True)
     extractor = {
-        "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": config["encoder_config"]["num_mel_bins"],
-        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97,
-    }  # fmt: skip
+        "feature_extractor_type": "ParakeetFeatureExtractor",
+        "feature_size": config["encoder_config"]["num_mel_bins"],
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "n_fft": 512,
+        "win_length": 400,
+        "preemphasis": 0.97,
+    }
     parts = {
-        "config.json": config, "preprocessor_config.json": extractor,
-        "tokenizer.json": tokenizer or parakeet_json(config["model_type"].removeprefix("parakeet_")),
-    }  # fmt: skip
+        "config.json": config,
+        "preprocessor_config.json": extractor,
+        "tokenizer.json": tokenizer
+        or parakeet_json(config["model_type"].removeprefix("parakeet_")),
+    }
     for name, part in parts.items():
         (path / name).write_text(json.dumps(part, ensure_ascii=False))
     save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
@@ -260,50 +321,110 @@ def nemo_config(case: Case) -> dict[str, Any]:
     labels = [piece for piece, _, _ in pieces()]
     modules = "nemo.collections.asr.modules."
     config: dict[str, Any] = {
-        "sample_rate": 16000, "log_prediction": False, "skip_nan_grad": False, "labels": labels,
+        "sample_rate": 16000,
+        "log_prediction": False,
+        "skip_nan_grad": False,
+        "labels": labels,
         "tokenizer": {
-            "dir": "tok", "type": "bpe", "model_path": f"nemo:{MODEL}",
+            "dir": "tok",
+            "type": "bpe",
+            "model_path": f"nemo:{MODEL}",
         },
         "preprocessor": {
-            "_target_": f"{modules}AudioToMelSpectrogramPreprocessor", "sample_rate": 16000, "normalize": "per_feature",
-            "window_size": 0.025, "window_stride": 0.01, "window": "hann", "features": how["bins"], "n_fft": 512, "log": True,
-            "frame_splicing": 1, "dither": 1e-5, "pad_to": 0, "pad_value": 0.0,
+            "_target_": f"{modules}AudioToMelSpectrogramPreprocessor",
+            "sample_rate": 16000,
+            "normalize": "per_feature",
+            "window_size": 0.025,
+            "window_stride": 0.01,
+            "window": "hann",
+            "features": how["bins"],
+            "n_fft": 512,
+            "log": True,
+            "frame_splicing": 1,
+            "dither": 1e-5,
+            "pad_to": 0,
+            "pad_value": 0.0,
         },
         "encoder": {
-            "_target_": f"{modules}ConformerEncoder", "feat_in": how["bins"], "feat_out": -1, "n_layers": how["layers"],
-            "d_model": how["width"], "use_bias": how["bias"], "subsampling": "dw_striding",
+            "_target_": f"{modules}ConformerEncoder",
+            "feat_in": how["bins"],
+            "feat_out": -1,
+            "n_layers": how["layers"],
+            "d_model": how["width"],
+            "use_bias": how["bias"],
+            "subsampling": "dw_striding",
             "subsampling_factor": how["subsampling"],
-            "subsampling_conv_channels": how["channels"], "causal_downsampling": False, "reduction": None,
-            "reduction_position": None, "reduction_factor": 1, "ff_expansion_factor": 4, "self_attention_model": "rel_pos",
-            "n_heads": how["heads"], "att_context_size": how.get("context", [-1, -1]), "att_context_style": "regular",
-            "xscaling": how["scale"], "untie_biases": True, "pos_emb_max_len": 5000, "conv_kernel_size": how["kernel"],
-            "conv_norm_type": "batch_norm", "conv_context_size": None, "dropout": 0.1, "dropout_pre_encoder": 0.1,
-            "dropout_emb": 0.0, "dropout_att": 0.1, "stochastic_depth_drop_prob": 0.0, "stochastic_depth_mode": "linear",
+            "subsampling_conv_channels": how["channels"],
+            "causal_downsampling": False,
+            "reduction": None,
+            "reduction_position": None,
+            "reduction_factor": 1,
+            "ff_expansion_factor": 4,
+            "self_attention_model": "rel_pos",
+            "n_heads": how["heads"],
+            "att_context_size": how.get("context", [-1, -1]),
+            "att_context_style": "regular",
+            "xscaling": how["scale"],
+            "untie_biases": True,
+            "pos_emb_max_len": 5000,
+            "conv_kernel_size": how["kernel"],
+            "conv_norm_type": "batch_norm",
+            "conv_context_size": None,
+            "dropout": 0.1,
+            "dropout_pre_encoder": 0.1,
+            "dropout_emb": 0.0,
+            "dropout_att": 0.1,
+            "stochastic_depth_drop_prob": 0.0,
+            "stochastic_depth_mode": "linear",
             "stochastic_depth_start_layer": 1,
         },
-    }  # fmt: skip
+    }
     if "jasper" in how:
         config["encoder"] = jasper_config(how)
     ctc = {
-        "_target_": f"{modules}ConvASRDecoder", "feat_in": how["width"], "num_classes": V, "vocabulary": labels,
-    }  # fmt: skip
+        "_target_": f"{modules}ConvASRDecoder",
+        "feat_in": how["width"],
+        "num_classes": V,
+        "vocabulary": labels,
+    }
     if kind == "ctc":
         config |= {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}}
         return keyed(config | {"target": CLASSES[kind]}, case)
     durations = case["durations"]
     config |= {
         "decoder": {
-            "_target_": f"{modules}RNNTDecoder", "normalization_mode": None, "random_state_sampling": False, "blank_as_pad": True,
-            "prednet": {"pred_hidden": 24, "pred_rnn_layers": case["lstm"], "t_max": None, "dropout": 0.2}, "vocab_size": V,
+            "_target_": f"{modules}RNNTDecoder",
+            "normalization_mode": None,
+            "random_state_sampling": False,
+            "blank_as_pad": True,
+            "prednet": {
+                "pred_hidden": 24,
+                "pred_rnn_layers": case["lstm"],
+                "t_max": None,
+                "dropout": 0.2,
+            },
+            "vocab_size": V,
         },
         "joint": {
-            "_target_": f"{modules}RNNTJoint", "log_softmax": None, "preserve_memory": False, "fuse_loss_wer": False,
-            "fused_batch_size": 4, "num_classes": V, "vocabulary": labels, "num_extra_outputs": len(durations),
-            "jointnet": {"joint_hidden": 20, "activation": "relu", "dropout": 0.2, "encoder_hidden": how["width"], "pred_hidden": 24},
+            "_target_": f"{modules}RNNTJoint",
+            "log_softmax": None,
+            "preserve_memory": False,
+            "fuse_loss_wer": False,
+            "fused_batch_size": 4,
+            "num_classes": V,
+            "vocabulary": labels,
+            "num_extra_outputs": len(durations),
+            "jointnet": {
+                "joint_hidden": 20,
+                "activation": "relu",
+                "dropout": 0.2,
+                "encoder_hidden": how["width"],
+                "pred_hidden": 24,
+            },
         },
         "decoding": {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}},
         "target": CLASSES[kind],
-    }  # fmt: skip
+    }
     if durations:
         config["decoding"] |= {"model_type": "tdt", "durations": durations}
     if kind == "hybrid":
@@ -316,14 +437,23 @@ def jasper_config(how: Case) -> dict[str, Any]:
     blocks = []
     for filters, repeat, kernel, stride, dilation, dense in how["jasper"]:
         block = {
-            "filters": filters, "repeat": repeat, "kernel": [kernel], "stride": [stride], "dilation": [dilation], "dropout": 0.2,
-            "residual": dense, "residual_dense": dense,
-        }  # fmt: skip
+            "filters": filters,
+            "repeat": repeat,
+            "kernel": [kernel],
+            "stride": [stride],
+            "dilation": [dilation],
+            "dropout": 0.2,
+            "residual": dense,
+            "residual_dense": dense,
+        }
         blocks.append(block)
     return {
-        "_target_": "nemo.collections.asr.modules.ConvASREncoder", "feat_in": how["bins"], "activation": "relu",
-        "conv_mask": True, "jasper": blocks,
-    }  # fmt: skip
+        "_target_": "nemo.collections.asr.modules.ConvASREncoder",
+        "feat_in": how["bins"],
+        "activation": "relu",
+        "conv_mask": True,
+        "jasper": blocks,
+    }
 
 
 def keyed(config: dict[str, Any], case: Case) -> dict[str, Any]:
@@ -339,33 +469,56 @@ def keyed(config: dict[str, Any], case: Case) -> dict[str, Any]:
 
 MODELS = "nemo.collections.asr.models."
 CLASSES = {
-    "ctc": MODELS + "ctc_bpe_models.EncDecCTCModelBPE", "rnnt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
+    "ctc": MODELS + "ctc_bpe_models.EncDecCTCModelBPE",
+    "rnnt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
     "tdt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
     "hybrid": MODELS + "hybrid_rnnt_ctc_bpe_models.EncDecHybridRNNTCTCBPEModel",
-}  # fmt: skip
+}
 
 
 def folder_config(case: Case) -> dict[str, Any]:
     """The folder's config.json."""
     how, kind = ENCODER | case, case["kind"]
     encoder = {
-        "model_type": "parakeet_encoder", "hidden_size": how["width"], "num_hidden_layers": how["layers"],
-        "num_attention_heads": how["heads"], "intermediate_size": 4 * how["width"], "hidden_act": "silu",
-        "attention_bias": how["bias"], "convolution_bias": how["bias"], "conv_kernel_size": how["kernel"],
-        "subsampling_factor": how["subsampling"], "subsampling_conv_channels": how["channels"], "num_mel_bins": how["bins"],
-        "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2, "dropout": 0.1, "dropout_positions": 0.0,
-        "layerdrop": 0.1, "activation_dropout": 0.1, "attention_dropout": 0.1, "max_position_embeddings": 5000,
+        "model_type": "parakeet_encoder",
+        "hidden_size": how["width"],
+        "num_hidden_layers": how["layers"],
+        "num_attention_heads": how["heads"],
+        "intermediate_size": 4 * how["width"],
+        "hidden_act": "silu",
+        "attention_bias": how["bias"],
+        "convolution_bias": how["bias"],
+        "conv_kernel_size": how["kernel"],
+        "subsampling_factor": how["subsampling"],
+        "subsampling_conv_channels": how["channels"],
+        "num_mel_bins": how["bins"],
+        "subsampling_conv_kernel_size": 3,
+        "subsampling_conv_stride": 2,
+        "dropout": 0.1,
+        "dropout_positions": 0.0,
+        "layerdrop": 0.1,
+        "activation_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "max_position_embeddings": 5000,
         "scale_input": how["scale"],
-    }  # fmt: skip
+    }
     config = {
-        "architectures": [f"ParakeetFor{kind.upper()}"], "model_type": f"parakeet_{kind}", "encoder_config": encoder,
-        "vocab_size": V + 1, "pad_token_id": V, "dtype": "float32",
-    }  # fmt: skip
+        "architectures": [f"ParakeetFor{kind.upper()}"],
+        "model_type": f"parakeet_{kind}",
+        "encoder_config": encoder,
+        "vocab_size": V + 1,
+        "pad_token_id": V,
+        "dtype": "float32",
+    }
     if kind == "ctc":
         return config
     if kind == "tdt":
         config["durations"] = case["durations"]
     return config | {
-        "blank_token_id": V, "decoder_hidden_size": 24, "num_decoder_layers": case["lstm"], "hidden_act": "relu",
-        "max_symbols_per_step": 10, "is_encoder_decoder": True,
-    }  # fmt: skip
+        "blank_token_id": V,
+        "decoder_hidden_size": 24,
+        "num_decoder_layers": case["lstm"],
+        "hidden_act": "relu",
+        "max_symbols_per_step": 10,
+        "is_encoder_decoder": True,
+    }

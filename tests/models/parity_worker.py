@@ -37,7 +37,7 @@ from parity_cases import (  # noqa: E402
     nemo_config,
     parakeet_json,
     speech,
-)  # fmt: skip
+)
 
 MISSING = ("nemo", "omegaconf", "librosa", "einops", "pytorch_quantization")
 
@@ -97,20 +97,26 @@ def import_nemo() -> types.SimpleNamespace:
         "nemo.core.classes.module": {"NeuralModule": nn.Module},
         "nemo.core.classes.mixins": {"AccessMixin": access},
         "nemo.core.classes.mixins.adapter_mixins": {
-            "get_registered_adapter": same, "register_adapter": same,
+            "get_registered_adapter": same,
+            "register_adapter": same,
             "AdapterModuleMixin": adapters,
         },
         "nemo.utils": {"avoid_float16_autocast_context": contextlib.nullcontext},
         "librosa": {"filters": types.SimpleNamespace(mel=mel)},
-    }  # fmt: skip
+    }
     for name, values in given.items():
         vars(importlib.import_module(name)).update(values)
     asr = f"{asr}modules."
     found = {
-        f"{asr}audio_preprocessing": ("AudioToMelSpectrogramPreprocessor",), f"{asr}conformer_encoder": ("ConformerEncoder",),
-        f"{asr}conv_asr": ("ConvASRDecoder", "ConvASREncoder"), f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
-        "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": ("GreedyBatchedRNNTInfer", "GreedyBatchedTDTInfer"),
-    }  # fmt: skip
+        f"{asr}audio_preprocessing": ("AudioToMelSpectrogramPreprocessor",),
+        f"{asr}conformer_encoder": ("ConformerEncoder",),
+        f"{asr}conv_asr": ("ConvASRDecoder", "ConvASREncoder"),
+        f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
+        "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": (
+            "GreedyBatchedRNNTInfer",
+            "GreedyBatchedTDTInfer",
+        ),
+    }
     importlib.import_module(f"{asr}conv_asr").OmegaConf.to_container = same
     nemo = types.SimpleNamespace()
     for module, names in found.items():
@@ -135,9 +141,11 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case) -> Answer:
     """What NeMo's modules compute for `case`."""
     config, transducer = nemo_config(case), case["kind"] != "ctc"
     made: dict[str, nn.Module] = {
-        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(**bare(config["preprocessor"])),
+        "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(
+            **bare(config["preprocessor"])
+        ),
         "encoder": encoder_of(nemo, config["encoder"]),
-    }  # fmt: skip
+    }
     if transducer:
         made["decoder"] = nemo.RNNTDecoder(**bare(config["decoder"]))
         made["joint"] = nemo.RNNTJoint(**bare(config["joint"]))
@@ -153,9 +161,12 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case) -> Answer:
     features, frames = made["preprocessor"](*speech(LENGTHS))
     encoded, steps = made["encoder"](audio_signal=features, length=frames)
     answer = {
-        "frames": frames.tolist(), "steps": steps.tolist(), "shapes": shapes_of(weights), "features": features.transpose(1, 2),
+        "frames": frames.tolist(),
+        "steps": steps.tolist(),
+        "shapes": shapes_of(weights),
+        "features": features.transpose(1, 2),
         "encoded": encoded.transpose(1, 2),
-    }  # fmt: skip
+    }
     if head is not None:
         answer["log_probs"] = head(encoder_output=encoded)
         rows = zip(answer["log_probs"].argmax(-1), steps, strict=True)
@@ -173,9 +184,12 @@ def transduced(
         0
     ]  # (B, U1, H)
     how = {
-        "decoder_model": made["decoder"], "joint_model": made["joint"], "blank_index": V, "max_symbols_per_step": 10,
+        "decoder_model": made["decoder"],
+        "joint_model": made["joint"],
+        "blank_index": V,
+        "max_symbols_per_step": 10,
         "use_cuda_graph_decoder": False,
-    }  # fmt: skip
+    }
     infer = nemo.GreedyBatchedRNNTInfer(**how)
     if durations:
         infer = nemo.GreedyBatchedTDTInfer(**how, durations=durations)
@@ -232,9 +246,12 @@ def of_transformers(case: Case, path: Path) -> Answer:
     out = model.encoder(features, attention_mask=mask, output_attention_mask=True)
     steps = out.attention_mask.sum(-1)
     answer = {
-        "frames": mask.sum(-1).tolist(), "steps": steps.tolist(), "shapes": shapes_of(weights), "features": features,
+        "frames": mask.sum(-1).tolist(),
+        "steps": steps.tolist(),
+        "shapes": shapes_of(weights),
+        "features": features,
         "encoded": out.last_hidden_state,
-    }  # fmt: skip
+    }
     if kind == "ctc":
         logits = model(features, attention_mask=mask).logits
         paths = zip(model.generate(features, attention_mask=mask), steps, strict=True)

@@ -156,4 +156,4 @@ def test_bfloat16_runs_in_phases(way):
     with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
         half, _ = model(features.float(), lengths)
     assert half.dtype == torch.bfloat16
-    assert (half.double() - exact).abs().max() < 0.01 * exact.abs().max()
+    assert (half.double() - exact).abs().max() < 0.02 * exact.abs().max()

@@ -35,14 +35,16 @@ from whisper_cases import (  # noqa: E402
     specials,
     speech,
     tokenizer_json,
-)  # fmt: skip
+)
 
 # Sizes of the published models: d_model, layers of encoder and decoder, heads, bins, tokens.
 PUBLISHED = {
-    "whisper_tiny": (384, 4, 4, 6, 80, 51_865), "whisper_base": (512, 6, 6, 8, 80, 51_865),
-    "whisper_small": (768, 12, 12, 12, 80, 51_865), "whisper_large_v3": (1280, 32, 32, 20, 128, 51_866),
+    "whisper_tiny": (384, 4, 4, 6, 80, 51_865),
+    "whisper_base": (512, 6, 6, 8, 80, 51_865),
+    "whisper_small": (768, 12, 12, 12, 80, 51_865),
+    "whisper_large_v3": (1280, 32, 32, 20, 128, 51_866),
     "whisper_large_v3_turbo": (1280, 32, 4, 20, 128, 51_866),
-}  # fmt: skip
+}
 
 
 def import_whisper() -> None:
@@ -90,10 +92,13 @@ def computed(case: Case, path: Path) -> Answer:
     turned = features.transpose(1, 2)
     asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
     answer = {
-        "shapes": shapes_of(weights), "features": features, "encoded": model.model.encoder(turned).last_hidden_state,
-        "logits": model(turned, decoder_input_ids=TOKENS).logits, "tokens": generated(model, turned, **asked),
+        "shapes": shapes_of(weights),
+        "features": features,
+        "encoded": model.model.encoder(turned).last_hidden_state,
+        "logits": model(turned, decoder_input_ids=TOKENS).logits,
+        "tokens": generated(model, turned, **asked),
         "timed": generated(model, turned, return_timestamps=True, **asked),
-    }  # fmt: skip
+    }
     if case["multilingual"]:
         answer["languages"] = model.detect_language(turned).tolist()
         answer["detected"] = generated(model, turned, task="transcribe")
@@ -143,10 +148,17 @@ def parameters(sizes: tuple[int, ...]) -> int:
     """Parameters of a published model that training may change, of a model without memory."""
     D, encoder, decoder, heads, bins, V = sizes
     config = transformers.WhisperConfig(
-        d_model=D, encoder_layers=encoder, decoder_layers=decoder, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=4 * D, decoder_ffn_dim=4 * D, num_mel_bins=bins, vocab_size=V,
+        d_model=D,
+        encoder_layers=encoder,
+        decoder_layers=decoder,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * D,
+        decoder_ffn_dim=4 * D,
+        num_mel_bins=bins,
+        vocab_size=V,
         pad_token_id=50_257,
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         model = transformers.WhisperForConditionalGeneration(config)
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
