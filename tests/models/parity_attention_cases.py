@@ -22,10 +22,29 @@ from torch import Tensor
 
 MOST = 40  # positions of the decoder
 CONTROL = [  # of published archives, the first of them with the published ids
-    "<unk>", "<|nospeech|>", "<pad>", "<|endoftext|>", "<|startoftranscript|>", "<|pnc|>", "<|nopnc|>",
-    "<|startofcontext|>", "<|itn|>", "<|noitn|>", "<|timestamp|>", "<|notimestamp|>", "<|diarize|>", "<|nodiarize|>",
-    "<|emo:undefined|>", "<|transcribe|>", "<|translate|>", "<|de|>", "<|en|>", "<|fr|>", "<|0|>", "<|1|>",
-]  # fmt: skip
+    "<unk>",
+    "<|nospeech|>",
+    "<pad>",
+    "<|endoftext|>",
+    "<|startoftranscript|>",
+    "<|pnc|>",
+    "<|nopnc|>",
+    "<|startofcontext|>",
+    "<|itn|>",
+    "<|noitn|>",
+    "<|timestamp|>",
+    "<|notimestamp|>",
+    "<|diarize|>",
+    "<|nodiarize|>",
+    "<|emo:undefined|>",
+    "<|transcribe|>",
+    "<|translate|>",
+    "<|de|>",
+    "<|en|>",
+    "<|fr|>",
+    "<|0|>",
+    "<|1|>",
+]
 EOS = CONTROL.index("<|endoftext|>")
 PAD = CONTROL.index("<pad>")
 # Output and embedding share their weights, so that a token would repeat itself: feed-forwards speak louder than it, and it no louder
@@ -33,45 +52,23 @@ PAD = CONTROL.index("<pad>")
 LOUD = ("dense_out.weight", "fc2.weight")
 EMBEDDING = ("token_embedding.weight", "embed_tokens.weight")
 END = 1.0  # nats that the end is favoured by
-# What is asked for in each case, in the words of asrkit; NeMo's and transformers' are in the worker.
+# What is asked for with each prompt, in the words of asrkit; NeMo's are in the worker.
 ASKED = {
     "canary": {"language": "de", "task": "translate", "punctuation": False},
     "canary2": {"language": "en", "target_language": "de"},
 }
+# Of both peers.
+CASE: Case = {"prompt": "canary2", "decoder": 16, "tokenizer": "agg", "scale": False}
 
 
 def attention_cases() -> dict[str, Case]:
-    """NeMo's: an aggregate tokenizer and one of all languages, both prompts, a decoder wider than the encoder."""
-    wide = {"decoder": 48, "tokenizer": "bpe"}
+    """NeMo's: both prompts, an aggregate tokenizer and one of all languages, a decoder wider than the encoder."""
+    one = {"decoder": 32, "tokenizer": "bpe", "bins": 128}
     return {
-        "canary": {
-            "prompt": "canary",
-            "decoder": 32,
-            "tokenizer": "agg",
-            "scale": False,
-        },
-        "canary2": {"prompt": "canary2", "scale": False, "bins": 128, **wide},
+        "canary2": CASE,
+        "canary": {**CASE, "prompt": "canary"},
+        "canary2-bpe": {**CASE, **one},
     }
-
-
-def attention_folders() -> dict[str, Case]:
-    """transformers': encoder and decoder of one width, the second prompt."""
-    return {
-        "canary2": {"prompt": "canary2", "decoder": 32, "scale": False, "bins": 128}
-    }
-
-
-def attention_goldens() -> dict[str, Case]:
-    """The tiny ones whose numbers are committed, of either peer."""
-    tiny = {
-        "width": 16,
-        "heads": 2,
-        "channels": 4,
-        "decoder": 16,
-        "tokenizer": "agg",
-        "scale": False,
-    }
-    return {"canary2": {"prompt": "canary2", **tiny}}
 
 
 def vocabulary(case: Case) -> int:
@@ -110,26 +107,19 @@ def members(case: Case) -> dict[str, bytes]:
     if case["tokenizer"] == "bpe":
         return {"9_tokenizer.model": model_of_pieces(one_vocabulary())}
     words = model_of_pieces(pieces())
-    special = model_of_pieces(control_pieces())
-    return {
-        "1_tokenizer.model": special,
-        "2_tokenizer.model": words,
-        "3_tokenizer.model": words,
-    }
+    parts = (model_of_pieces(control_pieces()), words, words)
+    return {f"{number}_tokenizer.model": part for number, part in enumerate(parts, 1)}
 
 
 def archive_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published recipe (fast-conformer_aed.yaml)."""
     how, V = ENCODER | case, vocabulary(case)
-    ctc = nemo_config(
-        {"kind": "ctc", **{k: v for k, v in case.items() if k in ENCODER}}
-    )
-    config: dict[str, Any] = {
-        key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")
-    }
+    sizes = {key: value for key, value in case.items() if key in ENCODER}
+    ctc = nemo_config({"kind": "ctc", **sizes})
     tokenizers = "nemo.collections.common.tokenizers.canary_tokenizer."
+    tokenizer: dict[str, Any] = {"dir": None, "type": case["tokenizer"]}
     if case["tokenizer"] == "agg":
-        langs = {
+        tokenizer["langs"] = {
             name: {
                 "dir": None,
                 "type": "bpe",
@@ -137,51 +127,79 @@ def archive_config(case: Case) -> dict[str, Any]:
             }
             for number, name in enumerate(("spl_tokens", "en", "de"), 1)
         }
-        tokenizer = {"dir": None, "type": "agg", "langs": langs}
         tokenizer["custom_tokenizer"] = {
             "_target_": f"{tokenizers}CanaryTokenizer",
             "tokenizers": None,
         }
     else:
-        tokenizer = {
-            "dir": "tok",
-            "type": "bpe",
-            "model_path": "nemo:9_tokenizer.model",
-        }
+        tokenizer["model_path"] = "nemo:9_tokenizer.model"
         tokenizer["custom_tokenizer"] = {"_target_": f"{tokenizers}CanaryBPETokenizer"}
     D = case["decoder"]
     slots = {
-        "decodercontext": "", "source_lang": "<|en|>", "target_lang": "<|en|>", "emotion": "<|emo:undefined|>",
-        "pnc": "<|pnc|>", "itn": "<|itn|>", "diarize": "<|nodiarize|>", "timestamp": "<|notimestamp|>",
-    }  # fmt: skip
-    defaults = [
-        {"role": "user", "slots": slots},
-        {"role": "user_partial", "slots": {"decodercontext": ""}},
-    ]
-    return config | {
-        "label_smoothing": 0.0, "prompt_format": case["prompt"], "tokenizer": tokenizer,
+        "decodercontext": "",
+        "source_lang": "<|en|>",
+        "target_lang": "<|en|>",
+        "emotion": "<|emo:undefined|>",
+        "pnc": "<|pnc|>",
+        "itn": "<|itn|>",
+        "diarize": "<|nodiarize|>",
+        "timestamp": "<|notimestamp|>",
+    }
+    user = {"role": "user", "slots": slots}
+    defaults = [user, {"role": "user_partial", "slots": {"decodercontext": ""}}]
+    return {
+        **{key: ctc[key] for key in ("sample_rate", "preprocessor", "encoder")},
+        "label_smoothing": 0.0,
+        "prompt_format": case["prompt"],
+        "tokenizer": tokenizer,
         "prompt_defaults": defaults if case["prompt"] == "canary2" else None,
-        "model_defaults": {"asr_enc_hidden": how["width"], "lm_enc_hidden": 16, "lm_dec_hidden": D},
+        "model_defaults": {
+            "asr_enc_hidden": how["width"],
+            "lm_enc_hidden": 16,
+            "lm_dec_hidden": D,
+        },
         "transf_encoder": {"num_layers": 0, "hidden_size": 16},
         "transf_decoder": {
-            "_target_": "nemo.collections.asr.modules.transformer.get_nemo_transformer", "model_name": None,
-            "pretrained": False, "encoder": None, "pre_ln_final_layer_norm": True,
+            "_target_": "nemo.collections.asr.modules.transformer.get_nemo_transformer",
+            "model_name": None,
+            "pretrained": False,
+            "encoder": None,
+            "pre_ln_final_layer_norm": True,
             "config_dict": {
-                "max_sequence_length": MOST, "num_token_types": 0, "embedding_dropout": 0.1,
-                "learn_positional_encodings": False, "hidden_size": D, "inner_size": 4 * D, "num_layers": 2,
-                "num_attention_heads": 4, "ffn_dropout": 0.1, "attn_score_dropout": 0.1, "attn_layer_dropout": 0.1,
-                "hidden_act": "relu", "pre_ln": True, "vocab_size": V,
+                "max_sequence_length": MOST,
+                "num_token_types": 0,
+                "embedding_dropout": 0.1,
+                "learn_positional_encodings": False,
+                "hidden_size": D,
+                "inner_size": 4 * D,
+                "num_layers": 2,
+                "num_attention_heads": 4,
+                "ffn_dropout": 0.1,
+                "attn_score_dropout": 0.1,
+                "attn_layer_dropout": 0.1,
+                "hidden_act": "relu",
+                "pre_ln": True,
+                "vocab_size": V,
             },
         },
         "head": {
-            "_target_": "nemo.collections.asr.parts.submodules.token_classifier.TokenClassifier", "num_layers": 1,
-            "activation": "relu", "log_softmax": True, "hidden_size": D, "num_classes": V, "dropout": 0.0,
+            "_target_": "nemo.collections.asr.parts.submodules.token_classifier.TokenClassifier",
+            "num_layers": 1,
+            "activation": "relu",
+            "log_softmax": True,
+            "hidden_size": D,
+            "num_classes": V,
+            "dropout": 0.0,
             "use_transformer_init": True,
         },
-        "decoding": {"strategy": "beam", "beam": {"beam_size": 1, "len_pen": 0.0, "max_generation_delta": 50}},
-        "loss": {"pad_id": PAD}, "nemo_version": "3.0.0",
+        "decoding": {
+            "strategy": "beam",
+            "beam": {"beam_size": 1, "len_pen": 0.0, "max_generation_delta": 50},
+        },
+        "loss": {"pad_id": PAD},
+        "nemo_version": "3.0.0",
         "target": "nemo.collections.asr.models.aed_multitask_models.EncDecMultiTaskModel",
-    }  # fmt: skip
+    }
 
 
 def write_archive(
@@ -200,22 +218,42 @@ def canary_config(case: Case) -> dict[str, Any]:
     """The folder's config.json."""
     how, D = ENCODER | case, case["decoder"]
     encoder = {
-        "model_type": "parakeet_encoder", "hidden_size": how["width"], "num_hidden_layers": how["layers"],
-        "num_attention_heads": how["heads"], "intermediate_size": 4 * how["width"], "conv_kernel_size": how["kernel"],
-        "subsampling_factor": how["subsampling"], "subsampling_conv_channels": how["channels"],
-        "num_mel_bins": how["bins"], "scale_input": how["scale"],
-    }  # fmt: skip
+        "model_type": "parakeet_encoder",
+        "hidden_size": how["width"],
+        "num_hidden_layers": how["layers"],
+        "num_attention_heads": how["heads"],
+        "intermediate_size": 4 * how["width"],
+        "conv_kernel_size": how["kernel"],
+        "subsampling_factor": how["subsampling"],
+        "subsampling_conv_channels": how["channels"],
+        "num_mel_bins": how["bins"],
+        "scale_input": how["scale"],
+    }
     V = 56  # some tokens more than the tokenizer has
     decoder = {
-        "vocab_size": V, "hidden_size": D, "intermediate_size": 4 * D, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "head_dim": D // 4, "max_position_embeddings": MOST, "hidden_act": "relu",
+        "vocab_size": V,
+        "hidden_size": D,
+        "intermediate_size": 4 * D,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": D // 4,
+        "max_position_embeddings": MOST,
+        "hidden_act": "relu",
         "model_type": "canary_decoder",
-    }  # fmt: skip
+    }
     return {
-        "architectures": ["CanaryForConditionalGeneration"], "model_type": "canary", "encoder_config": encoder,
-        "decoder_config": decoder, "vocab_size": V, "decoder_start_token_id": 7, "pad_token_id": PAD, "eos_token_id": EOS,
-        "bos_token_id": 4, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "architectures": ["CanaryForConditionalGeneration"],
+        "model_type": "canary",
+        "encoder_config": encoder,
+        "decoder_config": decoder,
+        "vocab_size": V,
+        "decoder_start_token_id": 7,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": 4,
+        "tie_word_embeddings": True,
+    }
 
 
 def canary_json() -> dict[str, Any]:

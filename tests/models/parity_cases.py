@@ -19,65 +19,71 @@ from torch import Tensor
 MODEL = "0123_tokenizer.model"
 V = 31  # tokens; blank is the next
 ENCODER = {
-    "layers": 2, "width": 32, "heads": 4, "channels": 8, "kernel": 9, "bins": 80, "subsampling": 8, "bias": True, "scale": True,
-}  # fmt: skip
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "channels": 4,
+    "kernel": 9,
+    "bins": 80,
+    "subsampling": 8,
+    "bias": True,
+    "scale": True,
+}
 Case = dict[str, Any]
 # Blocks of a Jasper: filters, repeat, kernel, stride, dilation, dense.
 JASPER = [
-    (16, 1, 5, 2, 1, False), (20, 1, 7, 2, 1, False), (24, 2, 3, 1, 1, True), (32, 3, 5, 1, 1, True), (28, 1, 7, 1, 2, False),
+    (16, 1, 5, 2, 1, False),
+    (20, 1, 7, 2, 1, False),
+    (24, 2, 3, 1, 1, True),
+    (32, 3, 5, 1, 1, True),
+    (28, 1, 7, 1, 2, False),
     (24, 1, 1, 1, 1, False),
-]  # fmt: skip
+]
+DURATIONS = [0, 1, 2, 3, 4]
 
 
-def cases() -> dict[str, Case]:
-    """What is compared: the model's kind, how its encoder departs from ENCODER, LSTM layers, durations."""
-    bare = {"bias": False, "scale": False}
+def golden_cases() -> dict[str, Case]:
+    """What both peers compute: the model's kind, how its encoder departs from ENCODER, LSTM layers, durations."""
     return {
         "ctc": {"kind": "ctc"},
-        "ctc-bare-4": {"kind": "ctc", **bare, "subsampling": 4},
-        "rnnt": {"kind": "rnnt", "lstm": 1, "durations": []},
-        "rnnt-bare-128": {
-            "kind": "rnnt",
-            "lstm": 2,
-            "durations": [],
-            **bare,
-            "bins": 128,
-            "blank": 2.5,
-        },
-        "tdt": {"kind": "tdt", "lstm": 2, "durations": [0, 1, 2, 3, 4], "scale": False},
-        "tdt-leaps": {
-            "kind": "tdt",
-            "lstm": 1,
-            "durations": [0, 1, 2, 4, 8],
-            "subsampling": 4,
-        },
+        "rnnt": {"kind": "rnnt", "lstm": 1, "durations": [], "bias": False},
+        "tdt": {"kind": "tdt", "lstm": 2, "durations": DURATIONS, "scale": False},
     }
+
+
+def folder_cases() -> dict[str, Case]:
+    """Those, and other sizes, of transformers."""
+    rnnt = {"kind": "rnnt", "lstm": 2, "durations": [], "bins": 128, "subsampling": 4}
+    return {**golden_cases(), "rnnt-128": rnnt}
 
 
 def nemo_cases() -> dict[str, Case]:
-    """Those, and what NeMo alone has: a hybrid, encoders of limited context, and `keys` of its config with other values."""
-    local = {
-        "kind": "ctc",
-        "context": [6, 6],
-        "subsampling": 4,
-        "keys": {"encoder.self_attention_model": "rel_pos_local_attn"},
-    }
+    """Those, and what NeMo alone has: hybrids, Jasper, limited context; `keys` are of its config."""
+    local = {"encoder.self_attention_model": "rel_pos_local_attn"}
     magnitudes = {
-        "preprocessor.window": "hamming", "preprocessor.normalize": "all_features", "preprocessor.mag_power": 1.0,
-        "preprocessor.log_zero_guard_type": "clamp", "preprocessor.log_zero_guard_value": "eps", "preprocessor.preemph": None,
-    }  # fmt: skip
+        "preprocessor.window": "hamming",
+        "preprocessor.normalize": "all_features",
+        "preprocessor.mag_power": 1.0,
+        "preprocessor.log_zero_guard_type": "clamp",
+        "preprocessor.log_zero_guard_value": "eps",
+        "preprocessor.preemph": None,
+    }
     plain = {
         "preprocessor.window": "blackman",
         "preprocessor.normalize": "NA",
         "preprocessor.window_size": 0.02,
     }
-    others = {
-        "ctc-local": local, "ctc-magnitudes": {"kind": "ctc", "keys": magnitudes}, "ctc-plain": {"kind": "ctc", "keys": plain},
-        "rnnt-tanh": {**cases()["rnnt"], "keys": {"joint.jointnet.activation": "tanh"}},
-    }  # fmt: skip
-    hybrid = {"kind": "hybrid", "lstm": 1, "durations": [0, 1, 2, 3, 4]}
-    near = {"context": [4, 2], "subsampling": 4}
-    others |= {
+    return {
+        **golden_cases(),
+        "ctc-local": {
+            "kind": "ctc",
+            "context": [6, 6],
+            "subsampling": 4,
+            "keys": local,
+        },
+        "ctc-near": {"kind": "ctc", "context": [4, 2], "subsampling": 4},
+        "ctc-magnitudes": {"kind": "ctc", "keys": magnitudes},
+        "ctc-plain": {"kind": "ctc", "keys": plain},
         "ctc-jasper": {
             "kind": "ctc",
             "bins": 64,
@@ -85,26 +91,21 @@ def nemo_cases() -> dict[str, Case]:
             "blank": 2.0,
             "jasper": JASPER,
         },
-        "hybrid": hybrid,
-        "ctc-near": {"kind": "ctc", **near},
-        "rnnt-past": {**cases()["rnnt"], "context": [8, 0]},
-    }
-    return cases() | others
-
-
-def golden_cases() -> dict[str, Case]:
-    """The tiny ones whose numbers are committed."""
-    tiny = {"width": 16, "heads": 2, "channels": 4}
-    return {
-        "ctc": {"kind": "ctc", **tiny},
-        "rnnt": {"kind": "rnnt", "lstm": 1, "durations": [], **tiny, "bias": False},
-        "tdt": {
-            "kind": "tdt",
+        "rnnt-tanh": {
+            "kind": "rnnt",
             "lstm": 2,
-            "durations": [0, 1, 2, 3, 4],
-            **tiny,
-            "scale": False,
+            "durations": [],
+            "bins": 128,
+            "context": [8, 0],
+            "keys": {"joint.jointnet.activation": "tanh"},
         },
+        "tdt-leaps": {
+            "kind": "tdt",
+            "lstm": 1,
+            "durations": [0, 1, 2, 4, 8],
+            "subsampling": 4,
+        },
+        "hybrid": {"kind": "hybrid", "lstm": 1, "durations": DURATIONS},
     }
 
 
@@ -127,22 +128,18 @@ def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
     elif len(shape) == 1:  # norms' weights around 1, everything else small
         values = (1.0 if name.endswith("weight") else 0.0) + 0.1 * values
     elif "embed" not in name:
-        values *= (
-            3.0 if "joint.pred" in name or "decoder_projector" in name else 1.0
-        ) / math.sqrt(math.prod(shape[1:]))
-        if spread(
-            name
-        ):  # rows of sum zero: what all frames have in common favours no label
+        louder = "joint.pred" in name or "decoder_projector" in name
+        values *= (3.0 if louder else 1.0) / math.sqrt(math.prod(shape[1:]))
+        if spread(name):
+            # rows of sum zero: what all frames have in common favours no label
             values = 6.0 * (values - values.mean(1, keepdims=True))
     return torch.from_numpy(values).float()
 
 
 def spread(name: str) -> bool:
     """Whether `name` is a last layer's: its logits are spread, so that no arg-max is nearly a tie."""
-    return any(
-        part in name
-        for part in ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0")
-    )
+    heads = ("joint.head", "joint_net.2", "ctc_head", "decoder_layers.0")
+    return any(part in name for part in heads)
 
 
 def fill(state: dict[str, Tensor], blank: float = 4.0) -> dict[str, Tensor]:
@@ -164,17 +161,12 @@ def speech(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     rows = np.zeros((len(lengths), max(lengths)))
     for b, n in enumerate(lengths):
         t = np.arange(n) / 16_000
-        phase = (
-            2
-            * np.pi
-            * np.cumsum(110 + 20 * b + 40 * np.sin(2 * np.pi * (1.3 + 0.2 * b) * t))
-            / 16_000
-        )
-        voiced = sum(
-            np.sin(k * phase) / k * (1 + np.sin(2 * np.pi * (3 + k) * t + k))
-            for k in range(1, 13)
-        )
-        rows[b, :n] = 0.1 * voiced + 0.01 * draws(f"noise {b}", (n,))
+        pitch = 110 + 20 * b + 40 * np.sin(2 * np.pi * (1.3 + 0.2 * b) * t)
+        phase = 2 * np.pi * np.cumsum(pitch) / 16_000
+        for k in range(1, 13):
+            envelope = 1 + np.sin(2 * np.pi * (3 + k) * t + k)
+            rows[b, :n] += 0.1 * np.sin(k * phase) / k * envelope
+        rows[b, :n] += 0.01 * draws(f"noise {b}", (n,))
     return torch.from_numpy(rows).float(), torch.tensor(lengths)
 
 
@@ -188,9 +180,11 @@ TARGETS = torch.tensor(
 )
 # Which numbers of a stage are committed: (utterance, frames, rest).
 PLACES = {
-    "features": (0, slice(3, 150, 49), slice(None, None, 8)), "encoded": (1, slice(0, 13, 2), slice(None)),
-    "log_probs": (2, slice(0, 7, 2), slice(None)), "joint": (2, slice(0, 7, 3), slice(0, 6, 2)),
-}  # fmt: skip
+    "features": (0, slice(3, 150, 49), slice(None, None, 8)),
+    "encoded": (1, slice(0, 13, 2), slice(None)),
+    "log_probs": (2, slice(0, 7, 2), slice(None)),
+    "joint": (2, slice(0, 7, 3), slice(0, 6, 2)),
+}
 
 
 def picked(stage: str, values: Tensor) -> Tensor:
@@ -201,55 +195,21 @@ def picked(stage: str, values: Tensor) -> Tensor:
 
 def pieces() -> list[tuple[str, float, int]]:
     """The vocabulary: (piece, score, type) of V SentencePiece pieces; type 1 is normal, 2 unknown."""
-    found = [
-        "▁",
-        *"etahsnoicrd",
-        "▁t",
-        "he",
-        "at",
-        "▁a",
-        "▁the",
-        "is",
-        "ea",
-        "in",
-        "▁s",
-        "on",
-        "▁h",
-        "▁se",
-        "th",
-        "ee",
-        "an",
-        "▁m",
-    ]
-    return [
-        ("<unk>", 0.0, 2),
-        *((piece, -float(i), 1) for i, piece in enumerate([*found, *"mf"])),
-    ]
-
-
-def message(*fields: tuple[int, bytes | int | float]) -> bytes:
-    """A protocol-buffer message of (number, value) fields: bytes, whole numbers below 128, or float32."""
-    out = b""
-    for number, value in fields:
-        if isinstance(value, bytes):
-            size = len(value)
-            out += (
-                bytes([number << 3 | 2]) + bytes([size & 127 | 128, size >> 7]) + value
-            )  # two bytes of length: up to 16 383
-        elif isinstance(value, float):
-            out += bytes([number << 3 | 5]) + np.float32(value).tobytes()
-        else:
-            out += bytes([number << 3, value])
-    return out
+    joined = "▁t he at ▁a ▁the is ea in ▁s on ▁h ▁se th ee an ▁m m f"
+    found = [*"▁etahsnoicrd", *joined.split()]
+    normal = [(piece, -float(i), 1) for i, piece in enumerate(found)]
+    return [("<unk>", 0.0, 2), *normal]
 
 
 def model_of_pieces(rows: list[tuple[str, float, int]]) -> bytes:
     """A BPE model of SentencePiece: (piece, score, type) of each; type 1 is normal, 2 unknown, 4 a symbol that a user defined."""
-    encoded = [
-        (1, message((1, piece.encode()), (2, score), (3, kind)))
-        for piece, score, kind in rows
-    ]
-    return message(*encoded, (2, message((3, 2))))
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    for piece, score, kind in rows:
+        model.pieces.add(piece=piece, score=score, type=kind)
+    model.trainer_spec.model_type = model.trainer_spec.BPE
+    return model.SerializeToString()
 
 
 def sentencepiece_model() -> bytes:
@@ -259,11 +219,14 @@ def sentencepiece_model() -> bytes:
 
 def tokenizer_json(texts: list[str], added: dict[str, int]) -> dict[str, Any]:
     """A vocabulary as transformers' converter writes it: BPE that merges `pieces`, and added tokens."""
-    words = {row[0] for row in pieces()}
+    words = {row[0] for row in pieces()} - {"<unk>"}
     merges = [
-        [piece[:cut], piece[cut:]] for piece in texts for cut in range(1, len(piece))
-        if piece in words and piece != "<unk>" and {piece[:cut], piece[cut:]} <= words
-    ]  # fmt: skip
+        [piece[:cut], piece[cut:]]
+        for piece in texts
+        if piece in words
+        for cut in range(1, len(piece))
+        if {piece[:cut], piece[cut:]} <= words
+    ]
     marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     metaspace = {
         "type": "Metaspace",
@@ -272,15 +235,22 @@ def tokenizer_json(texts: list[str], added: dict[str, int]) -> dict[str, Any]:
         "split": True,
     }
     return {
-        "version": "1.0", "pre_tokenizer": metaspace, "decoder": metaspace,
+        "version": "1.0",
+        "pre_tokenizer": metaspace,
+        "decoder": metaspace,
         "added_tokens": [
-            {"id": id_, "content": text, **marks, "special": True} for text, id_ in added.items()
+            {"id": id_, "content": text, **marks, "special": True}
+            for text, id_ in added.items()
         ],
         "model": {
-            "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": False,
-            "vocab": {text: id_ for id_, text in enumerate(texts)}, "merges": merges,
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": False,
+            "vocab": {text: id_ for id_, text in enumerate(texts)},
+            "merges": merges,
         },
-    }  # fmt: skip
+    }
 
 
 def parakeet_json(kind: str) -> dict[str, Any]:
@@ -304,11 +274,10 @@ def write_nemo(
     members = {
         "model_config.yaml": yaml.safe_dump(config, sort_keys=False).encode(),
         "model_weights.ckpt": stored.getvalue(),
-    }  # fmt: skip
+        **(files or {MODEL: sentencepiece_model()}),
+    }
     with tarfile.open(path, mode) as tar:
-        for name, content in (
-            members | (files or {MODEL: sentencepiece_model()})
-        ).items():
+        for name, content in members.items():
             member = tarfile.TarInfo(f"./{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -326,13 +295,20 @@ def write_folder(
 
     path.mkdir(exist_ok=True)
     extractor = {
-        "feature_extractor_type": "ParakeetFeatureExtractor", "feature_size": config["encoder_config"]["num_mel_bins"],
-        "sampling_rate": 16000, "hop_length": 160, "n_fft": 512, "win_length": 400, "preemphasis": 0.97,
-    }  # fmt: skip
+        "feature_extractor_type": "ParakeetFeatureExtractor",
+        "feature_size": config["encoder_config"]["num_mel_bins"],
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "n_fft": 512,
+        "win_length": 400,
+        "preemphasis": 0.97,
+    }
     parts = {
-        "config.json": config, "preprocessor_config.json": extractor,
-        "tokenizer.json": tokenizer or parakeet_json(config["model_type"].removeprefix("parakeet_")),
-    }  # fmt: skip
+        "config.json": config,
+        "preprocessor_config.json": extractor,
+        "tokenizer.json": tokenizer
+        or parakeet_json(config["model_type"].removeprefix("parakeet_")),
+    }
     for name, part in parts.items():
         (path / name).write_text(json.dumps(part, ensure_ascii=False))
     save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
@@ -341,35 +317,68 @@ def write_folder(
 
 def nemo_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published models."""
-    how, kind, labels = (
-        ENCODER | case,
-        case["kind"],
-        [piece for piece, _, _ in pieces()],
-    )
+    how, kind = ENCODER | case, case["kind"]
+    labels = [piece for piece, _, _ in pieces()]
     modules = "nemo.collections.asr.modules."
     config: dict[str, Any] = {
-        "sample_rate": 16000, "log_prediction": False, "skip_nan_grad": False, "labels": labels,
+        "sample_rate": 16000,
+        "log_prediction": False,
+        "skip_nan_grad": False,
+        "labels": labels,
         "tokenizer": {
-            "dir": "tok", "type": "bpe", "model_path": f"nemo:{MODEL}",
+            "dir": "tok",
+            "type": "bpe",
+            "model_path": f"nemo:{MODEL}",
         },
         "preprocessor": {
-            "_target_": f"{modules}AudioToMelSpectrogramPreprocessor", "sample_rate": 16000, "normalize": "per_feature",
-            "window_size": 0.025, "window_stride": 0.01, "window": "hann", "features": how["bins"], "n_fft": 512, "log": True,
-            "frame_splicing": 1, "dither": 1e-5, "pad_to": 0, "pad_value": 0.0,
+            "_target_": f"{modules}AudioToMelSpectrogramPreprocessor",
+            "sample_rate": 16000,
+            "normalize": "per_feature",
+            "window_size": 0.025,
+            "window_stride": 0.01,
+            "window": "hann",
+            "features": how["bins"],
+            "n_fft": 512,
+            "log": True,
+            "frame_splicing": 1,
+            "dither": 1e-5,
+            "pad_to": 0,
+            "pad_value": 0.0,
         },
         "encoder": {
-            "_target_": f"{modules}ConformerEncoder", "feat_in": how["bins"], "feat_out": -1, "n_layers": how["layers"],
-            "d_model": how["width"], "use_bias": how["bias"], "subsampling": "dw_striding",
+            "_target_": f"{modules}ConformerEncoder",
+            "feat_in": how["bins"],
+            "feat_out": -1,
+            "n_layers": how["layers"],
+            "d_model": how["width"],
+            "use_bias": how["bias"],
+            "subsampling": "dw_striding",
             "subsampling_factor": how["subsampling"],
-            "subsampling_conv_channels": how["channels"], "causal_downsampling": False, "reduction": None,
-            "reduction_position": None, "reduction_factor": 1, "ff_expansion_factor": 4, "self_attention_model": "rel_pos",
-            "n_heads": how["heads"], "att_context_size": how.get("context", [-1, -1]), "att_context_style": "regular",
-            "xscaling": how["scale"], "untie_biases": True, "pos_emb_max_len": 5000, "conv_kernel_size": how["kernel"],
-            "conv_norm_type": "batch_norm", "conv_context_size": None, "dropout": 0.1, "dropout_pre_encoder": 0.1,
-            "dropout_emb": 0.0, "dropout_att": 0.1, "stochastic_depth_drop_prob": 0.0, "stochastic_depth_mode": "linear",
+            "subsampling_conv_channels": how["channels"],
+            "causal_downsampling": False,
+            "reduction": None,
+            "reduction_position": None,
+            "reduction_factor": 1,
+            "ff_expansion_factor": 4,
+            "self_attention_model": "rel_pos",
+            "n_heads": how["heads"],
+            "att_context_size": how.get("context", [-1, -1]),
+            "att_context_style": "regular",
+            "xscaling": how["scale"],
+            "untie_biases": True,
+            "pos_emb_max_len": 5000,
+            "conv_kernel_size": how["kernel"],
+            "conv_norm_type": "batch_norm",
+            "conv_context_size": None,
+            "dropout": 0.1,
+            "dropout_pre_encoder": 0.1,
+            "dropout_emb": 0.0,
+            "dropout_att": 0.1,
+            "stochastic_depth_drop_prob": 0.0,
+            "stochastic_depth_mode": "linear",
             "stochastic_depth_start_layer": 1,
         },
-    }  # fmt: skip
+    }
     if "jasper" in how:
         config["encoder"] = jasper_config(how)
     ctc = {
@@ -379,63 +388,47 @@ def nemo_config(case: Case) -> dict[str, Any]:
         "vocabulary": labels,
     }
     if kind == "ctc":
-        config |= {
-            "decoder": ctc,
-            "decoding": {"strategy": "greedy_batch"},
-            "target": CLASSES[kind],
-        }
-        return keyed(config, case)
-    net = {
-        "pred_hidden": 24,
-        "pred_rnn_layers": case["lstm"],
-        "t_max": None,
-        "dropout": 0.2,
-    }
-    decoder = {
-        "_target_": f"{modules}RNNTDecoder",
-        "normalization_mode": None,
-        "random_state_sampling": False,
-    }
-    sizes = {
-        "joint_hidden": 20,
-        "activation": "relu",
-        "dropout": 0.2,
-        "encoder_hidden": how["width"],
-        "pred_hidden": 24,
-    }
-    joint = {
-        "_target_": f"{modules}RNNTJoint",
-        "log_softmax": None,
-        "preserve_memory": False,
-        "fuse_loss_wer": False,
-    }
-    joint |= {
-        "fused_batch_size": 4,
-        "jointnet": sizes,
-        "num_classes": V,
-        "vocabulary": labels,
-    }
-    decoding: dict[str, Any] = {
-        "strategy": "greedy_batch",
-        "greedy": {"max_symbols": 10},
-    }
-    if case["durations"]:
-        decoding |= {"model_type": "tdt", "durations": case["durations"]}
-        joint["num_extra_outputs"] = len(case["durations"])
-    if kind == "hybrid":
-        config["aux_ctc"] = {
-            "ctc_loss_weight": 0.3,
-            "use_cer": False,
-            "decoder": ctc,
-            "decoding": {"strategy": "greedy"},
-        }
-    decoder |= {"blank_as_pad": True, "prednet": net, "vocab_size": V}
+        config |= {"decoder": ctc, "decoding": {"strategy": "greedy_batch"}}
+        return keyed(config | {"target": CLASSES[kind]}, case)
+    durations = case["durations"]
     config |= {
-        "decoder": decoder,
-        "joint": joint,
-        "decoding": decoding,
+        "decoder": {
+            "_target_": f"{modules}RNNTDecoder",
+            "normalization_mode": None,
+            "random_state_sampling": False,
+            "blank_as_pad": True,
+            "prednet": {
+                "pred_hidden": 24,
+                "pred_rnn_layers": case["lstm"],
+                "t_max": None,
+                "dropout": 0.2,
+            },
+            "vocab_size": V,
+        },
+        "joint": {
+            "_target_": f"{modules}RNNTJoint",
+            "log_softmax": None,
+            "preserve_memory": False,
+            "fuse_loss_wer": False,
+            "fused_batch_size": 4,
+            "num_classes": V,
+            "vocabulary": labels,
+            "num_extra_outputs": len(durations),
+            "jointnet": {
+                "joint_hidden": 20,
+                "activation": "relu",
+                "dropout": 0.2,
+                "encoder_hidden": how["width"],
+                "pred_hidden": 24,
+            },
+        },
+        "decoding": {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}},
         "target": CLASSES[kind],
     }
+    if durations:
+        config["decoding"] |= {"model_type": "tdt", "durations": durations}
+    if kind == "hybrid":
+        config["aux_ctc"] = {"ctc_loss_weight": 0.3, "use_cer": False, "decoder": ctc}
     return keyed(config, case)
 
 
@@ -449,15 +442,18 @@ def jasper_config(how: Case) -> dict[str, Any]:
             "kernel": [kernel],
             "stride": [stride],
             "dilation": [dilation],
+            "dropout": 0.2,
+            "residual": dense,
+            "residual_dense": dense,
         }
-        block |= {"dropout": 0.2, "residual": dense} | (
-            {"residual_dense": True} if dense else {}
-        )
         blocks.append(block)
     return {
-        "_target_": "nemo.collections.asr.modules.ConvASREncoder", "feat_in": how["bins"], "activation": "relu",
-        "conv_mask": True, "jasper": blocks,
-    }  # fmt: skip
+        "_target_": "nemo.collections.asr.modules.ConvASREncoder",
+        "feat_in": how["bins"],
+        "activation": "relu",
+        "conv_mask": True,
+        "jasper": blocks,
+    }
 
 
 def keyed(config: dict[str, Any], case: Case) -> dict[str, Any]:
@@ -473,38 +469,56 @@ def keyed(config: dict[str, Any], case: Case) -> dict[str, Any]:
 
 MODELS = "nemo.collections.asr.models."
 CLASSES = {
-    "ctc": MODELS + "ctc_bpe_models.EncDecCTCModelBPE", "rnnt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
+    "ctc": MODELS + "ctc_bpe_models.EncDecCTCModelBPE",
+    "rnnt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
     "tdt": MODELS + "rnnt_bpe_models.EncDecRNNTBPEModel",
     "hybrid": MODELS + "hybrid_rnnt_ctc_bpe_models.EncDecHybridRNNTCTCBPEModel",
-}  # fmt: skip
+}
 
 
 def folder_config(case: Case) -> dict[str, Any]:
     """The folder's config.json."""
     how, kind = ENCODER | case, case["kind"]
     encoder = {
-        "model_type": "parakeet_encoder", "hidden_size": how["width"], "num_hidden_layers": how["layers"],
-        "num_attention_heads": how["heads"], "intermediate_size": 4 * how["width"], "hidden_act": "silu",
-        "attention_bias": how["bias"], "convolution_bias": how["bias"], "conv_kernel_size": how["kernel"],
-        "subsampling_factor": how["subsampling"], "subsampling_conv_channels": how["channels"], "num_mel_bins": how["bins"],
-        "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2, "dropout": 0.1, "dropout_positions": 0.0,
-        "layerdrop": 0.1, "activation_dropout": 0.1, "attention_dropout": 0.1, "max_position_embeddings": 5000,
+        "model_type": "parakeet_encoder",
+        "hidden_size": how["width"],
+        "num_hidden_layers": how["layers"],
+        "num_attention_heads": how["heads"],
+        "intermediate_size": 4 * how["width"],
+        "hidden_act": "silu",
+        "attention_bias": how["bias"],
+        "convolution_bias": how["bias"],
+        "conv_kernel_size": how["kernel"],
+        "subsampling_factor": how["subsampling"],
+        "subsampling_conv_channels": how["channels"],
+        "num_mel_bins": how["bins"],
+        "subsampling_conv_kernel_size": 3,
+        "subsampling_conv_stride": 2,
+        "dropout": 0.1,
+        "dropout_positions": 0.0,
+        "layerdrop": 0.1,
+        "activation_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "max_position_embeddings": 5000,
         "scale_input": how["scale"],
-    }  # fmt: skip
-    names = {"ctc": "CTC", "rnnt": "RNNT", "tdt": "TDT"}
+    }
     config = {
-        "architectures": [f"ParakeetFor{names[kind]}"],
+        "architectures": [f"ParakeetFor{kind.upper()}"],
         "model_type": f"parakeet_{kind}",
         "encoder_config": encoder,
+        "vocab_size": V + 1,
+        "pad_token_id": V,
+        "dtype": "float32",
     }
-    config |= {"vocab_size": V + 1, "pad_token_id": V, "dtype": "float32"}
     if kind == "ctc":
         return config
-    config |= {
+    if kind == "tdt":
+        config["durations"] = case["durations"]
+    return config | {
         "blank_token_id": V,
         "decoder_hidden_size": 24,
         "num_decoder_layers": case["lstm"],
         "hidden_act": "relu",
+        "max_symbols_per_step": 10,
+        "is_encoder_decoder": True,
     }
-    config |= {"max_symbols_per_step": 10, "is_encoder_decoder": True}
-    return config | ({"durations": case["durations"]} if kind == "tdt" else {})

@@ -1,15 +1,13 @@
-"""NeMo's and transformers' own models, small and of known weights, written as they are published, with what they compute.
+"""What NeMo's and transformers' own models, small and of known weights, compute.
 
     .venv-peers/bin/python -P parity_worker.py nemo FOLDER
     .venv-peers/bin/python -P parity_worker.py transformers FOLDER
 
-writes for each case `NAME.nemo` or the folder `NAME`, and `NAME.pt`: waveforms, features, encoded frames, CTC log-probs, joint
-logits, tokens and frames; and `PEER.json`, which is committed in tests/golden.
-An archive has the layout of NeMo's `save_to`, and is put together here from its modules: `save_to` itself needs lightning.
+writes `PEER.json`, which is committed in tests/golden: lengths, tokens with their frames, and some numbers of features, encoded frames,
+CTC log-probs and joint logits. transformers' models are saved there too, in the folder `NAME` of each case.
 """
 
 import contextlib
-import functools
 import importlib.abc
 import importlib.machinery
 import json
@@ -32,17 +30,14 @@ from parity_cases import (  # noqa: E402
     TARGETS,
     Case,
     V,
-    cases,
     fill,
+    folder_cases,
     folder_config,
-    golden_cases,
     nemo_cases,
     nemo_config,
     parakeet_json,
-    picked,
     speech,
-    write_nemo,
-)  # fmt: skip
+)
 
 MISSING = ("nemo", "omegaconf", "librosa", "einops", "pytorch_quantization")
 
@@ -52,11 +47,9 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """A spec for the names in MISSING."""
-        return (
-            importlib.machinery.ModuleSpec(name, self, is_package=True)
-            if name.split(".")[0] in MISSING
-            else None
-        )
+        if name.split(".")[0] in MISSING:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
     def create_module(self, spec: Any) -> types.ModuleType:
         """A stub."""
@@ -71,69 +64,65 @@ def same(given: Any = None, *_: Any, **__: Any) -> Any:
     return given
 
 
+def add_package(name: str) -> None:
+    """Make modules of a folder of NeMo importable without its __init__."""
+    root = Path(sys.modules["nemo"].__path__[0])
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [str(root / name.split(".", 1)[1].replace(".", "/"))]
+
+
 def import_nemo() -> types.SimpleNamespace:
     """NeMo's modules that are tested, imported from its files without the packages around them."""
     stub_nemo()
-    root = Path(sys.modules["nemo"].__path__[0])
     sys.meta_path.append(Absent())
     asr = "nemo.collections.asr."
-    for name in (
-        "nemo.core",
-        "nemo.core.classes",
-        "nemo.core.classes.mixins",
-        "nemo.utils",
-    ):
-        sys.modules[name].__path__ = []  # stubs: so are the modules in them
-    for name in (
-        "nemo.collections.audio",
-        f"{asr}models",
-        f"{asr}parts.preprocessing.perturb",
-        f"{asr}parts.preprocessing.segment",
-    ):
+    for name in ("core", "core.classes", "core.classes.mixins", "utils"):
+        sys.modules[f"nemo.{name}"].__path__ = []  # stubs: so are the modules in them
+    stubs = ("models", "parts.preprocessing.perturb", "parts.preprocessing.segment")
+    for name in ("nemo.collections.audio", *(asr + stub for stub in stubs)):
         sys.modules[name] = Stub(name)
         sys.modules[name].__path__ = []
-    for name in (
-        f"{asr}parts.preprocessing",
-        f"{asr}parts.mixins",
-        f"{asr}parts.submodules.adapters",
-    ):
-        package = sys.modules[name] = types.ModuleType(name)
-        package.__path__ = [str(root / name.split(".", 1)[1].replace(".", "/"))]
-    access = type(
-        "AccessMixin", (), {"is_access_enabled": lambda *_: False, "access_cfg": {}}
-    )
-    adapters = type(
-        "Adapters",
-        (),
-        {"set_accepted_adapter_types": same, "is_adapter_available": lambda _: False},
-    )
+    for name in ("preprocessing", "mixins", "submodules.adapters"):
+        add_package(f"{asr}parts.{name}")
+    unused = {"is_access_enabled": lambda *_: False, "access_cfg": {}}
+    access = type("AccessMixin", (), unused)
+    unused = {
+        "set_accepted_adapter_types": same,
+        "is_adapter_available": lambda _: False,
+    }
+    adapters = type("Adapters", (), unused)
     given = {
         "nemo.core.classes": {"NeuralModule": nn.Module, "typecheck": lambda *_: same},
         "nemo.core.classes.common": {"typecheck": lambda *_: same},
         "nemo.core.classes.module": {"NeuralModule": nn.Module},
         "nemo.core.classes.mixins": {"AccessMixin": access},
         "nemo.core.classes.mixins.adapter_mixins": {
-            "get_registered_adapter": same, "register_adapter": same,
+            "get_registered_adapter": same,
+            "register_adapter": same,
             "AdapterModuleMixin": adapters,
         },
         "nemo.utils": {"avoid_float16_autocast_context": contextlib.nullcontext},
         "librosa": {"filters": types.SimpleNamespace(mel=mel)},
-    }  # fmt: skip
+    }
     for name, values in given.items():
         vars(importlib.import_module(name)).update(values)
     asr = f"{asr}modules."
     found = {
-        f"{asr}audio_preprocessing": ("AudioToMelSpectrogramPreprocessor",), f"{asr}conformer_encoder": ("ConformerEncoder",),
-        f"{asr}conv_asr": ("ConvASRDecoder", "ConvASREncoder"), f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
-        "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": ("GreedyBatchedRNNTInfer", "GreedyBatchedTDTInfer"),
-    }  # fmt: skip
-    importlib.import_module(f"{asr}conv_asr").OmegaConf.to_container = same
-    classes = {
-        name: getattr(importlib.import_module(module), name)
-        for module, names in found.items()
-        for name in names
+        f"{asr}audio_preprocessing": ("AudioToMelSpectrogramPreprocessor",),
+        f"{asr}conformer_encoder": ("ConformerEncoder",),
+        f"{asr}conv_asr": ("ConvASRDecoder", "ConvASREncoder"),
+        f"{asr}rnnt": ("RNNTDecoder", "RNNTJoint"),
+        "nemo.collections.asr.parts.submodules.rnnt_greedy_decoding": (
+            "GreedyBatchedRNNTInfer",
+            "GreedyBatchedTDTInfer",
+        ),
     }
-    return types.SimpleNamespace(**classes)
+    importlib.import_module(f"{asr}conv_asr").OmegaConf.to_container = same
+    nemo = types.SimpleNamespace()
+    for module, names in found.items():
+        for name in names:
+            setattr(nemo, name, getattr(importlib.import_module(module), name))
+    return nemo
 
 
 def mel(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -> Any:
@@ -148,10 +137,8 @@ def mel(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -
 Answer = dict[str, Any]
 
 
-def of_nemo(
-    nemo: types.SimpleNamespace, case: Case, path: Path | None = None
-) -> Answer:
-    """What NeMo's modules compute for `case`; with `path` the archive is written there."""
+def of_nemo(nemo: types.SimpleNamespace, case: Case) -> Answer:
+    """What NeMo's modules compute for `case`."""
     config, transducer = nemo_config(case), case["kind"] != "ctc"
     made: dict[str, nn.Module] = {
         "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(
@@ -161,68 +148,56 @@ def of_nemo(
     }
     if transducer:
         made["decoder"] = nemo.RNNTDecoder(**bare(config["decoder"]))
-        made["joint"] = joint = nemo.RNNTJoint(**bare(config["joint"]))
-        joint.log_softmax = False  # None normalises on a CPU only
+        made["joint"] = nemo.RNNTJoint(**bare(config["joint"]))
+        made["joint"].log_softmax = False  # None normalises on a CPU only
+    head = None
     if case["kind"] in ("ctc", "hybrid"):
-        head = config["aux_ctc"] if transducer else config
-        made["ctc_decoder" if transducer else "decoder"] = ctc = nemo.ConvASRDecoder(
-            **bare(head["decoder"])
-        )
-    weights = fill(
-        {
-            f"{part}.{name}": value
-            for part, module in made.items()
-            for name, value in module.state_dict().items()
-        },
-        case.get("blank", 4.0),
-    )
-    for part, module in made.items():
-        own = {
-            name.removeprefix(f"{part}."): value
-            for name, value in weights.items()
-            if name.startswith(f"{part}.")
-        }
-        module.eval().load_state_dict(own)
-    if path:
-        write_nemo(path, config, weights)
-    waveforms, lengths = speech(LENGTHS)
-    features, frames = made["preprocessor"](waveforms, lengths)
+        section = config["aux_ctc"] if transducer else config
+        head = nemo.ConvASRDecoder(**bare(section["decoder"]))
+        made["ctc_decoder" if transducer else "decoder"] = head
+    model = nn.ModuleDict(made).eval()
+    weights = fill(model.state_dict(), case.get("blank", 4.0))
+    model.load_state_dict(weights)
+    features, frames = made["preprocessor"](*speech(LENGTHS))
     encoded, steps = made["encoder"](audio_signal=features, length=frames)
     answer = {
-        "waveforms": waveforms,
-        "lengths": lengths,
+        "frames": frames.tolist(),
+        "steps": steps.tolist(),
+        "shapes": shapes_of(weights),
         "features": features.transpose(1, 2),
-        "frames": frames,
+        "encoded": encoded.transpose(1, 2),
     }
-    answer |= {"encoded": encoded.transpose(1, 2), "steps": steps}
-    if case["kind"] in ("ctc", "hybrid"):
-        answer["log_probs"] = ctc(encoder_output=encoded)
-        answer["ctc_tokens"] = collapsed(answer["log_probs"], steps)
+    if head is not None:
+        answer["log_probs"] = head(encoder_output=encoded)
+        rows = zip(answer["log_probs"].argmax(-1), steps, strict=True)
+        answer["ctc_tokens"] = [collapsed(row[:n]) for row, n in rows]
     if transducer:
-        predicted = made["decoder"].predict(TARGETS, state=None, add_sos=True)[
-            0
-        ]  # (B, U1, H)
-        answer["joint"] = joint.joint(encoded.transpose(1, 2), predicted)
-        how = {
-            "decoder_model": made["decoder"],
-            "joint_model": joint,
-            "blank_index": V,
-            "max_symbols_per_step": 10,
-        }
-        how |= {"use_cuda_graph_decoder": False} | (
-            {"durations": case["durations"]} if case["durations"] else {}
-        )
-        infer = (
-            nemo.GreedyBatchedTDTInfer
-            if case["durations"]
-            else nemo.GreedyBatchedRNNTInfer
-        )(**how)
-        found = infer.forward(encoder_output=encoded, encoded_lengths=steps)[0]
-        answer["tokens"] = [[*map(int, one.y_sequence)] for one in found]
-        answer["starts"] = [[*map(int, one.timestamp)] for one in found]
+        answer |= transduced(nemo, made, encoded, steps, case["durations"])
+    return answer
+
+
+def transduced(
+    nemo: Any, made: Any, encoded: Tensor, steps: Tensor, durations: Any
+) -> Answer:
+    """Joint logits of TARGETS, greedy tokens and their frames."""
+    predicted = made["decoder"].predict(TARGETS, state=None, add_sos=True)[
+        0
+    ]  # (B, U1, H)
+    how = {
+        "decoder_model": made["decoder"],
+        "joint_model": made["joint"],
+        "blank_index": V,
+        "max_symbols_per_step": 10,
+        "use_cuda_graph_decoder": False,
+    }
+    infer = nemo.GreedyBatchedRNNTInfer(**how)
+    if durations:
+        infer = nemo.GreedyBatchedTDTInfer(**how, durations=durations)
+    found = infer.forward(encoder_output=encoded, encoded_lengths=steps)[0]
     return {
-        **answer,
-        "shapes": {name: list(value.shape) for name, value in weights.items()},
+        "joint": made["joint"].joint(encoded.transpose(1, 2), predicted),
+        "tokens": [[*map(int, one.y_sequence)] for one in found],
+        "starts": [[*map(int, one.timestamp)] for one in found],
     }
 
 
@@ -237,17 +212,18 @@ def bare(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "_target_"}
 
 
-def collapsed(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
-    """Greedy CTC tokens: repeats become one, blanks go."""
-    rows = [
-        row[:n].argmax(-1).unique_consecutive().tolist()
-        for row, n in zip(log_probs, lengths, strict=True)
-    ]
-    return [[token for token in row if token != V] for row in rows]
+def shapes_of(weights: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Shapes by name."""
+    return {name: list(value.shape) for name, value in weights.items()}
 
 
-def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") -> Answer:
-    """What transformers' model computes for `case`; with `path` it saves itself there."""
+def collapsed(path: Tensor) -> list[int]:
+    """Tokens of a path of CTC: repeats become one, blanks go."""
+    return [token for token in path.unique_consecutive().tolist() if token != V]
+
+
+def of_transformers(case: Case, path: Path) -> Answer:
+    """What transformers' model computes for `case`; it saves itself at `path`."""
     import transformers
     from transformers.models.parakeet.feature_extraction_parakeet import (
         ParakeetFeatureExtractor,
@@ -255,144 +231,81 @@ def of_transformers(case: Case, path: Path | None = None, shard: str = "5GB") ->
 
     config, kind = folder_config(case), case["kind"]
     (name,) = config["architectures"]
-    model = getattr(transformers, name)(
-        getattr(transformers, f"{name.replace('For', '')}Config")(**config)
-    ).eval()
+    settings = getattr(transformers, f"{name.replace('For', '')}Config")(**config)
+    model = getattr(transformers, name)(settings).eval()
     weights = fill(model.state_dict(), case.get("blank", 4.0))
     model.load_state_dict(weights)
-    bins = config["encoder_config"]["num_mel_bins"]
-    extractor = ParakeetFeatureExtractor(feature_size=bins)
-    if path:
-        model.save_pretrained(path, max_shard_size=shard)
-        extractor.save_pretrained(path)
-        (path / "tokenizer.json").write_text(json.dumps(parakeet_json(kind)))
+    extractor = ParakeetFeatureExtractor(feature_size=case.get("bins", 80))
+    model.save_pretrained(path, max_shard_size="40KB" if kind == "tdt" else "5GB")
+    extractor.save_pretrained(path)
+    (path / "tokenizer.json").write_text(json.dumps(parakeet_json(kind)))
     waveforms, lengths = speech(LENGTHS)
     sounds = [row[:n].numpy() for row, n in zip(waveforms, lengths, strict=True)]
     inputs = extractor(sounds, sampling_rate=16_000, return_tensors="pt")
     features, mask = inputs["input_features"], inputs["attention_mask"]
     out = model.encoder(features, attention_mask=mask, output_attention_mask=True)
-    encoded, steps = out.last_hidden_state, out.attention_mask.sum(-1)
+    steps = out.attention_mask.sum(-1)
     answer = {
-        "waveforms": waveforms,
-        "lengths": lengths,
+        "frames": mask.sum(-1).tolist(),
+        "steps": steps.tolist(),
+        "shapes": shapes_of(weights),
         "features": features,
-        "frames": mask.sum(-1),
-    }
-    answer |= {
-        "encoded": encoded,
-        "steps": steps,
-        "shapes": {name: list(value.shape) for name, value in weights.items()},
+        "encoded": out.last_hidden_state,
     }
     if kind == "ctc":
-        answer["log_probs"] = model(features, attention_mask=mask).logits.log_softmax(
-            -1
-        )
-        rows = [
-            row[:n].unique_consecutive()
-            for row, n in zip(
-                model.generate(features, attention_mask=mask), steps, strict=True
-            )
-        ]
-        return answer | {"ctc_tokens": [row[row != V].tolist() for row in rows]}
+        logits = model(features, attention_mask=mask).logits
+        paths = zip(model.generate(features, attention_mask=mask), steps, strict=True)
+        tokens = [collapsed(path[:n]) for path, n in paths]
+        return answer | {"log_probs": logits.log_softmax(-1), "ctc_tokens": tokens}
     start = torch.cat([torch.full((len(TARGETS), 1), V), TARGETS], 1)
-    answer["joint"] = model(
-        features, attention_mask=mask, decoder_input_ids=start
-    ).logits
+    asked = {"attention_mask": mask, "decoder_input_ids": start}
+    answer["joint"] = model(features, **asked).logits
+    if (
+        kind == "tdt"
+    ):  # `generate` heeds no limit of labels, and durations 0, 1, 2 ... alone
+        return answer
     model.generation_config.decoder_start_token_id = V
-    model.generation_config.suppress_tokens = [
-        *range(V + 1, V + 1 + len(case["durations"]))
-    ] or None  # as converted ones have
     said = model.generate(features, attention_mask=mask)
     starts = said.durations.cumsum(1) - said.durations
-    label, inside = said.sequences != V, starts < steps[:, None]
-    answer["generated"] = [
-        row[keep].tolist()
-        for row, keep in zip(said.sequences, label & inside, strict=True)
-    ]
-    answer["generated_behind"] = (
-        (label & ~inside).sum(1).tolist()
-    )  # on padding, while a longer utterance goes on
-    answer |= greedy(model, out, steps, case["durations"])
+    # it goes on in the padding, while a longer utterance goes on
+    kept = (said.sequences != V) & (starts < steps[:, None])
+    for stage, values in (("tokens", said.sequences), ("starts", starts)):
+        answer[stage] = [
+            row[one].tolist() for row, one in zip(values, kept, strict=True)
+        ]
     return answer
 
 
-def greedy(
-    model: Any, out: Any, steps: Tensor, durations: list[int], most: int = 10
-) -> Answer:
-    """Greedy tokens and their frames by definition, from the model's own modules: a loop over utterances, frames and labels."""
-    tokens: list[list[int]] = []
-    starts: list[list[int]] = []
-    projected = model.encoder_projector(out.last_hidden_state)
-    for frames, n in zip(projected, steps.tolist(), strict=True):
-        said, when, t, budget, state, last = [], [], 0, most, None, V
-        row, state = advance(model, last, None)
-        while t < n:
-            logits = model.joint(
-                encoder_hidden_states=frames[t], decoder_hidden_states=row
-            )
-            token = int(logits[: V + 1].argmax())
-            jump = (
-                durations[int(logits[V + 1 :].argmax())]
-                if durations
-                else int(token == V)
-            )
-            if token == V:
-                jump = max(jump, 1)
-            else:
-                said, when, budget = [*said, token], [*when, t], budget - 1
-                row, state = advance(model, token, state)
-                jump = max(jump, 1) if budget == 0 else jump
-            t, budget = t + jump, most if jump else budget
-        tokens, starts = [*tokens, said], [*starts, when]
-    return {"tokens": tokens, "starts": starts}
+def sampled(answer: Answer, places: dict[str, Any]) -> Answer:
+    """What is committed of an answer: of each stage the numbers in its place, and all else."""
+    kept = dict(answer)
+    for stage in places.keys() & answer.keys():
+        numbers = answer[stage][places[stage]].flatten().tolist()
+        kept[stage] = [round(number, 6) for number in numbers]
+    return kept
 
 
-def advance(model: Any, token: int, state: Any) -> tuple[Tensor, Any]:
-    """The prediction network one label further: its projected output and its state."""
-    predicted, state = model.decoder.lstm(
-        model.decoder.embedding(torch.tensor([[token]])), state
-    )
-    return model.decoder.decoder_projector(predicted)[0, 0], state
-
-
-def sampled(answer: Answer) -> dict[str, Any]:
-    """What is committed of an answer: lengths, tokens, and some numbers of each stage."""
-    kept = {name: answer[name].tolist() for name in ("frames", "steps")} | {
-        "shapes": answer["shapes"]
-    }
-    kept |= {
-        name: answer[name]
-        for name in ("tokens", "starts", "ctc_tokens")
-        if name in answer
-    }
-    return kept | {
-        name: [round(x, 6) for x in picked(name, answer[name]).tolist()]
-        for name in PLACES
-        if name in answer
-    }
+def write(path: Path, package: str, answers: dict[str, Any]) -> None:
+    """The file of tests/golden, a case a line."""
+    lines = {"peer": f"{package} {version(package)}", **answers}
+    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in lines.items()]
+    path.write_text("{" + ",\n".join(rows) + "}\n")
 
 
 @torch.no_grad()
 def main(peer: str, folder: Path) -> None:
-    """Write the files of `peer` and what it computes of them to `folder`, and what tests/golden has of it to PEER.json."""
+    """Write to `folder` what a peer computes."""
     torch.set_num_threads(1)
+    answers: dict[str, Any] = {}
     if peer == "nemo":
-        package, compute = "nemo_toolkit", functools.partial(of_nemo, import_nemo())
+        nemo = import_nemo()
         for name, case in nemo_cases().items():
-            torch.save(compute(case, folder / f"{name}.nemo"), folder / f"{name}.pt")
-    else:
-        package, compute = "transformers", of_transformers
-        for name, case in cases().items():
-            answer = of_transformers(
-                case, folder / name, "40KB" if name == "tdt" else "5GB"
-            )
-            torch.save(answer, folder / f"{name}.pt")
-    lines = [f'"peer": "{package} {version(package)}"']
-    lines += [
-        f"{json.dumps(name)}: {json.dumps(sampled(compute(case)))}"
-        for name, case in golden_cases().items()
-    ]
-    (folder / f"{peer}.json").write_text("{" + ",\n".join(lines) + "}\n")
+            answers[name] = sampled(of_nemo(nemo, case), PLACES)
+        write(folder / "nemo.json", "nemo_toolkit", answers)
+        return
+    for name, case in folder_cases().items():
+        answers[name] = sampled(of_transformers(case, folder / name), PLACES)
+    write(folder / "transformers.json", peer, answers)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ from asrkit.models import (
     Jasper,
     JasperConfig,
     Stage,
-    TransducerModel,
     optimize,
     presets,
 )
-from asrkit.models.inference import fold, fold_norm
-from asrkit.models.packed import PackedConv1d, PackedLinear, PackedPointwise, multiplies
+from asrkit.models.inference import fold
+from asrkit.models.packed import PackedConv1d, PackedPointwise, multiplies
 
 WITH_BFLOAT16 = pytest.mark.skipif(
     not multiplies(torch.bfloat16),
@@ -31,35 +30,20 @@ WITH_BFLOAT16 = pytest.mark.skipif(
 FAST = FastConformerConfig(
     width=16, layers=2, heads=2, subsampling=4, subsampling_channels=4
 )
-JASPER = JasperConfig(
-    bins=80,
-    stages=(
-        Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False),
-        Stage(channels=12, kernel=3, repeat=2),
-        Stage(channels=20, kernel=5, repeat=1),
-        Stage(channels=24, kernel=7, repeat=1, dilation=2, dense=False),
-        Stage(channels=8, kernel=1, repeat=1),
-    ),
+STAGES = (
+    Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False),
+    Stage(channels=12, kernel=3, repeat=2),
+    Stage(channels=20, kernel=5, repeat=1),
+    Stage(channels=24, kernel=7, repeat=1, dilation=2, dense=False),
+    Stage(channels=8, kernel=1, repeat=1),
 )
-
-
-def without_branches(config):
-    """The same stages, none of them dense."""
-    return JasperConfig(
-        bins=config.bins,
-        stages=[replace(stage, dense=False) for stage in config.stages],
-    )
-
-
+JASPER = JasperConfig(bins=80, stages=STAGES)
+PLAIN = (STAGES[0], replace(STAGES[1], dense=False))
 ENCODERS = {
     "jasper": lambda: Jasper(JASPER),
-    "jasper without branches": lambda: Jasper(without_branches(JASPER)),
+    "jasper without branches": lambda: Jasper(JasperConfig(bins=80, stages=PLAIN)),
     "fastconformer": lambda: FastConformer(FAST),
-    "without bias": lambda: FastConformer(
-        FastConformerConfig(
-            width=16, layers=1, heads=2, subsampling_channels=4, bias=False
-        )
-    ),
+    "without bias": lambda: FastConformer(replace(FAST, layers=1, bias=False)),
     "convolutions": lambda: ConvEncoder(ConvConfig(width=16, layers=3)),
 }
 
@@ -71,6 +55,7 @@ def spread(model):
         if isinstance(part, nn.BatchNorm1d):
             part.running_mean.normal_()
             part.running_var.uniform_(0.2, 3)
+            part.running_var[::3] = 0
             nn.init.normal_(part.weight)
             nn.init.normal_(part.bias)
     return model.eval()
@@ -82,57 +67,21 @@ def norms(model):
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
+@torch.inference_mode()
 def test_a_folded_encoder_computes_the_same_in_float64(kind):
     plain = spread(ENCODERS[kind]()).double()
-    model, features, lengths = (
-        copy.deepcopy(plain),
-        torch.randn(2, 90, 80).double(),
-        torch.tensor([90, 33]),
-    )
-    assert (
-        norms(plain)
-        and fold(model) is model
-        and norms(model) == 0
-        and fold(model) is model
-    )
-    with torch.inference_mode():
-        wanted, found = plain(features, lengths)[0], model(features, lengths)[0]
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    assert not torch.equal(found, torch.zeros_like(found))
-
-
-def test_a_convolution_of_two_norms_is_refused_and_nothing_is_folded():
-    model = spread(Jasper(JASPER))
-    model.stages[1].repeats[1].conv = model.stages[3].repeats[0].conv
-    before = norms(model)
-    with pytest.raises(ValueError, match="^model: expected a convolution of its own"):
-        fold(model)
-    assert norms(model) == before
-
-
-@torch.inference_mode()
-def test_branches_of_a_jasper_become_one_product():
-    torch.manual_seed(0)
-    plain = spread(Jasper(JASPER)).double()
-    for part in plain.modules():
-        if isinstance(part, nn.BatchNorm1d):
-            part.running_var[::3] = 0
-            part.weight[1::2] *= -1
-    model = fold(copy.deepcopy(plain))
-    convs = [part for part in model.modules() if isinstance(part, nn.Conv1d)]
-    assert len(convs) == sum(stage.repeat for stage in JASPER.stages) + 3
-    assert [part.in_channels for part in convs if part.kernel_size == (1,)] == [
-        16,
-        28,
-        24,
-        52,
-    ]
+    model = copy.deepcopy(plain)
+    for _ in range(2):  # the second time there is nothing to fold
+        assert norms(plain) and fold(model) is model and norms(model) == 0
     features = torch.randn(4, 61, 80).double()
     for lengths in ([61, 61, 61, 61], [61, 30, 1, 60]):
         wanted, frames = plain(features, torch.tensor(lengths))
         found, steps = model(features, torch.tensor(lengths))
         assert torch.equal(frames, steps)
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    if kind == "jasper":  # the branches of a stage are one product
+        convs = [part for part in model.modules() if isinstance(part, nn.Conv1d)]
+        assert len(convs) == 6 + 3
 
 
 @pytest.mark.parametrize(
@@ -148,72 +97,19 @@ def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
     found, frames = model(features, lengths)
     assert (found - exact).norm() <= 2 * limit + 1e-6
     assert frames.tolist() == [50, 30]
-    assert next(model.parameters()).dtype == dtype
     kinds = [type(part) for part in model.modules()]
     packed = 8 if dtype == torch.float32 else 3
     assert kinds.count(PackedConv1d) == packed * has_avx512()
-    assert kinds.count(PackedConv1d) + kinds.count(nn.Conv1d) == 8
     assert kinds.count(PackedPointwise) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
 def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
     plain = spread(FastConformer(FAST))
     features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 77])
-    with torch.inference_mode():
-        exact = copy.deepcopy(plain).double()(features.double(), lengths)[0]
-        half = plain.to(dtype)
-        error, limit = (
-            (model(features, lengths)[0].double() - exact).norm()
-            for model in (fold(copy.deepcopy(half)), half)
-        )
+    exact = copy.deepcopy(plain).double()(features.double(), lengths)[0]
+    half = plain.to(dtype)
+    limit = (half(features, lengths)[0] - exact).norm()
+    error = (fold(half)(features, lengths)[0] - exact).norm()
     assert error <= 2 * limit + 1e-9
-
-
-def test_a_folded_convolution_is_the_formula():
-    conv, norm = (
-        nn.Conv1d(3, 3, 1, groups=3),
-        spread(nn.Sequential(nn.BatchNorm1d(3)))[0],
-    )
-    x = torch.randn(2, 3, 5)
-    wanted = norm(conv(x))
-    fold_norm(conv, norm)
-    torch.testing.assert_close(conv(x), wanted)
-
-
-@pytest.mark.parametrize("make", [lambda: FastConformer(FAST), lambda: Jasper(JASPER)])
-def test_training_is_refused_before_and_after_and_evaluation_goes_on(make):
-    model, features, lengths = make(), torch.randn(1, 40, 80), torch.tensor([40])
-    count = norms(model)
-    with pytest.raises(
-        ValueError,
-        match="^model: expected eval mode, got training mode. Call model.eval",
-    ):
-        fold(model)
-    assert norms(model) == count > 0
-    fold(model.eval())
-    before = model(features, lengths)[0]
-    with pytest.raises(
-        ValueError,
-        match="^model: expected eval mode: its batch norms are folded, got training mode.",
-    ):
-        model.train()(features, lengths)
-    assert torch.equal(model.eval()(features, lengths)[0], before)
-
-
-def test_on_a_cpu_an_optimized_model_is_folded_and_packed_and_says_the_same():
-    model = spread(TransducerModel(presets.tiny()))
-    features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
-    with torch.inference_mode():
-        wanted = model.encode(features, lengths)
-        assert optimize(model) is model
-        for _ in range(2):  # what is kept is used the second time
-            for one, other in zip(model.encode(features, lengths), wanted, strict=True):
-                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-    assert norms(model) == 0
-    assert any(isinstance(part, PackedLinear) for part in model.modules())
-
-
-def test_a_model_in_training_is_not_optimized():
-    with pytest.raises(ValueError, match="^model: expected eval mode"):
-        optimize(TransducerModel(presets.tiny()))

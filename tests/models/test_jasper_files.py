@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrkit.features import FeatureConfig, mel_bands
+from asrkit.features import FeatureConfig
 from asrkit.models import (
     CTCConfig,
     CTCModel,
@@ -16,12 +16,12 @@ from asrkit.models import (
     Stage,
     load_checkpoint,
     presets,
-    save_checkpoint,
 )
 from asrkit.models.checkpoints.jasper import _encoder
 
 sys.path.append(str(Path(__file__).parent))
 from parity_cases import JASPER, V, nemo_config, write_nemo
+from published import expect_a_copy_to_be_the_same, featurizer, refused
 
 FIRST = Stage(channels=16, kernel=5, repeat=1, stride=2, dense=False)
 DENSE = (
@@ -31,10 +31,6 @@ DENSE = (
 WIDE = Stage(channels=24, kernel=7, repeat=1, dropout=0.4, dilation=2, dense=False)
 LAST = Stage(channels=16, kernel=1, repeat=1, dropout=0.4, dense=False)
 SMALL = JasperConfig(bins=8, stages=(FIRST, *DENSE, WIDE, LAST))
-X, LENGTHS = (
-    torch.linspace(-2, 2, 2 * 41 * 8).sin().view(2, 41, 8),
-    torch.tensor([41, 17]),
-)
 
 
 def model_of(encoder, vocab_size=28, seed=0):
@@ -42,10 +38,10 @@ def model_of(encoder, vocab_size=28, seed=0):
     torch.manual_seed(seed)
     model = CTCModel(CTCConfig(vocab_size=vocab_size, encoder=encoder)).eval()
     for name, value in model.state_dict().items():
-        if value.ndim == 1:
-            value += 0.1 * torch.rand_like(value)
         if name.endswith("num_batches_tracked"):
             value.fill_(7)
+        elif value.ndim == 1:
+            value += 0.1 * torch.rand_like(value)
     return model
 
 
@@ -89,46 +85,29 @@ def written(path, contents):
     return path
 
 
-def refused(path, match):
-    with pytest.raises(ValueError, match=match) as caught:
-        load_checkpoint(path)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 700
-
-
-@torch.no_grad()
-def assert_same(loaded, model):
+def expect_the_weights_of(loaded, model):
+    found = loaded.model.state_dict()
     for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
-    assert torch.equal(loaded(X, LENGTHS)[0], model(X, LENGTHS)[0])
+        assert torch.equal(found[name], value), name
 
 
 def test_a_file_of_the_published_code_becomes_the_model_it_was_made_of(tmp_path):
     model = model_of(SMALL)
-    loaded = load_checkpoint(
-        written(tmp_path / "Jasper_epoch3_checkpoint.pt", state(model))
-    )
+    loaded = load_checkpoint(written(tmp_path / "epoch3.pt", state(model)))
     assert loaded.model.config == model.config
     assert not loaded.model.training
-    assert_same(loaded.model, model)
+    expect_the_weights_of(loaded, model)
     assert loaded.tokenizer.decode([1, 2, 3, 0, 26, 27]) == "abc z'"
-    assert loaded.notes == {
-        "source": "Jasper_epoch3_checkpoint.pt",
-        "weights": "state_dict",
-    }
-    assert FeatureConfig(**loaded.features) == FeatureConfig(
-        window_s=0.02, bins=8, log_guard=1e-20
-    )
-    save_checkpoint(tmp_path / "ours.safetensors", loaded)
-    again = load_checkpoint(tmp_path / "ours.safetensors")
-    assert again[1:] == loaded[1:]
-    assert_same(again.model, model)
+    assert loaded.notes == {"source": "epoch3.pt", "weights": "state_dict"}
+    features = FeatureConfig(window_s=0.02, bins=8, log_guard=1e-20)
+    assert FeatureConfig(**loaded.features) == features
+    expect_a_copy_to_be_the_same(loaded, tmp_path)
 
 
 def test_averaged_weights_are_preferred_and_the_notes_say_so(tmp_path):
     model, average = model_of(SMALL), model_of(SMALL, seed=1)
     loaded = load_checkpoint(written(tmp_path / "a.pt", state(model, average)))
-    assert_same(loaded.model, average)
+    expect_the_weights_of(loaded, average)
     assert loaded.notes["weights"] == "ema_state_dict"
 
 
@@ -137,7 +116,7 @@ def test_weights_do_not_change_with_their_file(tmp_path):
     path = written(tmp_path / "a.pt", state(model))
     loaded = load_checkpoint(path)
     path.write_bytes(bytes(path.stat().st_size))
-    assert_same(loaded.model, model)
+    expect_the_weights_of(loaded, model)
 
 
 def test_the_shapes_of_the_published_model_give_the_preset():
@@ -146,14 +125,11 @@ def test_the_shapes_of_the_published_model_give_the_preset():
     assert _encoder(published(model)) == presets.jasper_10x5dr().encoder
 
 
-def without(*names):
+def without(name):
     def change(saved):
         weights = saved["state_dict"]
-        return saved | {
-            "state_dict": {
-                name: weights[name] for name in weights if not name.startswith(names)
-            }
-        }
+        kept = {key: weights[key] for key in weights if not key.startswith(name)}
+        return saved | {"state_dict": kept}
 
     return change
 
@@ -162,29 +138,20 @@ def replaced(name, value):
     return lambda saved: saved | {"state_dict": {**saved["state_dict"], name: value}}
 
 
-HEAD = "decoder.layers.0.weight"
-BLOCK = "encoder.layers.1"
-WRONG = {
-    "another training": (lambda saved: {"model": saved["state_dict"]}, "weights under ema_state_dict or state_dict, got .'model'"),
-    "a list": (lambda saved: [1], "^a.pt: expected the keys of a training, got list"),
-    "a number for a weight": (replaced("encoder.x", 1), "^encoder.x: expected a dense tensor, got int"),
-    "no head": (without(HEAD), "damaged .it has no 'output.weight'"),
-    "another alphabet": (replaced(HEAD, torch.zeros(32, 16, 1)), "size mismatch for output.weight"),
-    "no encoder": (without("encoder"), "damaged .it has no 'encoder.layers.0.conv.0.weight'"),
-    "an even kernel": (replaced("encoder.layers.0.conv.0.weight", torch.zeros(16, 8, 4)), "^kernel: expected an odd number"),
-    "a last stage of seven frames": (lambda saved: state(model_of(JasperConfig(bins=8, stages=(FIRST, *DENSE, WIDE, WIDE)))), "^encoder.layers.4: expected a strided convolution, dense blocks, .* got 24 channels of 7 frames 1 times in stage 4 of 5"),
-    "two stages": (lambda saved: state(model_of(JasperConfig(bins=8, stages=(FIRST, LAST)))), "^encoder.layers.0: expected a strided .* in stage 0 of 2"),
-    "residuals that are not dense": (without("encoder.layers.2.res.1"), "Missing key.*encoder.stages.2.branches.1.conv.weight"),
-    "a missing norm": (without(f"{BLOCK}.conv.1.bias"), "Missing key.*encoder.stages.1.repeats.0.norm.bias"),
-    "an unknown weight": (replaced("encoder.other.weight", torch.zeros(1)), "Unexpected key.*encoder.other.weight"),
-    "a weight twice": (replaced(f"{BLOCK}.conv.00.weight", torch.zeros(1)), "weights of one model, got two for"),
-}  # fmt: skip
+FIRST_CONV = "encoder.layers.0.conv.0.weight"
+WRONG = [
+    (lambda saved: {"model": saved["state_dict"]}, "weights under ema_state_dict or state_dict, got ['model']"),
+    (without("decoder"), "damaged (it has no 'output.weight'"),
+    (replaced(FIRST_CONV, torch.zeros(16, 8, 4)), "kernel: expected an odd number"),
+    (replaced("decoder.layers.0.weight", torch.zeros(32, 16, 1)), "size mismatch for output.weight"),
+    (lambda saved: state(model_of(JasperConfig(bins=8, stages=(FIRST, LAST)))), "encoder.layers.0: expected a strided convolution, dense blocks, a dilated convolution and one of a single frame"),
+    (without("encoder.layers.2.res.1"), 'Missing key(s) in state_dict: "encoder.stages.2.branches.1.conv.weight"'),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_another_pt_file_is_refused_in_one_line(case, tmp_path):
-    change, said = WRONG[case]
-    refused(written(tmp_path / "a.pt", change(state(model_of(SMALL)))), said)
+@pytest.mark.parametrize("change, message", WRONG)
+def test_another_pt_file_is_refused_in_one_line(change, message, tmp_path):
+    refused(written(tmp_path / "a.pt", change(state(model_of(SMALL)))), message)
 
 
 class Code:
@@ -199,7 +166,7 @@ class Code:
 
 def test_pickled_code_in_a_pt_file_does_not_run(tmp_path):
     saved = state(model_of(SMALL)) | {"x": Code(tmp_path / "ran")}
-    refused(written(tmp_path / "a.pt", saved), "^a.pt cannot be read as tensors alone")
+    refused(written(tmp_path / "a.pt", saved), "a.pt cannot be read as tensors alone")
     assert not (tmp_path / "ran").exists()
 
 
@@ -219,78 +186,39 @@ def test_a_pt_file_cut_anywhere_or_with_damaged_bytes_is_refused_or_read(tmp_pat
 
 
 NEMO = {"kind": "ctc", "bins": 64, "width": 24, "jasper": JASPER}
+NAMES = ("channels", "repeat", "kernel", "stride", "dilation", "dense")
+STAGES = [Stage(**dict(zip(NAMES, block, strict=True))) for block in JASPER]
 
 
-def nemo_encoder():
-    """The config that NEMO describes, built the other way."""
-    stages = []
-    for channels, repeat, kernel, stride, dilation, dense in JASPER:
-        stages.append(
-            Stage(
-                channels=channels,
-                repeat=repeat,
-                kernel=kernel,
-                stride=stride,
-                dilation=dilation,
-                dense=dense,
-            )
-        )
-    return JasperConfig(bins=64, stages=stages)
-
-
-def nemo_archive(path, model, **changes):
-    """An archive as NeMo writes it. `changes` are values at keys of the encoder; block.KEY: of its fourth block."""
+def nemo_archive(path, changes=None):
+    """An archive as NeMo writes it, and the model that it was made of; changes: at keys of its fourth block."""
     config = nemo_config(NEMO)
-    for key, value in changes.items():
-        section = config["encoder"]
-        if key.startswith("block."):
-            section, key = section["jasper"][3], key.removeprefix("block.")
-        section[key] = value
-    names = (
-        "encoder.encoder.{}.mconv.{}",
-        "encoder.encoder.{}.res.{}",
-        "decoder.decoder_layers.0",
-    )
-    weights = published(model, *names)
-    weights["preprocessor.featurizer.window"] = torch.hann_window(400, periodic=False)
-    weights["preprocessor.featurizer.fb"] = (
-        mel_bands(FeatureConfig(bins=64)).T[None].contiguous()
-    )
-    return write_nemo(path, config, weights)
+    config["encoder"]["jasper"][3] |= changes or {}
+    model = model_of(JasperConfig(bins=64, stages=STAGES), vocab_size=V)
+    layers = "encoder.encoder.{}.mconv.{}", "encoder.encoder.{}.res.{}"
+    weights = published(model, *layers, "decoder.decoder_layers.0")
+    weights |= featurizer(config["preprocessor"])
+    return write_nemo(path, config, weights), model
 
 
-@torch.no_grad()
 def test_an_archive_of_nemos_jasper_becomes_the_model_it_was_made_of(tmp_path):
-    model = model_of(nemo_encoder(), vocab_size=V)
-    loaded = load_checkpoint(nemo_archive(tmp_path / "a.nemo", model))
+    path, model = nemo_archive(tmp_path / "a.nemo")
+    loaded = load_checkpoint(path)
     assert loaded.model.config == model.config
-    features, lengths = torch.randn(2, 50, 64), torch.tensor([50, 31])
-    assert torch.equal(loaded.model(features, lengths)[0], model(features, lengths)[0])
+    expect_the_weights_of(loaded, model)
 
 
 UNSUPPORTED = [
-    ("activation", "selu"), ("residual_mode", "stride_add"), ("conv_mask", False), ("frame_splicing", 2), ("quantize", True),
-    ("block.residual", False), ("block.residual_mode", "max"), ("block.kernel_size_factor", 0.5),
-    ("block.stride_last", True), ("block.future_context", 0), ("block.repeat", 0), ("block.dropout", 2.0),
+    ({"residual": False}, "residual: expected True, got False"),
+    ({"residual_mode": "max"}, "residual_mode: expected 'add', got 'max'"),
+    ({"stride_last": True}, "stride_last: expected False, got True"),
+    ({"residual": False, "residual_dense": False}, "Unexpected key"),  # a dense block less
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "key, value", UNSUPPORTED, ids=[f"{key}={value}" for key, value in UNSUPPORTED]
-)
-def test_what_asrkit_does_not_compute_of_a_conv_encoder_is_refused_by_its_key(
-    key, value, tmp_path
+@pytest.mark.parametrize("changes, message", UNSUPPORTED)
+def test_what_asrkit_does_not_compute_of_a_jasper_of_nemo_is_refused(
+    changes, message, tmp_path
 ):
-    model = model_of(nemo_encoder(), vocab_size=V)
-    path = nemo_archive(tmp_path / "a.nemo", model, **{key: value})
-    refused(path, key.removeprefix("block."))
-
-
-def test_a_dense_block_of_nemo_that_is_missing_in_its_config_is_refused(tmp_path):
-    model = model_of(nemo_encoder(), vocab_size=V)
-    path = nemo_archive(
-        tmp_path / "a.nemo",
-        model,
-        **{"block.residual": False, "block.residual_dense": False},
-    )
-    refused(path, "Unexpected key")  # a dense block less: its branches are unknown
+    path, _ = nemo_archive(tmp_path / "a.nemo", changes)
+    refused(path, message)

@@ -1,5 +1,7 @@
 """Packed layers: the same numbers, for any number of frames, and refused where they cannot work."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,6 @@ from asrkit.models.packed import (
     multiply_by_group,
     pack,
     pack_by_group,
-    packs,
 )
 
 WITH_BFLOAT16 = pytest.mark.skipif(
@@ -36,41 +37,39 @@ DTYPES = pytest.mark.parametrize(
 )
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 300), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_computes_the_same(shape, dtype, tolerance, bias):
-    plain = nn.Linear(48, 40, bias=bias).eval().to(dtype)
-    x = torch.randn(*shape, 48).to(dtype)
-    with torch.inference_mode():
-        wanted, found = plain(x), PackedLinear(plain.weight, plain.bias)(x)
-    assert found.dtype == dtype and found.shape == wanted.shape
+def expect_same(found, wanted, tolerance):
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     assert (wanted - found).norm() <= tolerance * wanted.norm()
 
 
 @DTYPES
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_packed_layer_computes_the_same(bias, dtype, tolerance):
+    plain = nn.Linear(48, 40, bias=bias).eval().to(dtype)
+    packed = PackedLinear(plain.weight, plain.bias)
+    for shape in ((1,), (3, 1), (2, 300), (2, 3, 4)):
+        x = torch.randn(*shape, 48).to(dtype)
+        expect_same(packed(x), plain(x), tolerance)
+
+
+@DTYPES
 @pytest.mark.parametrize("R", [1, 2, 125, 300])
-@pytest.mark.parametrize(
-    "G, inputs, outputs", [(1, 8, 1), (2, 5, 3), (4, 64, 48), (3, 16, 250)]
-)
-def test_groups_of_columns_are_multiplied_each_with_its_own_weight(
-    R, G, inputs, outputs, dtype, tolerance
-):
-    weight = torch.randn(G, outputs, inputs, dtype=torch.float64)
-    rows = torch.randn(R, G * inputs, dtype=torch.float64)
-    parts = rows.unflatten(1, (G, inputs))
-    wanted = torch.einsum("rgi,goi->rgo", parts, weight)
-    summands = torch.einsum(
-        "rgi,goi->rgo", parts.abs(), weight.abs()
-    )  # which may cancel
-    with torch.inference_mode():
+@torch.inference_mode()
+def test_groups_of_columns_are_multiplied_each_with_its_own_weight(R, dtype, tolerance):
+    for G, inputs, outputs in (1, 8, 1), (2, 5, 3), (4, 64, 48), (3, 16, 250):
+        weight = torch.randn(G, outputs, inputs, dtype=torch.float64)
+        rows = torch.randn(R, G, inputs, dtype=torch.float64)
+        wanted = torch.einsum("rgi,goi->rgo", rows, weight)
+        summands = torch.einsum("rgi,goi->rgo", rows.abs(), weight.abs())
         packed = pack_by_group(weight.to(dtype), R)
-        found = multiply_by_group(rows.to(dtype), packed, G)
-    assert found.dtype == dtype and found.shape == wanted.shape
-    assert (wanted - found).norm() <= tolerance * summands.norm()
+        found = multiply_by_group(rows.flatten(1).to(dtype), packed, G)
+        assert found.dtype == dtype and found.shape == wanted.shape
+        # summands may cancel
+        assert (wanted - found).norm() <= tolerance * summands.norm()
 
 
-@pytest.mark.parametrize("R", [1, 8, 125, 126, 127, 129, 250])
+@pytest.mark.parametrize("R", [1, 125, 127, 250])
 def test_no_product_by_group_lays_its_weight_out_anew(R, capfd):
     packed = pack_by_group(torch.randn(8, 256, 64), R)
     rows = torch.randn(R, 8 * 64)
@@ -81,19 +80,17 @@ def test_no_product_by_group_lays_its_weight_out_anew(R, capfd):
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 7, 80), (1, 300, 5)], ids=str)
 @pytest.mark.parametrize("channels", [1, 5, 64])
+@torch.inference_mode()
 def test_one_channel_becomes_several_in_a_strided_convolution(
-    shape, channels, dtype, tolerance
+    channels, dtype, tolerance
 ):
     plain = nn.Conv2d(1, channels, 3, stride=2, padding=1).eval().to(dtype)
-    images = torch.randn(*shape, 1).to(dtype)  # channels last
-    with torch.inference_mode():
+    packed = PackedDepthwise(plain.weight, plain.bias, "relu", stride=2, groups=1)
+    for shape in (1, 1, 1), (2, 7, 80), (1, 300, 5):
+        images = torch.randn(*shape, 1).to(dtype)  # channels last
         wanted = plain(images.permute(0, 3, 1, 2)).relu().permute(0, 2, 3, 1)
-        packed = PackedDepthwise(plain.weight, plain.bias, "relu", stride=2, groups=1)
-        found = packed(images)
-    assert found.dtype == dtype and found.shape == wanted.shape
-    assert (wanted - found).norm() <= tolerance * wanted.norm()
+        expect_same(packed(images), wanted, tolerance)
 
 
 def say_that_this_cpu_has_avx512(monkeypatch, has):
@@ -107,8 +104,8 @@ def with_avx512(monkeypatch):
 
 
 CONVOLUTIONS = {
-    "large": {"kernel_size": 4097, "padding": 2048},
-    "large, strided": {"kernel_size": 2731, "padding": 1365, "stride": 2},
+    "large": {"kernel_size": 1093, "padding": 546},
+    "large, strided": {"kernel_size": 1093, "padding": 546, "stride": 2},
     "long": {"kernel_size": 25, "padding": 12},
     "strided": {"kernel_size": 11, "padding": 5, "stride": 2},
     "dilated": {"kernel_size": 7, "padding": 6, "dilation": 2},
@@ -123,25 +120,23 @@ CONVOLUTIONS = {
 @DTYPES
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("B, T", [(1, 3), (2, 57), (1, 450)])
 @torch.inference_mode()
 def test_a_packed_convolution_computes_the_same(
-    name, dtype, tolerance, relu, B, T, with_avx512
+    name, dtype, tolerance, relu, with_avx512
 ):
-    conv = nn.Conv1d(24, 40, **CONVOLUTIONS[name])
-    plain = nn.Sequential(conv, *([nn.ReLU()] if relu else [])).eval().to(dtype)
-    model = pack(nn.Sequential(nn.Sequential(*plain) if relu else conv).eval())
-    by_channels = torch.randn(B, 24, T).to(dtype)
-    by_frames = by_channels.transpose(1, 2).contiguous().transpose(1, 2)
-    wanted = plain(by_channels)
-    packed = model[0][0] if relu else model[0]
-    assert isinstance(packed, PackedConv1d | PackedPointwise)
-    for x in (by_channels, by_frames):
-        found = model(x)
-        assert (found.dtype, found.shape) == (dtype, wanted.shape)
-        assert (wanted - found).norm() <= tolerance * wanted.norm()
-        assert found.stride(1) == 1
-    assert bool((found < 0).any()) != relu
+    layers = [nn.Conv1d(24, 40, **CONVOLUTIONS[name]), *([nn.ReLU()] if relu else [])]
+    plain = nn.Sequential(*layers).eval().to(dtype)
+    packed = pack(copy.deepcopy(plain))
+    assert isinstance(packed[0], PackedConv1d | PackedPointwise)
+    for B, T in (1, 3), (2, 57), (1, 450):
+        by_channels = torch.randn(B, 24, T).to(dtype)
+        by_frames = by_channels.transpose(1, 2).contiguous().transpose(1, 2)
+        wanted = plain(by_channels)
+        for x in (by_channels, by_frames):
+            found = packed(x)
+            expect_same(found, wanted, tolerance)
+            assert found.stride(1) == 1
+            assert bool((found < 0).any()) != relu
 
 
 @pytest.mark.parametrize("avx512", [True, False])
@@ -149,20 +144,17 @@ def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay(
     avx512, monkeypatch
 ):
     say_that_this_cpu_has_avx512(monkeypatch, avx512)
-    made = [
-        nn.Conv1d(8, 8, 1),
-        nn.Conv1d(8, 8, 3),
+    stay = [
         nn.Conv1d(8, 8, 3, groups=8),
-        nn.Conv1d(8, 8, 3, groups=2),
         nn.Conv1d(1, 8, 3),
         nn.Conv1d(8, 8, 3, padding="same"),
-        nn.Conv1d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.Conv1d(8, 8, 3, padding_mode="reflect"),
         nn.Conv2d(8, 8, 3),
     ]
-    kinds = [type(layer) for layer in pack(nn.ModuleList(made).eval())]
-    stay = [nn.Conv1d] * 5
+    changed = [nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 3)]
+    kinds = [*map(type, pack(nn.ModuleList(changed + stay).eval()))]
     longer = PackedConv1d if avx512 else nn.Conv1d
-    assert kinds == [PackedPointwise, longer, *stay, nn.Conv2d]
+    assert kinds == [PackedPointwise, longer, *map(type, stay)]
 
 
 @torch.inference_mode()
@@ -190,74 +182,44 @@ ENCODERS = {
 
 @DTYPES
 @pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("lengths", [[90, 33], [90, 90], [1, 1]], ids=str)
 @torch.inference_mode()
-def test_a_packed_encoder_computes_the_same(
-    kind, lengths, dtype, tolerance, with_avx512
-):
+def test_a_packed_encoder_computes_the_same(kind, dtype, tolerance, with_avx512):
     torch.manual_seed(0)
     encoder = ENCODERS[kind]().eval().to(dtype)
-    features, lengths = torch.randn(2, max(lengths), 80), torch.tensor(lengths)
-    wanted, frames = encoder(features, lengths)
-    found, steps = pack(encoder)(features, lengths)
-    assert torch.equal(frames, steps)
-    assert (wanted - found).norm() <= 4 * tolerance * wanted.norm()
+    packed = pack(copy.deepcopy(encoder))
+    for lengths in ([90, 33], [90, 90], [1, 1]):
+        batch = torch.randn(2, max(lengths), 80), torch.tensor(lengths)
+        wanted, frames = encoder(*batch)
+        found, steps = packed(*batch)
+        assert torch.equal(frames, steps)
+        expect_same(found, wanted, 4 * tolerance)
 
 
+@torch.inference_mode()
 def test_a_model_is_packed_whole_and_in_place():
     model = TransducerModel(presets.tiny()).eval()
-    features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
-    with torch.inference_mode():
-        wanted = model.encode(features, lengths)
-        layers = sum(type(part) is nn.Linear for part in model.modules())
-        assert pack(model) is model
-        found = model.encode(features, lengths)
-        label = model.predict(torch.tensor([model.blank] * 2))[0]
-        assert model.join(found[0], label[:, None]).shape == (
-            2,
-            wanted[0].shape[1],
-            model.blank + 1 + len(model.durations),
-        )
-    assert all(
-        torch.allclose(a.float(), b.float(), atol=1e-5)
-        for a, b in zip(wanted, found, strict=True)
-    )
-    parts = [*model.modules()]
-    assert sum(type(part) is PackedLinear for part in parts) == layers and not any(
-        type(part) is nn.Linear for part in parts
-    )
+    batch = torch.randn(2, 100, 80), torch.tensor([100, 60])
+    label = torch.tensor([model.blank] * 2)
+    wanted = (*model.encode(*batch), model.predict(label)[0])
+    layers = sum(type(part) is nn.Linear for part in model.modules())
+    assert pack(model) is model
+    kinds = [type(part) for part in model.modules()]
+    assert kinds.count(PackedLinear) == layers
+    assert nn.Linear not in kinds
+    found = (*model.encode(*batch), model.predict(label)[0])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("activation", "joined"),
-    [
-        (nn.ReLU(), True),
-        (nn.GELU(), True),
-        (nn.GELU("tanh"), False),
-        (nn.Tanh(), False),
-    ],
-    ids=["relu", "gelu", "tanh approximation", "tanh"],
-)
+@pytest.mark.parametrize(("activation", "joined"), [
+    (nn.ReLU(), True), (nn.GELU(), True), (nn.GELU("tanh"), False), (nn.Tanh(), False),
+], ids=str)  # fmt: skip
 @torch.inference_mode()
 def test_an_activation_behind_a_linear_layer_is_a_part_of_it(activation, joined):
     torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Linear(24, 40), activation, nn.Linear(40, 24), activation
-    ).eval()
+    layers = nn.Sequential(nn.Linear(24, 40), activation, nn.Linear(40, 24), activation)
+    layers.eval()
     x = torch.randn(3, 5, 24)
     wanted = layers(x)
     found = pack(layers)
     torch.testing.assert_close(found(x), wanted, rtol=1e-5, atol=1e-6)
     assert (type(found[1]) is nn.Identity) == joined == (found[2].activation != "none")
-
-
-@pytest.mark.parametrize("change", [
-    lambda model: model.train(), lambda model: model.double(), lambda model: model.to("meta"),
-], ids=["training", "float64", "elsewhere"])  # fmt: skip
-def test_a_model_that_cannot_be_packed_is_refused_and_left_as_it_is(change):
-    model = TransducerModel(presets.tiny()).eval()
-    change(model)
-    assert not packs(model)
-    with pytest.raises(ValueError, match="^model: expected one in eval mode on a CPU"):
-        pack(model)
-    assert not any(type(part) is PackedLinear for part in model.modules())

@@ -1,12 +1,9 @@
-"""The same weights in NeMo's or transformers' own Canary and in ours: features, encoded frames, logits, greedy tokens, prompts.
+"""NeMo's and transformers' own Canary, and ours with the same weights: encoded frames, logits, greedy tokens, prompts, texts.
 
-As in test_parity.py, numbers that these peers computed are compared where `make peers` has not been run (tests/golden).
-tests/models/parity_attention_worker.py writes them.
+As in test_parity.py, what they compute is committed; parity_attention_worker.py writes it.
 """
 
-import functools
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,146 +13,67 @@ import torch
 from asrkit.decoders import aed_greedy
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import load_checkpoint
-from asrkit.models.attention_decoder import sines
 from asrkit.models.prompts import PromptFormat
-from asrkit.workbench.bench.peers.processes import PYTHON
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE))
-import parity_attention_cases as known  # noqa: E402
-from canary_files import archive, folder, golden  # noqa: E402
-from committed import expect_the_same  # noqa: E402
-from parity_cases import LENGTHS, speech  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parent))
+import parity_attention_cases as known
+from canary_files import archive, folder
+from parity_cases import LENGTHS, speech
+from published import CLOSE, expect_committed, filled_by_peers, golden
 
-CASES = [("nemo", name) for name in known.attention_cases()] + [
-    ("transformers", name) for name in known.attention_folders()
+CASES = [
+    *(("nemo", name) for name in known.attention_cases()),
+    ("transformers", "canary2"),
 ]
-CLOSE = {"rtol": 0, "atol": 1e-4}
-STAGES = ("encoded", "logits")
 
 
-@pytest.fixture(scope="module")
-def peers(tmp_path_factory):
-    """peers(peer, case): our checkpoint of the peer's files, what the peer computes, what we compute. peers.folder_of(peer)."""
-
-    @functools.cache
-    def folder_of(peer):
-        if not PYTHON.exists():
-            pytest.skip(
-                "needs .venv-peers: `make peers` installs NeMo and transformers"
-            )
-        folder = tmp_path_factory.mktemp(peer)
-        worker = str(HERE / "parity_attention_worker.py")
-        command = [str(PYTHON), "-P", "-W", "ignore", worker, peer, str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return folder
-
-    @functools.cache
-    def load(peer, name):
-        folder = folder_of(peer)
-        theirs = torch.load(folder / f"{name}.pt")
-        checkpoint = load_checkpoint(
-            folder / (f"{name}.nemo" if peer == "nemo" else name)
-        )
-        asked = known.ASKED[name]
-        return checkpoint, theirs, computed(checkpoint, asked)
-
-    load.folder_of = folder_of
-    return load
+def from_the_mean(logits):
+    """Logits or log-probabilities (..., V), which differ by a number a row."""
+    return logits - logits.mean(-1, keepdim=True)
 
 
 @torch.no_grad()
-def computed(checkpoint, asked):
-    """What we compute, stage by stage, each from our own stage before."""
+def expect_the_numbers(path, theirs, asked):
+    """Each stage that is computed here of a file, of our own stage before, is the peer's."""
+    checkpoint = load_checkpoint(path)
     model = checkpoint.model
-    features, frames = log_mel(
-        *speech(LENGTHS), config=FeatureConfig(**checkpoint.features)
-    )
+    config = FeatureConfig(**checkpoint.features)
+    features, frames = log_mel(*speech(LENGTHS), config=config)
     encoded, steps, _ = model.encode(features, frames)
     prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
     given = torch.cat([torch.tensor([prompt] * len(LENGTHS)), known.TEXT], 1)
-    logits = model.logits(encoded, steps, given).log_softmax(-1)
+    logits = model.logits(encoded, steps, given)
+    for name, values in (("encoded", encoded), ("logits", logits)):
+        found = values[known.CHOSEN[name]]
+        wanted = torch.tensor(theirs[name]).view(found.shape)
+        if name == "logits":
+            found, wanted = from_the_mean(found), from_the_mean(wanted)
+        torch.testing.assert_close(found, wanted, **CLOSE, msg=name)
+    assert frames.tolist() == theirs["frames"]
+    assert steps.tolist() == theirs["steps"]
+    assert prompt == theirs["prompt"]
     tokens = aed_greedy(model, encoded, steps, prompt=prompt).tokens()
-    return {
-        "features": features, "frames": frames, "encoded": encoded, "steps": steps, "prompt": prompt, "logits": logits,
-        "tokens": tokens,
-    }  # fmt: skip
+    assert tokens == theirs["tokens"]
+    if "text" in theirs:
+        text, wanted = theirs["text"]
+        assert checkpoint.tokenizer.decode(text) == wanted.strip()
 
 
 @pytest.mark.parametrize("peer, case", CASES)
-def test_each_stage_is_the_peers(peers, peer, case):
-    _, theirs, ours = peers(peer, case)
-    assert ours["frames"].tolist() == theirs["frames"].tolist()
-    assert ours["steps"].tolist() == theirs["steps"].tolist()
-    assert 1 in ours["steps"]
-    for stage, lengths in (("features", ours["frames"]), ("encoded", ours["steps"])):
-        for row, wanted, n in zip(
-            ours[stage], theirs[stage], lengths.tolist(), strict=True
-        ):
-            torch.testing.assert_close(row[:n], wanted[:n], **CLOSE)
-    assert ours["prompt"] == theirs["prompt"]
-    torch.testing.assert_close(
-        ours["logits"], theirs["logits"].log_softmax(-1), **CLOSE
-    )
-    assert ours["tokens"] == theirs["tokens"]
-    assert sum(map(len, ours["tokens"])) > 5
-
-
-@pytest.mark.parametrize("case", known.attention_cases())
-def test_the_text_of_tokens_is_nemos(peers, case):
-    checkpoint, theirs, _ = peers("nemo", case)
-    assert (
-        checkpoint.tokenizer.decode(theirs["tokens_of_text"])
-        == theirs["text"].strip()
-        != ""
+def test_the_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
+    write = {"nemo": lambda path: archive(path, name=case), "transformers": folder}
+    theirs = golden(f"{peer}_attention")[case]
+    expect_the_numbers(
+        write[peer](tmp_path / "a.nemo"), theirs, known.ASKED[case.removesuffix("-bpe")]
     )
 
 
-def test_transformers_has_its_sines_first_and_nemo_has_them_interleaved(peers):
-    """The trap: with the table of the other the logits are others, and nothing says so."""
-    for peer in ("nemo", "transformers"):
-        checkpoint, theirs, _ = peers(peer, "canary2")
-        model = checkpoint.model
-        interleaved = sines(model.most, model.config.width, torch.zeros(()))
-        first = torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1)
-        right, wrong = (interleaved, first) if peer == "nemo" else (first, interleaved)
-        torch.testing.assert_close(model.positions, right, **CLOSE)
-        before = model.positions.clone()
-        model.positions.copy_(wrong)
-        logits = computed(checkpoint, known.ASKED["canary2"])["logits"]
-        model.positions.copy_(before)
-        assert (logits - theirs["logits"].log_softmax(-1)).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("case", known.attention_goldens())
+@pytest.mark.live
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])
-def test_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
-    theirs = golden(peer)[case]
-    made = archive(tmp_path / "a.nemo") if peer == "nemo" else folder(tmp_path / "a")
-    ours = computed(load_checkpoint(made), known.ASKED[case])
-    for stage in STAGES:
-        values = ours[stage]
-        if stage == "logits":
-            values = values[known.CHOSEN[stage]] - values[known.CHOSEN[stage]].mean(
-                -1, keepdim=True
-            )
-            wanted = torch.tensor(theirs[stage]).view(values.shape)
-            wanted = wanted - wanted.mean(
-                -1, keepdim=True
-            )  # transformers' are no log-probabilities
-        else:
-            values = values[known.CHOSEN[stage]]
-            wanted = torch.tensor(theirs[stage]).view(values.shape)
-        torch.testing.assert_close(values, wanted, **CLOSE)
-    assert ours["frames"].tolist() == theirs["frames"]
-    assert ours["steps"].tolist() == theirs["steps"]
-    assert ours["prompt"] == theirs["prompt"]
-    assert ours["tokens"] == theirs["tokens"]
-    assert any(len(set(row)) > 4 for row in ours["tokens"])
-
-
-@pytest.mark.parametrize("peer", ["nemo", "transformers"])
-def test_a_peer_still_says_what_is_committed(peers, peer):
-    said = json.loads((peers.folder_of(peer) / f"{peer}_attention.json").read_text())
-    expect_the_same(said, golden(peer), known.CHOSEN, CLOSE)
+def test_a_peer_still_says_what_is_committed_and_its_own_folder_is_read(tmp_path, peer):
+    filled_by_peers(tmp_path, "parity_attention_worker.py", peer)
+    said = json.loads((tmp_path / f"{peer}_attention.json").read_text())
+    expect_committed(said, golden(f"{peer}_attention"))
+    if peer == "transformers":
+        theirs = said["canary2"]
+        expect_the_numbers(tmp_path / "canary2", theirs, known.ASKED["canary2"])

@@ -31,9 +31,8 @@ def test_a_preset_has_as_many_parameters_as_the_published_model(name):
 
 
 def test_the_multilingual_model_is_the_preset_with_its_vocabulary():
-    assert (
-        parameters(presets.parakeet_tdt_0_6b(vocab_size=8192)) == 627_008_134
-    )  # parakeet-tdt-0.6b-v3
+    multilingual = presets.parakeet_tdt_0_6b(vocab_size=8192)  # parakeet-tdt-0.6b-v3
+    assert parameters(multilingual) == 627_008_134
 
 
 def test_the_mlperf_model_has_the_rounds_parameters_and_a_row_for_blank():
@@ -45,7 +44,7 @@ def test_the_mlperf_model_has_the_rounds_parameters_and_a_row_for_blank():
     assert parameters(config) == of_the_round + row_of_blank == 49_006_592
 
 
-# Model cards give 883M and 182M for the flash models and 1B for the first; see the formula below.
+# Model cards give 883M and 182M for the flash models and 1B for the first.
 CANARY = {
     "canary_1b": 1_016_677_408,
     "canary_1b_flash": 883_554_432,
@@ -54,54 +53,12 @@ CANARY = {
 
 
 @pytest.mark.parametrize("name", CANARY)
-def test_a_canary_has_as_many_parameters_as_its_formula_and_its_card_say(name):
+def test_a_canary_has_as_many_parameters_as_its_card_says(name):
     config = presets.PRESETS[name]()
     assert parameters(config) == CANARY[name]
-    D, L, V = config.width, config.layers, config.vocab_size
-    with torch.device("meta"):
-        model = make_model(config)
-    encoder = sum(weight.numel() for weight in model.encoder.parameters())
-    projection = 0 if config.encoder.width == D else config.encoder.width * D + D
-    of_the_decoder = L * (16 * D**2 + 19 * D) + V * D + V + 4 * D
-    assert parameters(config) == encoder + projection + of_the_decoder
-    assert (config.encoder.bins, config.encoder.scale_input, config.heads) == (
-        128,
-        False,
-        8,
-    )
-    assert V % 8 == 0
-
-
-# transformers 5.23 counts so many that train (tests/models/whisper_worker.py); ours have a bias for keys besides.
-WHISPER = {
-    "whisper_tiny": 37_184_640,
-    "whisper_base": 71_825_920,
-    "whisper_small": 240_582_912,
-    "whisper_large_v3": 1_541_570_560,
-    "whisper_large_v3_turbo": 806_958_080,
-}
-
-
-@pytest.mark.parametrize("name", WHISPER)
-def test_a_whisper_has_the_published_parameters_and_biases_of_keys(name):
-    config = presets.PRESETS[name]()
-    of_keys = (config.encoder.layers + 2 * config.layers) * config.width
-    assert parameters(config) == WHISPER[name] + of_keys
-    assert config.encoder.bins == (128 if "v3" in name else 80)
-    assert config.heads == config.encoder.heads == config.width // 64
-
-
-def test_every_preset_but_the_tiny_one_is_published():
-    others = {
-        "mlperf_rnnt",
-        "jasper_10x5dr",
-        "mini_jasper",
-        "tiny",
-        "tiny_aed",
-        *CANARY,
-        *WHISPER,
-    }
-    assert presets.PRESETS.keys() - COUNTS.keys() == others
+    assert (config.encoder.bins, config.encoder.scale_input) == (128, False)
+    assert config.heads == 8
+    assert config.vocab_size % 8 == 0
 
 
 # What counts cannot tell: facts of the published checkpoints, as their readers state them.
@@ -120,12 +77,7 @@ def test_a_preset_says_what_its_checkpoint_says(name):
     assert encoder.scale_input == (name in SCALED)
     assert encoder.bins == (128 if name == "parakeet_tdt_0_6b" else 80)
     assert encoder.bias == (name != "parakeet_tdt_0_6b")
-    assert (encoder.heads, encoder.kernel, encoder.subsampling, encoder.context) == (
-        8,
-        9,
-        8,
-        (-1, -1),
-    )
-    assert getattr(config, "durations", ()) == (
-        (0, 1, 2, 3, 4) if "tdt" in name else ()
-    )
+    sizes = (encoder.heads, encoder.kernel, encoder.subsampling, encoder.context)
+    assert sizes == (8, 9, 8, (-1, -1))
+    durations = (0, 1, 2, 3, 4) if "tdt" in name else ()
+    assert getattr(config, "durations", ()) == durations

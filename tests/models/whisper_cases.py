@@ -14,13 +14,31 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from parity_cases import draws, seeded, speech  # noqa: F401 - for who imports this
+from parity_cases import seeded, speech  # noqa: F401 - for who imports this
 
 Case = dict[str, Any]
 CASES: dict[str, Case] = {
-    "whisper": {"bins": 80, "encoder": 2, "decoder": 2, "width": 32, "heads": 4, "multilingual": True, "first": [246], "never": [281, 49, 97]},
-    "whisper-en": {"bins": 128, "encoder": 1, "decoder": 3, "width": 24, "heads": 2, "multilingual": False, "first": [200], "never": [152, 271]},
-}  # fmt: skip
+    "whisper": {
+        "bins": 80,
+        "encoder": 2,
+        "decoder": 2,
+        "width": 32,
+        "heads": 4,
+        "multilingual": True,
+        "first": [246],
+        "never": [281, 49, 97],
+    },
+    "whisper-en": {
+        "bins": 128,
+        "encoder": 1,
+        "decoder": 3,
+        "width": 24,
+        "heads": 2,
+        "multilingual": False,
+        "first": [200],
+        "never": [152, 271],
+    },
+}
 CHUNK_S = 2  # the published models have 30
 MOST = 48  # tokens
 # In samples; the last one fills the chunk, the third is shorter than a window.
@@ -39,9 +57,11 @@ PROMPTS = ("startoftranscript", "en", "de", "translate", "transcribe", "notimest
 JUDGED = ((-10.0, 0.6), (-1.95, 0.6), (-1.95, 1.36e-5), (0.0, 1.36e-5))
 # Which numbers of a stage are committed: (utterance, frames, rest).
 PLACES = {
-    "features": (0, slice(3, 200, 24), slice(None, None, 8)), "published": (1, slice(0, 3000, 171), slice(None, None, 8)),
-    "encoded": (1, slice(0, 100, 9), slice(None, None, 3)), "logits": (2, slice(None), slice(0, None, 17)),
-}  # fmt: skip
+    "features": (0, slice(3, 200, 24), slice(None, None, 8)),
+    "published": (1, slice(0, 3000, 171), slice(None, None, 8)),
+    "encoded": (1, slice(0, 100, 9), slice(None, None, 3)),
+    "logits": (2, slice(None), slice(0, None, 17)),
+}
 
 
 def picked(stage: str, values: Tensor) -> Tensor:
@@ -60,9 +80,31 @@ def byte_letters() -> list[str]:
 
 
 MERGES = [
-    "t h", "th e", "Ġ the", "i n", "Ġ a", "Ġ s", "e r", "o n", "Ġ t", "a n", "Ġa n", "Ġan d", "in g", "e n", "o u", "Ġs e",
-    "r e", "Ġ w", "Ġ o", "Ġo f", "Ã ©", "Ġ c", "a t", "ou t",
-]  # fmt: skip
+    "t h",
+    "th e",
+    "Ġ the",
+    "i n",
+    "Ġ a",
+    "Ġ s",
+    "e r",
+    "o n",
+    "Ġ t",
+    "a n",
+    "Ġa n",
+    "Ġan d",
+    "in g",
+    "e n",
+    "o u",
+    "Ġs e",
+    "r e",
+    "Ġ w",
+    "Ġ o",
+    "Ġo f",
+    "Ã ©",
+    "Ġ c",
+    "a t",
+    "ou t",
+]
 
 
 def base() -> dict[str, int]:
@@ -73,18 +115,8 @@ def base() -> dict[str, int]:
 
 def specials() -> dict[str, int]:
     """Ids of the others: those of Whisper, with two languages and two seconds."""
-    names = [
-        "endoftext",
-        "startoftranscript",
-        "en",
-        "de",
-        "translate",
-        "transcribe",
-        "startoflm",
-        "startofprev",
-        "nospeech",
-    ]
-    names += ["notimestamps", *(f"{0.02 * n:.2f}" for n in range(50 * CHUNK_S + 1))]
+    words = "endoftext startoftranscript en de translate transcribe startoflm startofprev nospeech notimestamps"
+    names = [*words.split(), *(f"{0.02 * n:.2f}" for n in range(50 * CHUNK_S + 1))]
     return {f"<|{name}|>": len(base()) + number for number, name in enumerate(names)}
 
 
@@ -95,12 +127,7 @@ def vocab_size() -> int:
 
 def tokenizer_json() -> dict[str, Any]:
     """tokenizer.json of this vocabulary."""
-    marks = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-    }
+    marks = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
         {"id": token, "content": text, **marks, "special": True}
         for text, token in specials().items()
@@ -112,13 +139,27 @@ def tokenizer_json() -> dict[str, Any]:
         "use_regex": True,
     }
     model = {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
-        "fuse_unk": False, "byte_fallback": False, "vocab": base(), "merges": MERGES,
-    }  # fmt: skip
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "vocab": base(),
+        "merges": MERGES,
+    }
     return {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": added, "pre_tokenizer": level, "decoder": level, "model": model,
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "post_processor": None,
+        "added_tokens": added,
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": model,
+    }
 
 
 def config_json(case: Case) -> dict[str, Any]:
@@ -126,14 +167,32 @@ def config_json(case: Case) -> dict[str, Any]:
     end, start = len(base()), len(base()) + 1
     D = case["width"]
     return {
-        "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "vocab_size": vocab_size(),
-        "num_mel_bins": case["bins"], "d_model": D, "encoder_layers": case["encoder"], "decoder_layers": case["decoder"],
-        "encoder_attention_heads": case["heads"], "decoder_attention_heads": case["heads"], "encoder_ffn_dim": 4 * D,
-        "decoder_ffn_dim": 2 * D, "max_source_positions": 50 * CHUNK_S, "max_target_positions": MOST,
-        "decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end,
-        "activation_function": "gelu", "dropout": 0.0, "scale_embedding": False, "is_encoder_decoder": True,
-        "begin_suppress_tokens": None, "suppress_tokens": None, "dtype": "float32", "encoder_layerdrop": 0.0,
-    }  # fmt: skip
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "vocab_size": vocab_size(),
+        "num_mel_bins": case["bins"],
+        "d_model": D,
+        "encoder_layers": case["encoder"],
+        "decoder_layers": case["decoder"],
+        "encoder_attention_heads": case["heads"],
+        "decoder_attention_heads": case["heads"],
+        "encoder_ffn_dim": 4 * D,
+        "decoder_ffn_dim": 2 * D,
+        "max_source_positions": 50 * CHUNK_S,
+        "max_target_positions": MOST,
+        "decoder_start_token_id": start,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "activation_function": "gelu",
+        "dropout": 0.0,
+        "scale_embedding": False,
+        "is_encoder_decoder": True,
+        "begin_suppress_tokens": None,
+        "suppress_tokens": None,
+        "dtype": "float32",
+        "encoder_layerdrop": 0.0,
+    }
 
 
 def generation_json(case: Case) -> dict[str, Any]:
@@ -141,27 +200,40 @@ def generation_json(case: Case) -> dict[str, Any]:
     ids = specials()
     end = ids["<|endoftext|>"]
     values = {
-        "decoder_start_token_id": end + 1, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "max_length": MOST,
-        "begin_suppress_tokens": [base()["Ġ"], end, *case["first"]], "suppress_tokens": case["never"], "max_initial_timestamp_index": 5,
-        "no_timestamps_token_id": ids["<|notimestamps|>"], "is_multilingual": case["multilingual"],
-    }  # fmt: skip
+        "decoder_start_token_id": end + 1,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "max_length": MOST,
+        "begin_suppress_tokens": [base()["Ġ"], end, *case["first"]],
+        "suppress_tokens": case["never"],
+        "max_initial_timestamp_index": 5,
+        "no_timestamps_token_id": ids["<|notimestamps|>"],
+        "is_multilingual": case["multilingual"],
+    }
     if case["multilingual"]:
-        values["lang_to_id"] = {
-            f"<|{code}|>": ids[f"<|{code}|>"] for code in ("en", "de")
-        }
-        values["task_to_id"] = {
-            task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")
-        }
+        values["lang_to_id"] = {name: ids[name] for name in ("<|en|>", "<|de|>")}
+        tasks = ("transcribe", "translate")
+        values["task_to_id"] = {task: ids[f"<|{task}|>"] for task in tasks}
     return values
 
 
 def extractor_json(bins: int, chunk_s: int = CHUNK_S) -> dict[str, Any]:
     """preprocessor_config.json."""
     return {
-        "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "sampling_rate": 16000, "hop_length": 160,
-        "chunk_length": chunk_s, "n_fft": 400, "n_samples": 16000 * chunk_s, "nb_max_frames": 100 * chunk_s,
-        "padding_value": 0.0, "padding_side": "right", "return_attention_mask": False, "dither": 0.0,
-    }  # fmt: skip
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": bins,
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "chunk_length": chunk_s,
+        "n_fft": 400,
+        "n_samples": 16000 * chunk_s,
+        "nb_max_frames": 100 * chunk_s,
+        "padding_value": 0.0,
+        "padding_side": "right",
+        "return_attention_mask": False,
+        "dither": 0.0,
+    }
 
 
 def sinusoids(length: int, channels: int) -> Tensor:
@@ -198,14 +270,11 @@ def write_folder(path: Path, case: Case, weights: dict[str, Tensor]) -> None:
 
     path.mkdir()
     parts = {
-        "config.json": config_json(case), "generation_config.json": generation_json(case),
-        "preprocessor_config.json": extractor_json(case["bins"]), "tokenizer.json": tokenizer_json(),
-    }  # fmt: skip
+        "config.json": config_json(case),
+        "generation_config.json": generation_json(case),
+        "preprocessor_config.json": extractor_json(case["bins"]),
+        "tokenizer.json": tokenizer_json(),
+    }
     for name, part in parts.items():
         (path / name).write_text(json.dumps(part, ensure_ascii=False), encoding="utf-8")
     save_file(weights, str(path / "model.safetensors"), metadata={"format": "pt"})
-
-
-def noise(B: int, T: int, bins: int) -> Tensor:
-    """Features (B, T, bins) that no sound has."""
-    return torch.from_numpy(draws("features", (B, T, bins))).float()

@@ -1,15 +1,14 @@
-"""transformers' own Whisper, small and of known weights, written as it is published, with what it computes.
+"""What transformers' own Whisper, small and of known weights, computes.
 
     .venv-peers/bin/python -P whisper_worker.py FOLDER
 
-writes for each case the folder `NAME` and `NAME.pt`: waveforms, features, encoded frames, logits, tokens, and those without any
-token suppressed; and `whisper.json`, which is committed in tests/golden.
+writes `whisper.json`, which is committed in tests/golden: parameters of the published models, and of each case tokens and some numbers
+of features, encoded frames and logits. The model is saved there too, in the folder `NAME` of each case.
 """
 
 import importlib.machinery
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
 
 from nemo_stubs import Stub  # noqa: E402
+from parity_worker import Answer, sampled, shapes_of, write  # noqa: E402
 from whisper_cases import (  # noqa: E402
     CASES,
     CHUNK_S,
@@ -32,31 +32,24 @@ from whisper_cases import (  # noqa: E402
     config_json,
     fill,
     generation_json,
-    picked,
     specials,
     speech,
     tokenizer_json,
-)  # fmt: skip
+)
 
 # Sizes of the published models: d_model, layers of encoder and decoder, heads, bins, tokens.
 PUBLISHED = {
-    "whisper_tiny": (384, 4, 4, 6, 80, 51_865), "whisper_base": (512, 6, 6, 8, 80, 51_865),
-    "whisper_small": (768, 12, 12, 12, 80, 51_865), "whisper_large_v3": (1280, 32, 32, 20, 128, 51_866),
+    "whisper_tiny": (384, 4, 4, 6, 80, 51_865),
+    "whisper_base": (512, 6, 6, 8, 80, 51_865),
+    "whisper_small": (768, 12, 12, 12, 80, 51_865),
+    "whisper_large_v3": (1280, 32, 32, 20, 128, 51_866),
     "whisper_large_v3_turbo": (1280, 32, 4, 20, 128, 51_866),
-}  # fmt: skip
-Answer = dict[str, Any]
+}
 
 
 def import_whisper() -> None:
     """Make Whisper's modules importable without the package `tokenizers`, which they name and do not use here."""
-    names = (
-        "models",
-        "normalizers",
-        "decoders",
-        "pre_tokenizers",
-        "processors",
-        "trainers",
-    )
+    names = "models normalizers decoders pre_tokenizers processors trainers".split()
     for name in ("tokenizers", *(f"tokenizers.{part}" for part in names)):
         stub = Stub(name)
         stub.__path__ = []
@@ -81,40 +74,31 @@ def features_of(extractor: Any) -> torch.Tensor:
     return inputs["input_features"].transpose(1, 2)
 
 
-def computed(case: Case, path: Path | None = None) -> Answer:
-    """What transformers' model computes for `case`; with `path` it saves itself there."""
-    model = transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(**config_json(case))
-    ).eval()
-    state = {
-        name: value
-        for name, value in model.state_dict().items()
-        if name != "proj_out.weight"
-    }
+def computed(case: Case, path: Path) -> Answer:
+    """What transformers' model computes for `case`; it saves itself at `path`."""
+    config = transformers.WhisperConfig(**config_json(case))
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    state = model.state_dict()
+    del state["proj_out.weight"]
     weights = fill(state)
     model.load_state_dict(weights, strict=False)
     assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
     model.generation_config = transformers.GenerationConfig(**generation_json(case))
     extractor = extractor_of(case["bins"], chunk_length=CHUNK_S)
-    if path:
-        model.save_pretrained(path)
-        extractor.save_pretrained(path)
-        (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    model.save_pretrained(path)
+    extractor.save_pretrained(path)
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     features = features_of(extractor)
     turned = features.transpose(1, 2)
-    waveforms, lengths = speech(LENGTHS)
-    shapes = {name: list(value.shape) for name, value in weights.items()}
-    answer = {
-        "waveforms": waveforms,
-        "lengths": lengths,
-        "features": features,
-        "shapes": shapes,
-    }
-    answer["encoded"] = model.model.encoder(turned).last_hidden_state
-    answer["logits"] = model(turned, decoder_input_ids=TOKENS).logits
     asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
-    answer["tokens"] = generated(model, turned, **asked)
-    answer["timed"] = generated(model, turned, return_timestamps=True, **asked)
+    answer = {
+        "shapes": shapes_of(weights),
+        "features": features,
+        "encoded": model.model.encoder(turned).last_hidden_state,
+        "logits": model(turned, decoder_input_ids=TOKENS).logits,
+        "tokens": generated(model, turned, **asked),
+        "timed": generated(model, turned, return_timestamps=True, **asked),
+    }
     if case["multilingual"]:
         answer["languages"] = model.detect_language(turned).tolist()
         answer["detected"] = generated(model, turned, task="transcribe")
@@ -131,15 +115,12 @@ def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int
     found = getattr(found, "sequences", found)
     ids = specials()
     prompts = {ids[f"<|{name}|>"] for name in PROMPTS}
+    end = ids["<|endoftext|>"]
     rows = []
     for row in found.tolist():
         while row[0] in prompts:
             row = row[1:]
-        rows.append(
-            row[: row.index(ids["<|endoftext|>"])]
-            if ids["<|endoftext|>"] in row
-            else row
-        )
+        rows.append(row[: row.index(end)] if end in row else row)
     return rows
 
 
@@ -159,55 +140,43 @@ def judged(
     thresholds = {"logprob_threshold": least, "no_speech_threshold": most}
     model.generate(features, num_beams=1, temperature=(0.0,), **thresholds, **asked)
     del model._need_fallback
-    return judgements[
-        : len(features)
-    ]  # it goes on behind the last time of a text that has one
+    # it goes on behind the last time of a text that has one
+    return judgements[: len(features)]
 
 
 def parameters(sizes: tuple[int, ...]) -> int:
     """Parameters of a published model that training may change, of a model without memory."""
     D, encoder, decoder, heads, bins, V = sizes
     config = transformers.WhisperConfig(
-        d_model=D, encoder_layers=encoder, decoder_layers=decoder, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=4 * D, decoder_ffn_dim=4 * D, num_mel_bins=bins, vocab_size=V,
+        d_model=D,
+        encoder_layers=encoder,
+        decoder_layers=decoder,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * D,
+        decoder_ffn_dim=4 * D,
+        num_mel_bins=bins,
+        vocab_size=V,
         pad_token_id=50_257,
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         model = transformers.WhisperForConditionalGeneration(config)
     return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
-def sampled(answer: Answer) -> dict[str, Any]:
-    """What is committed of an answer: shapes, tokens, and some numbers of each stage."""
-    kept = {
-        name: answer[name]
-        for name in ("shapes", "tokens", "timed", "languages", "detected", "judged")
-        if name in answer
-    }
-    for name in PLACES:
-        if name in answer:
-            kept[name] = [round(x, 6) for x in picked(name, answer[name]).tolist()]
-    return kept
-
-
 @torch.no_grad()
 def main(folder: Path) -> None:
-    """Write the files of all cases and what transformers computes of them to `folder`."""
+    """Write to `folder` what transformers computes."""
     torch.set_num_threads(1)
     import_whisper()
-    lines = [f'"peer": "transformers {version("transformers")}"']
-    lines.append(
-        f'"parameters": {json.dumps({name: parameters(of) for name, of in PUBLISHED.items()})}'
-    )
+    counts = {name: parameters(sizes) for name, sizes in PUBLISHED.items()}
+    answers: dict[str, Any] = {"parameters": counts}
     for bins in (80, 128):
-        published = {"published": features_of(extractor_of(bins))}
-        torch.save(published, folder / f"features-{bins}.pt")
-        lines.append(f'"features-{bins}": {json.dumps(sampled(published))}')
+        features = features_of(extractor_of(bins))
+        answers[f"features-{bins}"] = sampled({"published": features}, PLACES)
     for name, case in CASES.items():
-        answer = computed(case, folder / name)
-        torch.save(answer, folder / f"{name}.pt")
-        lines.append(f"{json.dumps(name)}: {json.dumps(sampled(answer))}")
-    (folder / "whisper.json").write_text("{" + ",\n".join(lines) + "}\n")
+        answers[name] = sampled(computed(case, folder / name), PLACES)
+    write(folder / "whisper.json", "transformers", answers)
 
 
 if __name__ == "__main__":
