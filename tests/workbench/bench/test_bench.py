@@ -232,13 +232,6 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_n
         run(out=tmp_path / "out.jsonl")
 
 
-def test_an_unknown_suite_is_one_line():
-    known = ", ".join(map(repr, bench.SUITES))
-    with pytest.raises(ValueError) as error:
-        bench.run("speed")
-    assert str(error.value) == f"suite: expected one of {known}, got 'speed'."
-
-
 def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_calls():
     shared = {"what": "x", "impl": "y"}
     spread = {"case": "9 words", "low": 0.2, "high": 0.3}

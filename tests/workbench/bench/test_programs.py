@@ -69,17 +69,14 @@ def test_files_and_a_cold_command_are_measured_beside_peers_of_the_same_weights(
     models = {programs.FIRST: model, **task.models(str(PYTHON), THEIRS)}
     pythons = {programs.FIRST: sys.executable, **dict.fromkeys(THEIRS, str(PYTHON))}
     assert {*models} == {*pythons}
-    files = [one.record() for one in programs.files(task, pythons, models)]
-    by = {(one["impl"], one["metric"]): one for one in files}
+    by = {(one.impl, one.metric): one for one in programs.files(task, pythons, models)}
     for name in pythons:
         time, speed = by[name, "latency"], by[name, "rtfx"]
-        assert speed["value"] == pytest.approx(5e3 / time["value"])
-        assert by[name, "peak_memory"]["value"] > 2**25
-        assert time["params"]["characters"] > 10
-        if name in THEIRS:
-            assert time["params"]["peer"].startswith(PROGRAMS[name][0])
-    same = by["onnxruntime_ctc_float32", "latency"]["params"]["same_texts"]
+        assert speed.value == pytest.approx(5e3 / time.value)
+        assert by[name, "peak_memory"].value > 2**25
+        assert time.params["characters"] > 10
+        assert time.params["peer"].startswith(PROGRAMS[name][0])
+    same = by["onnxruntime_ctc_float32", "latency"].params["same_texts"]
     assert same == len(sounds)
-    cold = [one.record() for one in programs.cold(task, pythons, models)]
-    assert {one["what"] for one in cold} == {"cold-ctc"}
-    assert {one["impl"] for one in cold if one["metric"] == "latency"} == {*pythons}
+    cold = [*programs.cold(task, pythons, models)]
+    assert {one.impl for one in cold if one.metric == "latency"} == {*pythons}
