@@ -115,7 +115,7 @@ def small(**arms):
     return bench.Case(
         what="small",
         arms=arms,
-        params={"shape": [3], "dtype": "float32", "floor_B": 24},
+        params={"shape": [3], "dtype": "float32", "audio_s": 6.0},
         ratios=[("plain", "fast"), ("slow", "fast")],
     )
 
@@ -146,15 +146,14 @@ def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
     by = {
         (one["impl"], one["metric"]): one for one in found if one["metric"] != "ratio"
     }
-    metrics = ("latency", "cpu_time", "peak_memory")
+    metrics = ("latency", "rtfx", "cpu_time", "peak_memory")
     assert {*by} == {*product(["plain", "slow", "fast"], metrics)}
     for one in found:
         assert {"threads", "device", "shape", "quick"} <= {*one["params"]}
+    plain = by["plain", "latency"]["value"]
+    assert by["plain", "rtfx"]["value"] == pytest.approx(6e3 / plain)
     ratios = [one for one in found if one["metric"] == "ratio"]
-    assert [one["params"]["arms"] for one in ratios] == [
-        ["plain", "fast"],
-        ["slow", "fast"],
-    ]
+    assert [one["params"]["arms"][0] for one in ratios] == ["plain", "slow"]
     for one in ratios:
         slow, fast = (by[name, "latency"]["samples"] for name in one["params"]["arms"])
         parts = [a / b for a, b in zip(slow, fast, strict=True)]
@@ -239,6 +238,8 @@ def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_call
     found = [
         shared | {"metric": "wer", "unit": "fraction", "value": 0.25, "params": spread},
         shared | {"metric": "latency", "unit": "ms", "value": 2.0, "params": work},
+        shared
+        | {"metric": "ratio", "unit": "1", "value": 5.0, "params": {"arms": "zy"}},
     ]
     found[1]["stats"] = {"p25": 1.0, "p75": 3.0}
     case, head, line, *_, last = (
@@ -248,6 +249,7 @@ def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_call
     assert line[head.index("wer") :] == "25.00 % [20.00 %, 30.00 %]"
     assert "2,000 GFLOP/s (25 %), 3 GB/s" in last
     assert "7 joint, 2 waits" in last
+    assert "z 5" in last
 
 
 @pytest.fixture(scope="module")

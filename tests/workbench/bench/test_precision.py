@@ -198,9 +198,11 @@ def test_errors_and_texts_that_a_precision_changes_are_counted():
     plain = ["one two", "three", "for"]
     other = ["one too", "three", "four"]
     more, texts = precision.changes("int8", said, plain, other, {})
-    assert (more.metric, more.value) == ("more_word_errors", 0.0)
+    assert more.metric == "more_word_errors"
+    assert more.value == 0.0
     assert more.params["low"] <= 0 <= more.params["high"]
-    assert (texts.metric, texts.value) == ("other_texts", pytest.approx(2 / 3))
+    assert texts.metric == "other_texts"
+    assert texts.value == pytest.approx(2 / 3)
     (worse, _) = precision.changes("int8", said, said, other, {})
     assert worse.value == 0.25
 

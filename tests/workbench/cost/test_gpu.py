@@ -9,14 +9,13 @@ from asrkit.workbench.cost import LatencyCell, two_numbers
 
 
 def cells(floor_ms, TFLOP_per_s, noise=0.0):
-    works = np.geomspace(1e10, 1e13, 15)
-    ms = np.maximum(floor_ms, works / TFLOP_per_s / 1e9)
-    ms *= np.exp(noise * np.random.default_rng(0).normal(size=15))
     same = {"batch": 1, "seconds": 1.0, "precision": "FP16"}
-    return [
-        LatencyCell(FLOP=a, latency_ms=b, **same)
-        for a, b in zip(works, ms, strict=True)
-    ]
+    draw = np.random.default_rng(0)
+    made = []
+    for FLOP in np.geomspace(1e10, 1e13, 15):
+        ms = max(floor_ms, FLOP / TFLOP_per_s / 1e9) * np.exp(noise * draw.normal())
+        made.append(LatencyCell(FLOP=FLOP, latency_ms=ms, **same))
+    return made
 
 
 def test_two_numbers_are_found_again():

@@ -1,6 +1,7 @@
 """Casts of modules for which arithmetic says how many there are, where, and of how many bytes."""
 
 import inspect
+import re
 from collections import Counter
 
 import pytest
@@ -79,8 +80,11 @@ def test_autocast_casts_weight_bias_and_input_of_a_linear_layer(linear, x, name)
     where = count(profile, "module", "site", "source", "target")
     assert where == {("Linear", site, "float32", name): 3}
     (product,) = (op for op in profile.ops if op.kind != "cast")
-    assert (product.kind, product.name) == ("matrix product", "addmm")
-    assert (product.source, product.target, product.operand) == (name, name, "")
+    assert product.kind == "matrix product"
+    assert product.name == "addmm"
+    assert product.source == name
+    assert product.target == name
+    assert product.operand == ""
     assert product.bytes == 2 * (O + B * I + O * I + B * O)
 
 
@@ -210,7 +214,8 @@ def test_tables_add_up_and_begin_with_what_takes_longest():
     ]
     casts = profile.table("kind", "name", kind="cast")
     assert [row["name"] for row in casts] == ["c", "a"]
-    assert (profile.op_ms, profile.share("attention")) == (8.0, 0.0)
+    assert profile.op_ms == 8.0
+    assert profile.share("attention") == 0.0
     with pytest.raises(ValueError, match="^kind: expected one of 'cast', .*, got 'no'"):
         profile.share("no")
 
@@ -245,19 +250,16 @@ class Fickle(nn.Module):
         return x
 
 
-REFUSED = {
-    "mode: expected one of 'float32', 'autocast', 'half', got 'amp'.": {"mode": "amp"},
-    "module: expected float32 weights, got {torch.bfloat16}. Modes start from module.float().": {"module": nn.Linear(8, 8).bfloat16()},
-    "module: expected the same ops in every call, got [2, 3]. Try module.eval().": {"module": Fickle(), "repeats": 2, "warmup": 0},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_profiled_is_refused(linear, x, message):
-    given = {"module": linear, "inputs": (x,), "mode": "float32"} | REFUSED[message]
-    with pytest.raises(ValueError) as error:
-        cast_profile(**given)
-    assert str(error.value) == message
+def test_what_cannot_be_profiled_is_refused(linear, x):
+    for module, message in [
+        (linear.bfloat16(), "expected float32 weights, got {torch.bfloat16}. Modes"),
+        (
+            Fickle(),
+            "expected the same ops in every call, got [2, 3]. Try module.eval()",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(f"module: {message}")):
+            cast_profile(module, (x,), "float32", repeats=2, warmup=0)
 
 
 @pytest.mark.gpu

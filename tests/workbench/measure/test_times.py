@@ -18,7 +18,8 @@ def test_every_repeat_calls_all_arms_and_each_goes_first_in_turn():
     assert "".join(calls) == "bcacababcbcacababc"
     assert [*found] == ["a", "b", "c"]
     for one in found.values():
-        assert (len(one.samples_ms), one.warmup) == (4, 2)
+        assert len(one.samples_ms) == 4
+        assert one.warmup == 2
         assert one.timer == "time.perf_counter_ns"
 
 
@@ -55,7 +56,8 @@ def test_slow_arms_get_few_repeats():
     }
     found = measure(timed_elsewhere, repeats=20, warmup=0, enough_s=10, most_s=60)
     assert [len(one.samples_ms) for one in found.values()] == [20, 3, 2, 1]
-    assert (found["slow"].samples_ms, found["slow"].cpu_ms) == ((31e3, 31e3), None)
+    assert found["slow"].samples_ms == (31e3, 31e3)
+    assert found["slow"].cpu_ms is None
     assert len(ratio(found, "slow", "fast")) == 2
 
 
