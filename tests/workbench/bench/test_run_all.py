@@ -171,7 +171,15 @@ def test_the_gpu_tests_of_run_all_are_there_on_a_machine_with_torch_and_pytest_a
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prctl")
 def test_a_suite_ends_with_the_run_that_started_it_even_by_signal_9(tmp_path):
     script, out = tmp_path / "suite.py", tmp_path / "out"
-    script.write_text(SUITE.replace("sleeping.pid", "os.getpid()"))
+    script.write_text(f"""
+import os, time
+from pathlib import Path
+
+new = Path({str(out)!r}) / "new"
+new.write_text(str(os.getpid()))
+new.rename(new.with_name("pid"))
+time.sleep(3600)
+""")
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from asrkit.workbench import bench\nfrom asrkit.workbench.bench import run_all\n"
