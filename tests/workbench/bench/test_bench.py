@@ -1,5 +1,6 @@
-"""The suites at their smallest: all run, all arms agree, records are whole, and a wrong arm leaves no record."""
+"""The runner: arms that disagree leave no record, one failure ends nothing else, records are whole; and the arms of three suites."""
 
+import os
 from dataclasses import replace
 from itertools import product
 
@@ -7,7 +8,6 @@ import pytest
 import torch
 
 from asrkit.decoders import ctc_greedy
-from asrkit.features import normalize, normalize_sequential
 from asrkit.losses import rnnt_loss
 from asrkit.workbench import bench, machine, records
 from asrkit.workbench.bench.file_recognizer import FileRecognizer
@@ -44,238 +44,70 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("suite", PAIRS)
-def test_a_quick_suite_measures_every_arm_and_pairs_what_it_compares(suite, tmp_path):
-    state, lines = torch.get_rng_state(), []
-    out = tmp_path / "records.jsonl"
-    found = bench.run(suite, out=out, quick=True, say=lines.append)
+@pytest.fixture(scope="module")
+def cases():
+    """The quick cases of suites."""
+    state = torch.get_rng_state()
+    made = {suite: [*bench.SUITES[suite].cases("cpu", True)] for suite in PAIRS}
     assert torch.equal(torch.get_rng_state(), state)
-    assert records.read(out) == found
-    by_case = {}
-    for record in found:
-        assert {"threads", "device", "shape"} <= {*record["params"]}
-        assert record["params"]["dtype"] == (
-            "bfloat16" if record["impl"].endswith("bfloat16") else "float32"
-        )
-        assert record["impl"].startswith("draft_") or any(
-            key.startswith("floor_") for key in record["params"]
-        )
-        by_case.setdefault((record["what"], str(record["params"]["shape"])), []).append(
-            record
-        )
-    assert len(lines) == len(by_case)
-    assert {what for what, _ in by_case} == {*PAIRS[suite]}
-    for (what, _), case in by_case.items():
-        arms = {one["impl"]: one for one in case if one["metric"] == "latency"}
-        assert {one["impl"] for one in case if one["metric"] == "cpu_time"} == {*arms}
-        if suite == "losses":
-            assert {
-                one["impl"]
-                for one in case
-                if one["metric"] == "peak_memory" and one["value"] > 0
-            } == {*arms}
-        ratios = [one for one in case if one["metric"] == "ratio"]
-        alone = {("one_by_one", "windowed_looping")} if "one_by_one" in arms else set()
-        assert {tuple(one["params"]["arms"]) for one in ratios} == {
-            *PAIRS[suite][what]
-        } | alone
-        for one in ratios:
-            slow, fast = (arms[name]["samples"] for name in one["params"]["arms"])
-            assert one["samples"] == pytest.approx(
-                [a / b for a, b in zip(slow, fast, strict=True)]
-            )
-            assert one["stats"]["n"] >= 3
+    return made
+
+
+@pytest.mark.parametrize("suite", PAIRS)
+def test_the_arms_of_a_suite_agree_have_their_least_work_and_are_paired(cases, suite):
+    assert {case.what for case in cases[suite]} == {*PAIRS[suite]}
+    for case in cases[suite]:
+        wanted = {*PAIRS[suite][case.what]}
+        if "one_by_one" in case.arms:
+            wanted.add(("one_by_one", "windowed_looping"))
+        assert {*case.pairs()} == wanted
+        assert case.memory == (suite == "losses")
+        for name in case.arms:
+            params = {
+                "dtype": "float32",
+                **case.params,
+                **case.arm_params.get(name, {}),
+            }
+            half = name.endswith("bfloat16")
+            assert params["dtype"] == ("bfloat16" if half else "float32")
+            assert name.startswith("draft_") or {"floor_FLOP", "floor_B"} & {*params}
+        bench.check(case)
 
 
 def test_a_rows_least_work_is_that_of_its_arm():
     case = losses.joint_case((2, 20, 6, 12, 16), "cpu")
     product = 2 * 2 * 20 * 6 * 12 * 16
-    assert (
-        case.params["floor_FLOP"] == 3 * product
-        and case.arm_params["lean"]["floor_FLOP"] == 4 * product
-    )
+    assert case.params["floor_FLOP"] == 3 * product
+    assert case.arm_params["lean"]["floor_FLOP"] == 4 * product
     given = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
     assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
 
 
-def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
-    one = torch.ones(4)
-    arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
-    case = bench.Case(
-        what="x", arms=arms, params={}, arm_params={"rounded": {"tolerance": 0.02}}
-    )
-    bench.check(case)
-    with pytest.raises(
-        AssertionError, match="rounded disagrees with exact.* of 2; 0.005"
-    ):
-        bench.check(replace(case, arm_params={}, tolerance=0.005))
-    with pytest.raises(AssertionError, match="exact disagrees with nan"):
-        bench.check(
-            replace(
-                case,
-                arms={"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)},
-            )
-        )
-
-
-def test_arms_that_disagree_are_not_measured(tmp_path, monkeypatch):
-    good = next(iter(bench.SUITES["decoders"].cases("cpu", True)))
-    found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
-    for field, wrong in (("labels", found.labels + 1), ("scores", found.scores + 1)):
-        bad = replace(
-            good,
-            arms={
-                "right": lambda: found,
-                "wrong": lambda f=field, w=wrong: replace(found, **{f: w}),
-            },
-        )
-        declared = bench.Suite(
-            name="bad", cases=lambda device, quick, bad=bad: iter([bad])
-        )
-        monkeypatch.setitem(bench.SUITES, "bad", declared)
-        with pytest.raises(
-            AssertionError, match="wrong disagrees with right, so it was not measured"
-        ):
-            bench.run("bad", out=tmp_path / "none.jsonl", quick=True)
-    assert not (tmp_path / "none.jsonl").exists()
-
-
-def test_one_arm_that_differs_or_raises_does_not_take_the_others_along_unless_it_is_the_first(
-    suite, tmp_path
-):
-    def fails():
-        raise RuntimeError("no such graph")
-
-    for wrong, said in (
-        (lambda: answer(2.0), "small: slow disagrees with plain"),
-        (fails, "^small: slow fails: no such graph$"),
-    ):
-        (tmp_path / "out.jsonl").unlink(missing_ok=True)
-        suite(small(slow=wrong), replace(small(), what="next"))
-        with pytest.raises(AssertionError, match=said):
-            bench.run("own", quick=True, out=tmp_path / "out.jsonl")
-        found = {
-            (one["what"], one["impl"]) for one in records.read(tmp_path / "out.jsonl")
-        }
-        assert found == {
-            *product(["small"], ["plain", "fast"]),
-            *product(["next"], ["plain", "slow", "fast"]),
-        }
-    suite(small(plain=fails))
-    with pytest.raises(AssertionError, match="^small 3: RuntimeError: no such graph$"):
-        bench.run("own", quick=True)
-
-
-def test_a_study_that_raises_or_a_case_that_could_not_be_made_does_not_end_the_suite(
-    suite, tmp_path
-):
-    def raises():
-        raise RuntimeError("no such kernel")
-
-    refused = bench.Case(what="y", refused="y: ValueError: y: too long")
-    suite(bench.Case(what="claims: x", measure=raises), refused, small())
-    with pytest.raises(
-        AssertionError,
-        match="^claims: x: RuntimeError: no such kernel y: ValueError: y: too long$",
-    ):
-        bench.run("own", quick=True, out=tmp_path / "out.jsonl")
-    assert {one["what"] for one in records.read(tmp_path / "out.jsonl")} == {"small"}
-
-
-@pytest.fixture
-def found(monkeypatch):
-    """Records of a case of two arms."""
-    mel = torch.randn(8, 200, 80, generator=torch.Generator().manual_seed(0))
-    lengths = torch.linspace(200, 100, 8).long()
-    case = bench.Case(
-        what="feature-norm-batched",
-        arms={
-            "sequential": lambda: (normalize_sequential(mel, lengths),),
-            "batched": lambda: (normalize(mel, lengths),),
-        },
-        params={"shape": [8, 200, 80], "floor_B": 2 * mel.nbytes},
-    )
-    suite = bench.Suite(name="own", cases=lambda device, quick: iter([case]))
-    monkeypatch.setitem(bench.SUITES, "own", suite)
-    return bench.run("own", quick=True)
-
-
-def test_the_table_of_a_case_has_a_line_an_arm_in_aligned_columns(found):
-    shown = [line.replace("\u00a0", " ") for line in bench.table(found, width=100)]
-    case, head, *lines = shown
-    assert case == "feature-norm-batched 8×200×80"
-    assert len(found) == 5 and len(lines) == 2
-    by = {(one["impl"], one["metric"]): f"{one['value']:.3g}" for one in found}
-    for line, name in zip(lines, ("sequential", "batched"), strict=True):
-        assert line.startswith(name) and "GB/s" in line
-        assert line[head.index("time  ") :].startswith(f"{by[name, 'latency']} ms")
-        assert line[head.index("CPU time") :].startswith(f"{by[name, 'cpu_time']} ms")
-    ratios = [line[head.index("times as fast as") :] for line in lines]
-    assert ratios == ["", f"sequential {by['batched', 'ratio']}"]
-
-
-def test_a_table_has_a_column_for_each_metric_and_shares_with_their_interval():
-    shared = {"what": "x", "impl": "y", "value": 0.25}
-    rate = {**shared, "metric": "wer", "unit": "fraction"}
-    rate["params"] = {"case": "9 words", "low": 0.2, "high": 0.3}
-    memory = {
-        **shared,
-        "metric": "peak_memory",
-        "unit": "B",
-        "params": {"case": "9 words"},
-    }
-    lines = bench.table([rate, {**memory, "value": 3 * 2**20}], width=80)
-    assert [line.replace("\u00a0", " ") for line in lines] == [
-        "x 9 words",
-        "   wer                         memory",
-        "y  25.00 % [20.00 %, 30.00 %]  3 MiB",
-    ]
-
-
-def test_the_least_work_is_shown_as_rates_and_shares_of_the_peaks():
-    record = {"what": "x", "impl": "y", "metric": "latency", "unit": "ms", "value": 2.0}
-    record["stats"] = {"p25": 1.0, "p75": 3.0}
-    record["params"] = {"floor_FLOP": 4e9, "peak_FLOP": 8e12, "floor_B": 6e6}
-    (*_, line) = bench.table([record])
-    assert line.replace("\u00a0", " ").endswith("2,000 GFLOP/s (25 %), 3 GB/s")
-
-
-def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path():
-    cases = bench.SUITES["decoders"].cases("cpu", True)
+def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path(cases):
     case = next(
-        one for one in cases if one.what == "tdt-greedy" and "one_by_one" in one.arms
+        one
+        for one in cases["decoders"]
+        if one.what == "tdt-greedy" and "one_by_one" in one.arms
     )
     counted, (_, _, D, V) = case.arm_params, case.params["shape"]
     # a call each: what the plan needs is what the definition does
     assert counted["one_by_one"]["join"] == case.params["path_joints"]
     assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
     assert counted["windowed_looping"]["join"] < counted["frame_looping"]["join"]
-    assert all(
-        one["syncs"] > 0 and one["launches"] > one["join"] for one in counted.values()
-    )
+    for one in counted.values():
+        assert one["syncs"] > 0
+        assert one["launches"] > one["join"]
     step = 2 * (8 * D * D + D * D)
     joints = case.params["path_joints"] * 2 * D * (V + 5)
     assert case.params["floor_FLOP"] == joints + case.params["labels"] * step
-    params = {**case.params, **counted["windowed_looping"], "device": "cpu"}
-    record = {"what": "x", "metric": "latency", "unit": "ms", "value": 2.0, "impl": "y"}
-    (*_, line) = bench.table(
-        [{**record, "params": params, "stats": {"p25": 1.0, "p75": 3.0}}]
-    )
-    calls = f"{params['join']} joint, {params['predict']} predictor, {params['launches']} launches"
-    assert calls in line
-
-
-def test_an_unknown_suite_is_one_line():
-    with pytest.raises(ValueError) as error:
-        bench.run("speed")
-    assert (
-        str(error.value)
-        == f"suite: expected one of {', '.join(map(repr, bench.SUITES))}, got 'speed'."
-    )
 
 
 def answer(value=1.0):
     return (torch.full((3,), value),)
+
+
+def fails():
+    raise RuntimeError("no such graph")
 
 
 def small(**arms):
@@ -283,7 +115,7 @@ def small(**arms):
     return bench.Case(
         what="small",
         arms=arms,
-        params={"shape": [3], "dtype": "float32", "size": 1},
+        params={"shape": [3], "dtype": "float32", "audio_s": 6.0},
         ratios=[("plain", "fast"), ("slow", "fast")],
     )
 
@@ -299,6 +131,93 @@ def suite(monkeypatch):
     return declare
 
 
+def run(**how):
+    return bench.run("own", quick=True, **how)
+
+
+def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
+    suite, tmp_path
+):
+    suite(replace(small(), memory=True))
+    said, out = [], tmp_path / "records.jsonl"
+    found = run(out=out, say=said.append)
+    assert records.read(out) == found
+    assert said == ["small 3: plain, slow, fast"]
+    by = {
+        (one["impl"], one["metric"]): one for one in found if one["metric"] != "ratio"
+    }
+    metrics = ("latency", "rtfx", "cpu_time", "peak_memory")
+    assert {*by} == {*product(["plain", "slow", "fast"], metrics)}
+    for one in found:
+        assert {"threads", "device", "shape", "quick"} <= {*one["params"]}
+    plain = by["plain", "latency"]["value"]
+    assert by["plain", "rtfx"]["value"] == pytest.approx(6e3 / plain)
+    ratios = [one for one in found if one["metric"] == "ratio"]
+    assert [one["params"]["arms"][0] for one in ratios] == ["plain", "slow"]
+    for one in ratios:
+        slow, fast = (by[name, "latency"]["samples"] for name in one["params"]["arms"])
+        parts = [a / b for a, b in zip(slow, fast, strict=True)]
+        assert one["samples"] == pytest.approx(parts)
+        assert one["stats"]["n"] >= 3
+
+
+def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
+    one = torch.ones(4)
+    arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
+    own = {"rounded": {"tolerance": 0.02}}
+    case = bench.Case(what="x", arms=arms, params={}, arm_params=own)
+    bench.check(case)
+    with pytest.raises(
+        AssertionError, match="rounded disagrees with exact.* of 2; 0.005"
+    ):
+        bench.check(replace(case, arm_params={}, tolerance=0.005))
+    arms = {"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)}
+    with pytest.raises(AssertionError, match="exact disagrees with nan"):
+        bench.check(replace(case, arms=arms))
+
+
+@pytest.mark.parametrize("field", ["labels", "scores"])
+def test_hypotheses_that_differ_in_labels_or_scores_disagree(field):
+    found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
+    wrong = replace(found, **{field: getattr(found, field) + 1})
+    arms = {"right": lambda: found, "wrong": lambda: wrong}
+    with pytest.raises(
+        AssertionError, match="wrong disagrees with right, so it was not"
+    ):
+        bench.check(bench.Case(what="x", arms=arms, params={}))
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (lambda: answer(2.0), "small: slow disagrees with plain"),
+    (fails, "^small: slow fails: no such graph$"),
+])  # fmt: skip
+def test_one_arm_that_differs_or_raises_does_not_take_the_others_along(
+    suite, tmp_path, wrong, said
+):
+    out = tmp_path / "out.jsonl"
+    suite(small(slow=wrong), replace(small(), what="next"))
+    with pytest.raises(AssertionError, match=said):
+        run(out=out)
+    assert {(one["what"], one["impl"]) for one in records.read(out)} == {
+        *product(["small"], ["plain", "fast"]),
+        *product(["next"], ["plain", "slow", "fast"]),
+    }
+
+
+def test_a_first_arm_a_study_and_a_case_that_fail_do_not_end_the_suite(suite, tmp_path):
+    out = tmp_path / "out.jsonl"
+    refused = bench.Case(what="y", refused="y: ValueError: y: too long")
+    study = bench.Case(what="claims: x", measure=fails)
+    suite(small(plain=fails), study, refused, replace(small(), what="last"))
+    wanted = (
+        "small 3: RuntimeError: no such graph claims: x: RuntimeError: no such graph"
+        " y: ValueError: y: too long"
+    )
+    with pytest.raises(AssertionError, match=f"^{wanted}$"):
+        run(out=out)
+    assert {one["what"] for one in records.read(out)} == {"last"}
+
+
 def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_no_folder(
     suite, tmp_path, monkeypatch
 ):
@@ -307,27 +226,54 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_n
 
     monkeypatch.setattr(records, "append", full)
     suite(small())
-    with pytest.raises(
-        OSError, match=r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"
-    ):
-        bench.run("own", quick=True, out=tmp_path / "out.jsonl")
+    wanted = r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"
+    with pytest.raises(OSError, match=wanted):
+        run(out=tmp_path / "out.jsonl")
 
 
-def test_transcription_goes_from_samples_to_the_planted_labels_in_every_arm():
-    found = bench.run("transcription", quick=True)
-    times = [one for one in found if one["metric"] == "latency"]
-    assert {(one["what"], one["params"]["batch"], one["impl"]) for one in times} == {
-        *product(["headline-full", "headline-speech"], [1, 4], ["eager", "optimized"])
-    }
-    for one in times:
-        assert one["params"]["labels"] > 0 and one["params"]["floor_FLOP"] > 0
-        assert one["params"]["least_ms"] < one["value"]
-        assert one["params"]["ran"].startswith("windowed_looping")
-    rates = [one for one in found if one["metric"] == "rtfx"]
-    assert len(rates) == len(times) and all(one["value"] > 1 for one in rates)
+def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_calls():
+    shared = {"what": "x", "impl": "y"}
+    spread = {"case": "9 words", "low": 0.2, "high": 0.3}
+    work = {"floor_FLOP": 4e9, "peak_FLOP": 8e12, "floor_B": 6e6, "join": 7, "syncs": 2}
+    found = [
+        shared | {"metric": "wer", "unit": "fraction", "value": 0.25, "params": spread},
+        shared | {"metric": "latency", "unit": "ms", "value": 2.0, "params": work},
+        shared
+        | {"metric": "ratio", "unit": "1", "value": 5.0, "params": {"arms": "zy"}},
+    ]
+    found[1]["stats"] = {"p25": 1.0, "p75": 3.0}
+    case, head, line, *_, last = (
+        one.replace("\u00a0", " ") for one in bench.table(found)
+    )
+    assert case == "x 9 words"
+    assert line[head.index("wer") :] == "25.00 % [20.00 %, 30.00 %]"
+    assert "2,000 GFLOP/s (25 %), 3 GB/s" in last
+    assert "7 joint, 2 waits" in last
+    assert "z 5" in last
 
 
-def test_an_arm_of_transcription_whose_encoder_goes_wrong_is_refused(monkeypatch):
+@pytest.fixture(scope="module")
+def transcription():
+    """The quick cases of whole recognisers, whose first arm finds what was planted."""
+    return [*bench.SUITES["transcription"].cases("cpu", True)]
+
+
+def test_transcription_goes_from_samples_to_the_planted_labels_in_every_arm(
+    transcription,
+):
+    found = [(case.what, case.params["batch"]) for case in transcription]
+    assert found == [*product(["headline-full", "headline-speech"], [1, 4])]
+    for case in transcription:
+        assert [*case.arms] == ["eager", "optimized"]
+        assert case.params["labels"] > 0
+        assert case.params["audio_s"] > 0
+        observed = bench.check(case)
+        assert observed["eager"].params["ran"].startswith("windowed_looping")
+
+
+def test_an_arm_of_transcription_whose_encoder_goes_wrong_is_refused(
+    transcription, monkeypatch
+):
     plain = FileRecognizer.encode
 
     def wrong(self, features, frames, number):
@@ -337,16 +283,19 @@ def test_an_arm_of_transcription_whose_encoder_goes_wrong_is_refused(monkeypatch
         return encoded, ends
 
     monkeypatch.setattr(FileRecognizer, "encode", wrong)
-    with pytest.raises(
-        AssertionError, match="headline-full: optimized disagrees with eager"
-    ):
-        bench.run("transcription", quick=True)
+    wanted = "headline-full: optimized disagrees with eager"
+    with pytest.raises(AssertionError, match=wanted):
+        bench.check(transcription[0])
 
 
-def test_the_state_of_gpus_is_read_from_one_query(monkeypatch):
-    lines = "1980 MHz, 2619 MHz, 312.31 W, 55, 0x0000000000000000\n[N/A]"
-    monkeypatch.setattr(machine, "_output", lambda *command: lines)
+def test_the_state_of_gpus_is_read_from_one_query(tmp_path, monkeypatch):
+    line = "1980 MHz, 2619 MHz, 312.31 W, 55, 0x0000000000000000"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{line}'\necho '[N/A]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (state,) = machine.gpu_state()
-    assert state["power.draw"] == "312.31 W" and state["clocks.sm"] == "1980 MHz"
-    monkeypatch.setattr(machine, "_output", lambda *command: "")
+    assert state["power.draw"] == "312.31 W"
+    assert state["clocks.sm"] == "1980 MHz"
+    program.write_text("#!/bin/sh\nexit 9\n")
     assert machine.gpu_state() is None

@@ -1,20 +1,16 @@
 """The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
 
-import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
-from asrkit.cli import main
-from asrkit.models.encoders import strided
-from asrkit.models.inference import GRAPH_FRAMES
 from asrkit.transcribe import Recognizer
-from asrkit.workbench import records
 from asrkit.workbench.bench import file_recognizer
 from asrkit.workbench.bench.agreement import check
 from asrkit.workbench.bench.file_recognizer import FileRecognizer, Way, WayRecognizer
-from asrkit.workbench.bench.scripted import HOP, lengths, scripted
+from asrkit.workbench.bench.scripted import scripted
 from asrkit.workbench.bench.suites import ladder
 from asrkit.workbench.bench.suites.ladder import BASELINE
 
@@ -57,140 +53,85 @@ def test_files_in_memory_are_read_once_when_the_recogniser_is_made(tasks, monkey
     assert {*recognizer.stage_ms()} == {*file_recognizer.STAGES}
 
 
-def _swapped(monkeypatch):
-    plain = FileRecognizer.__init__
-
-    def init(self, task, how):
-        plain(self, task, how)
-        self.plan[0] = self.plan[0][::-1]  # the rows of the script stay
-
-    monkeypatch.setattr(FileRecognizer, "__init__", init)
+def shortened(samples):
+    return samples[:-801]
 
 
-def _unsorted(monkeypatch):
-    plain = file_recognizer._gathered
-
-    def gathered(batches, ends, rows):
-        return plain(batches, ends, rows.sort().values)
-
-    monkeypatch.setattr(file_recognizer, "_gathered", gathered)
+def rows_swapped(found):
+    return found[0].flip(0), found[1]
 
 
-def _longer(monkeypatch):
-    plain = WayRecognizer.features
-
-    def features_of(self, *given):
-        features, frames = plain(self, *given)
-        return features, (frames + 1).clamp(max=features.shape[1])
-
-    monkeypatch.setattr(WayRecognizer, "features", features_of)
+def scaled(found):
+    return 1.5 * found[0], found[1]
 
 
-def _frame_short(monkeypatch):
-    plain = Recognizer.encode
-
-    def encode(self, features, frames):
-        encoded, ends = plain(self, features, frames)
-        return encoded, ends - 1
-
-    monkeypatch.setattr(Recognizer, "encode", encode)
+def a_frame_longer(found):
+    return found[0], (found[1] + 1).clamp(max=found[0].shape[1])
 
 
-def _dropped(monkeypatch):
-    plain = FileRecognizer.__init__
-
-    def init(self, task, how):
-        plain(self, task, how)
-        del self.plan[-1]
-
-    monkeypatch.setattr(FileRecognizer, "__init__", init)
+def a_frame_shorter(found):
+    return found[0], found[1] - 1
 
 
-def _not_a_number(monkeypatch):
-    plain = Recognizer.encode
-
-    def encode(self, features, frames):
-        encoded, ends = plain(self, features, frames)
-        encoded[-1, :8] = float("nan")
-        return encoded, ends
-
-    monkeypatch.setattr(Recognizer, "encode", encode)
+def not_a_number(found):
+    found[0][-1, :8] = torch.nan
+    return found
 
 
-def _not_normalised(monkeypatch):
-    monkeypatch.setattr(
-        file_recognizer, "normalize_sequential", lambda features, frames: features
-    )
+MISTAKES = [  # what they are made in
+    (file_recognizer, "read_wav", shortened),
+    (WayRecognizer, "features", scaled),
+    (WayRecognizer, "features", a_frame_longer),
+    (Recognizer, "encode", a_frame_shorter),
+    (Recognizer, "encode", not_a_number),
+    (FileRecognizer, "encode", rows_swapped),
+]
 
 
-def _cut_short(monkeypatch):
-    plain = file_recognizer.read_wav
-    monkeypatch.setattr(file_recognizer, "read_wav", lambda path: plain(path)[:-801])
+def spoil(monkeypatch, owner, name, mistake):
+    plain = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: mistake(plain(*given)))
 
 
-def _one_coarser(monkeypatch):
-    plain = Recognizer.encode
-
-    def encode(self, features, frames):
-        return plain(self, (features * 4).round() / 4, frames)
-
-    monkeypatch.setattr(Recognizer, "encode", encode)
-
-
-@pytest.mark.parametrize("what", KINDS)
-@pytest.mark.parametrize("spoil", [
-    _swapped, _unsorted, _longer, _frame_short, _dropped, _not_a_number, _not_normalised, _cut_short, _one_coarser,
-], ids=lambda spoil: spoil.__name__)  # fmt: skip
-def test_a_pipeline_with_a_mistake_is_not_measured(tasks, what, spoil, monkeypatch):
-    task = tasks[what]
+@pytest.mark.parametrize("owner, name, mistake", MISTAKES)
+def test_a_pipeline_with_a_mistake_is_not_measured(
+    tasks, owner, name, mistake, monkeypatch
+):
+    task = tasks["ladder-rnnt"]
     fast = replace(BASELINE, order="by_length", strategy="windowed_looping")
     plain = FileRecognizer(task, BASELINE)
-    case = ladder.case(what, task, {"baseline": plain}, {}, quick=True)
+    case = ladder.case("x", task, {"baseline": plain}, {}, quick=True)
     right = plain()
-    spoil(monkeypatch)
-    wrong = FileRecognizer(task, BASELINE if spoil is _not_normalised else fast)
+    spoil(monkeypatch, owner, name, mistake)
+    arms = {"right": lambda: right, "wrong": FileRecognizer(task, fast)}
     with pytest.raises(AssertionError, match="disagrees with right"):
-        check(replace(case, arms={"right": lambda: right, "wrong": wrong}, ratios=[]))
+        check(replace(case, arms=arms, ratios=[]))
 
 
 def test_the_script_catches_a_mistake_that_all_arms_share(tasks, monkeypatch):
     task = tasks["ladder-tdt"]
     arms = ladder.climb(task)
-    _cut_short(monkeypatch)
+    spoil(monkeypatch, *MISTAKES[0])
     with pytest.raises(
         AssertionError, match="baseline finds other labels than planted"
     ):
         ladder.case("ladder-tdt", task, arms, {}, quick=True)
 
 
-def test_the_quick_suite_records_every_rung(tasks, tmp_path, capsys):
-    out = tmp_path / "records.jsonl"
-    command = ["bench", "ladder", "--quick", "--threads", "1", "--out", str(out)]
-    assert main(command) == 0
-    written = capsys.readouterr()
-    assert "ladder-rnnt-tiny: graph whole is left out: needs a GPU" in written.err
-    assert "to_by_length" in written.out
-    found = records.read(out)
-    for what, task in tasks.items():
-        configs = {name: arm.config for name, arm in ladder.climb(task).items()}
-        of = [record for record in found if record["what"] == f"{what}-tiny"]
-        arms = {one["impl"]: one for one in of if one["metric"] == "latency"}
-        rtfx = {one["impl"]: one["value"] for one in of if one["metric"] == "rtfx"}
-        assert [*arms] == [*rtfx] == [*configs]
-        ratios = [
-            tuple(one["params"]["arms"]) for one in of if one["metric"] == "ratio"
-        ]
-        assert {*ratios} >= {("baseline", name) for name in arms if name != "baseline"}
-        assert ("to_autocast", "to_bfloat16") in ratios
-        for name, record in arms.items():
-            params = record["params"]
-            assert params["utterances"] == 4 and params["labels"] > 5
-            assert params["audio_s"] == pytest.approx(8, abs=0.5)
-            assert Way(**params["pipeline"]) == configs[name]
-            assert params["least_ms"] > 0 and params["floor_FLOP"] > 0
-            assert rtfx[name] == pytest.approx(
-                1e3 * params["audio_s"] / record["value"]
-            )
+def test_the_quick_suite_has_every_rung_with_its_config_and_its_least_work(tasks):
+    for (what, task), case in zip(
+        tasks.items(), ladder.suite("cpu", True), strict=True
+    ):
+        climbed = ladder.climb(task)
+        assert case.what == f"{what}-tiny"
+        assert [*case.arms] == [*climbed]
+        pairs = {*product(["baseline"], [*climbed][1:]), ("to_autocast", "to_bfloat16")}
+        assert {*case.pairs()} >= pairs
+        assert case.params["utterances"] == 4
+        assert case.params["audio_s"] == pytest.approx(8, abs=0.5)
+        for name, params in case.arm_params.items():
+            assert Way(**params["pipeline"]) == climbed[name].config
+            assert min(params["least_ms"], params["floor_FLOP"]) > 0
 
 
 @pytest.mark.gpu
@@ -200,16 +141,3 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     for name, arm in ladder.climb(task).items():
         for _ in range(2):  # graphs are captured, then replayed
             assert arm().tokens() == task.labels, name
-
-
-def test_graphs_of_an_encoder_have_aligned_rows_and_little_padding():
-    frames = sorted((samples // HOP + 1 for samples in lengths(512)), reverse=True)
-    longest = frames[::16]  # of each batch of 16
-    sizes = [math.ceil(T / GRAPH_FRAMES) * GRAPH_FRAMES for T in longest]
-    encoded = torch.tensor(sizes)
-    for _ in range(3):
-        encoded = strided(encoded, 2)
-    assert (encoded % 16 == 0).all()  # 32 bytes in half precision
-    assert all(size >= T for T, size in zip(longest, sizes, strict=True))
-    assert sum(sizes) < 1.1 * sum(longest)
-    assert len({*sizes}) <= 16

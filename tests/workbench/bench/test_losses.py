@@ -9,12 +9,6 @@ from asrkit.workbench.bench.suites import losses
 def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
     leaves, targets = losses.joint_inputs((2, 12, 5, 16, 12), "cpu")
     arms = losses.joint_arms(leaves, targets, gpu=True)
-    half = {name for name in arms if name.endswith("bfloat16")}
-    assert half == {
-        "lean_triton_bfloat16",
-        "joint_triton_bfloat16",
-        "torchaudio_bfloat16",
-    }
     rounded, whole = arms["torchaudio_bfloat16"](), arms["torchaudio"]()
     for one, other in zip(rounded, whole, strict=True):
         difference, size = apart(other, one)

@@ -51,33 +51,29 @@ class Watched:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("durations", DURATIONS, ids=str)
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_strategy_finds_what_was_planted(strategy, durations, dtype):
     plan = planted(5, 60, durations=durations, **SMALL).to("cpu", dtype)
+    assert plan.lengths.tolist() == [60, 52, 45, 37, 30]
+    assert all(plan.labels)
     found = transducer_greedy(plan.model, plan.encoded, plan.lengths, strategy=strategy)
     assert found.tokens() == plan.labels
     rows = zip(found.frames.tolist(), found.lengths.tolist(), strict=True)
     assert [row[:n] for row, n in rows] == plan.frames
-    assert all(plan.labels) and plan.lengths.tolist() == [60, 52, 45, 37, 30]
 
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
-@pytest.mark.parametrize(
-    ("B", "T", "sizes"),
-    [(5, 60, SMALL), (2, 125, {}), (2, 60, {**SMALL, "layers": 2})],
-    ids=["small", "full size", "two layers"],
-)
-def test_rounding_is_far_from_changing_a_choice(durations, B, T, sizes):
-    for seed in range(3):
-        plan = planted(B, T, durations=durations, seed=seed, **sizes)
-        for dtype in (torch.float32, torch.bfloat16):
-            half = plan.to("cpu", dtype)
-            watched = Watched(half.model)
-            given = (watched, half.encoded, half.lengths)
-            found = transducer_greedy(*given, strategy="one_by_one")
-            assert found.tokens() == plan.labels
-            assert watched.margin > 4  # nats
+@pytest.mark.parametrize("sizes", [SMALL, {}, {**SMALL, "layers": 2}], ids=str)
+def test_rounding_is_far_from_changing_a_choice(durations, sizes):
+    plan = planted(2, 60, durations=durations, seed=1, **sizes)
+    for dtype in (torch.float32, torch.bfloat16):
+        rounded = plan.to("cpu", dtype)
+        watched = Watched(rounded.model)
+        given = (watched, rounded.encoded, rounded.lengths)
+        found = transducer_greedy(*given, strategy="one_by_one")
+        assert found.tokens() == plan.labels
+        assert watched.margin > 4  # nats
 
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
@@ -91,14 +87,13 @@ def test_joints_are_those_of_the_definition(durations):
 
 
 def test_labels_lie_as_in_speech():
-    frames = [speech(10_000, seed) for seed in range(4)]
-    assert sum(map(len, frames)) / 40_000 == pytest.approx(0.28, rel=0.05)
-    gaps = torch.cat([torch.tensor(row).diff() for row in frames])
-    # two on a frame, and pauses of more than a second
-    assert gaps.min() == 0 and (gaps > 12).any()
+    frames = torch.tensor(speech(10_000, 0))
+    assert len(frames) / 10_000 == pytest.approx(0.28, rel=0.05)
+    assert max(torch.bincount(frames)) == 2
+    gaps = frames.diff().double()
+    assert gaps.max() > 12  # pauses of more than a second
     # in bursts: a Poisson process has the same of both at most
-    assert gaps.double().std() > gaps.double().mean()
-    assert max(torch.bincount(torch.tensor(frames[0]))) == 2
+    assert gaps.std() > gaps.mean()
 
 
 def test_ctc_finds_the_same_labels_within_the_utterances():
@@ -107,50 +102,40 @@ def test_ctc_finds_the_same_labels_within_the_utterances():
     assert found.tokens() == plan.labels
 
 
-def test_attention_finds_the_text(decoder):
-    plan = planted_text(decoder, 5, 40, prompt=3)
-    found = aed_greedy(plan.model, plan.encoded, plan.lengths, prompt=plan.prompt)
-    assert found.tokens() == plan.labels and found.ended.all()
-    assert plan.lengths.tolist() == [40, 35, 30, 25, 20] and all(plan.labels)
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
 )
-@pytest.mark.parametrize("seed", range(3))
-def test_rounding_is_far_from_changing_a_token(dtype, seed):
-    decoder = planted_decoder(seed=seed, **SMALL_DECODER)
-    plan = planted_text(decoder, 4, 50, seed=seed).to("cpu", dtype)
-    for b, labels in enumerate(plan.labels):
+def test_rounding_is_far_from_changing_a_token(dtype):
+    decoder = planted_decoder(seed=1, **SMALL_DECODER)
+    for T in (50, 25):
+        plan = planted_text(decoder, 1, T, seed=T).to("cpu", dtype)
         watched = Watched(plan.model)
-        row = slice(b, b + 1)
-        given = (watched, plan.encoded[row], plan.lengths[row])
-        found = aed_greedy(*given, prompt=plan.prompt)
-        assert found.tokens() == [labels]
+        found = aed_greedy(watched, plan.encoded, plan.lengths, prompt=plan.prompt)
+        assert found.tokens() == plan.labels
         assert watched.margin > 2  # nats
 
 
-@pytest.mark.parametrize(("B", "T", "sizes"), [
-    (1, 4, SMALL_DECODER), (33, 20, SMALL_DECODER), (2, 250, {"layers": 12}),
-    (2, 125, {"V": 5248, "width": 512, "layers": 2, "heads": 8}),
-], ids=["no labels", "many", "full size", "a large vocabulary"])  # fmt: skip
-def test_texts_from_the_smallest_sizes_to_the_published(B, T, sizes):
+@pytest.mark.parametrize("B, T, sizes", [
+    (1, 4, SMALL_DECODER),  # no labels
+    (5, 40, SMALL_DECODER),
+    (2, 60, {"V": 5248, "width": 512, "layers": 2, "heads": 8}),
+    (2, 125, {"layers": 12}),
+])  # fmt: skip
+def test_attention_finds_texts_of_the_smallest_sizes_to_the_published(B, T, sizes):
     plan = planted_text(planted_decoder(**sizes), B, T, prompt=2)
+    assert plan.lengths.tolist() == torch.linspace(T, T // 2, B).long().tolist()
     found = aed_greedy(plan.model, plan.encoded, plan.lengths, prompt=plan.prompt)
     assert found.tokens() == plan.labels
+    assert found.ended.all()
 
 
 @pytest.mark.parametrize("errors", [0.0, 0.2, 1.0])
 def test_the_ctc_head_mishears_the_share_that_was_asked_for(decoder, errors):
     plan = planted_text(decoder, 30, 50)
-    ctc = ctc_log_probs(plan, errors)
-    rows = zip(ctc.argmax(-1), plan.frames, plan.labels, strict=True)
-    wrong = torch.cat(
-        [best[frames] != torch.tensor(labels) for best, frames, labels in rows]
-    )
-    assert wrong.double().mean() == pytest.approx(errors, rel=0.2)
-    if not errors:
-        assert ctc_greedy(ctc, plan.lengths).tokens() == plan.labels
+    best = ctc_log_probs(plan, errors).argmax(-1)
+    rows = zip(best, plan.frames, plan.labels, strict=True)
+    wrong = [one[frames] != torch.tensor(labels) for one, frames, labels in rows]
+    assert torch.cat(wrong).double().mean() == pytest.approx(errors, rel=0.2)
 
 
 def test_codes_that_cannot_be_kept_apart_are_refused():

@@ -21,22 +21,22 @@ def shown(monkeypatch):
 
 
 def test_the_latency_of_each_arm_is_published_with_its_implementation(shown):
-    publish_times(
-        "a-loss", TIMES, {"shape": [1]}, impls={"slow": "loops", "fast": "kernel"}
-    )
-    sealed = [bundle[records.MIME] for bundle in shown]
-    assert [record["impl"] for record in sealed] == ["loops", "kernel"]
-    assert [record["value"] for record in sealed] == [6.0, 2.0]
-    assert sealed[0]["stats"]["warmup"] == 2 and sealed[0]["params"] == {"shape": [1]}
-    assert not any(map(records.problem, sealed))
+    impls = {"slow": "loops", "fast": "kernel"}
+    publish_times("a-loss", TIMES, {"shape": [1]}, impls=impls)
+    slow, fast = (bundle[records.MIME] for bundle in shown)
+    assert slow["impl"] == "loops"
+    assert slow["value"] == 6.0
+    assert fast["impl"] == "kernel"
+    assert fast["value"] == 2.0
+    assert slow["stats"]["warmup"] == 2
+    assert slow["params"] == {"shape": [1]}
+    assert not records.problem(slow)
 
 
 def test_a_ratio_is_taken_within_each_repeat_and_names_its_arms(shown):
     record = publish_ratio("a-claim", TIMES, "slow", "fast", {"device": "cpu"})
-    assert record["samples"] == [2.0, 3.0, 3.0] and record["value"] == 3.0
+    assert record["samples"] == [2.0, 3.0, 3.0]
+    assert record["value"] == 3.0
     assert record["params"] == {"device": "cpu", "arms": ["slow", "fast"]}
-    assert record["impl"] == "fast" and shown[0][records.MIME] == record
-    named = publish_ratio(
-        "a-claim", TIMES, "slow", "fast", {}, impl="batched", arms=("a", "b")
-    )
-    assert named["impl"] == "batched" and named["params"]["arms"] == ["a", "b"]
+    assert record["impl"] == "fast"
+    assert shown[0][records.MIME] == record

@@ -2,46 +2,39 @@
 
 from typing import get_args, get_type_hints
 
+import pytest
+
 from asrkit.cli import main
+from asrkit.cli.bench import BenchOptions
 from asrkit.workbench import bench
 
 
-def test_all_ways_to_train_agree_and_lean_takes_no_more_memory():
-    records = bench.run("training", quick=True)
-    peaks = {}
-    steps = [record for record in records if record["what"] == "training-step"]
-    for record in steps:
-        if record["metric"] == "peak_memory":
-            peaks[record["params"]["dtype"], record["impl"]] = record["value"]
-    assert {impl for _, impl in peaks} >= {"full", "lean"}
-    for dtype in {dtype for dtype, _ in peaks}:
-        assert peaks[dtype, "lean"] <= peaks[dtype, "full"]
-    _check_lstm([record for record in records if record["what"].startswith("lstm-")])
-    _check_optimizers(records)
+@pytest.fixture(scope="module")
+def cases():
+    """The quick cases by name; of the training steps the last."""
+    return {case.what: case for case in bench.SUITES["training"].cases("cpu", True)}
 
 
-def _check_lstm(records):
-    """Every way to run a batch of an LSTM encoder is timed, with the share that it computes."""
-    arms = {}
-    for record in records:
-        if record["metric"] == "latency":
-            arms.setdefault(record["what"], {})[record["impl"]] = record["params"]
-    ways = {"whole", "phases_2", "phases_4", "phases_8"}
-    assert arms.keys() == {"lstm-phases-librispeech", "lstm-phases-equal"}
-    phased = arms["lstm-phases-librispeech"]
-    assert phased.keys() == ways
-    cells = {name: params["cells"] for name, params in phased.items()}
-    assert phased["whole"]["useful_cells"] <= cells["phases_8"] < cells["phases_2"] < 1
-    assert arms["lstm-phases-equal"]["phases_8"]["cells"] == 1
+def test_all_ways_to_train_agree_and_lean_takes_no_more_memory(cases):
+    for what, case in cases.items():
+        found = bench.check(case)
+        if what == "training-step":
+            assert found["lean"].peak_B <= found["full"].peak_B
 
 
-def _check_optimizers(records):
-    """Each optimizer is timed beside the bytes that it moves at least for a weight."""
-    floors = {}
-    for record in records:
-        if (record["what"], record["metric"]) == ("optimizer-step", "latency"):
-            params = record["params"]
-            floors[record["impl"]] = params["floor_B"] / params["shape"][0]
+def test_every_way_to_run_an_lstm_encoder_has_the_share_that_it_computes(cases):
+    case = cases["lstm-phases-librispeech"]
+    assert {*case.arms} == {"whole", "phases_2", "phases_4", "phases_8"}
+    cells = {name: params["cells"] for name, params in case.arm_params.items()}
+    assert cells["whole"] == 1 > cells["phases_2"] > cells["phases_8"]
+    assert cells["phases_8"] >= case.params["useful_cells"]
+    assert cases["lstm-phases-equal"].arm_params["phases_8"]["cells"] == 1
+
+
+def test_each_optimizer_has_the_bytes_that_it_moves_at_least_for_a_weight(cases):
+    case = cases["optimizer-step"]
+    weights = case.params["shape"][0]
+    floors = {name: one["floor_B"] / weights for name, one in case.arm_params.items()}
     assert floors == {"lamb": 44, "adamw_fused": 28}
 
 
@@ -51,9 +44,8 @@ def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_sa
     def lacking(device, quick):
         raise ModuleNotFoundError("No module named 'tqdm'")
 
-    monkeypatch.setitem(
-        bench.SUITES, "training", bench.Suite(name="training", cases=lacking)
-    )
+    suite = bench.Suite(name="training", cases=lacking)
+    monkeypatch.setitem(bench.SUITES, "training", suite)
     out = tmp_path / "bench.jsonl"
     assert main(["bench", "training", "--quick", "--out", str(out)]) == 0
     said = capsys.readouterr()
@@ -61,8 +53,6 @@ def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_sa
     assert "0 records appended" in said.out
 
 
-def test_run_all_can_be_asked_for_at_the_command_line():
-    from asrkit.cli.bench import BenchOptions
-
+def test_every_suite_can_be_asked_for_at_the_command_line():
     suites = get_args(get_type_hints(BenchOptions)["suite"])
     assert {*suites} == {*bench.SUITES, "all"}

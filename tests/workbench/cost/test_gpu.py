@@ -1,5 +1,7 @@
 """The two numbers of latencies."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -7,14 +9,13 @@ from asrkit.workbench.cost import LatencyCell, two_numbers
 
 
 def cells(floor_ms, TFLOP_per_s, noise=0.0):
-    works = np.geomspace(1e10, 1e13, 15)
-    ms = np.maximum(floor_ms, works / TFLOP_per_s / 1e9)
-    ms *= np.exp(noise * np.random.default_rng(0).normal(size=15))
     same = {"batch": 1, "seconds": 1.0, "precision": "FP16"}
-    return [
-        LatencyCell(FLOP=a, latency_ms=b, **same)
-        for a, b in zip(works, ms, strict=True)
-    ]
+    draw = np.random.default_rng(0)
+    made = []
+    for FLOP in np.geomspace(1e10, 1e13, 15):
+        ms = max(floor_ms, FLOP / TFLOP_per_s / 1e9) * np.exp(noise * draw.normal())
+        made.append(LatencyCell(FLOP=FLOP, latency_ms=ms, **same))
+    return made
 
 
 def test_two_numbers_are_found_again():
@@ -31,15 +32,11 @@ def test_no_other_two_numbers_are_nearer():
     found = two_numbers(noisy)
 
     def spread(floor, rate):
-        predicted = [max(floor, cell.FLOP / rate / 1e9) for cell in noisy]
-        gaps = [
-            np.log(cell.latency_ms / ms)
-            for cell, ms in zip(noisy, predicted, strict=True)
-        ]
-        return float(np.sqrt(np.mean(np.square(gaps))))
+        fit = [max(floor, cell.FLOP / rate / 1e9) for cell in noisy]
+        gaps = np.log([cell.latency_ms for cell in noisy]) - np.log(fit)
+        return np.sqrt(np.mean(gaps**2))
 
-    assert spread(found.floor_ms, found.TFLOP_per_s) == pytest.approx(found.deviation)
-    for floor in (0.97, 1.0, 1.03):
-        for rate in (0.97, 1.0, 1.03):
-            there = spread(floor * found.floor_ms, rate * found.TFLOP_per_s)
-            assert there >= found.deviation - 1e-6
+    floor, rate = found.floor_ms, found.TFLOP_per_s
+    assert spread(floor, rate) == pytest.approx(found.deviation)
+    for a, b in product((0.97, 1.0, 1.03), repeat=2):
+        assert spread(a * floor, b * rate) >= found.deviation - 1e-6
