@@ -129,12 +129,11 @@ def augment(
     Returns:
         Waveforms (B, S'), all at one new speed and zero in the padding, and their lengths (B,).
     """
-    B, S = dims(waveforms, "B S", "waveforms")
+    B, _ = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     draws = _Draws(torch.rand(12, B, 1, generator=generator))
-    clean = waveforms.masked_fill(~valid_mask(lengths, S), 0)
     speech_lengths = lengths
-    clean, lengths = _add_silence(clean, lengths, draws, config)
+    clean, lengths = _add_silence(waveforms, lengths, draws, config)
     S = clean.shape[1]
     echo_samples = int(max(config.rt60_s) * RATE_HZ)
     # Room for the echo, so that nothing wraps round to the beginning.
