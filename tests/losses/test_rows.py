@@ -40,6 +40,7 @@ OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
     (BF16, 1025, 0, 80, {}), (FP32, 8193, 5, 90, {}), (FP16, 29, 0, 90, {}), (BF16, 1025, 0, 100, {}),
     (BF16, 1024, 0, 80, {"TOGETHER": 8}), (BF16, 29, 0, 90, OPTIONS), (BF16, 29, 2, 90, OPTIONS | {"FUSED": True}),
 ])  # fmt: skip
+@pytest.mark.live
 def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp_path):
     """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
     for kernel, types in triton_kernels(dtype, V, n, **constants):
