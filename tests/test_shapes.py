@@ -81,9 +81,16 @@ def test_fields_of_their_types_pass():
 
 
 @pytest.mark.parametrize("name, value, wanted", [
-    ("size", 1.0, "a whole number"), ("size", True, "a whole number"), ("size", "1", "a whole number"),
-    ("share", math.nan, "a finite number"), ("share", math.inf, "a finite number"), ("share", False, "a finite number"),
-    ("on", 1, "bool"), ("part", [1], "range or slice"), ("name", 5, "str"), ("limit", math.nan, "a finite number, or None"),
+    ("size", 1.0, "a whole number"),
+    ("size", True, "a whole number"),
+    ("size", "1", "a whole number"),
+    ("share", math.nan, "a finite number"),
+    ("share", math.inf, "a finite number"),
+    ("share", False, "a finite number"),
+    ("on", 1, "bool"),
+    ("part", [1], "range or slice"),
+    ("name", 5, "str"),
+    ("limit", math.nan, "a finite number, or None"),
 ])  # fmt: skip
 def test_a_field_of_another_type_is_named(name, value, wanted):
     with pytest.raises(ValueError, match=f"^{name}: expected {wanted}, got "):

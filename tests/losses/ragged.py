@@ -21,14 +21,20 @@ def integers(generator, B, T, U, V, blank=-1):
 def lattice(seed, B, T, U, V, *, n=0, dtype=torch.float64, blank=-1):
     """Random logits (B, T, U + 1, V + n), of tokens and then of durations, and `integers`."""
     g = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(B, T, U + 1, V + n, generator=g, dtype=torch.float64)
+    size = B, T, U + 1, V + n
+    logits = 2 * torch.randn(size, generator=g, dtype=torch.float64)
     return logits.to(dtype), *integers(g, B, T, U, V, blank)
 
 
 def halves(seed, B, T, U, D, V, *, n=0, dtype=torch.float32, blank=-1):
     """Random [encoded, predicted, weight, bias] of a joint with V + n outputs, and `integers`."""
     g = torch.Generator().manual_seed(seed)
-    sizes = (B, T, D), (B, U + 1, D), (V + n, D), (V + n,)
+    sizes = [
+        (B, T, D),
+        (B, U + 1, D),
+        (V + n, D),
+        (V + n,),
+    ]
     made = [torch.randn(size, generator=g, dtype=torch.float64) for size in sizes]
     return [tensor.to(dtype) for tensor in made], integers(g, B, T, U, V, blank)
 

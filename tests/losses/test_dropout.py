@@ -44,7 +44,17 @@ def test_the_hash_is_the_published_one_for_all_patterns_of_high_bits():
         assert mask(keys, 10, least / 2**32)[0, 9] == (element >= least)
 
 
-@pytest.mark.parametrize("seed", [0, 7, 2**31 + 5, 2**32 - 2, 2**32 + 7, 2**63 - 4])
+SEEDS = [
+    0,
+    7,
+    2**31 + 5,
+    2**32 - 2,
+    2**32 + 7,
+    2**63 - 4,
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_torch_and_compiled_twins_agree_bit_for_bit(seed):
     nodes = np.random.default_rng(1).integers(0, 2000, (100, 3))
     least = np.uint32(threshold(0.3))

@@ -46,8 +46,15 @@ SHARED = {
     "activation": st.sampled_from(["relu", "tanh"]),
     "fastemit_lambda": st.sampled_from([0.0, 0.4]),
 }
+SETS = [
+    (0, 1),
+    (1,),
+    (0, 1, 2, 3, 4),
+    (2, 1),
+    (2, 4),
+]
 TDT = {
-    "durations": st.sampled_from([(0, 1), (1,), (0, 1, 2, 3, 4), (2, 1), (2, 4)]),
+    "durations": st.sampled_from(SETS),
     "sigma": st.sampled_from([0.0, 0.05]),
     "omega": st.sampled_from([0.0, 1.0]),
 }

@@ -84,8 +84,11 @@ def drawn(case):
     tensors, rest = spoilt_halves(tensors, *rest)
     tensors[2] /= case.D**0.5
     dtypes = [case.halves or case.dtype] * 2 + [case.dtype] * 2
-    pairs = zip(tensors, dtypes, strict=True)
-    return [torch.stack((one.to(dtype),) * 2, -1)[..., 0] for one, dtype in pairs], rest
+    found = []
+    for tensor, dtype in zip(tensors, dtypes, strict=True):
+        twice = torch.stack((tensor, tensor), -1).to(dtype)
+        found.append(twice[..., 0])
+    return found, rest
 
 
 def test_kernels_err_no_more_than_plain_torch_in_the_interpreter():

@@ -5,20 +5,18 @@ import torch
 
 from asrkit.losses import (
     ctc_loss,
-    pack_joint,
     rnnt_loss,
     rnnt_loss_lean,
     rnnt_loss_packed,
     split_batches,
     tdt_loss,
-    tdt_loss_lean,
 )
 
-LENGTHS = {
+INTEGERS = {
+    "targets": torch.tensor([[0, 1], [2, 3]]),
     "logit_lengths": torch.tensor([4, 3]),
     "target_lengths": torch.tensor([2, 1]),
 }
-INTEGERS = LENGTHS | {"targets": torch.tensor([[0, 1], [2, 3]])}
 HALVES = {"encoded": torch.zeros(2, 4, 8), "predicted": torch.zeros(2, 3, 8)}
 OUTPUT = {"weight": torch.zeros(5, 8), "bias": torch.zeros(5)}
 CTC = {
@@ -37,10 +35,8 @@ GOOD = {
     rnnt_loss: INTEGERS | {"logits": torch.zeros(2, 4, 3, 5)},
     tdt_loss: INTEGERS | {"logits": torch.zeros(2, 4, 3, 7), "durations": (0, 1)},
     rnnt_loss_packed: INTEGERS | {"logits": torch.zeros(18, 5)},
-    pack_joint: LENGTHS | HALVES,
     split_batches: INTEGERS | HALVES | {"joint": no_joint, "size": 2},
     rnnt_loss_lean: INTEGERS | HALVES | OUTPUT,
-    tdt_loss_lean: INTEGERS | HALVES | OUTPUT,
     ctc_loss: CTC,
 }
 OVER = "overwrite_logits"
@@ -56,7 +52,6 @@ REFUSALS = [
     (rnnt_loss, {"target_lengths": torch.tensor([3, 1])}, "target_lengths: expected 0 to U=2 labels, got 3 in utterance 0."),
     (rnnt_loss, {"logit_lengths": [4, 3]}, "logit_lengths: expected a tensor, got list. Wrap it in torch.as_tensor."),
     (rnnt_loss, {"blank": 5}, "blank: expected an index of V=5 tokens, got 5."),
-    (rnnt_loss, {"reduction": "max"}, "reduction: expected one of 'none', 'mean', 'sum', got 'max'."),
     (rnnt_loss, {"impl": "triton"}, "logits: expected a cuda tensor with impl='triton', got cpu."),
     (rnnt_loss, {"fastemit_lambda": 0.1, "impl": "torchaudio"},
      "fastemit_lambda: expected 0 with impl='torchaudio', got 0.1. Pass impl='wavefront'."),
@@ -66,16 +61,12 @@ REFUSALS = [
     (tdt_loss, {"omega": 1.5}, "omega: expected a probability, got 1.5."),
     (rnnt_loss_packed, {"logits": torch.zeros(24, 5)},
      "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pack with the lengths that the loss is given."),
-    (rnnt_loss_packed, {"logit_lengths": torch.tensor([0, 9])}, "logit_lengths: expected at least 1 frame, got 0 in utterance 0."),
-    (pack_joint, {"predicted": torch.zeros(2, 3, 7)}, "predicted: expected shape (B=2, U1, D=8), got (2, 3, 7)."),
     (split_batches, {"size": 0}, "size: expected a number of utterances, at least 1, got 0."),
     (rnnt_loss_lean, {"predicted": torch.zeros(2, 3, 8).double()},
      "predicted: expected torch.float32, as encoded, got torch.float64."),
     (rnnt_loss_lean, {"weight": torch.zeros(5, 7)}, "weight: expected shape (V, D=8), got (5, 7)."),
     (rnnt_loss_lean, {"dropout": 1}, "dropout: expected a probability below 1, got 1."),
     (rnnt_loss_lean, {"impl": "triton"}, "encoded: expected a cuda tensor with impl='triton', got cpu."),
-    (tdt_loss_lean, {"durations": (1, 1)},
-     f"durations: expected distinct frame counts, one of them above 0, got (1, 1). {ADVANCE}"),
     (ctc_loss, {"lengths": torch.tensor([5])}, "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 0."),
 ]  # fmt: skip
 

