@@ -1,6 +1,5 @@
 """Peak memory against allocations whose size is known."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -37,10 +36,6 @@ def test_what_existed_before_does_not_count_and_freeing_it_earns_nothing():
     assert peak_memory(lambda: (held.clear(), torch.zeros(MB // 2))) == 2 * MB
 
 
-def test_numpy_is_not_seen_as_the_docstring_says():
-    assert peak_memory(lambda: np.zeros(MB)) == 0
-
-
 def test_memory_allocated_by_the_backward_pass_counts():
     x = torch.ones(MB, requires_grad=True)
     assert peak_memory(lambda: x.sum().backward()) == pytest.approx(4 * MB, abs=64)
@@ -50,30 +45,24 @@ def test_memory_allocated_by_the_backward_pass_counts():
     ("impl", "multiple", "lattices"), [("torchaudio", 2, 0), ("wavefront", 1, 1)]
 )
 def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
-    B, T, U1, V = shape = 2, 100, 21, 512
-    logits, targets = torch.randn(shape), torch.randint(0, V - 1, (B, U1 - 1))
+    B, T, U1, V = 2, 100, 21, 512
+    logits = torch.randn(B, T, U1, V)
+    targets = torch.randint(0, V - 1, (B, U1 - 1))
     rest = targets, torch.full((B,), T), torch.full((B,), U1 - 1)
 
     def forward_backward():
         rnnt_loss(logits.detach().requires_grad_(), *rest, impl=impl).backward()
 
-    logit_bytes, lattice_bytes = (
-        logits.nelement() * logits.itemsize,
-        16 * B * (T + U1) * (2 * U1 + 1),
-    )
-    expected = multiple * logit_bytes + lattices * lattice_bytes
-    assert (
-        expected <= peak_memory(forward_backward) <= expected + 3 * 2**20
-    )  # a tile, its softmax, small vectors
+    lattice_bytes = 16 * B * (T + U1) * (2 * U1 + 1)
+    expected = multiple * logits.nbytes + lattices * lattice_bytes
+    small = 3 * 2**20  # a tile, its softmax, vectors
+    assert expected <= peak_memory(forward_backward) <= expected + small
 
 
 def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
     with pytest.raises(ZeroDivisionError):
         peak_memory(lambda: 1 / 0)
-    assert (
-        peak_memory(lambda: torch.zeros(MB)) == 4 * MB
-    )  # the profiler was left in order
-    with pytest.raises(
-        ValueError, match=r"^device: expected one of 'cpu', 'cuda', got 'meta'\.$"
-    ):
+    # the profiler was left in order
+    assert peak_memory(lambda: torch.zeros(MB)) == 4 * MB
+    with pytest.raises(ValueError, match="^device: expected one of 'cpu', 'cuda'"):
         peak_memory(int, device="meta")

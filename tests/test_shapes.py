@@ -1,4 +1,7 @@
+"""Checks of arguments: what passes, and what an error says."""
+
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -14,78 +17,46 @@ from asrkit.shapes import (
 
 
 def test_an_error_names_argument_wanted_got_and_remedy():
-    with pytest.raises(
-        ValueError, match=r"^width: expected at least 1, got 0\. Raise it\.$"
-    ):
+    with pytest.raises(ValueError) as error:
         expect(False, "width", "at least 1", 0, "Raise it.")
+    assert str(error.value) == "width: expected at least 1, got 0. Raise it."
 
 
 def test_dims_returns_the_sizes_in_the_order_of_the_letters():
     assert dims(torch.zeros(2, 5, 80), "B T F", "features", F=80) == (2, 5, 80)
 
 
-@pytest.mark.parametrize(
-    ("shape", "known"), [((2, 5), {}), ((2, 5, 80, 1), {}), ((2, 5, 79), {"F": 80})]
-)
-def test_a_wrong_rank_or_size_is_refused(shape, known):
-    with pytest.raises(ValueError, match="features: expected shape"):
-        dims(torch.zeros(shape), "B T F", "features", **known)
+@pytest.mark.parametrize("given, said", [
+    (torch.zeros(2, 5), "features: expected shape (B, T, F=80), got (2, 5)."),
+    (torch.zeros(2, 5, 79), "features: expected shape (B, T, F=80), got (2, 5, 79)."),
+    ([4, 3], "features: expected a tensor, got list. Wrap it in torch.as_tensor."),
+])  # fmt: skip
+def test_what_is_no_such_tensor_is_refused(given, said):
+    with pytest.raises(ValueError) as error:
+        dims(given, "B T F", "features", F=80)
+    assert str(error.value) == said
 
 
 def test_the_mask_is_true_for_the_first_positions_only():
-    assert valid_mask(torch.tensor([0, 2, 3]), 3).tolist() == [
-        [False] * 3,
-        [True, True, False],
-        [True] * 3,
-    ]
+    wanted = [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert valid_mask(torch.tensor([0, 2, 3]), 3).int().tolist() == wanted
 
 
-def test_what_is_no_tensor_is_refused_by_name():
-    with pytest.raises(
-        ValueError,
-        match=r"^lengths: expected a tensor, got list\. Wrap it in torch\.as_tensor\.$",
-    ):
-        dims([4, 3], "B", "lengths")
+def test_a_whole_number_is_an_int_in_range_and_true_is_none():
+    assert whole(1, 1, 9) and whole(9, 1, 9)
+    for value in (0, 10, True, 2.0, "2"):
+        assert not whole(value, 1, 9)
 
 
-@pytest.mark.parametrize(
-    ("value", "fits"),
-    [
-        (1, True),
-        (9, True),
-        (0, False),
-        (10, False),
-        (True, False),
-        (2.0, False),
-        ("2", False),
-    ],
-)
-def test_a_whole_number_is_an_int_in_range_and_true_is_none(value, fits):
-    assert whole(value, 1, 9) is fits
-
-
-@pytest.mark.parametrize("value", [0, 9, 2.5, 2.0, "2", True])
-def test_a_range_of_parameters_is_one_of_whole_numbers(value):
-    expect_parameters({"batch": 8}, batch=range(1, 9))
+@pytest.mark.parametrize("value", [0, 65, 2.5, 2.0, "2", True])
+@pytest.mark.parametrize("rule", [range(1, 65), (1, 64)])
+def test_a_parameter_annotated_as_int_is_a_whole_number_in_its_bounds(value, rule):
+    given = {"__annotations__": {"batch": int}, "batch": 8}
+    expect_parameters(given, batch=rule)
     with pytest.raises(ValueError) as error:
-        expect_parameters({"batch": value}, batch=range(1, 9))
-    assert str(error.value) == f"batch: expected a whole number in 1..8, got {value!r}."
-
-
-@pytest.mark.parametrize("value", [2.5, 2.0, True, "2", 65])
-def test_a_parameter_annotated_as_int_is_a_whole_number_whatever_form_its_bounds_have(
-    value,
-):
-    values = {
-        "__annotations__": {"batch": int, "seconds": float},
-        "batch": 2,
-        "seconds": 2.5,
-    }
-    expect_parameters(values, batch=(1, 64), seconds=(1, 64))
-    with pytest.raises(
-        ValueError, match=r"^batch: expected a whole number in 1..64, got"
-    ):
-        expect_parameters(values | {"batch": value}, batch=(1, 64))
+        expect_parameters(given | {"batch": value}, batch=rule)
+    said = f"batch: expected a whole number in 1..64, got {value!r}."
+    assert str(error.value) == said
 
 
 def test_a_parameter_of_type_int_is_not_true():
@@ -104,26 +75,22 @@ class Settings:
     limit: float | None = None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"share": 1},
-        {"part": slice(2)},
-        {"sides": None},
-        {"size": -(10**30)},
-        {"limit": 1},
-    ],
-)
-def test_fields_of_their_types_pass(changes):
-    expect_types(Settings(**changes))
+def test_fields_of_their_types_pass():
+    expect_types(Settings())
+    expect_types(Settings(size=-(10**30), share=1, part=slice(2), sides=None, limit=1))
 
 
 @pytest.mark.parametrize("name, value, wanted", [
-    ("size", 1.0, "a whole number"), ("size", True, "a whole number"), ("size", "1", "a whole number"),
-    ("share", float("nan"), "a finite number"), ("share", float("inf"), "a finite number"), ("share", "x", "a finite number"),
-    ("share", False, "a finite number"), ("on", 1, "bool"), ("on", None, "bool"), ("part", [1], "range or slice"),
-    ("name", 5, "str"), ("limit", float("nan"), "a finite number, or None"), ("limit", True, "a finite number, or None"),
+    ("size", 1.0, "a whole number"),
+    ("size", True, "a whole number"),
+    ("size", "1", "a whole number"),
+    ("share", math.nan, "a finite number"),
+    ("share", math.inf, "a finite number"),
+    ("share", False, "a finite number"),
+    ("on", 1, "bool"),
+    ("part", [1], "range or slice"),
+    ("name", 5, "str"),
+    ("limit", math.nan, "a finite number, or None"),
 ])  # fmt: skip
 def test_a_field_of_another_type_is_named(name, value, wanted):
     with pytest.raises(ValueError, match=f"^{name}: expected {wanted}, got "):

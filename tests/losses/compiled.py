@@ -2,11 +2,9 @@
 
 import re
 import subprocess
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,9 +17,7 @@ needs_nvvm = pytest.mark.skipif(
 )
 
 
-def triton_spilled_B(
-    kernel: Any, types: Mapping[str, Any], cc: int, folder: Path, **options: int
-) -> int:
+def triton_spilled_B(kernel, types, cc, folder, **options):
     """Bytes of a thread's spills and local arrays in a kernel of Triton.
 
     Args:
@@ -50,7 +46,7 @@ def triton_spilled_B(
     return _spilled_B(made.asm["cubin"], folder)
 
 
-def numba_spilled_B(kernel: Any, types: tuple[Any, ...], cc: int, folder: Path) -> int:
+def numba_spilled_B(kernel, types, cc, folder):
     """Bytes of a thread's spills and local arrays in a kernel of Numba.
 
     Args:
@@ -74,7 +70,7 @@ def numba_spilled_B(kernel: Any, types: tuple[Any, ...], cc: int, folder: Path) 
     return _spilled_B(Program(ptx, "ptx", options).compile("cubin").code, folder)
 
 
-def _spilled_B(code: bytes, folder: Path) -> int:
+def _spilled_B(code, folder):
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

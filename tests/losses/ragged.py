@@ -1,4 +1,4 @@
-"""Ragged batches of logits for the tests of kernels."""
+"""Ragged batches of logits and of a joint's halves, and what a loss makes of them: for the tests of kernels."""
 
 import math
 
@@ -7,32 +7,86 @@ import torch
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def batch(
-    seed,
-    B,
-    T,
-    U,
-    V,
-    *,
-    n=0,
-    dtype=torch.float32,
-    blank=-1,
-    fused=True,
-    device="cpu",
-):
-    """Random ragged (logits, targets, logit_lengths, target_lengths), with NaN for padding."""
-    g = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(B, T, U + 1, V + n, generator=g)
-    logits = (logits if fused else logits.log_softmax(-1)).to(dtype)
-    targets = torch.randint(0, V - 1, (B, U), generator=g)
+def integers(generator, B, T, U, V, blank=-1):
+    """Random (targets, logit_lengths, target_lengths); one utterance at least has T frames, one U labels."""
+    targets = torch.randint(0, V - 1, (B, U), generator=generator)
     targets += (targets >= blank % V).long()
-    frames, labels = torch.full((B,), T), torch.full((B,), U)
-    frames[1:], labels[:-1] = (
-        torch.randint(1, T + 1, (B - 1,), generator=g),
-        torch.randint(0, U + 1, (B - 1,), generator=g),
-    )
-    for b in range(B):
-        logits[b, frames[b] :] = logits[b, :, labels[b] + 1 :] = math.nan
-        targets[b, labels[b] :] = -100
-    logits = logits.to(device)
-    return logits, targets.to(device), frames.to(device), labels.to(device)
+    frames = torch.full((B,), T)
+    labels = torch.full((B,), U)
+    frames[1:] = torch.randint(1, T + 1, (B - 1,), generator=generator)
+    labels[:-1] = torch.randint(0, U + 1, (B - 1,), generator=generator)
+    return targets, frames, labels
+
+
+def lattice(seed, B, T, U, V, *, n=0, dtype=torch.float64, blank=-1):
+    """Random logits (B, T, U + 1, V + n), of tokens and then of durations, and `integers`."""
+    g = torch.Generator().manual_seed(seed)
+    size = B, T, U + 1, V + n
+    logits = 2 * torch.randn(size, generator=g, dtype=torch.float64)
+    return logits.to(dtype), *integers(g, B, T, U, V, blank)
+
+
+def halves(seed, B, T, U, D, V, *, n=0, dtype=torch.float32, blank=-1):
+    """Random [encoded, predicted, weight, bias] of a joint with V + n outputs, and `integers`."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = [
+        (B, T, D),
+        (B, U + 1, D),
+        (V + n, D),
+        (V + n,),
+    ]
+    made = [torch.randn(size, generator=g, dtype=torch.float64) for size in sizes]
+    return [tensor.to(dtype) for tensor in made], integers(g, B, T, U, V, blank)
+
+
+def spoilt(logits, targets, frames, labels, filler=math.nan):
+    """The same lattice with `filler`, infinity and wild labels where the padding is."""
+    logits = logits.clone()
+    targets = targets.clone()
+    for b in range(len(logits)):
+        logits[b, frames[b] :] = filler
+        logits[b, :, labels[b] + 1 :] = math.inf
+        targets[b, labels[b] :] = -100 if b % 2 else 10**6
+    return logits, targets, frames, labels
+
+
+def spoilt_halves(tensors, targets, frames, labels):
+    """The same halves with NaN, infinity and wild labels where the padding is."""
+    encoded, predicted, *output = (tensor.clone() for tensor in tensors)
+    targets = targets.clone()
+    for b in range(len(encoded)):
+        encoded[b, frames[b] :] = math.nan
+        predicted[b, labels[b] + 1 :] = math.inf
+        targets[b, labels[b] :] = 10**6
+    return [encoded, predicted, *output], (targets, frames, labels)
+
+
+def batch(seed, *sizes, dtype=torch.float32, fused=True, device="cpu", **options):
+    """A `lattice` that is spoilt, on a device; of log-probabilities where not `fused`."""
+    logits, *rest = lattice(seed, *sizes, **options)
+    if not fused:
+        logits = logits.log_softmax(-1)
+    return [part.to(device) for part in spoilt(logits.to(dtype), *rest)]
+
+
+def graded(loss, logits, *rest, **options):
+    """The losses (B,), and the gradient of a weighted sum of them by the logits, or by each of a list."""
+    given = logits if isinstance(logits, list) else [logits]
+    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    costs = loss(*leaves, *rest, reduction="none", **options)
+    weight = torch.linspace(-1, 2, len(costs), device=costs.device).to(costs)
+    return costs.detach(), *torch.autograd.grad(costs, leaves, weight)
+
+
+def expect_no_worse_than(rival, found, truth, tiny):
+    """Errors at most twice those of the `rival`, and `tiny` of the largest value more, in each tensor."""
+    for place, parts in enumerate(zip(rival, found, truth, strict=True)):
+        # what no path crosses costs infinity
+        assert torch.equal(*(part.isinf().cpu() for part in parts[1:]))
+        theirs, ours, wanted = (
+            part.detach().cpu().double().nan_to_num(math.nan, posinf=0)
+            for part in parts
+        )
+        size = wanted.abs().max().clamp(min=1)
+        allowed = 2 * (theirs - wanted).abs().max() + tiny * size
+        assert (ours - wanted).abs().max() <= allowed, place

@@ -20,25 +20,25 @@ try:
 except ValueError as error:
     print(error)
 """
-REFUSED = "impl: expected another implementation, got 'triton', which fails here: {}. Pass impl='auto'."
+REFUSED = (
+    "impl: expected another implementation, got 'triton', which fails here: "
+    "RuntimeError: built for another driver. Pass impl='auto'."
+)
 
 
-@pytest.mark.parametrize(("text", "why"), [
-    ("raise RuntimeError('built for another driver')", "RuntimeError: built for another driver"),
-    ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
-])  # fmt: skip
-def test_a_broken_triton_costs_only_its_own_kernels(tmp_path, text, why):
+def test_a_broken_triton_costs_only_its_own_kernels(tmp_path):
     (tmp_path / "triton").mkdir()
-    (tmp_path / "triton" / "__init__.py").write_text(text)
+    broken = "raise RuntimeError('built for another driver')"
+    (tmp_path / "triton" / "__init__.py").write_text(broken)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", ASK],
-        env={**os.environ, "PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["2.6027", REFUSED.format(why)]
+    assert done.stdout.splitlines() == ["2.6027", REFUSED]
 
 
 class Faulting:
@@ -71,18 +71,15 @@ def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
     triton_finds, log_likelihood, said
 ):
     found = SimpleNamespace(log_likelihood=log_likelihood)
-    triton_finds(
-        SimpleNamespace(
-            arc_log_probs=wavefront.arc_log_probs, lattice=lambda *given: found
-        )
-    )
-    with pytest.warns(
-        RuntimeWarning, match=f"Triton's losses do not work on cpu: .*{said}"
-    ) as told:
-        assert [choice.triton_works(torch.device("cpu")) for _ in range(2)] == [
-            False
-        ] * 2
-    assert len(told) == 1
+    kernels = {
+        "arc_log_probs": wavefront.arc_log_probs,
+        "lattice": lambda *given: found,
+    }
+    triton_finds(SimpleNamespace(**kernels))
+    expected = f"Triton's losses do not work on cpu: .*{said}"
+    with pytest.warns(RuntimeWarning, match=expected) as told:
+        found = [choice.triton_works(torch.device("cpu")) for _ in range(2)]
+    assert (found, len(told)) == ([False, False], 1)
 
 
 def test_a_first_call_inside_a_capture_is_refused_and_decides_nothing(
@@ -96,18 +93,3 @@ def test_a_first_call_inside_a_capture_is_refused_and_decides_nothing(
     with pytest.raises(RuntimeError, match="Call the loss once before capturing"):
         choice.triton_works(torch.device("cpu"))
     assert choice.triton_works(torch.device("cpu"))
-
-
-def test_on_a_gpu_auto_takes_triton_where_it_works_and_plain_torch_elsewhere(
-    triton_finds, monkeypatch
-):
-    triton_finds(wavefront)
-    assert choice.triton_works(torch.device("cpu"))
-    for dtype, works, taken in (
-        (torch.float32, True, "triton"),
-        (torch.float32, False, "wavefront"),
-        (torch.float64, True, "wavefront"),
-    ):
-        monkeypatch.setattr(choice, "triton_works", lambda device, works=works: works)
-        scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
-        assert choice.fastest(scores) == taken

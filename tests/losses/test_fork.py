@@ -1,7 +1,4 @@
-"""A process that is forked after a loss call can call the losses itself, as with torchaudio's loss.
-
-Each case runs in a process of its own, which has called the loss on two threads before it forks.
-"""
+"""A process that is forked after a loss call can call the losses itself, as with torchaudio's loss."""
 
 import os
 import subprocess
@@ -13,7 +10,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system cannot fork"
 )
 
-START = """
+IN_FORKS = """
 import multiprocessing, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
@@ -35,48 +32,50 @@ def value_and_gradient(_=None):
 
 torch.set_num_threads(2)
 before = value_and_gradient()
-"""
-WAYS = {
-    "os.fork": """
+
 child = os.fork()
 if child == 0:
     os._exit(0 if value_and_gradient() == before else 1)
-assert os.waitpid(child, 0)[1] == 0
-""",
-    "Pool": """
+assert os.waitpid(child, 0)[1] == 0, "os.fork"
+
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    assert pool.map(value_and_gradient, range(3)) == 3 * [before]
-""",
-    "DataLoader": """
+    assert pool.map(value_and_gradient, range(3)) == 3 * [before], "Pool"
+
 class Losses(torch.utils.data.Dataset):
     def __len__(self):
         return 3
     def __getitem__(self, index):
         return torch.tensor(value_and_gradient())
+
 loader = torch.utils.data.DataLoader(Losses(), num_workers=2, multiprocessing_context="fork")
 for row in loader:
     torch.testing.assert_close(row[0], torch.tensor(before))
-""",
-    "start_processes": """
+
 def check(rank):
-    assert value_and_gradient() == before
+    assert value_and_gradient() == before, "start_processes"
+
 torch.multiprocessing.start_processes(check, nprocs=2, start_method="fork")
-""",
-}
-END = """
 assert value_and_gradient() == before  # the parent goes on
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_forked_process_computes_the_losses_of_its_parent(way):
+def run(code, folder):
+    """Run in a process of its own, with as many threads as it likes."""
+    environment = os.environ.copy()
+    environment.pop("OMP_NUM_THREADS", None)
     done = subprocess.run(
-        [sys.executable, "-c", START + WAYS[way] + END],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=300,  # a process that waits for lost threads would wait for ever
+        timeout=600,  # a process that waits for lost threads would wait for ever
+        cwd=folder,
+        env=environment,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_process_computes_the_losses_of_its_parent(tmp_path):
+    run(IN_FORKS, tmp_path)
 
 
 FIRST_CALL = """
@@ -120,15 +119,4 @@ for first in range(len(CALLS) - 1):
 def test_a_process_forked_before_any_loss_call_after_torch_has_used_its_threads(
     tmp_path,
 ):
-    environment = {
-        key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    run(FIRST_CALL, tmp_path)

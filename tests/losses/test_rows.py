@@ -1,9 +1,7 @@
 """Triton's passes over the logits: what they compile to for a GPU, and how wide they read."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 OF_TRITON = {FP32: "*fp32", FP16: "*fp16", BF16: "*bf16"}
 
 
-def triton_kernels(dtype, V, n, **constants) -> Iterator[tuple[Any, dict[str, Any]]]:
+def triton_kernels(dtype, V, n, **constants):
     """Triton's two passes, with what they are called with: types of arguments and values of constants."""
     from asrkit.losses import triton_rows as rows
 
@@ -37,9 +35,15 @@ OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
 
 
 @pytest.mark.parametrize("dtype, V, n, cc, constants", [
-    (BF16, 1025, 0, 80, {}), (FP32, 8193, 5, 90, {}), (FP16, 29, 0, 90, {}), (BF16, 1025, 0, 100, {}),
-    (BF16, 1024, 0, 80, {"TOGETHER": 8}), (BF16, 29, 0, 90, OPTIONS), (BF16, 29, 2, 90, OPTIONS | {"FUSED": True}),
+    (BF16, 1025, 0, 80, {}),
+    (FP32, 8193, 5, 90, {}),
+    (FP16, 29, 0, 90, {}),
+    (BF16, 1025, 0, 100, {}),
+    (BF16, 1024, 0, 80, {"TOGETHER": 8}),
+    (BF16, 29, 0, 90, OPTIONS),
+    (BF16, 29, 2, 90, OPTIONS | {"FUSED": True}),
 ])  # fmt: skip
+@pytest.mark.live
 def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp_path):
     """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
     for kernel, types in triton_kernels(dtype, V, n, **constants):
