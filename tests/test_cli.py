@@ -98,23 +98,17 @@ def test_bad_arguments_give_one_line_and_write_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("texts", "said"), [
-    ({"test": "one"}, "manifest: expected utterances to train on, got {'train': 0, 'dev': 0, 'test': 1}"),
-    ({"train": "one", "test": "2"}, "['2'] in '2'"),
-])  # fmt: skip
-def test_speech_that_cannot_be_trained_or_tested_on_is_refused_at_once(
-    tmp_path, capsys, texts, said
-):
-    rows = [{"text": text, "split": split} for split, text in texts.items()]
-    for row in rows:
-        row["audio"] = f"{row['split']}.wav"
-        soundfile.write(str(tmp_path / row["audio"]), np.ones(8000) / 9, 16_000)
+def test_speech_that_cannot_be_tested_on_is_refused_before_training(tmp_path, capsys):
+    rows = []
+    for split, text in (("train", "one"), ("test", "2")):
+        soundfile.write(str(tmp_path / f"{split}.wav"), np.ones(8000) / 9, 16_000)
+        rows.append({"audio": f"{split}.wav", "text": text, "split": split})
     manifest, out = tmp_path / "m.jsonl", tmp_path / "out"
     manifest.write_text("\n".join(map(json.dumps, rows)))
-    options = ["--manifest", str(manifest), "--out", str(out), "--no-progress"]
-    assert main(["train", *options]) == 2
+    command = f"train --manifest {manifest} --out {out} --no-progress"
+    assert main(command.split()) == 2
     err = capsys.readouterr().err.strip()
-    assert said in err and "\n" not in err and not out.exists()
+    assert "['2'] in '2'" in err and "\n" not in err and not out.exists()
 
 
 def test_the_ledger_prints_an_answer_a_document_and_a_line_a_claim(capsys, monkeypatch):

@@ -62,19 +62,19 @@ def test_pieces_show_where_words_begin():
 
 
 def test_special_tokens_have_no_text_and_no_text_has_them():
-    contents = known.parakeet_json("ctc")
     blank = known.V
-    whole = JsonTokenizer(json.dumps(contents), blank + 1)
+    whole = JsonTokenizer(json.dumps(known.parakeet_json("ctc")), blank + 1)
     tokens = whole.encode("the <pad>")
     assert blank not in tokens
     assert whole.decode([blank, *whole.encode("the"), blank]) == "the"
-    contents["truncation"] = {
-        "max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right",
-    }  # fmt: skip
     for again in (pickle.loads(pickle.dumps(whole)), copy.deepcopy(whole)):
         assert again == whole and again.encode("the <pad>") == tokens
+
+
+def test_a_text_is_not_cut_short_where_the_file_says_so():
+    cut = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}  # fmt: skip
     text = "the mat is in the tea room"
-    assert len(JsonTokenizer(json.dumps(contents), blank).encode(text)) > 2
+    assert other(truncation=cut).encode(text) == PIECES.encode(text)
 
 
 def test_a_saved_tokenizer_is_the_same_again():

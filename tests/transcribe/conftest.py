@@ -211,16 +211,14 @@ def found():
 
 @pytest.fixture
 def make_tar():
-    """Writes a WebDataset tar of sound files: (path, {member: bytes}), a .json beside each."""
+    """Writes a WebDataset tar of sound files: (path, {member: bytes}), behind one of text."""
 
     def make(path, members):
         with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
-            for name, data in members.items():
-                text = f"{name.rpartition('.')[0]}.json"
-                for info, held in ((name, data), (text, b'{"text": "not read"}')):
-                    info = tarfile.TarInfo(info)
-                    info.size = len(held)
-                    tar.addfile(info, io.BytesIO(held))
+            for name, data in (("0.json", b"{}"), *members.items()):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
         return path
 
     return make

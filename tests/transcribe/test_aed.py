@@ -92,7 +92,8 @@ def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
     every = Recognizer(model)(*speech(LENGTHS), **asked)
     kept = Recognizer(model, tokenizer=CharTokenizer())(*speech(LENGTHS), **asked)
     has_text = (every.labels >= 0) & (every.labels < 28)
-    assert torch.equal(kept.lengths, has_text.sum(1)) and every.labels.max() >= 28
+    assert torch.equal(kept.lengths, has_text.sum(1))
+    assert every.labels.max() >= 28
     filled = kept.labels >= 0
     for name in ("labels", "frames", "confidence"):
         mine, theirs = getattr(kept, name), getattr(every, name)
@@ -107,7 +108,8 @@ def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
 ])  # fmt: skip
 def test_what_the_model_cannot_do_is_refused(canary, talk, options, message, typed):
     code, _, err = typed(talk, "--model", canary, options)
-    assert code == 2 and err.startswith(f"asrkit transcribe: {message}")
+    assert code == 2
+    assert err.startswith(f"asrkit transcribe: {message}")
 
 
 # ---- the CTC head
@@ -122,7 +124,8 @@ def test_a_beam_of_a_model_with_a_ctc_head_asks_both(head, given, weight):
     found = recognised(model, search=BeamOptions(beam=3, ctc_weight=given))
     wanted = aed_beam(model, frames, ends, width=3, ctc=ctc, ctc_weight=weight)
     alone = aed_beam(model, frames, ends, width=3)
-    assert found.tokens() == wanted.tokens() and any(found.tokens())
+    assert found.tokens() == wanted.tokens()
+    assert any(found.tokens())
     assert (found.tokens() == alone.tokens()) == (weight == 0)
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-3)
     assert found.impl == wanted.impl

@@ -168,7 +168,8 @@ def test_items_read_ahead_come_as_a_plain_loop_gives_them_up_to_an_error(readers
     assert [*read_ahead(iter(sizes), read, readers)] == wanted
     with pytest.raises(RuntimeError, match="torn"):
         seen.extend(read_ahead([*sizes, -1, 3], read, readers))
-    assert seen == wanted and threading.active_count() == before
+    assert seen == wanted
+    assert threading.active_count() == before
 
 
 def test_no_more_is_read_ahead_than_promised_and_no_thread_left_behind():

@@ -100,7 +100,8 @@ def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
     copy = words.with_name("copy.arpa")
     copy.write_bytes(words.read_bytes())
     others = settings(lm=words, lm_weight=0.5), settings()
-    assert settings(lm=copy) == before and before not in others
+    assert settings(lm=copy) == before
+    assert before not in others
     words.write_text(arpa(["other"]))
     assert settings(lm=words) != before
 
@@ -111,4 +112,5 @@ def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words
     recognizer = Recognizer.from_checkpoint(learned, config)
     [one] = transcribe(learned, speech[0], recognizer=recognizer)
     said = "model: expected finite scores, got NaN or infinity in torch.float32. "
-    assert one.error.startswith(said) and "<unk>" in one.error
+    assert one.error.startswith(said)
+    assert "<unk>" in one.error

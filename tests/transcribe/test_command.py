@@ -29,7 +29,9 @@ def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(
     none = tmp_path / "none.wav"
     code, out, err = typed(speech[1], none, speech[0])
     files, texts = zip(*(line.split("\t") for line in out.splitlines()), strict=True)
-    assert files == (str(speech[1]), str(speech[0])) and all(texts) and code == 1
+    assert files == (str(speech[1]), str(speech[0]))
+    assert all(texts)
+    assert code == 1
     wrong, last = err.splitlines()
     wanted = f"expected a WAV, FLAC, OGG or MP3 file, got '{none}'. Check the path."
     assert wrong == f"{none}: audio: {wanted}"
@@ -78,7 +80,8 @@ def test_what_cannot_be_asked_for_is_one_line(
     monkeypatch.chdir(tmp_path)
     code, out, err = typed(speech[0], options)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("asrkit transcribe: ") and err.endswith(f"{message}\n")
+    assert err.startswith("asrkit transcribe: ")
+    assert err.endswith(f"{message}\n")
     assert not (tmp_path / "OUT/plan.jsonl").exists()
 
 

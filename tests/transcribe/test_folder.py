@@ -102,7 +102,8 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
         code, err = into(out, *speech, more)
         said = f"asrkit transcribe: --out: {WANTED} {got}. Name another folder.\n"
         assert (code, err) == (2, said)
-    assert changed(out) == before and mine.read_text() == "my own notes"
+    assert changed(out) == before
+    assert mine.read_text() == "my own notes"
 
 
 def folder_of(names, learned, out, **options):
@@ -148,7 +149,8 @@ def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
         (given / name).parent.mkdir(parents=True)
         shutil.copy(speech[0], given / name)
     code, err = into(out, given / "a", given / "b")
-    assert code == 2 and "--out: expected recordings of different names" in err
+    assert code == 2
+    assert "--out: expected recordings of different names" in err
     into(out, given, "--format ctm")
     for name in ("a/one", "b/one"):
         assert (out / f"{name}.ctm").read_text().startswith(f"{name} 1 ")
@@ -160,7 +162,8 @@ def test_a_failed_file_has_no_transcript_and_is_tried_again(into, speech, tmp_pa
     for done_before in (0, 6):
         said, err = into(out, bad, *speech)
         assert (said["files"], said["failed"], said["skipped"]) == (7, 1, done_before)
-        assert str(bad) in err and len(contents(out)) == 6
+        assert str(bad) in err
+        assert len(contents(out)) == 6
 
 
 def test_processes_that_share_a_folder_end_with_what_one_gives(

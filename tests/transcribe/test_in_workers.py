@@ -69,7 +69,8 @@ def test_texts_words_errors_and_order_are_those_of_one_process(
     for options, recognizer in cases:
         how = {"options": options, "recognizer": recognizer}
         wanted = results(transcribe(learned, sounds, **how))
-        assert len(wanted) == 10 and sum(bool(one[-1]) for one in wanted) == 2
+        assert len(wanted) == 10
+        assert sum(bool(one[-1]) for one in wanted) == 2
         for layout in (Layout(threads=1), TWO):
             found = transcribe_in_workers(learned, sounds, layout, **how)
             assert results(found) == wanted
@@ -105,7 +106,8 @@ def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, ty
     code, one, one_err = typed(talks, ONE_THREAD)
     again, two, err = typed(talks, ONE_THREAD, "--workers 2")
     assert code == again == 1
-    assert two == one and two.count("\n") == 6
+    assert two == one
+    assert two.count("\n") == 6
     chosen, *broken, last = err.splitlines()
     assert chosen == "2 workers (as asked), 1 thread each"
     assert broken == one_err.splitlines()[:2]
@@ -130,6 +132,8 @@ def test_ctrl_c_ends_all_processes(talks, typed, tmp_path, forked, break_reading
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all of them
     process.join()
     err = (tmp_path / "stderr").read_text()
-    assert process.exitcode == 130 and err.endswith("asrkit transcribe: stopped\n")
-    assert "Traceback" not in err and len(workers) == 2
+    assert process.exitcode == 130
+    assert err.endswith("asrkit transcribe: stopped\n")
+    assert "Traceback" not in err
+    assert len(workers) == 2
     assert not any(map(running, workers))

@@ -36,14 +36,15 @@ def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkp
     assert Recognizer(variants, INT8).model is int8.model is not plain.model
     parts = int8.model.named_modules()
     names = [name for name, part in parts if isinstance(part, Int8Linear)]
-    assert names and all(name.startswith("encoder.") for name in names)
-    noise = 0.1 * torch.randn(2, 24_000, generator=torch.Generator().manual_seed(1))
-    features = plain.features(noise, torch.tensor([24_000, 12_000]))
-    wanted, ends = plain.encode(*features)
-    found, steps = int8.encode(*features)
-    assert found.dtype == int8.dtype and torch.equal(steps, ends)
+    assert names
+    assert all(name.startswith("encoder.") for name in names)
+    noise = 0.1 * torch.randn(1, 24_000, generator=torch.Generator().manual_seed(1))
+    features = plain.features(noise, torch.tensor([24_000]))
+    wanted, _ = plain.encode(*features)
+    found, ends = int8.encode(*features)
+    assert found.dtype == int8.dtype
     assert 0 < (found - wanted).norm() / wanted.norm() < 0.1
-    assert int8.decode(found, steps).scores.isfinite().all()
+    assert int8.decode(found, ends).scores.isfinite().all()
 
 
 @ON_THIS_CPU
@@ -67,5 +68,6 @@ def test_the_command_transcribes_in_int8(checkpoint, speech, tmp_path, typed, mo
     save_checkpoint(model, checkpoint)
     how = ("--model", model, "--dtype int8 --out", out, more)
     code, said, _ = typed(speech[0], *how)
-    assert code == 0 and "1 of 1" in said
+    assert code == 0
+    assert "1 of 1" in said
     assert any(path.is_file() for path in out.rglob("*"))

@@ -129,7 +129,8 @@ def test_a_damaged_manifest_is_one_line_that_names_the_line(tmp_path, line, said
     path.write_bytes(b'{"audio": "fine.wav"}\n\n' + line.encode("latin-1") + b"\n")
     with pytest.raises(ValueError, match="^manifest: ") as error:
         read(path)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
     assert f"{path}:3" in str(error.value) or "Unicode" in said
 
 
@@ -167,7 +168,8 @@ def test_of_a_torn_tar_what_is_whole_is_kept_and_one_error_stands_for_the_rest(
         *whole, (label, last) = held(path)
         n = len(whole)
         assert [sound.data for _, sound in whole] == contents[:n]
-        assert bool(n) == (size > 700) and label == "set/"
+        assert bool(n) == (size > 700)
+        assert label == "set/"
         assert last.error.startswith(f"audio: set.tar has {n} recordings to read (")
         assert "\n" not in last.error
 

@@ -33,7 +33,8 @@ BAD = [
 def test_options_that_cannot_be_are_refused(kind, options, wanted):
     with pytest.raises(ValueError) as error:
         kind(**options)
-    assert str(error.value).startswith(wanted) and "\n" not in str(error.value)
+    assert str(error.value).startswith(wanted)
+    assert "\n" not in str(error.value)
 
 
 NO_HEAD = "expected none for AEDModel without a CTC head, got"

@@ -253,5 +253,3 @@ def test_ray_that_is_absent_is_one_line_that_names_parts():
     wanted = "^on: expected Ray Data, got No module named 'ray'. pip install .* --part K/N, which needs no Ray.$"
     with pytest.raises(ValueError, match=wanted):
         RayCluster(address="local")
-    with pytest.raises(ValueError, match="^actors: expected 1 or more, got 0.$"):
-        RayCluster(address="local", actors=0)

@@ -134,7 +134,8 @@ def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(
 ):
     recognizer = Recognizer.from_checkpoint(checkpoint)
     assert recognizer.config.encoder == "optimized"
-    assert is_packed(recognizer.model) and not is_packed(checkpoint.model)
+    assert is_packed(recognizer.model)
+    assert not is_packed(checkpoint.model)
     one_batch = recognize(checkpoint, *noise)
     assert torch.equal(one_batch.scores, by_hand(checkpoint, *noise).scores)
     autocast = PipelineConfig(precision="autocast")
@@ -156,7 +157,8 @@ def test_variants_are_made_once_and_share_weights_or_take_the_models_place(
     assert all(a.data_ptr() == b.data_ptr() for a, b in pairs)
     own = checkpoint._replace(model=own)
     recognizer = Recognizer.from_checkpoint(own, in_place=True)
-    assert recognizer.model is own.model and is_packed(own.model)
+    assert recognizer.model is own.model
+    assert is_packed(own.model)
     assert recognizer(*noise).tokens() == by_hand(checkpoint, *noise).tokens()
 
 

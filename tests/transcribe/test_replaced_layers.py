@@ -34,6 +34,7 @@ def test_a_model_with_replaced_layers_is_recognised_with(kind, form):
     before, after = Recognizer(plain, config), Recognizer(replaced, config)
     wanted, ends = before.encode(*before.features(*noise))
     found, steps = after.encode(*after.features(*noise))
-    assert torch.equal(steps, ends) and found.dtype == torch.float32
+    assert torch.equal(steps, ends)
+    assert found.dtype == torch.float32
     assert 0 < (found - wanted).norm() <= 0.1 * wanted.norm()
     assert after.decode(found, steps).scores.isfinite().all()

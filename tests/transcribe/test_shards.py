@@ -60,10 +60,13 @@ def test_a_plan_has_each_recording_once_and_longest_first(lines, task, tmp_path)
     held = [shard.recordings() for shard in made.shards]
     every = [one for shard in held for one in shard]
     ids = {one.id: one.planned_s for one in every}
-    assert {"a.tar", "b.tar", "0.wav", "199.wav"} < {*ids} and len(ids) == 202
-    assert len(every) == 202 and [*ids.values()] == sorted(ids.values(), reverse=True)
+    assert {"a.tar", "b.tar", "0.wav", "199.wav"} < {*ids}
+    assert len(ids) == 202
+    assert len(every) == 202
+    assert [*ids.values()] == sorted(ids.values(), reverse=True)
     sums = [sum(one.planned_s for one in shard) for shard in held]
-    assert [shard.planned_s for shard in made.shards] == sums and max(sums) <= 900
+    assert [shard.planned_s for shard in made.shards] == sums
+    assert max(sums) <= 900
     assert len({shard.name for shard in made.shards}) == len(made.shards) > 20
 
 
@@ -181,7 +184,8 @@ def test_a_run_transcribes_all_and_a_finished_one_does_nothing(
     report = run(many, threads=1)
     assert found(many.out) == wanted(talks)
     assert report.shards == report.done == len(many.shards)
-    assert (report.recordings, report.failed) == (12, 3) and report.audio_s > 100
+    assert (report.recordings, report.failed) == (12, 3)
+    assert report.audio_s > 100
     assert report.transcribed_s == pytest.approx(report.audio_s)
     before = written(many.out)
     assert run(many) == replace(report, transcribed_s=0.0)
@@ -314,7 +318,8 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     assert process.exitcode == -signal.SIGKILL
     before = written(out)
     code, said, _ = shards()
-    assert code == 1 and ": 13 recordings, " in said  # three cannot be read
+    assert code == 1
+    assert ": 13 recordings, " in said  # three cannot be read
     assert found(out) == wanted(talks)
     after = written(out)
     assert before.items() < after.items()
@@ -337,8 +342,10 @@ def test_a_disk_that_is_full_is_one_line_and_what_was_done_is_kept(
     process = forked(on_a_small_disk)
     process.join()
     *_, line = (tmp_path / "stderr").read_text().splitlines()
-    assert process.exitcode == 2 and line.startswith("asrkit transcribe: ")
-    assert "File too large: '/" in line and "/out/part-" in line
+    assert process.exitcode == 2
+    assert line.startswith("asrkit transcribe: ")
+    assert "File too large: '/" in line
+    assert "/out/part-" in line
     assert {} != found(out).items() < wanted(talks).items()
     shards()
     assert found(out) == wanted(talks)

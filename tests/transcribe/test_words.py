@@ -128,7 +128,8 @@ def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text(train_pieces
     for text in texts:
         tokens = tokenizer.encode(text)
         found = [word.text for word in words(row(tokens), tokenizer)]
-        assert len(tokens) > len(found) and found == text.split()
+        assert len(tokens) > len(found)
+        assert found == text.split()
 
 
 @given(st.lists(st.integers(0, 27), max_size=60))

@@ -72,7 +72,8 @@ def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_erro
     found, pids = outcome(jobs)
     wanted = [[2, 4], [6, "die", 8], [], ["odd"], [0, 2], [6, 8, 10, 14], [16]]
     assert found == dict(enumerate(wanted))
-    assert len(pids) > 1 and os.getpid() not in pids
+    assert len(pids) > 1
+    assert os.getpid() not in pids
     wait_until(lambda: not any(map(running, pids)))
     said = capfd.readouterr().err
     lines = re.findall(r"worker \d \(process \d+\) ended by (.*); its rec", said)
@@ -104,7 +105,8 @@ def test_a_spawned_worker_does_jobs_too_and_runs_no_script_again(tmp_path, monke
     monkeypatch.setattr(main, "__file__", str(script), raising=False)
     monkeypatch.setattr(main, "__spec__", None, raising=False)
     found, pids = outcome([[1], [2]], Layout(), method="spawn")
-    assert found == {0: [2], 1: [4]} and len(pids) == 1
+    assert found == {0: [2], 1: [4]}
+    assert len(pids) == 1
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="this system has no /proc")
@@ -216,7 +218,8 @@ def test_jobs_grow_and_shrink_towards_the_end():
     drawn = [*recording_jobs(sounds, workers=2, batch_s=60.0)]
     assert [one for job in drawn for one in job] == sounds
     sizes = [10 * len(job) for job in drawn]
-    assert sizes[:5] == [60, 120, 240, 360, 360] and max(sizes) == 360
+    assert sizes[:5] == [60, 120, 240, 360, 360]
+    assert max(sizes) == 360
     assert sizes[-3:] == [30, 30, 30] or sizes[-1] < 30 == sizes[-2]
     unnamed = [Sound(Path("a" * 300))]  # no system opens such a name: reading it fails
     assert [*recording_jobs(unnamed, workers=2, batch_s=60.0)] == [unnamed]
