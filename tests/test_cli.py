@@ -8,9 +8,9 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import soundfile
-import torch
 
 from asrkit.cli import main
 from asrkit.cli.command import add_fields, made
@@ -18,23 +18,11 @@ from asrkit.transcribe.options import described
 from asrkit.workbench import records
 
 
-def sine(path, seconds=0.5, rate=16_000, channels=1):
-    wave = (
-        torch.sin(torch.arange(int(seconds * rate)) * 0.1)[:, None].repeat(1, channels)
-        * 0.1
-    )
-    soundfile.write(str(path), wave.numpy(), rate)
-    return str(path)
-
-
 def test_the_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
-    assert (
-        stop.value.code == 0
-        and capsys.readouterr().out
-        == f"asrkit {importlib.metadata.version('asrkit')}\n"
-    )
+    version = importlib.metadata.version("asrkit")
+    assert (stop.value.code, capsys.readouterr().out) == (0, f"asrkit {version}\n")
 
 
 def test_a_reader_that_is_gone_ends_any_command_without_a_word():
@@ -98,7 +86,6 @@ def test_options_are_made_of_fields_and_objects_of_options(typed, made_of_it):
     ("bench losses --threads 0 --out OUT", "--threads: expected 1 to 1,024, got 0"),
     ("bench losses --out /proc/none/a.jsonl", "/proc/none/a.jsonl cannot be written: "),
     ("bench losses --ranks 8", "--ranks: expected the suite batching, got losses"),
-    ("bench losses --minutes 5", "--minutes: expected the suite all, got losses"),
     ("ledger --document 005", "--document: expected one of 000, 001"),
 ])  # fmt: skip
 def test_bad_arguments_give_one_line_and_write_nothing(
@@ -111,21 +98,17 @@ def test_bad_arguments_give_one_line_and_write_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("rows", "said"), [
-    ([{"audio": "a.wav", "text": "one", "split": "test"}], "manifest: expected utterances to train on, got {'train': 0, 'dev': 0, 'test': 1}"),
-    ([{"audio": "a.wav", "text": "one", "split": "train"}, {"audio": "b.wav", "text": "2", "split": "test"}], "['2'] in '2'"),
-])  # fmt: skip
-def test_speech_that_cannot_be_trained_or_tested_on_is_refused_at_once(
-    tmp_path, capsys, rows, said
-):
-    for row in rows:
-        sine(tmp_path / row["audio"])
+def test_speech_that_cannot_be_tested_on_is_refused_before_training(tmp_path, capsys):
+    rows = []
+    for split, text in (("train", "one"), ("test", "2")):
+        soundfile.write(str(tmp_path / f"{split}.wav"), np.ones(8000) / 9, 16_000)
+        rows.append({"audio": f"{split}.wav", "text": text, "split": split})
     manifest, out = tmp_path / "m.jsonl", tmp_path / "out"
     manifest.write_text("\n".join(map(json.dumps, rows)))
-    options = ["--manifest", str(manifest), "--out", str(out), "--no-progress"]
-    assert main(["train", *options]) == 2
+    command = f"train --manifest {manifest} --out {out} --no-progress"
+    assert main(command.split()) == 2
     err = capsys.readouterr().err.strip()
-    assert said in err and "\n" not in err and not out.exists()
+    assert "['2'] in '2'" in err and "\n" not in err and not out.exists()
 
 
 def test_the_ledger_prints_an_answer_a_document_and_a_line_a_claim(capsys, monkeypatch):

@@ -62,19 +62,19 @@ def test_pieces_show_where_words_begin():
 
 
 def test_special_tokens_have_no_text_and_no_text_has_them():
-    contents = known.parakeet_json("ctc")
     blank = known.V
-    whole = JsonTokenizer(json.dumps(contents), blank + 1)
+    whole = JsonTokenizer(json.dumps(known.parakeet_json("ctc")), blank + 1)
     tokens = whole.encode("the <pad>")
     assert blank not in tokens
     assert whole.decode([blank, *whole.encode("the"), blank]) == "the"
-    contents["truncation"] = {
-        "max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right",
-    }  # fmt: skip
     for again in (pickle.loads(pickle.dumps(whole)), copy.deepcopy(whole)):
         assert again == whole and again.encode("the <pad>") == tokens
+
+
+def test_a_text_is_not_cut_short_where_the_file_says_so():
+    cut = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}  # fmt: skip
     text = "the mat is in the tea room"
-    assert len(JsonTokenizer(json.dumps(contents), blank).encode(text)) > 2
+    assert other(truncation=cut).encode(text) == PIECES.encode(text)
 
 
 def test_a_saved_tokenizer_is_the_same_again():
@@ -90,16 +90,16 @@ def other(**changes):
 
 
 WORDS = {"type": "WordLevel", "unk_token": "0", "vocab": {str(n): n for n in range(31)}}
+KINDS = "a BPE or Unigram model with a decoder"
 
 
-def test_what_is_no_tokenizer_is_refused():
-    for message, call in {
-        "^tokenizer: expected a BPE or Unigram model with a decoder, got BPE with decoder None": lambda: other(decoder=None),
-        "^tokenizer: expected a BPE or Unigram model with a decoder, got WordLevel": lambda: other(model=WORDS),
-        "^tokenizer: expected an alphabet of text, got list": lambda: load_tokenizer({"alphabet": ["a"]}),
-        "^tokenizer: tokenizer.json is damaged": lambda: JsonTokenizer("{", 3),
-        "^tokenizer: expected 99 tokens, got 32": lambda: JsonTokenizer(PIECES.contents, 99),
-        "^tokens: expected 0 to 30, got \\[31, -1\\]": lambda: PIECES.decode([0, 31, -1]),
-    }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            call()
+@pytest.mark.parametrize("call, said", [
+    (lambda: other(decoder=None), f"tokenizer: expected {KINDS}, got BPE with decoder None"),
+    (lambda: other(model=WORDS), f"tokenizer: expected {KINDS}, got WordLevel"),
+    (lambda: JsonTokenizer("{", 3), "tokenizer: tokenizer.json is damaged"),
+    (lambda: JsonTokenizer(PIECES.contents, 99), "tokenizer: expected 99 tokens, got 32"),
+    (lambda: PIECES.decode([0, 31, -1]), r"tokens: expected 0 to 30, got \[31, -1\]"),
+])  # fmt: skip
+def test_what_is_no_tokenizer_is_refused(call, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        call()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.live
 FLOAT32 = 1e-4  # of log-probabilities, as the exports promise
 IN_FLOAT32 = [
     f"{case} onnx {engine}"

@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections import Counter
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from asrkit.cli import main
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import (
     Checkpoint,
@@ -31,7 +33,8 @@ from asrkit.text import CharTokenizer
 from asrkit.transcribe import WindowOptions, transcribe
 from asrkit.transcribe.shards import rows
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parent / "models")]  # helpers of these tests
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +43,21 @@ def small_tensors(one_thread):
 
 
 @pytest.fixture
-def break_reading(monkeypatch):
-    """From its call on, recordings named `poison` end the process that opens them, `slow` ones take a while, and `odd` ones are a
-    KeyError, which nothing expects."""
-    plain = soundfile.SoundFile
+def break_reading(monkeypatch, tmp_path):
+    """From its call on, a recording whose name or bytes end in `poison` ends the process that opens it, `once` does so
+    where none has yet, `stuck` is never open, and `odd` is a KeyError, which nothing expects."""
+    plain, died = soundfile.SoundFile, tmp_path / "died"
 
     def open_or_die(file, *args, **how):
-        name = Path(os.fsdecode(file)).name if isinstance(file, str | bytes) else ""
-        if "poison" in name:
+        mark = Path(os.fsdecode(file)).stem if isinstance(file, bytes) else ""
+        if isinstance(file, io.BytesIO):
+            mark = file.getvalue()[-6:].decode(errors="replace")
+        if mark.endswith("poison") or (mark.endswith("once") and not died.exists()):
+            died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        if "slow" in name:
-            time.sleep(0.3)
-        if "odd" in name:
+        if mark.endswith("stuck"):
+            time.sleep(1e6)
+        if mark.endswith("odd"):
             raise KeyError("no such header")
         return plain(file, *args, **how)
 
@@ -61,6 +67,7 @@ def break_reading(monkeypatch):
 @pytest.fixture
 def forked(tmp_path):
     """Starts a function in a process forked from this one, its streams in files; torch is loaded there already."""
+    started = []
 
     def start(function):
         def run():
@@ -71,9 +78,12 @@ def forked(tmp_path):
 
         process = multiprocessing.get_context("fork").Process(target=run)
         process.start()
+        started.append(process)
         return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
 
 
 @pytest.fixture(scope="session")
@@ -82,37 +92,23 @@ def learned(tiny_speech):
     window, so that windows and one piece can be compared to the letter."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     config, tokenizer, steps = FeatureConfig(normalization="none"), CharTokenizer(), 45
-    rows = [torch.randint(6, (3,), generator=generator).tolist() for _ in range(12)]
-    waveforms = [
-        torch.cat([tiny_speech.waveforms[n] for n in row]).float() / 32768
-        for row in rows
-    ]
-    features, frames = log_mel(
-        pad_sequence(waveforms, batch_first=True),
-        torch.tensor([*map(len, waveforms)]),
-        config=config,
-    )
-    texts = [
-        torch.tensor(tokenizer.encode(" ".join(tiny_speech.texts[n] for n in row)))
-        for row in rows
-    ]
-    targets, sizes = torch.cat(texts), torch.tensor([*map(len, texts)])
-    model = CTCModel(
-        CTCConfig(
-            vocab_size=tokenizer.vocab_size,
-            encoder=ConvConfig(width=64, layers=3, dropout=0.0),
-        )
-    )
+    rows = torch.randint(6, (12, 3)).tolist()
+    heard = [torch.cat([tiny_speech.waveforms[n] for n in row]) / 32768 for row in rows]
+    said = [" ".join(tiny_speech.texts[n] for n in row) for row in rows]
+    tokens = [*map(tokenizer.encode, said)]
+    targets = torch.tensor([*chain(*tokens)]), torch.tensor([*map(len, tokens)])
+    lengths = torch.tensor([*map(len, heard)])
+    features = log_mel(pad_sequence(heard, batch_first=True), lengths, config=config)
+    encoder = ConvConfig(width=64, layers=3, dropout=0.0)
+    model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder))
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
     for _ in range(steps):
-        log_probs, lengths = model(features, frames)
-        loss = F.ctc_loss(
-            log_probs.transpose(0, 1), targets, lengths, sizes, blank=model.blank
-        )
+        log_probs, frames = model(*features)
+        scores = log_probs.transpose(0, 1)
+        loss = F.ctc_loss(scores, targets[0], frames, targets[1], blank=model.blank)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -145,47 +141,6 @@ def long_file(tiny_speech, tmp_path_factory):
     return path
 
 
-# Python imports it at its start. Spawned workers die of a name with `poison`, and open files as slowly as the file `slow_s` says.
-FAULTS = """
-import os, sys
-if "--multiprocessing-fork" in sys.orig_argv:
-    import signal, time
-    import soundfile
-    plain, here = soundfile.SoundFile, os.path.dirname(__file__)
-
-    def open_or_die(file, *args, **how):
-        if isinstance(file, (str, bytes)) and "poison" in os.fsdecode(file):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        with open(os.path.join(here, "slow_s")) as slow_s:
-            time.sleep(float(slow_s.read()))
-        return plain(file, *args, **how)
-
-    soundfile.SoundFile = open_or_die
-"""
-
-
-class Faults:
-    """What goes wrong in spawned workers whose PYTHONPATH begins with `path`."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.path = f"{folder}{os.pathsep}{ROOT}"
-        (folder / "sitecustomize.py").write_text(FAULTS)
-        self.slow(0)
-
-    def slow(self, seconds):
-        """How long workers take to open a file, from now on."""
-        written = self.folder / "slow_s.new"
-        written.write_text(str(seconds))
-        written.replace(self.folder / "slow_s")  # workers read it at any moment
-
-
-@pytest.fixture(scope="session")
-def faults(tmp_path_factory):
-    """Faults of spawned workers."""
-    return Faults(tmp_path_factory.mktemp("faults"))
-
-
 @pytest.fixture(scope="session")
 def model(learned, tmp_path_factory):
     """The trained model as a file."""
@@ -195,18 +150,40 @@ def model(learned, tmp_path_factory):
 
 
 @pytest.fixture
+def typed(model, capsys):
+    """What `asrkit transcribe` of the trained model, with words typed behind it, ends in: exit code, stdout and stderr."""
+
+    def run(*words):
+        capsys.readouterr()
+        plain = f"transcribe --model {model} --dtype float32"
+        code = main([*plain.split(), *" ".join(map(str, words)).split()])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def other_model(model, tmp_path):
+    """The same with another weight."""
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
 def talks(speech, long_file, tmp_path):
     """A folder of twelve recordings in two subfolders, of which three cannot be read."""
     folder = tmp_path / "talks"
-    for sub in "ab":
+    for sub in ("a", "b"):
         (folder / sub).mkdir(parents=True)
         for path in speech[:4]:
-            shutil.copy(path, folder / sub / path.name)
-    shutil.copy(long_file, folder / "long.flac")
+            shutil.copy(path, folder / sub)
+    shutil.copy(long_file, folder)
     (folder / "a" / "empty.wav").touch()
     (folder / "b" / "text.wav").write_text("no sound")
-    whole = (folder / "long.flac").read_bytes()
-    (folder / "b" / "torn.flac").write_bytes(whole[: len(whole) // 2])
+    (folder / "b" / "torn.flac").write_bytes(long_file.read_bytes()[:50_000])
     return folder
 
 
@@ -234,18 +211,14 @@ def found():
 
 @pytest.fixture
 def make_tar():
-    """Writes a WebDataset tar of sound files: (path, {member: bytes}), a .json beside each."""
-
-    def add(tar, name, data):
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
+    """Writes a WebDataset tar of sound files: (path, {member: bytes}), behind one of text."""
 
     def make(path, members):
         with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
-            for name, data in members.items():
-                add(tar, name, data)
-                add(tar, f"{name.rpartition('.')[0]}.json", b'{"text": "not read"}')
+            for name, data in (("0.json", b"{}"), *members.items()):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
         return path
 
     return make

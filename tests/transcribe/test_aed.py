@@ -1,30 +1,18 @@
 """Encoder-decoder models in the recogniser and in `asrkit transcribe`: prompts, beams joint with CTC, times, refusals."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import soundfile
 import torch
+from canary_files import archive
+from parity_cases import LENGTHS, speech
 
-from asrkit.cli import main
 from asrkit.decoders import aed_beam, aed_greedy, attention_frames, ctc_alignment
 from asrkit.models import AEDModel, Checkpoint, load_checkpoint, presets
 from asrkit.models.prompts import PromptFormat
 from asrkit.text import CharTokenizer
-from asrkit.transcribe import (
-    BeamOptions,
-    PipelineConfig,
-    PromptOptions,
-    Recognizer,
-    WindowOptions,
-    transcribe,
-)
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
-from canary_files import archive
-from parity_cases import LENGTHS, speech
+from asrkit.transcribe import BeamOptions, PipelineConfig, PromptOptions, Recognizer
 
 ASKED = {"language": "de", "task": "translate", "punctuation": False}
 
@@ -86,78 +74,42 @@ def by_hand(checkpoint, **asked):
 
 
 def test_a_text_is_what_the_decoder_writes_behind_the_prompt_asked_for(
-    checkpoint, canary, talk, capsys
+    checkpoint, canary, talk, typed
 ):
     plain, asked = by_hand(checkpoint), by_hand(checkpoint, **ASKED)
     assert recognised(checkpoint, prompt=PromptOptions(**ASKED)).tokens() == asked
     assert recognised(checkpoint).tokens() == plain != asked
     assert recognised(checkpoint, search=BeamOptions(beam=1)).tokens() == plain
-    options = ["--language", "de", "--task", "translate", "--no-punctuation"]
-    assert main(["transcribe", str(talk), "--model", str(canary), *options]) == 0
-    text = capsys.readouterr().out.rstrip("\n").partition("\t")[2]
-    assert text == checkpoint.tokenizer.decode(asked[0])
+    options = "--language de --task translate --no-punctuation"
+    _, out, _ = typed(talk, "--model", canary, options)
+    assert out.rstrip("\n").partition("\t")[2] == checkpoint.tokenizer.decode(asked[0])
 
 
 def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
     """Of tiny_aed the last three tokens are special, and a model of random weights writes them too."""
     model = random_model(width=presets.tiny_aed(31).width)
-    features = {"bins": model.config.encoder.bins}
-    checkpoint = Checkpoint(model, CharTokenizer(), features, {})
     asked = {"confidence": True, "times": True}
-    kept = Recognizer.from_checkpoint(checkpoint)(*speech(LENGTHS), **asked)
     every = Recognizer(model)(*speech(LENGTHS), **asked)
-    assert int(every.labels.max()) >= 28 > int(kept.labels.max())
-    for row in range(len(LENGTHS)):
-        keep = (every.labels[row] >= 0) & (every.labels[row] < 28)
-        n = int(kept.lengths[row])
-        assert n == int(keep.sum())
-        for name in ("labels", "frames", "confidence"):
-            mine, theirs = getattr(kept, name)[row], getattr(every, name)[row]
-            assert torch.equal(mine[:n], theirs[keep]) and (mine[n:] == -1).all()
-
-
-def test_a_long_file_goes_through_windows(checkpoint, tmp_path):
-    waveforms, lengths = speech(LENGTHS)
-    piece = waveforms[0, : lengths[0]]
-    path = tmp_path / "long.wav"
-    soundfile.write(str(path), torch.cat([piece] * 6).numpy(), 16_000)
-    options = WindowOptions(window_s=3.0, overlap_s=1.0, timestamps=True)
-    (one,) = transcribe(checkpoint, path, options=options)
-    assert one.error == ""
-    assert one.audio_s == pytest.approx(6 * int(lengths[0]) / 16_000)
-    starts = [word.start_s for word in one.words]
-    assert starts == sorted(starts)
-    assert starts[-1] > 5.0  # the last window has its share
+    kept = Recognizer(model, tokenizer=CharTokenizer())(*speech(LENGTHS), **asked)
+    has_text = (every.labels >= 0) & (every.labels < 28)
+    assert torch.equal(kept.lengths, has_text.sum(1))
+    assert every.labels.max() >= 28
+    filled = kept.labels >= 0
+    for name in ("labels", "frames", "confidence"):
+        mine, theirs = getattr(kept, name), getattr(every, name)
+        assert torch.equal(mine[filled], theirs[has_text])
+        assert (mine[~filled] == -1).all()
 
 
 @pytest.mark.parametrize("options, message", [
-    (["--language", "fr"], "--language: expected one of 'en', 'de', got 'fr'."),
-    (["--target-language", "xx"], "--target-language: expected one of 'en', 'de', got 'xx'."),
-    (["--task", "translate"], "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
-    (["--no-fallback"], "--fallback: expected none, since this AEDModel has no prompt with a place for it, got False."),
-    (["--beam", "4", "--label-bonus", "1"], "--label-bonus: expected none for AEDModel"),
+    ("--language fr", "--language: expected one of 'en', 'de', got 'fr'."),
+    ("--task translate", "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
+    ("--beam 4 --label-bonus 1", "--label-bonus: expected none for AEDModel"),
 ])  # fmt: skip
-def test_what_the_model_cannot_do_is_refused_in_one_line(
-    canary, talk, options, message, capsys
-):
-    assert (
-        main(
-            [
-                "transcribe",
-                "--dtype",
-                "float32",
-                str(talk),
-                "--model",
-                str(canary),
-                *options,
-            ]
-        )
-        == 2
-    )
-    out, err = capsys.readouterr()
-    assert out == ""
+def test_what_the_model_cannot_do_is_refused(canary, talk, options, message, typed):
+    code, _, err = typed(talk, "--model", canary, options)
+    assert code == 2
     assert err.startswith(f"asrkit transcribe: {message}")
-    assert err.count("\n") == 1
 
 
 # ---- the CTC head
@@ -172,7 +124,8 @@ def test_a_beam_of_a_model_with_a_ctc_head_asks_both(head, given, weight):
     found = recognised(model, search=BeamOptions(beam=3, ctc_weight=given))
     wanted = aed_beam(model, frames, ends, width=3, ctc=ctc, ctc_weight=weight)
     alone = aed_beam(model, frames, ends, width=3)
-    assert found.tokens() == wanted.tokens() and any(found.tokens())
+    assert found.tokens() == wanted.tokens()
+    assert any(found.tokens())
     assert (found.tokens() == alone.tokens()) == (weight == 0)
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-3)
     assert found.impl == wanted.impl
@@ -185,12 +138,10 @@ def test_labels_have_the_times_of_the_ctc_head_where_the_text_fits():
     frames, ends, ctc = encoded(model)
     aligned = ctc_alignment(ctc, ends, found)
     attended = attention_frames(model, frames, ends, found)
-    fits = aligned.scores.isfinite().tolist()
-    assert fits == [True, True, False, False]
-    for row, by_ctc in enumerate(fits):
-        wanted = aligned.frames if by_ctc else attended
-        assert torch.equal(found.frames[row], wanted[row])
-        assert by_ctc == (not torch.equal(found.frames[row], attended[row]))
+    assert aligned.scores.isfinite().tolist() == [True, True, False, False]
+    assert torch.equal(found.frames[:2], aligned.frames[:2])
+    assert torch.equal(found.frames[2:], attended[2:])
+    assert not torch.equal(found.frames[:2], attended[:2])
     assert torch.equal(found.durations[:2], aligned.durations[:2])
     assert (found.durations[2:] <= 0).all()
 
@@ -199,12 +150,9 @@ def test_a_beam_has_the_times_of_the_ctc_head_unless_it_is_not_to_ask_it():
     model = random_model(most=8)
     frames, ends, ctc = encoded(model)
     joint = recognised(model, times=True, search=BeamOptions(beam=3))
-    aligned = ctc_alignment(ctc, ends, joint)
-    assert aligned.scores.isfinite().all()  # CTC had a say in the texts: they fit
-    assert torch.equal(joint.frames, aligned.frames)
+    assert torch.equal(joint.frames, ctc_alignment(ctc, ends, joint).frames)
     alone = recognised(model, times=True, search=BeamOptions(beam=3, ctc_weight=0))
-    attended = attention_frames(model, frames, ends, alone)
-    assert torch.equal(alone.frames, attended)
+    assert torch.equal(alone.frames, attention_frames(model, frames, ends, alone))
 
 
 def test_a_beams_confidence_is_the_probability_of_each_label_behind_those_before_it():

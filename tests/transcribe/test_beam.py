@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from asrkit.cli import main
 from asrkit.decoders import NGram, WordNGram, ctc_beam
-from asrkit.models import save_checkpoint
-from asrkit.text import token_texts
 from asrkit.transcribe import (
     BeamOptions,
     PipelineConfig,
@@ -17,7 +14,6 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
 )
-from asrkit.transcribe.decoding import read_lm
 from asrkit.transcribe.folder import text_settings
 
 
@@ -48,21 +44,21 @@ def waveforms(tiny_speech):
 def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(
     learned, waveforms, words
 ):
-    tokenizer = learned.tokenizer
+    letters = learned.tokenizer.alphabet
     recognizer = Recognizer.from_checkpoint(learned, PipelineConfig(encoder="eager"))
     encoded, lengths = recognizer.encode(*recognizer.features(*waveforms))
     with torch.inference_mode():
         log_probs = learned.model.output(encoded).log_softmax(-1)
     tokens = words.with_name("tokens.arpa")
-    tokens.write_text(arpa(["<space>", *"abcdefghijklmnopqrstuvwxyz'"]))
+    tokens.write_text(arpa(["<space>", *letters[1:]]))
     cases = {
         BeamOptions(beam=4, label_bonus=0.5): {"label_bonus": 0.5},
         BeamOptions(beam=4, lm=words, lm_weight=0.8, word_bonus=2.0): {
-            "lm": WordNGram.read(words, [*tokenizer.alphabet, ""], word_bonus=2.0),
+            "lm": WordNGram.read(words, [*letters, ""], word_bonus=2.0),
             "lm_weight": 0.8,
         },
         BeamOptions(beam=4, lm=tokens, lm_units="tokens", top_tokens=5): {
-            "lm": NGram.read(tokens, ["<space>", *tokenizer.alphabet[1:], "<blank>"]),
+            "lm": NGram.read(tokens, ["<space>", *letters[1:], "<blank>"]),
             "top_tokens": 5,
         },
     }
@@ -79,46 +75,33 @@ def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(
 
 
 def test_the_command_takes_a_beam_and_a_model_of_words(
-    learned, speech, tiny_speech, words, tmp_path, capsys
+    speech, tiny_speech, words, typed
 ):
-    save_checkpoint(tmp_path / "model.safetensors", learned)
-    command = [
-        "transcribe",
-        "--dtype",
-        "float32",
-        str(speech[0]),
-        "--model",
-        str(tmp_path / "model.safetensors"),
-    ]
-    said = {}
-    for name, options in {
-        "plain": ["--beam", "4"],
-        "words": ["--beam", "8", "--lm", str(words), "--word-bonus", "1.5"],
-        "cut": ["--beam", "8", "--lm", str(words), "--label-bonus", "-1000"],
-    }.items():
-        assert main([*command, *options]) == 0
-        said[name] = capsys.readouterr().out.split("\t")[1]
+    def text(options):
+        """Any option of a beam asks for one."""
+        _, out, _ = typed(speech[0], options)
+        return out.split("\t")[-1].strip()
+
     known = {*" ".join(tiny_speech.texts[:6]).split()}
-    assert said["words"].strip() and {*said["words"].split()} <= known
-    assert said["cut"] == "\n"
-    assert main([*command, "--beam", "4", "--json", "--timestamps"]) == 0
-    timed = json.loads(capsys.readouterr().out)["words"]
-    assert " ".join(word["word"] for word in timed) == said["plain"].strip()
-    assert all(0 < word["confidence"] <= 1 for word in timed)
+    plain = text("--beam 4")
+    assert {*text(f"--beam 8 --lm {words} --word-bonus 1.5").split()} <= known
+    assert text("--label-bonus -1000") == "" != plain
+    found = json.loads(text("--beam 4 --json --timestamps"))["words"]
+    assert " ".join(word["word"] for word in found) == plain
+    assert all(0 < word["confidence"] <= 1 for word in found)
 
 
 def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
     def settings(**options):
-        return text_settings(
-            WindowOptions(), PipelineConfig(search=BeamOptions(**options))
-        )
+        search = PipelineConfig(search=BeamOptions(**options))
+        return text_settings(WindowOptions(), search)
 
     before = settings(lm=words)
     copy = words.with_name("copy.arpa")
     copy.write_bytes(words.read_bytes())
-    assert (
-        before == settings(lm=copy) != settings(lm=words, lm_weight=0.5) != settings()
-    )
+    others = settings(lm=words, lm_weight=0.5), settings()
+    assert settings(lm=copy) == before
+    assert before not in others
     words.write_text(arpa(["other"]))
     assert settings(lm=words) != before
 
@@ -128,32 +111,6 @@ def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words
     config = PipelineConfig(search=BeamOptions(beam=1, lm=words))
     recognizer = Recognizer.from_checkpoint(learned, config)
     [one] = transcribe(learned, speech[0], recognizer=recognizer)
-    assert one.error.startswith(
-        "model: expected finite scores, got NaN or infinity in torch.float32. "
-    )
+    said = "model: expected finite scores, got NaN or infinity in torch.float32. "
+    assert one.error.startswith(said)
     assert "<unk>" in one.error
-
-
-def test_pieces_of_sentencepiece_spell_the_words_of_a_model(tmp_path, train_pieces):
-    text = ["the cat sat on the mat", "a cat and a hat", "that is the hat"]
-    tokenizer = train_pieces(text, vocab_size=24)
-    assert "▁" in "".join(token_texts(tokenizer))
-    (tmp_path / "lm.arpa").write_text(arpa(["the", "cat", "hat"]))
-    search = BeamOptions(lm=tmp_path / "lm.arpa")
-    lm = read_lm(search, tokenizer, torch.device("cpu"))
-
-    def cost(said):
-        states, total = lm.start(1), 0.0
-        for token in tokenizer.encode(said):
-            total += lm.scores(states)[0, token].item()
-            states = lm.advance(states, torch.tensor([token]))
-        return total + lm.final(states).item()
-
-    assert tokenizer.vocab_size + 1 == len(lm.starts_word)
-    nat = 2.302585
-    assert cost("the cat") == pytest.approx(-(0.5 + 0.5 + 1) * nat, abs=1e-4)
-    assert cost("the mat") == pytest.approx(-(0.5 + 6 + 1) * nat, abs=1e-4)
-    with pytest.raises(
-        ValueError, match="^tokenizer: expected one of asrkit.text, got object"
-    ):
-        token_texts(object())

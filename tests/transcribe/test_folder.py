@@ -1,42 +1,30 @@
-import copy
+"""A folder of transcripts: what is there is done, whoever wrote it and however the run ended."""
+
 import json
 import os
-import resource
+import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-import soundfile
 
-from asrkit.cli import main
 from asrkit.files import LOCK
-from asrkit.models import save_checkpoint
 from asrkit.transcribe import Folder, Transcript, WindowOptions
 from asrkit.transcribe.formats import FORMATS
 
+WANTED = "expected transcripts of this model and these settings, got"
+
 
 @pytest.fixture
-def command(learned, speech, tmp_path):
-    """`asrkit transcribe` of six files, the trained model and a folder to write to, which is its last argument."""
-    save_checkpoint(tmp_path / "model.safetensors", learned)
-    files = [
-        "transcribe",
-        *map(str, speech),
-        "--model",
-        str(tmp_path / "model.safetensors"),
-    ]
-    return [
-        *files,
-        "--dtype",
-        "float32",
-        "--batch-seconds",
-        "0.3",
-        "--no-progress",
-        "--json",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+def into(typed):
+    """What a command prints that writes transcripts in small batches: (out, files and options)."""
+
+    def run(out, *words):
+        small = "--batch-seconds 0.3 --no-progress --json"
+        code, said, err = typed(small, "--out", out, *words)
+        return (json.loads(said) if said else code), err
+
+    return run
 
 
 def contents(folder):
@@ -45,35 +33,32 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in kept}
 
 
-def counts(capsys):
-    """What --json prints, and what is on stderr."""
-    out, err = capsys.readouterr()
-    return json.loads(out), err
+def changed(folder):
+    """When each file of a folder was written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def test_a_file_each_is_written_in_any_format_and_a_second_run_skips_all(
-    command, tmp_path, capsys
+    into, typed, speech, tmp_path
 ):
     for format_ in FORMATS:
-        assert main([*command, "--format", format_]) == 0
-        assert counts(capsys)[0]["skipped"] == 0
-        assert all((tmp_path / f"out/{n}.{format_}").read_bytes() for n in range(6))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert main(command) == 0
-    said, err = counts(capsys)
-    assert (said["files"], said["skipped"], said["audio_s"], err) == (6, 6, 0.0, "")
-    assert before == {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()
-    }
+        said, _ = into(tmp_path, *speech, "--format", format_)
+        assert said["skipped"] == 0
+        assert all((tmp_path / f"{n}.{format_}").read_bytes() for n in range(6))
+    before = changed(tmp_path)
+    counts = {"files": 6, "failed": 0, "skipped": 6, "audio_s": 0.0, "rtfx": 0.0}
+    assert into(tmp_path, *speech) == (counts | {"out": str(tmp_path)}, "")
+    _, out, _ = typed(*speech, "--no-progress --out", tmp_path)
+    assert out.endswith(f". Transcripts: {tmp_path}\n")
+    assert changed(tmp_path) == before
 
 
 def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(
-    command, tmp_path, capsys, forked
+    into, speech, tmp_path, forked
 ):
     renames = 4  # one of them is of what made the transcripts
-    assert main(command) == 0
-    whole = contents(tmp_path / "out")
-    again = [*command[:-1], str(tmp_path / "again")]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    into(whole, *speech)
 
     def killed():
         rename, left = os.replace, iter(range(renames, -1, -1))
@@ -84,173 +69,110 @@ def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(
             rename(source, target)
 
         os.replace = replace_or_die
-        main(again)
+        into(out, *speech)
 
     process = forked(killed)
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    finished = [
-        name for name in contents(tmp_path / "again") if not name.startswith(".")
-    ]
+    finished = [name for name in contents(out) if not name.startswith(".")]
     assert len(finished) == renames - 1
-    assert len(contents(tmp_path / "again")) == renames  # and what it was writing
-    capsys.readouterr()
-    assert main(again) == 0
-    assert counts(capsys)[0]["skipped"] == len(finished)
-    assert contents(tmp_path / "again") == whole
+    assert len(contents(out)) == renames  # and what it was writing
+    said, _ = into(out, *speech)
+    assert said["skipped"] == len(finished)
+    assert contents(out) == contents(whole)
 
 
 def test_another_model_other_settings_and_files_of_others_are_refused(
-    command, learned, tmp_path, capsys, speech
+    into, speech, other_model, tmp_path
 ):
-    wanted = "asrkit transcribe: --out: expected transcripts of this model and these settings, got "
-    assert main(command) == 0
-    assert (
-        main([*command, "--batch-seconds", "9", "--readers", "2"]) == 0
-    )  # change no text
-    first = contents(tmp_path / "out")
-    other = copy.deepcopy(learned.model)
-    other.output.bias.data += 1e-3
-    save_checkpoint(tmp_path / "other.safetensors", learned._replace(model=other))
-    others = ["--model", str(tmp_path / "other.safetensors")]
-    for more in (["--window", "20"], ["--dtype", "bfloat16"], others):
-        capsys.readouterr()
-        assert main([*command, *more]) == 2
-        folder = tmp_path / "out"
-        assert (
-            capsys.readouterr().err
-            == f"{wanted}those of others in {folder}. Name another folder.\n"
-        )
-    mine = tmp_path / "mine" / "2.txt"
+    out, mine = tmp_path / "out", tmp_path / "mine" / "2.txt"
+    into(out, *speech)
+    said, _ = into(out, *speech, "--batch-seconds 9 --readers 2")  # no matter
+    assert said["skipped"] == 6
+    before = changed(out)
     mine.parent.mkdir()
     mine.write_text("my own notes")
-    assert main([*command[:-1], str(mine.parent)]) == 2
-    assert capsys.readouterr().err == f"{wanted}{mine}. Name another folder.\n"
-    assert contents(tmp_path / "out") == first and mine.read_text() == "my own notes"
+    others = f"those of others in {out}"
+    for more, got in (
+        ("--window 20", others),
+        ("--dtype bfloat16", others),
+        (f"--model {other_model}", others),
+        (f"--out {mine.parent}", mine),
+    ):
+        code, err = into(out, *speech, more)
+        said = f"asrkit transcribe: --out: {WANTED} {got}. Name another folder.\n"
+        assert (code, err) == (2, said)
+    assert changed(out) == before
+    assert mine.read_text() == "my own notes"
+
+
+def folder_of(names, learned, out, **options):
+    """The folder of recordings of these names."""
+    recordings = [(Path(name), Path(name)) for name in names]
+    return Folder(out, recordings, learned, WindowOptions(**options), kind="json")
 
 
 def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
-    learned, speech, tmp_path
+    learned, tmp_path
 ):
-    recordings = [(path, Path(path.name)) for path in speech[:2]]
-    one, other = (
-        Folder(tmp_path / "out", recordings, learned, windows, kind="txt")
-        for windows in (WindowOptions(), WindowOptions(window_s=20))
-    )
-    one.write(Transcript(path=speech[0]))
+    names, out = ["a.wav", "b.wav"], tmp_path / "out"
+    one = folder_of(names, learned, out)
+    other = folder_of(names, learned, out, window_s=20)
+    one.write(Transcript(path=Path("a.wav")))
     with pytest.raises(ValueError, match="^out: .* those of others in"):
-        other.write(Transcript(path=speech[1]))
-    one.write(Transcript(path=speech[1]))
-    assert len(contents(tmp_path / "out")) == 2
+        other.write(Transcript(path=Path("b.wav")))
+    assert one.todo() == other.todo() == [Path("b.wav")]
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
-    command, tmp_path, capsys, forked
-):
-    command = [*command, "--format", "json"]
-    assert main([*command[:-3], str(tmp_path / "all"), "--format", "json"]) == 0
-    sizes = [path.stat().st_size for path in (tmp_path / "all").glob("*.json")]
-
-    read, write = os.pipe()
-
-    def full():
-        sys.stderr = os.fdopen(write, "w")  # no file, which would be limited too
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes) - 1,) * 2)
-        return main(command)
-
-    process = forked(full)
-    process.join()
-    err = os.read(read, 9999).decode()
-    assert process.exitcode == 2 and err.count("\n") == 1
-    assert " cannot be written: File too large. The same command goes on" in err
-    made = [*(tmp_path / "out").glob("*.json")]
-    assert 0 < len(made) < 6
-    capsys.readouterr()
-    assert main(command) == 0
-    assert counts(capsys)[0]["skipped"] == len(made)
-
-
-def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
-    command, speech, tmp_path, capsys
-):
-    for name in ("a/one.wav", "b/one.flac"):
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        soundfile.write(
-            str(tmp_path / "in" / name), soundfile.read(str(speech[0]))[0], 16_000
-        )
-    rest = command[7:]
-    assert (
-        main(
-            [
-                "transcribe",
-                str(tmp_path / "in/a"),
-                str(tmp_path / "in/b/one.flac"),
-                *rest,
-            ]
-        )
-        == 2
-    )
-    err = capsys.readouterr().err.strip()
-    assert (
-        "out: expected recordings of different names, got" in err
-        and "\n" not in err
-        and not (tmp_path / "out").exists()
-    )
-    assert main(["transcribe", str(tmp_path / "in"), *rest]) == 0
-    assert (
-        (tmp_path / "out/a/one.txt").read_bytes()
-        == (tmp_path / "out/b/one.txt").read_bytes()
-        != b""
-    )
-    assert main(["transcribe", str(tmp_path / "in"), *rest, "--format", "ctm"]) == 0
-    assert [
-        (tmp_path / f"out/{name}.ctm").read_text().split()[0]
-        for name in ("a/one", "b/one")
-    ] == ["a/one", "b/one"]
+def test_a_transcript_that_cannot_be_written_is_named(learned, tmp_path):
+    folder = folder_of(["sub/a.wav"], learned, tmp_path)
+    (tmp_path / "sub").touch()
+    said = r"sub/a\.json cannot be written: .*\. The same command goes on from here\.$"
+    with pytest.raises(OSError, match=said):
+        folder.write(Transcript(path=Path("sub/a.wav")))
 
 
 def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(
     learned, tmp_path
 ):
-    def folder(stem):
-        named = [(Path("a.wav"), Path(f"{stem}.wav"))]
-        return Folder(tmp_path / "out", named, learned, WindowOptions(), kind="json")
-
-    folder("a" * 240).write(Transcript(path=Path("a.wav")))
+    longest = "a" * 240 + ".wav"
+    folder_of([longest], learned, tmp_path).write(Transcript(path=Path(longest)))
     with pytest.raises(ValueError, match="^out: .* names of at most 245 bytes, got"):
-        folder("é" * 121)
+        folder_of(["é" * 121 + ".wav"], learned, tmp_path)
 
 
-def test_a_failed_file_has_no_transcript_and_is_tried_again(command, tmp_path, capsys):
-    bad = tmp_path / "bad.wav"
+def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
+    into, speech, tmp_path
+):
+    given, out = tmp_path / "in", tmp_path / "out"
+    for name in ("a/one.wav", "b/one.flac"):
+        (given / name).parent.mkdir(parents=True)
+        shutil.copy(speech[0], given / name)
+    code, err = into(out, given / "a", given / "b")
+    assert code == 2
+    assert "--out: expected recordings of different names" in err
+    into(out, given, "--format ctm")
+    for name in ("a/one", "b/one"):
+        assert (out / f"{name}.ctm").read_text().startswith(f"{name} 1 ")
+
+
+def test_a_failed_file_has_no_transcript_and_is_tried_again(into, speech, tmp_path):
+    out, bad = tmp_path / "out", tmp_path / "bad.wav"
     bad.write_bytes(b"nothing")
-    assert main([*command[:1], str(bad), *command[1:]]) == 1
-    said, err = counts(capsys)
-    assert (
-        said["failed"] == 1 and str(bad) in err and len(contents(tmp_path / "out")) == 6
-    )
-    assert main([*command[:1], str(bad), *command[1:]]) == 1 and counts(capsys)[0] | {"rtfx": 0} == {
-        "files": 7, "failed": 1, "skipped": 6, "audio_s": 0.0, "rtfx": 0, "out": command[-1],
-    }  # fmt: skip
+    for done_before in (0, 6):
+        said, err = into(out, bad, *speech)
+        assert (said["files"], said["failed"], said["skipped"]) == (7, 1, done_before)
+        assert str(bad) in err
+        assert len(contents(out)) == 6
 
 
 def test_processes_that_share_a_folder_end_with_what_one_gives(
-    command, tmp_path, forked
+    into, speech, tmp_path, forked
 ):
-    assert main(command) == 0
-    whole = contents(tmp_path / "out")
-    shared = [*command[:-1], str(tmp_path / "shared")]
-    started = [forked(lambda: main(shared)) for _ in range(3)]
+    into(tmp_path / "one", *speech)
+    shared = tmp_path / "shared"
+    started = [forked(lambda: into(shared, *speech) and 0) for _ in range(3)]
     for process in started:
         process.join()
     assert [process.exitcode for process in started] == [0, 0, 0]
-    assert contents(tmp_path / "shared") == whole
-
-
-def test_subtitles_without_a_folder_and_a_folder_that_is_a_file_are_refused(
-    command, tmp_path, capsys
-):
-    assert main([*command[:-2], "--format", "srt"]) == 2
-    assert "--format: expected --out with it, got srt." in capsys.readouterr().err
-    (tmp_path / "out").write_text("")
-    assert main(command) == 2 and "out: expected a folder" in capsys.readouterr().err
+    assert contents(shared) == contents(tmp_path / "one")

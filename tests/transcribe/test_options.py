@@ -17,16 +17,13 @@ from asrkit.transcribe import (
 )
 
 BAD = [
-    (WindowOptions, {"batch_s": 0}, "batch_s: expected more than 0 seconds, got 0"),
     (WindowOptions, {"batch_s": math.inf}, "batch_s: expected a finite number"),
-    (WindowOptions, {"batch_s": "30"}, "batch_s: expected a finite number, got '30'"),
     (WindowOptions, {"window_s": 0.5}, "window_s: expected 1 to 86,400 seconds, got 0.5"),
     (WindowOptions, {"overlap_s": 16}, "overlap_s: expected 0 to half a window, got 16"),
     (WindowOptions, {"readers": 0}, "readers: expected 1 to 256 threads, got 0"),
     (BeamOptions, {"beam": 0}, "beam: expected 1 to 1000 hypotheses, got 0"),
     (BeamOptions, {"ctc_weight": -0.1}, "ctc_weight: expected a share from 0 to 1, got -0.1"),
     (PipelineConfig, {"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
-    (PipelineConfig, {"encoder": "fast"}, "encoder: expected one of 'auto', 'eager', 'optimized', "),
     (PipelineConfig, {"precision": "int8", "encoder": "eager"}, "encoder: expected 'auto' or 'optimized' with int8, got 'eager'"),
     (PipelineConfig, {"search": 8}, "search: expected BeamOptions or None"),
 ]  # fmt: skip
@@ -42,32 +39,21 @@ def test_options_that_cannot_be_are_refused(kind, options, wanted):
 
 NO_HEAD = "expected none for AEDModel without a CTC head, got"
 REFUSED = [
+    ("none", {}, "model: expected one of TransducerModel, CTCModel, AEDModel, got Identity"),
     ("ctc", {"strategy": "label_looping"}, "strategy: expected one of 'fastest', "),
-    (
-        "rnnt",
-        {"search": BeamOptions()},
-        "beam: expected none for TransducerModel, got 8.",
-    ),
+    ("rnnt", {"search": BeamOptions()}, "beam: expected none for TransducerModel, got 8."),
     ("ctc", {"search": BeamOptions(ctc_weight=0.5)}, "ctc_weight: expected none for"),
     ("aed", {"search": BeamOptions(ctc_weight=0.5)}, f"ctc_weight: {NO_HEAD} 0.5"),
     ("aed", {"search": BeamOptions(lm=Path("words.arpa"))}, f"lm: {NO_HEAD}"),
-    (
-        "aed",
-        {"prompt": PromptOptions(fallback=False)},
-        "fallback: expected none, since",
-    ),
-    (
-        "aed",
-        {"prompt": PromptOptions(language="de")},
-        "language: expected none, since this AEDModel has no prompt",
-    ),
-]
+    ("aed", {"prompt": PromptOptions(fallback=False)}, "fallback: expected none, since this AEDModel has no prompt"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def models(learned):
     """One model of each kind; the encoder-decoder has no CTC head."""
     return {
+        "none": torch.nn.Identity(),
         "ctc": learned.model,
         "rnnt": TransducerModel(presets.tiny(vocab_size=28)).eval(),
         "aed": AEDModel(replace(presets.tiny_aed(), ctc=False)).eval(),
@@ -75,14 +61,7 @@ def models(learned):
 
 
 @pytest.mark.parametrize(("kind", "config", "wanted"), REFUSED)
-def test_what_a_model_or_a_device_cannot_do_is_refused(models, kind, config, wanted):
+def test_what_a_model_cannot_do_is_refused(models, kind, config, wanted):
     with pytest.raises(ValueError) as error:
         Recognizer(models[kind], PipelineConfig(**config))
     assert str(error.value).startswith(wanted)
-
-
-def test_a_model_of_another_kind_is_refused():
-    with pytest.raises(
-        ValueError, match="^model: expected one of TransducerModel.*, got Identity"
-    ):
-        Recognizer(torch.nn.Identity())

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+from waiting import ENOUGH_S, wait_until, written
 
 from asrkit.transcribe import Layout
 from asrkit.transcribe.ray import RayCluster
@@ -21,11 +21,11 @@ from asrkit.transcribe.workers import ENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-scale/bin/python"
+pytestmark = pytest.mark.live
 needs_ray = pytest.mark.skipif(not PYTHON.exists(), reason="needs Ray: make peers")
 
 ADDRESS = "127.0.0.1:6399"
 TOKEN = "0123456789abcdef" * 4
-ENOUGH_S = 240.0  # what has not come by then will not come
 SHORT = 4 / 3600  # hours: more than three shards of the twelve recordings
 HOLDER = """
 import fcntl, os, socket, struct, time
@@ -120,6 +120,47 @@ class Network:
             process.communicate()
 
 
+# Python imports it at its start. Spawned workers die of a name with `poison`, and open files as slowly as the file `slow_s` says.
+FAULTS = """
+import os, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    import signal, time
+    import soundfile
+    plain, here = soundfile.SoundFile, os.path.dirname(__file__)
+
+    def open_or_die(file, *args, **how):
+        if isinstance(file, (str, bytes)) and "poison" in os.fsdecode(file):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        with open(os.path.join(here, "slow_s")) as slow_s:
+            time.sleep(float(slow_s.read()))
+        return plain(file, *args, **how)
+
+    soundfile.SoundFile = open_or_die
+"""
+
+
+class Faults:
+    """What goes wrong in spawned workers whose PYTHONPATH begins with `path`."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = f"{folder}{os.pathsep}{ROOT}"
+        (folder / "sitecustomize.py").write_text(FAULTS)
+        self.slow(0)
+
+    def slow(self, seconds):
+        """How long workers take to open a file, from now on."""
+        made = self.folder / "slow_s.new"
+        made.write_text(str(seconds))
+        made.replace(self.folder / "slow_s")  # workers read it at any moment
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory):
+    """Faults of spawned workers."""
+    return Faults(tmp_path_factory.mktemp("faults"))
+
+
 @pytest.fixture(scope="module")
 def cluster(faults):
     """A cluster of one node with one CPU, and a token."""
@@ -151,18 +192,14 @@ def done(process):
     return process.returncode, out, ours
 
 
-def written(out):
-    """When each result was written."""
-    return {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
-
-
 def until(condition, process):
     """Wait until a condition holds, while a process runs."""
-    deadline = time.monotonic() + ENOUGH_S
-    while not condition():
+
+    def holds():
         assert process.poll() is None, done(process)
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return condition()
+
+    wait_until(holds)
 
 
 @needs_ray
@@ -216,5 +253,3 @@ def test_ray_that_is_absent_is_one_line_that_names_parts():
     wanted = "^on: expected Ray Data, got No module named 'ray'. pip install .* --part K/N, which needs no Ray.$"
     with pytest.raises(ValueError, match=wanted):
         RayCluster(address="local")
-    with pytest.raises(ValueError, match="^actors: expected 1 or more, got 0.$"):
-        RayCluster(address="local", actors=0)

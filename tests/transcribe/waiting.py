@@ -1,9 +1,9 @@
-"""Waiting for processes that tests start."""
+"""Processes that tests start: waiting for them, and what they have written."""
 
 import time
 from pathlib import Path
 
-ENOUGH_S = 60.0
+ENOUGH_S = 240.0  # what has not come by then will not come
 
 
 def running(pid):
@@ -21,3 +21,8 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def written(out):
+    """When each result of a shard was written."""
+    return {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
