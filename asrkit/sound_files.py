@@ -175,6 +175,6 @@ def _expect_file(path: Path) -> None:
         expect(False, "audio", "a file or folder with permission to read it", why)
     wanted = "a sound file, or a folder with some"
     expect(not path.is_dir(), "audio", wanted, name, "There is none in it.")
-    wanted = "a WAV, FLAC, OGG or MP3 file"
-    expect(path.is_file(), "audio", wanted, name, "Check the path.")
+    expect(path.exists(), "audio", "a sound file", f"none at {name}", "Check the path.")
+    expect(path.is_file(), "audio", "a sound file", name)
     expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")

@@ -75,9 +75,9 @@ def _check(asked: TranscribeOptions) -> None:
         for name, value in vars(part).items()
         if value != getattr(type(part), name, None)
     }
-    for name, value in given.items():
+    for name in given:
         other = NEEDED.get(name, name)
-        expect(other in given, name, f"--{other} with it", value)
+        expect(other in given, name, f"--{other} with it", "none")
         for other in EXCLUDED.get(name, ()):
             expect(other not in given, other, f"none with --{name}", given.get(other))
 
@@ -116,7 +116,7 @@ def _model_path(use: ModelOptions) -> Any:
     """--model, or the folder where notebook 00 left one."""
     demo = home(make=False) / "demo"
     there = bool(use.model) or demo.is_dir()
-    remedy = "Run it (make report), or pass --model."
+    remedy = "Run it (make report ARGS=00), or pass --model."
     expect(there, "model", "the demo of notebook 00", f"none in {demo}", remedy)
     return use.model or demo
 

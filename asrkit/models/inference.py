@@ -70,8 +70,10 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     layer: Any = PackedLinear
     if linear_layers == "int8":
         expect_int8()
-        wanted = "'as_it_is' but for a FastConformer in float32 or bfloat16 on a CPU"
-        expect(fuses, "linear_layers", wanted, "'int8'", OTHER_DTYPES)
+        wanted = "a FastConformer in float32 or bfloat16 on a CPU"
+        weight = next(model.parameters())
+        got = f"{type(encoder).__name__} in {weight.dtype} on {weight.device.type}"
+        expect(fuses, "int8", wanted, got, OTHER_DTYPES)
         layer = Int8Linear
     fold(model)
     if fuses:

@@ -84,6 +84,7 @@ def read_lm(
     if search is None or search.lm is None:
         return None
     assert tokenizer is not None, "an n-gram model needs it: Recognizer.from_checkpoint has it"
+    expect(search.lm.is_file(), "lm", "an ARPA file", repr(str(search.lm)), "Check the path.")
     texts = token_texts(tokenizer)
     if search.lm_units == "words":
         return WordNGram.read(search.lm, [*texts, ""], word_bonus=search.word_bonus).to(device)

@@ -184,7 +184,7 @@ def members(recording: Recording) -> Iterator[Recording]:
     try:
         for name, data in _tar(path):
             found += 1
-            sound = Sound(path / PurePosixPath(name).name, data)
+            sound = Sound(path / name, data)
             yield Recording(f"{recording.id}/{name}", sound)
         expect(found > 0, "tar", "sound files", "none")
     except Exception as error:  # of tarfile and zlib, for damaged files

@@ -1,11 +1,23 @@
 """A bar of the seconds of audio that were transcribed; this file loads no torch."""
 
+import math
 import sys
 from typing import Any
 
 from tqdm import tqdm
 
 LOG_S = 60.0  # between two states of the bar where stderr is no terminal
+
+
+class _Bar(tqdm):
+    """A bar whose end moves on where a guess of it was too near."""
+
+    n: float
+    total: float
+
+    def update(self, n: float | None = 1) -> bool | None:
+        self.total = max(self.total, math.ceil(self.n + (n or 0)))
+        return super().update(n)
 
 
 def progress_bar(total_s: float, *, show: bool) -> Any:
@@ -15,7 +27,7 @@ def progress_bar(total_s: float, *, show: bool) -> Any:
         total_s: seconds of all recordings; it may be a guess.
         show: False: show nothing.
     """
-    return tqdm(
+    return _Bar(
         total=round(total_s),
         disable=not show,
         unit=" s",

@@ -438,7 +438,8 @@ def run(
         threads: CPU threads of each worker; None: as many as torch takes.
         workers: Forked from this process, in which the model is loaded; None: one, which loads it.
         cluster: Whose actors transcribe instead.
-        progress: Show on stderr how far it is, once a minute where that is no terminal.
+        progress: Show on stderr what fails, and how far it is: once a minute where that is no
+            terminal.
 
     Raises:
         ValueError: There is no such part, this part is running already, the model is not that of
@@ -461,6 +462,9 @@ def run(
         with progress_bar(todo_s, show=progress and bool(todo)) as bar:
             for place, results in new if todo else ():
                 _write(plan.result(todo[place]), results)
+                for one in results:
+                    if progress and one["error"]:
+                        bar.write(f"{one['id']}: {one['error']}", file=sys.stderr)
                 bar.update(todo[place].planned_s)
                 transcribed_s += sum(one["audio_s"] for one in results)
     report = Report(len(plan.shards), sum(map(plan.done, plan.shards)), transcribed_s)

@@ -389,14 +389,15 @@ def transcribe_in_workers(
     sounds = [*recordings(paths)]
     jobs = recording_jobs(sounds, layout.workers, options.batch_s)
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
-    following = finished = 0
-    bar = progress_bar(0.0, show=progress and sys.stderr.isatty())
+    following = 0
+    about_s, about_done_s = sum(map(_about_s, sounds)), 0.0
+    bar = progress_bar(about_s, show=progress and sys.stderr.isatty())
     with bar, Workers(layout, transcribe_job) as workers:
         for number, transcripts in transcribe_jobs(workers, jobs, _ended_twice):
             done[number] = transcripts
-            finished += len(transcripts)
+            about_done_s += sum(_about_s(Sound(transcript.path)) for transcript in transcripts)
             bar.update(sum(transcript.audio_s for transcript in transcripts))
-            bar.total = round(bar.n / finished * len(sounds))
+            bar.total = round(bar.n * about_s / about_done_s) if about_done_s else bar.total
             while following in done:
                 yield from done.pop(following)
                 following += 1

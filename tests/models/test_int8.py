@@ -202,6 +202,6 @@ def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
 @ON_THIS_CPU
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_other_dtypes_have_no_int8(dtype):
-    wanted = "^linear_layers: expected 'as_it_is' but for a FastConformer"
+    wanted = "^int8: expected a FastConformer in float32 or bfloat16 on a CPU"
     with pytest.raises(ValueError, match=wanted):
         optimize(build(width=32).to(dtype), linear_layers="int8")

@@ -88,7 +88,7 @@ CALLS = [
     (lambda: packed()(torch.zeros(1, 9, 7), torch.tensor([9])), "features: expected shape .B, T, F=8."),
     (lambda: fold(FastConformer(FAST).eval()).train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its batch norms are folded"),
     (lambda: optimize(FastConformer(FAST).eval(), linear_layers="int4"), "linear_layers: expected one of 'as_it_is', 'int8'"),
-    pytest.param(lambda: optimize(nn.Linear(2, 2).eval(), linear_layers="int8"), "linear_layers: expected 'as_it_is' but for a FastConformer", marks=INT8),
+    pytest.param(lambda: optimize(nn.Linear(2, 2).eval(), linear_layers="int8"), "int8: expected a FastConformer in float32 or bfloat16 on a CPU, got Linear", marks=INT8),
 ]  # fmt: skip
 
 
