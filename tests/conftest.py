@@ -44,15 +44,12 @@ LOADED_ONCE = ["torch", "torch._dynamo", "torch.distributed.fsdp", "asrkit.train
 UNAVOIDABLE = (
     "no CUDA device",
     "needs a CPU with",  # VNNI, AMX or bfloat16: hosted runners have older ones too
-    "needs real recordings",
     "needs a network namespace",
 )
 
 
 def pytest_collection_modifyitems(config, items):
     """Skip what is marked `gpu` or `browser` where there is none; sort the files."""
-    # What tests of a browser need, others may have made.
-    items.sort(key=lambda item: bool(item.get_closest_marker("browser")))
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
     for item in items:
@@ -66,7 +63,6 @@ def turn(item):
     places = {
         "test_notebooks.py": 0,
         "test_ray.py": 2,
-        "test_pages.py": 4,
     }
     return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)
 
@@ -156,18 +152,6 @@ def start_method():
     forkserver.set_forkserver_preload(LOADED_ONCE)
     forkserver.ensure_running()  # with the environment of now, not of the first test
     return "forkserver"
-
-
-@pytest.fixture(scope="session")
-def shared_speech():
-    """Folder of real recordings with manifests: $ASRKIT_SHARED/speech, or beside the checkout."""
-    beside = Path(__file__).resolve().parents[2] / "shared"
-    folder = Path(os.environ.get("ASRKIT_SHARED", beside)) / "speech"
-    if not (folder / "manifests").is_dir():
-        pytest.skip(
-            "needs real recordings: set ASRKIT_SHARED to a folder that holds speech/manifests"
-        )
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,5 @@
 """What a CPU has instructions for is read from its flags, in one place."""
 
-import platform
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -48,16 +45,3 @@ def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):
     )
     with pytest.raises(ValueError, match=said):
         expect_int8()
-
-
-@pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="reads the flags of x86 CPUs"
-)
-def test_the_flags_of_this_cpu_are_those_that_linux_names():
-    file = Path("/proc/cpuinfo")
-    if not file.exists():
-        pytest.skip("no /proc/cpuinfo")
-    flags = {*file.read_text().partition("flags\t\t: ")[2].partition("\n")[0].split()}
-    wanted = "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "float32"
-    assert fast_dtype() == wanted
-    assert has_int8() == bool(flags & {"avx512_vnni", "avx_vnni", "amx_int8"})

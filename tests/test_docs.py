@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -303,19 +302,3 @@ def test_the_guide_to_the_report_counts_the_claims_and_explains_every_verdict():
     assert f" {aside} more in an appendix " in page
     table = page.partition("| Verdict | Meaning |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| ([a-z, -]+?) \|", table, re.MULTILINE)) == set(LABELS)
-
-
-def test_contributing_draws_every_folder():
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
-    )
-    if listed.returncode or not listed.stdout:
-        pytest.skip("not a git checkout: which folders are the project's is not known")
-    folders = {
-        name.partition("/")[0] for name in listed.stdout.splitlines() if "/" in name
-    }
-    picture = (
-        texts(["CONTRIBUTING.md"]).partition("## The house")[2].partition("## Rules")[0]
-    )
-    drawn = set(re.findall(r"^    (\w+)/", picture, re.MULTILINE))
-    assert drawn == {name for name in folders if not name.startswith(".")}

@@ -431,6 +431,19 @@ def test_the_conda_environment_and_the_commands_of_ci_are_those_of_the_makefile(
     assert "\n      - run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
+@pytest.mark.parametrize(
+    "reason, passes",
+    [("needs a CPU with VNNI or AMX", True), ("needs Ray: make peers", False)],
+)
+def test_ci_fails_for_a_skip_that_can_be_mended(
+    pytestconfig, monkeypatch, reason, passes
+):
+    conftest = str(ROOT / "tests/conftest.py")
+    monkeypatch.setenv("FAIL_ON_SKIP", "1")
+    found = pytestconfig.pluginmanager.get_plugin(conftest).avoidable([reason])
+    assert found == ([] if passes else [reason])
+
+
 def test_no_file_names_a_path_of_somebodys_machine():
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],

@@ -19,6 +19,7 @@ def test_notebook_00_runs_and_its_model_transcribes_voices_it_never_met(
     tmp_path, monkeypatch
 ):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
+    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(ROOT)
     # By steps: a busy machine is slower, not worse.
     sizes = ["-p", "train_seconds", "600"]

@@ -110,7 +110,8 @@ def _joined(address: str | None) -> Iterator[None]:
 
     host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
     if port.isdecimal():  # Ray would try for minutes, in silence
-        socket.create_connection((host.rpartition("/")[2], int(port)), ANSWER_S).close()
+        name = host.rpartition("/")[2].strip("[]")
+        socket.create_connection((name, int(port)), ANSWER_S).close()
     with contextlib.redirect_stdout(sys.stderr):
         quiet = {"log_to_driver": False, "include_dashboard": False}
         ray.init(address=address, logging_level=logging.ERROR, **quiet)

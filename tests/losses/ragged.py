@@ -74,7 +74,7 @@ def graded(loss, logits, *rest, **options):
     given = logits if isinstance(logits, list) else [logits]
     leaves = [tensor.detach().requires_grad_() for tensor in given]
     costs = loss(*leaves, *rest, reduction="none", **options)
-    weight = torch.linspace(-1, 2, len(costs), device=costs.device).to(costs)
+    weight = torch.linspace(-1, 2.5, len(costs), device=costs.device).to(costs)
     return costs.detach(), *torch.autograd.grad(costs, leaves, weight)
 
 

@@ -111,7 +111,7 @@ def test_kernels_err_no_more_than_plain_torch_on_a_gpu():
 
 
 @pytest.mark.parametrize("most", [1, 4, 9, 30, 50, 1000])
-def test_chunks_hold_every_node_once_and_no_more_than_asked_for(most):
+def test_chunks_hold_as_many_nodes_as_there_are_and_no_more_than_asked_for(most):
     pytest.importorskip("triton")
     from asrkit.losses.lean.triton import chunks
 

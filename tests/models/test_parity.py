@@ -1,6 +1,6 @@
 """NeMo's and transformers' own Parakeet and Jasper, and ours with the same weights: features, encoded frames, log-probs, tokens.
 
-What they compute is committed (tests/golden); parity_worker.py writes it, and where `make peers` has been run it is computed again.
+What they compute is committed (tests/golden); parity_worker.py writes it, and `make test-live` computes it again.
 """
 
 import json

@@ -172,7 +172,9 @@ def logged(log):
 
 
 def wait_for_lines(process, log, count=4):
-    """Wait until the log of a process that trains has so many lines."""
+    """Wait until the log of a process that trains has so many lines, but not for ever."""
+    deadline = time.monotonic() + 600
     while not log.exists() or log.read_bytes().count(b"\n") < count:
         assert process.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -171,7 +171,7 @@ def test_processes_that_share_a_folder_end_with_what_one_gives(
 ):
     into(tmp_path / "one", *speech)
     shared = tmp_path / "shared"
-    started = [forked(lambda: into(shared, *speech) and 0) for _ in range(3)]
+    started = [forked(lambda: into(shared, *speech)[0]) for _ in range(3)]
     for process in started:
         process.join()
     assert [process.exitcode for process in started] == [0, 0, 0]

@@ -186,9 +186,10 @@ def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothi
             start_new_session=True,
         )
 
-    killed = start()
+    killed, deadline = start(), time.monotonic() + 600
     while not list(tmp_path.glob("corpora/.*/*/*.wav")):
         assert killed.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()

@@ -14,6 +14,7 @@ from asrkit.workbench.bench import programs, speaking
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav
 from asrkit.workbench.bench.peers.peer_programs import PROGRAMS, Features
 from asrkit.workbench.bench.peers.processes import PYTHON
+from asrkit.workbench.measure import Timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = replace(presets.tiny(speaking.PIECES), durations=(), ctc=False)
@@ -52,6 +53,16 @@ def test_features_of_the_plain_script_are_ours():
     theirs, length = Features(mel_bands(config).numpy())(samples)
     assert length.tolist() == lengths.tolist()
     np.testing.assert_allclose(theirs[0].T, ours[0].numpy(), atol=2e-3)
+
+
+def test_the_ratio_of_a_program_is_the_time_of_asrkit_over_its_own():
+    timings = {
+        name: Timing(samples_ms=(ms, 2 * ms), warmup=0, timer="clock")
+        for name, ms in ((programs.FIRST, 3.0), ("nemo", 12.0))
+    }
+    (found,) = programs.ratios("files-ctc", timings, {})
+    assert (found.impl, found.value) == ("nemo", 0.25)
+    assert found.params["arms"] == [programs.FIRST, "nemo"]
 
 
 @pytest.mark.live
