@@ -63,7 +63,6 @@ KINDS = {
 }
 
 
-@pytest.mark.live
 def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tmp_path):
     manifest = noise_corpus(tmp_path, "one", "two three", "four five six")
     command = ["train", "--manifest", manifest, "--steps", "12", "--seconds", "inf"]
