@@ -43,6 +43,7 @@ SLOWEST_OF_NOTEBOOK = 3
 # A busy machine keeps a kernel from sending the last output of a cell for longer than nbclient's
 # 4 s. The limit of the cell holds all the same.
 IOPUB_TIMEOUT_S = 120
+STILL_S = 20  # after which a line says how far the notebooks are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +196,7 @@ def run_notebooks(
         at_once: Notebooks that run at once; by default half as many as there are cores, or as many
             as cores where all of them measure no time.
         timeout_s: Limit of one cell in seconds.
-        progress: Print a line when a notebook starts, and one when it has ended.
+        progress: Print a line when a notebook starts, every 20 s, and when it has ended.
         resume: Keep the copies in `out` that ran to their end, of the same work.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -216,7 +217,9 @@ def run_notebooks(
                 waiting.remove(job)
                 running[pool.submit(_execute, job, out, timeout_s)] = job
                 say(f"{job.name}: started")
-            ended = wait(running, return_when=FIRST_COMPLETED).done
+            ended = wait(running, STILL_S, return_when=FIRST_COMPLETED).done
+            if not ended:
+                say("; ".join(_so_far(job, out) for job in running.values()))
             failures = {future: future.exception() for future in ended}
             broken = [one for one, why in failures.items() if isinstance(why, BrokenProcessPool)]
             if broken:
@@ -234,6 +237,17 @@ def run_notebooks(
                 say(runs[job.name].line())
     pool.shutdown()
     return [runs[job.name] for job in jobs]
+
+
+def _so_far(job: Job, out: Path) -> str:
+    """At which cell a notebook is that runs; papermill writes its copy after each."""
+    try:
+        notebook = _read(out / f"{job.name}.ipynb")
+    except ValueError:  # it is being written
+        return f"{job.name}: running"
+    cells = [_papermill(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    begun = sum(cell.get("status", "pending") != "pending" for cell in cells)
+    return f"{job.name}: cell {begun} of {len(cells)}"
 
 
 def _say_nothing(_line: str) -> None:
