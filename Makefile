@@ -47,7 +47,7 @@ bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, sma
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
 
 docs: $(READY)  ## write docs/commands.md again from what --help says
-	@$(BIN)/python -m asrkit.cli.docs
+	@$(BIN)/python docs/commands.py
 
 peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`; and Ray
 

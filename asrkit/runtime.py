@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -320,3 +321,32 @@ def usable_cores(folder: Path = CONTAINER) -> int:
     if share == "max":  # no quota
         return cores
     return min(cores, math.ceil(int(share) / int(period)))
+
+
+def same_core(cpu: int, system: Path = Path("/")) -> str:
+    """The logical CPUs that share a core with one, in a form in which they can be compared.
+
+    Args:
+        cpu: Its number.
+        system: Where Linux describes them; elsewhere each is alone.
+    """
+    file = system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    return file.read_text() if file.exists() else str(cpu)
+
+
+def free_memory(system: Path = Path("/")) -> float:
+    """Bytes that processes can take without swapping; infinity where the system does not say.
+
+    Args:
+        system: Where Linux says what is free on the machine, and the limit of a container (cgroups
+            v2).
+    """
+    limits = [math.inf]
+    for file, pattern, unit in (
+        ("proc/meminfo", r"MemAvailable: *(\d+)", 1024),
+        ("sys/fs/cgroup/memory.max", r"(\d+)", 1),  # or "max"
+    ):
+        path = system / file
+        if path.exists() and (found := re.search(pattern, path.read_text())):
+            limits.append(unit * int(found[1]))
+    return min(limits)

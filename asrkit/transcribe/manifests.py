@@ -37,11 +37,6 @@ class Recording(NamedTuple):
     planned_s: float = UNKNOWN_S
     state: str = ""
 
-    @property
-    def is_container(self) -> bool:
-        """Whether the file holds recordings."""
-        return self.sound.data is None and is_container(self.sound.path)
-
 
 def is_container(path: Path) -> bool:
     """Whether a file of this name holds recordings."""
@@ -176,10 +171,10 @@ def members(recording: Recording) -> Iterator[Recording]:
     Args:
         recording: Of a plan.
     """
-    if not recording.is_container:
+    path, data = recording.sound.path, recording.sound.data
+    if data is not None or not is_container(path):
         yield recording
         return
-    path = recording.sound.path
     found = 0
     try:
         for name, data in _tar(path):

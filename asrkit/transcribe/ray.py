@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from asrkit.shapes import expect, message, whole
 from asrkit.transcribe.shards import Row, Shard, ShardTranscriber, transcribed
@@ -108,10 +109,10 @@ def _joined(address: str | None) -> Iterator[None]:
     """
     import ray
 
-    host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
-    if port.isdecimal():  # Ray would try for minutes, in silence
-        name = host.rpartition("/")[2].strip("[]")
-        socket.create_connection((name, int(port)), ANSWER_S).close()
+    place = (address or os.environ.get("RAY_ADDRESS", "")).rpartition("/")[2]
+    url = urlsplit(f"//{place}")
+    if url.port:  # Ray would try for minutes, in silence
+        socket.create_connection((url.hostname, url.port), ANSWER_S).close()
     with contextlib.redirect_stdout(sys.stderr):
         quiet = {"log_to_driver": False, "include_dashboard": False}
         ray.init(address=address, logging_level=logging.ERROR, **quiet)

@@ -7,10 +7,8 @@ takes one thread along: whoever forks keeps torch to one thread until then.
 """
 
 import contextlib
-import math
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -27,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from asrkit.models import Checkpoint
-from asrkit.runtime import settle_after_fork, usable_cores
+from asrkit.runtime import free_memory, same_core, settle_after_fork, usable_cores
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import recordings
@@ -115,35 +113,6 @@ def choose_layout(
         shares = torch.tensor(sorted(mask, key=same_core)).tensor_split(number)
         pinned = tuple(tuple(share.tolist()) for share in shares)
     return Layout(cores=pinned, threads=threads or max(1, cores // number), why=why)
-
-
-def same_core(cpu: int, system: Path = Path("/")) -> str:
-    """The logical CPUs that share a core with one, in a form in which they can be compared.
-
-    Args:
-        cpu: Its number.
-        system: Where Linux describes them; elsewhere each is alone.
-    """
-    file = system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    return file.read_text() if file.exists() else str(cpu)
-
-
-def free_memory(system: Path = Path("/")) -> float:
-    """Bytes that processes can take without swapping; infinity where the system does not say.
-
-    Args:
-        system: Where Linux says what is free on the machine, and the limit of a container (cgroups
-            v2).
-    """
-    limits = [math.inf]
-    for file, pattern, unit in (
-        ("proc/meminfo", r"MemAvailable: *(\d+)", 1024),
-        ("sys/fs/cgroup/memory.max", r"(\d+)", 1),  # or "max"
-    ):
-        path = system / file
-        if path.exists() and (found := re.search(pattern, path.read_text())):
-            limits.append(unit * int(found[1]))
-    return min(limits)
 
 
 class Died(str):

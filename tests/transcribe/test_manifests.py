@@ -9,7 +9,7 @@ import soundfile
 from asrkit.sound_files import Sound
 from asrkit.transcribe import manifests
 from asrkit.transcribe.audio import read_audio
-from asrkit.transcribe.manifests import Recording, members
+from asrkit.transcribe.manifests import Recording, is_container, members
 
 
 def read(*given):
@@ -63,7 +63,7 @@ def test_a_folder_is_its_recordings_and_containers_with_lengths_of_headers(
     tar_s = tar.stat().st_size / manifests.BYTES_PER_S
     wanted = [header_s, header_s, tar_s, manifests.UNKNOWN_S]
     assert [row.planned_s for row in rows] == wanted
-    assert [row.is_container for row in rows] == [False, False, True, False]
+    assert [is_container(row.sound.path) for row in rows] == [False, False, True, False]
 
 
 def test_a_sound_file_is_itself_also_by_a_relative_path(speech, monkeypatch):

@@ -14,16 +14,14 @@ from torch import nn
 from waiting import running, wait_until
 
 from asrkit.models.packed import PackedLinear
-from asrkit.runtime import usable_cores
+from asrkit.runtime import free_memory, same_core, usable_cores
 from asrkit.sound_files import Sound
 from asrkit.transcribe import workers
 from asrkit.transcribe.workers import (
     Layout,
     Workers,
     choose_layout,
-    free_memory,
     recording_jobs,
-    same_core,
     transcribe_jobs,
 )
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from asrkit.cli import COMMANDS, parsers
-from asrkit.files import atomic
 
 HEAD = """# Commands
 
@@ -25,5 +24,4 @@ def document() -> str:
 
 
 if __name__ == "__main__":
-    with atomic(Path("docs/commands.md")) as part:
-        part.write_text(document(), "utf-8")
+    Path(__file__).with_suffix(".md").write_text(document(), "utf-8")
