@@ -38,7 +38,6 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
     },
     {"cli"},
 ]
-CAPTURES = ("torch.cuda.graph", "torch.cuda.make_graphed_callables")
 LAYER = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LIBRARY = set().union(*FLOORS[:7])
 BARE = (  # what a bare GPU machine imports: it has torch, torchaudio, numpy and numba
@@ -243,31 +242,6 @@ def test_imports_point_down():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         problems += layer_problems(path.read_text(encoding="utf-8"), module)
     assert not problems, "\n".join(problems)
-
-
-def captures_without_lock(text: str) -> list[int]:
-    """Lines that capture a CUDA graph outside a block that holds the lock of asrkit.runtime."""
-    tree = ast.parse(text)
-    locked = set[ast.AST]()
-    for block in ast.walk(tree):
-        if (
-            isinstance(block, ast.With)
-            and ast.unparse(block.items[0].context_expr) == "CAPTURING"
-        ):
-            locked |= {*ast.walk(block)}
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and node not in locked
-    ]
-    return [call.lineno for call in calls if ast.unparse(call.func) in CAPTURES]
-
-
-def test_every_capture_of_a_cuda_graph_holds_the_one_lock():
-    texts = {path: path.read_text(encoding="utf-8") for path in sources()}
-    assert sum("with CAPTURING" in text for text in texts.values()) >= 3
-    unlocked = {path: captures_without_lock(text) for path, text in texts.items()}
-    assert [path for path, lines in unlocked.items() if lines] == []
 
 
 def test_files_and_functions_are_short_and_documented():
