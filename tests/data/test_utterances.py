@@ -81,6 +81,8 @@ def test_a_curriculum_that_admits_nothing_still_yields_the_shortest(utterances):
     plan = TrainingPlan(utterances, batch_seconds=2.0)
     (rows,) = plan.rows(0, 0.0)
     assert max(utterances.durations[row] for row in rows) < 1.0
+    plan = TrainingPlan(utterances, batch_seconds=0.01, batches=3)
+    assert [len(rows) for rows in plan.rows(0, 0.0)] == [1, 1, 1]
 
 
 def test_a_plan_visits_long_and_short_utterances_alike(utterances):

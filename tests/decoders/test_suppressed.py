@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from asrkit.decoders import Suppressing, aed_beam, aed_greedy
+from asrkit.decoders.attention import Timestamps
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, random_model
@@ -104,3 +105,11 @@ def test_nothing_suppressed_changes_nothing(model, frames):
     same = aed_greedy(quiet, *frames, confidence=True, **HOW)
     for one, other in zip(plain.parts(), same.parts(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_text_begins_with_no_time_above_the_highest_that_is_allowed(model, frames):
+    rest = {"always": [], "first": [], "prompt_tokens": 3}
+    timed = Timestamps(model, no_times=6, most_first=1, **rest)
+    model.output_bias.data[8:] = torch.tensor([50.0, 60.0, 70.0])
+    texts = aed_greedy(timed, *frames, **HOW).tokens()
+    assert {row[0] for row in texts if row} == {8}

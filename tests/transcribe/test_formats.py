@@ -19,8 +19,8 @@ from asrkit.transcribe.formats import (
 from asrkit.transcribe.words import Word
 
 SAID = (
-    Word("good", 1.0, 1.2, 0.9),
-    Word("morning", 1.3, 1.7, 0.8),
+    Word("good", 59.9996, 60.2, 0.9),
+    Word("morning", 60.3, 60.7, 0.8),
     Word("<you>", 3661.5, 3661.9, 0.75),
 )
 PATH = Path("some where/a b.wav")
@@ -28,11 +28,11 @@ ONE = Transcript(path=PATH, text="good morning <you>", audio_s=3662.0, words=SAI
 
 
 RENDERED = {
-    "srt": "1\n00:00:01,000 --> 00:00:02,000\ngood morning\n\n"
+    "srt": "1\n00:01:00,000 --> 00:01:01,000\ngood morning\n\n"
     "2\n01:01:01,500 --> 01:01:02,500\n<you>\n",
-    "vtt": "WEBVTT\n\n1\n00:00:01.000 --> 00:00:02.000\ngood morning\n\n"
+    "vtt": "WEBVTT\n\n1\n00:01:00.000 --> 00:01:01.000\ngood morning\n\n"
     "2\n01:01:01.500 --> 01:01:02.500\n&lt;you&gt;\n",
-    "ctm": "a_b 1 1.000 0.200 good 0.900\na_b 1 1.300 0.400 morning 0.800\n"
+    "ctm": "a_b 1 60.000 0.200 good 0.900\na_b 1 60.300 0.400 morning 0.800\n"
     "a_b 1 3661.500 0.400 <you> 0.750\n",
 }
 
@@ -45,7 +45,7 @@ def test_words_with_times_are_written_as_the_format_has_them(kind):
 def test_json_has_words_and_a_language_where_there_are_some():
     read = json.loads(render(replace(ONE, language="de"), "json"))
     assert [*read] == ["file", "text", "audio_s", "language", "words"]
-    word = {"word": "good", "start_s": 1.0, "end_s": 1.2, "confidence": 0.9}
+    word = {"word": "good", "start_s": 60.0, "end_s": 60.2, "confidence": 0.9}
     assert read["words"][0] == word
     plain = Transcript(path=Path("a"), text="é", audio_s=1.0)
     assert render(plain, "json") == '{"file": "a", "text": "é", "audio_s": 1.0}\n'

@@ -182,6 +182,8 @@ def test_a_line_that_is_no_record_is_left_out_with_its_place_and_swallows_nothin
     with path.open("a") as file:
         file.write(line)  # as a crash leaves it: without a line end
     records.append(path, ratio(what="later").record())
+    # and a file that a killed writer left
+    records.append(tmp_path / ".a-01234567.jsonl", ratio())
     with pytest.warns(UserWarning, match=f"left out .*a.jsonl:3: .*{why}"):
         found = records.read(tmp_path)
     assert [one["what"] for one in found] == ["demo", "demo", "later"]

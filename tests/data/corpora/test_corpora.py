@@ -410,10 +410,12 @@ def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(
     tone(tmp_path / "wav/1.wav")
     cut = Recording.from_file(tmp_path / "wav/1.wav", recording_id="r").to_cut()
     cut.recording.sources[0].source = f"{dot}wav/1.wav"
-    cut.supervisions = [SupervisionSegment("s", "r", 0, cut.duration, text="one")]
+    said = ((0.25, "two"), (0.0, "one"))  # in any order
+    cut.supervisions = [SupervisionSegment(w, "r", at, 0.25, text=w) for at, w in said]
     CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
     (found,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
     assert found.load_audio().shape[1] == found.num_samples
+    assert Utterances.load([found], progress=False).texts == ["one two"]
 
 
 def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_path):
