@@ -5,11 +5,10 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from asrkit.files import LOCK, lock
+from asrkit.files import LOCK
 from asrkit.transcribe import Folder, Transcript, WindowOptions
 from asrkit.transcribe.formats import FORMATS
 
@@ -123,20 +122,6 @@ def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
     with pytest.raises(ValueError, match="^out: .* those of others in"):
         other.write(Transcript(path=Path("b.wav")))
     assert one.todo() == other.todo() == [Path("b.wav")]
-
-
-def test_what_another_process_is_writing_is_not_removed(learned, tmp_path):
-    call = ["a.wav"], learned, tmp_path
-    folder_of(*call).write(Transcript(path=Path("a.wav")))
-    torn = tmp_path / ".b-01234567.json"
-    torn.touch()
-    later = Thread(target=folder_of, args=call)
-    with lock(tmp_path):
-        later.start()
-        later.join(0.5)
-        assert later.is_alive()
-    later.join()
-    assert not torn.exists()
 
 
 def test_a_transcript_that_cannot_be_written_is_named(learned, tmp_path):
