@@ -359,14 +359,16 @@ def transcribe_in_workers(
     jobs = recording_jobs(sounds, layout.workers, options.batch_s)
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
     following = 0
-    about_s, about_done_s = sum(map(_about_s, sounds)), 0.0
-    bar = progress_bar(about_s, show=progress and sys.stderr.isatty())
+    shown = progress and sys.stderr.isatty()
+    about_s, about_done_s = sum(map(_about_s, sounds)) if shown else 0.0, 0.0
+    bar = progress_bar(about_s, show=shown)
     with bar, Workers(layout, transcribe_job) as workers:
         for number, transcripts in transcribe_jobs(workers, jobs, _ended_twice):
             done[number] = transcripts
-            about_done_s += sum(_about_s(Sound(transcript.path)) for transcript in transcripts)
             bar.update(sum(transcript.audio_s for transcript in transcripts))
-            bar.total = round(bar.n * about_s / about_done_s) if about_done_s else bar.total
+            if shown:
+                about_done_s += sum(_about_s(Sound(one.path)) for one in transcripts)
+                bar.total = round(bar.n * about_s / about_done_s) if about_done_s else bar.total
             while following in done:
                 yield from done.pop(following)
                 following += 1
