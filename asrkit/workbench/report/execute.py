@@ -220,14 +220,16 @@ def run_notebooks(
             ended = wait(running, STILL_S, return_when=FIRST_COMPLETED).done
             if not ended:
                 say("; ".join(_so_far(job, out) for job in running.values()))
-            failures = {future: future.exception() for future in ended}
-            broken = [one for one, why in failures.items() if isinstance(why, BrokenProcessPool)]
-            if broken:
+            if any(isinstance(future.exception(), BrokenProcessPool) for future in ended):
+                ended = wait(running).done  # the pool marks one after the other
+                _kill_workers()  # one that is asked to end may go on with its cell
                 pool.shutdown()
                 pool = _new_pool(jobs, out, at_once, cores)
+            failures = {future: future.exception() for future in ended}
+            broken = [one for one, why in failures.items() if isinstance(why, BrokenProcessPool)]
             for future, failure in failures.items():
                 job = running.pop(future)
-                if future in broken and len(ended) > 1:  # one of them did it
+                if future in broken and len(broken) > 1:  # one of them did it
                     alone.append(job)
                     waiting.insert(0, job)
                     continue
@@ -259,9 +261,14 @@ def _workers_end_on_errors() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for process in multiprocessing.active_children():  # a signal may have reached us only
-            process.terminate()
+        _kill_workers()  # a signal may have reached us only
         raise
+
+
+def _kill_workers() -> None:
+    """End all workers; their kernels see it and end."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _done_file(job: Job, out: Path) -> Path:
