@@ -239,9 +239,9 @@ def test_captions_count_what_the_picture_of_decoding_shows():
         re.sub(r"\s+", " ", text) for text in (README, texts(["figures/README.md"]))
     )
     for words in (
-        f"needs {windowed[0]} calls of the joint instead of {frame[0]} or {label[0]}",
-        f"computes {windowed[1]} rows in them instead of {frame[1]} or {label[1]}",
-        f"calls of the predictor: {label[2]} instead of {frame[2]}",
+        f"needs {windowed[0]} calls instead of {frame[0]} or {label[0]}",
+        f"of {windowed[1]} rows in all instead of {frame[1]} or {label[1]}",
+        f"{label[2]} instead of {frame[2]}",
     ):
         assert words in readme
     for joint, _, predictor in counted:

@@ -58,6 +58,18 @@ def warprnnt_numba(blank: int) -> Loss:
     return loss
 
 
+def fast_rnnt(blank: int) -> Loss:
+    """The loss of k2's authors: log-probabilities by torch, the lattice in C++."""
+    from fast_rnnt import rnnt_loss
+
+    def loss(logits: Tensor, targets: Tensor, frames: Tensor, labels: Tensor) -> Tensor:
+        starts = torch.zeros_like(labels)
+        boundary = torch.stack([starts, starts, labels, frames], dim=1)
+        return rnnt_loss(logits, targets, blank, boundary, reduction="none")
+
+    return loss
+
+
 def nemo_numba(blank: int) -> Loss:
     """NeMo's own copy of that port, its default loss."""
     from nemo_stubs import stub_nemo
@@ -126,6 +138,7 @@ def prepare(
 PEERS = {
     "torchaudio": ("torchaudio", partial(prepare, torchaudio)),
     "warprnnt_numba": ("warprnnt_numba", partial(prepare, warprnnt_numba)),
+    "fast_rnnt": ("fast_rnnt", partial(prepare, fast_rnnt)),
     "nemo_numba": ("nemo_toolkit", partial(prepare, nemo_numba)),
     "nemo_pytorch": ("nemo_toolkit", partial(prepare, nemo_pytorch)),
     "transformers_tdt": ("transformers", partial(prepare, transformers_tdt)),
