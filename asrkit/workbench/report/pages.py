@@ -82,7 +82,7 @@ def build(
         "failed": failed,
         "pages": pages,
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-        "lead": f"{ran} in {duration} on {device} and published {count_of_records(fresh)}.",
+        "lead": f"{ran} in {duration} on {device}.",
         "counts": count_outcomes(rows),
         "elsewhere": settled_elsewhere(rows),
         "defects": defects,
