@@ -12,7 +12,7 @@ import yaml
 
 from asrkit.cli import COMMANDS, parsers
 from asrkit.workbench import records
-from asrkit.workbench.claims import LABELS, load_claims
+from asrkit.workbench.claims import LEGEND, OUTCOMES, load_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -314,4 +314,6 @@ def test_the_guide_to_the_report_counts_the_claims_and_explains_every_verdict():
     assert f"\n{len(claims) - aside} claims of five documents" in page
     assert f" {aside} more in an appendix " in page
     table = page.partition("| Verdict | Meaning |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| ([a-z, -]+?) \|", table, re.MULTILINE)) == set(LABELS)
+    assert set(re.findall(r"^\| ([a-z, -]+?) \|", table, re.MULTILINE)) == set(LEGEND)
+    words = " ".join(page.split())
+    assert [outcome for outcome in OUTCOMES if f"*{outcome}*" not in words] == []

@@ -14,9 +14,11 @@ from asrkit.workbench import claims as ledger
 from asrkit.workbench.bench.suites import claims as claims_suite
 from asrkit.workbench.bench.suites import jasper
 from asrkit.workbench.claims import (
+    OUTCOMES,
     Claim,
     arithmetic,
     claims_table,
+    count_outcomes,
     document_answers,
     evaluate,
     listed,
@@ -113,7 +115,12 @@ def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
     assert verdict(of_gpu, [made], GPU).label == there
     (row,) = claims_table([of_gpu], [made], CPU)
     assert row["recorded"].startswith(f"{value:g}× ({there} there) on H200, commit ")
-    assert summary([row]) == f"1 claim: 1 not measurable here. On H200: 1 {there}."
+    told = {
+        "reproduced": "reproduced by measurement",
+        "direction only": "confirmed in part",
+    }
+    recorded = f"Recorded on H200: 1 {told[there]}."
+    assert summary([row]) == f"1 claim: 1 waiting for a GPU. {recorded}"
 
 
 def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
@@ -121,6 +128,13 @@ def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
         found = verdict(claim(needs="cuda"), [made], machine)
         assert (found.label, found.measured) == ("evidence, not comparable", 2.0)
         assert "measured on a CPU, and the claim is about a GPU" in found.why
+
+
+def test_a_time_on_a_cpu_is_not_shown_beside_a_time_on_a_gpu():
+    of_gpu = claim(needs="cuda", metric="latency", kind="latency", arms=())
+    made = record(metric="latency", arms=())
+    found = verdict(of_gpu, [made], CPU)
+    assert (found.label, found.measured) == ("not measurable here", None)
 
 
 def test_the_newest_record_of_this_machine_counts():
@@ -358,25 +372,18 @@ def test_headline_counts_leave_out_tautologies_and_what_is_not_about_speech():
     assert sum(answer.claims for answer in document_answers(rows)) == len(main)
 
 
-def row(verdict, **changed):
-    given = {"id": "c", "document": "000", "title": "A paper", "url": "https://x", "appendix": "",
-             "published": "2×", "measured": "3×", "verdict": verdict, "there": "", "device": ""}  # fmt: skip
+def row(verdict="not measurable here", **changed):
+    given = {"id": "c", "document": "000", "title": "A paper", "url": "https://x", "appendix": "", "needs": "cpu",
+             "published": "2×", "tolerance": "within 10 % of 2×", "measured": "3×", "verdict": verdict, "there": "", "device": ""}  # fmt: skip
     return given | changed
 
 
 @pytest.mark.parametrize(("labels", "sentence"), [
-    (["reproduced"], "Of 1 claim: 1 reproduced. Our view: what could be tested holds."),
-    (["arithmetic checked", "arithmetic checked", "not measurable here"],
-     "Of 3 claims: 2 arithmetic checked; 1 not measurable here. Our view: its arithmetic is right, and none of its measurements is confirmed here."),
-    (["reproduced", "not reproduced", "direction only"],
-     "Of 3 claims: 1 reproduced; 1 direction only; 1 not reproduced. Direction only: c (3× where 2× is published). "
-     "Not reproduced: c (3× where 2× is published). Our view: what could be tested holds, except as noted."),
-    (["not reproduced"], "Of 1 claim: 1 not reproduced. Not reproduced: c (3× where 2× is published). "
-     "Our view: do not rely on its figures without measuring."),
-    (["direction only"], "Of 1 claim: 1 direction only. Direction only: c (3× where 2× is published). "
-     "Our view: the direction is right as far as tested; the size is not confirmed."),
-    (["ill-defined", "ill-defined", "evidence, not comparable"], "Of 3 claims: 1 evidence, not comparable; 2 ill-defined. "
-     "Our view: nothing of it could be tested here."),
+    (["reproduced", "arithmetic checked", "arithmetic checked", "too noisy", "not measured yet"],
+     "Of 5 claims: 1 reproduced by measurement; 2 checked by arithmetic; 1 too noisy; 1 not measured yet."),
+    (["not reproduced", "direction only"],
+     "Of 2 claims: 1 confirmed in part; 1 contradicted. Confirmed in part: c (3× where 2× is published). "
+     "Contradicted: c (3× where 2× is published)."),
     ([], "All of its claims are in the appendix."),
 ])  # fmt: skip
 def test_the_answer_of_a_document_follows_from_its_verdicts(labels, sentence):
@@ -389,5 +396,18 @@ def test_the_answer_of_a_document_follows_from_its_verdicts(labels, sentence):
 def test_what_the_appendix_contradicts_is_named():
     rows = [row("reproduced"), row("not reproduced", id="d", appendix="not speech")]
     (answer,) = document_answers(rows)
-    named = "Not reproduced: d (3× where 2× is published, in the appendix)."
-    assert named in answer.sentence
+    named = "Contradicted: d (3× where 2× is published, in the appendix)."
+    assert answer.exceptions == named and answer.sentence.endswith(f" {named}")
+
+
+@pytest.mark.parametrize(("change", "outcome"), [
+    ({"needs": "cuda"}, "waiting for a GPU"),
+    ({"needs": "cuda", "verdict": "not measured yet"}, "waiting for a GPU"),
+    ({"needs": "source", "verdict": "evidence, not comparable"}, "waiting for published weights or a cluster"),
+    ({"needs": "cluster"}, "waiting for published weights or a cluster"),
+    ({"needs": "cuda", "tolerance": "–", "verdict": "evidence, not comparable"}, "ill-defined by the source"),
+])  # fmt: skip
+def test_an_open_claim_says_what_would_settle_it(change, outcome):
+    counts = count_outcomes([row(**change)])
+    assert tuple(counts) == OUTCOMES
+    assert counts == dict.fromkeys(OUTCOMES, 0) | {outcome: 1}

@@ -4,20 +4,21 @@ Verdicts are computed from records, never written by hand.
 """
 
 from asrkit.workbench.claims.answers import (
+    OUTCOMES,
     DocumentAnswer,
     Row,
     claim_row,
     claims_table,
-    count_verdicts,
+    count_outcomes,
     document_answers,
     listed,
+    settled_elsewhere,
     summary,
     value_elsewhere,
 )
 from asrkit.workbench.claims.arithmetic import evaluate, grid_lines, published
 from asrkit.workbench.claims.claims import Claim, Record, load_claims
 from asrkit.workbench.claims.verdicts import (
-    LABELS,
     LEGEND,
     NOT_COMPARABLE,
     Evidence,
@@ -27,9 +28,9 @@ from asrkit.workbench.claims.verdicts import (
 )
 
 __all__ = [
-    "LABELS",
     "LEGEND",
     "NOT_COMPARABLE",
+    "OUTCOMES",
     "Claim",
     "DocumentAnswer",
     "Evidence",
@@ -38,7 +39,7 @@ __all__ = [
     "Verdict",
     "claim_row",
     "claims_table",
-    "count_verdicts",
+    "count_outcomes",
     "document_answers",
     "evaluate",
     "grid_lines",
@@ -46,6 +47,7 @@ __all__ = [
     "load_claims",
     "origin",
     "published",
+    "settled_elsewhere",
     "summary",
     "value_elsewhere",
     "verdict",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asrkit.workbench.claims.claims import Claim, Record
-from asrkit.workbench.claims.verdicts import LABELS, Verdict, origin, verdict
+from asrkit.workbench.claims.verdicts import Verdict, origin, verdict
 from asrkit.workbench.records import device
 
 Row = Mapping[str, object]  # of `claims_table`, or of the report's table
@@ -14,15 +14,30 @@ SECONDARY = "secondary"  # the document of pull requests and threads, which have
 SECONDARY_TITLE = "Pull requests, issues and model cards"
 SECONDARY_URL = "https://github.com/NVIDIA-NeMo/Speech"
 
+OF_LABEL = {  # verdict -> what became of the claim
+    "reproduced": "reproduced by measurement",
+    "arithmetic checked": "checked by arithmetic",
+    "direction only": "confirmed in part",
+    "not reproduced": "contradicted",
+    "too noisy": "too noisy",
+}
+OF_NEED = {  # what an open claim needs -> for what it waits
+    "cuda": "waiting for a GPU",
+    "source": "waiting for published weights or a cluster",
+    "cluster": "waiting for published weights or a cluster",
+    "cpu": "not measured yet",
+}
+ILL_DEFINED = "ill-defined by the source"
+OUTCOMES = tuple(dict.fromkeys([*OF_LABEL.values(), *OF_NEED.values(), ILL_DEFINED]))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentAnswer:
     """What became of a document's claims.
 
-    `claims` is how many are in the headline, `counts` how many of them have which verdict, in the
-    order of LABELS; `appendix` is how many more are listed in the appendix. `sentence` is a few
-    sentences for people, made from the verdicts: counts, which claims do not hold, and what to
-    think of the document.
+    `claims` is how many are in the headline, `counts` how many of them have which of OUTCOMES;
+    `appendix` is how many more are listed in the appendix. `exceptions` names the claims that do
+    not hold, or hold in part; `sentence` is the counts, and these.
     """
 
     document: str
@@ -31,6 +46,7 @@ class DocumentAnswer:
     claims: int
     counts: Mapping[str, int]
     appendix: int
+    exceptions: str
     sentence: str
 
 
@@ -91,31 +107,39 @@ def listed(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if not row["appendix"]]
 
 
-def count_verdicts(rows: Iterable[Row], column: str = "verdict") -> dict[str, int]:
-    """How many of the rows have which verdict, in the order of LABELS; verdicts of none are absent.
+def count_outcomes(rows: Iterable[Row]) -> dict[str, int]:
+    """How many of the rows have each of OUTCOMES, in that order; the appendix is left out."""
+    counts = Counter(map(_outcome, listed(rows)))
+    return {outcome: counts[outcome] for outcome in OUTCOMES}
 
-    Args:
-        rows: Rows of claims, with or without those of the appendix.
-        column: Which verdict: "verdict", or "there", that on another machine.
-    """
-    counts = Counter(str(row[column]) for row in rows)
-    return {label: counts[label] for label in LABELS if counts[label]}
+
+def _outcome(row: Row) -> str:
+    if row["tolerance"] == "–":
+        return ILL_DEFINED
+    return OF_LABEL.get(str(row["verdict"])) or OF_NEED[str(row["needs"])]
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many claims have which verdict here, and which on other machines.
+    """How many claims have which outcome here, and which on other machines.
 
     The appendix is only counted.
     """
     main = listed(rows)
-    sentence = f"{_claims(len(main))}: {_listed(count_verdicts(main))}"
+    sentence = f"{_claims(len(main))}: {_counted(count_outcomes(main))}"
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
-    sentence += "."
-    for name in sorted({str(row["device"]) for row in main if row["there"]}):
-        counts = count_verdicts([row for row in main if row["device"] == name], "there")
-        sentence += f" On {name}: {_listed(counts)}."
-    return sentence
+    return f"{sentence}. {settled_elsewhere(rows)}".rstrip()
+
+
+def settled_elsewhere(rows: Sequence[Row]) -> str:
+    """What other machines recorded: "Recorded on H100: 4 reproduced by measurement."."""
+    of_device = dict[str, Counter[str]]()
+    for row in listed(rows):
+        if row["there"]:
+            counts = of_device.setdefault(str(row["device"]), Counter())
+            counts[OF_LABEL[str(row["there"])]] += 1
+    told = (f"Recorded on {name}: {_counted(of_device[name])}." for name in sorted(of_device))
+    return " ".join(told)
 
 
 def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
@@ -133,7 +157,9 @@ def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
 
 def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
     main = listed(rows)
-    counts = count_verdicts(main)
+    counts = count_outcomes(main)
+    exceptions = _exceptions(rows)
+    sentence = f"Of {_claims(len(main))}: {_counted(counts)}. {exceptions}".rstrip()
     is_secondary = document == SECONDARY
     return DocumentAnswer(
         document=document,
@@ -142,18 +168,19 @@ def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
         claims=len(main),
         counts=counts,
         appendix=len(rows) - len(main),
-        sentence=_sentence(rows, counts) if main else "All of its claims are in the appendix.",
+        exceptions=exceptions,
+        sentence=sentence if main else "All of its claims are in the appendix.",
     )
 
 
-def _sentence(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
-    """Counts of verdicts, the claims that do not hold, and what to think of the document."""
-    parts = [f"Of {_claims(sum(counts.values()))}: {_listed(counts)}."]
+def _exceptions(rows: Sequence[Row]) -> str:
+    """The claims that do not hold, or hold in part, with what was found and published."""
+    parts = []
     for label in ("direction only", "not reproduced"):
         named = [_named(row) for row in rows if row["verdict"] == label]
         if named:
-            parts.append(f"{label.capitalize()}: {'; '.join(named)}.")
-    return f"{' '.join(parts)} Our view: {_view(counts)}."
+            parts.append(f"{OF_LABEL[label].capitalize()}: {'; '.join(named)}.")
+    return " ".join(parts)
 
 
 def _named(row: Row) -> str:
@@ -162,25 +189,10 @@ def _named(row: Row) -> str:
     return f"{row['id']} ({row['measured']} where {row['published']} is published{place})"
 
 
-def _view(counts: Mapping[str, int]) -> str:
-    """What to think of a document, from the verdicts on its claims."""
-    of = Counter(counts)
-    holds = of["reproduced"] + of["arithmetic checked"]
-    if of["not reproduced"] > holds + of["direction only"]:
-        return "do not rely on its figures without measuring"
-    if of["not reproduced"] or (of["reproduced"] and of["direction only"]):
-        return "what could be tested holds, except as noted"
-    if of["reproduced"]:
-        return "what could be tested holds"
-    if of["direction only"]:
-        return "the direction is right as far as tested; the size is not confirmed"
-    if holds:
-        return "its arithmetic is right, and none of its measurements is confirmed here"
-    return "nothing of it could be tested here"
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return "; ".join(f"{number} {label}" for label, number in counts.items()) or "none"
+def _counted(counts: Mapping[str, int]) -> str:
+    """Counts in the order of OUTCOMES, without those of none."""
+    told = [f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]]
+    return "; ".join(told)
 
 
 def _claims(number: int) -> str:

@@ -29,7 +29,6 @@ LEGEND = {  # verdict -> what it means
     "or code of its source.",
     "not measured yet": "No run has measured it: its notebook did not run, or needs a larger size.",
 }
-LABELS = tuple(LEGEND)
 NOT_COMPARABLE = "evidence, not comparable"
 LACKING = {  # what a claim needs -> why it was not measured
     "cuda": "Needs a CUDA GPU.",
@@ -39,6 +38,7 @@ LACKING = {  # what a claim needs -> why it was not measured
 OTHER_DEVICE = "measured on a CPU, and the claim is about a GPU"
 NO_BASELINE = "the source gives no number and baseline to compare with"
 TIMED = ("ratio", "latency", "throughput")  # kinds whose samples have a spread
+RELATIVE = ("ratio", "share")  # metrics of which a CPU's value tells something beside a GPU's
 NOISE = 0.5  # largest interquartile range over median that still carries a verdict
 
 
@@ -86,16 +86,15 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         return _by_formula(claim)
     if machine is None:
         machine = this_machine()
-    deciding = list[Record]()
+    alike = _alike(claim, records, claim.id, claim.arms)
+    deciding = [record for record in alike if _settles(claim, record)]
     others = list[Record]()
-    for record in _alike(claim, records, claim.id, claim.arms):
-        on_cuda = str(record["params"].get("device")).startswith("cuda")
-        settles = claim.is_defined and (on_cuda or claim.needs == "cpu")
-        (deciding if settles else others).append(record)
+    if not claim.is_defined or claim.metric in RELATIVE:
+        others = [record for record in alike if not _settles(claim, record)]
     kinds = [(others, OTHER_DEVICE if claim.is_defined else NO_BASELINE)]
     for entry in claim.evidence:
-        alike = _alike(claim, records, entry["what"], entry.get("arms", ()), "estimated")
-        fitting = [one for one in alike if entry.get("impl") in (None, one["impl"])]
+        close = _alike(claim, records, entry["what"], entry.get("arms", ()), "estimated")
+        fitting = [one for one in close if entry.get("impl") in (None, one["impl"])]
         kinds.append((fitting, entry["why"]))
     beside = []
     for kind, why in kinds:
@@ -124,6 +123,12 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         there=there,
         evidence=tuple(beside),
     )
+
+
+def _settles(claim: Claim, record: Record) -> bool:
+    """Whether a record decides the claim on the machine that measured it."""
+    on_cuda = str(record["params"].get("device")).startswith("cuda")
+    return claim.is_defined and (on_cuda or claim.needs == "cpu")
 
 
 @functools.lru_cache(maxsize=512)

@@ -94,7 +94,8 @@ class NotebookRun:
     def line(self) -> str:
         """The outcome in one line; for a failure the last line of the traceback and the cell."""
         if self.status == "ran":
-            return f"{self.name}: ran in {self.seconds:.0f} s, {count_of_records(self.records)}"
+            published = f", {count_of_records(self.records)}" if self.records else ""
+            return f"{self.name}: ran in {self.seconds:.0f} s{published}"
         reason = self.error.strip().splitlines()[-1]
         if self.cell:
             reason += f" (cell {self.cell})"

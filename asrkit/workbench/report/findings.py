@@ -36,7 +36,8 @@ class Declared:
     names on the page. `number` and `sentence` may name {baseline} and {ours}, the values of the
     best baseline and of ours with their units, {against}, the name of that baseline, {batch}, how
     many utterances were done together, and {factor}, by which ours is better: the quotient of the
-    two values as they are shown. `quantity` names what the bars measure.
+    two values as they are shown. `quantity` names what the bars measure, `basis` how the values
+    came about.
     """
 
     notebook: str
@@ -46,6 +47,7 @@ class Declared:
     ours: str
     sentence: str
     quantity: str
+    basis: str = "timed"
     number: str = "{factor}×"
     more_is_better: bool = False
 
@@ -66,9 +68,11 @@ DECLARED = (
         metric="peak",
         arms={"torchaudio": "torchaudio", "lean": "lean loss"},
         ours="lean",
-        sentence="The lean loss trains the joint in 1/{factor} of the memory of torchaudio's.",
+        sentence="Training the joint with the lean loss takes {factor} times less memory than "
+        "with torchaudio's.",
         quantity="Peak memory of joint, loss and gradients",
-        number="1/{factor}",
+        basis="measured",
+        number="{factor}× less",
     ),
     Declared(
         notebook="08_batching",
@@ -79,6 +83,7 @@ DECLARED = (
         sentence="On simulated ranks, balanced batches raise useful compute from {baseline} to "
         "{ours}.",
         quantity="Share of the ranks' time that is neither padding nor waiting",
+        basis="simulated",
         number="{baseline} → {ours}",
         more_is_better=True,
     ),
@@ -107,9 +112,11 @@ DECLARED = (
             "windowed_looping": "windowed looping",
         },
         ours="windowed_looping",
-        sentence="With {against}, a GPU that decodes would wait for its host {factor} times as "
-        "often as with windowed looping: counted, not timed.",
+        sentence="With windowed looping, the host waits for the GPU {factor} times less often than "
+        "with {against}.",
         quantity="Waits of the host for the GPU, per second of speech",
+        basis="counted",
+        number="{factor}× fewer",
     ),
     Declared(
         notebook="12_cost",
@@ -118,8 +125,9 @@ DECLARED = (
         arms={"cores": "CPU cores", "GPUs": "GPUs"},
         ours="GPUs",
         sentence="A million hours of speech cost {ours} on GPUs and {baseline} on CPU cores, "
-        "at the newest public prices.",
+        "at the newest public prices and published speeds.",
         quantity="Cost of a million hours of speech",
+        basis="computed from prices",
         number="{ours}",
     ),
 )
@@ -133,6 +141,7 @@ class Finding:
     number: str
     sentence: str
     quantity: str
+    basis: str
     bars: Sequence[tuple[str, str, float]]
 
 
@@ -174,7 +183,8 @@ def _finding(declared: Declared, records: Sequence[Record]) -> Finding | None:
         notebook=declared.notebook,
         number=declared.number.format(**words),
         sentence=declared.sentence.format(**words),
-        quantity=declared.quantity,
+        quantity=f"{declared.quantity}: {'more' if declared.more_is_better else 'less'} is better",
+        basis=declared.basis,
         bars=[
             (declared.arms[impl], value_with_unit(record), record["value"] / longest)
             for impl, record in arms.items()

@@ -4,7 +4,6 @@ import datetime
 import functools
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,14 +17,16 @@ from asrkit.workbench import machine, records
 from asrkit.workbench.claims import (
     LEGEND,
     NOT_COMPARABLE,
+    OUTCOMES,
     Claim,
     Verdict,
     claim_row,
-    count_verdicts,
+    count_outcomes,
     document_answers,
     listed,
     load_claims,
     origin,
+    settled_elsewhere,
     summary,
     verdict,
 )
@@ -36,11 +37,11 @@ from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, re
 Record = Mapping[str, Any]
 Row = dict[str, Any]
 
-MEANINGS = {  # mark -> what it says of one published number, and of several
-    "good": ("agrees", "agree"),
-    "mild": ("agrees in part", "agree in part"),
-    "bad": ("disagrees", "disagree"),
-    "soft": ("not settled here", "not settled here"),
+MEANINGS = {  # mark -> what it says of a published number
+    "good": "measured or computed, and agrees",
+    "mild": "agrees in part",
+    "bad": "disagrees",
+    "soft": "not settled here",
 }
 # Styles of Pygments for light and dark; a test measures their contrast.
 CODE_STYLES = ("default", "github-dark")
@@ -81,12 +82,12 @@ def build(
         "failed": failed,
         "pages": pages,
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-        "lead": f"{ran} in {duration} on {device} and published {count_of_records(fresh)}.",
-        "sentence": claims_sentence(rows),
-        "summary": summary(rows),
+        "lead": f"{ran} in {duration} on {device}.",
+        "counts": count_outcomes(rows),
+        "elsewhere": settled_elsewhere(rows),
         "defects": defects,
         "findings": findings_of(runs),
-        "documents": [(answer, _tally(answer.counts)) for answer in document_answers(rows)],
+        "documents": document_answers(rows),
         "claims": listed(rows),
         "appendix": [row for row in rows if row["appendix"]],
         "facts": _facts(),
@@ -148,8 +149,9 @@ def _environment() -> jinja2.Environment:
         f"@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}",
         "js": (TEMPLATES / "report.js").read_text("utf-8"),
         "mark_of": mark_of,
-        "marks": [(mark, sign, MEANINGS[mark][0]) for mark, sign in SIGNS.items()],
+        "marks": [(mark, sign, MEANINGS[mark]) for mark, sign in SIGNS.items()],
         "legend": LEGEND,
+        "outcomes": OUTCOMES,
         "site_pages": SITE_PAGES,
         "count_of_records": count_of_records,
         "value_with_unit": value_with_unit,
@@ -209,29 +211,6 @@ def _beside(claim: Claim, judged: Verdict) -> list[str]:
         f"{claim.show(one.record['value'])}, {_arms(one.record)}, on {origin(one.record)}: "
         f"{one.why}"
         for one in judged.evidence
-    ]
-
-
-def claims_sentence(rows: Sequence[Row]) -> str:
-    """How many published claims agree, agree in part, disagree and are open, in one sentence.
-
-    Args:
-        rows: A row for each claim; those of the appendix are not counted.
-    """
-    main = listed(rows)
-    parts = [text for _, text in _tally(count_verdicts(main))]
-    return f"Of {len(main)} published claims, {', '.join(parts)}."
-
-
-def _tally(counts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(mark, text) of each mark that some verdicts have, as ("good", "3 agree")."""
-    numbers = Counter[str]()
-    for label, number in counts.items():
-        numbers[mark_of(label)] += number
-    return [
-        (mark, f"{numbers[mark]} {one if numbers[mark] == 1 else several}")
-        for mark, (one, several) in MEANINGS.items()
-        if numbers[mark]
     ]
 
 

@@ -96,20 +96,31 @@ def test_every_claim_has_a_row_with_a_cell_under_each_heading(plain, name):
 
 def test_the_appendix_is_folded_and_in_no_count(plain):
     for page in ("index", "claims"):
-        assert f"Of {len(LISTED)} published claims, " in plain[page].get_text()
+        assert f"{len(LISTED)} published claims, " in plain[page].get_text()
+        counts = plain[page].select(".outcomes li > :first-child")
+        assert sum(int(count.get_text()) for count in counts) == len(LISTED)
     fold = plain["claims"].find(id="more").find_parent("details")
     assert not fold.has_attr("open")
 
 
-def test_each_document_has_an_answer_above_its_claims(plain):
-    answers = plain["claims"].select(".answers > li")
+def test_each_document_has_a_bar_of_its_claims_above_them(plain):
+    answers = plain["claims"].select(".sources tr")
     assert len(answers) == len({claim.source["document"] for claim in CLAIMS.values()})
     for answer in answers:
-        link = answer.select_one(".tally a")
+        link = answer.select_one("td.n a")
         group = plain["claims"].find(id=link["href"].removeprefix("#"))
-        numbers = [int(mark.get_text().split()[0]) for mark in answer.select(".mark")]
+        bar = answer.select_one(".stack")
+        numbers = [int(part.get_text()) for part in bar.find_all("span")]
+        assert numbers == [
+            int(part.split()[0]) for part in bar["aria-label"].split("; ")
+        ]
         claims = len(group.select("tr[data-verdict]"))
         assert sum(numbers) == claims and link.get_text().startswith(f"{claims} ")
+
+
+def test_the_index_says_how_many_claims_wait_for_a_gpu_and_what_settles_them(plain):
+    said = " ".join(plain["index"].find("header").get_text().split())
+    assert "waiting for a GPU" in said and "asrkit bench all --device cuda" in said
 
 
 def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
@@ -127,17 +138,23 @@ def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
     cell = claims.find(id=claim.id).select_one("td[data-label='Recorded elsewhere']")
     told = " ".join(cell.get_text().split())
     assert told.startswith("1.1× (reproduced there) on H200, commit ")
-    assert "On H200: 1 reproduced." in claims.find("header").get_text()
+    assert "Recorded on H200: 1 reproduced by measurement." in claims.get_text()
 
 
 def test_a_page_with_marks_says_what_they_and_the_verdicts_mean(plain):
     legend = plain["claims"].select("#verdicts div")
     said = {part.dt.get_text().strip(): part.dd.get_text() for part in legend}
     assert said == LEGEND
-    for page in (HOME, "claims"):
-        (line,) = plain[page].select("p.marks")
-        assert all(sign in line.get_text() for sign in SIGNS.values())
+    (line,) = plain[HOME].select("p.marks")
+    assert all(sign in line.get_text() for sign in SIGNS.values())
     assert not plain["other"].select("p.marks")
+    for page in ("index", "claims"):
+        marked = {
+            mark.get_text() for mark in plain[page].select(".outcomes .mark.good")
+        }
+        assert marked == {"checked by arithmetic"}
+        first = plain[page].select_one(".mark")
+        assert first.find_parent(class_="outcomes")
 
 
 def test_a_report_without_a_record_or_a_copy_of_the_notebook_is_a_report(tmp_path):
