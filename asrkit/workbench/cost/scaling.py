@@ -4,7 +4,7 @@ In the alpha-beta model a message of S bytes over a link takes alpha + S / beta:
 and the bytes over its bandwidth. Additions are free, and every rank sends and receives at once.
 Sources: rings, Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations"; two trees that share the bytes, Sanders, Speck and Traeff 2009, "Two-tree algorithms
-for full bandwidth broadcast, reduction and scan"; sums in the switches (SHARP), Graham et al. 2016.
+for full bandwidth broadcast, reduction and scan".
 
     time to train = epochs(batch) * steps of an epoch * seconds of a step(batch / GPUs)
 
@@ -13,6 +13,7 @@ Larger batches need more epochs: E0 (1 + batch / critical batch), the form of Mc
 each fewer utterances, and a step has parts that do not shrink with them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
@@ -26,7 +27,6 @@ from asrkit.shapes import expect
 EPOCH = 278_528  # utterances: 136 steps of 2048, as the logs count them
 GRADIENT_BYTES = 2 * 49_006_080  # of the round's model in half precision
 GPUS_OF_MACHINE = 8  # of a DGX, each with a network port of its own
-ALGORITHMS = ("ring", "tree", "switches")
 
 
 class Link(NamedTuple):
@@ -42,46 +42,26 @@ NVLINK = Link(3e-6, 300e9)
 NETWORK = Link(5e-6, 25e9)
 
 
-def all_reduce_s(algorithm: str, *, size: float, ranks: int, link: Link) -> float:
-    """Seconds until every rank has the sum of all ranks' vectors of `size` bytes.
-
-    A ring sends each byte almost twice over every link and waits 2 (N - 1) times for the latency; a
-    pair of trees sends as many bytes and waits 2 log2 N times. Switches that add need each byte
-    once up, and once down at the same time: half of the time where bandwidth is the limit.
-
-    Args:
-        algorithm: "ring", "tree" or "switches".
-        size: Bytes of the vector on each rank.
-        ranks: How many, N.
-        link: Between any two ranks, or between a rank and its switch.
-    """
-    expect(algorithm in ALGORITHMS, "algorithm", f"one of {', '.join(ALGORITHMS)}", algorithm)
-    if ranks == 1:
-        return 0.0
-    once_s = size / link.bytes_per_s
-    if algorithm == "ring":
-        return 2 * (ranks - 1) * link.latency_s + 2 * (ranks - 1) / ranks * once_s
-    if algorithm == "tree":
-        return 2 * ceil(log2(ranks)) * link.latency_s + 2 * once_s
-    return 2 * link.latency_s + once_s
-
-
-def gradients_sum_s(algorithm: str, gpus: int, *, size: float = GRADIENT_BYTES) -> float:
+def gradients_sum_s(gpus: int, *, size: float = GRADIENT_BYTES) -> float:
     """Seconds until the gradients are summed over machines of eight GPUs, as distributed LAMB does.
 
     A reduce-scatter inside each machine, an all-reduce of each part across machines, an all-gather
-    inside each machine. The first and the last are half a ring each.
+    inside each machine. The first and the last are half a ring each: N ranks send each byte almost
+    twice and wait 2 (N - 1) times for the latency. Across machines a pair of trees sends as many
+    bytes and waits 2 log2 N times.
 
     Args:
-        algorithm: What sums across machines.
         gpus: GPUs in all: up to eight, or a multiple of it.
         size: Bytes of the gradients on each GPU.
     """
     inside = min(gpus, GPUS_OF_MACHINE)
     machines = gpus // inside
     expect(machines * inside == gpus, "gpus", "up to 8, or a multiple of it", gpus)
-    around_s = all_reduce_s("ring", size=size, ranks=inside, link=NVLINK)
-    return around_s + all_reduce_s(algorithm, size=size / inside, ranks=machines, link=NETWORK)
+    ring_s = 2 * (inside - 1) * (NVLINK.latency_s + size / inside / NVLINK.bytes_per_s)
+    if machines == 1:
+        return ring_s
+    sent_s = size / inside / NETWORK.bytes_per_s
+    return ring_s + 2 * ceil(log2(machines)) * NETWORK.latency_s + 2 * sent_s
 
 
 def published_runs() -> pd.DataFrame:
@@ -139,26 +119,18 @@ def fit_epochs(runs: pd.DataFrame) -> EpochFit:
     return EpochFit(float(least), float(slope))
 
 
-def critical_batch_interval(
-    runs: pd.DataFrame, *, draws: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """90 % bootstrap interval of the critical batch: runs of each batch size are drawn anew.
+def resampled(runs: pd.DataFrame, *, draws: int = 1000, seed: int = 0) -> Iterator[pd.DataFrame]:
+    """Bootstrap samples: as many runs of each system and batch as there are, with replacement.
 
     Args:
         runs: Runs of one recipe.
-        draws: Samples with replacement.
+        draws: Samples.
         seed: Of the samples.
     """
     random = np.random.default_rng(seed)
-    groups = [group.to_numpy() for _, group in runs.groupby("batch", sort=False)["epochs"]]
-    batch = np.repeat(runs["batch"].unique(), [len(group) for group in groups])
-    values = []
+    alike = [*runs.groupby(["gpu", "gpus", "batch"]).indices.values()]
     for _ in range(draws):
-        epochs = [random.choice(group, len(group)) for group in groups]
-        slope, least = np.polyfit(batch, np.concatenate(epochs), deg=1)
-        values.append(least / slope)
-    low, high = np.quantile(values, [0.05, 0.95])
-    return float(low), float(high)
+        yield runs.iloc[np.concatenate([random.choice(rows, len(rows)) for rows in alike])]
 
 
 @dataclass(frozen=True)
@@ -176,7 +148,7 @@ class StepFit:
     def seconds(self, *, batch: int, gpus: int) -> float:
         """Seconds of a step of `batch` utterances on `gpus` GPUs, with trees across machines."""
         own_s = self.fixed_s + self.per_utterance_s * batch / gpus
-        return own_s + gradients_sum_s("tree", gpus)
+        return own_s + gradients_sum_s(gpus)
 
 
 def fit_steps(runs: pd.DataFrame) -> StepFit:
@@ -186,7 +158,7 @@ def fit_steps(runs: pd.DataFrame) -> StepFit:
         runs: Runs on one kind of GPU, with two loads of a GPU at least.
     """
     measured_s = runs["step_s"].to_numpy()
-    others_s = measured_s - [gradients_sum_s("tree", gpus) for gpus in runs["gpus"]]
+    others_s = measured_s - [gradients_sum_s(gpus) for gpus in runs["gpus"]]
     columns = np.stack([np.ones(len(runs)), runs["batch"] / runs["gpus"]], axis=1)
     weighted = columns / measured_s[:, None]
     (fixed_s, per_utterance_s), *_ = np.linalg.lstsq(weighted, others_s / measured_s, rcond=None)

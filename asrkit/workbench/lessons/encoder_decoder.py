@@ -1,6 +1,7 @@
 """What notebook 09_encoder_decoder counts, measures and draws beyond its cells.
 
-Counts are of `asrkit.models.AEDModel`'s decoder, in the ways of `workbench.bench.attention_ways`.
+Counts are of `asrkit.models.AEDModel`'s decoder, with the policies of
+`workbench.bench.cache_policies`.
 
 The models that are timed are small and random, and never write eos, so that the number of their
 steps is known; their texts mean nothing. They decode noise, as an untrained encoder gives nearly
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,9 @@ from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
-from asrkit.workbench.bench.attention_ways import WAYS, Way, in_a_way
-from asrkit.workbench.bench.suites.decoders import Counting
+from asrkit.workbench.bench.cache_policies import POLICIES, CachePolicy, with_policy
 from asrkit.workbench.cost import encoder_flops
-from asrkit.workbench.measure import Timing, measure, ratio
+from asrkit.workbench.measure import Timing, measure
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import colours_of
@@ -42,14 +42,14 @@ CELLS_A_ROW = 50  # of the picture of a step
 # Counts
 
 
-def aed_flops(config: AEDConfig, way: tuple[str, str], *, T: int, U: int) -> dict[str, int]:
+def aed_flops(config: AEDConfig, policy: tuple[str, str], *, T: int, U: int) -> dict[str, int]:
     """Operations of the products of greedy decoding of an utterance, by part; U tokens, U steps.
 
     A multiplication and its addition are two. Norms, activations and softmax are left out.
 
     Args:
         config: Sizes of the decoder.
-        way: `Way` of decoding.
+        policy: `CachePolicy` of decoding.
         T: Encoder frames, padding included.
         U: Tokens that are written, eos included.
 
@@ -58,10 +58,10 @@ def aed_flops(config: AEDConfig, way: tuple[str, str], *, T: int, U: int) -> dic
         each new token takes in the layers and the output.
 
     >>> from asrkit.models import presets
-    >>> sum(aed_flops(presets.canary_1b(), WAYS["NeMo 3.0"], T=250, U=70).values()) // 10**9
+    >>> sum(aed_flops(presets.canary_1b(), POLICIES["NeMo 3.0"], T=250, U=70).values()) // 10**9
     2056
     """
-    cross, past = way
+    cross, past = policy
     D = config.width
     products = 6 + 2 * config.expansion  # self-attention 4, query and output 2, feed-forward
     looks = 1
@@ -83,84 +83,21 @@ def aed_flops(config: AEDConfig, way: tuple[str, str], *, T: int, U: int) -> dic
     }
 
 
-class DecoderBytes(NamedTuple):
-    """Bytes of an attention decoder: what is kept between steps, and what one step reads.
-
-    Attributes:
-        frames: Kept of the encoder's frames.
-        past: Kept of the text, with room for U tokens.
-        weights_read: Weights that a step reads, whatever the batch.
-        frames_read: What a step reads for the frames; projections of "recomputed" are written and
-            read as well.
-        past_read: What the last step reads for the text, likewise.
-    """
-
-    frames: int
-    past: int
-    weights_read: int
-    frames_read: int
-    past_read: int
-
-
-def aed_bytes(
-    config: AEDConfig, way: tuple[str, str], *, B: int, T: int, U: int, itemsize: int = 2
-) -> DecoderBytes:
-    """Bytes that greedy decoding keeps, and that a step of one token an utterance reads.
-
-    A step is counted as if no cache held anything from one layer or step to the next, without
-    the vectors between its products, and without biases and norms. Absorbed frames are read twice
-    a layer, as many bytes as keys and values; being the same in all layers, they may come from a
-    cache.
-
-    Args:
-        config: Sizes of the decoder.
-        way: `Way` of decoding.
-        B: Utterances.
-        T: Encoder frames of each, padding included.
-        U: Tokens that there is room for, prompt included.
-        itemsize: Bytes of a number, 2 for half precision, 4 for float32.
-
-    >>> from asrkit.models import presets
-    >>> kept = aed_bytes(presets.canary_1b(), WAYS["K/V kept"], B=128, T=250, U=70)
-    >>> kept.frames / 1e9, kept.weights_read / 1e9  # 128 times 20 seconds
-    (3.145728, 0.713097216)
-    """
-    cross, past = way
-    D = config.width
-    layers = config.layers
-    frames = itemsize * B * T * D
-    text = itemsize * B * U * D
-    weights = 6 + 2 * config.expansion  # self-attention 4, query and output 2, feed-forward
-    if cross != "kept":
-        weights += 2
-    # frames, then keys and values written and read; "none" keeps and reads tokens of 8 bytes
-    frames_kept = {"kept": 2 * layers, "absorbed": 1, "recomputed": 1}
-    frames_read = {"kept": 2, "absorbed": 2, "recomputed": 5}
-    past_kept = {"kept": 2, "states": 1, "none": 0}
-    past_read = {"kept": 2, "states": 5, "none": 4}
-    tokens = 8 * B * U if past == "none" else 0
-    return DecoderBytes(
-        frames=frames_kept[cross] * frames,
-        past=past_kept[past] * layers * text + tokens,
-        weights_read=itemsize * (layers * weights * D * D + config.vocab_size * D),
-        frames_read=frames_read[cross] * layers * frames,
-        past_read=past_read[past] * layers * text + tokens,
-    )
-
-
-def gigaflops(config: AEDConfig, way: Way, *, seconds: float, tokens: int) -> dict[str, float]:
+def gigaflops(
+    config: AEDConfig, policy: CachePolicy, *, seconds: float, tokens: int
+) -> dict[str, float]:
     """GFLOP of one utterance by part: encoder, projections of frames, past again, steps.
 
     Args:
         config: Sizes of a model with a FastConformer.
-        way: What decoding keeps.
+        policy: What decoding keeps.
         seconds: Of speech, with 100 frames of features each.
         tokens: That are written, eos included.
     """
     encoder: Any = config.encoder
     frames = round(100 * seconds)
     parts = {"encoder": encoder_flops(encoder, B=1, T=frames)}
-    parts |= aed_flops(config, way, T=-(-frames // encoder.subsampling), U=tokens)
+    parts |= aed_flops(config, policy, T=-(-frames // encoder.subsampling), U=tokens)
     return {name: FLOP / 1e9 for name, FLOP in parts.items()}
 
 
@@ -248,25 +185,25 @@ def noise(B: int, *, width: int, seconds: float, tokens: int, seed: int = 0) -> 
     return Speech(features=features, encoded=encoded, tokens=tokens)
 
 
-def decode(model: Any, speech: Speech, way: Way, draft: Hypotheses | None = None) -> Hypotheses:
+def decode(model: Any, speech: Speech, policy: CachePolicy) -> Hypotheses:
     """Greedy texts of `speech.tokens` steps, of which the last one would write eos."""
     encoded = speech.encoded.to(model.embedding.weight.dtype)
     _, lengths = speech.lengths
-    kept = in_a_way(model, way)
-    return aed_greedy(kept, encoded, lengths, most=speech.tokens - 1, draft=draft)
+    kept = with_policy(model, policy)
+    return aed_greedy(kept, encoded, lengths, most=speech.tokens - 1)
 
 
 def texts_agree(model: AEDModel, speech: Speech) -> bool:
-    """Whether all ways write the same texts, in float64, where rounding decides nothing."""
+    """Whether all policies write the same texts, in float64, where rounding decides nothing."""
     exact = deepcopy(model).double()
-    first, *others = (decode(exact, speech, way).tokens() for way in WAYS.values())
+    first, *others = (decode(exact, speech, policy).tokens() for policy in POLICIES.values())
     return all(text == first for text in others)
 
 
-def kept_MB(model: AEDModel, speech: Speech, way: Way) -> float:
+def kept_MB(model: AEDModel, speech: Speech, policy: CachePolicy) -> float:
     """Megabytes that decoding holds between its steps, of frames and text, as allocated."""
     _, lengths = speech.lengths
-    kept_model = in_a_way(model, way)
+    kept_model = with_policy(model, policy)
     with torch.inference_mode():
         memory = kept_model.remember(speech.encoded, lengths)
         state = kept_model.begin(memory, speech.tokens)
@@ -277,32 +214,17 @@ def kept_MB(model: AEDModel, speech: Speech, way: Way) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times of several models in several ways, of one batch, from one run.
+    """Times of several models with several cache policies, of one batch, from one run.
 
     Attributes:
         seconds: Of speech in all.
         tokens: Steps of the texts.
-        timings: Of "MODEL, encoder", "MODEL, projections" and "MODEL, WAY".
+        timings: Of "MODEL, encoder", "MODEL, projections" and "MODEL, POLICY".
     """
 
     seconds: float
     tokens: int
     timings: Mapping[str, Timing]
-
-    def parts_ms(self, model: str, name: str) -> dict[str, float]:
-        """Milliseconds of encoder, projections of frames, and the rest of the steps.
-
-        Projections are timed alone, for all layers at once, and counted for each step that computes
-        them; the rest is what remains of the decoder's time.
-        """
-        times = {"kept": 1, "absorbed": 0, "recomputed": self.tokens}[WAYS[name].cross]
-        decoding = self.timings[f"{model}, {name}"].median_ms
-        projecting = min(times * self.timings[f"{model}, projections"].median_ms, decoding)
-        return {
-            "encoder": self.timings[f"{model}, encoder"].median_ms,
-            "projections of frames": projecting,
-            "rest of the steps": decoding - projecting,
-        }
 
     def decoder_ms(self, model: str, name: str) -> np.ndarray:
         """Milliseconds of the decoder, one for each repeat."""
@@ -312,13 +234,37 @@ class Times:
         """Milliseconds of encoder and decoder together, one for each repeat."""
         return self.decoder_ms(model, "encoder") + self.decoder_ms(model, name)
 
-    def gain(self, name: str) -> np.ndarray:
-        """How many times as long the deep model takes as the shallow one, for each repeat."""
-        return self.whole_ms("deep", name) / self.whole_ms("shallow", name)
+    def parts_ms(self, model: str, name: str) -> dict[str, float]:
+        """Milliseconds of encoder, projections of frames, and the rest of the steps.
+
+        Together they are the median of `whole_ms`. Projections are timed alone, for all layers at
+        once, and counted for each step that computes them; the rest is what remains of the
+        decoder's time.
+        """
+        times = {"kept": 1, "absorbed": 0, "recomputed": self.tokens}[POLICIES[name].cross]
+        decoding = float(np.median(self.decoder_ms(model, name)))
+        projecting = min(times * self.timings[f"{model}, projections"].median_ms, decoding)
+        return {
+            "encoder": float(np.median(self.whole_ms(model, name))) - decoding,
+            "projections of frames": projecting,
+            "rest of the steps": decoding - projecting,
+        }
+
+    def ratio(self, slow: tuple[str, str], fast: tuple[str, str]) -> tuple[float, float, float]:
+        """How many times as long one (model, policy) takes as another, encoder included.
+
+        Returns:
+            The least ratio of a repeat; the ratio of the medians, which `parts_ms` add up to; and
+            the largest ratio of a repeat.
+        """
+        slow_ms, fast_ms = self.whole_ms(*slow), self.whole_ms(*fast)
+        each = slow_ms / fast_ms
+        medians = np.median(slow_ms) / np.median(fast_ms)
+        return float(each.min()), float(medians), float(each.max())
 
 
-def time_ways(models: Mapping[str, AEDModel], speech: Speech, *, repeats: int) -> Times:
-    """Times of encoders, projections and ways of decoding, interleaved."""
+def time_policies(models: Mapping[str, AEDModel], speech: Speech, *, repeats: int) -> Times:
+    """Times of encoders, projections and decoding with each policy, interleaved."""
     arms: dict[str, Callable[[], object]] = {}
     feature_lengths, lengths = speech.lengths
     for title, model in models.items():
@@ -326,69 +272,10 @@ def time_ways(models: Mapping[str, AEDModel], speech: Speech, *, repeats: int) -
         project = torch.inference_mode()(model.remember)
         arms[f"{title}, encoder"] = partial(encode, speech.features, feature_lengths)
         arms[f"{title}, projections"] = partial(project, speech.encoded, lengths)
-        for name, way in WAYS.items():
-            arms[f"{title}, {name}"] = partial(decode, model, speech, way)
+        for name, policy in POLICIES.items():
+            arms[f"{title}, {name}"] = partial(decode, model, speech, policy)
     timings = measure(arms, repeats=repeats, warmup=1)
     return Times(seconds=speech.seconds, tokens=speech.tokens, timings=timings)
-
-
-class DraftRun(NamedTuple):
-    """Decoding with a draft of known errors.
-
-    Attributes:
-        rate: Chance that a token of the draft is wrong; None without a draft.
-        calls: Of the decoder.
-        same: Whether the text is the one without a draft.
-        speedups: Times as fast as without a draft, one for each repeat.
-    """
-
-    rate: float | None
-    calls: int
-    same: bool
-    speedups: tuple[float, ...]
-
-
-def time_drafts(
-    model: AEDModel, speech: Speech, rates: Sequence[float], *, repeats: int, seed: int = 0
-) -> list[DraftRun]:
-    """Decoding without a draft, and with drafts of each rate of errors; K/V are kept.
-
-    Texts and calls are those in float64, where rounding decides nothing; times are in float32.
-
-    Args:
-        model: That never writes eos.
-        speech: What is recognised.
-        rates: Chances that a token is wrong.
-        repeats: Of each.
-        seed: Of the errors.
-    """
-    way = WAYS["K/V kept"]
-    exact = deepcopy(model).double()
-    plain = decode(exact, speech, way)
-    random = np.random.default_rng(seed)
-    drafts: dict[float | None, Hypotheses | None] = {None: None}
-    for rate in rates:
-        drafts[rate] = spoiled(plain, rate, random)
-    arms = {str(rate): partial(decode, model, speech, way, draft) for rate, draft in drafts.items()}
-    timings = measure(arms, repeats=repeats, warmup=1)
-    runs = []
-    for wrong, draft in drafts.items():
-        counted = Counting(exact)
-        same = decode(counted, speech, way, draft).tokens() == plain.tokens()
-        calls = counted.calls["follow"]
-        runs.append(DraftRun(wrong, calls, same, ratio(timings, "None", str(wrong))))
-    return runs
-
-
-def spoiled(text: Hypotheses, rate: float, random: np.random.Generator) -> Hypotheses:
-    """The texts as a draft in which each token is another one with a chance of `rate`."""
-    rows = []
-    for row in text.tokens():
-        wrong = random.random(len(row)) < rate
-        # the special tokens are the last three
-        guessed = np.where(wrong, (np.array(row) + 1) % (VOCABULARY - 3), row)
-        rows.append([(token, -1, 0) for token in guessed.tolist()])
-    return Hypotheses.from_lists(rows, [torch.zeros(())] * len(rows), "a draft with errors")
 
 
 # Pictures
@@ -416,10 +303,10 @@ def step_cells(parts: Mapping[str, int], ax: Axes, *, rows: int) -> None:
 def decoder_work(
     models: Mapping[str, Mapping[str, Mapping[str, float]]], axes: Sequence[Axes], *, unit: str
 ) -> None:
-    """Work or time by part, a bar for each way of decoding, an Axes for each model, on one scale.
+    """Work or time by part, a bar for each cache policy, an Axes for each model, on one scale.
 
     Args:
-        models: Name of a model -> name of a way -> part -> size.
+        models: Name of a model -> name of a policy -> part -> size.
         axes: One for each model.
         unit: Quantity and unit of all sizes.
     """

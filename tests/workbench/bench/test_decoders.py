@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asrkit.workbench import bench
-from asrkit.workbench.bench.attention_ways import WAYS
+from asrkit.workbench.bench.cache_policies import POLICIES
 from asrkit.workbench.bench.planted import planted, planted_decoder, planted_text
 from asrkit.workbench.bench.suites import decoders
 
@@ -68,19 +68,19 @@ def test_least_bytes_are_those_of_the_tensors_that_a_step_reads(text):
     steps, L, D, T = 1 + len(one.labels[0]), 2, 112, 20
     frames = 2 * L * D * T
     past = sum(2 * L * D * place for place in range(1, 1 + steps))
-    for way, wanted in {
-        "K/V kept": steps * (weights - unread + frames) + past,
+    for name, wanted in {
+        "KV cache": steps * (weights - unread + frames) + past,
         "absorbed": steps * (weights + D * T) + past,
         "NeMo 3.0": steps * (weights + D * T) + past // 2,
     }.items():
-        assert decoders.least_bytes(one, WAYS[way]) == 4 * wanted
+        assert decoders.least_bytes(one, POLICIES[name]) == 4 * wanted
 
 
 def test_an_utterance_that_has_ended_reads_nothing_more(text):
     longest = max(text.labels, key=len)
     assert len(longest) > len(min(text.labels, key=len))
-    full, way = replace(text, labels=[longest] * 3), WAYS["K/V kept"]
-    assert decoders.least_bytes(text, way) < decoders.least_bytes(full, way)
+    full, policy = replace(text, labels=[longest] * 3), POLICIES["KV cache"]
+    assert decoders.least_bytes(text, policy) < decoders.least_bytes(full, policy)
 
 
 def test_bfloat16_has_a_tolerance_of_its_own(plan):

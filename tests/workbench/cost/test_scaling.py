@@ -5,20 +5,17 @@ import pytest
 
 from asrkit.workbench.cost.scaling import (
     EPOCH,
+    NETWORK,
     NVLINK,
-    Link,
     StepFit,
-    all_reduce_s,
-    critical_batch_interval,
     fastest_batch,
     fit_epochs,
     fit_steps,
     gradients_sum_s,
     minutes_to_train,
     published_runs,
+    resampled,
 )
-
-LINK = Link(latency_s=1e-6, bytes_per_s=1e9)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +45,18 @@ def test_a_line_is_found_again(one_recipe):
     assert fit.epochs(fit.critical_batch) == pytest.approx(2 * fit.least)
 
 
-def test_the_interval_of_the_critical_batch_holds_it_and_is_repeatable(one_recipe):
-    low, high = critical_batch_interval(one_recipe, draws=200)
-    assert low < fit_epochs(one_recipe).critical_batch < high
-    assert (low, high) == critical_batch_interval(one_recipe, draws=200)
+def test_samples_have_as_many_runs_of_each_system_and_batch(one_recipe):
+    systems = ["gpu", "gpus", "batch"]
+    wanted = one_recipe.value_counts(systems)
+    first, second = resampled(one_recipe, draws=2)
+    assert first.value_counts(systems).to_dict() == wanted.to_dict()
+    assert not first["epochs"].equals(second["epochs"])
+    (again,) = resampled(one_recipe, draws=1)
+    assert first.equals(again)
+    critical = [
+        fit_epochs(sample).critical_batch for sample in resampled(one_recipe, draws=50)
+    ]
+    assert min(critical) < fit_epochs(one_recipe).critical_batch < max(critical)
 
 
 def test_steps_that_follow_the_model_are_fitted_exactly(on_a100):
@@ -80,25 +85,22 @@ def test_no_other_batch_is_faster_than_the_fastest(one_recipe, on_a100, gpus):
         assert minutes >= minutes_to_train(gpus, best, *fits)
 
 
-def seconds(algorithm, size, ranks):
-    return all_reduce_s(algorithm, size=size, ranks=ranks, link=LINK)
+def test_a_ring_moves_each_byte_almost_twice_and_waits_for_every_rank():
+    assert gradients_sum_s(1) == 0
+    assert gradients_sum_s(8, size=0) == pytest.approx(14 * NVLINK.latency_s)
+    bytes_s = gradients_sum_s(8, size=8e9) - gradients_sum_s(8, size=0)
+    assert bytes_s == pytest.approx(14e9 / NVLINK.bytes_per_s)
 
 
-def test_switches_need_half_of_a_rings_time_where_bandwidth_is_the_limit():
-    ring, switches = (seconds(one, 1e12, 1000) for one in ("ring", "switches"))
-    assert ring / switches == pytest.approx(2, rel=2e-3)
-
-
-def test_a_ring_waits_in_proportion_to_ranks_and_a_tree_to_their_logarithm():
-    assert seconds("ring", 0, 1024) == pytest.approx(2 * 1023 * LINK.latency_s)
-    assert seconds("tree", 0, 1024) == pytest.approx(2 * 10 * LINK.latency_s)
-
-
-def test_a_ring_of_a_cluster_moves_each_byte_as_one_ring_of_its_machine_does():
-    one = gradients_sum_s("ring", 8, size=8e9)
-    assert one == pytest.approx(all_reduce_s("ring", size=8e9, ranks=8, link=NVLINK))
+def test_trees_across_machines_wait_for_their_levels_and_move_each_byte_twice():
+    waiting_s, all_s = (
+        gradients_sum_s(8 * 128, size=size) - gradients_sum_s(8, size=size)
+        for size in (0, 8e9)
+    )
+    assert waiting_s == pytest.approx(2 * 7 * NETWORK.latency_s)
+    assert all_s - waiting_s == pytest.approx(2e9 / NETWORK.bytes_per_s)
 
 
 def test_gpus_that_fill_no_machines_are_refused():
     with pytest.raises(ValueError, match="gpus: expected up to 8, or a multiple"):
-        gradients_sum_s("ring", 12)
+        gradients_sum_s(12)

@@ -30,7 +30,7 @@ from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequent
 from asrkit.models import CTCModel, FastConformerConfig, presets
 from asrkit.models.transducer import make_encoder
 from asrkit.transcribe.recognizer import ModelVariants
-from asrkit.workbench.bench import attention_ways
+from asrkit.workbench.bench import cache_policies
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.file_recognizer import Way, WayRecognizer
 from asrkit.workbench.bench.planted import (
@@ -422,7 +422,7 @@ def canary(study: Study, config: Any) -> Arm:
     decoder = planted_decoder(layers=config.layers, **sizes)
     frames = round(seconds * FRAMES_PER_SECOND)
     plan = planted_text(decoder, B, frames, prompt=PROMPT).to(study.device, torch.bfloat16)
-    model = attention_ways.in_a_way(plan.model, attention_ways.WAYS["NeMo 3.0"])
+    model = cache_policies.with_policy(plan.model, cache_policies.POLICIES["NeMo 3.0"])
     call = partial(aed_greedy, model, plan.encoded, plan.lengths, prompt=plan.prompt)
     return Arm(plan, call, encoding(study, config, B, seconds))
 

@@ -34,7 +34,7 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.models import optimize
-from asrkit.workbench.bench.attention_ways import WAYS, Way, in_a_way
+from asrkit.workbench.bench.cache_policies import POLICIES, CachePolicy, with_policy
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
 from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
@@ -53,9 +53,9 @@ from asrkit.workbench.measure.ops import dtype_name
 Options = dict[str, Any]  # of transducer_greedy or aed_greedy
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
 KEPT = {  # by an attention decoder
-    "kept": WAYS["K/V kept"],
-    "absorbed": WAYS["absorbed"],
-    "recomputed": WAYS["NeMo 3.0"],
+    "kept": POLICIES["KV cache"],
+    "absorbed": POLICIES["absorbed"],
+    "recomputed": POLICIES["NeMo 3.0"],
 }
 ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
 
@@ -313,7 +313,7 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool)
     plan = planted_text(decoder, B, T).to(device, dtype)
     kept = dict(KEPT)
     ways: dict[str, Options] = {
-        name: {"model": in_a_way(plan.model, way)} for name, way in kept.items()
+        name: {"model": with_policy(plan.model, policy)} for name, policy in kept.items()
     }
     pairs = [("recomputed", "kept"), ("absorbed", "kept")]
     if not cuda:
@@ -355,20 +355,20 @@ def _decode_text(plan: Planted, model: Any, ctc: Any = None, **options: Any) -> 
     return aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt, **options)
 
 
-def least_bytes(plan: Planted, way: Way) -> int:
-    """Bytes that all steps of a way read at least, of weights, frames and text so far.
+def least_bytes(plan: Planted, policy: CachePolicy) -> int:
+    """Bytes that all steps of a cache policy read at least, of weights, frames and text so far.
 
     What several layers read alike counts once a step, and so do weights, however many utterances
     there are; an utterance that has ended counts no more.
 
     Args:
         plan: batch and model.
-        way: what is kept.
+        policy: what is kept.
     """
     L, D = plan.model.config.layers, plan.model.config.width
-    of_frame = 2 * L * D if way.cross == "kept" else D
-    of_token = 2 * L * D if way.past == "kept" else L * D
-    numbers = (1 + max(map(len, plan.labels))) * decoder_weights(plan.model, way.cross != "kept")
+    of_frame = 2 * L * D if policy.cross == "kept" else D
+    of_token = 2 * L * D if policy.past == "kept" else L * D
+    numbers = (1 + max(map(len, plan.labels))) * decoder_weights(plan.model, policy.cross != "kept")
     for labels, length in zip(plan.labels, plan.lengths.tolist(), strict=True):
         steps = len(labels) + 1
         numbers += steps * of_frame * length

@@ -1,4 +1,4 @@
-"""Ways of decoding by attention: all find the text of the model that keeps keys and values."""
+"""Cache policies of decoding by attention: all find the text of the model that keeps keys and values."""
 
 import sys
 from pathlib import Path
@@ -8,22 +8,22 @@ import torch
 
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.states import map_state
-from asrkit.workbench.bench.attention_ways import WAYS, in_a_way
+from asrkit.workbench.bench.cache_policies import POLICIES, with_policy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "decoders"))
 from attention_cases import OPTIONS, as_draft, heard, random_model, same
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.parametrize("way", WAYS.values(), ids=WAYS),
+    pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES),
 ]
 
 
-def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(way):
+def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(policy):
     model = random_model()
     for layer in model.layers:  # biases start as zeros, and those of keys must cancel
         torch.nn.init.normal_(layer.self_attention.qkv.bias)
-    kept = in_a_way(model, way)
+    kept = with_policy(model, policy)
     encoded, lengths = heard(3, 7, least=1)
     tokens = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -43,9 +43,9 @@ def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(way):
 
 
 @torch.no_grad()
-def test_rows_may_be_at_different_places_and_selected(way):
+def test_rows_may_be_at_different_places_and_selected(policy):
     model = random_model()
-    kept = in_a_way(model, way)
+    kept = with_policy(model, policy)
     encoded, lengths = heard(3, 7, least=1)
     tokens = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(0))
     wanted = model.logits(encoded, lengths, tokens)
@@ -61,12 +61,12 @@ def test_rows_may_be_at_different_places_and_selected(way):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
-def test_greedy_decoding_finds_the_same_with_and_without_a_draft(way):
+def test_greedy_decoding_finds_the_same_with_and_without_a_draft(policy):
     for seed, (B, T) in enumerate([(1, 1), (5, 6), (33, 3)]):
         model = random_model(seed, eos=3.0)
         batch = heard(B, T, seed)
         wanted = aed_greedy(model, *batch, **OPTIONS)
-        kept = in_a_way(model, way)
+        kept = with_policy(model, policy)
         same(aed_greedy(kept, *batch, **OPTIONS), wanted)
         draft = as_draft([row[:2] for row in wanted.tokens()])
         same(aed_greedy(kept, *batch, draft=draft, **OPTIONS), wanted)

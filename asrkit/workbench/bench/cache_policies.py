@@ -1,4 +1,4 @@
-"""Four ways of decoding by attention that write the same text, by what is kept between two steps.
+"""Four cache policies of decoding by attention, by what is kept between two steps; one text.
 
 Of the frames, for the cross-attention of each layer (`cross`):
     "kept"        keys and values of all layers, projected once: 2 L T D numbers an utterance;
@@ -33,18 +33,18 @@ from asrkit.models.attention_layers import (
 )
 
 
-class Way(NamedTuple):
+class CachePolicy(NamedTuple):
     """What decoding keeps: `cross` of the frames, `past` of the text so far."""
 
     cross: Literal["kept", "absorbed", "recomputed"]
     past: Literal["kept", "states", "none"]
 
 
-WAYS = {
-    "no cache": Way("recomputed", "none"),
-    "NeMo 3.0": Way("recomputed", "states"),
-    "K/V kept": Way("kept", "kept"),
-    "absorbed": Way("absorbed", "kept"),
+POLICIES = {
+    "no cache": CachePolicy("recomputed", "none"),
+    "NeMo 3.0": CachePolicy("recomputed", "states"),
+    "KV cache": CachePolicy("kept", "kept"),
+    "absorbed": CachePolicy("absorbed", "kept"),
 }
 
 
@@ -69,17 +69,17 @@ class Tokens(NamedTuple):
     buffers: tuple[Tensor]  # (B, room) int64
 
 
-def in_a_way(model: Any, way: Way) -> Any:
-    """An `AEDModel` that `aed_greedy` decodes in this way, one of WAYS; its layers not packed."""
-    return model if way == WAYS["K/V kept"] else _InAWay(model, way)
+def with_policy(model: Any, policy: CachePolicy) -> Any:
+    """An `AEDModel` that `aed_greedy` decodes with one of POLICIES; its layers not packed."""
+    return model if policy == POLICIES["KV cache"] else _WithPolicy(model, policy)
 
 
-class _InAWay:
+class _WithPolicy:
     """A model whose frames are not kept as keys and values."""
 
-    def __init__(self, model: Any, way: Way) -> None:
+    def __init__(self, model: Any, policy: CachePolicy) -> None:
         self.model = model
-        self.way = way
+        self.policy = policy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -94,9 +94,9 @@ class _InAWay:
         config = self.model.config
         B, _, D = memory.frames.shape
         place = torch.zeros(B, dtype=torch.int64, device=memory.mask.device)
-        if self.way.past == "none":
+        if self.policy.past == "none":
             return Tokens(place, (place.new_full((B, room), config.pad),))
-        if self.way.past == "states":
+        if self.policy.past == "states":
             buffers = [memory.frames.new_zeros(B, room, D) for _ in range(config.layers)]
             return States(place, tuple(buffers))
         shape = (B, room, 2, config.heads, D // config.heads)
@@ -112,7 +112,7 @@ class _InAWay:
         K = tokens.shape[1]
         span = span_of(place, K, buffers[0].shape[1], reach, memory.frames.dtype)
         after = state._replace(place=place + K)
-        if self.way.past == "none":
+        if self.policy.past == "none":
             (text,) = buffers
             span.write(text, tokens)
             x = model.embed_text(text[:, : span.reach], len(text))
@@ -120,7 +120,7 @@ class _InAWay:
             return model.score(x[span.rows, span.slots]), after
         x = model.embed(tokens, model.positions[span.slots])
         for layer, buffer in zip(model.layers, buffers, strict=True):
-            if self.way == WAYS["NeMo 3.0"]:
+            if self.policy == POLICIES["NeMo 3.0"]:
                 mixed = from_states(layer.self_attention, layer.self_norm, x, buffer, span)
                 x = layer.add(x, mixed, layer.self_attention.out)
                 keys, values = layer.cross_attention.keys_values(memory.frames)
