@@ -50,18 +50,6 @@ WAYS = {
     "optimized_bfloat16": replace(OPTIMIZED, precision="bfloat16"),
     "optimized_int8": replace(OPTIMIZED, precision="int8"),
 }
-TITLES = {  # of the columns of a table of costs
-    "instance": "machine",
-    "rtfx": "RTFx",
-    "per": "of one",
-    "batch": "batch",
-    "RTFx is": "RTFx is",
-    "usd_per_hour": "USD/h",
-    "usd_per_million_hours": "USD for a million hours",
-    "break_even_rtfx": "break-even RTFx",
-    "kWh": "kWh",
-}
-RANGES = ["usd_per_hour", "rtfx", "usd_per_million_hours", "break_even_rtfx", "kWh"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +198,19 @@ def core_rates(
 
 def cost_table(costs: Sequence[TranscriptionCost]) -> Any:
     """A pandas Styler: a row for each cost, cheapest first, the models in its caption."""
-    rows = pd.DataFrame(compare(costs))
-    rows[RANGES] = rows[RANGES].map(range_text)
-    rows["RTFx is"] = rows["origin"] + ", " + rows["device"]
-    table = rows[[*TITLES]].rename(columns=TITLES).style.hide(axis="index")
-    return table.set_caption(" ".join(rows["model"].unique()))
+    rows = [
+        {
+            "machine": row["instance"],
+            "USD/h": range_text(row["usd_per_hour"]),
+            "RTFx": f"{range_text(row['rtfx'])} a {UNITS[row['per']][:-1]}, batch {row['batch']}",
+            "RTFx is": f"{row['origin']}, {row['device']}",
+            "USD for a million hours": range_text(row["usd_per_million_hours"]),
+            "break-even RTFx": range_text(row["break_even_rtfx"]),
+        }
+        for row in compare(costs)
+    ]
+    models = dict.fromkeys(cost.speed.model for cost in costs)
+    return pd.DataFrame(rows).style.hide(axis="index").set_caption(" ".join(models))
 
 
 def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> None:

@@ -1,13 +1,12 @@
 """What notebook 11_jasper measures and draws beyond its cells.
 
-What Jasper's tables leave open, computed without a GPU: memory against the published batches,
-launches of a call, and what eight seeds tell.
+What Jasper's tables leave open, computed without a GPU: memory against the published batches, and
+launches of a call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -297,15 +296,3 @@ def launches_of_call(
     lengths = torch.tensor([200, 151 if ragged else 200])
     with torch.no_grad():  # in inference mode dropout would count as a copy, which it is not
         return launch_profile(partial(run, features, lengths)).launches
-
-
-# Seeds
-
-
-def expected_minimum(n: int) -> float:
-    """Mean of the smallest of `n` draws of a standard normal: -1.42 for 8."""
-    normal = NormalDist()
-    x = np.linspace(-10, 10, 4001)
-    density = np.array([normal.pdf(place) for place in x])
-    above = np.array([1 - normal.cdf(place) for place in x])
-    return float(np.trapezoid(x * n * density * above ** (n - 1), x))

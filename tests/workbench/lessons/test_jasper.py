@@ -1,6 +1,5 @@
-"""Jasper without a GPU: memory against a count of tensors, launches by structure, seeds."""
+"""Jasper without a GPU: memory against a count of tensors, launches by structure."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -153,14 +152,6 @@ def test_launches_of_a_call_follow_from_the_structure():
     assert theirs == 108 * 12 + 53 + 55 + 4  # ReLUs, sums of branches, head
     assert 108 * 2 + 53 + 55 < full < ragged < theirs / 3
     assert folded < 160 < full / 2
-
-
-# Seeds
-
-
-@pytest.mark.parametrize(("n", "known"), [(2, -1 / math.sqrt(math.pi)), (8, -1.42360)])
-def test_the_smallest_of_n_normals_is_expected_where_it_is(n, known):
-    assert lesson.expected_minimum(n) == pytest.approx(known, abs=1e-4)
 
 
 # Claims
