@@ -47,7 +47,7 @@ class FileOptions:
 
     Args:
         files: Sound files and folders, and with --shards manifests and containers.
-        format: One of `asrkit.transcribe.FORMATS`; None for the usual one.
+        format: One of `asrkit.transcribe.formats.FORMATS`; None for the usual one.
         out: Folder of the transcripts; None: standard output.
     """
 
