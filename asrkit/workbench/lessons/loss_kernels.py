@@ -1,11 +1,11 @@
-"""Notebook 03: the loss phase by phase, its rounding, FastEmit, TDT's penalty and k2's pruning.
+"""Notebook 03: the loss phase by phase, its rounding; TDT's penalty and k2's pruning.
 
-The logits are random, free parameters, or those of one utterance.
+The logits are random, or those of one utterance.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import inf, nan
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,6 @@ UNREACHED = -3e4  # nats of a node that no path reaches: float16 ends at -65504
 NO_ARC = -1e4
 IN_FORMAT = "in the format"
 IN_FLOAT64 = "float64"
-DESCENT_STEPS = 40
-DESCENT_RATE = 2.0
 
 
 def random_lattices(B: int, T: int, U1: int, V: int, *, seed: int = 0) -> tuple[Tensor, Targets]:
@@ -129,8 +127,7 @@ def rounding_errors(
     """Relative errors of loss and gradient against float64, two rows for each length and format.
 
     One row has logits in the format and the package's float64 sums, compared with the reference on
-    the same rounded logits. The other has the sums in the format as well. "rounding alone" is what
-    rounding the logits does to the loss, before anything is computed.
+    the same rounded logits. The other has the sums in the format as well.
 
     Args:
         lengths: Frames T of the lattices; each has 11 rows and 16 tokens.
@@ -142,11 +139,8 @@ def rounding_errors(
         exact = _exact(logits, targets)
         for name, dtype in formats.items():
             rounded = logits.detach().to(dtype).requires_grad_()
-            exact_of_rounded = _exact(rounded, targets)
             ours = _with_gradient(rnnt_loss(rounded, *targets), rounded)
-            errors = _relative_errors(ours, exact_of_rounded)
-            # The logits were drawn in float32, where there is no rounding.
-            errors["rounding alone"] = _relative_errors(exact_of_rounded, exact)["loss"] or nan
+            errors = _relative_errors(ours, _exact(rounded, targets))
             yield {"T": T, "format": name, "sums": IN_FLOAT64, **errors}
             arcs = arc_log_probs(logits[0], targets[0][0])
             naive = _with_gradient(loss_summed_in(dtype, *arcs), logits)
@@ -165,29 +159,6 @@ def _exact(logits: Tensor, targets: Targets) -> tuple[float, Tensor]:
 def _relative_errors(found: tuple[float, Tensor], exact: tuple[float, Tensor]) -> dict[str, float]:
     gradient_error = (found[1] - exact[1]).norm() / exact[1].norm()
     return {"loss": abs(found[0] - exact[0]) / exact[0], "gradient": float(gradient_error)}
-
-
-def label_posteriors_after_descent(labels: Tensor, T: int, fastemit_lambda: float) -> Tensor:
-    """Posteriors of the label arcs (T, U) after gradient descent on the logits themselves.
-
-    The logits are free parameters: all are 0 at first, then 40 steps follow at a rate of 2.
-
-    Args:
-        labels: (U,), int64.
-        T: Frames.
-        fastemit_lambda: Strength of FastEmit; 0 leaves the gradient as it is.
-    """
-    U = len(labels)
-    V = int(labels.max()) + 2  # the labels, and blank as the last token
-    logits = torch.zeros(1, T, U + 1, V, requires_grad=True)
-    lengths = (torch.tensor([T]), torch.tensor([U]))
-    for _ in range(DESCENT_STEPS):
-        loss = rnnt_loss(logits, labels[None], *lengths, fastemit_lambda=fastemit_lambda)
-        gradient = torch.autograd.grad(loss, logits)[0]
-        logits = (logits - DESCENT_RATE * gradient).detach().requires_grad_()
-    blank_logp, label_logp = arc_log_probs(logits.detach()[0], labels)
-    _, label_gradient = reference.gradient(blank_logp.tolist(), label_logp.tolist())
-    return -torch.tensor(label_gradient)
 
 
 def expected_tokens(sigma: float, T: int, U: int, durations: Sequence[int]) -> float:

@@ -67,25 +67,26 @@ def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
     return ax
 
 
-def live_training_curve() -> Callable[[Sequence[Mapping[str, float]]], None]:
-    """Display an empty picture, and return a function that draws the history so far into it.
+def live_training_curve() -> Callable[..., None]:
+    """Display a picture of training, and return what draws a history into it: draw(history).
 
-    It draws every few seconds; calls in between do nothing.
+    It draws every few seconds, and does nothing in between unless it is called with done=True.
     """
-    import ipywidgets
     from IPython.display import display
 
-    shown = ipywidgets.HTML()
-    display(shown)
+    shown = display({"text/plain": "training"}, raw=True, display_id=True)
     next_at = time.monotonic() + REDRAWN_EVERY_S
 
-    def draw(history: Sequence[Mapping[str, float]]) -> None:
+    def draw(history: Sequence[Mapping[str, float]], *, done: bool = False) -> None:
         nonlocal next_at
-        if time.monotonic() < next_at:
+        if time.monotonic() < next_at and not done:
             return
         next_at = time.monotonic() + REDRAWN_EVERY_S
-        figure, _ = canvas("Training loss so far")
+        last = history[-1]
+        title = f"{last['loss']:.2f} nats per label after {last['seconds']:.0f} s of training"
+        figure, _ = canvas(title)
         training_curve(history, figure.axes[0])
-        shown.value = as_html(figure, "Loss per label so far, falling")
+        data = {"text/html": as_html(figure, f"Falling curve: {title}"), "text/plain": title}
+        shown.update(data, raw=True)
 
     return draw

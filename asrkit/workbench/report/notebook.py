@@ -1,9 +1,9 @@
 """One executed notebook as HTML, by nbconvert with templates/cells.html.j2.
 
-Tags of cells order the page. `hide-input`: code that a reader need not see; it is folded, as are
-imports and parameters. `takeaway`: the cell displays Markdown, a list of what this run shows; it
-moves to the top, and its first line is the answer on the index. `cover`: the first figure of this
-cell is the notebook's picture on the index.
+Tags of cells order the page. `hide-input`: code that a reader need not see; it is folded.
+`takeaway`: the cell displays Markdown, a list of what this run shows; it moves to the top, and its
+first line is the answer on the index. `cover`: the first figure of this cell is the notebook's
+picture on the index. Imports and parameters, folded, move to the end with what they print.
 """
 
 import re
@@ -15,10 +15,11 @@ from typing import Any
 
 import jinja2
 import nbformat
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Comment
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from nbconvert.filters import markdown2html
+from nbformat.v4 import new_markdown_cell
 from traitlets.config import Config
 
 from asrkit.workbench.claims import LEGEND
@@ -32,8 +33,12 @@ NO_WORDS = "No description has been provided for this image"  # nbconvert's alt 
 WORDS_PER_MINUTE = 200
 # Tags of outputs that would reach all of the page, or beyond it.
 LEFT_OUT = "style script meta link iframe object embed base".split()
-FOLDED_TAGS = {"hide-input", "takeaway", "static-twin"}
+FOLDED_TAGS = {"hide-input", "takeaway"}
+SET_UP = ("Imports", "Parameters", "Check")  # how folded code begins that moves to the end
+MARK = "a.claim, td .mark"
+LEGEND_HERE = "legend"  # a comment, which a page replaces by what its marks mean
 SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
+CELL = re.compile("^cell-id=")
 WHITE = re.compile(r"[^\S\u00a0]+")  # white space, but for the no-break space before a unit
 # Code comes first, so that a dollar or a comment inside it is never seen.
 PATTERN = re.compile(
@@ -132,27 +137,41 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
                 ]
         if "cover" in tags:
             covers.append(cell.id)
+    _move_set_up(notebook)
     body = BeautifulSoup(_exporter().from_notebook_node(notebook)[0], "html.parser")
     above = BeautifulSoup(markdown2html("\n".join(takeaways)), "html.parser")
-    verdict_cells = _finish(body) + _finish(above)
-    takeaway = str(above)
+    _finish(body)
+    _finish(above)
+    marked = above.select_one(MARK) or body.select_one(MARK)
+    cell = marked and marked.find_parent(id=CELL)  # none where the takeaway has the first mark
+    if cell:
+        cell.insert_before(Comment(LEGEND_HERE))
     figures, defects = _figures(body)
     defects += _figures(above)[1]
     preferred = [figure for figure in figures if figure["cell"] in covers]
     return Page(
         title=title or executed.stem,
         body=str(body),
-        takeaway=takeaway,
-        answer=first_line(takeaway),
+        takeaway=str(above),
+        answer=first_line(str(above)),
         minutes=max(1, round(words / WORDS_PER_MINUTE)),
         headings=[(str(one["id"]), one.get_text()) for one in body.find_all("h2")],
         figures=figures,
         cover=next(iter([*preferred, *figures]), None),
         records=records,
         claims=prose.claims,
-        has_marks=bool(prose.claims or verdict_cells),
+        has_marks=bool(marked),
         defects=[*prose.defects, *defects],
     )
+
+
+def _move_set_up(notebook: Any) -> None:
+    """Move imports and parameters behind the other cells, under a heading."""
+    set_up = [cell for cell in notebook.cells if cell.metadata.get("fold", "").startswith(SET_UP)]
+    if set_up:
+        rest = [cell for cell in notebook.cells if cell not in set_up]
+        heading = new_markdown_cell("## How this page was run", id="set-up")
+        notebook.cells = [*rest, heading, *set_up]
 
 
 def _fold(cell: Any, tags: Sequence[str]) -> str:
@@ -249,8 +268,8 @@ def first_line(takeaway: str) -> str:
     return WHITE.sub(" ", first.get_text()).strip()
 
 
-def _finish(body: BeautifulSoup) -> int:
-    """Put tables and figures into boxes that scroll, and mark verdicts; returns how many.
+def _finish(body: BeautifulSoup) -> None:
+    """Put tables and figures into boxes that scroll, and mark verdicts.
 
     What would reach all of the page, or beyond it, is left out of outputs.
     """
@@ -265,13 +284,13 @@ def _finish(body: BeautifulSoup) -> int:
         table.wrap(body.new_tag("div", attrs={"class": "scroll"}))
     for image in body.find_all("img", src=re.compile("^data:image/svg")):
         image.wrap(body.new_tag("div", attrs={"class": "scroll picture"}))
-    verdicts = [cell for cell in body.find_all("td") if cell.get_text(strip=True) in LEGEND]
-    for cell in verdicts:
+    for cell in body.find_all("td"):
         label = cell.get_text(strip=True)
+        if label not in LEGEND:
+            continue
         attributes = {"class": f"mark {mark_of(label)}", "title": LEGEND[label]}
         cell.clear()
         cell.append(body.new_tag("span", attrs=attributes, string=label))
-    return len(verdicts)
 
 
 def _figures(body: BeautifulSoup) -> tuple[list[Mapping[str, str]], list[str]]:
@@ -286,7 +305,7 @@ def _figures(body: BeautifulSoup) -> tuple[list[Mapping[str, str]], list[str]]:
         elif not source.startswith("data:"):
             defects.append("a picture is not inside the page")
         elif not image.find_parent(hidden=True):  # of a slider's frames the first shown
-            cell = image.find_parent(id=re.compile("^cell-id="))
+            cell = image.find_parent(id=CELL)
             name = str(cell["id"]).removeprefix("cell-id=") if cell else ""
             figures.append({"alt": words, "src": source, "cell": name})
     return figures, defects

@@ -76,6 +76,47 @@ def test_tagged_code_imports_and_checks_are_folded_and_what_they_print_is_not(tm
     assert body.find(class_="output_stdout").find_parent("details") is None
 
 
+def test_imports_and_parameters_move_to_the_end_with_what_they_print(tmp_path):
+    stamp = new_output("stream", name="stdout", text="this machine\n")
+    imports = new_code_cell("import torch\n\nprint(machine.stamp())", outputs=[stamp])
+    page, body = page_of(
+        tmp_path,
+        new_markdown_cell("# Why?\n\n## First"),
+        imports,
+        tagged("size: int = 3  # bars", "parameters"),
+        tagged("draw()", outputs=[picture("first")]),
+    )
+    text = str(body)
+    places = [text.index(part) for part in ("first", "this machine", "size")]
+    assert places == sorted(places)
+    assert [name for _, name in page.headings] == ["First", "How this page was run"]
+
+
+@pytest.mark.parametrize("where", ["prose", "takeaway"])
+def test_marks_are_explained_before_the_first_one(tmp_path, where):
+    shown = tagged(
+        "show()",
+        "takeaway",
+        outputs=[
+            markdown(f"* It takes 1.6 GB{TAG}." if where == "takeaway" else "* 1.")
+        ],
+    )
+    page, body = page_of(
+        tmp_path,
+        new_markdown_cell("# Why?\n\nNo mark."),
+        new_markdown_cell(f"It takes 1.6 GB{TAG}."),
+        shown,
+    )
+    text = str(body)
+    assert page.has_marks
+    if where == "takeaway":  # its legend follows the takeaway
+        assert "<!--legend-->" not in text
+    else:
+        assert (
+            text.index("No mark") < text.index("<!--legend-->") < text.index("It takes")
+        )
+
+
 def test_a_takeaway_moves_to_the_top_with_its_formulas(tmp_path):
     page, body = page_of(
         tmp_path,
