@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from asrkit.shapes import count
 from asrkit.workbench.claims.claims import Claim, Record
 from asrkit.workbench.claims.verdicts import LABELS, Verdict, origin, verdict
 from asrkit.workbench.records import device
@@ -108,7 +109,7 @@ def summary(rows: Sequence[Row]) -> str:
     The appendix is only counted.
     """
     main = listed(rows)
-    sentence = f"{_claims(len(main))}: {_listed(count_verdicts(main))}"
+    sentence = f"{count(len(main), 'claim')}: {_listed(count_verdicts(main))}"
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
     sentence += "."
@@ -148,7 +149,7 @@ def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
 
 def _sentence(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
     """Counts of verdicts, the claims that do not hold, and what to think of the document."""
-    parts = [f"Of {_claims(sum(counts.values()))}: {_listed(counts)}."]
+    parts = [f"Of {count(sum(counts.values()), 'claim')}: {_listed(counts)}."]
     for label in ("direction only", "not reproduced"):
         named = [_named(row) for row in rows if row["verdict"] == label]
         if named:
@@ -181,7 +182,3 @@ def _view(counts: Mapping[str, int]) -> str:
 
 def _listed(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{number} {label}" for label, number in counts.items()) or "none"
-
-
-def _claims(number: int) -> str:
-    return "1 claim" if number == 1 else f"{number} claims"

@@ -14,6 +14,7 @@ import jinja2
 from pygments.formatters import HtmlFormatter
 
 from asrkit import files
+from asrkit.shapes import count
 from asrkit.workbench import machine, records
 from asrkit.workbench.claims import (
     LEGEND,
@@ -29,7 +30,7 @@ from asrkit.workbench.claims import (
     summary,
     verdict,
 )
-from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun, count_of_records
+from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun
 from asrkit.workbench.report.findings import findings_of, value_with_unit
 from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, render
 
@@ -67,7 +68,7 @@ def build(
     names = [run.name for run in runs]
     pages = {run.name: _page(folder, run, verdicts, names) for run in runs}
     failed = [run for run in runs if run.status != "ran"]
-    ran = f"{len(runs) - len(failed)} of {len(runs)} notebooks ran"
+    ran = f"{len(runs) - len(failed)} of {count(len(runs), 'notebook')} ran"
     here = machine.this_machine()
     cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
     device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
@@ -81,7 +82,7 @@ def build(
         "failed": failed,
         "pages": pages,
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-        "lead": f"{ran} in {duration} on {device} and published {count_of_records(fresh)}.",
+        "lead": f"{ran} in {duration} on {device} and published {count(len(fresh), 'record')}.",
         "sentence": claims_sentence(rows),
         "summary": summary(rows),
         "defects": defects,
@@ -151,7 +152,7 @@ def _environment() -> jinja2.Environment:
         "marks": [(mark, sign, MEANINGS[mark][0]) for mark, sign in SIGNS.items()],
         "legend": LEGEND,
         "site_pages": SITE_PAGES,
-        "count_of_records": count_of_records,
+        "count": count,
         "value_with_unit": value_with_unit,
         "conditions": _conditions,
         "arms": _arms,
