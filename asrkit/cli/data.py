@@ -130,6 +130,7 @@ PREPARE = Command(
     details="Run it again to continue after an interruption.",
     options=PrepareOptions,
     run=_prepare,
+    goes_on="The same command goes on: what is whole is kept.",
     examples=["asrkit data prepare mini_librispeech", "asrkit data prepare recordings/"],
 )
 STATS = Command(

@@ -182,7 +182,7 @@ COMMAND = Command(
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
     details="Ends with the word error rates of the dev and test sets, where there are any. Several "
     "processes are started by torchrun: torchrun --nproc-per-node 8 -m asrkit train --device cuda.",
-    goes_on="The same command, without --fresh, goes on from the last checkpoint.",
+    goes_on="The same command, without --fresh, resumes from the last checkpoint.",
     options=CommandOptions,
     run=_train,
     examples=[

@@ -188,9 +188,10 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     result["failed"], audio_s = _write(transcripts, folder, format_)
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
     result |= {"audio_s": round(audio_s, 2), "rtfx": round(audio_s / elapsed_s, 1)}
-    text = f"{len(todo) - result['failed']:,} of {count(number, 'file')} transcribed, "
-    text += "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
-    text = text.format(**result)
+    text = (
+        f"{len(todo) - result['failed']:,} of {count(number, 'file')} transcribed, "
+        "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
+    ).format(**result)
     if out:
         finish(asked, result, f"{text}. Transcripts: {out}")
     else:
@@ -236,15 +237,27 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
     assert out is not None, "--shards needs it"
     part = bulk.numbers()
     cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
-    what: Any = {"model": _model_path(use), "dtype": _dtype(use), "context": use.context}
-    task = Task(**what, windows=windows, config=config)
+    task = Task(
+        model=_model_path(use),
+        dtype=_dtype(use),
+        context=use.context,
+        windows=windows,
+        config=config,
+    )
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
         print(f"dtype: {planned.task.dtype}", file=sys.stderr)
     start, shown = time.perf_counter(), not asked.no_progress
-    how: Any = {"device": use.device, "threads": use.threads, "workers": layout}
-    report = run(planned, part=part, cluster=cluster, progress=shown, **how)
+    report = run(
+        planned,
+        part=part,
+        device=use.device,
+        threads=use.threads,
+        workers=layout,
+        cluster=cluster,
+        progress=shown,
+    )
     result = {
         **asdict(report),
         "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),

@@ -65,7 +65,7 @@ def diagnose() -> list[Finding]:
     return [
         *_packages(),
         *_libraries(),
-        _peers(),
+        _finding("peers", "for asrkit bench --peers", PEERS.exists(), "make peers, in a checkout"),
         _memory(machine),
         _cache(),
         _losses(),
@@ -115,12 +115,6 @@ def _libraries() -> Iterable[Finding]:
         loads = tried.returncode == 0
         detail = "loads" if loads else "does not load"
         yield _finding(name, detail, loads, _install(extra), required=not extra)
-
-
-def _peers() -> Finding:
-    there = PEERS.exists()
-    detail = f"for asrkit bench --peers; {'all there' if there else 'absent'}"
-    return _finding("peers", detail, there, "make peers, in a checkout")
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:
