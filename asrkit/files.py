@@ -53,7 +53,7 @@ def shipped(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def atomic(path: str | Path) -> Iterator[Path]:
+def atomic(path: str | Path, mark: str = "") -> Iterator[Path]:
     """Write a file completely or not at all.
 
     Yields a temporary path in the same folder with the same suffix. It replaces `path` when the
@@ -61,6 +61,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
     Args:
         path: The file to write; missing parent folders are created.
+        mark: In the temporary name, for who is the only writer: what a killed process has left is
+            written again. "": a mark that no other process has.
 
     Raises:
         ValueError: `path` exists and is not a regular file.
@@ -69,7 +71,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected a file, or none yet, got a folder or a device.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}-{os.urandom(4).hex()}{path.suffix}")
+    temporary = path.with_name(f".{path.stem}-{mark or os.urandom(4).hex()}{path.suffix}")
     try:
         yield temporary
         with temporary.open("rb+") as file:

@@ -44,6 +44,16 @@ def message(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def count(number: int, noun: str) -> str:
+    """A number and its noun: "1 record", "1,200 records".
+
+    Args:
+        number: How many.
+        noun: The singular.
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def expect_choice(argument: str, value: object, choices: Sequence[str]) -> None:
     """ValueError unless `value` is one of `choices`."""
     expect(value in choices, argument, "one of " + ", ".join(map(repr, choices)), repr(value))

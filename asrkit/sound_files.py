@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,22 @@ def listed(folder: Path) -> list[Path]:
     found = sounds + [path for path in others if path.with_suffix("") not in readable]
     found += [Path(error.filename) for error in closed]
     return sorted(path.relative_to(folder) for path in found if path != folder)
+
+
+def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
+    """(file, its name among the results) for each path, in order.
+
+    A folder stands for the recordings under it, as `listed` returns them. Some of them cannot be
+    read, and fail in their turn. A file is taken whatever its suffix. A folder without recordings
+    stands for itself: reading it fails.
+    """
+    if isinstance(paths, str | Path):
+        paths = [paths]
+    found: list[tuple[Path, Path]] = []
+    for path in map(Path, paths):
+        names = [(path / name, name) for name in listed(path)]
+        found += names or [(path, Path(path.name))]
+    return found
 
 
 def stored(sound: Sound) -> str | bytes | io.BytesIO:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from asrkit.cli import main
+from asrkit.cli import COMMANDS, main
 from asrkit.cli.command import add_fields, made
 from asrkit.transcribe.options import described
 from asrkit.workbench import records
@@ -39,6 +39,18 @@ def test_the_help_of_every_command_needs_neither_torch_nor_its_libraries():
     code = "import sys, asrkit.cli as c; [p.format_help() for p in c.parsers().values()]; print({'torch', 'numpy', 'lhotse', 'matplotlib'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_ctrl_c_names_what_goes_on(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asrkit.workbench.report.report", stopped)
+    assert main(["report"]) == 130
+    said = "stopped. The same command with --resume goes on: "
+    assert capsys.readouterr().err.startswith(f"asrkit report: {said}")
+    for name in ("transcribe", "train", "report", "bench", "data prepare"):
+        assert COMMANDS[name].goes_on
 
 
 @dataclass(frozen=True, kw_only=True)

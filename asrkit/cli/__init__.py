@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{args.parser.prog}: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{args.parser.prog}: stopped", file=sys.stderr)
+        print(f"{args.parser.prog}: stopped. {args.command.goes_on}".rstrip(), file=sys.stderr)
         return 130
 
 

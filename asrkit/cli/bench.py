@@ -1,14 +1,13 @@
 """`asrkit bench`."""
 
 import contextlib
-import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asrkit.cli.command import Command, Options, count, finish, say, table_width
+from asrkit.cli.command import Command, Options, finish, progress, say, table_width
 from asrkit.cli.options import check_writable, prepare_torch
-from asrkit.shapes import expect
+from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
 
 SUITES_HELP = (
@@ -142,14 +141,10 @@ def _run_all(asked: BenchOptions) -> int:
     return int(any(outcome.status != "done" for outcome in outcomes))
 
 
-def progress(line: str) -> None:
-    """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
 COMMAND = Command(
     name="bench",
     summary="Measure fast implementations against their references, side by side in one run.",
+    goes_on="The suite all goes on by the same command: suites that ended well are kept.",
     options=BenchOptions,
     run=_bench,
     examples=[

@@ -42,6 +42,7 @@ class Command:
         options: A dataclass of fields that `described` made, or of such dataclasses.
         details: Sentences behind the summary.
         examples: Lines that can be typed.
+        goes_on: After Ctrl-C, what goes on from there.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Command:
     options: type[Options]
     details: str = ""
     examples: Sequence[str] = ()
+    goes_on: str = ""
 
 
 def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
@@ -149,16 +151,11 @@ def finish(options: Options, result: Mapping[str, Any], text: str) -> None:
     print(json.dumps(result) if options.json else text)
 
 
+def progress(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def table_width() -> int:
     """Columns that a table may take: the width of the terminal, and at least 100."""
     return max(MIN_TABLE_WIDTH, shutil.get_terminal_size().columns)
-
-
-def count(number: int, noun: str) -> str:
-    """A number and its noun: "1 record", "1,200 records".
-
-    Args:
-        number: How many.
-        noun: The singular.
-    """
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asrkit.cli.command import Command, Options, count, finish, table_width
-from asrkit.shapes import expect
+from asrkit.cli.command import Command, Options, finish, table_width
+from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
 
 SHOWN = ("c7a.48xlarge", "c7i.48xlarge", "p4de.24xlarge", "hf-h200")  # without --instance
-NOUNS = {"core": "core", "gpu": "GPU"}
 COSTS = {  # heading -> key of a row
     "#": "number",
     "instance": "instance",
@@ -117,7 +116,7 @@ def _lines(result: Mapping[str, Any]) -> Iterable[str]:
     """The lines of the text: tables of costs and of sources, then what was assumed."""
     rows = [row | {"number": number} for number, row in enumerate(result["rows"], 1)]
     for row in rows:
-        row["shown_units"] = count(row["units"], NOUNS[row["per"]])
+        row["shown_units"] = count(row["units"], row["per"].replace("gpu", "GPU"))
         row["shown_source"] = ", ".join(filter(None, [row["origin"], row["device"], row["date"]]))
     yield f"USD for {result['hours']:,.0f} hours of speech"
     yield "RTFx: seconds of speech that one core or GPU transcribes in a second"

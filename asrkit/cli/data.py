@@ -1,13 +1,11 @@
 """`asrkit data`: corpora, and how long their utterances are."""
 
-import functools
-import sys
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, ProgressOptions, count, finish, say
-from asrkit.shapes import expect
+from asrkit.cli.command import Command, ProgressOptions, finish, progress, say
+from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
 
 
@@ -88,7 +86,7 @@ def _prepare(options: PrepareOptions) -> int:
         mirror=options.mirror,
         jobs=options.jobs,
         progress=not options.no_progress,
-        say=functools.partial(print, file=sys.stderr),
+        say=progress,
     )
     say(options, *(f"{name}: {count(n, 'utterance')}" for name, n in summary["parts"].items()))
     total = f"{count(summary['utterances'], 'utterance')}, {summary['hours']:,} hours"
@@ -132,6 +130,7 @@ PREPARE = Command(
     details="Run it again to continue after an interruption.",
     options=PrepareOptions,
     run=_prepare,
+    goes_on="The same command goes on: what is whole is kept.",
     examples=["asrkit data prepare mini_librispeech", "asrkit data prepare recordings/"],
 )
 STATS = Command(

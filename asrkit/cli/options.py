@@ -28,7 +28,9 @@ def prepare_torch(device: str, threads: int | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     fits = device == "cpu"
     if device.partition(":")[0] == "cuda":
-        fits = _has_a_gpu()
+        import torch
+
+        fits = torch.cuda.is_available()
     wanted = "cpu, or cuda where there is a GPU"
     expect(fits, "device", wanted, device, "asrkit doctor says more.")
     if threads is not None:
@@ -36,12 +38,6 @@ def prepare_torch(device: str, threads: int | None = None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-def _has_a_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def check_writable(path: Path, *, folder: bool = True) -> None:

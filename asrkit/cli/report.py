@@ -120,6 +120,7 @@ COMMAND = Command(
     name="report",
     summary="Run the notebooks and build one HTML report, with every claim and its verdict.",
     details="Notebooks come with a checkout of asrkit; elsewhere, name the files to run.",
+    goes_on="The same command with --resume goes on: notebooks that ran to their end are kept.",
     options=ReportOptions,
     run=_report,
     examples=[

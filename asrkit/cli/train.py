@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from asrkit.cli.command import Command, ProgressOptions, finish, say, text_stream
 from asrkit.cli.options import check_writable, prepare_torch
-from asrkit.shapes import expect
+from asrkit.shapes import count, expect
 from asrkit.training.options import TrainOptions
 from asrkit.transcribe.options import described
 
@@ -104,7 +104,7 @@ def _train(asked: CommandOptions) -> int:
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
     summary |= _score(asked, result.path, speech)
-    finish(asked, summary, f"trained for {steps:,} steps: {result.path}")
+    finish(asked, summary, f"trained for {count(steps, 'step')}: {result.path}")
     return 0
 
 
@@ -182,6 +182,7 @@ COMMAND = Command(
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
     details="Ends with the word error rates of the dev and test sets, where there are any. Several "
     "processes are started by torchrun: torchrun --nproc-per-node 8 -m asrkit train --device cuda.",
+    goes_on="The same command, without --fresh, resumes from the last checkpoint.",
     options=CommandOptions,
     run=_train,
     examples=[

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from asrkit.cli.command import Command, ProgressOptions, count, finish
+from asrkit.cli.command import Command, ProgressOptions, finish
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.files import home
-from asrkit.shapes import expect
+from asrkit.shapes import count, expect
 from asrkit.transcribe.options import (
     BeamOptions,
     FileOptions,
@@ -140,35 +140,44 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 
 def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
-    from asrkit.cpu import fast_dtype
-    from asrkit.transcribe import (
-        TIMED,
-        Folder,
-        Recognizer,
-        find,
-        transcribe,
-        transcribe_in_workers,
-    )
+    from asrkit.sound_files import find
+    from asrkit.transcribe.folder import Folder, begun_by, made_by, text_settings
+    from asrkit.transcribe.formats import TIMED
 
     use, out = asked.use, asked.io.out
-    dtype = _dtype(use)
-    if dtype == "auto":
-        dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
     usual = "json" if asked.json and not out else "txt"
     format_, windows = asked.io.format or usual, asked.windows
     wanted = "--json, or with --out a --format that has times: json, srt, vtt or ctm"
     expect(format_ != "txt" or not windows.timestamps, "timestamps", wanted, "none")
     windows = replace(windows, timestamps=windows.timestamps or format_ in TIMED)
     recordings = find(asked.io.files)
+    number = len(recordings)
     todo, folder = [path for path, _ in recordings], None
-    layout = _layout(use, len(recordings))
+    dtype = _dtype(use)
+    if dtype == "auto" and out:
+        dtype = begun_by(out, format_).get("dtype", dtype)
+    if dtype == "auto":
+        from asrkit.cpu import fast_dtype
+
+        dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
+    result: dict[str, Any] = {"files": number, "failed": 0, "audio_s": 0.0, "rtfx": 0.0}
+    if out:
+        settings = text_settings(windows, config)
+        settings |= {"engine": use.engine, "dtype": dtype, "context": use.context}
+        folder = Folder(out, recordings, made_by(_model_path(use), **settings), kind=format_)
+        todo = folder.todo()
+    result |= {"skipped": number - len(todo), "out": str(out)}
+    if not todo:  # which is found out without torch
+        text = f"nothing to do: {count(number, 'file')} done before"
+        finish(asked, result, f"{text}. Transcripts: {out}")
+        return 0
+    from asrkit.transcribe import Recognizer, transcribe, transcribe_in_workers
+
+    layout = _layout(use, number)
     checkpoint = _load(use, dtype)
     if use.dtype == "auto":
         print(f"dtype: {dtype}", file=sys.stderr)
-    if out:
-        folder = Folder(out, recordings, checkpoint, windows, config=config, kind=format_)
-        todo = folder.todo()
-    # In place, now that the folder has hashed the weights: a copy would take their memory twice.
+    # In place: a copy would take the memory of the weights twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
     start = time.perf_counter()
@@ -176,24 +185,18 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
         transcripts = transcribe(checkpoint, todo, **how)
     else:
         transcripts = transcribe_in_workers(checkpoint, todo, layout, **how)
-    failed, audio_s = _write(transcripts, folder, format_)
+    result["failed"], audio_s = _write(transcripts, folder, format_)
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
-    result = {
-        "files": len(recordings),
-        "failed": failed,
-        "skipped": len(recordings) - len(todo),
-        "audio_s": round(audio_s, 2),
-        "rtfx": round(audio_s / elapsed_s, 1),
-        "out": str(out),
-    }
-    text = f"{len(todo) - failed:,} of {count(len(recordings), 'file')} transcribed, "
-    text += "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
-    text = text.format(**result)
+    result |= {"audio_s": round(audio_s, 2), "rtfx": round(audio_s / elapsed_s, 1)}
+    text = (
+        f"{len(todo) - result['failed']:,} of {count(number, 'file')} transcribed, "
+        "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
+    ).format(**result)
     if out:
         finish(asked, result, f"{text}. Transcripts: {out}")
     else:
         print(text, file=sys.stderr)  # stdout has the transcripts
-    return int(failed > 0)
+    return int(result["failed"] > 0)
 
 
 def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:
@@ -209,7 +212,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
     """
     from tqdm import tqdm
 
-    from asrkit.transcribe import summary
+    from asrkit.transcribe.formats import summary
 
     failed, audio_s = 0, 0.0
     for one in transcripts:
@@ -234,24 +237,35 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
     assert out is not None, "--shards needs it"
     part = bulk.numbers()
     cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
-    context: Any = use.context and tuple(use.context)
-    model = _model_path(use)
-    task = Task(model=model, dtype=_dtype(use), context=context, windows=windows, config=config)
+    task = Task(
+        model=_model_path(use),
+        dtype=_dtype(use),
+        context=use.context,
+        windows=windows,
+        config=config,
+    )
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
         print(f"dtype: {planned.task.dtype}", file=sys.stderr)
     start, shown = time.perf_counter(), not asked.no_progress
-    how: Any = {"device": use.device, "threads": use.threads, "workers": layout}
-    report = run(planned, part=part, cluster=cluster, progress=shown, **how)
+    report = run(
+        planned,
+        part=part,
+        device=use.device,
+        threads=use.threads,
+        workers=layout,
+        cluster=cluster,
+        progress=shown,
+    )
     result = {
         **asdict(report),
         "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),
         "out": str(out),
     }
     text = (
-        "{done:,} of {shards:,} shards done: {recordings:,} recordings, {audio_s:,.0f} s of audio, "
-        "{failed:,} failed; now {transcribed_s:,.0f} s at RTFx {rtfx:,}"
+        "shards: {done:,} of {shards:,} done; recordings: {recordings:,}, {failed:,} failed; "
+        "{audio_s:,.0f} s of audio, now {transcribed_s:,.0f} s at RTFx {rtfx:,}"
     )
     finish(asked, result, f"{text}. Results: {{out}}".format(**result))
     return int(report.failed > 0)
@@ -264,6 +278,7 @@ COMMAND = Command(
     "code is 1. With --json, stdout has one JSON line a file, or with --out one JSON document of "
     "counts. With --shards, the counts and the exit code are of all results in the folder, those "
     "of earlier runs included, and of the shards of this part.",
+    goes_on="With --out, the same command goes on: what is done is kept.",
     options=TranscribeOptions,
     run=_transcribe,
     examples=[

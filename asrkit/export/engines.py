@@ -1,6 +1,5 @@
 """Exported folders as checkpoints whose encoder runs in an inference engine; decoders stay ours."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,7 @@ def load_exported(
     """The checkpoint of an exported folder, to transcribe with.
 
     Its encoder, and the CTC head of a CTC model, run in the engine; predictor, joint and decoders
-    are asrkit's. Of a transducer that left with its CTC head the checkpoint is a CTC model. Its
-    notes have the hashes of the graph, so that a folder of transcripts knows what made them.
+    are asrkit's. Of a transducer that left with its CTC head the checkpoint is a CTC model.
 
     Args:
         path: A folder of `export`.
@@ -93,10 +91,9 @@ def load_exported(
             model.output = nn.Identity()  # of log-probabilities, which stay what they are
         model.load_state_dict(weights, assign=True)
         acoustic = "model" if is_ctc else "encoder"
-        files = sorted(path.glob(f"{acoustic}.*"))  # a graph, and perhaps weights beside it
+        files = path.glob(f"{acoustic}.*")  # a graph, and perhaps weights beside it
         graph = next(file for file in files if file.suffix in (".onnx", ".xml"))
         runs = opens(graph, threads or torch.get_num_threads(), precision)
-        made_of = [engine, precision, *map(_hash, files)]
     except ValueError:
         raise
     except Exception as error:  # each engine has classes of its own
@@ -105,12 +102,7 @@ def load_exported(
         raise ValueError(f"model: expected {wanted}, got {got}. {remedy}") from None
     model.encoder = EngineEncoder(runs, time_last=not is_ctc)
     model.eval().requires_grad_(False)
-    return Checkpoint(model, tokenizer, features, notes | {"engine": made_of})
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Checkpoint(model, tokenizer, features, notes)
 
 
 def _line(error: Exception) -> str:
@@ -119,7 +111,9 @@ def _line(error: Exception) -> str:
 
 def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
     """ONNX Runtime on a CPU."""
-    onnxruntime = require("onnxruntime", extra="onnx")
+    require("onnx", "onnxruntime")
+    import onnxruntime
+
     onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -132,7 +126,9 @@ def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
 
 def _openvino(path: Path, threads: int, precision: str) -> Engine:
     """OpenVINO on a CPU."""
-    openvino = require("openvino", extra="openvino")
+    require("openvino", "openvino")
+    import openvino
+
     hint = {"float32": "f32", "bfloat16": "bf16"}[precision]
     options = {
         "INFERENCE_NUM_THREADS": threads,

@@ -7,9 +7,8 @@ decoding.safetensors    an asrkit checkpoint without the encoder: config, featur
                         notes; weights of predictor and joint, of a transducer
 """
 
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, token_texts
@@ -24,21 +23,16 @@ def is_exported(path: Path | str) -> bool:
     return (Path(path) / DECODING).is_file()
 
 
-def require(package: str, extra: str) -> Any:
-    """A package that asrkit installs only where it is asked for.
+def require(extra: str, *packages: str) -> None:
+    """Raise ValueError, which says how to install them, where packages are missing.
 
     Args:
-        package: As it is imported.
-        extra: The extra of asrkit that brings it.
-
-    Raises:
-        ValueError: It is not installed; how to install it.
+        extra: The extra of asrkit that brings them.
+        packages: As they are imported.
     """
-    try:
-        return import_module(package)
-    except ModuleNotFoundError:
-        remedy = f"Install it: pip install 'asrkit[{extra}]'."
-        raise ValueError(f"{package}: expected a package, got none. {remedy}") from None
+    missing = [name for name in packages if not find_spec(name)]
+    remedy = f"Install them: pip install 'asrkit[{extra}]'."
+    expect(not missing, "packages", ", ".join(packages), f"no {', '.join(missing)}", remedy)
 
 
 def write_tokens(path: Path, tokenizer: Tokenizer) -> None:

@@ -18,7 +18,10 @@ from asrkit.shapes import expect, expect_choice
 Format = Literal["onnx", "openvino"]
 Head = Literal["ctc", "transducer"]
 SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}
-PACKAGES = {"onnx": ("onnxscript", "onnxruntime"), "openvino": ("openvino", "onnxscript")}
+PACKAGES = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino", "onnx", "onnxscript"),
+}
 # What int8 is for. Embeddings and the rest stay in float32.
 QUANTISED = ("MatMul", "Gemm", "Conv")
 
@@ -50,8 +53,7 @@ def export(
     expect_choice("format", format, get_args(Format))
     model = _leaving(checkpoint.model, head)
     metadata = _metadata(model, checkpoint.features)
-    for package in PACKAGES[format]:
-        require(package, extra=format)
+    require(format, *PACKAGES[format])
     write: Any = _write_onnx if format == "onnx" else _write_openvino
     suffix = ".int8" * int8 + SUFFIX[format]
     with new_folder(path) as folder:

@@ -13,9 +13,7 @@ if TYPE_CHECKING:  # "as" makes a name public
     from asrkit.transcribe.audio import find as find
     from asrkit.transcribe.audio import read_audio as read_audio
     from asrkit.transcribe.folder import Folder as Folder
-    from asrkit.transcribe.formats import TIMED as TIMED
     from asrkit.transcribe.formats import Transcript as Transcript
-    from asrkit.transcribe.formats import summary as summary
     from asrkit.transcribe.options import BeamOptions as BeamOptions
     from asrkit.transcribe.options import PipelineConfig as PipelineConfig
     from asrkit.transcribe.options import PromptOptions as PromptOptions
@@ -30,7 +28,7 @@ if TYPE_CHECKING:  # "as" makes a name public
 _FILES = {  # the file of this folder that defines each name
     "audio": ["find", "read_audio"],
     "folder": ["Folder"],
-    "formats": ["TIMED", "Transcript", "summary"],
+    "formats": ["Transcript"],
     "options": ["BeamOptions", "PipelineConfig", "PromptOptions", "WindowOptions"],
     "recognizer": ["Recognizer", "recognize"],
     "windows": ["transcribe"],

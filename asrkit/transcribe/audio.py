@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asrkit.shapes import expect
-from asrkit.sound_files import Sound, listed, open_sound
+from asrkit.sound_files import Sound, find, open_sound
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -26,22 +26,6 @@ READ_SAMPLES = 2**20  # of all channels together, in one read
 MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
 OPEN = 2  # recordings under way for each thread: one that it reads, and the next one
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
-
-
-def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
-    """(file, its name among the results) for each path, in order.
-
-    A folder stands for the recordings under it, as `sound_files.listed` returns them. Some of them
-    cannot be read, and fail in their turn. A file is taken whatever its suffix. A folder without
-    recordings stands for itself: reading it fails.
-    """
-    if isinstance(paths, str | Path):
-        paths = [paths]
-    found: list[tuple[Path, Path]] = []
-    for path in map(Path, paths):
-        names = [(path / name, name) for name in listed(path)]
-        found += names or [(path, Path(path.name))]
-    return found
 
 
 def recordings(

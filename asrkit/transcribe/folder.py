@@ -1,94 +1,101 @@
 """A folder of transcripts that an interrupted run resumes: what is there is done."""
 
-import os
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor, uint8
-
 from asrkit.files import atomic, content_hash, lock
-from asrkit.models import Checkpoint
 from asrkit.shapes import expect
 from asrkit.transcribe.formats import Transcript, render
-from asrkit.transcribe.options import PipelineConfig, WindowOptions
+from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions, WindowOptions
 
-# Options that say how batches are made and computed: a transcript does not depend on them.
-HOW = {
-    "batch_s",
-    "readers",
-    "strategy",
-    "graphs",
-    "encoder",
-}
-LONGEST_NAME = 245  # bytes: a file system's 255, less what a name has while the file is written
+# Options that say how batches are made and computed, on which a transcript does not depend; and
+# those whose fields stand for them.
+LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "search", "prompt"}
+OF_TRAINING = {"state.pt", "log.jsonl"}  # files beside a model that do not change it
 
 
-def made_by(checkpoint: Checkpoint, settings: object) -> str:
-    """A hash of the model with all its weights, tokenizer, features and notes, and `settings`.
+def made_by(model: Path, **settings: object) -> dict[str, str]:
+    """All that transcripts follow from, as text: `settings`, and a hash of the model's files.
 
     A core hashes about a gigabyte a second, which is little beside transcription.
     """
-    tokenizer = checkpoint.tokenizer
-    weights = checkpoint.model.state_dict()
-    with ThreadPoolExecutor() as pool:
-        marks = list(pool.map(_mark, weights.values()))
-    tokens = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
-    others = (checkpoint.model.config, checkpoint.features, checkpoint.notes, settings)
-    return content_hash([[*weights], marks, tokens, *map(str, others)])
+    expect(model.exists(), "model", "a file or a folder", f"none at {str(model)!r}")
+    digest = hashlib.sha256()
+    for path in [model, *sorted(model.glob("[!.]*"))]:
+        if path.is_file() and path.name not in OF_TRAINING:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    settings["model"] = digest.hexdigest()[:16]
+    return {name: str(value) for name, value in settings.items()}
 
 
-def _mark(weight: Tensor) -> str:
-    """Shape and hash of all numbers of a weight."""
-    numbers = weight.detach().cpu().flatten().contiguous()
-    return f"{tuple(weight.shape)} {content_hash(numbers.view(uint8).numpy().tobytes())}"
+def expect_same(kept: Mapping[str, str], now: Mapping[str, str], out: Path) -> None:
+    """ValueError that names what has changed, with old and new value.
+
+    Args:
+        kept: As `made_by` returned it when the folder was begun.
+        now: As it returns it now.
+        out: The folder.
+    """
+    names = [name for name in now if kept.get(name) != now[name]]
+    old, new = (", ".join(str(one.get(name)) for name in names) for one in (kept, now))
+    wanted = f"{old}, with which {out} was begun"
+    expect(not names, ", ".join(names), wanted, new, "Name another folder.")
 
 
 def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
     """The settings that a transcript depends on; of an n-gram model's file, what is in it."""
-    settings = vars(options) | vars(config)
-    if config.search is not None and config.search.lm is not None:
-        settings["lm"] = content_hash(config.search.lm.read_bytes())
-        settings["search"] = replace(config.search, lm=None)
-    return {name: value for name, value in settings.items() if name not in HOW}
+    search, prompt = config.search or BeamOptions(), config.prompt or PromptOptions()
+    settings = vars(options) | vars(config) | vars(search) | vars(prompt)
+    settings["beam"] = config.search and search.beam  # None: greedy
+    settings["lm"] = search.lm and content_hash(search.lm.read_bytes())
+    return {name: value for name, value in settings.items() if name not in LEFT_OUT}
+
+
+def begun_by(out: Path, kind: str) -> dict[str, str]:
+    """What the transcripts of a format in a folder follow from; nothing where it does not say so.
+
+    Args:
+        out: The folder.
+        kind: One of FORMATS.
+    """
+    try:
+        return dict(json.loads((out / f".asrkit-{kind}").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 class Folder:
     """Transcripts in a folder, one file a recording: the recording's name with another suffix.
 
     A recording is done if its transcript is there. All transcripts of a format are of one model and
-    one choice of settings, whose hash stands in a hidden file beside them.
+    one choice of settings, which stand in a hidden file beside them.
 
     Args:
         path: the folder; made when the first transcript is written.
         recordings: (recording, name of its transcript) pairs, as `find` returns them.
-        checkpoint: what transcribes, before its weights are optimized.
-        options: windows of the recordings.
-        config: how the recogniser computes; None: the defaults.
+        made_by: all that transcripts follow from.
         kind: the transcripts' format, one of FORMATS.
 
     Raises:
-        ValueError: `path` is a file, two recordings have one name, a name is too long, or `path`
-            holds transcripts of another model or other settings, or files that asrkit did not
-            write.
+        ValueError: Two recordings have one name, or `path` holds transcripts of another model or
+            other settings, or files that asrkit did not write.
     """
 
     def __init__(
         self,
         path: Path,
         recordings: Sequence[tuple[Path, Path]],
-        checkpoint: Checkpoint,
-        options: WindowOptions,
+        made_by: Mapping[str, str],
         *,
-        config: PipelineConfig | None = None,
         kind: str,
     ) -> None:
-        expect(not path.exists() or path.is_dir(), "out", "a folder", repr(str(path)))
         self.path = path
         self.kind = kind
-        self.key = made_by(checkpoint, text_settings(options, config or PipelineConfig()))
+        self.made_by = made_by
         self.key_file = path / f".asrkit-{kind}"
         self.target = {source: path / name.with_suffix(f".{kind}") for source, name in recordings}
         times = Counter(self.target.values())
@@ -96,30 +103,15 @@ class Folder:
         got = f"several of {', '.join(double[:3])}"
         remedy = "Rename one, or use two folders."
         expect(not double, "out", "recordings of different names", got, remedy)
-        long = [str(target) for target in times if len(os.fsencode(target.name)) > LONGEST_NAME]
-        wanted = f"transcripts with names of at most {LONGEST_NAME} bytes"
-        expect(not long, "out", wanted, ", ".join(long[:3]), "Rename the recording.")
-        self._check_key()
-        if self.key_file.exists():
-            self._remove_torn()
+        self._check()
 
-    def _check_key(self) -> None:
+    def _check(self) -> None:
         """ValueError where the transcripts that are there are not of this model and settings."""
-        if self.key_file.exists():
-            same = self.key_file.read_text(encoding="utf-8") == self.key
-            found = [] if same else [f"those of others in {self.path}"]
-        else:
-            found = [str(target) for target in self.target.values() if target.exists()]
+        if kept := begun_by(self.path, self.kind):
+            return expect_same(kept, self.made_by, self.path)
+        found = [str(one) for one in (self.key_file, *self.target.values()) if one.exists()]
         wanted = "transcripts of this model and these settings"
         expect(not found, "out", wanted, ", ".join(found[:3]), "Name another folder.")
-
-    def _remove_torn(self) -> None:
-        """Remove what killed runs were writing."""
-        torn = [*self.path.rglob(f".*-{'[0-9a-f]' * 8}.{self.kind}")]
-        if torn:
-            with lock(self.path, wait=True):  # what others were writing is whole, and renamed
-                for file in torn:
-                    file.unlink(missing_ok=True)
 
     def todo(self) -> list[Path]:
         """Recordings that have no transcript yet."""
@@ -140,9 +132,9 @@ class Folder:
         text = render(transcript, self.kind, name=recording)
         try:
             with lock(self.path, wait=True):
-                self._check_key()  # since others may have begun the folder
+                self._check()  # since others may have begun the folder
                 if not self.key_file.exists():
-                    _write(self.key_file, self.key)
+                    _write(self.key_file, json.dumps(self.made_by))
                 _write(target, text)
         except OSError as error:
             why = error.strerror or error
@@ -151,5 +143,5 @@ class Folder:
 
 
 def _write(path: Path, text: str) -> None:
-    with atomic(path) as part:
+    with atomic(path, "part") as part:  # in the lock of the folder
         part.write_bytes(text.encode(errors="backslashreplace"))

@@ -4,7 +4,6 @@ WebVTT) and NIST's CTM.
 
 import html
 import json
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ def render(transcript: Transcript, kind: str, *, name: str = "") -> str:
         return json.dumps(summary(transcript), ensure_ascii=False) + "\n"
     if kind == "ctm":
         return _ctm(transcript, name)
-    return _subtitles(transcript.words, kind)
+    return _subtitles(transcript, kind)
 
 
 def _ctm(transcript: Transcript, name: str) -> str:
@@ -59,11 +58,11 @@ def _ctm(transcript: Transcript, name: str) -> str:
     return "".join(lines)
 
 
-def _subtitles(words: Sequence[Word], kind: str) -> str:
+def _subtitles(transcript: Transcript, kind: str) -> str:
     web = kind == "vtt"
     point = "." if web else ","
     parts = ["WEBVTT\n"] if web else []
-    for number, (start_s, end_s, text) in enumerate(cues(words), 1):
+    for number, (start_s, end_s, text) in enumerate(cues(transcript.words, transcript.audio_s), 1):
         times = f"{_clock(start_s, point)} --> {_clock(end_s, point)}"
         shown = html.escape(text, quote=False) if web else text
         parts.append(f"{number}\n{times}\n{shown}\n")
@@ -96,14 +95,15 @@ def _word(word: Word) -> dict[str, object]:
     return {"word": word.text, **times}
 
 
-def cues(words: Sequence[Word]) -> list[tuple[float, float, str]]:
+def cues(words: Sequence[Word], audio_s: float) -> list[tuple[float, float, str]]:
     """(start, end, text) of subtitles in seconds: at most LINES lines of LINE characters each.
 
     A subtitle ends where a pause is long, the lines are full, or it would be shown for more than
-    LONGEST_S. It stays for SHORTEST_S or until the next one. A word longer than a line is broken.
+    LONGEST_S. It stays for SHORTEST_S, or until the next one or the end of the recording at
+    `audio_s`. A word longer than a line is broken.
     """
     groups = list(_groups(words))
-    next_starts_s = [group[0].start_s for group in groups[1:]] + [math.inf]
+    next_starts_s = [group[0].start_s for group in groups[1:]] + [audio_s]
     shown = []
     for group, next_s in zip(groups, next_starts_s, strict=False):
         start_s = group[0].start_s

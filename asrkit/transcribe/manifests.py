@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from asrkit.files import json_lines
-from asrkit.shapes import expect, message
+from asrkit.shapes import count, expect, message
 from asrkit.sound_files import SUFFIXES, UNREAD, Sound, listed, seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
@@ -183,7 +183,7 @@ def members(recording: Recording) -> Iterator[Recording]:
             yield Recording(f"{recording.id}/{name}", sound)
         expect(found > 0, "tar", "sound files", "none")
     except Exception as error:  # of tarfile and zlib, for damaged files
-        text = f"audio: {path.name} has {found} recordings to read ({message(error)})."
+        text = f"audio: {path.name} has {count(found, 'recording')} to read ({message(error)})."
         yield Recording(f"{recording.id}/", Sound(path, b"", error=text))
 
 

@@ -138,9 +138,9 @@ class ModelOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = described(
         "auto",
         "precision of the model; features stay float32; auto: bfloat16 on a CPU with AMX or "
-        "avx512_bf16 and on a GPU that has it, else and with another --engine float32, and with "
-        "--shards that of the plan in --out; int8: linear layers of a FastConformer on a CPU with "
-        "VNNI or AMX, all else in bfloat16 where it has that",
+        "avx512_bf16 and on a GPU that has it, else and with another --engine float32, and in a "
+        "folder --out that was begun the one of its transcripts; int8: linear layers of a "
+        "FastConformer on a CPU with VNNI or AMX, all else in bfloat16 where it has that",
     )
     context: tuple[int, int] | None = described(
         None,

@@ -2,10 +2,12 @@
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
 
+Advance = Callable[[float], object]  # called with seconds of audio that are done
 LOG_S = 60.0  # between two states of the bar where stderr is no terminal
 
 

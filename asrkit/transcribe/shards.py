@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asrkit.files import atomic, content_hash, lock, version
-from asrkit.shapes import expect
+from asrkit.shapes import count, expect
 from asrkit.sound_files import Sound
+from asrkit.transcribe.folder import expect_same, made_by, text_settings
 from asrkit.transcribe.formats import Transcript, summary
 from asrkit.transcribe.manifests import Recording, changes, members, read
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
-from asrkit.transcribe.progress import progress_bar
+from asrkit.transcribe.progress import Advance, progress_bar
 
 if TYPE_CHECKING:
     from asrkit.transcribe.ray import RayCluster
@@ -86,17 +87,11 @@ class Head(NamedTuple):
 
     Args:
         given: A hash of settings and asrkit's version, and of paths, sizes and times of all files.
-        made_by: A hash of weights, settings and asrkit's version.
-        shard_h: Hours of audio in a shard.
-        dtype: Of the weights.
-        precision: Of the recogniser.
+        made_by: Recordings, hours in a shard, asrkit's version, settings and model, as text.
     """
 
     given: str
-    made_by: str
-    shard_h: float
-    dtype: str
-    precision: Any
+    made_by: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +159,13 @@ def plan(
         if shard_h is None:
             most_h = CUDA_SHARD_H if device.startswith("cuda") else CPU_SHARD_H
             total_h = sum(one.planned_s for one in recordings) / 3600
-            shard_h = kept.shard_h if kept else min(most_h, total_h / SHARDS)
-        _, made_by = _load(task, "cpu")
-        head = Head(given, made_by, shard_h, task.dtype, task.config.precision)
-        made = [_shard(some, made_by) for some in _filled(recordings, shard_h * 3600)]
-        if kept and made != shards:
-            what = "another model, setting or version of asrkit, or other recordings or shards"
-            raise ValueError(f"out: {out} was begun with {what}. Name another folder.")
+            shard_h = float(kept.made_by["shard_h"]) if kept else min(most_h, total_h / SHARDS)
+        files = f"{count(len(recordings), 'recording')} ({content_hash(str(recordings))[:19]})"
+        made_of = {"files": files, "shard_h": str(shard_h), **_made_by(task)}
+        if kept:
+            expect_same(kept.made_by, made_of, out)
+        head = Head(given, made_of)
+        made = [_shard(some, made_of) for some in _filled(recordings, shard_h * 3600)]
         with atomic(out / PLAN) as part, part.open("w", encoding="utf-8") as file:
             for row in (head._asdict(), *(shard._asdict() for shard in made)):
                 file.write(json.dumps(row) + "\n")
@@ -180,8 +175,9 @@ def plan(
 def _settled(task: Task, kept: Head | None, device: str) -> Task:
     """The task in the dtype of a plan, perhaps of another machine, or else in a fast one."""
     if kept:
-        config = replace(task.config, precision=kept.precision)
-        return replace(task, dtype=kept.dtype, config=config)
+        precision: Any = kept.made_by["precision"]
+        config = replace(task.config, precision=precision)
+        return replace(task, dtype=kept.made_by["dtype"], config=config)
     from asrkit.cpu import fast_dtype
 
     return replace(task, dtype=fast_dtype(device))
@@ -217,6 +213,13 @@ def _given(inputs: Sequence[Path], task: Task, shard_h: float | None) -> str:
     return content_hash([version(), settings, *map(changes, files)])
 
 
+def _made_by(task: Task) -> dict[str, str]:
+    """All that the texts of a task depend on."""
+    settings = text_settings(task.windows, task.config)
+    settings |= {"asrkit": version(), "dtype": task.dtype, "context": task.context}
+    return made_by(task.model, **settings)
+
+
 def _recordings(inputs: Sequence[Path]) -> list[Recording]:
     """All recordings, longest first. Ids have to differ."""
     found = sorted(read(inputs), key=lambda one: -one.planned_s)
@@ -227,7 +230,7 @@ def _recordings(inputs: Sequence[Path]) -> list[Recording]:
     return found
 
 
-def _shard(recordings: Sequence[Recording], made_by: str) -> Shard:
+def _shard(recordings: Sequence[Recording], made_by: dict[str, str]) -> Shard:
     """The shard of some recordings."""
     fields = [[one.id, one.planned_s, one.state, *vars(one.sound).values()] for one in recordings]
     text = json.dumps(fields, default=str)  # of the path
@@ -248,21 +251,6 @@ def _filled(recordings: Sequence[Recording], shard_s: float) -> Iterator[list[Re
     yield some
 
 
-def _load(task: Task, device: str) -> tuple[Any, str]:
-    """The checkpoint of a task, and a hash of it, asrkit's version and all that texts depend on."""
-    import torch
-
-    from asrkit.models import limit_context, load_checkpoint
-    from asrkit.transcribe.folder import made_by, text_settings
-
-    checkpoint = load_checkpoint(task.model, device=device, dtype=getattr(torch, task.dtype))
-    if task.context is not None:
-        limit_context(checkpoint.model, task.context)
-    settings = text_settings(task.windows, task.config)
-    settings["asrkit"] = version()
-    return checkpoint, made_by(checkpoint, settings)
-
-
 @dataclass
 class ShardTranscriber:
     """What a worker calls with recordings of a plan; the first call loads the model there.
@@ -274,7 +262,7 @@ class ShardTranscriber:
     """
 
     task: Task
-    made_by: str
+    made_by: dict[str, str]
     device: str
     transcriber: Any = None
 
@@ -284,21 +272,28 @@ class ShardTranscriber:
         Raises:
             ValueError: It, a setting or asrkit is not what the plan was made of.
         """
+        import torch
+
+        from asrkit.models import limit_context, load_checkpoint
         from asrkit.transcribe.recognizer import Recognizer
         from asrkit.transcribe.windows import Transcriber
 
         task = self.task
-        checkpoint, made_by = _load(task, self.device)
         wanted = "model, settings and version of asrkit of the plan"
-        expect(made_by == self.made_by, "model", wanted, "others")
+        expect(_made_by(task).items() <= self.made_by.items(), "model", wanted, "others")
+        dtype = getattr(torch, task.dtype)
+        checkpoint = load_checkpoint(task.model, device=self.device, dtype=dtype)
+        if task.context is not None:
+            limit_context(checkpoint.model, task.context)
         recognizer = Recognizer.from_checkpoint(checkpoint, task.config, in_place=True)
         self.transcriber = Transcriber(recognizer, checkpoint.tokenizer, task.windows)
 
-    def __call__(self, recordings: Iterable[Recording]) -> list[Row]:
+    def __call__(self, recordings: Iterable[Recording], advance: Advance) -> list[Row]:
         """The results of recordings, in their order.
 
         Args:
             recordings: Of a shard.
+            advance: Called with seconds of audio that were recognised.
         """
         if self.transcriber is None:
             self.load()
@@ -310,7 +305,7 @@ class ShardTranscriber:
                 yield one.sound
 
         results = []
-        for transcript in self.transcriber.recordings(sounds()):
+        for transcript in self.transcriber.recordings(sounds(), advance):
             if "CUDA error" in transcript.error:  # lack of memory is another one
                 sys.exit(transcript.error)  # nothing runs any more in this process
             results.append(_row(opened.popleft(), transcript))
@@ -346,15 +341,16 @@ def _transcribed_here(
     shards: Sequence[Shard],
     layout: "Layout | None",
     threads: int | None,
+    advance: Advance,
 ) -> Iterator[tuple[int, list[Row]]]:
     """`transcribed` by forked workers that share a model loaded here, or by one that loads it."""
     from asrkit.transcribe.workers import Layout, Workers
 
     if layout is None:
-        workers = Workers(Layout(threads=threads), transcriber, method="spawn")
+        workers = Workers(Layout(threads=threads), transcriber, advance, method="spawn")
     else:
         transcriber.load()
-        workers = Workers(layout, transcriber)
+        workers = Workers(layout, transcriber, advance)
     with workers:
         yield from transcribed(workers, shards)
 
@@ -453,20 +449,22 @@ def run(
     with lock(plan.out / f".part-{number}-of-{parts}", refused=running):
         todo = [shard for shard in plan.shards[number::parts] if not plan.done(shard)]
         transcriber = ShardTranscriber(plan.task, plan.head.made_by, device)
-        if cluster is not None:
-            new = cluster.transcribed(transcriber, todo, threads)
-        else:
-            new = _transcribed_here(transcriber, todo, workers, threads)
         transcribed_s = 0.0
         todo_s = sum(shard.planned_s for shard in todo)
         with progress_bar(todo_s, show=progress and bool(todo)) as bar:
+            if cluster is not None:
+                new = cluster.transcribed(transcriber, todo, threads)
+            else:
+                new = _transcribed_here(transcriber, todo, workers, threads, bar.update)
             for place, results in new if todo else ():
                 _write(plan.result(todo[place]), results)
                 for one in results:
                     if progress and one["error"]:
                         bar.write(f"{one['id']}: {one['error']}", file=sys.stderr)
-                bar.update(todo[place].planned_s)
-                transcribed_s += sum(one["audio_s"] for one in results)
+                audio_s = sum(one["audio_s"] for one in results)
+                bar.total = round(bar.total + audio_s - todo[place].planned_s)
+                bar.update(audio_s if cluster else 0)  # whose actors tell of whole shards only
+                transcribed_s += audio_s
     report = Report(len(plan.shards), sum(map(plan.done, plan.shards)), transcribed_s)
     for one in rows(plan.out):
         report.recordings += 1

@@ -3,7 +3,7 @@
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.progress import progress_bar
+from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, Word, join, words
 
@@ -126,7 +126,7 @@ class Transcriber:
     def recordings(
         self,
         sounds: Iterable[Sound],
-        advance: Callable[[float], object] = lambda audio_s: None,
+        advance: Advance = lambda audio_s: None,
         batches: int = 1,
     ) -> Iterator[Transcript]:
         """Yield one transcript a recording, in order, each as soon as it can be.

@@ -31,7 +31,7 @@ from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.progress import progress_bar
+from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.windows import FAILURES, POOL, Transcriber
 
@@ -101,7 +101,7 @@ def choose_layout(
         limits = {
             "one a core": cores,
             "one a recording": recordings or cores,
-            f"as {room / 2**30:.1f} GiB of free memory allow": room / WORKER_BYTES,
+            "as free memory allows": room / WORKER_BYTES,
         }
         why = min(limits, key=limits.__getitem__)
         workers = max(1, int(limits[why]))
@@ -134,7 +134,9 @@ class Workers:
 
     Args:
         layout: How many, and their cores and threads.
-        function: Called in a worker with each job; its result is sent back.
+        function: Called in a worker with each job, and with what it may call with seconds of audio
+            that are done; its result, which is no float, is sent back.
+        advance: Called here with these seconds.
         method: "fork", or "spawn" for what cannot be forked, such as a GPU that is in use: then
             `function` is pickled, and cannot be one of a script.
 
@@ -145,7 +147,8 @@ class Workers:
     def __init__(
         self,
         layout: Layout,
-        function: Function,
+        function: Callable[[Any, Advance], Any],
+        advance: Advance = lambda audio_s: None,
         *,
         method: Literal["fork", "spawn"] = "fork",
     ) -> None:
@@ -154,6 +157,7 @@ class Workers:
         expect(settled, "threads", wanted, layout.threads, "Threads do not outlive a fork.")
         self.layout = layout
         self.function = function
+        self.advance = advance
         self.context: Any = multiprocessing.get_context(method)
         self.workers: list[_Worker] = []
         self.deaths = 0  # since a job was done
@@ -183,7 +187,8 @@ class Workers:
         """
         while busy := self._hand_out(draw):
             wait([worker.connection for worker in busy])
-            done = [self._receive(worker) for worker in busy if worker.connection.poll()]
+            received = [self._receive(worker) for worker in busy if worker.connection.poll()]
+            done = [*filter(None, received)]
             self._hand_out(draw)  # before whoever takes the results makes workers wait
             yield from done
 
@@ -196,13 +201,19 @@ class Workers:
                     worker.connection.send(job)
         return [worker for worker in self.workers if worker.key is not None]
 
-    def _receive(self, worker: _Worker) -> tuple[Any, Any]:
-        """The key of the job that a worker has done, and the result; it waits again."""
-        key, worker.key = worker.key, None
+    def _receive(self, worker: _Worker) -> tuple[Any, Any] | None:
+        """The key of the job that a worker has done, and the result, and it waits again; None where
+        it is under way.
+        """
+        key = worker.key
         try:
             result = worker.connection.recv()
         except (EOFError, OSError):
             return key, self._replace(worker)
+        if isinstance(result, float):
+            self.advance(result)
+            return None
+        worker.key = None
         if isinstance(result, Exception):
             raise result
         self.deaths = 0
@@ -238,7 +249,7 @@ def _work(
     connection: Connection,
     cores: tuple[int, ...],
     threads: int | None,
-    function: Function,
+    function: Callable[[Any, Advance], Any],
 ) -> None:
     """What a worker does: jobs, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
@@ -253,7 +264,7 @@ def _work(
         while True:
             job = connection.recv()
             try:
-                answer = function(job)
+                answer = function(job, connection.send)
             except FAILURES as error:
                 answer = error
             connection.send(answer)
@@ -352,8 +363,8 @@ def transcribe_in_workers(
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
 
-    def transcribe_job(sounds: Sequence[Sound]) -> list[Transcript]:
-        return list(transcriber.recordings(sounds, batches=POOL))
+    def transcribe_job(sounds: Sequence[Sound], advance: Advance) -> list[Transcript]:
+        return list(transcriber.recordings(sounds, advance, batches=POOL))
 
     sounds = [*recordings(paths)]
     jobs = recording_jobs(sounds, layout.workers, options.batch_s)
@@ -362,10 +373,9 @@ def transcribe_in_workers(
     shown = progress and sys.stderr.isatty()
     about_s, about_done_s = sum(map(_about_s, sounds)) if shown else 0.0, 0.0
     bar = progress_bar(about_s, show=shown)
-    with bar, Workers(layout, transcribe_job) as workers:
+    with bar, Workers(layout, transcribe_job, bar.update) as workers:
         for number, transcripts in transcribe_jobs(workers, jobs, _ended_twice):
             done[number] = transcripts
-            bar.update(sum(transcript.audio_s for transcript in transcripts))
             if shown:
                 about_done_s += sum(_about_s(Sound(one.path)) for one in transcripts)
                 bar.total = round(bar.n * about_s / about_done_s) if about_done_s else bar.total

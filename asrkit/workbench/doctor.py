@@ -1,14 +1,11 @@
 """What this machine has, what is missing and which notebook needs it, and how to fix it."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -33,6 +30,9 @@ EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it
     ),
     "synth": ("the speech of 00_start_here", "espeakng_loader"),
     "dev": ("make test", "pytest hypothesis"),
+    "onnx": ("asrkit export, and --engine onnxruntime", "onnx onnxscript onnxruntime"),
+    "openvino": ("asrkit export, and --engine openvino", "openvino onnx onnxscript"),
+    "scale": ("asrkit transcribe --on ray", "ray"),
 }
 LOADS = {  # (shared library, extra that brings it) -> program that loads it
     ("torchaudio", ""): "import torchaudio",
@@ -41,6 +41,7 @@ LOADS = {  # (shared library, extra that brings it) -> program that loads it
     ),
 }
 LOCK = files.HERE.parent / "requirements.lock"  # a checkout has one, an installed wheel does not
+PEERS = LOCK.with_name(".venv-peers")
 LOW_MEMORY_GIB = 6
 LOW_DISK_GIB = 2
 
@@ -59,12 +60,12 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Check packages, pins, memory, disk, losses and GPU, in some seconds; installs nothing."""
+    """Check packages, peers, memory, disk, losses and GPU, in some seconds; installs nothing."""
     machine = this_machine()
     return [
         *_packages(),
         *_libraries(),
-        _pins(),
+        _finding("peers", "for asrkit bench --peers", PEERS.exists(), "make peers, in a checkout"),
         _memory(machine),
         _cache(),
         _losses(),
@@ -114,22 +115,6 @@ def _libraries() -> Iterable[Finding]:
         loads = tried.returncode == 0
         detail = "loads" if loads else "does not load"
         yield _finding(name, detail, loads, _install(extra), required=not extra)
-
-
-def _pins() -> Finding:
-    """Which installed packages have another version than requirements.lock says."""
-    if not LOCK.exists():
-        return _finding("pins", "not checked: only a checkout has requirements.lock", True, "")
-    pins = defaultdict[str, set[str]](set)  # a version for each Python or system
-    for name, version in re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text("utf-8"), re.MULTILINE):
-        pins[name].add(version)
-    installed = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
-    both = sorted(pins.keys() & installed.keys())
-    different = [f"{name} {installed[name]}" for name in both if installed[name] not in pins[name]]
-    detail = "as in requirements.lock"
-    if different:
-        detail = f"{len(different)} differ from requirements.lock: {', '.join(different)}"
-    return _finding("pins", detail, not different, _install())
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:

@@ -11,6 +11,7 @@ from asrkit.cli import main
 from asrkit.export import export, load_exported
 from asrkit.export.engines import EngineEncoder
 from asrkit.export.folder import DECODING, write_tokens
+from asrkit.export.writing import PACKAGES
 from asrkit.features import FeatureConfig
 from asrkit.files import new_folder
 from asrkit.models import (
@@ -134,13 +135,15 @@ def small(tmp_path):
 def test_export_without_its_packages_says_so_and_writes_nothing(
     small, tmp_path, capsys, monkeypatch, format
 ):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    monkeypatch.setitem(sys.modules, "openvino", None)
+    for name in PACKAGES[format]:
+        monkeypatch.setitem(sys.modules, name, None)
     out = tmp_path / "out"
     command = ["export", "--model", small, "--format", format, "--out", out]
     assert main([*map(str, command)]) == 2
-    said = f"expected a package, got none. Install it: pip install 'asrkit[{format}]'."
-    assert said in capsys.readouterr().err
+    all_of_them = ", ".join(PACKAGES[format])
+    remedy = f"Install them: pip install 'asrkit[{format}]'."
+    wanted = f"packages: expected {all_of_them}, got no {all_of_them}. {remedy}"
+    assert capsys.readouterr().err == f"asrkit export: {wanted}\n"
     assert not out.exists()
 
 

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from asrkit.cli import main
 from asrkit.files import LOCK
-from asrkit.transcribe import Folder, Transcript, WindowOptions
+from asrkit.transcribe import Folder, Transcript
 from asrkit.transcribe.formats import FORMATS
 
-WANTED = "expected transcripts of this model and these settings, got"
+WANTED = "--out: expected transcripts of this model and these settings, got"
 
 
 @pytest.fixture
@@ -92,53 +96,78 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
     before = changed(out)
     mine.parent.mkdir()
     mine.write_text("my own notes")
-    others = f"those of others in {out}"
-    for more, got in (
-        ("--window 20", others),
-        ("--dtype bfloat16", others),
-        (f"--model {other_model}", others),
-        (f"--out {mine.parent}", mine),
+    begun = f"with which {out} was begun, got"
+    for more, said in (
+        ("--window 20", f"--window: expected 30.0, {begun} 20.0"),
+        ("--dtype bfloat16", f"--dtype: expected float32, {begun} bfloat16"),
+        (
+            "--window 9 --beam 2",
+            f"--window, --beam: expected 30.0, None, {begun} 9.0, 2",
+        ),
+        (f"--model {other_model}", f"--model: expected HASH, {begun} HASH"),
+        (f"--out {mine.parent}", f"{WANTED} {mine}"),
     ):
         code, err = into(out, *speech, more)
-        said = f"asrkit transcribe: --out: {WANTED} {got}. Name another folder.\n"
-        assert (code, err) == (2, said)
+        assert code == 2
+        err = re.sub(r"\b[0-9a-f]{16}\b", "HASH", err)
+        assert err == f"asrkit transcribe: {said}. Name another folder.\n"
     assert changed(out) == before
     assert mine.read_text() == "my own notes"
 
 
-def folder_of(names, learned, out, **options):
+def folder_of(names, out, made_by="me"):
     """The folder of recordings of these names."""
     recordings = [(Path(name), Path(name)) for name in names]
-    return Folder(out, recordings, learned, WindowOptions(**options), kind="json")
+    return Folder(out, recordings, {"made_by": made_by}, kind="json")
 
 
 def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
-    learned, tmp_path
+    tmp_path,
 ):
     names, out = ["a.wav", "b.wav"], tmp_path / "out"
-    one = folder_of(names, learned, out)
-    other = folder_of(names, learned, out, window_s=20)
+    one, other = folder_of(names, out), folder_of(names, out, "others")
     one.write(Transcript(path=Path("a.wav")))
-    with pytest.raises(ValueError, match="^out: .* those of others in"):
+    with pytest.raises(ValueError, match="^made_by: expected me, .*, got others"):
         other.write(Transcript(path=Path("b.wav")))
     assert one.todo() == other.todo() == [Path("b.wav")]
 
 
-def test_a_transcript_that_cannot_be_written_is_named(learned, tmp_path):
-    folder = folder_of(["sub/a.wav"], learned, tmp_path)
+def test_a_transcript_that_cannot_be_written_is_named(tmp_path):
+    folder = folder_of(["sub/a.wav"], tmp_path)
     (tmp_path / "sub").touch()
     said = r"sub/a\.json cannot be written: .*\. The same command goes on from here\.$"
     with pytest.raises(OSError, match=said):
         folder.write(Transcript(path=Path("sub/a.wav")))
 
 
-def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(
-    learned, tmp_path
-):
-    longest = "a" * 240 + ".wav"
-    folder_of([longest], learned, tmp_path).write(Transcript(path=Path(longest)))
-    with pytest.raises(ValueError, match="^out: .* names of at most 245 bytes, got"):
-        folder_of(["é" * 121 + ".wav"], learned, tmp_path)
+def test_what_another_asrkit_began_is_refused(tmp_path):
+    key = tmp_path / ".asrkit-json"
+    key.write_text("sha256:0123")
+    with pytest.raises(ValueError, match=f"^out: .*, got {key}. Name another folder.$"):
+        folder_of(["a.wav"], tmp_path)
+
+
+def test_a_run_with_nothing_to_do_says_so_and_loads_no_torch(model, speech, tmp_path):
+    out = tmp_path / "out"
+    command = f"transcribe {speech[0]} --model {model} --no-progress --out {out}"
+    assert main(command.split()) == 0
+    code = """if True:
+        import sys
+        from asrkit.cli import main
+        assert main(sys.argv[1:]) == 0
+        print("torch" in sys.modules)"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], capture_output=True, text=True
+    )
+    said = f"nothing to do: 1 file done before. Transcripts: {out}\nFalse\n"
+    assert (done.stdout, done.stderr) == (said, "")
+
+
+def test_auto_goes_on_in_the_dtype_of_the_folder(model, speech, tmp_path, capsys):
+    plain = f"transcribe --model {model} --no-progress --out {tmp_path / 'out'}"
+    assert main([*plain.split(), str(speech[0]), "--dtype", "float16"]) == 0
+    assert main([*plain.split(), str(speech[1])]) == 0
+    assert capsys.readouterr().err == "dtype: float16\n"
 
 
 def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(

@@ -24,14 +24,14 @@ SAID = (
     Word("<you>", 3661.5, 3661.9, 0.75),
 )
 PATH = Path("some where/a b.wav")
-ONE = Transcript(path=PATH, text="good morning <you>", audio_s=3662.0, words=SAID)
+ONE = Transcript(path=PATH, text="good morning <you>", audio_s=3662.25, words=SAID)
 
 
 RENDERED = {
     "srt": "1\n00:01:00,000 --> 00:01:01,000\ngood morning\n\n"
-    "2\n01:01:01,500 --> 01:01:02,500\n<you>\n",
+    "2\n01:01:01,500 --> 01:01:02,250\n<you>\n",
     "vtt": "WEBVTT\n\n1\n00:01:00.000 --> 00:01:01.000\ngood morning\n\n"
-    "2\n01:01:01.500 --> 01:01:02.500\n&lt;you&gt;\n",
+    "2\n01:01:01.500 --> 01:01:02.250\n&lt;you&gt;\n",
     "ctm": "a_b 1 60.000 0.200 good 0.900\na_b 1 60.300 0.400 morning 0.800\n"
     "a_b 1 3661.500 0.400 <you> 0.750\n",
 }
@@ -74,11 +74,12 @@ def talks(draw):
 
 @given(talks())
 def test_cues_are_short_enough_do_not_overlap_and_hold_every_letter(said):
-    shown = cues(said)
+    end_s = said[-1].end_s if said else 0.0  # of the recording
+    shown = cues(said, end_s)
     letters = "".join(word.text for word in said)
     assert "".join("".join(text.split()) for _, _, text in shown) == letters
     for start, end, text in shown:
-        assert end > start
+        assert start < end <= end_s + 0.0011
         assert text.count("\n") < LINES
         assert max(map(len, text.splitlines())) <= LINE
     for (start, end, _), (following, _, _) in itertools.pairwise(shown):
@@ -88,7 +89,8 @@ def test_cues_are_short_enough_do_not_overlap_and_hold_every_letter(said):
 
 def test_a_cue_ends_at_a_long_pause_or_when_it_was_shown_for_long():
     def texts(starts, long_s):
-        said = cues([Word("a", start, start + long_s, 1.0) for start in starts])
+        words = [Word("a", start, start + long_s, 1.0) for start in starts]
+        said = cues(words, 1e6)
         return [text for *_, text in said]
 
     quick = [n * 0.125 for n in range(6)]

@@ -139,7 +139,8 @@ def test_ctrl_c_ends_all_processes(talks, typed, tmp_path, forked, break_reading
     process.join()
     err = (tmp_path / "stderr").read_text()
     assert process.exitcode == 130
-    assert err.endswith("asrkit transcribe: stopped\n")
+    said = "With --out, the same command goes on: what is done is kept."
+    assert err.endswith(f"asrkit transcribe: stopped. {said}\n")
     assert "Traceback" not in err
     assert len(workers) == 2
     assert not any(map(running, workers))

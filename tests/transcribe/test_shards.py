@@ -6,7 +6,9 @@ import resource
 import shutil
 import signal
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import soundfile
@@ -23,6 +25,7 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
 )
+from asrkit.transcribe import shards as shards_module
 from asrkit.transcribe.shards import PLAN, Task, load_plan, plan, rows, run
 from asrkit.transcribe.workers import ENDED
 
@@ -80,7 +83,7 @@ def test_where_nobody_says_a_shard_is_minutes_of_work(
     lines = [{"audio": f"{n}.wav", "duration": hours * 36} for n in range(100)]
     manifest = make_manifest(tmp_path / "hours.jsonl", lines)
     made = plan([manifest], task, tmp_path / "out", device=device)
-    assert made.head.shard_h == pytest.approx(wanted_h)
+    assert float(made.head.made_by["shard_h"]) == pytest.approx(wanted_h)
 
 
 def spoil(path):
@@ -98,7 +101,8 @@ def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
     task = Task(model=copied, dtype="bfloat16", context=None)
     made = plan([lines], task, tmp_path / "out", shard_h=0.25)
     assert load_plan(tmp_path / "out") == (made.head, made.shards)
-    assert (made.head.dtype, made.head.precision) == ("bfloat16", "as_loaded")
+    made_by = made.head.made_by
+    assert (made_by["dtype"], made_by["precision"]) == ("bfloat16", "as_loaded")
     for path in (lines, copied):  # touched: looked at again, and found to be the same
         os.utime(path, ns=(1, 1))
         assert plan([lines], task, tmp_path / "out").shards == made.shards
@@ -115,15 +119,25 @@ def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
     out, more = tmp_path / "out", tmp_path / "more.jsonl"
     made = plan([lines], task, out)
     more.write_text(lines.read_text() + '{"audio": "new.wav", "duration": 3}\n')
-    for manifest, changed in (
-        (more, {}),
-        (lines, {"model": other_model}),
-        (lines, {"windows": WindowOptions(window_s=20.0)}),
-        (lines, {"config": PipelineConfig(search=BeamOptions(beam=2))}),
+    for manifest, changed, name, old, new in (
+        (more, {}, "files", "202 recordings .*", "203 recordings .*"),
+        (lines, {"model": other_model}, "model", "[0-9a-f]{16}", "[0-9a-f]{16}"),
+        (lines, {"dtype": "bfloat16"}, "dtype", "float32", "bfloat16"),
+        (lines, {"context": (9, 8)}, "context", "None", "\\(9, 8\\)"),
+        (lines, {"windows": WindowOptions(window_s=20.0)}, "window_s", "30.0", "20.0"),
+        (
+            lines,
+            {"config": PipelineConfig(search=BeamOptions(beam=2))},
+            "beam",
+            "None",
+            "2",
+        ),
     ):
-        wanted = "^out: .* was begun with another model, .* Name another folder.$"
-        with pytest.raises(ValueError, match=wanted):
+        wanted = f"{name}: expected {old}, with which {out} was begun, got {new}"
+        with pytest.raises(ValueError, match=f"^{wanted}. Name another folder.$"):
             plan([manifest], replace(task, **changed), out)
+    with pytest.raises(ValueError, match="^shard_h: expected .* was begun, got 9."):
+        plan([lines], task, out, shard_h=9)
     assert load_plan(out) == (made.head, made.shards)
 
 
@@ -134,7 +148,7 @@ def test_a_recording_of_the_same_length_in_the_place_of_another_is_refused(
     path = talks / "a" / "0.wav"
     samples, rate = soundfile.read(str(path))
     soundfile.write(str(path), -samples, rate)
-    with pytest.raises(ValueError, match="^out: .* other recordings"):
+    with pytest.raises(ValueError, match="^files: expected 12 rec.*, got 12 rec"):
         plan([talks], task, tmp_path / "out")
 
 
@@ -194,6 +208,20 @@ def test_a_run_transcribes_all_and_a_finished_one_does_nothing(
     run(alone, workers=TWO)  # the same bytes
     for path in many.out.glob("part-*"):
         assert path.read_bytes() == (alone.out / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("workers", [TWO, None])
+def test_the_bar_moves_within_a_shard_and_ends_at_the_seconds_of_all(
+    talks, task, tmp_path, monkeypatch, workers
+):
+    made = plan([talks], task, tmp_path / "out", shard_h=1.0)
+    assert len(made.shards) == 1
+    moved = []
+    bar = SimpleNamespace(total=9, update=moved.append, write=lambda *a, **k: None)
+    monkeypatch.setattr(shards_module, "progress_bar", lambda *a, **k: nullcontext(bar))
+    report = run(made, workers=workers, threads=1)
+    assert len([one for one in moved if one > 0]) > 9
+    assert sum(moved) == pytest.approx(report.audio_s, abs=0.1)
 
 
 def test_parts_of_recordings_and_members_of_tars_are_transcribed_also_from_a_torn_one(
@@ -319,7 +347,7 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     before = written(out)
     code, said, _ = shards()
     assert code == 1
-    assert ": 13 recordings, " in said  # three cannot be read
+    assert "; recordings: 13, 3 failed; " in said  # three cannot be read
     assert found(out) == wanted(talks)
     after = written(out)
     assert before.items() < after.items()

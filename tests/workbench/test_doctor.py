@@ -30,8 +30,8 @@ def test_everything_that_asrkit_needs_is_found_here(monkeypatch):
     monkeypatch.delitem(sys.modules, "espeakng_loader", raising=False)
     found = {check.name: check.status for check in doctor.diagnose()}
     assert "missing" not in found.values()
-    named = {"packages", "pins", "memory", "cache", "GPU", "torchaudio", "espeak-ng"}
-    assert named <= {*found}
+    named = {"packages", "memory", "cache", "GPU", "torchaudio", "espeak-ng"}
+    assert named | {"onnx", "openvino", "scale", "peers"} <= {*found}
     # A GPL library stays out of this process.
     assert "espeakng_loader" not in sys.modules
 
@@ -53,12 +53,14 @@ def test_a_library_that_does_not_load_is_found_without_harm(monkeypatch):
     assert status("torchaudio").status == "missing"
 
 
-def test_a_version_that_is_not_the_locks_is_named(monkeypatch, tmp_path):
-    (tmp_path / "lock").write_text("numpy==0.0.1\nnot-installed==1.0\n")
-    monkeypatch.setattr(doctor, "LOCK", tmp_path / "lock")
-    check = status("pins")
-    assert check.status == "note"
-    assert check.detail.startswith("1 differ from requirements.lock: numpy ")
+def test_peers_that_are_not_there_are_a_note_that_says_how_to_get_them(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(doctor, "PEERS", tmp_path)
+    assert status("peers").status == "ok"
+    monkeypatch.setattr(doctor, "PEERS", tmp_path / "none")
+    check = status("peers")
+    assert (check.status, check.remedy) == ("note", "make peers, in a checkout")
 
 
 def test_the_command_prints_text_and_with_json_every_check(capsys, monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
 from asrkit.data.corpora.manifests import LINES, TABLES, row_cut
 from asrkit.files import json_lines
-from asrkit.shapes import expect
+from asrkit.shapes import count, expect
 from asrkit.text import Tokenizer
 
 TABLE = (".csv", ".csv.gz")
@@ -144,7 +144,8 @@ def length_table(stats: dict[str, Any]) -> str:
         cells = "".join(f"{value:10.2f}" for value in values.values())
         lines.append(f"{name.replace('_', ' '):18}{cells}")
     tokens = f"{stats['tokens']:,} tokens" if stats["tokens"] else "tokens not known"
-    lines.append(f"{stats['utterances']:,} utterances, {stats['hours']:,.2f} hours, {tokens}")
+    utterances = count(stats["utterances"], "utterance")
+    lines.append(f"{utterances}, {stats['hours']:,.2f} hours, {tokens}")
     padding = stats["random_batch_padding"]
     shares = " and ".join(f"{100 * share:.1f} % of their {name}" for name, share in padding.items())
     lines.append(f"random batches of {stats['random_batch']} would be padding for {shares}")
@@ -159,7 +160,7 @@ def histogram(seconds: np.ndarray) -> str:
     end = float(np.quantile(seconds, 0.995))
     counts, borders = np.histogram(seconds.clip(max=end), ROWS, (0.0, end))
     lines = []
-    for count, low, high in zip(counts.tolist(), borders, borders[1:], strict=False):
-        bar = "█" * math.ceil(BAR * count / counts.max())
-        lines.append(f"{low:8.2f} to {high:8.2f} s {bar:{BAR}} {count:,}")
+    for number, low, high in zip(counts.tolist(), borders, borders[1:], strict=False):
+        bar = "█" * math.ceil(BAR * number / counts.max())
+        lines.append(f"{low:8.2f} to {high:8.2f} s {bar:{BAR}} {number:,}")
     return "\n".join(lines)

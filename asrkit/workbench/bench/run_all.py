@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from asrkit import files
-from asrkit.shapes import expect
+from asrkit.shapes import count, expect
 from asrkit.workbench.bench.cases import Suite
 from asrkit.workbench.bench.suites import SUITES
 
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     records: int
 
     def __str__(self) -> str:
-        return f"{self.suite}: {self.status}, {self.seconds:.0f} s, {self.records:,} records"
+        return f"{self.suite}: {self.status}, {self.seconds:.0f} s, {count(self.records, 'record')}"
 
 
 def run_all(

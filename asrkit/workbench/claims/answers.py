@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from asrkit.shapes import count
 from asrkit.workbench.claims.claims import Claim, Record
 from asrkit.workbench.claims.verdicts import Verdict, origin, verdict
 from asrkit.workbench.records import device
@@ -125,7 +126,7 @@ def summary(rows: Sequence[Row]) -> str:
     The appendix is only counted.
     """
     main = listed(rows)
-    sentence = f"{_claims(len(main))}: {_counted(count_outcomes(main))}"
+    sentence = f"{count(len(main), 'claim')}: {_counted(count_outcomes(main))}"
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
     return f"{sentence}. {settled_elsewhere(rows)}".rstrip()
@@ -159,7 +160,7 @@ def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
     main = listed(rows)
     counts = count_outcomes(main)
     exceptions = _exceptions(rows)
-    sentence = f"Of {_claims(len(main))}: {_counted(counts)}. {exceptions}".rstrip()
+    sentence = f"Of {count(len(main), 'claim')}: {_counted(counts)}. {exceptions}".rstrip()
     is_secondary = document == SECONDARY
     return DocumentAnswer(
         document=document,
@@ -193,7 +194,3 @@ def _counted(counts: Mapping[str, int]) -> str:
     """Counts in the order of OUTCOMES, without those of none."""
     told = [f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]]
     return "; ".join(told)
-
-
-def _claims(number: int) -> str:
-    return "1 claim" if number == 1 else f"{number} claims"

@@ -27,7 +27,7 @@ from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
 from asrkit.files import content_hash
-from asrkit.shapes import expect, expect_choice
+from asrkit.shapes import count, expect, expect_choice
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.records import MIME, problem
 
@@ -94,19 +94,12 @@ class NotebookRun:
     def line(self) -> str:
         """The outcome in one line; for a failure the last line of the traceback and the cell."""
         if self.status == "ran":
-            published = f", {count_of_records(self.records)}" if self.records else ""
+            published = f", {count(len(self.records), 'record')}" if self.records else ""
             return f"{self.name}: ran in {self.seconds:.0f} s{published}"
         reason = self.error.strip().splitlines()[-1]
         if self.cell:
             reason += f" (cell {self.cell})"
         return f"{self.name}: {reason}"
-
-
-def count_of_records(records: Sequence[Any]) -> str:
-    """How many records there are, in words: "1 record", "2 records"."""
-    if len(records) == 1:
-        return "1 record"
-    return f"{len(records)} records"
 
 
 def jobs_of(

@@ -13,6 +13,7 @@ import jinja2
 from pygments.formatters import HtmlFormatter
 
 from asrkit import files
+from asrkit.shapes import count
 from asrkit.workbench import machine, records
 from asrkit.workbench.claims import (
     LEGEND,
@@ -30,7 +31,7 @@ from asrkit.workbench.claims import (
     summary,
     verdict,
 )
-from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun, count_of_records
+from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun
 from asrkit.workbench.report.findings import findings_of, value_with_unit
 from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, render
 
@@ -68,7 +69,7 @@ def build(
     names = [run.name for run in runs]
     pages = {run.name: _page(folder, run, verdicts, names) for run in runs}
     failed = [run for run in runs if run.status != "ran"]
-    ran = f"{len(runs) - len(failed)} of {len(runs)} notebooks ran"
+    ran = f"{len(runs) - len(failed)} of {count(len(runs), 'notebook')} ran"
     here = machine.this_machine()
     cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
     device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
@@ -153,7 +154,7 @@ def _environment() -> jinja2.Environment:
         "legend": LEGEND,
         "outcomes": OUTCOMES,
         "site_pages": SITE_PAGES,
-        "count_of_records": count_of_records,
+        "count": count,
         "value_with_unit": value_with_unit,
         "conditions": _conditions,
         "arms": _arms,

@@ -161,7 +161,7 @@ def test_a_report_without_a_record_or_a_copy_of_the_notebook_is_a_report(tmp_pat
     run = NotebookRun(name="gone", status="failed", error="killed")
     sentence, defects = build(tmp_path, [run], 1.0, PLAN)
     index = (tmp_path / "index.html").read_text()
-    assert sentence.startswith("0 of 1 notebooks ran.") and defects == []
+    assert sentence.startswith("0 of 1 notebook ran.") and defects == []
     assert "gone: killed" in index and 'id="findings"' not in index
     assert "<h1>gone</h1>" in (tmp_path / "gone.html").read_text()
 
