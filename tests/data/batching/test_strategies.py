@@ -181,14 +181,14 @@ def test_a_tail_is_carried_only_to_where_it_has_room():
     assert sorted(sorted(rows) for (rows,) in listed(made)) == [[0, 4, 5], [1, 2, 3]]
 
 
-def test_misfits_are_an_error_or_dropped_and_counted():
+def test_utterances_that_no_bucket_has_room_for_are_an_error():
     lengths = Lengths([1.0, 2.0, 9.0, 1.0], [1, 1, 1, 50])
     table = Buckets([2.0], [10], [2])
-    said = "buckets: expected room for every utterance, got 2 misfits. Estimate"
+    said = (
+        "buckets: expected room for every utterance, got 2 that are too large. Estimate"
+    )
     with pytest.raises(ValueError, match=said):
         plan(Bucketed(buckets=table), lengths)
-    made = plan(Bucketed(buckets=table, misfits="drop"), lengths)
-    assert sorted(made.dropped) == [2, 3] and sorted(held(made)) == [0, 1]
 
 
 def two_buckets(**options):
