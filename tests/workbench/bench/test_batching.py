@@ -191,9 +191,7 @@ def test_a_sampler_that_draws_other_batches_than_accounted_for_is_not_timed(few)
     balanced = data.Balanced(limit=LIMIT)
     arm = comparison(few, cuts=True).ours("balanced", balanced, timed=True)
     epochs = [arm.epoch(0), arm.epoch(1)]
-    steps_ms, next_ms = samplers.pace(arm.sampler(), epochs)
-    assert len(steps_ms) == 2
-    assert len(next_ms) == sum(len(steps) - 1 for steps in epochs)
+    assert len(samplers.pace(arm.sampler(), epochs)) == 2
     with pytest.raises(AssertionError, match="LengthSampler draws other batches"):
         samplers.pace(arm.sampler(), epochs[::-1])
 
