@@ -66,7 +66,6 @@ class StudyRecords:
         fast: str,
         *,
         arms: Sequence[str] = (),
-        **params: Any,
     ) -> Measurement:
         """How many times as fast one arm is as another.
 
@@ -76,8 +75,7 @@ class StudyRecords:
             slow: the arm that is divided.
             fast: the arm that it is divided by.
             arms: what the claim calls them, where that differs.
-            params: of this record alone.
         """
         names = [*arms] or [slow, fast]
-        shared = {"threads": torch.get_num_threads(), **self.params, **params, "arms": names}
+        shared = {"threads": torch.get_num_threads(), **self.params, "arms": names}
         return time_ratio(what, times, slow, fast, impl=names[1], params=shared)

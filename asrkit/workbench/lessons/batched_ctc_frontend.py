@@ -9,15 +9,23 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from asrkit.decoders import ctc_greedy, ctc_greedy_sequential
+from asrkit.decoders import Hypotheses, ctc_greedy, ctc_greedy_sequential
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
 from asrkit.models import CTCConfig, CTCModel, FastConformerConfig
 from asrkit.models.transducer import log_probs
-from asrkit.workbench.bench.suites.claims import log_probs_of, set_blank_share
+from asrkit.transcribe.recognizer import ModelVariants
+from asrkit.workbench.bench.file_recognizer import RATE_HZ, Way, WayRecognizer
 from asrkit.workbench.measure import Launches, Timing
 from asrkit.workbench.plots.palette import BLUE, COLOURS, RED
 
-RATE_HZ = 16_000
+BLANK_SHARE = 0.72  # of frames, as in speech
+way = partial(Way, encoder="eager")  # front end and decoder are what is compared
+WAYS = {  # normalisation and CTC decoding, each utterance by utterance or batched
+    "both_sequential": way(normalization="one_by_one", strategy="one_by_one"),
+    "sequential_ctc": way(normalization="batched", strategy="one_by_one"),
+    "sequential_norm": way(normalization="one_by_one", strategy="batched"),
+    "both_batched": way(normalization="batched", strategy="batched"),
+}
 STEPS = ("STFT and mel", "normalisation", "encoder", "CTC head", "decoding")
 LOOPED_STEPS: dict[str, dict[str, Callable[..., Any]]] = {  # step -> its variants
     "normalisation": {"sequential": normalize_sequential, "batched": normalize},
@@ -57,9 +65,28 @@ def recogniser_for(
     torch.manual_seed(seed)
     with torch.device(speech[0].device):
         model = CTCModel(CTCConfig(vocab_size=V - 1, encoder=encoder)).eval().to(dtype)
-    scores, _ = log_probs_of(model, *speech)
-    set_blank_share(model, scores)
+    features, frames = log_mel(*speech)
+    scores, _ = model(features.to(dtype), frames)
+    behind = scores[..., :-1].amax(-1) - scores[..., -1]
+    model.output.bias[-1] += behind.quantile(BLANK_SHARE).to(dtype)
     return model
+
+
+def frontends(
+    model: CTCModel, waveforms: Tensor, lengths: Tensor
+) -> dict[str, Callable[[], Hypotheses]]:
+    """Arms from waveforms to labels, by name as in WAYS.
+
+    Args:
+        model: on the device of the waveforms.
+        waveforms: (B, S).
+        lengths: (B,) samples.
+    """
+    variants = ModelVariants(model)
+    return {
+        name: partial(WayRecognizer(variants, config), waveforms, lengths)
+        for name, config in WAYS.items()
+    }
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Notebook 04: what casts move, their least time, and magnitudes of a recogniser's numbers."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from asrkit.features import FeatureConfig
 from asrkit.models import FastConformer, FastConformerConfig
@@ -30,6 +31,26 @@ def casts_by_operand(module: nn.Module, x: Tensor, calls: int = 1) -> dict[str, 
     profile = cast_profile(module, (x,), "autocast", calls=calls, repeats=1, warmup=0)
     operands = [cast.operand for cast in profile.casts]
     return {f"cast of {name}": operands.count(name) for name in ("weight", "activation")}
+
+
+def cast_and_product(
+    device: str, rows: int, width: int, inner: int
+) -> dict[str, Callable[[], object]]:
+    """Arms "cast", of a product's factors to bfloat16, and "product", of the casts.
+
+    Args:
+        device: of the tensors.
+        rows: of the input (rows, width).
+        width: of the input.
+        inner: of the weight (inner, width) and the bias (inner,).
+    """
+    parts = [torch.randn(size, device=device) for size in ((rows, width), (inner, width), (inner,))]
+    half = [part.to(torch.bfloat16) for part in parts]
+
+    def cast() -> list[Tensor]:
+        return [part.to(torch.bfloat16) for part in parts]
+
+    return {"cast": cast, "product": partial(F.linear, *half)}
 
 
 def encoder_cast_bytes(

@@ -1,5 +1,5 @@
 """The suite of claims: what the ledger says needs a GPU, measured at the sizes that are published,
-on a machine without notebooks.
+on a machine without notebooks. The claims of notebooks 04 and 05 are left to these.
 
 A study is a row of STUDIES: the claim's id, which its records carry, and what makes its cases. On a
 CPU the studies run at toy sizes, as a rehearsal that settles nothing. Weights are random, and what
@@ -8,31 +8,23 @@ decoders read is planted (asrkit.workbench.bench.planted), in as many frames as 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from asrkit.data import shipped_lengths
 from asrkit.decoders import (
     Hypotheses,
     aed_greedy,
     ctc_greedy,
-    ctc_greedy_sequential,
     transducer_greedy,
 )
-from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
-from asrkit.models import CTCModel, FastConformerConfig, presets
+from asrkit.models import FastConformerConfig, presets
 from asrkit.models.transducer import make_encoder
-from asrkit.transcribe.recognizer import ModelVariants
 from asrkit.workbench.bench import attention_ways
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.file_recognizer import Way, WayRecognizer
 from asrkit.workbench.bench.planted import (
     DURATIONS,
     FRAMES_PER_SECOND,
@@ -48,26 +40,11 @@ from asrkit.workbench.records import Measurement
 
 Options = Mapping[str, Any]  # of transducer_greedy
 Calls = Sequence[Callable[[], object]]
-RATE_HZ = 16_000
-BLANK_SHARE = 0.72  # of frames, as in speech
 PROMPT = 9  # tokens of a prompt of Canary-1B-Flash
 RNNT, TDT = DURATIONS
 LOOPS = {name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "label_looping")}
 EAGER = {"graphs": "off"}
 GRAPH = {"graphs": "full"}
-way = partial(Way, encoder="eager")  # front end and decoder are what is compared
-WAYS = {  # normalisation and CTC decoding, each utterance by utterance or batched
-    "both_sequential": way(normalization="one_by_one", strategy="one_by_one"),
-    "sequential_ctc": way(normalization="batched", strategy="one_by_one"),
-    "sequential_norm": way(normalization="one_by_one", strategy="batched"),
-    "both_batched": way(normalization="batched", strategy="batched"),
-}
-FRONT_ENDS = {  # what claims call a slow way and both_batched
-    "ctc-greedy-batched": ("sequential_ctc", "batched_ctc"),
-    "feature-norm-batched": ("sequential_norm", "batched_norm"),
-    "ctc-frontend-batched": ("both_sequential", "both_batched"),
-}
-mel = partial(log_mel, config=FeatureConfig(normalization="none"))
 
 
 @dataclass(frozen=True)
@@ -119,24 +96,17 @@ class Study(NamedTuple):
             params=self.records(first.plan.encoded.shape, **params).params,
         )
 
-    def values(
-        self,
-        impl: str,
-        calls: Calls,
-        records: StudyRecords,
-        value: Callable[..., float],
-        unit: str = "1",
+    def shares(
+        self, impl: str, calls: Calls, records: StudyRecords, value: Callable[..., float]
     ) -> Iterator[Case]:
-        """A case that records what follows from times: a share, or a latency in `unit`.
+        """A case that records a share that follows from times.
 
         Args:
             impl: of the record.
             calls: are timed in turns.
             records: makes the record.
             value: of the milliseconds that each call took in one repeat.
-            unit: of the value.
         """
-        metric = "share" if unit == "1" else "latency"
 
         def measured() -> Iterator[Measurement]:
             repeats = 3 if self.toy else 20
@@ -144,14 +114,14 @@ class Study(NamedTuple):
             times = measure(arms, repeats=repeats, enough_s=1.0, most_s=10.0, device=self.device)
             rows = zip(*(timing.samples_ms for timing in times.values()), strict=False)
             samples = [value(*ms) for ms in rows]
-            yield records.value(self.claim, samples, times["0"], impl, metric=metric, unit=unit)
+            yield records.value(self.claim, samples, times["0"], impl, metric="share", unit="1")
 
         yield Case(what=self.claim, measure=measured)
 
     def idle(self, impl: str, call: Callable[[], object], records: StudyRecords) -> Iterator[Case]:
         """A case that records in which share of a call's time the GPU runs nothing."""
         busy_ms = kernels_ms(call)
-        return self.values(impl, [call], records, lambda ms: max(0.0, 1 - busy_ms / ms))
+        return self.shares(impl, [call], records, lambda ms: max(0.0, 1 - busy_ms / ms))
 
 
 def share(ms: float, rest_ms: float) -> float:
@@ -185,12 +155,6 @@ def random_model(make: Callable[..., Any], config: object, device: str) -> Any:
         return make(config).eval().requires_grad_(False)
 
 
-def ctc_model(study: Study) -> CTCModel:
-    """Parakeet CTC 1.1B with random weights."""
-    config = presets.parakeet_ctc_1_1b()
-    return random_model(CTCModel, replace(config, encoder=study.encoder(config)), study.device)
-
-
 @torch.inference_mode()
 def run(model: nn.Module, *inputs: Tensor) -> Any:
     """What the model makes of its inputs."""
@@ -216,135 +180,6 @@ def encoding(study: Study, config: Any, B: int, seconds: int) -> Callable[[], ob
     model = random_model(make_encoder, encoder, study.device).bfloat16()
     features, lengths = noise_features(study, B, seconds, encoder.bins)
     return partial(run, model, features.bfloat16(), lengths)
-
-
-def cast_and_product(
-    device: str, rows: int, width: int, inner: int
-) -> dict[str, Callable[[], object]]:
-    """Arms "cast", of a product's factors to bfloat16, and "product", of the casts.
-
-    Args:
-        device: of the tensors.
-        rows: of the input (rows, width).
-        width: of the input.
-        inner: of the weight (inner, width) and the bias (inner,).
-    """
-    parts = [torch.randn(size, device=device) for size in ((rows, width), (inner, width), (inner,))]
-    half = [part.to(torch.bfloat16) for part in parts]
-
-    def cast() -> list[Tensor]:
-        return [part.to(torch.bfloat16) for part in parts]
-
-    return {"cast": cast, "product": partial(F.linear, *half)}
-
-
-def casts(study: Study) -> Iterator[Case]:
-    """The casts of the first linear layer of a feed-forward module of Parakeet CTC 1.1B, and its
-    product: the time of either, or the ratio.
-    """
-    shape = (100, 64, 256) if study.toy else (8000, 1024, 4096)
-    arms = cast_and_product(study.device, *shape)
-    records = study.records(shape, dtype="bfloat16")
-    name = study.claim.removesuffix("-200us")
-    if name in arms:
-        return study.values(name, [arms[name]], records, lambda ms: 1e3 * ms, "us")
-    unlike = dict.fromkeys(arms, tuple)  # they do different things: nothing is to agree
-    return iter([Case(what=study.claim, arms=arms, compared_arms=unlike, params=records.params)])
-
-
-def half_precision(study: Study) -> Iterator[Case]:
-    """Autocast against weights in bfloat16, features to log-probs."""
-    model = ctc_model(study)
-    half = deepcopy(model).bfloat16()
-    features, lengths = noise_features(study, *study.batch, bins=80)
-
-    def autocast() -> Any:
-        with torch.autocast(features.device.type, torch.bfloat16):
-            return run(model, features, lengths)
-
-    yield Case(
-        what=study.claim,
-        arms={"autocast": autocast, "bfloat16": lambda: run(half, features.bfloat16(), lengths)},
-        params=study.records(features.shape, dtype="bfloat16").params,
-        tolerance=0.05,
-    )
-
-
-def frontends(
-    model: CTCModel, waveforms: Tensor, lengths: Tensor
-) -> dict[str, Callable[[], Hypotheses]]:
-    """Arms from waveforms to labels, by name as in WAYS.
-
-    Args:
-        model: on the device of the waveforms.
-        waveforms: (B, S).
-        lengths: (B,) samples.
-    """
-    variants = ModelVariants(model)
-    return {
-        name: partial(WayRecognizer(variants, config), waveforms, lengths)
-        for name, config in WAYS.items()
-    }
-
-
-def log_probs_of(model: CTCModel, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs (B, T, V) float32 and lengths (B,) in frames.
-
-    Args:
-        model: on the device of the waveforms.
-        waveforms: (B, S).
-        lengths: (B,) samples.
-    """
-    features, frames = log_mel(waveforms, lengths)
-    return run(model, features.to(model.output.weight.dtype), frames)
-
-
-@torch.inference_mode()
-def set_blank_share(model: CTCModel, scores: Tensor) -> None:
-    """Set the blank's bias so that BLANK_SHARE of the frames with these log-probs become blank."""
-    behind = scores[..., :-1].amax(-1) - scores[..., -1]
-    model.output.bias[-1] += behind.quantile(BLANK_SHARE).to(model.output.bias.dtype)
-
-
-def front_end(study: Study) -> Iterator[Case]:
-    """Steps around the encoder of a CTC model of 1.1 billion parameters in bfloat16, on lengths
-    that are quantiles of LibriSpeech's evaluation sets.
-    """
-    B, _ = study.batch
-    seconds = np.quantile(shipped_lengths("librispeech_eval").seconds, (np.arange(B) + 0.5) / B)
-    lengths = torch.from_numpy(RATE_HZ * seconds).long()
-    waveforms = noise(B, int(lengths.max())) / 10
-    speech = (waveforms.to(study.device), lengths.to(study.device))
-    model = ctc_model(study).bfloat16()
-    raw = mel(*speech)
-    scores = log_probs_of(model, *speech)
-    set_blank_share(model, scores[0])
-    records = study.records(waveforms.shape, dtype="bfloat16", lengths="as LibriSpeech's")
-    normalization = partial(normalize_sequential, *raw)
-    decoding = partial(ctc_greedy_sequential, *scores)
-    features: Calls = [lambda: normalize_sequential(*mel(*speech))]
-    with_mel: Calls = [normalization, partial(mel, *speech)]
-    with_model: Calls = [decoding, partial(log_probs_of, model, *speech)]
-    timed: dict[str, Any] = {
-        "preprocessor-10ms": (features, records, float, "ms"),
-        "preprocessor-norm-share": (with_mel, records, share),
-        "ctc-greedy-share": (with_model, records, share),
-    }
-    if study.claim in timed:
-        yield from study.values("sequential", *timed[study.claim])
-        return
-    slow, fast = FRONT_ENDS[study.claim]
-    ways = frontends(model, *speech)
-    yield Case(
-        what=study.claim,
-        arms={slow: ways[slow], fast: ways["both_batched"]},
-        compared_arms={  # step by step: labels differ where features do in the last digit
-            slow: lambda: (normalization(), *decoding().parts()),
-            fast: lambda: (normalize(*raw), *ctc_greedy(*scores).parts()),
-        },
-        params=records.params,
-        tolerance=1e-4,
-    )
 
 
 def transducer(study: Study, durations: tuple[int, ...], layers: int = 1) -> Planted:
@@ -432,7 +267,7 @@ def decoder_share(study: Study) -> Iterator[Case]:
     arm = canary(study, presets.canary_1b())
     assert arm().tokens() == arm.plan.labels, "other labels than were planted"
     records = study.records(arm.plan.encoded.shape, dtype="bfloat16", prompt=PROMPT)
-    return study.values("recomputed", [arm.decode, arm.encode], records, share)
+    return study.shares("recomputed", [arm.decode, arm.encode], records, share)
 
 
 def moved_layers(study: Study) -> Iterator[Case]:
@@ -461,16 +296,6 @@ WINDOWED = {"windowed_looping_off": EAGER, "windowed_looping_full": GRAPH}
 PARAKEET_RNNT = presets.parakeet_rnnt_1_1b()
 PARAKEET_TDT = presets.parakeet_tdt_1_1b()
 STUDIES: dict[str, Callable[[Study], Iterator[Case]]] = {
-    "cast-200us": casts,
-    "product-200us": casts,
-    "cast-as-long-as-product": casts,
-    "half-over-autocast": half_precision,
-    "preprocessor-10ms": front_end,
-    "preprocessor-norm-share": front_end,
-    "ctc-greedy-share": front_end,
-    "ctc-greedy-batched": front_end,
-    "feature-norm-batched": front_end,
-    "ctc-frontend-batched": front_end,
     "label-looping-2x": partial(looping, LOOPS, RNNT),
     "label-looping-faster": partial(looping, LOOPS, RNNT),
     "label-looping-tdt-3.8x": partial(looping, LOOPS, TDT),
