@@ -110,7 +110,8 @@ def test_every_row_is_in_one_batch_that_fits_and_every_rank_has_one_in_every_ste
                 plan(strategy, lengths, ranks=ranks)
             continue
         made = plan(strategy, lengths, ranks=ranks)
-        assert sorted(held(made)) == list(range(N)) and not len(made.dropped)
+        assert sorted(held(made)) == list(range(N))
+        assert not len(made.dropped)
         assert {len(step) for step in made.steps} == {ranks}
         for seconds, tokens in made.pairs(lengths):
             share = limit.share(len(seconds), seconds.max(), tokens.max())
@@ -137,7 +138,8 @@ def test_a_plan_follows_from_seed_and_epoch_and_changes_with_either(name):
 )
 def test_a_cut_is_as_long_as_can_be(rows, seconds, most):
     lengths = Lengths([row[0] for row in rows], [row[1] for row in rows])
-    plain, longest = [], 0.0
+    plain = []
+    longest = 0.0
     for row, D in enumerate(lengths.seconds):
         longest = max(longest, D)
         if not plain or (len(plain[-1]) + 1) * longest / seconds > most:
@@ -241,7 +243,8 @@ def test_what_an_utterance_meets_changes_from_epoch_to_epoch():
 
     never = again(0.0, 0.0)
     assert again(0.2, 0.9) < again() < never < 0.8
-    assert again(0.2, 0.0) < 0.9 * never and again(0.0, 0.9) < 0.9 * never
+    assert again(0.2, 0.0) < 0.9 * never
+    assert again(0.0, 0.9) < 0.9 * never
 
 
 WHOLE = Limit(CANARY_MEMORY, 1.0)
@@ -268,7 +271,8 @@ def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, leas
         for kind in (Balanced, Sorted)
     )
     assert ours.utilisation >= max(least, theirs.utilisation)
-    assert ours.memory_max <= 1 and ours.utterances == len(lengths)
+    assert ours.memory_max <= 1
+    assert ours.utterances == len(lengths)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
     suite, tmp_path
 ):
     suite(replace(small(), memory=True))
-    said, out = [], tmp_path / "records.jsonl"
+    said = []
+    out = tmp_path / "records.jsonl"
     found = run(out=out, say=said.append)
     assert records.read(out) == found
     assert said == ["small 3: plain, slow, fast"]

@@ -37,7 +37,8 @@ def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_non
     ]
     assert {one["what"] for one in decisive} == {*claims.STUDIES} - claims.GPU_CLAIMS
     for one in decisive:
-        claim, params = ASKED[one["what"]], one["params"]
+        claim = ASKED[one["what"]]
+        params = one["params"]
         assert params.get("arms", []) == [*claim.arms], claim.id
         assert params["quick"]
         assert ledger.verdict(claim, found).measured is None

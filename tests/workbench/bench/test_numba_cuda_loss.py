@@ -108,7 +108,8 @@ def test_kernels_run_behind_what_the_current_stream_holds():
 
     logits, *rest = batch(10, 4, 200, 50, 128, device="cuda")
     wanted = rnnt_loss_numba_cuda(logits, *rest)
-    stream, late = torch.cuda.Stream(), torch.zeros_like(logits)
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(logits)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(10**8)

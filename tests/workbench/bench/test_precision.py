@@ -129,7 +129,8 @@ def test_without_a_gpu_the_casts_of_a_cpu_are_those_that_it_makes(given):
 
 def test_on_a_gpu_norms_are_float32_and_what_they_feed_is_cast_again():
     """A block has four products behind a norm, and a second query that meets a float32 bias as the first does."""
-    cpu, cuda = counted(casts_on("cpu")), counted(casts_on("cuda"))
+    cpu = counted(casts_on("cpu"))
+    cuda = counted(casts_on("cuda"))
     weights = ("weight", "float32", "bfloat16")
     down = ("activation", "float32", "bfloat16")
     up = ("activation", "bfloat16", "float32")
@@ -163,7 +164,8 @@ def test_what_precisions_cost_a_trained_model_is_recorded_in_words(
     model = ctc(28)
     with torch.no_grad():
         model.output.bias[-1] = -10  # it never writes blanks
-    path, out = tmp_path / "model.safetensors", tmp_path / "bench.jsonl"
+    path = tmp_path / "model.safetensors"
+    out = tmp_path / "bench.jsonl"
     saved = Checkpoint(model, CharTokenizer(), FEATURES, {"step": 3})
     save_checkpoint(path, saved)
     asked = ["bench", "precision", "--quick", "--out", str(out), "--kinds", "digits"]
