@@ -7,7 +7,7 @@ be a tensor (), and steps are counted in tensors, so that a CUDA graph of a step
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from torch.optim.adam import adam
 
 from asrkit.shapes import expect, is_finite
 
-Ratio = Literal["decayed", "all"]
-RATIOS = ("decayed", "all")
 Moving = list[tuple[dict[str, Any], list[Any]]]  # groups, and their parameters with a gradient
 
 
@@ -103,8 +101,9 @@ class Lamb(_Waitless):
         u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p
         p <- p - lr (||p|| / ||u||) u                    norms of each parameter
 
-    The ratio of norms is 1 where either is 0. Clipping, which changes the gradients in place, is a
-    part of the step: do not clip before. Adam's part is torch's fused kernel.
+    The ratio of norms is 1 where either is 0, and in groups without weight decay. Clipping, which
+    changes the gradients in place, is a part of the step: do not clip before. Adam's part is
+    torch's fused kernel.
 
     Source: You et al., arXiv 1904.00962, algorithm 2, as NVIDIA's apex computes it: the norm of the
     weights is not clamped, and the weight decay is part of the update. Settings of MLPerf's RNN-T:
@@ -118,8 +117,6 @@ class Lamb(_Waitless):
         eps: added to the root of the second average, at least 0.
         weight_decay: share of the weights that is added to the update, at least 0.
         clip: largest norm of the gradient of all parameters; above 0, math.inf for no limit.
-        ratio: which updates are scaled by ||p|| / ||u||: those of groups with weight decay
-            ("decayed", as published), or all.
 
     Attributes:
         gradient_norm: norm of all gradients in the last step, before clipping, (); None before it.
@@ -137,13 +134,10 @@ class Lamb(_Waitless):
         eps: float = 1e-6,
         weight_decay: float,
         clip: float = 1.0,
-        ratio: Ratio = "decayed",
     ) -> None:
         clips = clip == math.inf or (is_finite(clip) and clip > 0)
         expect(clips, "clip", "above 0, math.inf for no limit", clip)
-        expect(ratio in RATIOS, "ratio", f"one of {', '.join(map(repr, RATIOS))}", repr(ratio))
         self.clip = clip
-        self.ratio = ratio
         self.gradient_norm: Tensor | None = None
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
@@ -160,7 +154,7 @@ class Lamb(_Waitless):
         for group, parameters in moving:
             updates = self._updates(group, parameters, divisor, applies)
             rates = applies.to(norm.dtype) * group["lr"]
-            if group["weight_decay"] or self.ratio == "all":
+            if group["weight_decay"]:
                 lengths = torch.stack(torch._foreach_norm(parameters))
                 update_lengths = torch.stack(torch._foreach_norm(updates))
                 both = (lengths > 0) & (update_lengths > 0)
@@ -221,10 +215,10 @@ class NovoGrad(_Waitless):
 
         v <- ||g||^2                                     of each tensor, at its first step
         v <- beta2 v + (1 - beta2) ||g||^2               from then on
-        m <- beta1 m + share (g / (sqrt(v) + eps) + weight_decay p)
+        m <- beta1 m + g / (sqrt(v) + eps) + weight_decay p
         p <- p - lr m
 
-    `share` is 1, or with `average` 1 - beta1. With beta2 = 0, as Jasper was trained, each gradient
+    With beta2 = 0, as Jasper was trained, each gradient
     has norm 1, so neither the scale of a loss nor clipping matters. Nothing is corrected for its
     bias. v is a number a tensor: the state is half of Adam's.
 
@@ -244,7 +238,6 @@ class NovoGrad(_Waitless):
         betas: decay of the momentum and of the squared norms, from 0 to below 1.
         eps: added to the norm, at least 0. A gradient of zeros stays zeros with 0 too.
         weight_decay: share of the weights that is added to the gradient, at least 0.
-        average: whether the momentum is an average, with 1 - beta1 times what is added to it.
 
     Raises:
         ValueError: an argument out of range, or parameters in half precision.
@@ -258,10 +251,9 @@ class NovoGrad(_Waitless):
         betas: tuple[float, float] = (0.95, 0.0),
         eps: float = 1e-8,
         weight_decay: float = 1e-3,
-        average: bool = False,
     ) -> None:
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, settings | {"average": average})
+        super().__init__(params, settings)
 
     def _update(self, moving: Moving) -> None:
         norms = []
@@ -274,13 +266,10 @@ class NovoGrad(_Waitless):
             momenta = [self.state[weight]["exp_avg"] for weight in parameters]
             beta1 = group["betas"][0]
             one = applies.to(norm.dtype)  # 0 in a step that is skipped
-            share = one
-            if group["average"]:
-                share = (1 - beta1) * share
             gradients = [torch.where(applies, weight.grad, 0) for weight in parameters]
             torch._foreach_mul_(momenta, torch.where(applies, beta1, torch.ones_like(one)))
-            torch._foreach_addcmul_(momenta, gradients, (share / divisors).unbind())
-            decays = [share * group["weight_decay"]] * len(momenta)
+            torch._foreach_addcmul_(momenta, gradients, (one / divisors).unbind())
+            decays = [one * group["weight_decay"]] * len(momenta)
             torch._foreach_addcmul_(momenta, parameters, decays)
             rates = [one * group["lr"]] * len(momenta)
             torch._foreach_addcmul_(parameters, momenta, rates, value=-1)

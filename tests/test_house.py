@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,29 @@ FILE_LINES = 500
 FUNCTION_LINES = 60
 # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
 LONG: dict[str, str] = {}
+# Syntax nodes, statements and expressions, that a folder of asrkit/ may have; "." is its own files.
+# Lower a number freely; raise one with the reason beside it.
+NODES = {
+    ".": 6_620,
+    "cli": 5_120,
+    "data": 11_380,
+    "decoders": 13_360,
+    "export": 2_190,
+    "losses": 15_700,
+    "models": 18_510,
+    "training": 5_300,
+    "transcribe": 11_720,
+    "workbench": 2_360,
+    "workbench/bench": 28_310,
+    "workbench/claims": 2_620,
+    "workbench/cost": 3_370,
+    "workbench/lessons": 7_820,
+    "workbench/measure": 2_420,
+    "workbench/plots": 1_780,
+    "workbench/report": 5_230,
+}
+MOST_NODES = 145_000  # of the whole package
+SLACK = 0.97  # share of its number that a folder has at least, or the number is lowered
 LESSONS = {path.stem[3:] for path in (ROOT / "notebooks").glob("*.ipynb")}
 
 EXTRAS = (
@@ -191,6 +215,25 @@ def size_problems(text: str, name: str) -> list[str]:
     return problems
 
 
+def count_nodes(path: Path) -> int:
+    """Statements and expressions of a file, docstrings left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = [*ast.walk(tree)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
+    docstring_nodes = 2 * sum(doc is not None for doc in docs)
+    return (
+        sum(isinstance(node, ast.stmt | ast.expr) for node in nodes) - docstring_nodes
+    )
+
+
+def folder(path: Path) -> str:
+    """The folder of asrkit/, or of asrkit/workbench/, that a file lies in; "." for none."""
+    parts = path.relative_to(PACKAGE).parts[:-1]
+    depth = 2 if parts[:1] == (WORKBENCH,) else 1
+    return "/".join(parts[:depth]) or "."
+
+
 def drawn_rooms() -> set[str]:
     """Files and folders of the package that the picture in CONTRIBUTING.md draws."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -249,6 +292,25 @@ def test_files_and_functions_are_short_and_documented():
     for path in sources():
         problems += size_problems(path.read_text(encoding="utf-8"), relative(path))
     assert not problems, "\n".join(problems)
+
+
+def test_each_folder_has_the_nodes_of_its_row():
+    found = Counter[str]()
+    for path in sources():
+        found[folder(path)] += count_nodes(path)
+    rows = {}
+    for name, count in sorted(found.items()):
+        bound = NODES.get(name, 0)
+        if not SLACK * bound <= count <= bound:
+            rows[name] = -(-count // 10) * 10
+    table = "\n".join(f'    "{name}": {bound:_},' for name, bound in rows.items())
+    assert not rows, (
+        "the size of these folders is not that of NODES. Delete, or write these rows there; "
+        f"beside one that rises stands why:\n{table}"
+    )
+    assert NODES.keys() == found.keys(), f"no such folder: {NODES.keys() - found}"
+    total = sum(NODES.values())
+    assert total <= MOST_NODES, f"NODES allows {total:,} in all: lower some"
 
 
 def test_the_gpl_program_imports_nothing_of_asrkit():

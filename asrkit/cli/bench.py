@@ -14,11 +14,11 @@ SUITES_HELP = (
     "transcription: one recogniser, samples to labels; with --peers, files to text beside other "
     "programs; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
-    "by attention too, with its caches and drafts; precision: errors of half precision; "
+    "by attention too, with its caches and drafts; precision: words that bfloat16 and int8 cost; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
     "transformers, OpenVINO and ONNX Runtime, and one recogniser on one core; "
-    "batching: samplers and their padding; training: one step, an LSTM encoder in phases, LAMB "
-    "beside AdamW; claims: those of the ledger that need a GPU; ladder: "
+    "batching: samplers and their padding; training: one step, an LSTM encoder in phases; claims: "
+    "those of the ledger that need a GPU; ladder: "
     "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 OF_SUITE = {  # options of one suite
@@ -65,13 +65,13 @@ class BenchOptions(Options):
     ranks: list[int] = described((), "numbers of ranks (default: 1 8 64 1024)", metavar="N")
     model: Path | None = described(
         None,
-        "a trained model: only count the words that bfloat16 and int8 cost it on this CPU, "
-        "over synthetic speech in voices that are in no training set of asrkit",
+        "a trained model (default: that of notebook 00), which reads synthetic speech in voices "
+        "that are in no training set of asrkit",
         metavar="PATH",
         group="suite precision",
     )
     kinds: list[Literal["digits", "commands", "sentences"]] = described(
-        (), "with --model: kinds of that speech that the model was trained on (default: all)"
+        (), "kinds of that speech that the model was trained on (default: all)"
     )
     minutes: float | None = described(
         None,

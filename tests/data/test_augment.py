@@ -79,7 +79,8 @@ def test_what_lies_in_the_padding_cannot_matter_and_comes_back_as_zero():
         augment(waveforms.masked_fill(padding, value), lengths, seeded())
         for value in (0, float("nan"))
     )
-    assert torch.equal(other, plain) and plain.isfinite().all()
+    assert torch.equal(other, plain)
+    assert plain.isfinite().all()
     assert (plain[torch.arange(plain.shape[1]) >= shorter[:, None]] == 0).all()
 
 
@@ -92,7 +93,8 @@ def test_speed_scales_durations_and_pitch_alike_and_keeps_the_loudness(samples):
         out, (long, short) = changed(tone, given, seed, speed=(0.8, 1.25))
         speed = float(long) / samples
         speeds.add(round(speed, 3))
-        assert 0.8 <= speed <= 1.25 and out.shape[1] == long
+        assert 0.8 <= speed <= 1.25
+        assert out.shape[1] == long
         assert abs(short - long / 2) <= 1
         hz = torch.fft.rfft(out[0]).abs().argmax() * 16_000 / long
         assert abs(float(hz) - 440 / speed) < 0.6 * 16_000 / samples
@@ -130,7 +132,8 @@ def test_a_band_passes_what_is_in_it_and_stops_the_rest(
 ):
     waveforms = tones(*passed_hz, *stopped_hz)
     ratio = power(changed(waveforms, **settings)[0]) / power(waveforms)
-    assert (ratio[:2] > 0.98).all() and (ratio[2:] < 1e-2).all()
+    assert (ratio[:2] > 0.98).all()
+    assert (ratio[2:] < 1e-2).all()
 
 
 def test_a_room_leaves_the_direct_sound_and_an_echo_that_falls_by_60_db_in_its_time():
@@ -147,7 +150,9 @@ def test_a_room_leaves_the_direct_sound_and_an_echo_that_falls_by_60_db_in_its_t
 def test_gain_stays_in_its_range():
     out, _ = changed(torch.ones(64, 100), gain_db=(-9, 3))
     least, greatest = torch.aminmax(20 * torch.log10(out[:, 50]))
-    assert least >= -9.01 and greatest <= 3.01 and greatest - least > 6
+    assert least >= -9.01
+    assert greatest <= 3.01
+    assert greatest - least > 6
 
 
 @pytest.mark.parametrize("S", [1, 100])
@@ -161,7 +166,8 @@ def test_silence_stands_around_the_speech_and_leaves_it_as_it_was():
     waveforms, lengths = speech()
     out, longer = changed(waveforms, lengths, silence=1, silence_s=(0.05, 0.2))
     added = longer - lengths
-    assert (added >= 2 * 800).all() and (added <= 2 * 3200).all()
+    assert (added >= 2 * 800).all()
+    assert (added <= 2 * 3200).all()
     for found, given, size in zip(out, waveforms, lengths, strict=True):
         first = int((found.abs() > 1e-5).nonzero()[0])
         assert 799 <= first <= 3200
@@ -176,18 +182,22 @@ def test_masks_are_zeros_in_whole_frames_or_whole_bins_and_the_rest_is_untouched
     config = replace(AugmentConfig(), time_masks=2, time_share=0.1, frequency_bins=10)
     masked = spec_augment(features, lengths, seeded(), config=config)
     hidden = masked == 0
-    frames, bins = hidden.all(2), hidden.all(1)
+    frames = hidden.all(2)
+    bins = hidden.all(1)
     assert torch.equal(hidden, frames[:, :, None] | bins[:, None, :])
     assert torch.equal(masked[~hidden], features[~hidden])
     assert (frames.sum(1) <= 2 * (lengths * 0.1 + 1)).all()
     assert (bins.sum(1) <= 22).all()
-    assert frames.any() and bins.any() and not frames[4:, 120:].any()
+    assert frames.any()
+    assert bins.any()
+    assert not frames[4:, 120:].any()
 
 
 def test_warping_by_one_changes_nothing_but_the_padding():
     features = noise(3, 50, 80)
     out, lengths = warped(features, [50, 20, 1])
-    assert lengths.tolist() == [50, 20, 1] and out.dtype == torch.float32
+    assert lengths.tolist() == [50, 20, 1]
+    assert out.dtype == torch.float32
     for row, size in enumerate(lengths):
         assert torch.allclose(out[row, :size], features[row, :size], atol=1e-4)
         assert (out[row, size:] == 0).all()
@@ -220,7 +230,8 @@ def test_formants_move_all_frequencies_by_one_factor_and_leave_time_alone(factor
     bumps = -((torch.log(centres_hz / peaks_hz[:, None])) ** 2)
     features = bumps[:, None].expand(-1, 4, -1)
     out, lengths = warped(features, [4] * 3, formants=(factor, factor))
-    assert (lengths == 4).all() and torch.equal(out[:, 0], out[:, 3])
+    assert (lengths == 4).all()
+    assert torch.equal(out[:, 0], out[:, 3])
     moved = centres_hz[out[:, 0].argmax(1)] / peaks_hz
     assert torch.log(moved / factor).abs().max() < 0.04  # a band's width
 
@@ -230,7 +241,8 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
     ranges = {"rate": (0.1, 0.2), "formants": (0.5, 2.0)}
     out, shorter = warped(torch.ones(2, T, 80), [T, 1], **ranges)
     assert out.isfinite().all()
-    assert (shorter >= 1).all() and out.shape[1] == int(shorter.max())
+    assert (shorter >= 1).all()
+    assert out.shape[1] == int(shorter.max())
 
 
 @pytest.mark.parametrize(

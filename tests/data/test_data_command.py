@@ -76,7 +76,8 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(
     target = ("--out", tmp_path / "out", "--no-progress")
     summary, said = data(capsys, "prepare", folder.parent, *target)
     manifests = summary["manifests"]
-    assert summary["parts"] == {"train-x": 4} and said == "train-x: 4 utterances\n"
+    assert summary["parts"] == {"train-x": 4}
+    assert said == "train-x: 4 utterances\n"
     assert len(corpora.load(manifests, progress=False)["train"]) == 4
     table = tmp_path / "lengths.csv.gz"
     options = ("--out", table, "--tokenizer", "char", "--no-progress")
@@ -87,11 +88,14 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(
     assert lengths.tokens.tolist() == [11, 17] * 2
     of_table, _ = data(capsys, "stats", table)
     of_manifest, said = data(capsys, "stats", *manifests, "--no-progress")
-    assert of_table == of_manifest and of_table["tokens"] == 56 and said == ""
+    assert of_table == of_manifest
+    assert of_table["tokens"] == 56
+    assert said == ""
 
 
 def test_stats_are_a_table_and_a_histogram(tmp_path, capsys):
     (tmp_path / "m.csv").write_text("seconds,tokens\n1.5,5\n3.0,12\n")
     assert main(["data", "stats", str(tmp_path / "m.csv")]) == 0
     text = capsys.readouterr().out
-    assert "2 utterances, 0.00 hours, 17 tokens" in text and "█" in text
+    assert "2 utterances, 0.00 hours, 17 tokens" in text
+    assert "█" in text

@@ -23,7 +23,10 @@ class Story:
     It speaks the protocol alone, counts its calls, and may say NaN after some texts.
     """
 
-    bos, eos, most, vocab_size = 1, EOS, 64, V
+    bos = 1
+    eos = EOS
+    most = 64
+    vocab_size = V
 
     def __init__(self, seed=0, nan_share=0, eos_share=15):
         self.seed, self.nan_share, self.eos_share, self.calls = (
@@ -81,7 +84,8 @@ def random_model(seed=0, dtype=torch.float64, eos=0.0, **settings):
     model.positions.mul_(4)
     for layer in model.layers:
         torch.nn.init.normal_(layer.cross_attention.key_value.bias)
-        self_attention, cross_attention = layer.self_attention, layer.cross_attention
+        self_attention = layer.self_attention
+        cross_attention = layer.cross_attention
         for sharper in (
             self_attention.qkv,
             cross_attention.query,

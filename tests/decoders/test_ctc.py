@@ -150,7 +150,8 @@ def test_half_precision_adds_up_its_scores_in_float32(decode):
     half = log_probs.bfloat16()
     found = decode(half, lengths)
     assert found.scores.dtype == torch.float32
-    torch.testing.assert_close(found.scores, half.float().amax(-1).sum(1))
+    wanted = half.float().amax(-1).sum(1)
+    torch.testing.assert_close(found.scores, wanted)
 
 
 @BOTH

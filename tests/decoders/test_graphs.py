@@ -270,7 +270,8 @@ def test_auto_goes_on_without_graphs_and_says_why(
 
 
 def test_graphs_go_with_the_model_or_when_told(make):
-    first, second = make("lstm", 3), make("lstm", 3)
+    first = make("lstm", 3)
+    second = make("lstm", 3)
     kept = graphs.cache_of(first)
     assert graphs.cache_of(first) is kept is not graphs.cache_of(second)
     release_graphs(first)

@@ -169,7 +169,8 @@ def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
     batch = speak(kind, 9, 30, 3)
     wanted = transducer_greedy(model, *batch, strategy="one_by_one", **options)
     there = [part.cuda() for part in batch]
-    close(transducer_greedy(model.cuda(), *there, strategy=strategy, **options), wanted)
+    found = transducer_greedy(model.cuda(), *there, strategy=strategy, **options)
+    close(found, wanted)
 
 
 def test_on_a_gpu_ctc_finds_what_it_finds_one_by_one_on_a_cpu():
@@ -185,4 +186,5 @@ def test_on_a_gpu_attention_finds_what_the_definition_finds_on_a_cpu():
     batch = attention_cases.heard(5, 6)
     wanted = aed_greedy_reference(model, *batch, **attention_cases.OPTIONS)
     there = [part.cuda() for part in batch]
-    close(aed_greedy(model.cuda(), *there, **attention_cases.OPTIONS), wanted)
+    found = aed_greedy(model.cuda(), *there, **attention_cases.OPTIONS)
+    close(found, wanted)

@@ -132,7 +132,8 @@ def test_files_may_be_gzipped_and_hold_more_than_the_tokens(tmp_path, name, writ
     ):
         lm = NGram.read(tmp_path / name, tokens)
         state = lm.advance(lm.start(1), torch.tensor([0]))
-        close(lm.scores(state)[0] / math.log(10), wanted)
+        found = lm.scores(state)[0] / math.log(10)
+        close(found, wanted)
 
 
 @pytest.fixture
@@ -288,4 +289,5 @@ def test_words_have_the_probability_of_the_textbook(
             cost += 0.25 * (word != "</s>")
             history = (*history, word)
         wanted.append(cost)
-    close(total + lm.final(states), wanted, atol=1e-4)
+    found = total + lm.final(states)
+    close(found, wanted, atol=1e-4)

@@ -98,11 +98,9 @@ def test_durations_of_nemo_depend_on_the_batch_and_ours_do_not(nemo, durations):
     """NeMo 3.0, issue 16097: a label's duration is overwritten while other utterances go on through blanks."""
     model, encoded, lengths = batch(1, durations)
     found = transducer_greedy(model, encoded, lengths)
-    together, wrong, ours = (
-        nemo("nemo_label_looping", model, encoded, lengths, 10)[1],
-        0,
-        [],
-    )
+    together = nemo("nemo_label_looping", model, encoded, lengths, 10)[1]
+    wrong = 0
+    ours = []
     for b, n in enumerate(lengths):
         alone = transducer_greedy(model, encoded[b : b + 1, :n], lengths[b : b + 1])
         assert (

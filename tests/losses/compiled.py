@@ -31,7 +31,9 @@ def triton_spilled_B(kernel, types, cc, folder, **options):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature, constants, aligned = {}, {}, {}
+    signature = {}
+    constants = {}
+    aligned = {}
     for place, name in enumerate(kernel.arg_names):
         signature[name] = types[name]
         if not isinstance(types[name], str):

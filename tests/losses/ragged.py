@@ -13,8 +13,9 @@ def integers(generator, B, T, U, V, blank=-1):
     targets += (targets >= blank % V).long()
     frames = torch.full((B,), T)
     labels = torch.full((B,), U)
-    frames[1:] = torch.randint(1, T + 1, (B - 1,), generator=generator)
-    labels[:-1] = torch.randint(0, U + 1, (B - 1,), generator=generator)
+    others = (B - 1,)
+    frames[1:] = torch.randint(1, T + 1, others, generator=generator)
+    labels[:-1] = torch.randint(0, U + 1, others, generator=generator)
     return targets, frames, labels
 
 
@@ -36,7 +37,8 @@ def halves(seed, B, T, U, D, V, *, n=0, dtype=torch.float32, blank=-1):
         (V + n,),
     ]
     made = [torch.randn(size, generator=g, dtype=torch.float64) for size in sizes]
-    return [tensor.to(dtype) for tensor in made], integers(g, B, T, U, V, blank)
+    tensors = [tensor.to(dtype) for tensor in made]
+    return tensors, integers(g, B, T, U, V, blank)
 
 
 def spoilt(logits, targets, frames, labels, filler=math.nan):
@@ -75,14 +77,16 @@ def graded(loss, logits, *rest, **options):
     leaves = [tensor.detach().requires_grad_() for tensor in given]
     costs = loss(*leaves, *rest, reduction="none", **options)
     weight = torch.linspace(-1, 2.5, len(costs), device=costs.device).to(costs)
-    return costs.detach(), *torch.autograd.grad(costs, leaves, weight)
+    gradients = torch.autograd.grad(costs, leaves, weight)
+    return costs.detach(), *gradients
 
 
 def expect_no_worse_than(rival, found, truth, tiny):
     """Errors at most twice those of the `rival`, and `tiny` of the largest value more, in each tensor."""
     for place, parts in enumerate(zip(rival, found, truth, strict=True)):
         # what no path crosses costs infinity
-        assert torch.equal(*(part.isinf().cpu() for part in parts[1:]))
+        infinite = [part.isinf().cpu() for part in parts[1:]]
+        assert torch.equal(*infinite)
         theirs, ours, wanted = (
             part.detach().cpu().double().nan_to_num(math.nan, posinf=0)
             for part in parts

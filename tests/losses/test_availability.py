@@ -63,10 +63,14 @@ def triton_finds(monkeypatch):
     works.cache_clear()
 
 
-@pytest.mark.parametrize(("log_likelihood", "said"), [
-    (Faulting(), "CUDA error: an illegal memory access"), (torch.tensor([torch.nan]), "costs nan nats"),
-    (torch.tensor([-7.0]), "costs 7.0 nats"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("log_likelihood", "said"),
+    [
+        (Faulting(), "CUDA error: an illegal memory access"),
+        (torch.tensor([torch.nan]), "costs nan nats"),
+        (torch.tensor([-7.0]), "costs 7.0 nats"),
+    ],
+)
 def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
     triton_finds, log_likelihood, said
 ):

@@ -20,7 +20,10 @@ def compiled(seed, nodes, D, least):
     keys = np.empty(len(nodes), np.uint32)
     found = np.empty((len(nodes), D), np.bool_)
     for i in range(len(nodes)):
-        keys[i] = node_key(seed, nodes[i, 0], nodes[i, 1], nodes[i, 2])
+        b = nodes[i, 0]
+        t = nodes[i, 1]
+        u = nodes[i, 2]
+        keys[i] = node_key(seed, b, t, u)
         for k in range(D):
             found[i, k] = kept(keys[i], k, least)
     return keys, found
@@ -28,7 +31,10 @@ def compiled(seed, nodes, D, least):
 
 def masks(seed, p=0.5, D=512, T=40, U1=10, b=0):
     """The masks (T, U1, D) of one utterance."""
-    nodes = torch.tensor(b), torch.arange(T)[:, None], torch.arange(U1)
+    utterance = torch.tensor(b)
+    frames = torch.arange(T)[:, None]
+    labels = torch.arange(U1)
+    nodes = utterance, frames, labels
     keys = node_keys(*nodes, seed).flatten()
     return mask(keys, D, p).view(T, U1, D)
 
@@ -36,12 +42,17 @@ def masks(seed, p=0.5, D=512, T=40, U1=10, b=0):
 def test_the_hash_is_the_published_one_for_all_patterns_of_high_bits():
     drawn = np.random.default_rng(0).integers(0, 2**32, 500)
     numbers = [0, 1, 2**31, 2**32 - 1, *drawn.tolist()]
-    assert hash32(torch.tensor(numbers)).tolist() == [by_hand(x) for x in numbers]
-    keys = node_keys(*torch.tensor([[3], [5], [7]]), seed=11)
-    assert keys.item() == by_hand(by_hand(by_hand(11 + 3) + 5) + 7)
+    found = hash32(torch.tensor(numbers)).tolist()
+    assert found == [by_hand(x) for x in numbers]
+    b, t, u = torch.tensor([[3], [5], [7]])
+    keys = node_keys(b, t, u, seed=11)
+    of_utterance = by_hand(11 + 3)
+    of_frame = by_hand(of_utterance + 5)
+    assert keys.item() == by_hand(of_frame + 7)
     element = by_hand(keys.item() ^ 9 * 0x9E3779B9 % 2**32)
     for least in (element, element + 1):
-        assert mask(keys, 10, least / 2**32)[0, 9] == (element >= least)
+        kept = mask(keys, 10, least / 2**32)
+        assert kept[0, 9] == (element >= least)
 
 
 SEEDS = [
@@ -70,7 +81,8 @@ def test_the_rate_is_right_over_all_over_each_column_and_over_each_node(p):
     deviation = (p * (1 - p)) ** 0.5
     for rate in (found.mean(), found.mean(0), found.mean(1)):
         count = found.numel() / rate.numel()
-        assert (rate - (1 - p)).abs().max() < 5 * deviation / count**0.5
+        error = (rate - (1 - p)).abs().max()
+        assert error < 5 * deviation / count**0.5
 
 
 def test_seeds_utterances_frames_rows_and_columns_are_not_correlated():

@@ -20,7 +20,9 @@ SIZES = {"rnnt": (B, T, U1, V), "tdt": (B, T, U1, V + 5)}
 
 def integers(device):
     targets = torch.arange(B * (U1 - 1)).view(B, -1) % (V - 1)
-    lengths = (targets, torch.tensor([T, 5, 1]), torch.tensor([U1 - 1, 2, 0]))
+    frames = torch.tensor([T, 5, 1])
+    labels = torch.tensor([U1 - 1, 2, 0])
+    lengths = (targets, frames, labels)
     return [tensor.to(device) for tensor in lengths]
 
 
@@ -40,14 +42,18 @@ def packed_rows(device):
 
 
 LOSSES = {
-    "rnnt": lambda device, ints: rnnt_loss(scores(*SIZES["rnnt"], device=device), *ints),
+    "rnnt": lambda device, ints: rnnt_loss(
+        scores(*SIZES["rnnt"], device=device), *ints
+    ),
     "tdt": lambda device, ints: tdt_loss(scores(*SIZES["tdt"], device=device), *ints),
     "packed": lambda device, ints: rnnt_loss_packed(packed_rows(device), *ints),
-    "pack_joint": lambda device, ints: pack_joint(*halves(V, device)[:2], *ints[1:]).sum(),
+    "pack_joint": lambda device, ints: pack_joint(
+        *halves(V, device)[:2], *ints[1:]
+    ).sum(),
     "lean rnnt": lambda device, ints: rnnt_loss_lean(*halves(V, device), *ints),
     "lean tdt": lambda device, ints: tdt_loss_lean(*halves(V + 5, device), *ints),
     "ctc": lambda device, ints: ctc_loss(scores(B, T, V, device=device), *ints).sum(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LOSSES)

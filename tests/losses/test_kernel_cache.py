@@ -63,12 +63,14 @@ def hits(kernel):
 
 
 def test_a_kernel_is_kept_and_follows_a_change_of_a_file_that_it_calls(package, start):
-    first, second = start(), start()
+    first = start()
+    second = start()
     assert (first(0.5), hits(first)) == (0.5, 0)
     assert (second(0.5), hits(second)) == (0.5, 1)
     assert list((package / "losses/__pycache__").glob("*.nbi"))
     edit(package / "losses/simd.py", "< F(TINY)", "< F(1.0)")
-    changed, kept = start(), start()
+    changed = start()
+    kept = start()
     assert (changed(0.5), hits(changed)) == (0.0, 0)
     assert (kept(0.5), hits(kept)) == (0.0, 1)
     # the old code is gone

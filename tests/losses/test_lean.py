@@ -20,12 +20,21 @@ both = pytest.mark.parametrize("impl", IMPLS)
 
 
 def dense(
-    encoded, predicted, weight, bias, *rest,
-    activation="relu", keep=1, of=rnnt_loss, **options,
-):  # fmt: skip
+    encoded,
+    predicted,
+    weight,
+    bias,
+    *rest,
+    activation="relu",
+    keep=1,
+    of=rnnt_loss,
+    **options,
+):
     """A loss of the logits (B, T, U1, V) that the lean losses never make."""
-    hidden = getattr(torch, activation)(encoded[:, :, None] + predicted[:, None])
-    return of((hidden * keep) @ weight.T + bias, *rest, **options)
+    function = getattr(torch, activation)
+    hidden = function(encoded[:, :, None] + predicted[:, None])
+    logits = (hidden * keep) @ weight.T + bias
+    return of(logits, *rest, **options)
 
 
 def close(found, wanted, **tolerance):
@@ -102,7 +111,8 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
         torch.arange(U + 1),
     )
     keys = dropout.node_keys(*nodes, seed=77)
-    keep = dropout.mask(keys.flatten(), D, p).view(B, T, U + 1, D) / (1 - p)
+    kept = dropout.mask(keys.flatten(), D, p)
+    keep = kept.view(B, T, U + 1, D) / (1 - p)
     wanted = graded(dense, tensors, *rest, activation=activation, keep=keep)
     options = {"activation": activation, "dropout": p, "impl": impl, "tile": 7}
     found = graded(rnnt_loss_lean, tensors, *rest, seed=77, **options)
@@ -149,12 +159,16 @@ def test_neither_threads_nor_the_size_of_tiles_change_the_result():
 def test_memory_is_a_tile_and_not_a_joint(dtype, share):
     B, T, U, D, V = 2, 60, 29, 64, 512
     tensors, (targets, *_) = halves(6, B, T, U, D, V, dtype=dtype)
-    rest = targets, torch.full((B,), T), torch.full((B,), U)
+    frames = torch.full((B,), T)
+    labels = torch.full((B,), U)
+    rest = targets, frames, labels
     lean = peak_memory(lambda: graded(rnnt_loss_lean, tensors, *rest, tile=128))
     whole = peak_memory(lambda: graded(dense, tensors, *rest, impl="wavefront"))
     tile = 128 * (2 * D + V) * dtype.itemsize
-    sums = 3 * 4 * (V * D + 16 * V + B * (T + U + 1) * D)
-    assert lean <= tile + sums + 48 * B * T * (U + 1)
+    rows = B * (T + U + 1)
+    nodes = B * T * (U + 1)
+    sums = 3 * 4 * (V * D + 16 * V + rows * D)
+    assert lean <= tile + sums + 48 * nodes
     assert lean <= share * whole
 
 
@@ -168,14 +182,17 @@ def test_autocast_decides_the_dtype_of_the_products():
         return rnnt_loss_lean(encoded, predicted, weight.bfloat16(), *others, **options)
 
     assert {part.dtype for part in cast} == {torch.float32}
-    close(cast, graded(rounded, tensors, *rest), rtol=0, atol=0)
+    wanted = graded(rounded, tensors, *rest)
+    close(cast, wanted, rtol=0, atol=0)
     assert not torch.equal(exact[0], cast[0])
 
 
 @both
 def test_a_nan_is_heard_in_the_loss_and_in_the_gradients(impl):
     tensors, (targets, *_) = halves(12, 2, 5, 3, 8, 6)
-    rest = targets, torch.tensor([5, 5]), torch.tensor([3, 3])
+    frames = torch.tensor([5, 5])
+    labels = torch.tensor([3, 3])
+    rest = targets, frames, labels
     tensors[0][1, 2, 3] = math.nan
     cost, *grads = graded(rnnt_loss_lean, tensors, *rest, activation="tanh", impl=impl)
     assert cost.isnan().tolist() == [False, True]

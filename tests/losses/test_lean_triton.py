@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compiled import ARCHITECTURES, triton_spilled_B
 from ragged import expect_no_worse_than, graded, halves, spoilt_halves
 
-FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+FP32 = torch.float32
+FP16 = torch.float16
+BF16 = torch.bfloat16
 
 
 class Case(NamedTuple):
@@ -60,9 +62,11 @@ def check_all(device):
     """Triton errs at most twice as much as plain torch in the same dtype, both against float64."""
     for case in CASES:
         tensors, rest = drawn(case)
-        loss, options = rnnt_loss_lean, {"fastemit_lambda": 0.1}
+        loss = rnnt_loss_lean
+        options = {"fastemit_lambda": 0.1}
         if case.durations:
-            loss, options = tdt_loss_lean, {"durations": case.durations}
+            loss = tdt_loss_lean
+            options = {"durations": case.durations}
         options |= {"activation": case.activation, "dropout": case.dropout}
         options |= {"seed": 2**32 - 5, "tile": case.tile}
         wide = [tensor.double() for tensor in tensors]
@@ -83,7 +87,8 @@ def drawn(case):
     tensors, rest = halves(0, *sizes, n=len(case.durations))
     tensors, rest = spoilt_halves(tensors, *rest)
     tensors[2] /= case.D**0.5
-    dtypes = [case.halves or case.dtype] * 2 + [case.dtype] * 2
+    of_halves = case.halves or case.dtype
+    dtypes = [of_halves, of_halves, case.dtype, case.dtype]
     found = []
     for tensor, dtype in zip(tensors, dtypes, strict=True):
         twice = torch.stack((tensor, tensor), -1).to(dtype)

@@ -26,13 +26,14 @@ each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 def valid(padded):
     """The rows of a padded (B, T, U1, ...) that belong to nodes, packed."""
     pairs = zip(padded, SHAPES, strict=True)
-    return torch.cat([grid[:T, :U1].flatten(0, 1) for grid, (T, U1) in pairs])
+    rows = [grid[:T, :U1].flatten(0, 1) for grid, (T, U1) in pairs]
+    return torch.cat(rows)
 
 
 def halves(dtype=torch.float64, D=7):
     g = torch.Generator().manual_seed(1)
-    sizes = (4, 6, D), (4, 5, D)
-    drawn = [torch.randn(size, generator=g, dtype=torch.float64) for size in sizes]
+    options = {"generator": g, "dtype": torch.float64}
+    drawn = [torch.randn(4, 6, D, **options), torch.randn(4, 5, D, **options)]
     return [half.to(dtype).requires_grad_() for half in drawn]
 
 
@@ -43,7 +44,8 @@ def summed(encoded, predicted):
 def lattice(dtype=torch.float64, V=6):
     g = torch.Generator().manual_seed(2)
     logits = 2 * torch.randn(4, 6, 5, V, generator=g, dtype=torch.float64)
-    return logits.to(dtype), torch.randint(0, V - 1, (4, 4), generator=g)
+    targets = torch.randint(0, V - 1, (4, 4), generator=g)
+    return logits.to(dtype), targets
 
 
 def differentiated(loss, logits, targets, *, impl, **options):
@@ -75,7 +77,8 @@ def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
 def test_in_half_precision_only_the_results_are_rounded(activation, dtype):
     given = halves(dtype)
     wide = [half.detach().double().requires_grad_() for half in given]
-    dense = valid(ACTIVATIONS[activation](summed(*wide).to(dtype).double()))
+    rounded = summed(*wide).to(dtype).double()
+    dense = valid(ACTIVATIONS[activation](rounded))
     packed = pack_joint(*given, *LENGTHS, activation=activation)
     eps = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(packed.double(), dense, rtol=eps, atol=eps)
@@ -88,7 +91,9 @@ def test_in_half_precision_only_the_results_are_rounded(activation, dtype):
 
 def test_tiles_do_not_show():
     given = [torch.randn(1, size, 40, requires_grad=True) for size in (300, 50)]
-    lengths = torch.tensor([300]), torch.tensor([49])
+    frames = torch.tensor([300])
+    labels = torch.tensor([49])
+    lengths = frames, labels
     packed = pack_joint(*given, *lengths, activation="tanh")
     dense = summed(*given).tanh().flatten(0, 2)
     torch.testing.assert_close(packed, dense, rtol=0, atol=0)
@@ -140,18 +145,22 @@ def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
         packed = valid(logits)
         more = options | {"overwrite_logits": over}
         found = differentiated(rnnt_loss_packed, packed, targets, **more)
-        torch.testing.assert_close(found[0], cost, rtol=1e-6, atol=0)
-        torch.testing.assert_close(found[1], valid(grad), rtol=1e-6, atol=1e-7)
+        found_cost, found_grad = found
+        torch.testing.assert_close(found_cost, cost, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found_grad, valid(grad), rtol=1e-6, atol=1e-7)
         if impl not in ON_GPU:
-            assert torch.equal(packed, found[1]) == over
+            assert torch.equal(packed, found_grad) == over
     options["impl"] = "reference"
     _, truth = differentiated(rnnt_loss, logits.double(), targets, **options)
-    torch.testing.assert_close(found[1].double(), valid(truth), rtol=1e-4, atol=1e-6)
+    wide = found_grad.double()
+    torch.testing.assert_close(wide, valid(truth), rtol=1e-4, atol=1e-6)
 
 
 def test_memory_is_that_of_the_valid_rows():
     halves = [torch.randn(8, size, 64, requires_grad=True) for size in (100, 40)]
-    lengths = torch.tensor([100] + 7 * [30]), torch.tensor([39] + 7 * [9])
+    frames = torch.tensor([100] + 7 * [30])
+    labels = torch.tensor([39] + 7 * [9])
+    lengths = frames, labels
     N = packed_offsets(*lengths)[-1].item()
     tile = 8 * 2**20  # gradients of one tile
     made = []
@@ -160,7 +169,8 @@ def test_memory_is_that_of_the_valid_rows():
         def join(activation=activation):
             made.append(pack_joint(*halves, *lengths, activation=activation))
 
-        assert 4 * N * 64 <= peak_memory(join) <= 4 * N * 64 + 2**16
+        result_B = 4 * N * 64
+        assert result_B <= peak_memory(join) <= result_B + 2**16
         packed = made[-1]
         grad = torch.ones_like(packed)
 
@@ -169,6 +179,7 @@ def test_memory_is_that_of_the_valid_rows():
 
         assert peak_memory(differentiate) <= tile
     logits = torch.randn(N, 50, requires_grad=True)
-    rest = torch.zeros(8, 39, dtype=torch.long), *lengths
+    targets = torch.zeros(8, 39, dtype=torch.long)
+    rest = targets, *lengths
     peak = peak_memory(lambda: rnnt_loss_packed(logits, *rest).backward())
     assert peak <= 1.5 * logits.nbytes

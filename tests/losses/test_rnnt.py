@@ -32,14 +32,17 @@ def whole(logits, targets):
     logits = logits if logits.dim() == 4 else logits[None]
     B, T, U1, _ = logits.shape
     labels = torch.tensor(targets, dtype=torch.long).view(B, U1 - 1)
-    lengths = torch.full((B,), T), torch.full((B,), U1 - 1)
-    return logits, labels, *lengths
+    frames = torch.full((B,), T)
+    counts = torch.full((B,), U1 - 1)
+    return logits, labels, frames, counts
 
 
 def full(seed, T, U, V, dtype):
     """Two utterances that fill their tensors."""
     logits, targets, *_ = lattice(seed, 2, T, U, V, dtype=dtype)
-    return logits, targets, torch.full((2,), T), torch.full((2,), U)
+    frames = torch.full((2,), T)
+    labels = torch.full((2,), U)
+    return logits, targets, frames, labels
 
 
 def value_and_gradient(logits, *rest, **options):
@@ -134,7 +137,8 @@ def test_the_loss_is_the_sum_over_all_alignments(T, U):
         if t < T:
             walk(t + 1, u, score + logp[t][u][-1])
         if t < T and u < U:
-            walk(t, u + 1, score + logp[t][u][targets[0, u]])
+            label = targets[0, u]
+            walk(t, u + 1, score + logp[t][u][label])
 
     walk(0, 0, 0.0)
     assert len(paths) == math.comb(T + U - 1, U)  # the last arc is always a blank
@@ -165,7 +169,8 @@ def test_expanded_logits_collect_the_gradient_of_every_place_they_stand_for(impl
     view = rnnt_loss(small.expand(2, 5, 3, 4), *rest, impl=impl)
     copy = rnnt_loss(small.repeat(2, 5, 1, 1), *rest, impl=impl)
     through_view = torch.autograd.grad(view, small)
-    torch.testing.assert_close(through_view, torch.autograd.grad(copy, small))
+    wanted = torch.autograd.grad(copy, small)
+    torch.testing.assert_close(through_view, wanted)
 
 
 @ours
@@ -206,7 +211,9 @@ def test_tokens_ruled_out_by_minus_infinity_or_the_lowest_number_leave_exact_los
 
     def with_a_token(score):
         more = torch.full_like(logits[..., :1], score)
-        masked = torch.cat((logits[..., :4], more, logits[..., 4:]), -1)
+        before = logits[..., :4]
+        behind = logits[..., 4:]
+        masked = torch.cat((before, more, behind), -1)
         return value_and_gradient(masked, *rest, impl=impl)
 
     wanted = with_a_token(-1e9)
@@ -248,7 +255,8 @@ def test_a_compiled_model_may_call_the_loss():
 
     wanted = torch.autograd.grad(model(x), x)[0]
     torch._dynamo.reset()
-    got = torch.autograd.grad(torch.compile(model, backend="eager")(x), x)[0]
+    compiled = torch.compile(model, backend="eager")
+    (got,) = torch.autograd.grad(compiled(x), x)
     torch.testing.assert_close(got, wanted)
 
 

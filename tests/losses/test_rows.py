@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compiled import triton_spilled_B
 
 pytest.importorskip("triton")
-FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+FP32 = torch.float32
+FP16 = torch.float16
+BF16 = torch.bfloat16
 OF_TRITON = {FP32: "*fp32", FP16: "*fp16", BF16: "*bf16"}
 
 
@@ -34,15 +36,18 @@ def triton_kernels(dtype, V, n, **constants):
 OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
 
 
-@pytest.mark.parametrize("dtype, V, n, cc, constants", [
-    (BF16, 1025, 0, 80, {}),
-    (FP32, 8193, 5, 90, {}),
-    (FP16, 29, 0, 90, {}),
-    (BF16, 1025, 0, 100, {}),
-    (BF16, 1024, 0, 80, {"TOGETHER": 8}),
-    (BF16, 29, 0, 90, OPTIONS),
-    (BF16, 29, 2, 90, OPTIONS | {"FUSED": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, V, n, cc, constants",
+    [
+        (BF16, 1025, 0, 80, {}),
+        (FP32, 8193, 5, 90, {}),
+        (FP16, 29, 0, 90, {}),
+        (BF16, 1025, 0, 100, {}),
+        (BF16, 1024, 0, 80, {"TOGETHER": 8}),
+        (BF16, 29, 0, 90, OPTIONS),
+        (BF16, 29, 2, 90, OPTIONS | {"FUSED": True}),
+    ],
+)
 @pytest.mark.live
 def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp_path):
     """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
@@ -58,7 +63,8 @@ def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(
     from asrkit.losses.triton_rows import together
 
     def asked(logits, row):
-        nodes = Nodes.packed(torch.tensor([[4, 2], [3, 1]]), row)
+        lengths = torch.tensor([[4, 2], [3, 1]])
+        nodes = Nodes.packed(lengths, row)
         return together(logits, nodes)
 
     whole = torch.zeros(18 * 1028 + 1, dtype=dtype)

@@ -21,7 +21,8 @@ class Joint(torch.nn.Module):
         self.seen = []
 
     def forward(self, encoded, predicted):
-        self.seen.append((len(encoded), encoded.shape[1], predicted.shape[1]))
+        sizes = (len(encoded), encoded.shape[1], predicted.shape[1])
+        self.seen.append(sizes)
         hidden = (encoded[:, :, None] + predicted[:, None]).tanh()
         return self.output(self.dropout(hidden))
 
@@ -31,12 +32,14 @@ def batch(dtype=torch.float64, dropout=0.0):
     joint = Joint(5, 7, dropout).to(dtype)
     sizes = (5, 6, 5), (5, 5, 5)
     halves = [torch.randn(size, dtype=dtype, requires_grad=True) for size in sizes]
-    return joint, *halves, torch.randint(0, 3, (5, 4)), FRAMES, LABELS
+    targets = torch.randint(0, 3, (5, 4))
+    return joint, *halves, targets, FRAMES, LABELS
 
 
 def differentiated(costs, joint, *halves):
     leaves = (*halves[:2], *joint.parameters())
-    return costs.detach(), *torch.autograd.grad(costs.sum() + costs.max(), leaves)
+    total = costs.sum() + costs.max()
+    return costs.detach(), *torch.autograd.grad(total, leaves)
 
 
 def whole(joint, encoded, predicted, *rest, loss=rnnt_loss, **options):
@@ -66,14 +69,21 @@ def test_each_sub_batch_is_cut_to_its_own_longest_and_its_joint_is_made_twice():
     assert joint.seen == made + made[::-1]
 
 
-@pytest.mark.parametrize("loss, options", [
-    (rnnt_loss, {"blank": 3, "clamp": 0.05, "fastemit_lambda": 0.1, "impl": "reference"}),
-    (tdt_loss, {"durations": (0, 1, 2), "sigma": 0.05}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "loss, options",
+    [
+        (
+            rnnt_loss,
+            {"blank": 3, "clamp": 0.05, "fastemit_lambda": 0.1, "impl": "reference"},
+        ),
+        (tdt_loss, {"durations": (0, 1, 2), "sigma": 0.05}),
+    ],
+)
 def test_options_go_to_the_loss_and_any_transducer_loss_will_do(loss, options):
     given = batch()
     found = split(*given, size=2, loss=loss, **options)
-    torch.testing.assert_close(found, whole(*given, loss=loss, **options))
+    wanted = whole(*given, loss=loss, **options)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_the_gradient_may_lie_over_the_logits_of_a_sub_batch():
@@ -89,7 +99,9 @@ def test_dropout_in_the_joint_repeats_its_mask_in_backward():
     parts = []
     for b, (T, U) in enumerate(zip(frames.tolist(), labels.tolist(), strict=True)):
         one = slice(b, b + 1)
-        logits = joint(halves[0][one, :T], halves[1][one, : U + 1])
+        encoded = halves[0][one, :T]
+        predicted = halves[1][one, : U + 1]
+        logits = joint(encoded, predicted)
         rest = targets[one, :U], frames[one], labels[one]
         parts.append(rnnt_loss(logits, *rest, **options))
     wanted = differentiated(torch.cat(parts), joint, *halves)
@@ -103,7 +115,10 @@ def test_one_sub_batch_of_the_joint_exists_at_a_time():
     joint = Joint(D, V)
     sizes = (B, T, D), (B, U + 1, D)
     halves = [torch.randn(size, requires_grad=True) for size in sizes]
-    rest = torch.randint(0, 9, (B, U)), torch.full((B,), T), torch.full((B,), U)
+    targets = torch.randint(0, 9, (B, U))
+    frames = torch.full((B,), T)
+    labels = torch.full((B,), U)
+    rest = targets, frames, labels
     logits = 4 * B * T * (U + 1) * V
     constant = 2**18  # gradients of halves and weights, lengths
 

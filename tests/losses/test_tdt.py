@@ -24,8 +24,9 @@ def drawn(impl, seed, *sizes, n=5):
 def one(logits, targets, **options):
     """The loss of an utterance that fills its tensors."""
     labels = torch.tensor([targets], dtype=torch.long)
-    lengths = torch.tensor([logits.shape[1]]), torch.tensor([len(targets)])
-    return tdt_loss(logits, labels, *lengths, **options).item()
+    frames = torch.tensor([logits.shape[1]])
+    counts = torch.tensor([len(targets)])
+    return tdt_loss(logits, labels, frames, counts, **options).item()
 
 
 SINE = torch.arange(4.0 * 3 * 8).sin().view(1, 4, 3, 8)
@@ -66,8 +67,10 @@ def test_the_loss_is_the_sum_over_all_paths(durations, T, U):
     V = 4
     sigma = 0.1
     logits, targets, *lengths = lattice(3, 1, T, U, V, n=len(durations))
-    tokens = (logits[0, ..., :V].log_softmax(-1) - sigma).tolist()
-    tail = logits[0, ..., V:].log_softmax(-1).tolist()
+    token_logp = logits[0, ..., :V].log_softmax(-1)
+    tokens = (token_logp - sigma).tolist()
+    duration_logp = logits[0, ..., V:].log_softmax(-1)
+    tail = duration_logp.tolist()
     paths = []
 
     def walk(t, u, score):
@@ -78,7 +81,8 @@ def test_the_loss_is_the_sum_over_all_paths(durations, T, U):
             if d > 0 and t + d <= T:
                 walk(t + d, u, here + tokens[t][u][-1])
             if u < U and t + d < T:
-                walk(t + d, u + 1, here + tokens[t][u][targets[0, u]])
+                label = targets[0, u]
+                walk(t + d, u + 1, here + tokens[t][u][label])
 
     walk(0, 0, 0.0)
     wanted = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
@@ -130,7 +134,9 @@ def test_an_utterance_without_a_path_costs_infinity_has_no_gradient_and_spares_t
     impl,
 ):
     logits, targets, *_ = drawn(impl, 8, 2, 4, 1, 3, n=1)
-    rest = targets, torch.tensor([4, 3]), torch.tensor([1, 1])
+    frames = torch.tensor([4, 3])
+    labels = torch.tensor([1, 1])
+    rest = targets, frames, labels
     cost, grad = graded(tdt_loss, logits, *rest, durations=(2,), impl=impl)
     assert cost[0] < cost[1] == math.inf
     assert grad[0].abs().sum() > 0.1
@@ -144,8 +150,10 @@ def test_omega_of_one_is_the_transducer_loss_of_the_token_logits(impl):
     logits, *rest = drawn(impl, 13, 3, 6, 3, 4)
     options = {"fastemit_lambda": 0.2, "clamp": 0.3, "impl": impl}
     cost, grad = graded(tdt_loss, logits, *rest, omega=1.0, sigma=0.3, **options)
-    wanted = graded(rnnt_loss, logits[..., :4].clone(), *rest, **options)
-    torch.testing.assert_close((cost, grad[..., :4]), wanted, rtol=0, atol=0)
+    tokens = logits[..., :4].clone()
+    wanted = graded(rnnt_loss, tokens, *rest, **options)
+    found = cost, grad[..., :4]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
     assert (grad[..., 4:] == 0).all()
 
 

@@ -114,7 +114,8 @@ def test_the_error_is_at_most_twice_torchaudios(sizes, options, dtype):
 
 
 def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
-    logits, *rest = full(*drawn(rnnt_loss, 20, 2, 200, 50, 32))
+    batch = drawn(rnnt_loss, 20, 2, 200, 50, 32)
+    logits, *rest = full(*batch)
     truth = graded(rnnt_loss, logits.double(), *rest, impl="wavefront")
     rival = graded(rnnt_loss, logits, *rest, impl="torchaudio")
     for impl in ("wavefront", "numba_cpu"):
@@ -161,7 +162,8 @@ def every_other(tensor):
 
 
 def tokens_first(logits):
-    return logits.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    turned = logits.permute(3, 1, 0, 2).contiguous()
+    return turned.permute(2, 1, 3, 0)
 
 
 @every
@@ -191,7 +193,8 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(loss, 
     logits, *rest = drawn(loss, 11, 2, 5, 3, 4)
     cost = loss(logits.requires_grad_(), *rest, impl=impl)
     first = torch.autograd.grad(cost, logits, retain_graph=True)
-    exactly(torch.autograd.grad(cost, logits, retain_graph=True), first)
+    found = torch.autograd.grad(cost, logits, retain_graph=True)
+    exactly(found, first)
     if impl != "torchaudio":
         with pytest.raises(RuntimeError, match="no second derivative"):
             torch.autograd.grad(cost, logits, create_graph=True)
@@ -199,7 +202,8 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(loss, 
 
 @ours
 def test_impossible_targets_cost_infinity_and_have_no_gradient(loss, impl):
-    logits, targets, *lengths = full(*drawn(loss, 14, 2, 4, 2, 4))
+    batch = drawn(loss, 14, 2, 4, 2, 4)
+    logits, targets, *lengths = full(*batch)
     logits[1, :, :, targets[1, 0]] = -math.inf
     cost, grad = graded(loss, logits, targets, *lengths, impl=impl)
     assert cost[0] < cost[1] == math.inf
@@ -216,9 +220,12 @@ def test_impossible_targets_cost_infinity_and_have_no_gradient(loss, impl):
 def test_what_is_no_probability_is_heard_in_its_utterance_alone(loss, impl, value):
     V = 21  # columns in and after the part of a row that vector code takes
     columns = V + DURATIONS[loss]
-    logits, *rest = full(*drawn(loss, 18, 1 + columns, 2, 1, V))
+    batch = drawn(loss, 18, 1 + columns, 2, 1, V)
+    logits, *rest = full(*batch)
     for column in range(columns):
-        logits[1 + column, column % 2, column // 2 % 2, column] = value
+        t = column % 2
+        u = column // 2 % 2
+        logits[1 + column, t, u, column] = value
     cost, grad = graded(loss, logits, *rest, impl=impl)
     assert cost.isnan().tolist() == [False] + columns * [True]
     assert grad[0].isfinite().all()
@@ -242,5 +249,6 @@ def test_threads_change_no_bit_and_torch_keeps_as_many_as_it_had():
     once = graded(rnnt_loss, *batch, impl="numba_cpu")
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        exactly(graded(rnnt_loss, *batch, impl="numba_cpu"), once)
+        found = graded(rnnt_loss, *batch, impl="numba_cpu")
+        exactly(found, once)
         assert torch.get_num_threads() == threads

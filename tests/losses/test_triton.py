@@ -48,7 +48,8 @@ def check(loss, sizes, dtype, options, device):
     """Values and gradients within rounding of the reference, and off by at most twice what plain torch is in the same dtype."""
     options = options.copy()
     over = options.pop("overwrite_logits", False)
-    shape = {"blank": options.get("blank", -1), "n": len(options.get("durations", ()))}
+    durations = options.get("durations", ())
+    shape = {"blank": options.get("blank", -1), "n": len(durations)}
     fused = options.get("fused_log_softmax", True)
     logits, *rest = batch(1, *sizes, dtype=dtype, fused=fused, device=device, **shape)
     exact = graded(loss, logits.double(), *rest, impl="reference", **options)

@@ -113,7 +113,8 @@ def members(case: Case) -> dict[str, bytes]:
 
 def archive_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published recipe (fast-conformer_aed.yaml)."""
-    how, V = ENCODER | case, vocabulary(case)
+    how = ENCODER | case
+    V = vocabulary(case)
     sizes = {key: value for key, value in case.items() if key in ENCODER}
     ctc = nemo_config({"kind": "ctc", **sizes})
     tokenizers = "nemo.collections.common.tokenizers.canary_tokenizer."
@@ -216,7 +217,8 @@ def write_archive(
 
 def canary_config(case: Case) -> dict[str, Any]:
     """The folder's config.json."""
-    how, D = ENCODER | case, case["decoder"]
+    how = ENCODER | case
+    D = case["decoder"]
     encoder = {
         "model_type": "parakeet_encoder",
         "hidden_size": how["width"],

@@ -225,7 +225,8 @@ def of_transformers(case: Case, path: Path) -> Answer:
     waveforms, _ = speech(LENGTHS)
     rows = [row[:n].numpy() for row, n in zip(waveforms, LENGTHS, strict=True)]
     found = extractor(rows, sampling_rate=16_000, return_tensors="pt", padding=True)
-    features, mask = found["input_features"], found["attention_mask"]
+    features = found["input_features"]
+    mask = found["attention_mask"]
     out = model.model.encoder(features, attention_mask=mask)
     steps = out.attention_mask.sum(-1)
     # startofcontext ... nodiarize, as CONTROL numbers them

@@ -317,7 +317,8 @@ def write_folder(
 
 def nemo_config(case: Case) -> dict[str, Any]:
     """The archive's yaml, with the keys of NeMo's published models."""
-    how, kind = ENCODER | case, case["kind"]
+    how = ENCODER | case
+    kind = case["kind"]
     labels = [piece for piece, _, _ in pieces()]
     modules = "nemo.collections.asr.modules."
     config: dict[str, Any] = {
@@ -478,7 +479,8 @@ CLASSES = {
 
 def folder_config(case: Case) -> dict[str, Any]:
     """The folder's config.json."""
-    how, kind = ENCODER | case, case["kind"]
+    how = ENCODER | case
+    kind = case["kind"]
     encoder = {
         "model_type": "parakeet_encoder",
         "hidden_size": how["width"],

@@ -139,7 +139,8 @@ Answer = dict[str, Any]
 
 def of_nemo(nemo: types.SimpleNamespace, case: Case) -> Answer:
     """What NeMo's modules compute for `case`."""
-    config, transducer = nemo_config(case), case["kind"] != "ctc"
+    config = nemo_config(case)
+    transducer = case["kind"] != "ctc"
     made: dict[str, nn.Module] = {
         "preprocessor": nemo.AudioToMelSpectrogramPreprocessor(
             **bare(config["preprocessor"])
@@ -229,7 +230,8 @@ def of_transformers(case: Case, path: Path) -> Answer:
         ParakeetFeatureExtractor,
     )
 
-    config, kind = folder_config(case), case["kind"]
+    config = folder_config(case)
+    kind = case["kind"]
     (name,) = config["architectures"]
     settings = getattr(transformers, f"{name.replace('For', '')}Config")(**config)
     model = getattr(transformers, name)(settings).eval()
@@ -242,7 +244,8 @@ def of_transformers(case: Case, path: Path) -> Answer:
     waveforms, lengths = speech(LENGTHS)
     sounds = [row[:n].numpy() for row, n in zip(waveforms, lengths, strict=True)]
     inputs = extractor(sounds, sampling_rate=16_000, return_tensors="pt")
-    features, mask = inputs["input_features"], inputs["attention_mask"]
+    features = inputs["input_features"]
+    mask = inputs["attention_mask"]
     out = model.encoder(features, attention_mask=mask, output_attention_mask=True)
     steps = out.attention_mask.sum(-1)
     answer = {

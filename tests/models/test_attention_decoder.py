@@ -170,7 +170,8 @@ def test_looks_are_the_weights_that_mix_the_last_layers_values():
 
 def test_everything_that_is_used_learns():
     model = small(torch.float32, ctc=True, dropout=0.5).train()
-    features, lengths = torch.randn(2, 20, 4), torch.tensor([20, 9])
+    features = torch.randn(2, 20, 4)
+    lengths = torch.tensor([20, 9])
     tokens = torch.tensor([[1, 4, 5], [1, 3, 0]])
     logits, ends, ctc = model(features, lengths, tokens)
     assert (logits.shape, ctc.shape) == ((2, 3, 11), (2, 5, 12))

@@ -74,7 +74,8 @@ def test_attention_equals_its_definition_pair_by_pair(T, context):
     "dtype, near", [(torch.bfloat16, 0.03), (torch.float16, 0.004)], ids=str
 )
 def test_half_precision_is_near_float32_and_blind_to_padding(context, dtype, near):
-    features, lengths = torch.randn(4, 90, 80), torch.tensor([90, 33, 1, 8])
+    features = torch.randn(4, 90, 80)
+    lengths = torch.tensor([90, 33, 1, 8])
     for b, length in enumerate(lengths):
         features[b, length:] = torch.nan
     exact, ends = build(context=context)(features, lengths)
@@ -101,7 +102,8 @@ def test_every_dropout_drops_in_training_and_never_otherwise():
     kinds = "dropout dropout_attention dropout_input dropout_positions".split()
     off = dict.fromkeys(kinds, 0.0)
     plain = build(**off)
-    wanted, trained = plain(*batch)[0], plain.train()(*batch)[0]
+    wanted = plain(*batch)[0]
+    trained = plain.train()(*batch)[0]
     for kind in kinds:
         dropping = build(**off | {kind: 0.5})
         torch.testing.assert_close(dropping(*batch)[0], wanted)
@@ -165,7 +167,8 @@ def test_it_compiles_into_one_graph_for_any_length(context):
 def test_compiled_training_has_the_gradients_of_eager_float64(context):
     sizes = {"dropout": 0.0, "width": 32, "layers": 1, "subsampling_channels": 8}
     encoder = build(context=context, **sizes).train()
-    features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 150])
+    features = torch.randn(2, 200, 80)
+    lengths = torch.tensor([200, 150])
     exact = _gradients(copy.deepcopy(encoder).double(), features.double(), lengths)
     torch._dynamo.reset()
     found = _gradients(torch.compile(encoder, fullgraph=True), features, lengths)

@@ -72,7 +72,9 @@ def test_a_folded_encoder_computes_the_same_in_float64(kind):
     plain = spread(ENCODERS[kind]()).double()
     model = copy.deepcopy(plain)
     for _ in range(2):  # the second time there is nothing to fold
-        assert norms(plain) and fold(model) is model and norms(model) == 0
+        assert norms(plain)
+        assert fold(model) is model
+        assert norms(model) == 0
     features = torch.randn(4, 61, 80).double()
     for lengths in ([61, 61, 61, 61], [61, 30, 1, 60]):
         wanted, frames = plain(features, torch.tensor(lengths))
@@ -90,7 +92,8 @@ def test_a_folded_encoder_computes_the_same_in_float64(kind):
 @torch.inference_mode()
 def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
     model = spread(CTCModel(presets.mini_jasper())).to(dtype)
-    features, lengths = torch.randn(2, 100, 80), torch.tensor([100, 60])
+    features = torch.randn(2, 100, 80)
+    lengths = torch.tensor([100, 60])
     exact = copy.deepcopy(model).double()(features.double(), lengths)[0]
     limit = (model(features, lengths)[0] - exact).norm()
     assert optimize(model) is model
@@ -107,7 +110,8 @@ def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
 @torch.inference_mode()
 def test_folding_errs_at_most_twice_as_much_as_the_norm_that_it_replaces(dtype):
     plain = spread(FastConformer(FAST))
-    features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 77])
+    features = torch.randn(2, 200, 80)
+    lengths = torch.tensor([200, 77])
     exact = copy.deepcopy(plain).double()(features.double(), lengths)[0]
     half = plain.to(dtype)
     limit = (half(features, lengths)[0] - exact).norm()

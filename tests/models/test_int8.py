@@ -26,7 +26,8 @@ ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI o
 def quantize(x):
     """The reference of `asrkit.models.int8.quantize`: values, scale and zero."""
     wide = x.float()
-    lowest, highest = wide.min().clamp(max=0.0), wide.max().clamp(min=0.0)
+    lowest = wide.min().clamp(max=0.0)
+    highest = wide.max().clamp(min=0.0)
     scale = ((highest - lowest) / 255).clamp(min=torch.finfo(torch.float32).tiny)
     if not scale.isfinite():
         return torch.zeros_like(wide, dtype=torch.uint8), torch.nan, 1
@@ -68,7 +69,8 @@ NUMBERS = {  # activations that are hard in one way or another
 def test_a_number_is_quantized_as_by_the_reference_and_at_most_a_step_away(name, dtype):
     x = NUMBERS[name].to(dtype)
     (wanted, scale, zero), (found, *found_step) = quantize(x), fast_quantize(x)
-    assert found.shape == x.shape and found.dtype == torch.uint8
+    assert found.shape == x.shape
+    assert found.dtype == torch.uint8
     assert found_step == pytest.approx([scale, zero], rel=1e-6)
     apart = (found.int() - wanted.int()).abs()
     assert apart.max() <= 1
@@ -126,7 +128,8 @@ def test_a_residual_is_part_of_the_layer(dtype):
     torch.manual_seed(0)
     linear = nn.Linear(24, 40).to(dtype)
     layer = Int8Linear(linear.weight, linear.bias)
-    x, residual = torch.randn(2, 9, 24).to(dtype), torch.randn(2, 9, 40).to(dtype)
+    x = torch.randn(2, 9, 24).to(dtype)
+    residual = torch.randn(2, 9, 40).to(dtype)
     before = residual.clone()
     found = layer.plus(x, residual)
     wanted = int8_linear(
@@ -160,7 +163,8 @@ def in_floats(encoder):
 @torch.inference_mode()
 def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dtype):
     encoder = build(width=32).to(dtype)
-    features, sizes = torch.randn(len(lengths), max(lengths), 80), torch.tensor(lengths)
+    features = torch.randn(len(lengths), max(lengths), 80)
+    sizes = torch.tensor(lengths)
     for b, length in enumerate(lengths):
         features[b, length:] = torch.nan
     exact, frames = copy.deepcopy(encoder).double()(features.double(), sizes)
@@ -168,7 +172,8 @@ def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dty
     packed = optimize(encoder, linear_layers="int8")
     assert isinstance(packed, PackedFastConformer)
     found, steps = packed(features, sizes)
-    assert torch.equal(steps, frames) and found.dtype == dtype
+    assert torch.equal(steps, frames)
+    assert found.dtype == dtype
     lost = (reference.double() - exact).norm() / exact.norm()
     apart = (found.double() - reference.double()).norm() / exact.norm()
     assert 0 < lost < 0.1
@@ -193,7 +198,8 @@ def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: with_both)
     assert loaded_dtype("int8") == "bfloat16"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx_vnni": True})
-    assert loaded_dtype("int8") == "float32" and loaded_dtype("float16") == "float16"
+    assert loaded_dtype("int8") == "float32"
+    assert loaded_dtype("float16") == "float16"
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     with pytest.raises(ValueError, match="^int8: expected an x86 CPU with VNNI or AMX"):
         loaded_dtype("int8")

@@ -48,7 +48,8 @@ def literal(encoder, features, lengths):
         return x
 
     def conv_norm(layer, x, lengths):
-        conv, norm = layer.conv, layer.norm
+        conv = layer.conv
+        norm = layer.norm
         (kernel,), (stride,), (dilation,) = conv.kernel_size, conv.stride, conv.dilation
         reach = dilation * (kernel - 1)
         x = cleared(x, lengths)

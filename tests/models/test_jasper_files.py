@@ -105,7 +105,8 @@ def test_a_file_of_the_published_code_becomes_the_model_it_was_made_of(tmp_path)
 
 
 def test_averaged_weights_are_preferred_and_the_notes_say_so(tmp_path):
-    model, average = model_of(SMALL), model_of(SMALL, seed=1)
+    model = model_of(SMALL)
+    average = model_of(SMALL, seed=1)
     loaded = load_checkpoint(written(tmp_path / "a.pt", state(model, average)))
     expect_the_weights_of(loaded, average)
     assert loaded.notes["weights"] == "ema_state_dict"
@@ -172,7 +173,8 @@ def test_pickled_code_in_a_pt_file_does_not_run(tmp_path):
 
 def test_a_pt_file_cut_anywhere_or_with_damaged_bytes_is_refused_or_read(tmp_path):
     whole = written(tmp_path / "a.pt", state(model_of(SMALL))).read_bytes()
-    damaged, draw = tmp_path / "b.pt", torch.Generator().manual_seed(0)
+    damaged = tmp_path / "b.pt"
+    draw = torch.Generator().manual_seed(0)
     for cut in torch.randint(0, len(whole), (8,), generator=draw).tolist():
         damaged.write_bytes(whole[:cut])
         refused(damaged, "b.pt")

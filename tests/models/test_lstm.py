@@ -101,7 +101,8 @@ def test_the_dynamic_programme_finds_the_fewest_cells_of_all_divisions(seed):
         planned = phases(lengths, count)
         assert cells(planned) == fewest
         assert len(planned) == count
-        assert planned[0][1] == len(lengths) and planned[-1][0] == ends[-1]
+        assert planned[0][1] == len(lengths)
+        assert planned[-1][0] == ends[-1]
 
 
 def test_enough_phases_leave_no_padding_but_that_of_stacking():

@@ -226,7 +226,8 @@ ODD = ("x", -1, 0, 10**9, None, [], {}, [[1]], float("nan"), True, "1e5", b"x", 
 
 
 def test_odd_values_anywhere_in_the_config_are_refused_in_one_line_or_taken(tmp_path):
-    draw, config = random.Random(0), known.nemo_config(KINDS["hybrid"])
+    draw = random.Random(0)
+    config = known.nemo_config(KINDS["hybrid"])
     sections = ("preprocessor", "encoder", "decoder", "joint", "decoding", "tokenizer")
     keys = [f"{name}.{key}" for name in sections for key in config[name]]
     for key in draw.sample(keys, 30):

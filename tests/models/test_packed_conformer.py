@@ -84,7 +84,8 @@ def test_every_field_of_the_config(changes):
 def test_optimize_packs_the_encoder_of_a_model_and_context_may_be_limited_before():
     model = TransducerModel(presets.tiny()).eval()
     limit_context(model, (4, 2))
-    features, lengths = torch.randn(2, 200, 80), torch.tensor([200, 60])
+    features = torch.randn(2, 200, 80)
+    lengths = torch.tensor([200, 60])
     wanted = model.encode(features, lengths)[0]
     assert optimize(model) is model
     assert isinstance(model.encoder, PackedFastConformer)
@@ -98,7 +99,8 @@ def test_optimize_packs_the_encoder_of_a_model_and_context_may_be_limited_before
 @torch.inference_mode()
 def test_other_dtypes_are_not_fused(dtype):
     encoder = build().to(dtype)
-    features, lengths = torch.randn(2, 90, 80), torch.tensor([90, 33])
+    features = torch.randn(2, 90, 80)
+    lengths = torch.tensor([90, 33])
     wanted, _ = encoder(features, lengths)
     found = optimize(encoder)
     assert found is encoder
@@ -109,9 +111,11 @@ def test_other_dtypes_are_not_fused(dtype):
 
 @torch.inference_mode()
 def test_kept_positions_are_those_of_the_shape_at_hand_whatever_came_before():
-    plain, encoder = build(), optimize(build())
+    plain = build()
+    encoder = optimize(build())
     for B, T in ((1, 96), (1, 40), (1, 96), (3, 32), (1, 700), (1, 40)):
-        features, lengths = torch.randn(B, T, 80), torch.full((B,), T)
+        features = torch.randn(B, T, 80)
+        lengths = torch.full((B,), T)
         wanted, _ = plain(features, lengths)
         found, _ = encoder(features, lengths)
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

@@ -48,7 +48,8 @@ def expect_the_numbers(path, theirs):
         lists["ctc_tokens"] = ctc_greedy(ours["log_probs"], steps).tokens()
     assert theirs.keys() <= {"shapes", *ours, *lists}
     for name in theirs.keys() & ours.keys():
-        found, wanted = known.picked(name, ours[name]), torch.tensor(theirs[name])
+        found = known.picked(name, ours[name])
+        wanted = torch.tensor(theirs[name])
         torch.testing.assert_close(found, wanted, **CLOSE, msg=name)
     for name in theirs.keys() & lists.keys():
         assert lists[name] == theirs[name], name
@@ -56,7 +57,8 @@ def expect_the_numbers(path, theirs):
 
 @pytest.mark.parametrize("case", known.nemo_cases())
 def test_an_archive_computes_what_nemo_committed(tmp_path, case):
-    theirs, how = golden("nemo")[case], known.nemo_cases()[case]
+    theirs = golden("nemo")[case]
+    how = known.nemo_cases()[case]
     config = known.nemo_config(how)
     weights = zeros(theirs["shapes"]) | featurizer(config["preprocessor"])
     weights = known.fill(weights, how.get("blank", 4.0))
@@ -66,7 +68,8 @@ def test_an_archive_computes_what_nemo_committed(tmp_path, case):
 
 @pytest.mark.parametrize("case", known.folder_cases())
 def test_a_folder_computes_what_transformers_committed(tmp_path, case):
-    theirs, how = golden("transformers")[case], known.folder_cases()[case]
+    theirs = golden("transformers")[case]
+    how = known.folder_cases()[case]
     weights = known.fill(zeros(theirs["shapes"]), how.get("blank", 4.0))
     config = known.folder_config(how)
     expect_the_numbers(known.write_folder(tmp_path / case, config, weights), theirs)

@@ -47,19 +47,21 @@ def test_stepping_through_labels_equals_teacher_forcing(predictor, U):
 
 def test_the_joint_of_the_whole_lattice_is_the_joint_of_its_cells():
     model = small()
-    features, targets = torch.randn(2, 20, 80), torch.randint(0, 28, (2, 4))
+    features = torch.randn(2, 20, 80)
+    targets = torch.randint(0, 28, (2, 4))
     logits, lengths, ctc = model(features, torch.tensor([20, 13]), targets)
     encoded, _, _ = model.encode(features, torch.tensor([20, 13]))
     assert logits.shape == (2, 5, 5, 29)
     assert lengths.tolist() == [5, 4]
-    torch.testing.assert_close(
-        logits[1, 2, 3], model.join(encoded[1, 2], model.rows(targets)[1, 3])
-    )
-    torch.testing.assert_close(ctc.exp().sum(-1), torch.ones(2, 5))
+    wanted = model.join(encoded[1, 2], model.rows(targets)[1, 3])
+    torch.testing.assert_close(logits[1, 2, 3], wanted)
+    found = ctc.exp().sum(-1)
+    torch.testing.assert_close(found, torch.ones(2, 5))
 
 
 def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_it_is():
-    model, plain = small(durations=(0, 1, 2, 4)), small()
+    model = small(durations=(0, 1, 2, 4))
+    plain = small()
     assert model.blank == plain.blank == 28
     weights = model.state_dict()
     for name in ("output.weight", "output.bias"):
@@ -75,7 +77,8 @@ def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_the_joint_is_the_named_activation_of_the_sum_and_one_linear_layer(activation):
     model = small(activation=activation)
-    encoded, predicted = torch.randn(3, 1, 10), torch.randn(5, 10)
+    encoded = torch.randn(3, 1, 10)
+    predicted = torch.randn(5, 10)
     hidden = getattr(torch, activation)(encoded + predicted)
     wanted = hidden @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model.join(encoded, predicted), wanted)

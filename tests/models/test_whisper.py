@@ -54,7 +54,8 @@ def small():
 @torch.no_grad()
 def test_an_utterance_without_frames_is_finite_and_an_optimized_whisper_the_same():
     model = small()
-    features, lengths = torch.randn(3, 9, 6), torch.tensor([9, 0, 4])
+    features = torch.randn(3, 9, 6)
+    lengths = torch.tensor([9, 0, 4])
     tokens = torch.tensor([[1, 4, 5], [1, 9, 9], [1, 3, 0]])
     wanted, _, _ = model(features, lengths, tokens)
     assert wanted.isfinite().all()

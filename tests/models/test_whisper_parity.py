@@ -52,7 +52,8 @@ def expect_the_numbers(checkpoint, theirs):
     stages = {"features": features, "encoded": encoded, "logits": logits}
     for stage, values in stages.items():
         found = known.picked(stage, values)
-        torch.testing.assert_close(found, torch.tensor(theirs[stage]), **CLOSE)
+        wanted = torch.tensor(theirs[stage])
+        torch.testing.assert_close(found, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("name", known.CASES)

@@ -164,7 +164,8 @@ def tokenizer_json() -> dict[str, Any]:
 
 def config_json(case: Case) -> dict[str, Any]:
     """config.json."""
-    end, start = len(base()), len(base()) + 1
+    end = len(base())
+    start = len(base()) + 1
     D = case["width"]
     return {
         "architectures": ["WhisperForConditionalGeneration"],

@@ -25,7 +25,8 @@ def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(
     assert torch.equal(first.targets, batch.targets)
     assert torch.equal(first.target_lengths, batch.target_lengths)
     frames = first.features.shape[1]
-    assert frames == int(first.lengths.max()) and first.features.isfinite().all()
+    assert frames == int(first.lengths.max())
+    assert first.features.isfinite().all()
     assert not first.features[torch.arange(frames) >= first.lengths[:, None]].any()
 
 

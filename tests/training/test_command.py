@@ -33,9 +33,11 @@ def test_it_trains_a_model_that_transcribes(
 ):
     assert main([*command, "--json", *arguments.split()]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["steps"] == 2 and summary.get("joint") == joint
+    assert summary["steps"] == 2
+    assert summary.get("joint") == joint
     assert type(load_checkpoint(tmp_path / "run").model) is kind
-    sound, model = str(tmp_path / "0.wav"), str(tmp_path / "run")
+    sound = str(tmp_path / "0.wav")
+    model = str(tmp_path / "run")
     assert main(["transcribe", sound, "--model", model]) == 0
     assert "1 of 1 file transcribed" in capsys.readouterr().err
 
@@ -54,5 +56,6 @@ def test_what_it_cannot_do_is_refused_in_one_line(
 ):
     assert main([*command, *arguments.split()]) == 2
     error = capsys.readouterr().err.strip()
-    assert said in error and "\n" not in error
+    assert said in error
+    assert "\n" not in error
     assert not (tmp_path / "run").exists()

@@ -149,7 +149,8 @@ def test_a_killed_process_of_torchrun_starts_all_again_from_the_state_even_with_
     manifest = noise_corpus(tmp_path, *(" ".join(["yes"] * n) for n in range(1, 7)))
     command = ["train", "--manifest", manifest, "--steps", "16"]
     command += ["--seconds", "inf", "--no-progress", "--checkpoint-seconds", "0"]
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    broken = tmp_path / "broken"
+    whole = tmp_path / "whole"
     log = broken / "log.jsonl"
     with torchrun([*command, "--out", str(broken), "--fresh"]) as agent:
         wait_for_lines(agent, log)

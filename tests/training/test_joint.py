@@ -112,7 +112,8 @@ def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
 
 def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
     model = make(replace(SMALL, dropout=0.4))
-    lean, full = replace(FLOAT32, joint="lean"), replace(FLOAT32, joint="full")
+    lean = replace(FLOAT32, joint="lean")
+    full = replace(FLOAT32, joint="full")
 
     def losses(config, seeds):
         found = []
@@ -122,11 +123,14 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
                 found.append(training_loss(model, batch(), config).per_label)
         return torch.stack(found)
 
-    ours, theirs = losses(lean, range(20)), losses(full, range(20))
-    assert torch.equal(losses(lean, [0]), ours[:1]) and len(ours.unique()) == 20
+    ours = losses(lean, range(20))
+    theirs = losses(full, range(20))
+    assert torch.equal(losses(lean, [0]), ours[:1])
+    assert len(ours.unique()) == 20
     assert 0.5 < ours.std() / theirs.std() < 2
     model.dropout.eval()
-    again, other = losses(lean, [1]), losses(full, [2])
+    again = losses(lean, [1])
+    other = losses(full, [2])
     torch.testing.assert_close(again, other, rtol=1e-5, atol=1e-5)
 
 

@@ -67,7 +67,8 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tmp_path):
     manifest = noise_corpus(tmp_path, "one", "two three", "four five six")
     command = ["train", "--manifest", manifest, "--steps", "12", "--seconds", "inf"]
     command += ["--no-progress", "--checkpoint-seconds", "0", "--out"]
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    broken = tmp_path / "broken"
+    whole = tmp_path / "whole"
     log = broken / "log.jsonl"
     killed = [sys.executable, "-m", "asrkit", *command, str(broken)]
     with subprocess.Popen(killed) as child:
@@ -78,7 +79,8 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tmp_path):
     half.write_bytes(b"half")
     for out in (broken, whole):
         assert main([*command, str(out)]) == 0
-    assert logged(log) == logged(whole / "log.jsonl") and not half.exists()
+    assert logged(log) == logged(whole / "log.jsonl")
+    assert not half.exists()
     weights = [load_checkpoint(out).model.state_dict() for out in (broken, whole)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
@@ -304,17 +306,21 @@ def test_a_dev_set_scored_beside_gives_what_it_gives_in_turn(tiny_speech, tmp_pa
         )
         for evaluated in ("in turn", "beside")
     )
-    assert losses(beside) == losses(in_turn) and beside.dev == in_turn.dev is not None
+    assert losses(beside) == losses(in_turn)
+    assert beside.dev == in_turn.dev is not None
 
 
 def test_the_rate_climbs_then_falls_to_zero_and_the_curriculum_opens():
     config = TrainConfig(peak_lr=5e-3)
     rates = [config.learning_rate(i / 100) for i in range(101)]
-    assert max(rates) == rates[5] == 5e-3 and rates[-1] < 1e-9
-    assert rates[:6] == sorted(rates[:6]) and rates[:4:-1] == sorted(rates[5:])
+    assert max(rates) == rates[5] == 5e-3
+    assert rates[-1] < 1e-9
+    assert rates[:6] == sorted(rates[:6])
+    assert rates[:4:-1] == sorted(rates[5:])
     lengths = [config.longest_s(i / 100) for i in range(101)]
     assert lengths == sorted(lengths)
-    assert lengths[0] == config.curriculum[0] and lengths[-1] == math.inf
+    assert lengths[0] == config.curriculum[0]
+    assert lengths[-1] == math.inf
 
 
 @pytest.mark.parametrize("encoder, optimizer, rate", [
@@ -350,7 +356,8 @@ def test_a_step_of_a_run_takes_the_memory_that_the_search_for_sizes_was_told(
     searched = training_step(training.model, training.optimizer, config)
     searched(1, 1.0, 1)  # makes the optimizer's state
     features = torch.randn(n, 200, 80)
-    frames, labels = torch.full((n,), 200), torch.full((n,), 16)
+    frames = torch.full((n,), 200)
+    labels = torch.full((n,), 16)
     batch = Prepared(
         features, frames, torch.ones(n, 16, dtype=torch.long), labels, 2.0 * n
     )

@@ -128,7 +128,8 @@ def four_utterances():
 
 def with_padding(batch, label):
     """Its features with NaN, its labels with this one behind their ends."""
-    features, targets = batch.features.clone(), batch.targets.clone()
+    features = batch.features.clone()
+    targets = batch.targets.clone()
     for row in range(len(features)):
         features[row, batch.lengths[row] :] = math.nan
         targets[row, batch.target_lengths[row] :] = label

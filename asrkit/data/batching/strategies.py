@@ -246,22 +246,18 @@ class Bucketed:
             larger bucket, `keep` them as a small batch, or `drop` them.
         synchronized: Give the ranks of a step batches of similar cost, as those of neighbouring
             buckets are. Without it a step lasts as long as the costliest of any batches.
-        misfits: What to do with utterances larger than every bucket: raise an `error`, or `drop`
-            them.
         work: The cost that `synchronized` goes by.
     """
 
     buckets: Buckets
     tails: Literal["carry", "keep", "drop"] = "carry"
     synchronized: bool = True
-    misfits: Literal["error", "drop"] = "error"
     work: Cost = CANARY_COMPUTE
 
     def __post_init__(self) -> None:
         is_table = isinstance(self.buckets, Buckets)
         expect(is_table, "buckets", "asrkit.data.Buckets", repr(self.buckets))
         expect_choice("tails", self.tails, ("carry", "keep", "drop"))
-        expect_choice("misfits", self.misfits, ("error", "drop"))
 
     @property
     def balance_by(self) -> Cost | None:
@@ -273,17 +269,13 @@ class Bucketed:
     ) -> tuple[Batches, np.ndarray]:
         """See Strategy.batches for `lengths`, `ranks` and `random`."""
         bucket_of_row = self.buckets.cell(lengths)
-        misfits = np.flatnonzero(bucket_of_row < 0)
-        expect(
-            self.misfits == "drop" or not len(misfits),
-            "buckets",
-            "room for every utterance",
-            f"{len(misfits)} misfits",
-            "Estimate the buckets on these lengths, or pass misfits='drop'.",
-        )
+        too_large = int((bucket_of_row < 0).sum())
+        remedy = "Estimate the buckets on these lengths."
+        wanted = "room for every utterance"
+        expect(too_large == 0, "buckets", wanted, f"{too_large} that are too large", remedy)
         waiting = [np.flatnonzero(bucket_of_row == k) for k in range(len(self.buckets))]
         batches: Batches = []
-        dropped = [misfits]
+        dropped = [_no_rows()]
         for k, size in enumerate(self.buckets.sizes.tolist()):
             rows = random.permutation(waiting[k])
             end = len(rows) // size * size

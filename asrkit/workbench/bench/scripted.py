@@ -97,7 +97,7 @@ def scripted(
         enliven(model.encoder, *inputs[samples.index(max(samples))])
         frames = [model.encoder(*one)[0][0] for one in inputs]  # one utterance at a time
         projection = model.encoder_projection
-        _standardize(projection, projection(torch.cat(frames)), LOUD)
+        standardize(projection, projection(torch.cat(frames)), LOUD)
         script = plan.encoded.to(device)
         for row, own in enumerate(frames):
             script[row, : len(own)] -= projection(own)
@@ -123,7 +123,7 @@ def enliven(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
     assert isinstance(encoder, FastConformer)
     subsampled, _ = encoder.subsampling(features, lengths)
     scale = encoder.width**-0.5 if encoder.config.scale_input else 1.0
-    _standardize(encoder.subsampling.out, subsampled[0], scale)
+    standardize(encoder.subsampling.out, subsampled[0], scale)
     for block in encoder.blocks:
         parts: Any = block
         feeds = [feed[-1] for feed in parts.feed]
@@ -132,8 +132,8 @@ def enliven(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
                 weight.mul_(0.3)
 
 
-def _standardize(layer: nn.Linear, outputs: Tensor, deviation: float) -> None:
-    """Make the layer's outputs (T, D), as they are now, have mean 0 and this deviation."""
+def standardize(layer: nn.Linear, outputs: Tensor, deviation: float = 1.0) -> None:
+    """Make the layer's outputs (N, D), as they are now, have mean 0 and this deviation."""
     scale = deviation / outputs.std(0)
     layer.weight.mul_(scale[:, None])
     layer.bias.sub_(outputs.mean(0))

@@ -29,7 +29,7 @@ from asrkit.models import (
 )
 from asrkit.text import SentencePieceTokenizer, byte_level_json
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav, write_wav
-from asrkit.workbench.bench.scripted import beeps, enliven
+from asrkit.workbench.bench.scripted import beeps, enliven, standardize
 
 LABELS_PER_SECOND = 3.0
 LABELS = 90  # of a Whisper's text: three a second of its 30 s
@@ -74,11 +74,11 @@ def write_transducer(path: Path, config: TransducerConfig, sound: Path) -> Path:
     In the joint the labels before outweigh the frame, so one label on it says little of one more.
     """
     model, frames, lengths = _lively(TransducerModel, config, sound)
-    _standardize(model.encoder_projection, model.encoder_projection(frames[0]))
+    standardize(model.encoder_projection, model.encoder_projection(frames[0]))
     model.predictor.embedding.weight.mul_(3)
     history = torch.randint(PIECES, (1, 400), generator=torch.Generator().manual_seed(0))
     predicted = model.predictor(history, None)[0][0]
-    _standardize(model.predictor_projection, model.predictor_projection(predicted), 1.5)
+    standardize(model.predictor_projection, model.predictor_projection(predicted), 1.5)
     frames = model.encoder_projection(frames)
     drawn = model.predictor_projection(predicted)[:, None] + frames[0, :100]
     _spread(model.output, model.activation(drawn).flatten(0, 1))
@@ -104,16 +104,9 @@ def _lively(kind: Any, config: Any, sound: Path) -> tuple[Any, Tensor, Tensor]:
     return model, *model.encoder(*features)
 
 
-def _standardize(layer: Any, outputs: Tensor, deviation: float = 1.0) -> None:
-    """Make the layer's outputs (N, D), as they are now, have mean 0 and this deviation."""
-    scale = deviation / outputs.std(0)
-    layer.weight.mul_(scale[:, None])
-    layer.bias.sub_(outputs.mean(0)).mul_(scale)
-
-
 def _spread(output: Any, inputs: Tensor) -> None:
     """Make logits of an output layer differ for these inputs (N, D), and `<unk>` never win."""
-    _standardize(output, output(inputs), 4.0)
+    standardize(output, output(inputs), 4.0)
     output.bias[0] = -1e4
 
 

@@ -31,7 +31,6 @@ LEGEND = {  # what stands in a table -> what it means
     "×": "behind a name its shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of decoders "
     "by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of features and "
     "precision B×T×F",
-    "token errors": "edits of the tokens over their number, against float64",
 }
 
 

@@ -192,8 +192,21 @@ def listening(device: str, module: nn.Module | None = None) -> Iterator["Listene
         yield listener
 
 
-class EachOp(TorchDispatchMode):
-    """Calls `op` for every op that reaches a device; composite ops are decomposed first."""
+class Listener(TorchDispatchMode):
+    """Lists the ops on tensors of one kind of device; see `listening`.
+
+    Composite ops are decomposed first.
+    """
+
+    def __init__(self, device: str, module: nn.Module | None) -> None:
+        super().__init__()
+        self.device = device
+        self.running = ModuleTracker()
+        self.weights = set[int]()
+        if module is not None:
+            weights = [*module.parameters(), *module.buffers()]
+            self.weights = {weight.untyped_storage()._cdata for weight in weights}
+        self.ops: list[Op] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -204,31 +217,6 @@ class EachOp(TorchDispatchMode):
         if parts is not NotImplemented:
             return parts
         return self.op(func, args, kwargs)
-
-    def op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run one op; returns its result.
-
-        Args:
-            func: The op.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-        """
-        raise NotImplementedError
-
-
-class Listener(EachOp):
-    """Lists the ops on tensors of one kind of device; see `listening`."""
-
-    def __init__(self, device: str, module: nn.Module | None) -> None:
-        super().__init__()
-        self.device = device
-        self.running = ModuleTracker()
-        self.weights = set[int]()
-        if module is not None:
-            weights = [*module.parameters(), *module.buffers()]
-            storages = [weight.untyped_storage() for weight in weights if weight.numel()]
-            self.weights = {storage.data_ptr() for storage in storages}
-        self.ops: list[Op] = []
 
     def op(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run `func` with `args` and `kwargs` in a range of its own, and list it."""
@@ -256,7 +244,7 @@ class Listener(EachOp):
         floats = all(tensor.is_floating_point() for tensor in read + outputs)
         if name in COPIES and floats and source != target:
             kind = "cast"
-            is_weight = self.weights and read[0].untyped_storage().data_ptr() in self.weights
+            is_weight = read[0].untyped_storage()._cdata in self.weights
             operand = "weight" if is_weight else "activation"
         innermost = max(self.running.parents - {"Global"}, key=len, default="")
         return Op(

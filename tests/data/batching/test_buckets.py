@@ -42,15 +42,18 @@ def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above
 def test_bins_hold_all_lengths_and_are_lengths_that_occur(rows, count):
     lengths = lengths_of(rows)
     bins = duration_bins(lengths, count)
-    assert 1 <= len(bins) <= count and (np.diff(bins) > 0).all()
-    assert set(bins) <= set(lengths.seconds) and bins[-1] == lengths.seconds.max()
+    assert 1 <= len(bins) <= count
+    assert (np.diff(bins) > 0).all()
+    assert set(bins) <= set(lengths.seconds)
+    assert bins[-1] == lengths.seconds.max()
 
 
 def test_bins_hold_the_same_seconds_of_speech_each_however_skewed():
     seconds = np.linspace(1, 3, 5000) ** 5
     bins = duration_bins(Lengths(seconds, np.zeros(5000)), 30)
     sums = np.bincount(np.searchsorted(bins, seconds), seconds)
-    assert len(sums) == 30 and abs(sums / sums.mean() - 1).max() < 0.15
+    assert len(sums) == 30
+    assert abs(sums / sums.mean() - 1).max() < 0.15
 
 
 @given(utterances, st.integers(1, 6), st.integers(1, 4))
@@ -65,14 +68,16 @@ def test_tables_have_room_for_every_utterance_and_their_full_cells_fit(
         assert (buckets.cell(lengths) >= 0).all()
         share = LIMIT.share(buckets.sizes, buckets.seconds, buckets.tokens)
         more = LIMIT.share(buckets.sizes + 1, buckets.seconds, buckets.tokens)
-        assert ((share <= 1) | (buckets.sizes == 1)).all() and (more > 1).all()
+        assert ((share <= 1) | (buckets.sizes == 1)).all()
+        assert (more > 1).all()
     assert len(buckets) <= count * parts
 
 
 def test_two_dimensions_make_room_for_larger_batches_of_utterances_with_few_tokens():
     lengths = web_like(20_000)
     flat, deep = (make(lengths, LIMIT, count=10) for make in (buckets_1d, buckets_2d))
-    assert len(flat) == 10 and len(deep) == 50
+    assert len(flat) == 10
+    assert len(deep) == 50
     mean = [len(lengths) / (1 / b.sizes[b.cell(lengths)]).sum() for b in (flat, deep)]
     assert mean[1] > 1.2 * mean[0]
 

@@ -32,7 +32,8 @@ def test_lengths_of_cuts_are_their_seconds_and_the_characters_or_tokens_of_all_t
 
 def test_what_follows_from_lengths():
     lengths = Lengths([1800.0, 3600.0], [900, 7200])
-    assert lengths.hours == 1.5 and lengths.tokens_per_second.tolist() == [0.5, 2.0]
+    assert lengths.hours == 1.5
+    assert lengths.tokens_per_second.tolist() == [0.5, 2.0]
     for second in (np.array([1]), lengths.seconds > 2000):
         assert lengths.take(second).tokens.tolist() == [7200]
 
@@ -87,7 +88,8 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
     message = str(caught.value)
     wanted = "lengths: expected CSV with the columns seconds and tokens, got "
     assert message.startswith(wanted)
-    assert "broken.csv" in message and "\n" not in message
+    assert "broken.csv" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,8 @@ def test_web_like_lengths_are_a_function_of_their_seed_and_as_wide_as_they_say()
     seconds = first.seconds
     assert np.array_equal(seconds, again.seconds)
     assert not np.array_equal(seconds, other.seconds)
-    assert (seconds.min(), seconds.max()) == (0.5, 40.0) and first.tokens.min() >= 1
+    assert (seconds.min(), seconds.max()) == (0.5, 40.0)
+    assert first.tokens.min() >= 1
     assert abs(np.median(seconds) / 6.7 - 1) < 0.03
     # short ones have whole numbers of few tokens
     rates = first.tokens_per_second[(seconds > 2) & (seconds < 39)]

@@ -47,7 +47,8 @@ def test_a_presorted_step_has_the_same_utterances_dealt_from_extremes_to_middle(
         seconds = [lengths.seconds[rows] for rows in dealt]
         seconds = [of_rank for of_rank in seconds if len(of_rank) > 1]
         for outer, inner in itertools.pairwise(seconds):
-            assert outer.min() <= inner.min() and inner.max() <= outer.max()
+            assert outer.min() <= inner.min()
+            assert inner.max() <= outer.max()
 
 
 def test_presorting_evens_out_two_phases_and_makes_whole_batches_worse():

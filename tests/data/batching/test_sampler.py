@@ -126,7 +126,8 @@ def test_ranks_share_all_cuts_and_have_equally_many_batches(world_size, kind):
     ]
     batches = [ids(one) for one in ranks]
     kept = flat(itertools.chain.from_iterable(batches))
-    assert len(set(kept)) == len(kept) and set(kept) <= set(ALL)
+    assert len(set(kept)) == len(kept)
+    assert set(kept) <= set(ALL)
     assert {len(own) for own in batches} == {len(one) for one in ranks} != {0}
     assert len({one.fingerprint for one in ranks}) == 1
     report = sum((one.diagnostics for one in ranks[1:]), ranks[0].diagnostics)
@@ -136,7 +137,8 @@ def test_ranks_share_all_cuts_and_have_equally_many_batches(world_size, kind):
 
 def test_a_sampler_is_one_of_lhotses_and_sorts_as_theirs():
     ours = sampler(Sorted(limit=LIMIT))
-    assert isinstance(ours, CutSampler) and isinstance(next(iter(ours)), CutSet)
+    assert isinstance(ours, CutSampler)
+    assert isinstance(next(iter(ours)), CutSet)
     assert ids(ours) == ids(SimpleCutSampler(CUTS.sort_by_duration(), max_duration=120))
 
 
@@ -157,7 +159,8 @@ def test_epochs_and_seeds_vary_and_repeat():
 
 def test_lengths_that_are_known_are_not_read_again():
     words = Lengths.of_cuts(CUTS, tokens=Words())
-    known, read = sampler(lengths=words), sampler(tokens=Words())
+    known = sampler(lengths=words)
+    read = sampler(tokens=Words())
     assert known.fingerprint == read.fingerprint != sampler().fingerprint
 
 

@@ -17,13 +17,16 @@ from asrkit.data.batching.statistics import (
 )
 from asrkit.files import shipped
 
-SECONDS, TEXTS = [1.5, 0.25, 4.0], ["hello", "né", "a longer one"]
+SECONDS = [1.5, 0.25, 4.0]
+TEXTS = ["hello", "né", "a longer one"]
 
 
 @pytest.fixture
 def manifests(tmp_path):
     """Files with SECONDS, one a kind of manifest; there is no audio."""
-    sounds, said, rows = [], [], []
+    sounds = []
+    said = []
+    rows = []
     for n, (s, text) in enumerate(zip(SECONDS, TEXTS, strict=True)):
         sounds.append(Recording(f"r{n}", [], 16_000, int(s * 16_000), s))
         said.append(SupervisionSegment(f"r{n}", f"r{n}", 0, s, text=text))
@@ -94,7 +97,8 @@ def test_what_is_no_manifest_is_refused_in_one_line(tmp_path, content, said):
     file.write_bytes(content)
     with pytest.raises(ValueError) as error:
         read_lengths(file)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_target_is_a_file_before_it_is_a_shipped_name_and_what_is_neither_is_refused(
@@ -146,7 +150,8 @@ def test_the_stats_are_those_of_the_lengths_and_json():
 def test_without_tokens_nothing_is_said_of_them():
     stats = length_stats(Lengths([1.0, 2.0], [0, 0]))
     assert [*stats["quantiles"]] == [*stats["random_batch_padding"]] == ["seconds"]
-    assert stats["random_batch"] == 2 and "tokens not known" in length_table(stats)
+    assert stats["random_batch"] == 2
+    assert "tokens not known" in length_table(stats)
 
 
 @pytest.mark.parametrize(
@@ -165,4 +170,5 @@ def test_the_histogram_counts_every_utterance(seconds):
     assert all("█" in line for line, count in zip(lines, counts, strict=True) if count)
     width = np.quantile(seconds, 0.995) / 16
     wanted = np.bincount(np.minimum(seconds / width, 15).astype(int), minlength=16)
-    assert counts == wanted.tolist() and sum(counts) == len(seconds)
+    assert counts == wanted.tolist()
+    assert sum(counts) == len(seconds)

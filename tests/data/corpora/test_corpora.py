@@ -116,11 +116,13 @@ def test_cuts_are_16_khz_with_text_speaker_and_kind_and_can_be_heard(built):
     assert sizes_of(cuts) == (18, 6, 6)
     for cut in (cut for some in cuts.values() for cut in some):
         (said,) = cut.supervisions
-        assert cut.sampling_rate == 16_000 and said.text
+        assert cut.sampling_rate == 16_000
+        assert said.text
         assert said.custom["kind"] in corpora.KINDS
         assert said.speaker.partition("+")[0] in synthetic.ACCENTS
         audio = cut.load_audio()
-        assert audio.shape == (1, cut.num_samples) and np.sqrt(np.mean(audio**2)) > 0.01
+        assert audio.shape == (1, cut.num_samples)
+        assert np.sqrt(np.mean(audio**2)) > 0.01
         assert 0.2 < cut.duration < 12
 
 
@@ -135,7 +137,8 @@ def test_a_second_call_reads_what_the_first_one_built_and_two_builds_are_equal(
     _, folder = built
     corpora.spoken_commands(**SIZES, workers=1, progress=False)
     again = corpus_in(a_home)
-    assert again.name == folder.name and audio_of(again) == audio_of(folder)
+    assert again.name == folder.name
+    assert audio_of(again) == audio_of(folder)
     before = (again / "cuts_test.jsonl.gz").stat().st_mtime_ns
     corpora.spoken_commands(**SIZES, progress=False)
     assert (again / "cuts_test.jsonl.gz").stat().st_mtime_ns == before
@@ -165,7 +168,8 @@ def test_a_corpus_can_be_moved_and_read_from_its_own_manifest(built, tmp_path):
     here, there = (
         Utterances.load(some, progress=False) for some in (cuts, sets["test"])
     )
-    assert here.texts == there.texts and here.durations == there.durations
+    assert here.texts == there.texts
+    assert here.durations == there.durations
 
 
 @pytest.mark.live
@@ -186,7 +190,8 @@ def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothi
             start_new_session=True,
         )
 
-    killed, deadline = start(), time.monotonic() + 600
+    killed = start()
+    deadline = time.monotonic() + 600
     while not list(tmp_path.glob("corpora/.*/*/*.wav")):
         assert killed.poll() is None
         assert time.monotonic() < deadline
@@ -194,7 +199,8 @@ def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothi
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     left = list((tmp_path / "corpora").iterdir())
-    assert left and all(path.name.startswith(".") for path in left)
+    assert left
+    assert all(path.name.startswith(".") for path in left)
     for process in [start(), start()]:
         out, _ = process.communicate(timeout=600)
         assert (out.strip(), process.returncode) == ("200", 0)
@@ -240,8 +246,10 @@ def test_any_rate_and_channel_count_becomes_16_khz_mono(tmp_path, rate_hz, chann
     cuts = corpora.from_manifest(manifest(tmp_path, row))
     held = Utterances.load(cuts, progress=False)
     audio = held.waveforms[0].numpy() / 32768
-    assert list(held.texts) == ["hello"] and cuts[0].sampling_rate == 16_000
-    assert audio.shape == (8000,) and np.argmax(np.abs(np.fft.rfft(audio))) == 220
+    assert list(held.texts) == ["hello"]
+    assert cuts[0].sampling_rate == 16_000
+    assert audio.shape == (8000,)
+    assert np.argmax(np.abs(np.fft.rfft(audio))) == 220
     assert np.abs(audio[2000:6000]).max() == pytest.approx(0.5, abs=0.02)
 
 
@@ -252,7 +260,8 @@ def test_a_folder_of_recordings_and_supervisions_is_cut_at_its_supervisions(tmp_
     RecordingSet.from_recordings(sounds).to_file(tmp_path / "x_recordings.jsonl.gz")
     SupervisionSet.from_segments(said).to_file(tmp_path / "x_supervisions.jsonl.gz")
     held = Utterances.load(corpora.from_manifest(tmp_path), progress=False)
-    assert list(held.texts) == ["text 0", "text 1"] and held.durations == [0.5, 0.5]
+    assert list(held.texts) == ["text 0", "text 1"]
+    assert held.durations == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +332,8 @@ def test_resampling_to_flac_keeps_pitch_loudness_and_length(tmp_path):
     tone(tmp_path / "a.wav", 22_050, seconds=1.0)
     samples = synthetic._to_flac(tmp_path / "a.wav", tmp_path / "a.flac")
     audio, rate_hz = soundfile.read(tmp_path / "a.flac")
-    assert rate_hz == 16_000 and 16_000 <= samples == len(audio) < 16_000 + 8 * 320
+    assert rate_hz == 16_000
+    assert 16_000 <= samples == len(audio) < 16_000 + 8 * 320
     wanted = 0.5 * np.sin(2 * np.pi * 440 * np.arange(1000, 15_000) / 16_000)
     assert np.abs(audio[1000:15_000] - wanted).max() < 2e-3
 

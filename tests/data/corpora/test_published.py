@@ -61,7 +61,8 @@ def test_a_published_corpus_is_loaded_once_and_becomes_cuts_that_train_takes(
     mini, tmp_path
 ):
     summary, said = mini.prepare(out=tmp_path / "out")
-    assert summary["parts"] == {"dev-clean-2": 4, "train-clean-5": 4} and said == []
+    assert summary["parts"] == {"dev-clean-2": 4, "train-clean-5": 4}
+    assert said == []
     assert summary["hours"] == pytest.approx(2 * 1.8 / 3600, abs=1e-3)
     sets = corpora.load(summary["manifests"], progress=False)
     assert [len(cuts) for cuts in sets.values()] == [4, 4, 0]
@@ -74,7 +75,8 @@ def test_a_published_corpus_is_loaded_once_and_becomes_cuts_that_train_takes(
     theirs = CutSet.from_file(summary["manifests"][0])
     assert [cut.load_audio().shape[1] for cut in theirs] == [4800, 6400, 8000, 9600]
     mini.close()
-    assert mini.prepare(out=tmp_path / "out") == (summary, []) and len(mini.asked) == 2
+    assert mini.prepare(out=tmp_path / "out") == (summary, [])
+    assert len(mini.asked) == 2
 
 
 def test_only_the_parts_asked_for_are_loaded_and_unknown_ones_refused_before_anything_is(
@@ -84,9 +86,11 @@ def test_only_the_parts_asked_for_are_loaded_and_unknown_ones_refused_before_any
     said = "parts: expected some of dev-clean-2, train-clean-5, got dev-clean."
     with pytest.raises(ValueError, match=said):
         mini.prepare(out=out, parts=["dev-clean"])
-    assert not out.exists() and not mini.asked
+    assert not out.exists()
+    assert not mini.asked
     summary, _ = mini.prepare(out=out, parts=["dev-clean-2"])
-    assert summary["parts"] == {"dev-clean-2": 4} and len(mini.asked) == 1
+    assert summary["parts"] == {"dev-clean-2": 4}
+    assert len(mini.asked) == 1
 
 
 def test_two_at_once_are_kept_apart(mini, tmp_path):
@@ -144,7 +148,8 @@ def test_sound_files_with_a_text_beside_them_are_a_corpus_and_those_without_are_
     summary, said = quiet("in", out="out")
     monkeypatch.chdir("/")
     assert summary["parts"] == {"test-x": 1, "all": 2, "train": 2}
-    assert summary["out"] == str(tmp_path / "out") and summary["left_out"] == 2
+    assert summary["out"] == str(tmp_path / "out")
+    assert summary["left_out"] == 2
     left = [f"no text of {tmp_path}/in/{name}.wav" for name in "de"]
     assert said == ["2 left out: " + "; ".join(left)]
     held = loaded(summary["manifests"][-1])
@@ -218,7 +223,8 @@ def test_a_damaged_folder_is_refused_in_one_line_and_nothing_is_written(
             speak(file, content)
     with pytest.raises(ValueError, match=said) as error:
         quiet(tmp_path / "in", out=tmp_path / "out")
-    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_sound_that_is_cut_short_is_refused_before_anything_is_written(

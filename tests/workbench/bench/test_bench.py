@@ -54,7 +54,7 @@ def cases():
 
 
 @pytest.mark.parametrize("suite", PAIRS)
-def test_the_arms_of_a_suite_agree_have_their_least_work_and_are_paired(cases, suite):
+def test_the_arms_of_a_suite_agree_and_are_paired(cases, suite):
     assert {case.what for case in cases[suite]} == {*PAIRS[suite]}
     for case in cases[suite]:
         wanted = {*PAIRS[suite][case.what]}
@@ -70,7 +70,6 @@ def test_the_arms_of_a_suite_agree_have_their_least_work_and_are_paired(cases, s
             }
             half = name.endswith("bfloat16")
             assert params["dtype"] == ("bfloat16" if half else "float32")
-            assert name.startswith("draft_") or {"floor_FLOP", "floor_B"} & {*params}
         bench.check(case)
 
 
@@ -83,13 +82,13 @@ def test_a_rows_least_work_is_that_of_its_arm():
     assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
 
 
-def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path(cases):
+def test_decoders_are_listed_with_their_calls(cases):
     case = next(
         one
         for one in cases["decoders"]
         if one.what == "tdt-greedy" and "one_by_one" in one.arms
     )
-    counted, (_, _, D, V) = case.arm_params, case.params["shape"]
+    counted = case.arm_params
     # a call each: what the plan needs is what the definition does
     assert counted["one_by_one"]["join"] == case.params["path_joints"]
     assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
@@ -97,9 +96,6 @@ def test_decoders_are_listed_with_their_calls_and_the_least_work_of_the_path(cas
     for one in counted.values():
         assert one["syncs"] > 0
         assert one["launches"] > one["join"]
-    step = 2 * (8 * D * D + D * D)
-    joints = case.params["path_joints"] * 2 * D * (V + 5)
-    assert case.params["floor_FLOP"] == joints + case.params["labels"] * step
 
 
 def answer(value=1.0):
@@ -139,7 +135,8 @@ def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
     suite, tmp_path
 ):
     suite(replace(small(), memory=True))
-    said, out = [], tmp_path / "records.jsonl"
+    said = []
+    out = tmp_path / "records.jsonl"
     found = run(out=out, say=said.append)
     assert records.read(out) == found
     assert said == ["small 3: plain, slow, fast"]

@@ -26,7 +26,8 @@ def test_an_error_that_ends_the_gpus_context_is_not_blamed_on_the_arms_that_foll
     monkeypatch,
 ):
     """What CUDA does then: every call fails, the wait too."""
-    ran, dead = [], []
+    ran = []
+    dead = []
 
     def wait(device=None):
         if dead:

@@ -35,7 +35,8 @@ def test_work_takes_as_long_as_the_slower_of_its_operations_and_its_bytes():
 
 @pytest.mark.parametrize("on", [True, False])
 def test_tf32_is_as_it_was_afterwards_even_after_an_error(on):
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    products = torch.backends.cuda.matmul
     before = products.allow_tf32, cudnn.allow_tf32
     with contextlib.suppress(KeyError), tf32(on):
         for one in (products, cudnn.conv, cudnn.rnn):
@@ -47,7 +48,8 @@ def test_tf32_is_as_it_was_afterwards_even_after_an_error(on):
 
 def test_tf32_is_switched_after_torchs_newer_setting_was_used_as_well():
     """Asking for allow_tf32 raises then."""
-    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    matmul = torch.backends.cuda.matmul
+    conv = torch.backends.cudnn.conv
     before = [one.fp32_precision for one in (matmul, conv)]
     try:
         matmul.fp32_precision = "tf32"

@@ -84,7 +84,8 @@ def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkey
 
 def watched(monkeypatch, owner, name):
     """(cores, threads) of each call of a function from now on."""
-    where, plain = [], getattr(owner, name)
+    where = []
+    plain = getattr(owner, name)
 
     def watching(*given, **how):
         where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
@@ -116,7 +117,8 @@ def test_on_a_gpu_every_way_encodes_what_float64_does_on_a_cpu(name):
 
 
 def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
-    frames, lengths = torch.randn(2, 5, 32), torch.tensor([5, 3])
+    frames = torch.randn(2, 5, 32)
+    lengths = torch.tensor([5, 3])
     seen = sketch(frames, lengths)
     assert seen.shape == (2, 5, 9)
     for b, t in [(0, 4), (1, 2), (1, 3)]:
@@ -145,7 +147,8 @@ def test_peers_encode_the_same_with_the_same_weights(small, monkeypatch):
 
 
 def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
-    where, cores = watched(monkeypatch, recognizer, "log_mel"), os.sched_getaffinity(0)
+    where = watched(monkeypatch, recognizer, "log_mel")
+    cores = os.sched_getaffinity(0)
     torch.set_num_threads(2)
     case = encoders.one_core(True)
     bench.check(case)
@@ -217,12 +220,14 @@ def test_engines_compute_the_same_from_the_same_weights(narrow, monkeypatch, cap
     with bench.Peers(names=asked) as peers:
         records = run(engine_cases(narrow, 2, peers), monkeypatch, peers=peers)
         assert not peers.running
-    errors, timed = by_impl(records, "relative_error"), by_impl(records)
+    errors = by_impl(records, "relative_error")
+    timed = by_impl(records)
     if ("engines-bfloat16", "openvino_bfloat16") not in errors:
         assert "it computes in f32 on this CPU, not in bf16" in capfd.readouterr().err
         del asked["engines-bfloat16"]
     for what, name in chain(*(product([what], asked[what]) for what in asked)):
-        kind, params = what.partition("-")[2], timed[what, name]["params"]
+        kind = what.partition("-")[2]
+        params = timed[what, name]["params"]
         assert 0 < errors[what, name]["value"] < LARGEST[kind]
         assert params["dtype"] == kind
         assert params["cores"] == 1

@@ -32,7 +32,8 @@ def test_the_studies_record_the_claims_that_wait_for_a_gpu():
     assert {*found} == {*jasper.LATENCY, *jasper.TRAINING}
     claims = {claim.id: claim for claim in load_claims()}
     for name, record in found.items():
-        claim, params = claims[name], record["params"]
+        claim = claims[name]
+        params = record["params"]
         assert record["metric"] == claim.metric
         assert record["unit"] == claim.unit
         assert [*params.get("arms", ())] == [*claim.arms]

@@ -33,7 +33,8 @@ def tasks(tmp_path_factory):
 
 @pytest.mark.parametrize("what", KINDS)
 def test_every_rung_says_what_the_script_says(tasks, what):
-    task, said = tasks[what], []
+    task = tasks[what]
+    said = []
     arms = ladder.climb(task, say=said.append)
     assert sum(map(len, task.labels)) > 10
     for name, arm in arms.items():

@@ -9,7 +9,8 @@ from asrkit.workbench.bench.suites import losses
 def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
     leaves, targets = losses.joint_inputs((2, 12, 5, 16, 12), "cpu")
     arms = losses.joint_arms(leaves, targets, gpu=True)
-    rounded, whole = arms["torchaudio_bfloat16"](), arms["torchaudio"]()
+    rounded = arms["torchaudio_bfloat16"]()
+    whole = arms["torchaudio"]()
     for one, other in zip(rounded, whole, strict=True):
         difference, size = apart(other, one)
         assert difference <= 0.05 * size

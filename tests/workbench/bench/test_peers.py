@@ -40,7 +40,8 @@ def case():
 
 def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
     (peer,) = peers.arms(**case.peers.request).values()
-    answer, result = peer(observe=True), case.run("reference")
+    answer = peer(observe=True)
+    result = case.run("reference")
     wanted = [one.item() for one in digest(result, case.peers.logits)]
     assert torch.stack(answer.digest).tolist() == pytest.approx(wanted, rel=1e-5)
     assert min(answer.wall_ms, answer.cpu_ms) > 0
@@ -74,7 +75,8 @@ def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
     found = ctc_greedy(log_probs, torch.tensor([3, 3]))
     parts = [*digest(found, None)]
     theirs = lambda: Answer(wall_ms=1.0, cpu_ms=1.0, digest=tuple(parts))  # noqa: E731
-    arms, request = {"ours": lambda: found, "theirs": theirs}, {"kind": "x"}
+    arms = {"ours": lambda: found, "theirs": theirs}
+    request = {"kind": "x"}
     peers = bench.PeerArms(request=request)
     made = bench.Case(what="x", arms=arms, params={}, peers=peers)
     bench.check(made)

@@ -82,7 +82,8 @@ def test_files_and_a_cold_command_are_measured_beside_peers_of_the_same_weights(
     assert {*models} == {*pythons}
     by = {(one.impl, one.metric): one for one in programs.files(task, pythons, models)}
     for name in pythons:
-        time, speed = by[name, "latency"], by[name, "rtfx"]
+        time = by[name, "latency"]
+        speed = by[name, "rtfx"]
         assert speed.value == pytest.approx(5e3 / time.value)
         assert by[name, "peak_memory"].value > 2**25
         assert time.params["characters"] > 10

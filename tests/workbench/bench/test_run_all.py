@@ -75,7 +75,8 @@ def test_a_suite_that_fails_does_not_take_the_others_along_and_is_measured_again
 def test_a_suite_that_reaches_its_limit_ends_with_all_that_it_started(
     suites, tmp_path, monkeypatch
 ):
-    pid, moments = tmp_path / "out" / "pid", iter([0.0])
+    pid = tmp_path / "out" / "pid"
+    moments = iter([0.0])
 
     def monotonic():
         """0, then a moment behind every limit, once the suite has begun."""
@@ -95,7 +96,8 @@ def test_a_suite_that_reaches_its_limit_ends_with_all_that_it_started(
 def test_half_of_what_is_left_is_a_suites_limit_and_none_begins_without_time(
     suites, tmp_path, monkeypatch
 ):
-    limits, now = [], [0.0]
+    limits = []
+    now = [0.0]
 
     def run(command, log, end):
         limits.append(end - now[0])
@@ -170,7 +172,8 @@ def test_the_gpu_tests_of_run_all_are_there_on_a_machine_with_torch_and_pytest_a
 @pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prctl")
 def test_a_suite_ends_with_the_run_that_started_it_even_by_signal_9(tmp_path):
-    script, out = tmp_path / "suite.py", tmp_path / "out"
+    script = tmp_path / "suite.py"
+    out = tmp_path / "out"
     script.write_text(f"""
 import os, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The suite of training: its arms agree and have their floors, and one that differs is found."""
+"""The suite of training: its arms agree, and one that differs is found."""
 
 from typing import get_args, get_type_hints
 
@@ -29,13 +29,6 @@ def test_every_way_to_run_an_lstm_encoder_has_the_share_that_it_computes(cases):
     assert cells["whole"] == 1 > cells["phases_2"] > cells["phases_8"]
     assert cells["phases_8"] >= case.params["useful_cells"]
     assert cases["lstm-phases-equal"].arm_params["phases_8"]["cells"] == 1
-
-
-def test_each_optimizer_has_the_bytes_that_it_moves_at_least_for_a_weight(cases):
-    case = cases["optimizer-step"]
-    weights = case.params["shape"][0]
-    floors = {name: one["floor_B"] / weights for name, one in case.arm_params.items()}
-    assert floors == {"lamb": 44, "adamw_fused": 28}
 
 
 def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_says_so(

@@ -28,7 +28,8 @@ def test_the_table_and_the_json_agree(capsys, monkeypatch):
     nouns = {"core": "cores", "gpu": "GPUs"}
     for number, row in enumerate(told["rows"], 1):
         noun = nouns[row["per"]][: None if row["units"] > 1 else -1]
-        usd, rtfx = Range(*row["usd_per_million_hours"]), Range(*row["rtfx"])
+        usd = Range(*row["usd_per_million_hours"])
+        rtfx = Range(*row["rtfx"])
         shown = f"{row['instance']} {row['units']} {noun} {rtfx} {row['batch']} {usd}"
         assert f"{number} {shown}" in text
         assert f"{number} {row['model']} {row['origin']}" in text

@@ -39,7 +39,8 @@ def counted(encoder, *given):
 def test_operations_of_a_fastconformer_are_those_that_torch_counts(changed, B, T):
     sizes = {"width": 32, "layers": 2, "subsampling_channels": 16, **changed}
     config = FastConformerConfig(**sizes)
-    features, lengths = torch.randn(B, T, config.bins), torch.full((B,), T)
+    features = torch.randn(B, T, config.bins)
+    lengths = torch.full((B,), T)
     found = counted(FastConformer(config).eval(), features, lengths)
     assert encoder_flops(config, B=B, T=T) == found
 
@@ -70,7 +71,8 @@ STAGES = (
 def test_operations_of_a_jasper_are_those_that_torch_counts(dense, T):
     stages = [replace(stage, **dense) for stage in STAGES]
     config = JasperConfig(bins=8, stages=stages)
-    features, lengths = torch.randn(3, T, 8), torch.full((3,), T)
+    features = torch.randn(3, T, 8)
+    lengths = torch.full((3,), T)
     found = counted(Jasper(config).eval(), features, lengths)
     assert encoder_flops(config, B=3, T=T) == found
 

@@ -36,7 +36,8 @@ def test_no_other_two_numbers_are_nearer():
         gaps = np.log([cell.latency_ms for cell in noisy]) - np.log(fit)
         return np.sqrt(np.mean(gaps**2))
 
-    floor, rate = found.floor_ms, found.TFLOP_per_s
+    floor = found.floor_ms
+    rate = found.TFLOP_per_s
     assert spread(floor, rate) == pytest.approx(found.deviation)
     for a, b in product((0.97, 1.0, 1.03), repeat=2):
         assert spread(a * floor, b * rate) >= found.deviation - 1e-6

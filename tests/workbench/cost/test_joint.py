@@ -42,7 +42,8 @@ def step(variant, dtype, B, T, U1, V, D):
     draw = torch.Generator().manual_seed(0)
     sizes = (B, T, D), (B, U1, D), (V, D), (V,)
     leaves = [torch.randn(size, generator=draw).mul(0.3).to(dtype) for size in sizes]
-    halves, weights = leaves[:2], leaves[2:]
+    halves = leaves[:2]
+    weights = leaves[2:]
     given = torch.randint(V - 1, (B, U1 - 1), generator=draw), *lengths_of(T, U1)
 
     def join(encoded, predicted):

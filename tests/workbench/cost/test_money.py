@@ -14,7 +14,8 @@ from asrkit.workbench.cost import money
 from asrkit.workbench.cost.money import Instance, Range, Speed, transcription_cost
 from asrkit.workbench.machine import GPU_FIELDS
 
-PRICES, SPEEDS = money.load_prices(), money.published_speeds()
+PRICES = money.load_prices()
+SPEEDS = money.published_speeds()
 BOARD = next(
     speed
     for speed in SPEEDS
@@ -150,7 +151,8 @@ def record(at, impl="bfloat16", rtfx=4.0, what="recogniser-one-core", **params):
 
 
 def test_the_newest_records_count_and_of_a_ladder_on_a_gpu_the_fastest_rung(tmp_path):
-    old, new = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+    old = "2026-01-01T00:00:00Z"
+    new = "2026-02-01T00:00:00Z"
     rung = {"what": "ladder-rnnt", "device": "cuda:0", "batch": 64}
     records.append(
         tmp_path / "a.jsonl",

@@ -172,7 +172,8 @@ KINDS = [  # an op of each
 @pytest.mark.parametrize("kind, call", KINDS)
 @torch.no_grad()
 def test_ops_fall_into_kinds(kind, call):
-    module, x = nn.Module(), torch.randn(1, 2, B, I)
+    module = nn.Module()
+    x = torch.randn(1, 2, B, I)
     module.forward = lambda: call(x if kind == "attention" else x[0, 0])
     profile = cast_profile(module, (), "float32", repeats=1)
     assert [op.kind for op in profile.ops] == [kind]
@@ -182,7 +183,10 @@ def test_ops_fall_into_kinds(kind, call):
 def test_autocast_of_an_encoder_casts_what_arithmetic_says(encoder):
     model, inputs = encoder
     profile = cast_profile(model, inputs, "autocast", repeats=1)
-    convolutions, projection, features, positions = 5 * 2, 2, 1, 1
+    convolutions = 5 * 2
+    projection = 2
+    features = 1
+    positions = 1
     assert count(profile, "operand") == {
         ("weight",): LAYERS * WEIGHTS_OF_A_BLOCK + convolutions + projection,
         ("activation",): LAYERS * ACTIVATIONS_OF_A_BLOCK + features + positions,

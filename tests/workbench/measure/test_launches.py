@@ -68,7 +68,8 @@ def test_ops_and_sites_are_counted_by_name_and_line():
 
     found = launch_profile(fn)
     assert found.ops == Counter(add=3, sum=3, mul=3, _local_scalar_dense=3, tolist=3)
-    file, first = "tests/workbench/measure/test_launches.py", fn.__code__.co_firstlineno
+    file = "tests/workbench/measure/test_launches.py"
+    first = fn.__code__.co_firstlineno
     assert found.sync_sites == {f"{file}:{first + n}": 3 for n in (2, 3)}
 
 

@@ -45,7 +45,8 @@ WAITLESS = {
 
 
 def reads(call):
-    x, host = torch.ones(2, device="meta"), torch.ones(2)
+    x = torch.ones(2, device="meta")
+    host = torch.ones(2)
     return host_reads(lambda: call(x, host), device="meta").total()
 
 

@@ -6,9 +6,8 @@ All numbers but times follow from lengths, a model of memory and one of compute
 ranks could have done while the slowest of each step was at work, `straggler` the share of their
 time spent waiting for it, `memory` the mean share of the limit that a batch uses; `kept` is the
 share of the utterances; `met_again`, of the pairs that share a batch, those that do in the next
-epoch too; `sampler_time` a step of the sampler on one rank with what comes before the first,
-`next_time` one of the fifty calls after that. Where an epoch has few steps, an incomplete last one
-weighs much.
+epoch too; `sampler_time` a step of the sampler on one rank with what comes before the first. Where
+an epoch has few steps, an incomplete last one weighs much.
 
 A limit in seconds is the largest that bisection finds to keep every batch of the very epochs
 accounted for within memory. Who sets one beforehand has to stay below it, so the arms that have
@@ -52,7 +51,6 @@ RANKS = (1, 8, 64, 1024)
 SETS = ("librispeech_train_clean_100", "librispeech_eval", "ami_segments")
 EPOCHS = 3
 FEWEST = 100  # utterances of a table: lhotse wants one a bucket
-NEXT_CALLS = 50  # of the sampler, whose median time is recorded
 # Fields of data.Account that are recorded.
 ACCOUNTED = (
     "utilisation",
@@ -66,7 +64,7 @@ ACCOUNTED = (
     "batch_size",
     "steps",
 )
-UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms", "next_time": "ms"}
+UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms"}
 # Standard deviations of the tokens per second within a duration, from which on NeMo's estimate
 # leaves an utterance out.
 OUTLIER = 4.0
@@ -199,9 +197,7 @@ class BatchingComparison:
             samples[metric] = [getattr(account, metric) for account in accounts]
         samples["met_again"] = [met_again(*pair) for pair in itertools.pairwise(epochs)]
         if arm.sampler:
-            samples["sampler_time"], next_ms = samplers.pace(arm.sampler(), epochs)
-            if next_ms:
-                samples["next_time"] = next_ms[:NEXT_CALLS]
+            samples["sampler_time"] = samplers.pace(arm.sampler(), epochs)
         return samples
 
     def check(self, arm: BatchingArm, steps: Steps) -> float:

@@ -3,13 +3,10 @@
 Labels are planted (asrkit.workbench.bench.planted): 12.5 frames and 3.5 labels a second.
 
 Transducers have V = 1025 tokens, a joint of D = 640 and an LSTM of one layer, and utterances of 5,
-15 and 30 seconds. Least work, in every row: a joint for each node of the path, a predictor step for
-each label; of CTC, to read the scores once.
+15 and 30 seconds.
 
 Attention decoders of 12, 6 and 2 layers have V = 1024 and D = 256. They are timed by what they keep
-of frames and text, and with drafts of a CTC head that mishears a share of the labels. Least work:
-the bytes that all steps read, of weights, of what is kept of the frames, and of the text so far,
-for the utterances that have not ended.
+of frames and text, and with drafts of a CTC head that mishears a share of the labels.
 """
 
 import sys
@@ -34,9 +31,8 @@ from asrkit.decoders import (
     transducer_greedy,
 )
 from asrkit.models import optimize
-from asrkit.workbench.bench.cache_policies import POLICIES, CachePolicy, with_policy
+from asrkit.workbench.bench.cache_policies import POLICIES, with_policy
 from asrkit.workbench.bench.cases import Case, PeerArms, Suite
-from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
 from asrkit.workbench.bench.planted import (
     DURATIONS,
@@ -116,7 +112,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     for layers in sizes.layers:
         decoder = planted_decoder(layers=layers, **sizes.decoder)
         for B, T in sizes.attention:
-            yield attention(decoder, B, T, device, quick)
+            yield attention(decoder, B, T, device)
 
 
 def ctc(plan: Planted, device: str) -> Case:
@@ -137,7 +133,6 @@ def ctc(plan: Planted, device: str) -> Case:
         params={
             "shape": [*log_probs.shape],
             "labels": sum(map(len, plan.labels)),
-            "floor_B": log_probs.nbytes,
         },
         arm_params=arm_params,
         ratios=[("sequential", name) for name in arms if name != "sequential"],
@@ -211,22 +206,15 @@ def _decode_transducer(plan: Planted, model: Any, **options: Any) -> Hypotheses:
 
 
 def _params(plan: Planted) -> dict[str, Any]:
-    """Shape and least work of a transducer's decoding."""
+    """Shape of a transducer's decoding."""
     B, T, D = plan.encoded.shape
-    V = plan.model.blank + 1
-    durations = [*plan.model.durations]
-    labels = sum(map(len, plan.labels))
-    path_joints = plan.joints()
-    joint = 2 * D * (V + len(durations))
-    step = 2 * 8 * D * D + 2 * D * D  # the LSTM's gates from label and state, then the projection
     return {
-        "shape": [B, T, D, V],
+        "shape": [B, T, D, plan.model.blank + 1],
         "dtype": dtype_name(plan.encoded.dtype),
-        "durations": durations,
+        "durations": [*plan.model.durations],
         "frames": int(plan.lengths.sum()),
-        "labels": labels,
-        "path_joints": path_joints,
-        "floor_FLOP": path_joints * joint + labels * step,
+        "labels": sum(map(len, plan.labels)),
+        "path_joints": plan.joints(),
     }
 
 
@@ -297,7 +285,7 @@ def _counted(
     return (arms if next(iter(ways)) in arms else {}), params
 
 
-def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool) -> Case:
+def attention(decoder: PlantedDecoder, B: int, T: int, device: str) -> Case:
     """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights; on a
     GPU in bfloat16.
 
@@ -306,18 +294,15 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool)
         B: utterances.
         T: frames of the longest.
         device: "cpu" or "cuda".
-        quick: take the machine's ceilings at small sizes.
     """
     cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     plan = planted_text(decoder, B, T).to(device, dtype)
-    kept = dict(KEPT)
     ways: dict[str, Options] = {
-        name: {"model": with_policy(plan.model, policy)} for name, policy in kept.items()
+        name: {"model": with_policy(plan.model, policy)} for name, policy in KEPT.items()
     }
     pairs = [("recomputed", "kept"), ("absorbed", "kept")]
     if not cuda:
-        kept["kept_packed"] = kept["kept"]
         ways["kept_packed"] = {"model": optimize(deepcopy(plan.model))}
         pairs.append(("kept", "kept_packed"))
     for per_cent in ERRORS:
@@ -325,10 +310,6 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str, quick: bool)
         ways[f"draft_{per_cent}"] = {"ctc": ctc}
         pairs.append(("kept", f"draft_{per_cent}"))
     arms, arm_params = _counted(plan.model, partial(_decode_text, plan), ways, device)
-    peak_B = ceilings(device, quick).bytes_per_s
-    for name, params in arm_params.items():
-        if name in kept:  # how much work a draft leaves depends on its errors
-            params |= {"floor_B": least_bytes(plan, kept[name]), "peak_B": peak_B}
     D, layers = decoder.model.config.width, decoder.model.config.layers
     return Case(
         what="aed-greedy",
@@ -353,42 +334,6 @@ def _decode_text(plan: Planted, model: Any, ctc: Any = None, **options: Any) -> 
     if ctc is not None:
         options["draft"] = ctc_draft(plan.model, ctc_greedy(ctc, plan.lengths))
     return aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt, **options)
-
-
-def least_bytes(plan: Planted, policy: CachePolicy) -> int:
-    """Bytes that all steps of a cache policy read at least, of weights, frames and text so far.
-
-    What several layers read alike counts once a step, and so do weights, however many utterances
-    there are; an utterance that has ended counts no more.
-
-    Args:
-        plan: batch and model.
-        policy: what is kept.
-    """
-    L, D = plan.model.config.layers, plan.model.config.width
-    of_frame = 2 * L * D if policy.cross == "kept" else D
-    of_token = 2 * L * D if policy.past == "kept" else L * D
-    numbers = (1 + max(map(len, plan.labels))) * decoder_weights(plan.model, policy.cross != "kept")
-    for labels, length in zip(plan.labels, plan.lengths.tolist(), strict=True):
-        steps = len(labels) + 1
-        numbers += steps * of_frame * length
-        numbers += of_token * sum(range(1, 1 + steps))  # behind bos
-    return numbers * plan.encoded.itemsize
-
-
-def decoder_weights(model: Any, keys_values: bool) -> int:
-    """Parameters that a step reads, of all layers and the output.
-
-    Args:
-        model: an AEDModel.
-        keys_values: whether the projections of frames are among them.
-    """
-    return sum(
-        weight.numel()
-        for name, weight in model.named_parameters()
-        if name.startswith(("layers.", "norm.", "embedding.", "output_bias"))
-        and (keys_values or ".key_value." not in name)
-    )
 
 
 SUITE = Suite(name="decoders", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))

@@ -23,11 +23,10 @@ from typing import Any
 
 from asrkit.decoders import release_graphs
 from asrkit.models import LSTMConfig, TransducerConfig, presets
-from asrkit.transcribe.recognizer import WEIGHTS
 from asrkit.workbench.bench.cases import Case, Suite, failure
-from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, FileRecognizer, Task, Way
 from asrkit.workbench.bench.scripted import HOP, lengths, scripted
+from asrkit.workbench.bench.suites import ways
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
 
 BASELINE = Way(
@@ -166,19 +165,14 @@ def arm_params(arm: FileRecognizer, quick: bool) -> dict[str, Any]:
     """
     config = arm.config
     encoder: Any = arm.task.model.config.encoder
-    FLOP = sum(encoder_flops(encoder, B=1, T=max(S // HOP, 1)) for S in arm.task.samples)
-    read_B = len(arm.plan) * WEIGHTS[config.precision].itemsize * encoder_parameters(encoder)
-    dtype = "bfloat16" if config.precision == "autocast" else config.precision
-    top = ceilings(arm.task.device, quick)
-    return {
+    work = ways.Work(
+        FLOP=sum(encoder_flops(encoder, B=1, T=max(S // HOP, 1)) for S in arm.task.samples),
+        weights=len(arm.plan) * encoder_parameters(encoder),
+    )
+    way = "autocast_bfloat16" if config.precision == "autocast" else config.precision
+    return ways.arm_params(way, work, arm.task.device, quick) | {
         "pipeline": asdict(config),
-        "dtype": dtype,
         "tolerance": 1e-3 if config.precision == "float32" else 0.2,  # of likelihoods
-        "floor_FLOP": FLOP,
-        "floor_B": read_B,
-        "least_ms": top.floor_ms(FLOP, read_B, dtype),
-        "peak_FLOP": top.flops[dtype],
-        "peak_B": top.bytes_per_s,
     }
 
 

@@ -12,7 +12,6 @@ are kept, four where they are made twice.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -99,17 +98,10 @@ def logits_case(
     def arm(name: str, leaf: Tensor = logits) -> tuple[Tensor, Tensor]:
         overwrite = name.endswith("_overwrite")
         impl = name.removesuffix("_overwrite")
-        if impl == "numba_cuda":
-            from asrkit.workbench.bench.numba_cuda_loss import rnnt_loss_numba_cuda
-
-            cost = rnnt_loss_numba_cuda(leaf, *targets, overwrite_logits=overwrite)
-        else:
-            cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
+        cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
     compiled = compiled_impls(logits)
-    if name == "rnnt" and logits.is_cuda and find_spec("numba_cuda"):
-        compiled.append("numba_cuda")
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
     if name == "rnnt" and dtype == torch.float32 and logits.nelement() < OFFSETS:

@@ -1,12 +1,12 @@
-"""What half precision does to a model's output, beside what it does to its time; what autocast has
-to cast; and with `--model` the words that bfloat16 and int8 cost a trained model.
+"""What half precision does to a model's output; what autocast has to cast; and the words that
+bfloat16 and int8 cost a trained model, which is what the suite measures.
 """
 
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.measure.ops import EachOp, dtype_name
+from asrkit.workbench.measure.ops import Listener, Op
 from asrkit.workbench.records import Measurement
 
 MODES = {
@@ -37,7 +37,6 @@ MODES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-PAIRS = [("float32", mode) for mode in MODES if mode != "float32"] + [("autocast", "bfloat16")]
 ROUNDED = ("features", "log-mel", "waveform")
 COST = "precision-cost"
 JOBS = 3000  # utterances of the test set and of the development set, a third of each kind
@@ -93,19 +92,13 @@ class Deviation:
 
     log_prob_max: float  # nats, of any token in any frame
     log_prob_mean: float  # nats
-    token_errors: float  # edits of the greedy tokens over their number in the exact
 
 
 def deviation(exact: ModelOutput, other: ModelOutput) -> Deviation:
     """The Deviation of `other` from `exact`, computed in float64."""
     valid = valid_mask(exact.lengths, exact.log_probs.shape[1])
     error = (exact.log_probs[valid].double() - other.log_probs[valid].double()).abs()
-    edits = sum(edit_distance(a, b) for a, b in zip(exact.tokens, other.tokens, strict=True))
-    return Deviation(
-        log_prob_max=error.max().item(),
-        log_prob_mean=error.mean().item(),
-        token_errors=edits / max(1, sum(map(len, exact.tokens))),
-    )
+    return Deviation(log_prob_max=error.max().item(), log_prob_mean=error.mean().item())
 
 
 def rounded_features(
@@ -157,15 +150,12 @@ class Speech(NamedTuple):
         return wer(self.texts, texts), cer(self.texts, texts)
 
 
-def unheard_digits(
-    checkpoint: Checkpoint, *, device: str = "cpu", most: int | None = None
-) -> Speech:
+def unheard_digits(checkpoint: Checkpoint, *, most: int | None = None) -> Speech:
     """The digit strings of the test split of asrkit's synthetic speech, in voices that no training
     set has, as one batch.
 
     Args:
         checkpoint: of the trained model.
-        device: of the batch.
         most: utterances at most; None: all.
     """
     from asrkit.data import Utterances, corpora
@@ -174,19 +164,10 @@ def unheard_digits(
     test = Utterances.load(cuts, progress=False)
     batch = test.batch(range(len(test))[:most], checkpoint.tokenizer)
     texts = [normalize_text(text) for text in batch.texts]
-    return Speech(checkpoint, batch.waveforms.to(device), batch.sample_lengths.to(device), texts)
+    return Speech(checkpoint, batch.waveforms, batch.sample_lengths, texts)
 
 
-class Cast(NamedTuple):
-    """One cast of an operand."""
-
-    operand: str  # "weight" or "activation"
-    source: str  # dtype
-    target: str  # dtype
-    bytes: int  # read and written
-
-
-def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str) -> list[Cast]:
+def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str) -> list[Op]:
     """Casts of one call of an encoder under the autocast to bfloat16 of a device that need not be
     there: tensors have no memory.
 
@@ -204,11 +185,20 @@ def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str) -> l
         module = make().eval()
         features = torch.randn(shape)
         lengths = torch.full(shape[:1], shape[1])
-        watch = _Casts(module)
+        listener = _AttentionWhole(device, module)
         # in inference mode attention arrives whole
-        with torch.inference_mode(), _region(device), watch:
+        with torch.inference_mode(), _region(device), listener:
             module(features, lengths)
-    return watch.casts
+    return [op for op in listener.ops if op.kind == "cast"]
+
+
+class _AttentionWhole(Listener):
+    """A listener that takes attention for one op, which has no casts."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op_name(func) == "scaled_dot_product_attention":
+            return func(*args, **kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @contextmanager
@@ -228,39 +218,6 @@ def _region(device: str) -> Iterator[None]:
         torch.set_autocast_dtype(device, dtype)
 
 
-class _Casts(EachOp):
-    """Writes down each cast of a module's call."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        tensors = [*module.parameters(), *module.buffers()]
-        self.weights = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self.casts: list[Cast] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if op_name(func) == "scaled_dot_product_attention":
-            return func(*args, **kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run `func` with `args` and `kwargs`, and list it if it is a cast."""
-        result = func(*args, **kwargs)
-        if op_name(func) != "_to_copy" or not result.is_floating_point():
-            return result
-        source = args[0]
-        if source.dtype != result.dtype:
-            is_weight = source.untyped_storage()._cdata in self.weights
-            self.casts.append(
-                Cast(
-                    "weight" if is_weight else "activation",
-                    dtype_name(source.dtype),
-                    dtype_name(result.dtype),
-                    source.nbytes + result.nbytes,
-                )
-            )
-        return result
-
-
 def suite(
     device: str,
     quick: bool,
@@ -268,79 +225,26 @@ def suite(
     model: Path | None = None,
     kinds: Sequence[str] | None = None,
 ) -> Iterator[Case]:
-    """Yield the trained model of notebook 00, where there is one, or instead of it what precisions
-    cost a trained model of the caller.
+    """Yield what precisions cost a trained model.
 
     Args:
-        device: "cpu" or "cuda".
+        device: "cpu".
         quick: few utterances.
-        model: a checkpoint whose words are counted, on a CPU.
-        kinds: of the speech that `model` reads, as `asrkit train --kinds` names them; None for all.
+        model: the checkpoint; None for that of notebook 00, where there is one.
+        kinds: of the speech that it reads, as `asrkit train --kinds` names them; None for all, and
+            for the digits that the model of notebook 00 was trained on.
 
     Raises:
-        ValueError: `kinds` without a model, or a model and a GPU.
+        ValueError: a GPU.
     """
-    expect(model is not None or kinds is None, "kinds", "--model beside it", "none")
-    if model is not None:
-        expect(device == "cpu", "device", "cpu with --model", device)
+    expect(device == "cpu", "device", "cpu", device)
+    if model is None:
+        model = home(make=False) / "demo" / "model.safetensors"
+        kinds = kinds or ["digits"]
+    if model.exists():
         yield Case(what=COST, measure=partial(costs, load_checkpoint(model), kinds, quick))
-        return
-    path = home(make=False) / "demo" / "model.safetensors"
-    if path.exists():
-        checkpoint = load_checkpoint(path, device=device)
-        yield demo(unheard_digits(checkpoint, device=device, most=32 if quick else None))
     else:
         logging.getLogger(__name__).warning("No trained model to measure: run notebook 00 first.")
-
-
-def demo(speech: Speech) -> Case:
-    """Time of each mode, features in, log-probs out; beside it how far they are from float64, and
-    error rates, also of rounded features.
-
-    Decoding is not timed: how long it takes depends on the tokens.
-    """
-    what = "precision-demo"
-    model = speech.checkpoint.model
-    features, lengths = speech.features()
-    config = FeatureConfig(**speech.checkpoint.features)
-    read = {mode: reader(model, mode) for mode in MODES}
-    dtypes = {mode: dtype_name(dtype) for mode, dtype in MODES.items()}
-    params = {
-        "shape": list(features.shape),
-        "device": str(features.device),
-        "threads": torch.get_num_threads(),
-        "weights": "trained",
-    }
-
-    def arm(mode: str) -> tuple[Tensor]:
-        return (read[mode](features, lengths, decode=False).log_probs,)
-
-    def more() -> Iterator[Measurement]:
-        exact = reader(model, "float64")(features, lengths)
-        outputs = {mode: read_mode(features, lengths) for mode, read_mode in read.items()}
-        for mode, output in outputs.items():
-            of_mode = params | {"dtype": dtypes[mode]}
-            for metric, value in asdict(deviation(exact, output)).items():
-                unit = "nats" if metric.startswith("log") else "fraction"
-                yield Measurement(what, metric, unit, value, impl=mode, params=of_mode)
-        for where in ROUNDED:
-            rounded = rounded_features(
-                speech.waveforms, speech.lengths, torch.bfloat16, where=where, config=config
-            )
-            outputs[f"{where} in bfloat16"] = read["float32"](rounded, lengths)
-        for impl, output in outputs.items():
-            of_impl = params | {"dtype": dtypes.get(impl, "float32")}
-            for metric, rate in zip(("wer", "cer"), speech.rates(output), strict=True):
-                yield _error_rate(what, metric, rate, impl, of_impl)
-
-    return Case(
-        what=what,
-        params=params,
-        arms={mode: partial(arm, mode) for mode in MODES},
-        ratios=PAIRS,
-        arm_params={mode: {"dtype": dtype, "tolerance": 0.1} for mode, dtype in dtypes.items()},
-        more=more,
-    )
 
 
 def _error_rate(
@@ -436,4 +340,4 @@ def _word_errors(said: Sequence[list[str]], texts: Sequence[str]) -> Any:
     return np.array([edit_distance(words, text.split()) for words, text in pairs])
 
 
-SUITE = Suite(name="precision", cases=suite)
+SUITE = Suite(name="precision", cases=suite, cpu_only=True)

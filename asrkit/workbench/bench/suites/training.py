@@ -1,15 +1,11 @@
 """The suite of training: steps with the joint whole, its logits made float32 or left as they are,
-and with the lean loss; an LSTM encoder in phases; a step of LAMB.
+and with the lean loss; an LSTM encoder in phases.
 
 All arms of a training step start from one model and take one step on one batch: forward, backward,
 clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
 
-A step of the encoder is a forward and a backward pass. Its least work is that of the utterances
-without padding: `cells` is the share of the frames of the whole batch that an arm computes,
-`useful_cells` the share that is no padding.
-
-LAMB and torch's AdamW share the parameters of MLPerf's RNN-T and their gradients, at a learning
-rate of 0; each has a state of its own.
+A step of the encoder is a forward and a backward pass: `cells` is the share of the frames of the
+whole batch that an arm computes, `useful_cells` the share that is no padding.
 """
 
 import copy
@@ -25,19 +21,14 @@ from torch import Tensor, nn
 
 from asrkit.data import computed_seconds, shipped_lengths
 from asrkit.models import (
-    LSTMConfig,
     LSTMEncoder,
     LSTMEncoderConfig,
     TransducerConfig,
     TransducerModel,
-    presets,
 )
-from asrkit.optim import Lamb
 from asrkit.training import Prepared, TrainConfig, training_loss, update
 from asrkit.training.options import Joint
 from asrkit.workbench.bench.cases import Case, Suite
-from asrkit.workbench.bench.ceilings import ceilings
-from asrkit.workbench.cost import encoder_flops
 from asrkit.workbench.measure.ops import dtype_name
 
 # utterances, feature frames of 10 ms, labels, tokens with blank
@@ -48,14 +39,11 @@ QUICK = ((2, 80, 6, 28),)
 STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
 PHASES = (2, 4, 8)
-# Bytes that a step moves at least for each float32 weight.
-ADAM_B = 28  # reads gradient, both moments and weight; writes all but the gradient
-LAMB_B = 44  # reads the gradient for its norm first, and moments and weight again for the ratio
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
     """A training step by size and dtype, float32 and bfloat16 where the hardware computes in it;
-    an LSTM encoder on LibriSpeech's lengths and on equal ones; optimizers.
+    an LSTM encoder on LibriSpeech's lengths and on equal ones.
 
     Args:
         device: "cpu" or "cuda".
@@ -66,7 +54,6 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         for dtype in dict.fromkeys((torch.float32, native)):
             yield training_case(size, dtype, device)
     yield from _phases_cases(device, quick)
-    yield optimizer_case(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
@@ -223,63 +210,12 @@ def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
             "shape": [B, T, config.width, config.layers],
             "dtype": dtype_name(dtype),
             "useful_cells": frames.sum() / whole,
-            # a backward pass computes two products for each of the forward
-            "floor_FLOP": 3 * sum(encoder_flops(config, B=1, T=T) for T in frames.tolist()),
         },
         arm_params={
             name: {"cells": computed_seconds(frames, one) / whole} for name, one in counts.items()
         },
         ratios=[("whole", name) for name in counts if name != "whole"],
         tolerance=LSTM_TOLERANCES[dtype],
-        warmup=1,
-    )
-
-
-def mlperf(quick: bool, device: str) -> TransducerModel:
-    """MLPerf's RNN-T, or one of a hundredth of its width, with random gradients."""
-    config = presets.mlperf_rnnt()
-    if quick:
-        narrow = LSTMConfig(width=16, layers=2)
-        encoder = LSTMEncoderConfig(width=16)
-        config = replace(config, encoder=encoder, predictor=narrow, joint_width=16)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = TransducerModel(config)
-        for weight in model.parameters():
-            weight.grad = torch.randn_like(weight) / 100
-    return model.to(device)
-
-
-def optimizer_case(device: str, quick: bool) -> Case:
-    """One step of LAMB, and one of torch's AdamW.
-
-    Args:
-        device: "cpu" or "cuda".
-        quick: a small model, and the machine's ceiling at smaller sizes.
-    """
-    model = mlperf(quick, device)
-    weights: list[Tensor] = list(model.parameters())
-    optimizers = {
-        "adamw_fused": torch.optim.AdamW(weights, lr=0.0, fused=True),
-        "lamb": Lamb(weights, 0.0, betas=(0.9, 0.9985), eps=1e-9, weight_decay=1e-3),
-    }
-    count = sum(weight.numel() for weight in weights)
-    top = ceilings(device, quick).bytes_per_s
-    floors = {"adamw_fused": ADAM_B, "lamb": LAMB_B}
-
-    def step(name: str) -> list[Tensor]:
-        optimizers[name].step()
-        return weights
-
-    return Case(
-        what="optimizer-step",
-        arms={name: partial(step, name) for name in optimizers},
-        params={"shape": [count], "tensors": len(weights)},
-        arm_params={
-            name: {"floor_B": each * count, "peak_B": top} for name, each in floors.items()
-        },
-        ratios=[("lamb", "adamw_fused")],
-        memory=True,
         warmup=1,
     )
 
