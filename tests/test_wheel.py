@@ -15,7 +15,7 @@ pytestmark = pytest.mark.live
 WORK = {  # command: what it prints
     "cost": "p4de.24xlarge",
     "ledger --document 004": " more in the appendix.",
-    "doctor": "only a checkout has requirements.lock",
+    "doctor": "make peers, in a checkout",
     "data lengths librispeech_eval --out table.csv": "11,126 utterances, 21.25 hours: table.csv",
     "data lengths ami_segments --out ami.csv": "ami.csv", "data stats ami_segments": "82,973 utterances",
     "bench batching --quick --lengths table.csv --ranks 1": "records appended to reports/bench.jsonl",

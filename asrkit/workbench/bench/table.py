@@ -29,8 +29,8 @@ LEGEND = {  # what stands in a table -> what it means
     "calls": "of the joint and the predictor, or of a decoder by attention; what they start on a "
     "GPU, waits for a GPU",
     "×": "behind a name its shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of decoders "
-    "by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of features and "
-    "precision B×T×F",
+    "by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of features "
+    "B×T×F",
 }
 
 

@@ -183,7 +183,7 @@ def _fold(cell: Any, tags: Sequence[str]) -> str:
         name = "Parameters of this run"
     elif cell.source.startswith("expect_parameters("):
         name = "Check of the parameters"
-    elif cell.source.startswith(("import ", "from ")):
+    elif cell.source.endswith("print(machine.stamp())"):
         name = "Imports"
     elif FOLDED_TAGS.isdisjoint(tags):
         return ""
