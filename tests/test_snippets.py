@@ -116,18 +116,13 @@ def names_of_a_program(**files):
 
 
 def names_of_batches(**_):
-    """Cuts with a data set of them, and a model to search the memory of."""
+    """Cuts, and a model to search the memory of."""
     from asrkit.data import corpora
-
-    class Waveforms(torch.utils.data.Dataset):
-        def __getitem__(self, cuts):
-            return cuts
 
     cuts = corpora.spoken_commands(train=30, dev=3, test=3, progress=False)["train"]
     model = small_model()
     return {
         "cuts": cuts,
-        "dataset": Waveforms(),
         "tokenizer": CharTokenizer(),
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
@@ -145,7 +140,7 @@ PREPARED = {  # what each snippet of a page takes for granted
         names_of_recordings,
         names_of_whisper,
     ],
-    "docs/training.md": [nothing, nothing, names_of_batches, *[nothing] * 4],
+    "docs/training.md": [*[nothing] * 3, names_of_batches, *[nothing] * 4],
     "docs/export.md": [nothing],
     "docs/scale.md": [names_of_a_program, nothing],
     "docs/transcribing.md": [names_of_recordings],
