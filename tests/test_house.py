@@ -78,7 +78,7 @@ LONG: dict[str, str] = {}
 NODES = {
     ".": 6_620,
     "cli": 5_120,
-    "data": 11_380,
+    "data": 11_450,  # published test sets of lhotse's tables are not trained on
     "decoders": 13_360,
     "export": 2_190,
     "losses": 15_700,

@@ -28,8 +28,8 @@ class CommandOptions(ProgressOptions):
 
     manifest: list[str] = described(
         ("spoken_commands",),
-        "one or several, mixed: spoken_commands (synthetic, built in), lhotse cuts, or JSON "
-        "lines with audio and text",
+        "one or several, mixed: spoken_commands (synthetic, built in), lhotse cuts, a folder "
+        "of lhotse's recordings and supervisions, or JSON lines with audio and text",
         group="speech",
     )
     hold_out: str | None = described(

@@ -38,25 +38,37 @@ def from_manifest(path: str | Path) -> CutSet:
     else:
         ready = partial(_ready_cut, folder=path.parent)
         cuts = list(json_lines(path, ready, LINES))
-    expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}")
+    remedy = "Of a folder, recordings and supervisions are read; name other files." * path.is_dir()
+    expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}", remedy)
     return CutSet.from_cuts(cuts)
 
 
 def _folder_cuts(folder: Path) -> list[Any]:
-    """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing."""
+    """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing.
+
+    Recipes name the part last: supervisions of "x_supervisions_test.jsonl.gz" get the split test,
+    unless they have one.
+    """
     try:
         recordings, supervisions = (
-            [row for file in folder.glob(pattern) for row in load_jsonl(file)] for pattern in TABLES
+            [(row, file) for file in folder.glob(pattern) for row in load_jsonl(file)]
+            for pattern in TABLES
         )
         if not recordings or not supervisions:
             return []
         whole_recordings = CutSet.from_manifests(
-            RecordingSet.from_dicts(recordings), SupervisionSet.from_dicts(supervisions)
+            RecordingSet.from_dicts(row for row, _ in recordings),
+            SupervisionSet.from_dicts(_with_split(row, file) for row, file in supervisions),
         )
         cuts = whole_recordings.trim_to_supervisions(keep_overlapping=False)
         return [_ready(cut, folder) for cut in cuts]
     except Exception as error:  # a damaged table makes lhotse raise anything
         refuse_manifest(error, LINES, str(folder))
+
+
+def _with_split(row: dict[str, Any], file: Path) -> dict[str, Any]:
+    split = file.name.partition(".")[0].rpartition("_")[2]
+    return row | {"custom": {"split": split, **(row.get("custom") or {})}}
 
 
 def row_cut(row: dict[str, Any], folder: Path) -> Any:

@@ -262,6 +262,26 @@ def test_a_folder_of_recordings_and_supervisions_is_cut_at_its_supervisions(tmp_
     held = Utterances.load(corpora.from_manifest(tmp_path), progress=False)
     assert list(held.texts) == ["text 0", "text 1"]
     assert held.durations == [0.5, 0.5]
+    assert len(corpora.load([tmp_path])["train"]) == 2
+
+
+def test_the_published_test_set_of_a_folder_of_tables_is_not_trained_on(tmp_path):
+    for part in ("train", "dev-clean", "test"):
+        tone(tmp_path / f"{part}.wav", 16_000, seconds=1.0)
+        source = AudioSource("file", [0], f"{part}.wav")
+        sound = Recording(part, [source], 16_000, 16_000, 1.0)
+        said = SupervisionSegment(part, part, 0, 0.5, text="text")
+        of_part = f"{part}.jsonl.gz"
+        RecordingSet.from_recordings([sound]).to_file(
+            tmp_path / f"x_recordings_{of_part}"
+        )
+        SupervisionSet.from_segments([said]).to_file(
+            tmp_path / f"x_supervisions_{of_part}"
+        )
+    cuts = corpora.load([tmp_path])
+    for split, part in (("train", "train"), ("dev", "dev-clean"), ("test", "test")):
+        (cut,) = cuts[split]
+        assert cut.supervisions[0].id == part
 
 
 @pytest.mark.parametrize(
