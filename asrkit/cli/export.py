@@ -18,7 +18,7 @@ class ExportOptions(Options):
     )
     format: Literal["onnx", "openvino"] = described(
         MISSING,
-        "ONNX files, or OpenVINO's IR; needs pip install 'asrkit[onnx]' or 'asrkit[openvino]'",
+        "ONNX files, or OpenVINO's IR; needs pip install onnx onnxscript onnxruntime or openvino",
     )
     out: Path = described(
         MISSING,

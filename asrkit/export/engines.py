@@ -111,7 +111,7 @@ def _line(error: Exception) -> str:
 
 def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
     """ONNX Runtime on a CPU."""
-    require("onnx", "onnxruntime")
+    require("onnxruntime")
     import onnxruntime
 
     onnxruntime.disable_telemetry_events()
@@ -126,7 +126,7 @@ def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
 
 def _openvino(path: Path, threads: int, precision: str) -> Engine:
     """OpenVINO on a CPU."""
-    require("openvino", "openvino")
+    require("openvino")
     import openvino
 
     hint = {"float32": "f32", "bfloat16": "bf16"}[precision]

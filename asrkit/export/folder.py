@@ -23,15 +23,10 @@ def is_exported(path: Path | str) -> bool:
     return (Path(path) / DECODING).is_file()
 
 
-def require(extra: str, *packages: str) -> None:
-    """Raise ValueError, which says how to install them, where packages are missing.
-
-    Args:
-        extra: The extra of asrkit that brings them.
-        packages: As they are imported.
-    """
+def require(*packages: str) -> None:
+    """Raise ValueError, which says how to install them, where packages are missing."""
     missing = [name for name in packages if not find_spec(name)]
-    remedy = f"Install them: pip install 'asrkit[{extra}]'."
+    remedy = f"Install them: pip install {' '.join(missing)}."
     expect(not missing, "packages", ", ".join(packages), f"no {', '.join(missing)}", remedy)
 
 

@@ -95,7 +95,7 @@ class ShardOptions:
         None,
         "with --shards, in place of --part: actors of a Ray cluster transcribe the shards; all "
         "its machines have to see files and model under the same paths. Has to be installed: "
-        "pip install 'asrkit[scale]'",
+        "pip install 'ray[data]'",
     )
     address: str | None = described(
         None,
@@ -132,8 +132,8 @@ class ModelOptions:
     engine: Literal["torch", "onnxruntime", "openvino"] = described(
         "torch",
         "what computes the encoder, on a CPU; onnxruntime and openvino run a --model that asrkit "
-        "export wrote, and have to be installed: pip install 'asrkit[onnx]' or "
-        "'asrkit[openvino]'; decoding stays the same",
+        "export wrote, and have to be installed: pip install onnxruntime or openvino; decoding "
+        "stays the same",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = described(
         "auto",

@@ -49,7 +49,7 @@ class RayCluster:
         try:
             import ray.data  # noqa: F401
         except ImportError as error:
-            remedy = "pip install 'asrkit[scale]', or pass --part K/N, which needs no Ray."
+            remedy = "pip install 'ray[data]', or pass --part K/N, which needs no Ray."
             raise ValueError(f"on: expected Ray Data, got {message(error)}. {remedy}") from None
 
     def transcribed(

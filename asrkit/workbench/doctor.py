@@ -93,8 +93,8 @@ def _finding(name: str, detail: str, ok: bool, remedy: str, *, required: bool = 
 def _install(extra: str = "") -> str:
     """How to install asrkit with an extra, in this checkout or without one."""
     if not LOCK.exists():
-        return f"pip install 'asrkit[{extra}]'"
-    return f"pip install -e '.[{extra}]'" if extra else f"pip install -r {LOCK.name}"
+        return f"in a checkout, pip install -e '.[{extra}]'"
+    return f".venv/bin/pip install -e '.[{extra}]'" if extra else f"pip install -r {LOCK.name}"
 
 
 def _packages() -> Iterable[Finding]:

@@ -141,7 +141,7 @@ def test_export_without_its_packages_says_so_and_writes_nothing(
     command = ["export", "--model", small, "--format", format, "--out", out]
     assert main([*map(str, command)]) == 2
     all_of_them = ", ".join(PACKAGES[format])
-    remedy = f"Install them: pip install 'asrkit[{format}]'."
+    remedy = f"Install them: pip install {' '.join(PACKAGES[format])}."
     wanted = f"packages: expected {all_of_them}, got no {all_of_them}. {remedy}"
     assert capsys.readouterr().err == f"asrkit export: {wanted}\n"
     assert not out.exists()

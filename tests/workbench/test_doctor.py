@@ -44,7 +44,7 @@ def test_only_a_required_package_that_is_absent_counts_as_missing(
     check = status(extra or "packages")
     assert check.status == state
     assert "absent: no_such_module" in check.detail
-    assert check.remedy.startswith("pip install")
+    assert "pip install" in check.remedy
 
 
 def test_a_library_that_does_not_load_is_found_without_harm(monkeypatch):
