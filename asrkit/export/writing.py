@@ -53,7 +53,7 @@ def export(
     expect_choice("format", format, get_args(Format))
     model = _leaving(checkpoint.model, head)
     metadata = _metadata(model, checkpoint.features)
-    require(format, *PACKAGES[format])
+    require(*PACKAGES[format])
     write: Any = _write_onnx if format == "onnx" else _write_openvino
     suffix = ".int8" * int8 + SUFFIX[format]
     with new_folder(path) as folder:
