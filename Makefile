@@ -87,7 +87,8 @@ $(READY): requirements.lock pyproject.toml
 	while sleep 10 >&- 2>&-; do \
 	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv | cut -f 1) of 6000 MB installed"; \
 	done & \
-	trap "kill $$! 2>/dev/null" EXIT; trap 'exit 130' INT TERM; \
+	trap "kill $$! 2>/dev/null" EXIT; \
+	trap 'echo "asrkit: stopped; the same command begins again, with what was downloaded." >&2; exit 130' INT TERM; \
 	pip() { $(BIN)/python -m pip install --no-input --disable-pip-version-check --progress-bar off "$$@" >> $$log 2>&1 || { tail -n 20 $$log >&2; exit 1; }; }; \
 	pip -r requirements.lock; \
 	pip --no-deps --no-build-isolation -e .; \

@@ -60,7 +60,8 @@ def read_lengths(
         for utterance in json_lines(file, partial(_utterance, folder=file.parent), LINES)
     )
     lengths = Lengths.of_texts(utterances, tokens=tokens, progress=progress)
-    expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}")
+    remedy = "Of sound files make cuts first: asrkit data prepare FOLDER."
+    expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}", remedy)
     return lengths
 
 
