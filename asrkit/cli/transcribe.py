@@ -107,8 +107,8 @@ def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
     size = sum(file.stat().st_size for file in (path, *path.glob("*.safetensors")))
     layout: Any = choose_layout(asked, threads=use.threads, recordings=recordings, model_bytes=size)
     torch.set_num_threads(1)  # threads do not outlive a fork
-    workers, threads = count(layout.workers, "worker"), count(layout.threads, "thread")
-    print(f"{workers} ({layout.why}), {threads} each", file=sys.stderr)
+    workers = f"{count(layout.workers, 'worker')} ({layout.why})"
+    print(f"{workers}, {count(layout.threads, 'thread')} each", file=sys.stderr)
     return layout
 
 
@@ -141,7 +141,7 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
     from asrkit.sound_files import find
-    from asrkit.transcribe.folder import Folder, begun_by, made_by, text_settings
+    from asrkit.transcribe.folder import Folder, begun_by, made_by, settled, text_settings
     from asrkit.transcribe.formats import TIMED
 
     use, out = asked.use, asked.io.out
@@ -154,16 +154,15 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     number = len(recordings)
     todo, folder = [path for path, _ in recordings], None
     dtype = _dtype(use)
-    if dtype == "auto" and out:
-        dtype = begun_by(out, format_).get("dtype", dtype)
-    if dtype == "auto":
-        from asrkit.cpu import fast_dtype
-
-        dtype = "float32" if use.engine != "torch" else fast_dtype(use.device)
-    result: dict[str, Any] = {"files": number, "failed": 0, "audio_s": 0.0, "rtfx": 0.0}
+    begun = begun_by(out, format_) if out else {}
+    if dtype == "auto" and (begun or use.engine == "torch"):
+        dtype, config = settled(begun, config, use.device)
+    elif dtype == "auto":
+        dtype = "float32"
+    result: Any = {"files": number, "failed": 0, "audio_s": 0.0, "rtfx": 0.0}
+    settings: Any = {"dtype": dtype, "engine": use.engine, "context": use.context}
     if out:
-        settings = text_settings(windows, config)
-        settings |= {"engine": use.engine, "dtype": dtype, "context": use.context}
+        settings |= text_settings(windows, config, dtype)
         folder = Folder(out, recordings, made_by(_model_path(use), **settings), kind=format_)
         todo = folder.todo()
     result |= {"skipped": number - len(todo), "out": str(out)}
@@ -176,7 +175,7 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     layout = _layout(use, number)
     checkpoint = _load(use, dtype)
     if use.dtype == "auto":
-        print(f"dtype: {dtype}", file=sys.stderr)
+        print(f"dtype: {settings['dtype']}", file=sys.stderr)
     # In place: a copy would take the memory of the weights twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
@@ -247,8 +246,8 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
     layout = _layout(use)  # before the model is loaded
     planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
-        print(f"dtype: {planned.task.dtype}", file=sys.stderr)
-    start, shown = time.perf_counter(), not asked.no_progress
+        print(f"dtype: {planned.head.made_by['dtype']}", file=sys.stderr)
+    start = time.perf_counter()
     report = run(
         planned,
         part=part,
@@ -256,7 +255,7 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
         threads=use.threads,
         workers=layout,
         cluster=cluster,
-        progress=shown,
+        progress=not asked.no_progress,
     )
     result = {
         **asdict(report),

@@ -165,11 +165,15 @@ def _decode_attention(
     if search is not None:
         found = by_beam(model, frames, lengths, options, ctc=ctc, ctc_weight=weight)
     else:
-        draft = None
-        if ctc is not None and drafts:
-            draft = ctc_draft(model, ctc_greedy(ctc, lengths))
-        keywords: dict[str, Any] = {"prompt": options.prompt, "confidence": options.confidence}
-        found = aed_greedy(model, frames, lengths, draft=draft, **keywords)
+        draft = ctc_draft(model, ctc_greedy(ctc, lengths)) if ctc is not None and drafts else None
+        found = aed_greedy(
+            model,
+            frames,
+            lengths,
+            draft=draft,
+            prompt=options.prompt,
+            confidence=options.confidence,
+        )
     if not options.times:
         return with_texts(found, options)
     if ctc is None:
@@ -226,8 +230,7 @@ def _timed_by_ctc(
     aligned, durations, scores = ctc_alignment(ctc, lengths, written)
     fits = scores.isfinite()[:, None]
     if not bool(fits.all()):
-        attended = timed_by_attention(model, frames, lengths, found, options)
-        attended = with_texts(attended, options)
+        attended = with_texts(timed_by_attention(model, frames, lengths, found, options), options)
         aligned = aligned.where(fits, attended.frames)
         durations = durations.where(fits, attended.durations)
     return replace(written, frames=aligned, durations=durations)

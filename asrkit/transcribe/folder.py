@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from asrkit.files import atomic, content_hash, lock
 from asrkit.shapes import expect
@@ -13,8 +17,13 @@ from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
 
 # Options that say how batches are made and computed, on which a transcript does not depend; and
 # those whose fields stand for them.
-LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "search", "prompt"}
-OF_TRAINING = {"state.pt", "log.jsonl"}  # files beside a model that do not change it
+LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "precision", "search", "prompt"}
+LONGEST_NAME = 249  # bytes: a file system's 255, less what a name has while the file is written
+# What is read of a model's folder: asrkit's own, Hugging Face's, or exported.
+READ = re.compile(
+    r".*\.safetensors|(.*config|.*index|tokenizer|vocab|added_tokens)\.json|merges\.txt|"
+    r"(model|encoder)\..*(onnx|data|xml|bin)"
+)
 
 
 def made_by(model: Path, **settings: object) -> dict[str, str]:
@@ -25,7 +34,7 @@ def made_by(model: Path, **settings: object) -> dict[str, str]:
     expect(model.exists(), "model", "a file or a folder", f"none at {str(model)!r}")
     digest = hashlib.sha256()
     for path in [model, *sorted(model.glob("[!.]*"))]:
-        if path.is_file() and path.name not in OF_TRAINING:
+        if path.is_file() and (path == model or READ.fullmatch(path.name)):
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     settings["model"] = digest.hexdigest()[:16]
@@ -46,13 +55,38 @@ def expect_same(kept: Mapping[str, str], now: Mapping[str, str], out: Path) -> N
     expect(not names, ", ".join(names), wanted, new, "Name another folder.")
 
 
-def text_settings(options: WindowOptions, config: PipelineConfig) -> dict[str, object]:
-    """The settings that a transcript depends on; of an n-gram model's file, what is in it."""
+def text_settings(
+    options: WindowOptions, config: PipelineConfig, dtype: str = "float32"
+) -> dict[str, object]:
+    """The settings that a transcript depends on; of an n-gram model's file, what is in it.
+
+    Args:
+        options: Windows.
+        config: Of the recogniser.
+        dtype: Of the weights as they are loaded, and of what `config` computes in no other.
+    """
     search, prompt = config.search or BeamOptions(), config.prompt or PromptOptions()
     settings = vars(options) | vars(config) | vars(search) | vars(prompt)
+    settings["dtype"] = f"{config.precision} beside {dtype}".removeprefix("as_loaded beside ")
     settings["beam"] = config.search and search.beam  # None: greedy
     settings["lm"] = search.lm and content_hash(search.lm.read_bytes())
     return {name: value for name, value in settings.items() if name not in LEFT_OUT}
+
+
+def settled(begun: Mapping[str, str], config: PipelineConfig, device: str) -> Any:
+    """(dtype to load a model in, `config`) as a folder was begun; else the dtype that is fast.
+
+    Args:
+        begun: As `made_by` returned it then; empty where the folder is new.
+        config: Of the recogniser.
+        device: Where it computes.
+    """
+    if not begun:
+        from asrkit.cpu import fast_dtype
+
+        return fast_dtype(device), config
+    kept: Any = begun["dtype"].rpartition(" beside ")
+    return kept[2], replace(config, precision=kept[0] or "as_loaded")
 
 
 def begun_by(out: Path, kind: str) -> dict[str, str]:
@@ -81,8 +115,8 @@ class Folder:
         kind: the transcripts' format, one of FORMATS.
 
     Raises:
-        ValueError: Two recordings have one name, or `path` holds transcripts of another model or
-            other settings, or files that asrkit did not write.
+        ValueError: Two recordings have one name, or a name is too long, or `path` holds transcripts
+            of another model or other settings, or files that asrkit did not write.
     """
 
     def __init__(
@@ -98,20 +132,22 @@ class Folder:
         self.made_by = made_by
         self.key_file = path / f".asrkit-{kind}"
         self.target = {source: path / name.with_suffix(f".{kind}") for source, name in recordings}
-        times = Counter(self.target.values())
-        double = [str(target) for target, number in times.items() if number > 1]
-        got = f"several of {', '.join(double[:3])}"
+        wanted = "recordings of different names"
         remedy = "Rename one, or use two folders."
-        expect(not double, "out", "recordings of different names", got, remedy)
+        short = f"transcripts with names of at most {LONGEST_NAME} bytes"
+        for target, times in Counter(self.target.values()).items():
+            expect(times == 1, "out", wanted, f"several of {target}", remedy)
+            size = len(os.fsencode(target.name))
+            expect(size <= LONGEST_NAME, "out", short, target.name, "Rename the recording.")
         self._check()
 
     def _check(self) -> None:
         """ValueError where the transcripts that are there are not of this model and settings."""
         if kept := begun_by(self.path, self.kind):
             return expect_same(kept, self.made_by, self.path)
-        found = [str(one) for one in (self.key_file, *self.target.values()) if one.exists()]
         wanted = "transcripts of this model and these settings"
-        expect(not found, "out", wanted, ", ".join(found[:3]), "Name another folder.")
+        for one in (self.key_file, *self.target.values()):
+            expect(not one.exists(), "out", wanted, one, "Name another folder.")
 
     def todo(self) -> list[Path]:
         """Recordings that have no transcript yet."""

@@ -61,7 +61,7 @@ def _ctm(transcript: Transcript, name: str) -> str:
 def _subtitles(transcript: Transcript, kind: str) -> str:
     web = kind == "vtt"
     point = "." if web else ","
-    parts = ["WEBVTT\n"] if web else []
+    parts = ["WEBVTT\n"] * web
     for number, (start_s, end_s, text) in enumerate(cues(transcript.words, transcript.audio_s), 1):
         times = f"{_clock(start_s, point)} --> {_clock(end_s, point)}"
         shown = html.escape(text, quote=False) if web else text
@@ -72,8 +72,7 @@ def _subtitles(transcript: Transcript, kind: str) -> str:
 def _clock(seconds: float, point: str) -> str:
     """`seconds` as hours:minutes:seconds and milliseconds behind `point`."""
     minutes, ms = divmod(round(seconds * 1000), 60_000)
-    clock = f"{minutes // 60:02}:{minutes % 60:02}:{ms / 1000:06.3f}"
-    return clock.replace(".", point)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{ms / 1000:06.3f}".replace(".", point)
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
@@ -86,13 +85,12 @@ def summary(transcript: Transcript) -> dict[str, object]:
     if transcript.language:
         parts["language"] = transcript.language
     if transcript.words:
-        parts["words"] = [_word(word) for word in transcript.words]
+        names = ("start_s", "end_s", "confidence")
+        parts["words"] = [
+            {"word": word.text, **{name: round(getattr(word, name), 3) for name in names}}
+            for word in transcript.words
+        ]
     return parts
-
-
-def _word(word: Word) -> dict[str, object]:
-    times = {name: round(value, 3) for name, value in word._asdict().items() if name != "text"}
-    return {"word": word.text, **times}
 
 
 def cues(words: Sequence[Word], audio_s: float) -> list[tuple[float, float, str]]:

@@ -155,10 +155,14 @@ def _of_cut(cut: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     wanted = "cuts of one recording in one file, as it was recorded"
     known = kind in ("MonoCut", "MultiCut")
     expect(plain and known, "manifest", wanted, f"a {kind!s:.40} {cut['id']!r:.80}")
-    row = {"id": cut["id"], "audio": sources[0]["source"]}
-    times = {"offset": cut["start"], "duration": cut["duration"]}
     several = len(sources[0].get("channels", [0])) > 1
-    return row | times, int(cut["channel"]) if several and kind == "MonoCut" else None
+    row = {
+        "id": cut["id"],
+        "audio": sources[0]["source"],
+        "offset": cut["start"],
+        "duration": cut["duration"],
+    }
+    return row, int(cut["channel"]) if several and kind == "MonoCut" else None
 
 
 def members(recording: Recording) -> Iterator[Recording]:

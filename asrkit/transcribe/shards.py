@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asrkit.files import atomic, content_hash, lock, version
 from asrkit.shapes import count, expect
 from asrkit.sound_files import Sound
-from asrkit.transcribe.folder import expect_same, made_by, text_settings
+from asrkit.transcribe.folder import expect_same, made_by, settled, text_settings
 from asrkit.transcribe.formats import Transcript, summary
 from asrkit.transcribe.manifests import Recording, changes, members, read
 from asrkit.transcribe.options import PipelineConfig, WindowOptions
@@ -141,8 +141,9 @@ def plan(
         device: Where shards are transcribed, which may be on another machine.
 
     Raises:
-        ValueError: An input is damaged or has no recording, ids are twice, or `out` was begun with
-            another model, other settings or other recordings.
+        ValueError: An input or the model is damaged, there is no recording, ids are twice, the
+            model cannot do what the settings ask for, or `out` was begun with another model, other
+            settings or other recordings.
     """
     expect(shard_h is None or shard_h > 0, "shard_h", "more than 0 hours", shard_h)
     inputs = [*map(Path, files)]
@@ -151,7 +152,10 @@ def plan(
     with lock(out, wait=True):  # others wait for the first one
         kept, shards = load_plan(out) if (out / PLAN).exists() else (None, [])
         if task.dtype == "auto":
-            task = _settled(task, kept, device)
+            # That of the plan, perhaps of another machine.
+            begun = kept.made_by if kept else {}
+            dtype, config = settled(begun, task.config, device)
+            task = replace(task, dtype=dtype, config=config)
         given = _given(inputs, task, shard_h)
         if kept and kept.given == given:
             return Plan(out=out, task=task, head=kept, shards=shards)
@@ -164,23 +168,14 @@ def plan(
         made_of = {"files": files, "shard_h": str(shard_h), **_made_by(task)}
         if kept:
             expect_same(kept.made_by, made_of, out)
+        else:  # what cannot be loaded binds no folder
+            ShardTranscriber(task, made_of, "cpu").load()
         head = Head(given, made_of)
         made = [_shard(some, made_of) for some in _filled(recordings, shard_h * 3600)]
         with atomic(out / PLAN) as part, part.open("w", encoding="utf-8") as file:
             for row in (head._asdict(), *(shard._asdict() for shard in made)):
                 file.write(json.dumps(row) + "\n")
         return Plan(out=out, task=task, head=head, shards=made)
-
-
-def _settled(task: Task, kept: Head | None, device: str) -> Task:
-    """The task in the dtype of a plan, perhaps of another machine, or else in a fast one."""
-    if kept:
-        precision: Any = kept.made_by["precision"]
-        config = replace(task.config, precision=precision)
-        return replace(task, dtype=kept.made_by["dtype"], config=config)
-    from asrkit.cpu import fast_dtype
-
-    return replace(task, dtype=fast_dtype(device))
 
 
 def load_plan(out: str | Path) -> tuple[Head, list[Shard]]:
@@ -215,8 +210,8 @@ def _given(inputs: Sequence[Path], task: Task, shard_h: float | None) -> str:
 
 def _made_by(task: Task) -> dict[str, str]:
     """All that the texts of a task depend on."""
-    settings = text_settings(task.windows, task.config)
-    settings |= {"asrkit": version(), "dtype": task.dtype, "context": task.context}
+    settings = text_settings(task.windows, task.config, task.dtype)
+    settings |= {"asrkit": version(), "context": task.context}
     return made_by(task.model, **settings)
 
 
@@ -279,8 +274,8 @@ class ShardTranscriber:
         from asrkit.transcribe.windows import Transcriber
 
         task = self.task
-        wanted = "model, settings and version of asrkit of the plan"
-        expect(_made_by(task).items() <= self.made_by.items(), "model", wanted, "others")
+        same = _made_by(task).items() <= self.made_by.items()
+        expect(same, "model", "model, settings and version of asrkit of the plan", "others")
         dtype = getattr(torch, task.dtype)
         checkpoint = load_checkpoint(task.model, device=self.device, dtype=dtype)
         if task.context is not None:
@@ -324,16 +319,15 @@ def transcribed(workers: "Workers", shards: Iterable[Shard]) -> Iterator[tuple[i
     """
     from asrkit.transcribe.workers import ENDED, Died, transcribe_jobs
 
-    def ended(recording: Recording) -> Row:
-        return _row(recording, Transcript(path=recording.sound.path, error=ENDED))
-
     # A first job of nothing loads the model: else each recording would seem to end its worker.
     nothing: list[Any] = [("", [])]
     for _, result in workers.results(lambda: nothing.pop() if nothing else None):
         if isinstance(result, Died):
             raise RuntimeError(f"{result} while it loaded the model.")
     jobs = (shard.recordings() for shard in shards)
-    yield from transcribe_jobs(workers, jobs, ended, members)
+    yield from transcribe_jobs(
+        workers, jobs, lambda one: _row(one, Transcript(path=one.sound.path, error=ENDED)), members
+    )
 
 
 def _transcribed_here(
@@ -357,9 +351,8 @@ def _transcribed_here(
 
 def _row(recording: Recording, transcript: Transcript) -> Row:
     """The result of one recording: the same for the same transcript, whenever it was made."""
-    start_s = recording.sound.start_s
-    result = summary(transcript)
-    return {"id": recording.id, "start_s": start_s, **result, "error": transcript.error}
+    row = {"id": recording.id, "start_s": recording.sound.start_s}
+    return row | summary(transcript) | {"error": transcript.error}
 
 
 def _write(path: Path, results: Sequence[Row]) -> None:
@@ -465,10 +458,11 @@ def run(
                 bar.total = round(bar.total + audio_s - todo[place].planned_s)
                 bar.update(audio_s if cluster else 0)  # whose actors tell of whole shards only
                 transcribed_s += audio_s
-    report = Report(len(plan.shards), sum(map(plan.done, plan.shards)), transcribed_s)
+    done = sum(map(plan.done, plan.shards))
+    report = Report(len(plan.shards), done, round(transcribed_s, 2))
     for one in rows(plan.out):
         report.recordings += 1
         report.failed += bool(one["error"])
         report.audio_s += one["audio_s"]
-    report.audio_s, report.transcribed_s = round(report.audio_s, 2), round(transcribed_s, 2)
+    report.audio_s = round(report.audio_s, 2)
     return report

@@ -20,7 +20,7 @@ from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
-from asrkit.transcribe.words import Label, Word, join, words
+from asrkit.transcribe.words import Label, join, words
 
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
 # and delay the first transcripts.
@@ -273,14 +273,11 @@ class Transcriber:
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
             labels = join(labels, part.labels, part.start / self.rate_hz, before.end / self.rate_hz)
-        timed: list[Word] = []
-        if self.options.timestamps:
-            timed = words(labels, self.tokenizer)
         return Transcript(
             path=path,
             text=self.tokenizer.decode([label.token for label in labels]),
             audio_s=parts[-1].end / self.rate_hz,
-            words=tuple(timed),
+            words=tuple(words(labels, self.tokenizer)) if self.options.timestamps else (),
             language=parts[-1].language,
         )
 

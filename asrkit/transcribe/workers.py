@@ -42,6 +42,7 @@ LEAST_S = 30.0  # of audio in a job: a batch that keeps a core busy
 BYTES_PER_S = 32_000  # of a recording, about: 16 bits at 16 kHz
 Items = Sequence[Any]
 Function = Callable[[Any], Any]
+Work = Callable[[Any, Advance], Any]
 Draw = Callable[[], tuple[Any, Any] | None]
 ENDED = "audio: reading or transcribing it ended the process twice."
 
@@ -125,6 +126,7 @@ class _Worker:
     process: Any
     connection: Connection
     key: Any = None  # of its job; None: it waits for one
+    told_s: float = 0.0  # of the audio of this job
 
 
 class Workers:
@@ -136,7 +138,7 @@ class Workers:
         layout: How many, and their cores and threads.
         function: Called in a worker with each job, and with what it may call with seconds of audio
             that are done; its result, which is no float, is sent back.
-        advance: Called here with these seconds.
+        advance: Called here with these seconds, and less those of a job whose worker ended.
         method: "fork", or "spawn" for what cannot be forked, such as a GPU that is in use: then
             `function` is pickled, and cannot be one of a script.
 
@@ -147,7 +149,7 @@ class Workers:
     def __init__(
         self,
         layout: Layout,
-        function: Callable[[Any, Advance], Any],
+        function: Work,
         advance: Advance = lambda audio_s: None,
         *,
         method: Literal["fork", "spawn"] = "fork",
@@ -187,8 +189,8 @@ class Workers:
         """
         while busy := self._hand_out(draw):
             wait([worker.connection for worker in busy])
-            received = [self._receive(worker) for worker in busy if worker.connection.poll()]
-            done = [*filter(None, received)]
+            told = [worker for worker in busy if worker.connection.poll()]
+            done = [*filter(None, map(self._receive, told))]
             self._hand_out(draw)  # before whoever takes the results makes workers wait
             yield from done
 
@@ -209,11 +211,13 @@ class Workers:
         try:
             result = worker.connection.recv()
         except (EOFError, OSError):
+            self.advance(-worker.told_s)  # another worker tells of them again
             return key, self._replace(worker)
         if isinstance(result, float):
+            worker.told_s += result
             self.advance(result)
             return None
-        worker.key = None
+        worker.key, worker.told_s = None, 0.0
         if isinstance(result, Exception):
             raise result
         self.deaths = 0
@@ -249,7 +253,7 @@ def _work(
     connection: Connection,
     cores: tuple[int, ...],
     threads: int | None,
-    function: Callable[[Any, Advance], Any],
+    function: Work,
 ) -> None:
     """What a worker does: jobs, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
@@ -367,25 +371,25 @@ def transcribe_in_workers(
         return list(transcriber.recordings(sounds, advance, batches=POOL))
 
     sounds = [*recordings(paths)]
-    jobs = recording_jobs(sounds, layout.workers, options.batch_s)
+    jobs = [*recording_jobs(sounds, layout.workers, options.batch_s)]
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
     following = 0
-    shown = progress and sys.stderr.isatty()
-    about_s, about_done_s = sum(map(_about_s, sounds)) if shown else 0.0, 0.0
-    bar = progress_bar(about_s, show=shown)
-    with bar, Workers(layout, transcribe_job, bar.update) as workers:
-        for number, transcripts in transcribe_jobs(workers, jobs, _ended_twice):
+    about_s = sum(map(_about_s, sounds))
+    done_s = about_done_s = 0.0
+    with (
+        progress_bar(about_s, show=progress and sys.stderr.isatty()) as bar,
+        Workers(layout, transcribe_job, bar.update) as workers,
+    ):
+        for number, transcripts in transcribe_jobs(
+            workers, jobs, lambda sound: Transcript(path=sound.path, error=ENDED)
+        ):
             done[number] = transcripts
-            if shown:
-                about_done_s += sum(_about_s(Sound(one.path)) for one in transcripts)
-                bar.total = round(bar.n * about_s / about_done_s) if about_done_s else bar.total
+            done_s += sum(one.audio_s for one in transcripts)
+            about_done_s += sum(map(_about_s, jobs[number]))
+            bar.total = round(done_s * about_s / (about_done_s or 1))
             while following in done:
                 yield from done.pop(following)
                 following += 1
-
-
-def _ended_twice(sound: Sound) -> Transcript:
-    return Transcript(path=sound.path, error=ENDED)
 
 
 def recording_jobs(

@@ -27,6 +27,8 @@ from asrkit.models import (
     ConvConfig,
     CTCConfig,
     CTCModel,
+    TransducerModel,
+    presets,
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer
@@ -117,6 +119,16 @@ def learned(tiny_speech):
     torch.set_num_threads(threads)
     assert loss < 0.1
     return Checkpoint(model.eval(), tokenizer, asdict(config), {})
+
+
+@pytest.fixture
+def transducer():
+    """A transducer of random weights that finds some labels in noise."""
+    torch.manual_seed(0)
+    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
+    return Checkpoint(
+        model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from asrkit.cli import main
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.files import LOCK
+from asrkit.models import save_checkpoint
 from asrkit.transcribe import Folder, Transcript
+from asrkit.transcribe.folder import made_by
 from asrkit.transcribe.formats import FORMATS
 
 WANTED = "--out: expected transcripts of this model and these settings, got"
@@ -163,11 +166,49 @@ def test_a_run_with_nothing_to_do_says_so_and_loads_no_torch(model, speech, tmp_
     assert (done.stdout, done.stderr) == (said, "")
 
 
-def test_auto_goes_on_in_the_dtype_of_the_folder(model, speech, tmp_path, capsys):
-    plain = f"transcribe --model {model} --no-progress --out {tmp_path / 'out'}"
-    assert main([*plain.split(), str(speech[0]), "--dtype", "float16"]) == 0
-    assert main([*plain.split(), str(speech[1])]) == 0
-    assert capsys.readouterr().err == "dtype: float16\n"
+@pytest.mark.parametrize("dtype", [
+    "float16",
+    pytest.param("int8", marks=pytest.mark.skipif(not has_int8(), reason="no VNNI")),
+])  # fmt: skip
+def test_auto_goes_on_in_the_dtype_of_the_folder(
+    transducer, speech, tmp_path, typed, dtype
+):
+    model, out = tmp_path / "model.safetensors", tmp_path / "out"
+    save_checkpoint(model, transducer)
+    how = f"--model {model} --no-progress --out {out} --dtype"
+    assert typed(speech[0], how, dtype)[0] == 0
+    code, _, err = typed(speech[1], how, "auto")
+    whole = f"int8 beside {fast_dtype()}" if dtype == "int8" else dtype
+    assert (code, err.splitlines()[0]) == (0, f"dtype: {whole}")
+    said = f"--dtype: expected {whole}, with which {out} was begun, got float32. Name"
+    assert said in typed(speech[1], how, "float32")[2]
+
+
+def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(tmp_path):
+    longest = "a" * 244 + ".wav"
+    folder_of([longest], tmp_path).write(Transcript(path=Path(longest)))
+    said = "^out: .* names of at most 249 bytes, got éé.*.json. Rename the recording.$"
+    with pytest.raises(ValueError, match=said):
+        folder_of(["é" * 122 + "a.mp3"], tmp_path)
+
+
+def test_a_model_is_the_files_that_are_read_of_its_folder(
+    into, speech, model, tmp_path
+):
+    shutil.copy(model, tmp_path / "model.safetensors")
+    here = ("--model", tmp_path, "--format json")
+    into(tmp_path, speech[0], *here)
+    (tmp_path / "README.md").touch()
+    assert into(tmp_path, *speech[:2], *here)[0]["skipped"] == 1
+    before = {str(made_by(tmp_path))}
+    for number, name in enumerate([
+        "config.json", "preprocessor_config.json", "generation_config.json", "tokenizer.json",
+        "vocab.json", "added_tokens.json", "merges.txt", "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json", "encoder.int8.onnx", "model.xml", "model.bin",
+    ]):  # fmt: skip
+        (tmp_path / name).write_text(str(number))
+        before.add(str(made_by(tmp_path)))
+    assert len(before) == 13
 
 
 def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(

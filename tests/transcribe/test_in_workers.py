@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import soundfile
 from waiting import running, wait_until
 
 from asrkit.runtime import usable_cores
@@ -20,6 +22,7 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
     transcribe_in_workers,
+    workers,
 )
 from asrkit.transcribe.workers import ENDED
 
@@ -97,6 +100,31 @@ def test_a_killed_worker_loses_nothing_and_what_ends_its_process_twice_is_an_err
     assert re.search(
         r"worker \d \(process \d+\) ended by signal 9; its recordings", said
     )
+
+
+def test_the_total_of_the_bar_is_guessed_from_jobs_that_ended(
+    learned, long_file, tmp_path, monkeypatch
+):
+    samples, rate = soundfile.read(str(long_file))
+    for number in range(12):
+        path = tmp_path / f"{number}.wav"
+        soundfile.write(str(path), samples[: 30 * rate], rate)
+    totals = []
+
+    class Bar:
+        n = 1e6  # whatever is under way
+
+        def update(self, audio_s):
+            pass
+
+        def __setattr__(self, name, value):
+            totals.append(value)
+
+    monkeypatch.setattr(workers, "progress_bar", lambda *a, **k: nullcontext(Bar()))
+    options = WindowOptions(batch_s=30, readers=1)
+    list(transcribe_in_workers(learned, tmp_path, TWO, options=options))
+    assert len(totals) > 4
+    assert {*totals} == {360}
 
 
 def test_who_takes_no_more_results_ends_all_workers(learned, talks):

@@ -1,15 +1,11 @@
 """The recogniser and the command in int8: what runs in it, what does not, and who is refused."""
 
-from dataclasses import asdict
-
 import pytest
 import torch
 
 from asrkit.cpu import fast_dtype, has_int8
-from asrkit.features import FeatureConfig
-from asrkit.models import Checkpoint, TransducerModel, presets, save_checkpoint
+from asrkit.models import save_checkpoint
 from asrkit.models.int8 import Int8Linear
-from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer
 from asrkit.transcribe.recognizer import ModelVariants
 
@@ -17,19 +13,9 @@ ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI o
 INT8 = PipelineConfig(precision="int8")
 
 
-@pytest.fixture
-def checkpoint():
-    """A transducer of random weights that finds some labels in noise."""
-    torch.manual_seed(0)
-    model = TransducerModel(presets.tiny(vocab_size=28)).eval()
-    return Checkpoint(
-        model, CharTokenizer(), asdict(FeatureConfig()), {"max_symbols": 3}
-    )
-
-
 @ON_THIS_CPU
-def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(checkpoint):
-    variants = ModelVariants(checkpoint.model)
+def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(transducer):
+    variants = ModelVariants(transducer.model)
     plain = Recognizer(variants, PipelineConfig(precision="float32"))
     int8 = Recognizer(variants, INT8)
     assert int8.dtype == getattr(torch, fast_dtype())
@@ -54,18 +40,18 @@ def test_a_model_without_a_fastconformer_is_refused(learned):
         Recognizer(learned.model, INT8)
 
 
-def test_a_cpu_without_vnni_is_refused_before_anything_is_done(checkpoint, monkeypatch):
+def test_a_cpu_without_vnni_is_refused_before_anything_is_done(transducer, monkeypatch):
     without_vnni = {"architecture": "x86_64", "avx2": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: without_vnni)
     with pytest.raises(ValueError, match="^int8: expected an x86 CPU with VNNI or AMX"):
-        Recognizer.from_checkpoint(checkpoint, INT8)
+        Recognizer.from_checkpoint(transducer, INT8)
 
 
 @ON_THIS_CPU
 @pytest.mark.parametrize("more", ["", "--shards --workers 1 --threads 1"])
-def test_the_command_transcribes_in_int8(checkpoint, speech, tmp_path, typed, more):
+def test_the_command_transcribes_in_int8(transducer, speech, tmp_path, typed, more):
     model, out = tmp_path / "model.safetensors", tmp_path / "text"
-    save_checkpoint(model, checkpoint)
+    save_checkpoint(model, transducer)
     how = ("--model", model, "--dtype int8 --out", out, more)
     code, said, _ = typed(speech[0], *how)
     assert code == 0

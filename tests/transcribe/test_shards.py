@@ -15,7 +15,9 @@ import soundfile
 import torch
 from waiting import wait_until, written
 
+from asrkit.cpu import has_int8
 from asrkit.files import lock
+from asrkit.models import save_checkpoint
 from asrkit.sound_files import Sound
 from asrkit.transcribe import (
     BeamOptions,
@@ -29,6 +31,7 @@ from asrkit.transcribe import shards as shards_module
 from asrkit.transcribe.shards import PLAN, Task, load_plan, plan, rows, run
 from asrkit.transcribe.workers import ENDED
 
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 TWO = Layout(cores=((), ()), threads=1, why="")
 SHORT = 4 / 3600  # hours: more than three shards of the twelve recordings
 
@@ -102,7 +105,7 @@ def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
     made = plan([lines], task, tmp_path / "out", shard_h=0.25)
     assert load_plan(tmp_path / "out") == (made.head, made.shards)
     made_by = made.head.made_by
-    assert (made_by["dtype"], made_by["precision"]) == ("bfloat16", "as_loaded")
+    assert made_by["dtype"] == "bfloat16"
     for path in (lines, copied):  # touched: looked at again, and found to be the same
         os.utime(path, ns=(1, 1))
         assert plan([lines], task, tmp_path / "out").shards == made.shards
@@ -152,12 +155,17 @@ def test_a_recording_of_the_same_length_in_the_place_of_another_is_refused(
         plan([talks], task, tmp_path / "out")
 
 
-@pytest.mark.parametrize("precision", ["as_loaded", "int8"])
+@pytest.mark.parametrize(
+    "precision", ["as_loaded", pytest.param("int8", marks=ON_THIS_CPU)]
+)
 def test_auto_is_dtype_and_precision_of_whoever_planned_first(
-    lines, task, tmp_path, monkeypatch, precision
+    lines, task, transducer, tmp_path, monkeypatch, precision
 ):
     out, config = tmp_path / "out", PipelineConfig(precision=precision)
+    task = replace(task, model=tmp_path / "model.safetensors")
+    save_checkpoint(task.model, transducer)
     first = replace(task, dtype="bfloat16", config=config)
+    planned = plan([lines], first, tmp_path / "elsewhere")
     made = []
     second = threading.Thread(
         target=lambda: made.append(plan([lines], replace(task, dtype="auto"), out))
@@ -166,10 +174,21 @@ def test_auto_is_dtype_and_precision_of_whoever_planned_first(
     with lock(out):  # while another one plans
         second.start()
         second.join(0.5)
-        planned = plan([lines], first, tmp_path / "elsewhere")
         shutil.copy(planned.out / PLAN, out)
     second.join()
     assert (made[0].task, made[0].head) == (planned.task, planned.head)
+
+
+def test_a_model_that_cannot_do_what_is_asked_binds_no_folder(
+    lines, task, model, tmp_path
+):
+    out, broken = tmp_path / "out", tmp_path / "broken.safetensors"
+    broken.write_bytes(model.read_bytes()[:-1])
+    int8 = PipelineConfig(precision="int8")
+    for changed in ({"model": broken}, {"config": int8}, {"context": (9, 8)}):
+        with pytest.raises(ValueError, match=r"^(model|int8|context): "):
+            plan([lines], replace(task, **changed), out)
+    assert plan([lines], task, out).shards
 
 
 @pytest.mark.parametrize("ids, said", [
