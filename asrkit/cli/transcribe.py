@@ -115,7 +115,7 @@ def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
 def _model_path(use: ModelOptions) -> Any:
     """--model, or the folder where notebook 00 left one."""
     demo = home(make=False) / "demo"
-    there = bool(use.model) or demo.is_dir()
+    there = bool(use.model) or (demo / "model.safetensors").is_file()
     remedy = "Run it (make report ARGS=00), or pass --model."
     expect(there, "model", "the demo of notebook 00", f"none in {demo}", remedy)
     return use.model or demo
