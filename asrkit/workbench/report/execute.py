@@ -392,9 +392,11 @@ def outcome(
         error = ""
     status = "failed" if failure else "ran"
     executed = out / f"{name}.ipynb"
-    if not executed.is_file():
+    try:
+        notebook = _read(executed)
+    except ValueError:  # none, or torn by what ended the run: no page either
+        executed.unlink(missing_ok=True)
         return NotebookRun(name=name, status=status, parameters=parameters, error=error)
-    notebook = nbformat.read(executed, 4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in cells for output in cell.outputs]
     published = [output.data[MIME] for output in outputs if MIME in output.get("data", {})]

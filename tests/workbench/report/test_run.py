@@ -213,6 +213,23 @@ def test_only_notebooks_that_measure_no_time_run_beside_others(tmp_path, monkeyp
     assert [(run.status, run.error) for run in runs] == [("ran", "")] * 3
 
 
+TORN = """
+import os
+from pathlib import Path
+copy = Path("out/torn.ipynb")
+copy.write_text(copy.read_text()[:100])  # as a full disk or a kill in the middle leaves it
+os.kill(os.getppid(), 9)
+"""
+
+
+@pytest.mark.live
+def test_a_torn_copy_costs_its_own_page_only(tmp_path):
+    paths = [write(tmp_path, "torn", TORN), write(tmp_path, "runs", "1")]
+    torn, runs = run_notebooks(jobs_of(paths, {}), tmp_path / "out", progress=False)
+    assert (torn.status, runs.status) == ("failed", "ran")
+    assert not (tmp_path / "out/torn.ipynb").exists()  # so it has no page
+
+
 @pytest.mark.live
 def test_a_hanging_notebook_is_stopped(tmp_path):
     hangs = write(tmp_path, "hangs", "print('before'); import time; time.sleep(600)")
