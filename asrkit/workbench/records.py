@@ -89,7 +89,11 @@ TYPES = {
     **dict.fromkeys(("params", "stats", "machine", "software", "code"), dict),
     "samples": list,
 }
-INSIDE = {"stats": ("n", "p25", "p50", "p75"), "machine": ("id", "gpus"), "code": ("commit",)}
+INSIDE = {
+    "stats": ("n", "p25", "p50", "p75"),
+    "machine": ("id", "gpus", "cpu_model"),
+    "code": ("commit",),
+}
 
 
 def publish(record: Measurement | dict[str, Any]) -> None:
@@ -129,7 +133,8 @@ def problem(record: Any) -> str:
         lacking = [one for one in wanted if one not in record[name]]
         if lacking:
             return f"no record: {name} lacks {lacking[0]}"
-    for number in [record["value"], *record["samples"]]:
+    stats = [record["stats"][name] for name in INSIDE["stats"]]
+    for number in [record["value"], *record["samples"], *stats]:
         if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
             return f"no record: value {number!r} is no finite number"
     if record["schema"] not in (FIRST_SCHEMA, SCHEMA):

@@ -168,7 +168,10 @@ NO_RECORDS = [
     (changed(value=10**400), "no finite number"),
     (changed(schema="asrkit.record/9"), "schema 'asrkit.record/9'"),
     (changed(samples=None), "samples is no list"),
+    (changed(stats={"n": 3, "p25": None, "p50": 1, "p75": 1}), "None is no finite number"),
+    (changed(stats={"n": 3, "p25": float("nan"), "p50": 1, "p75": 1}), "nan is no finite number"),
     (changed(machine={}), "machine lacks id"),
+    (changed(machine={"id": "x", "gpus": []}), "machine lacks cpu_model"),
     (changed(what=3), "what is no str"),
 ]  # fmt: skip
 
