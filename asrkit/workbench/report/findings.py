@@ -155,7 +155,8 @@ def findings_of(runs: Sequence[NotebookRun]) -> list[Finding]:
 def _finding(declared: Declared, records: Sequence[Record]) -> Finding | None:
     found: dict[str, dict[str, Record]] = {}  # under the same conditions: arm -> its last record
     for record in records:
-        if (record["what"], record["metric"]) == (declared.what, declared.metric):
+        is_one = (record["what"], record["metric"]) == (declared.what, declared.metric)
+        if is_one and record["value"] > 0:  # else there is no factor
             found.setdefault(str(_conditions(record)), {})[record["impl"]] = record
     others = declared.arms.keys() - {declared.ours}
     comparable = [arms for arms in found.values() if declared.ours in arms and others & arms.keys()]
@@ -175,7 +176,7 @@ def _finding(declared: Declared, records: Sequence[Record]) -> Finding | None:
         "baseline": value_with_unit(baseline),
         "ours": value_with_unit(ours),
         "against": declared.arms[against],
-        "batch": params.get("B", params.get("shape", [""])[0]),
+        "batch": params.get("B") or (params.get("shape") or [""])[0],
         "factor": _factor(_rounded(baseline, value), _rounded(ours, ours["value"])),
     }
     longest = max(record["value"] for record in arms.values())
