@@ -400,6 +400,22 @@ def test_what_the_appendix_contradicts_is_named():
     assert answer.exceptions == named and answer.sentence.endswith(f" {named}")
 
 
+def test_what_others_recorded_for_the_appendix_is_only_counted():
+    there = {"there": "reproduced", "device": "H200"}
+    rows = [row(needs="cuda", **there), row(appendix="not speech", **there)]
+    told = "Recorded on H200: 1 reproduced by measurement."
+    assert (
+        summary(rows) == f"1 claim: 1 waiting for a GPU; 1 more in the appendix. {told}"
+    )
+
+
+@pytest.mark.parametrize("metric", ["ratio", "latency"])
+def test_what_was_measured_of_an_ill_defined_claim_is_shown(metric):
+    of = claim(quoted=None, metric=metric)
+    found = verdict(of, [record(metric=metric)], CPU)
+    assert (found.label, found.measured) == ("evidence, not comparable", 2.0)
+
+
 @pytest.mark.parametrize(("change", "outcome"), [
     ({"needs": "cuda"}, "waiting for a GPU"),
     ({"needs": "cuda", "verdict": "not measured yet"}, "waiting for a GPU"),

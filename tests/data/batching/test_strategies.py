@@ -191,6 +191,8 @@ def test_utterances_that_no_bucket_has_room_for_are_an_error():
     )
     with pytest.raises(ValueError, match=said):
         plan(Bucketed(buckets=table), lengths)
+    with pytest.raises(ValueError, match="got 1 that are too large"):
+        plan(Bucketed(buckets=table), Lengths([1.0, 9.0], [1, 1]))
 
 
 def two_buckets(**options):

@@ -72,9 +72,27 @@ def test_ours_is_compared_with_the_best_baseline_and_every_baseline_is_shown(dec
     assert found(declared, values | {declared.ours: 3.9}) == []
 
 
+def test_a_finding_is_of_the_last_conditions_under_which_both_were_measured():
+    declared = DECLARED[0]
+    runs = [
+        records.Measurement(
+            "rnnt-loss", "latency", "ms", value, impl=impl, params={"T": T}
+        )
+        for T, values in ((80, (2.0, 1.0)), (160, (6.0, 2.0)))
+        for impl, value in zip(declared.arms, values, strict=True)
+    ]
+    made = [one.record() for one in runs]
+    (finding,) = findings_of(
+        [NotebookRun(name=declared.notebook, status="ran", records=made)]
+    )
+    assert finding.number == "3×"
+
+
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.notebook)
 def test_a_finding_that_its_records_do_not_support_is_left_out(declared):
     values = pair(declared)
+    for impl in values:  # nothing is 0 times as much as something
+        assert found(declared, values | {impl: 0.0}) == []
     for impl, value in values.items():
         assert found(declared, {impl: value}) == []
     assert found(declared, values, T=160) == []
