@@ -143,6 +143,23 @@ def test_a_transcript_that_cannot_be_written_is_named(tmp_path):
         folder.write(Transcript(path=Path("sub/a.wav")))
 
 
+def test_a_setting_that_the_folder_does_not_tell_is_another_one(tmp_path):
+    folder_of(["a.wav"], tmp_path).write(Transcript(path=Path("a.wav")))
+    (tmp_path / ".asrkit-json").write_text('{"older": "1"}')
+    with pytest.raises(ValueError, match="^made_by: expected None, .*, got me"):
+        folder_of(["a.wav"], tmp_path)
+
+
+def test_what_training_leaves_beside_a_model_does_not_change_it(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    before = made_by(tmp_path)
+    for name in ("state.pt", "log.jsonl", ".hidden"):
+        (tmp_path / name).write_text("more")
+    assert made_by(tmp_path) == before
+    (tmp_path / "config.json").write_text("{}")
+    assert made_by(tmp_path) != before
+
+
 def test_what_another_asrkit_began_is_refused(tmp_path):
     key = tmp_path / ".asrkit-json"
     key.write_text("sha256:0123")

@@ -192,7 +192,10 @@ def test_errors_and_texts_that_a_precision_changes_are_counted():
     assert worse.value == 0.25
     wrong = ["too won", "tree", "for"]
     (all_wrong, _) = precision.changes("int8", said, said, wrong, {})
-    assert (all_wrong.params["low"], all_wrong.params["high"]) == (1, 1)  # in any sample
+    assert (all_wrong.params["low"], all_wrong.params["high"]) == (
+        1,
+        1,
+    )  # in any sample
 
 
 def test_a_gpu_is_refused():

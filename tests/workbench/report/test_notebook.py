@@ -84,10 +84,13 @@ def test_imports_and_parameters_move_to_the_end_with_what_they_print(tmp_path):
         new_markdown_cell("# Why?\n\n## First"),
         imports,
         tagged("size: int = 3  # bars", "parameters"),
+        new_code_cell("expect_parameters(rows=1)"),
         tagged("draw()", outputs=[picture("first")]),
     )
     text = str(body)
-    places = [text.index(part) for part in ("first", "this machine", "size")]
+    places = [
+        text.index(part) for part in ("first", "this machine", "size", "Check of")
+    ]
     assert places == sorted(places)
     assert [name for _, name in page.headings] == ["First", "How this page was run"]
 
