@@ -302,7 +302,7 @@ def test_each_folder_has_the_nodes_of_its_row():
     for name, count in sorted(found.items()):
         bound = NODES.get(name, 0)
         if not SLACK * bound <= count <= bound:
-            rows[name] = -(-count // 10) * 10
+            rows[name] = -(-count // 50) * 50
     table = "\n".join(f'    "{name}": {bound:_},' for name, bound in rows.items())
     assert not rows, (
         "the size of these folders is not that of NODES. Delete, or write these rows there; "

@@ -98,7 +98,7 @@ def begun_by(out: Path, kind: str) -> dict[str, str]:
     """
     try:
         return dict(json.loads((out / f".asrkit-{kind}").read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 
