@@ -6,3 +6,11 @@ The workbench, which the library never imports: asrkit.workbench with .measure, 
 
 Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded.
 """
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from asrkit.files import version
+
+    return version()

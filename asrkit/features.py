@@ -132,9 +132,12 @@ def log_mel(
         config: Settings; None takes the defaults.
 
     Raises:
-        ValueError: Shapes, dtype or lengths do not fit.
+        ValueError: Shapes, dtype, lengths or config do not fit.
     """
     config = config or FeatureConfig()
+    got = type(config).__name__
+    known = isinstance(config, FeatureConfig)
+    expect(known, "config", "a FeatureConfig", got, "Pass FeatureConfig(**settings).")
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
     floating = waveforms.is_floating_point()

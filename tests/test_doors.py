@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from asrkit.files import version
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -66,6 +68,18 @@ def test_every_name_that_a_reader_imports_opens(path):
                 assert hasattr(found, node.attr), (
                     f"{path.name}: {node.value.id}.{node.attr}"
                 )
+
+
+@pytest.mark.parametrize("name", ["asrkit.transcribe", "asrkit.training"])
+def test_a_room_that_opens_late_lists_all_its_names(name):
+    room = importlib.import_module(name)
+    files = [name for names in room._FILES.values() for name in names]
+    assert sorted(files) == sorted(room.__all__) == dir(room)
+    assert all(hasattr(room, door) for door in room.__all__)
+
+
+def test_the_package_knows_its_version():
+    assert importlib.import_module("asrkit").__version__ == version()
 
 
 def test_the_doors_are_found():

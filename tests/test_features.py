@@ -196,6 +196,12 @@ def test_bad_input_is_refused(waveforms, lengths, message):
         log_mel(waveforms, lengths)
 
 
+def test_settings_that_are_a_dict_are_refused():
+    message = "^config: expected a FeatureConfig, got dict. Pass FeatureConfig"
+    with pytest.raises(ValueError, match=message):
+        log_mel(torch.zeros(1, 400), torch.tensor([400]), config={"bins": 64})
+
+
 @pytest.mark.parametrize("wrong", [
     {"normalization": "per_utterance"},
     {"power": 3},

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from asrkit.losses.lattice import as_index, check_lengths, check_scores
 from asrkit.runtime import settle_after_fork, to_device
-from asrkit.shapes import dims
+from asrkit.shapes import dims, expect
 
 NEVER = -1e30  # nats; -inf would make gradients NaN
 
@@ -42,6 +42,8 @@ def ctc_loss(
     if not torch.compiler.is_compiling():
         settle_after_fork()
     check_scores(log_probs, "log_probs")
+    wide = log_probs.itemsize > 2
+    expect(wide, "log_probs", "float32 or float64", log_probs.dtype, "Pass log_probs.float().")
     _, T, V = dims(log_probs, "B T V", "log_probs")
     _, U = dims(targets, "B U", "targets")
     counts = check_lengths(

@@ -272,8 +272,13 @@ def check_lengths(
     """
     is_token = isinstance(blank, Integral) and -V <= int(blank) < V
     expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
-    sizes = {} if U1 is None else {"B": len(like), "U": U1 - 1}
+    sizes = {} if U1 is None else {"B": len(like)}
     sizes["B"], U = dims(targets, "B U", "targets", **sizes)
+    U1 = U1 or U + 1
+    rows = "logits have" if like.ndim == 4 else "predicted has"
+    wanted = f"shape (B={sizes['B']}, U={U1 - 1})"
+    remedy = f"{rows} U1 = U + 1 rows, one more than the labels."
+    expect(U == U1 - 1, "targets", wanted, tuple(targets.shape), remedy)
     integers = {
         "targets": targets,
         "logit_lengths": logit_lengths,

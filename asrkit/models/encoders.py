@@ -29,11 +29,19 @@ def expect_heads(config: Any) -> None:
 
 
 def expect_batch(features: Tensor, lengths: Tensor, bins: int) -> int:
-    """T of features (B, T, bins); ValueError unless they and lengths (B,) are a batch."""
+    """T of features (B, T, bins); ValueError unless they and lengths (B,) are a batch.
+
+    Lengths that Python can read at once have to lie in 0..T.
+    """
     B, T, _ = dims(features, "B T F", "features", F=bins)
     dims(lengths, "B", "lengths", B=B)
     shape = tuple(features.shape)
     expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
+    counts = lengths.dtype in (torch.int32, torch.int64)
+    expect(counts, "lengths", "int32 or int64", lengths.dtype, "Give frames, not shares.")
+    if readable(lengths):  # a GPU would have to be waited for
+        low, high = torch.stack(lengths.aminmax()).tolist()
+        expect(0 <= low <= high <= T, "lengths", f"0 to T={T} frames", f"{low} to {high}")
     return T
 
 

@@ -203,7 +203,7 @@ class FastConformer(nn.Module):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), 1 to T, int64, on the features' device or the
-                host. They are not checked: a GPU would have to be waited for.
+                host. Those on a GPU are not checked: it would have to be waited for.
 
         Returns:
             Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.

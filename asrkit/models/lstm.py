@@ -200,8 +200,6 @@ class LSTMEncoder(nn.Module):
         config = self.config
         if not readable(lengths):
             return [(strided(T, config.stack_input), len(lengths))]
-        longest = int(lengths.max())
-        expect(longest <= T, "lengths", f"at most {T}, the frames of features", longest)
         stacked = strided(lengths, config.stack_input)
         most = strided(int(stacked.max()), config.stack)  # a short batch has no more phases
         return phases(stacked, min(config.phases, most), stack=config.stack)

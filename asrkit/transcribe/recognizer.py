@@ -239,6 +239,9 @@ class Recognizer:
             in_place: prepare the checkpoint's model itself instead of a copy, which saves memory;
                 it cannot be saved or trained afterwards.
         """
+        got = type(checkpoint).__name__
+        remedy = "Pass load_checkpoint(path)."
+        expect(isinstance(checkpoint, Checkpoint), "checkpoint", "a Checkpoint", got, remedy)
         return cls(
             ModelVariants(checkpoint.model, in_place=in_place),
             config,

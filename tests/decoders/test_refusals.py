@@ -82,6 +82,10 @@ GREEDY = [  # what changes, and what the message begins with
         {"model": Story()},
         "model: expected blank, predict, join, got Story without blank",
     ),
+    (
+        {"model": speaker(config=SimpleNamespace(joint_width=5))},
+        f"encoded: expected frames of width 5, as model.join takes, got width {WIDTH}. Call model.encode first.",
+    ),
     ({"model": speaker(blank=-1)}, "model.blank: expected an index from 0, got -1."),
     (
         {"model": speaker(blank=5)},

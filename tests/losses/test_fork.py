@@ -25,7 +25,7 @@ def value_and_gradient(_=None):
     rnnt = rnnt_loss(logits, *sizes, blank=0)
     tdt = tdt_loss(logits, *sizes, blank=0)
     predicted, weight, bias = encoded[:, :11].detach(), encoded[0].detach(), encoded[0, :, 0].detach()
-    lean = rnnt_loss_lean(encoded, predicted, weight, bias, *sizes, blank=0)
+    lean = rnnt_loss_lean(encoded, predicted, weight, bias, *sizes, activation="relu", blank=0)
     (rnnt + tdt + lean).backward()
     parts = (rnnt.detach(), tdt.detach(), lean.detach(), logits.grad.abs().mean(), encoded.grad.abs().mean())
     return [round(float(part), 4) for part in parts]

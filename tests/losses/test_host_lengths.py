@@ -50,8 +50,12 @@ LOSSES = {
     "pack_joint": lambda device, ints: pack_joint(
         *halves(V, device)[:2], *ints[1:]
     ).sum(),
-    "lean rnnt": lambda device, ints: rnnt_loss_lean(*halves(V, device), *ints),
-    "lean tdt": lambda device, ints: tdt_loss_lean(*halves(V + 5, device), *ints),
+    "lean rnnt": lambda device, ints: rnnt_loss_lean(
+        *halves(V, device), *ints, activation="relu"
+    ),
+    "lean tdt": lambda device, ints: tdt_loss_lean(
+        *halves(V + 5, device), *ints, activation="relu"
+    ),
     "ctc": lambda device, ints: ctc_loss(scores(B, T, V, device=device), *ints).sum(),
 }
 

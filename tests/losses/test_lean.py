@@ -37,6 +37,10 @@ def dense(
     return of(logits, *rest, **options)
 
 
+def with_relu(*tensors, **options):
+    return rnnt_loss_lean(*tensors, **{"activation": "relu"} | options)
+
+
 def close(found, wanted, **tolerance):
     """Each tensor of two lists."""
     torch.testing.assert_close(list(found), list(wanted), **tolerance)
@@ -73,7 +77,7 @@ OPTIONS = st.fixed_dictionaries(SHARED) | st.fixed_dictionaries(SHARED | TDT)
 @given(SIZES, OPTIONS, st.sampled_from([3, 1000]))
 def test_values_and_gradients_are_those_of_the_joint(sizes, options, tile):
     n = len(options.get("durations", ()))
-    lean, loss = (tdt_loss_lean, tdt_loss) if n else (rnnt_loss_lean, rnnt_loss)
+    lean, loss = (tdt_loss_lean, tdt_loss) if n else (with_relu, rnnt_loss)
     tensors, rest = halves(*sizes, n=n, dtype=torch.float64, blank=options["blank"])
     truth = graded(dense, tensors, *rest, of=loss, impl="reference", **options)
     found = graded(lean, tensors, *rest, impl="plain", tile=tile, **options)
@@ -131,9 +135,9 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
 @both
 def test_what_lies_in_the_padding_cannot_matter(impl):
     tensors, rest = halves(3, 4, 6, 4, 8, 5)
-    plain = graded(rnnt_loss_lean, tensors, *rest, impl=impl)
+    plain = graded(with_relu, tensors, *rest, impl=impl)
     tensors, rest = spoilt_halves(tensors, *rest)
-    found = graded(rnnt_loss_lean, tensors, *rest, impl=impl)
+    found = graded(with_relu, tensors, *rest, impl=impl)
     close(found, plain, rtol=0, atol=0)
     _, frames, labels = rest
     for b in range(4):
@@ -162,7 +166,7 @@ def test_memory_is_a_tile_and_not_a_joint(dtype, share):
     frames = torch.full((B,), T)
     labels = torch.full((B,), U)
     rest = targets, frames, labels
-    lean = peak_memory(lambda: graded(rnnt_loss_lean, tensors, *rest, tile=128))
+    lean = peak_memory(lambda: graded(with_relu, tensors, *rest, tile=128))
     whole = peak_memory(lambda: graded(dense, tensors, *rest, impl="wavefront"))
     tile = 128 * (2 * D + V) * dtype.itemsize
     rows = B * (T + U + 1)
@@ -174,12 +178,12 @@ def test_memory_is_a_tile_and_not_a_joint(dtype, share):
 
 def test_autocast_decides_the_dtype_of_the_products():
     tensors, rest = halves(7, 2, 10, 4, 32, 16)
-    exact = graded(rnnt_loss_lean, tensors, *rest)
+    exact = graded(with_relu, tensors, *rest)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = graded(rnnt_loss_lean, tensors, *rest)
+        cast = graded(with_relu, tensors, *rest)
 
     def rounded(encoded, predicted, weight, *others, **options):
-        return rnnt_loss_lean(encoded, predicted, weight.bfloat16(), *others, **options)
+        return with_relu(encoded, predicted, weight.bfloat16(), *others, **options)
 
     assert {part.dtype for part in cast} == {torch.float32}
     wanted = graded(rounded, tensors, *rest)
@@ -203,15 +207,15 @@ def test_a_nan_is_heard_in_the_loss_and_in_the_gradients(impl):
 @both
 def test_strided_halves_and_a_bias_of_another_width_are_as_good(impl):
     tensors, rest = halves(13, 2, 5, 3, 8, 6)
-    wanted = rnnt_loss_lean(*tensors, *rest)
+    wanted = with_relu(*tensors, *rest)
     strided = [torch.stack((tensor, tensor), -1)[..., 0] for tensor in tensors]
-    found = rnnt_loss_lean(*strided, *rest, impl=impl)
+    found = with_relu(*strided, *rest, impl=impl)
     torch.testing.assert_close(found, wanted)
     *others, bias = tensors
     half = bias.bfloat16().requires_grad_()
-    rnnt_loss_lean(*others, half, *rest, impl=impl).backward()
+    with_relu(*others, half, *rest, impl=impl).backward()
     none, zeros = (
-        rnnt_loss_lean(*others, given, *rest, impl=impl)
+        with_relu(*others, given, *rest, impl=impl)
         for given in (None, torch.zeros_like(bias))
     )
     assert none == zeros
@@ -220,19 +224,20 @@ def test_strided_halves_and_a_bias_of_another_width_are_as_good(impl):
 def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
     tensors, rest = halves(8, 2, 5, 3, 8, 6)
     weight = tensors[2].requires_grad_()
-    cost = rnnt_loss_lean(*tensors, *rest)
+    cost = with_relu(*tensors, *rest)
     first = torch.autograd.grad(cost, weight, retain_graph=True)
     second = torch.autograd.grad(cost, weight, retain_graph=True)
     close(first, second, rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(cost, weight, create_graph=True)
     with torch.no_grad():
-        assert rnnt_loss_lean(*tensors, *rest) == cost
+        assert with_relu(*tensors, *rest) == cost
 
 
 def test_what_a_call_draws_is_drawn_on_the_host_after_its_checks():
     tensors, (targets, *lengths) = halves(14, 2, 5, 3, 8, 6 + 2)
     options = {"durations": (0, 1), "omega": 0.5, "dropout": 0.5}
+    options |= {"activation": "relu"}
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match="tile: expected"):
         tdt_loss_lean(*tensors, targets % 5, *lengths, tile=0, **options)
@@ -241,3 +246,10 @@ def test_what_a_call_draws_is_drawn_on_the_host_after_its_checks():
         found = tdt_loss_lean(*tensors, targets % 5, *lengths, **options)
     assert found.isfinite()
     assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("loss", [rnnt_loss_lean, tdt_loss_lean])
+def test_the_activation_of_the_model_is_asked_for(loss):
+    tensors, rest = halves(15, 2, 5, 3, 8, 6)
+    with pytest.raises(TypeError, match="'activation'"):
+        loss(*tensors, *rest)

@@ -24,6 +24,7 @@ HALVES = {
 OUTPUT = {
     "weight": torch.zeros(5, 8),
     "bias": torch.zeros(5),
+    "activation": "relu",
 }
 CTC = {
     "log_probs": torch.zeros(1, 4, 3).log_softmax(-1),
@@ -62,7 +63,7 @@ REFUSALS = [
     (
         rnnt_loss,
         {"targets": torch.zeros(2, 3).long()},
-        "targets: expected shape (B=2, U=2), got (2, 3).",
+        "targets: expected shape (B=2, U=2), got (2, 3). logits have U1 = U + 1 rows, one more than the labels.",
     ),
     (
         rnnt_loss,
@@ -148,6 +149,11 @@ REFUSALS = [
     ),
     (
         rnnt_loss_lean,
+        {"predicted": torch.zeros(2, 2, 8)},
+        "targets: expected shape (B=2, U=1), got (2, 2). predicted has U1 = U + 1 rows, one more than the labels.",
+    ),
+    (
+        rnnt_loss_lean,
         {"weight": torch.zeros(5, 7)},
         "weight: expected shape (V, D=8), got (5, 7).",
     ),
@@ -166,6 +172,11 @@ REFUSALS = [
         rnnt_loss_lean,
         {"impl": "triton"},
         "encoded: expected a cuda tensor with impl='triton', got cpu.",
+    ),
+    (
+        ctc_loss,
+        {"log_probs": CTC["log_probs"].half()},
+        "log_probs: expected float32 or float64, got torch.float16. Pass log_probs.float().",
     ),
     (
         ctc_loss,

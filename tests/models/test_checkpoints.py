@@ -152,6 +152,15 @@ def test_what_would_not_load_is_not_saved(tmp_path, parts, message):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_file_of_another_name_which_would_not_load_is_not_saved(tmp_path):
+    checkpoint = Checkpoint(small(), CharTokenizer(), {}, {})
+    with pytest.raises(
+        ValueError, match=r"^path: expected a .safetensors file, got 'x.pt'"
+    ):
+        save_checkpoint(str(tmp_path / "x.pt"), checkpoint)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_loaded_model_has_let_go_of_its_file(tmp_path):
     model = small()
     path = save(tmp_path, model)
@@ -172,6 +181,8 @@ def test_weights_come_in_the_dtype_asked_for_and_counters_stay_whole(tmp_path, d
         torch.testing.assert_close(loaded.state_dict()[name], wanted, rtol=0, atol=0)
     with pytest.raises(ValueError, match="^dtype: expected a floating-point dtype"):
         load_checkpoint(tmp_path, dtype=torch.int8)
+    with pytest.raises(ValueError, match="^dtype: .* torch.float32, got 'bfloat16'"):
+        load_checkpoint(tmp_path, dtype="bfloat16")
 
 
 FULL = """

@@ -14,6 +14,7 @@ from asrkit.transcribe import (
     PromptOptions,
     Recognizer,
     WindowOptions,
+    transcribe,
 )
 
 BAD = [
@@ -35,6 +36,16 @@ def test_options_that_cannot_be_are_refused(kind, options, wanted):
         kind(**options)
     assert str(error.value).startswith(wanted)
     assert "\n" not in str(error.value)
+
+
+def test_a_path_in_place_of_a_checkpoint_is_refused(speech):
+    for call in (Recognizer.from_checkpoint, lambda path: [*transcribe(path, speech)]):
+        with pytest.raises(ValueError) as error:
+            call("m.safetensors")
+        wanted = (
+            "checkpoint: expected a Checkpoint, got str. Pass load_checkpoint(path)."
+        )
+        assert str(error.value) == wanted
 
 
 NO_HEAD = "expected none for AEDModel without a CTC head, got"

@@ -103,6 +103,10 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     """
     longest = check_batch(encoded, lengths, "B T E", "encoded")
     check_model(model, "blank", "predict", "join")
+    width = encoded.shape[2]
+    joint = getattr(getattr(model, "config", None), "joint_width", width)
+    wanted = f"frames of width {joint}, as model.join takes"
+    expect(width == joint, "encoded", wanted, f"width {width}", "Call model.encode first.")
     remedy = "Count it from the front: V - 1, not -1."
     expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))

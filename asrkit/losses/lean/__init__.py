@@ -44,7 +44,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     logit_lengths: Tensor,
     target_lengths: Tensor,
     *,
-    activation: Activation = "relu",
+    activation: Activation,
     blank: int = -1,
     reduction: Reduction = "mean",
     fastemit_lambda: float = 0.0,
@@ -72,12 +72,14 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         targets: Labels (B, U), int32 or int64; padding may hold anything.
         logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
-        activation: "relu" or "tanh", of the hidden layer.
+        activation: "relu" or "tanh", of the hidden layer: the model's, as any other is a loss of
+            another model.
         blank: Index of blank; negative ones count from the end.
         reduction: "mean" or "sum" over the batch, or "none".
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
-        dropout: Probability that an element of the hidden layer is dropped. The mask is a hash of
-            seed, utterance, node and column: computed again, never stored.
+        dropout: Probability that an element of the hidden layer is dropped: in training the
+            model's own, which is not called here. The mask is a hash of seed, utterance, node and
+            column: computed again, never stored.
         seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
         tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
             frames at least.
@@ -90,7 +92,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     >>> halves = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)
     >>> output = torch.zeros(3, 4), torch.zeros(3)
     >>> lengths = torch.tensor([2]), torch.tensor([1])
-    >>> rnnt_loss_lean(*halves, *output, torch.tensor([[0]]), *lengths)
+    >>> rnnt_loss_lean(*halves, *output, torch.tensor([[0]]), *lengths, activation="tanh")
     tensor(2.6027)
     """
     return _lean_loss(
@@ -113,10 +115,10 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     logit_lengths: Tensor,
     target_lengths: Tensor,
     *,
+    activation: Activation,
     durations: tuple[int, ...] = (0, 1, 2, 3, 4),
     sigma: float = 0.0,
     omega: float = 0.0,
-    activation: Activation = "relu",
     blank: int = -1,
     reduction: Reduction = "mean",
     fastemit_lambda: float = 0.0,
@@ -138,14 +140,15 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         targets: Labels (B, U), int32 or int64; padding may hold anything.
         logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
+        activation: "relu" or "tanh", of the hidden layer: the model's, as any other is a loss of
+            another model.
         durations: The n jumps in frames, one of them above 0.
         sigma: Logit under-normalisation, in nats; see `tdt_loss`.
         omega: Share of calls that take the RNN-T loss of the token logits; see `tdt_loss`.
-        activation: "relu" or "tanh", of the hidden layer.
         blank: Index of blank among the tokens; negative ones count from their end.
         reduction: "mean" or "sum" over the batch, or "none".
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
-        dropout: Probability that an element of the hidden layer is dropped.
+        dropout: Probability that an element of the hidden layer is dropped, as in `rnnt_loss_lean`.
         seed: Seed of dropout's mask, 32 bits; None draws one from torch's default generator.
         tile: Nodes of a tile; None takes what fits a cache.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto", as in `rnnt_loss_lean`.

@@ -43,24 +43,27 @@ class Checkpoint(NamedTuple):
     notes: dict[str, Any]
 
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to a .safetensors file, whole or not at all.
 
     Args:
-        path: The file.
+        path: The file, whose name ends in .safetensors.
         checkpoint: Model, tokenizer, features and notes.
 
     Raises:
-        ValueError: The parts do not fit one another, or the model was optimized.
+        ValueError: The name is another, the parts do not fit one another, or the model was
+            optimized.
         OSError: The file cannot be written, as on a full disk.
     """
+    path = Path(path)
+    expect(path.suffix == ".safetensors", "path", "a .safetensors file", repr(path.name))
     model, tokenizer, features, notes = checkpoint
     weights = {}
     for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
     contents = (model.config, weights, tokenizer, features, notes)
     _load(_without_memory(contents), weights, "model", "Save a model before it is optimized.")
-    own.write(Path(path), contents)
+    own.write(path, contents)
 
 
 def load_checkpoint(
@@ -80,7 +83,8 @@ def load_checkpoint(
     """
     from asrkit.models.checkpoints import huggingface, jasper, nemo
 
-    expect(dtype.is_floating_point, "dtype", "a floating-point dtype", dtype)
+    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    expect(floating, "dtype", "a floating-point dtype, as torch.float32", repr(dtype))
     path = Path(path)
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:

@@ -48,7 +48,7 @@ def split(inputs: Inputs, targets: Targets) -> Tensor:
 
 def lean(inputs: Inputs, targets: Targets, **options: Any) -> Tensor:
     """The loss without the joint, with options of `rnnt_loss_lean`."""
-    return rnnt_loss_lean(*inputs, *targets, **options)
+    return rnnt_loss_lean(*inputs, *targets, activation="relu", **options)
 
 
 VARIANTS: dict[str, Callable[..., Tensor]] = {
