@@ -88,7 +88,7 @@ def test_every_claim_has_a_row_with_a_cell_under_each_heading(plain, name):
         claim = CLAIMS[row["id"]]
         _, *cells = row.find_all("td")
         labels = [cell.get("data-label") for cell in cells]
-        labels[2] = "Measured or computed here"
+        labels[2] = "Measured or computed on this machine"
         assert labels == heads
         assert row.find("a", href=claim.source["url"])
         assert (f"agrees if {claim.rule}" in row.get_text()) == claim.is_defined
