@@ -86,7 +86,7 @@ NODES = {
     "training": 5_300,
     "transcribe": 11_800,
     "workbench": 2_400,
-    "workbench/bench": 28_350,
+    "workbench/bench": 28_300,
     "workbench/claims": 2_650,
     "workbench/cost": 3_400,
     "workbench/lessons": 7_850,

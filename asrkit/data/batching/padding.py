@@ -67,7 +67,7 @@ class Cost:
     def formula(self) -> str:
         """The terms as text, e.g. `n (7.5 D + 0.4 U) GMAC`."""
         values = {symbol: getattr(self, name) for name, symbol in TERMS.items()}
-        terms = [f"{value:.4g} {symbol}".strip() for symbol, value in values.items() if value]
+        terms = [f"{value:,.6g} {symbol}".strip() for symbol, value in values.items() if value]
         per_batch = f"{self.per_batch:.4g} + " if self.per_batch else ""
         return f"{per_batch}n ({' + '.join(terms) or '0'}) {self.unit}"
 

@@ -4,6 +4,7 @@ Verdicts are computed from records, never written by hand.
 """
 
 from asrkit.workbench.claims.answers import (
+    OF_LABEL,
     OUTCOMES,
     DocumentAnswer,
     Row,
@@ -30,6 +31,7 @@ from asrkit.workbench.claims.verdicts import (
 __all__ = [
     "LEGEND",
     "NOT_COMPARABLE",
+    "OF_LABEL",
     "OUTCOMES",
     "Claim",
     "DocumentAnswer",

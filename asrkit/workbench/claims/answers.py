@@ -24,8 +24,8 @@ OF_LABEL = {  # verdict -> what became of the claim
 }
 OF_NEED = {  # what an open claim needs -> for what it waits
     "cuda": "waiting for a GPU",
-    "source": "waiting for published weights or a cluster",
-    "cluster": "waiting for published weights or a cluster",
+    "source": "waiting for weights, other code or a cluster",
+    "cluster": "waiting for weights, other code or a cluster",
     "cpu": "not measured yet",
 }
 ILL_DEFINED = "ill-defined by the source"

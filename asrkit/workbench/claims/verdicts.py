@@ -18,8 +18,8 @@ LEGEND = {  # verdict -> what it means
     "the tolerance; or the value is within the tolerance, but was measured at a smaller scale than "
     "the claim is about. The reason says which.",
     "not reproduced": "Measured or recomputed, and it disagrees.",
-    "too noisy": "Measured, but with fewer than three repeats, or they lie too far apart for a "
-    "verdict.",
+    "too noisy": "A time was measured, but with fewer than three repeats, or they lie too far "
+    "apart for a verdict.",
     "evidence, not comparable": "Something close to it was measured, and the value is shown. It "
     "cannot settle the claim: other hardware, other conditions, or nothing published to compare "
     "with.",

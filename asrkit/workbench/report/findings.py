@@ -35,9 +35,9 @@ class Declared:
     `arms` are the implementations whose records of `what` and `metric` are compared, with their
     names on the page. `number` and `sentence` may name {baseline} and {ours}, the values of the
     best baseline and of ours with their units, {against}, the name of that baseline, {batch}, how
-    many utterances were done together, and {factor}, by which ours is better: the quotient of the
-    two values as they are shown. `quantity` names what the bars measure, `basis` how the values
-    came about.
+    many utterances were done together, {shape}, and {factor}, by which ours is better: the quotient
+    of the two values as they are shown. `quantity` names what the bars measure, `basis` how the
+    values came about.
     """
 
     notebook: str
@@ -59,7 +59,8 @@ DECLARED = (
         metric="latency",
         arms={"torchaudio": "torchaudio", "numba_cpu": "asrkit"},
         ours="numba_cpu",
-        sentence="RNN-T loss and gradient are {factor} times as fast as torchaudio's.",
+        sentence="RNN-T loss and gradient of {shape} logits are {factor} times as fast as "
+        "torchaudio's.",
         quantity="Time of the loss and its gradient",
     ),
     Declared(
@@ -80,8 +81,8 @@ DECLARED = (
         metric="share",
         arms={"random": "random", "balanced": "balanced"},
         ours="balanced",
-        sentence="On simulated ranks, balanced batches raise useful compute from {baseline} to "
-        "{ours}.",
+        sentence="On simulated ranks, with synthetic lengths that vary widely, balanced batches "
+        "raise useful compute from {baseline} to {ours}.",
         quantity="Share of the ranks' time that is neither padding nor waiting",
         basis="simulated",
         number="{baseline} → {ours}",
@@ -177,6 +178,7 @@ def _finding(declared: Declared, records: Sequence[Record]) -> Finding | None:
         "ours": value_with_unit(ours),
         "against": declared.arms[against],
         "batch": params.get("B") or (params.get("shape") or [""])[0],
+        "shape": " × ".join(map(str, params.get("shape", ()))),
         "factor": _factor(_rounded(baseline, value), _rounded(ours, ours["value"])),
     }
     longest = max(record["value"] for record in arms.values())

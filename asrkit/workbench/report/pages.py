@@ -18,6 +18,7 @@ from asrkit.workbench import machine, records
 from asrkit.workbench.claims import (
     LEGEND,
     NOT_COMPARABLE,
+    OF_LABEL,
     OUTCOMES,
     Claim,
     Verdict,
@@ -152,6 +153,7 @@ def _environment() -> jinja2.Environment:
         "mark_of": mark_of,
         "marks": [(mark, sign, MEANINGS[mark]) for mark, sign in SIGNS.items()],
         "legend": LEGEND,
+        "of_label": OF_LABEL,
         "outcomes": OUTCOMES,
         "site_pages": SITE_PAGES,
         "count": count,

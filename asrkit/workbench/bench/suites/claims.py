@@ -34,7 +34,6 @@ from asrkit.workbench.bench import cache_policies
 from asrkit.workbench.bench.cases import Case, Suite
 from asrkit.workbench.bench.file_recognizer import Way, WayRecognizer
 from asrkit.workbench.bench.planted import (
-    DURATIONS,
     FRAMES_PER_SECOND,
     Planted,
     ctc_log_probs,
@@ -51,7 +50,6 @@ Calls = Sequence[Callable[[], object]]
 RATE_HZ = 16_000
 BLANK_SHARE = 0.72  # of frames, as in speech
 PROMPT = 9  # tokens of a prompt of Canary-1B-Flash
-RNNT, TDT = DURATIONS
 LOOPS = {name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "label_looping")}
 EAGER = {"graphs": "off"}
 GRAPH = {"graphs": "full"}
@@ -347,7 +345,7 @@ def front_end(study: Study) -> Iterator[Case]:
     )
 
 
-def transducer(study: Study, durations: tuple[int, ...], layers: int = 1) -> Planted:
+def transducer(study: Study, durations: tuple[int, ...] = (), layers: int = 1) -> Planted:
     """A batch for a transducer of Parakeet's sizes, with so many layers of its LSTM."""
     B, seconds = study.batch
     sizes: Options = {"V": 33, "width": 240} if study.toy else {}
@@ -361,24 +359,21 @@ def decode(plan: Planted, options: Options) -> Hypotheses:
     return transducer_greedy(plan.model, plan.encoded, plan.lengths, **options)
 
 
-def looping(
-    ways: Mapping[str, Options], durations: tuple[int, ...], study: Study
-) -> Iterator[Case]:
-    """Transducers' decoding alone, in two ways.
+def looping(ways: Mapping[str, Options], study: Study) -> Iterator[Case]:
+    """An RNN-T's decoding alone, in two ways.
 
     Args:
         ways: options by name of arm.
-        durations: of a TDT model; none for an RNN-T.
         study: of the claim.
     """
-    plan = transducer(study, durations)
+    plan = transducer(study)
     arms = {name: Arm(plan, partial(decode, plan, options)) for name, options in ways.items()}
-    return study.decoders(arms, durations=[*durations])
+    return study.decoders(arms)
 
 
 def idle_looping(study: Study) -> Iterator[Case]:
     """Share of frame looping's time in which the GPU runs nothing."""
-    plan = transducer(study, RNNT)
+    plan = transducer(study)
     call = partial(decode, plan, LOOPS["frame_looping"])
     return study.idle("frame_looping", call, study.records(plan.encoded.shape))
 
@@ -471,10 +466,8 @@ STUDIES: dict[str, Callable[[Study], Iterator[Case]]] = {
     "ctc-greedy-batched": front_end,
     "feature-norm-batched": front_end,
     "ctc-frontend-batched": front_end,
-    "label-looping-2x": partial(looping, LOOPS, RNNT),
-    "label-looping-faster": partial(looping, LOOPS, RNNT),
-    "label-looping-tdt-3.8x": partial(looping, LOOPS, TDT),
-    "graphs-cut-launches": partial(looping, {"eager": EAGER, "graph": GRAPH}, RNNT),
+    "label-looping-faster": partial(looping, LOOPS),
+    "graphs-cut-launches": partial(looping, {"eager": EAGER, "graph": GRAPH}),
     "rnnt-gpu-idle": idle_looping,
     "launch-bound-small-batch": idle_encoder,
     "graphs-label-looping-rnnt": partial(recognizers, WINDOWED, PARAKEET_RNNT),
