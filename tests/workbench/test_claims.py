@@ -419,8 +419,8 @@ def test_what_was_measured_of_an_ill_defined_claim_is_shown(metric):
 @pytest.mark.parametrize(("change", "outcome"), [
     ({"needs": "cuda"}, "waiting for a GPU"),
     ({"needs": "cuda", "verdict": "not measured yet"}, "waiting for a GPU"),
-    ({"needs": "source", "verdict": "evidence, not comparable"}, "waiting for published weights or a cluster"),
-    ({"needs": "cluster"}, "waiting for published weights or a cluster"),
+    ({"needs": "source", "verdict": "evidence, not comparable"}, "waiting for weights, other code or a cluster"),
+    ({"needs": "cluster"}, "waiting for weights, other code or a cluster"),
     ({"needs": "cuda", "tolerance": "–", "verdict": "evidence, not comparable"}, "ill-defined by the source"),
 ])  # fmt: skip
 def test_an_open_claim_says_what_would_settle_it(change, outcome):
