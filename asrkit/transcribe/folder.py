@@ -18,6 +18,7 @@ from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
 # Options that say how batches are made and computed, on which a transcript does not depend; and
 # those whose fields stand for them.
 LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "precision", "search", "prompt"}
+DTYPES = ("float32", "bfloat16", "float16")
 LONGEST_NAME = 249  # bytes: a file system's 255, less what a name has while the file is written
 # What is read of a model's folder: asrkit's own, Hugging Face's, or exported.
 READ = re.compile(
@@ -81,11 +82,11 @@ def settled(begun: Mapping[str, str], config: PipelineConfig, device: str) -> An
         config: Of the recogniser.
         device: Where it computes.
     """
-    if not begun:
+    kept: Any = str(begun.get("dtype")).rpartition(" beside ")
+    if kept[2] not in DTYPES:
         from asrkit.cpu import fast_dtype
 
         return fast_dtype(device), config
-    kept: Any = begun["dtype"].rpartition(" beside ")
     return kept[2], replace(config, precision=kept[0] or "as_loaded")
 
 

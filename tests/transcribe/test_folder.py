@@ -183,10 +183,10 @@ def test_a_run_with_nothing_to_do_says_so_and_loads_no_torch(model, speech, tmp_
     assert (done.stdout, done.stderr) == (said, "")
 
 
-@pytest.mark.parametrize("dtype", [
-    "float16",
-    pytest.param("int8", marks=pytest.mark.skipif(not has_int8(), reason="no VNNI")),
-])  # fmt: skip
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=ON_THIS_CPU)])
 def test_auto_goes_on_in_the_dtype_of_the_folder(
     transducer, speech, tmp_path, typed, dtype
 ):
@@ -199,6 +199,16 @@ def test_auto_goes_on_in_the_dtype_of_the_folder(
     assert (code, err.splitlines()[0]) == (0, f"dtype: {whole}")
     said = f"--dtype: expected {whole}, with which {out} was begun, got float32. Name"
     assert said in typed(speech[1], how, "float32")[2]
+
+
+def test_auto_takes_no_damaged_dtype(model, speech, tmp_path, typed):
+    how = f"--model {model} --no-progress --out {tmp_path}"
+    assert typed(speech[0], how)[0] == 0
+    key = tmp_path / ".asrkit-txt"
+    key.write_text(json.dumps(json.loads(key.read_text()) | {"dtype": "float17"}))
+    code, _, err = typed(speech[1], how)
+    assert code == 2
+    assert "--dtype: expected float17, with which" in err
 
 
 def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(tmp_path):
