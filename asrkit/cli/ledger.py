@@ -59,7 +59,8 @@ def _ledger(options: LedgerOptions) -> int:
     summary = ledger.summary(rows)
     documents = [asdict(answer) for answer in answers]
     result = {"summary": summary, "documents": documents, "claims": rows}
-    finish(options, result, "\n".join(paragraph(summary)))
+    told = f"{summary} What each claim says is on the page of claims of a report, and in --json."
+    finish(options, result, "\n".join(paragraph(told)))
     return 0
 
 

@@ -29,12 +29,21 @@ FULL_SCALE = 32768  # of int16
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B padded utterances; zero beyond their lengths."""
+    """B padded utterances; zero beyond their lengths.
 
-    waveforms: Tensor  # (B, S) float32 in -1..1, 16 kHz
-    sample_lengths: Tensor  # (B,) int64
-    targets: Tensor  # (B, U) int64
-    target_lengths: Tensor  # (B,) int64
+    Attributes:
+        waveforms: (B, S) float32 in -1..1, at 16 kHz.
+        sample_lengths: (B,) int64.
+        targets: (B, U) int64.
+        target_lengths: (B,) int64.
+        texts: Of the utterances.
+        ids: Of the utterances.
+    """
+
+    waveforms: Tensor
+    sample_lengths: Tensor
+    targets: Tensor
+    target_lengths: Tensor
     texts: list[str]
     ids: list[str]
 

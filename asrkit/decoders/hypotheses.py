@@ -28,24 +28,36 @@ class Hypotheses:
     """Label sequences of B utterances, padded with -1 to the length N of the longest.
 
     The tensors are ordinary ones (not inference tensors), so a loss can take them.
+
+    Attributes:
+        labels: (B, N) int64.
+        lengths: (B,) int64, labels of each utterance.
+        frames: (B, N) int64, the frame that each label was emitted on; -1 where a decoder was not
+            asked.
+        durations: (B, N) int64: frames that TDT jumps after the label, 0 for RNN-T, length of the
+            run for CTC.
+        scores: (B,) log-probability in nats of the chosen path, blanks and durations included; of a
+            beam that of all paths it kept, and the terms of fusion.
+        impl: The decoding strategy, and how it was run.
+        confidence: (B, N) float32 in 0..1, if it was asked for.
+        carry: Of transducers: pass it as `carry=` to decode the frames that follow.
+        alternatives: Of a beam search: the second best, third best, and so on.
+        ended: (B,) bool, of attention decoders: whether a text came to its end, and not to the
+            limit or a NaN.
+        languages: Of the utterances, as a Whisper was asked for or found them.
     """
 
-    labels: Tensor  # (B, N) int64
-    lengths: Tensor  # (B,) int64, labels of each utterance
-    # (B, N) int64, the frame that each label was emitted on; -1 where a decoder was not asked
+    labels: Tensor
+    lengths: Tensor
     frames: Tensor
-    # (B, N) int64: frames that TDT jumps after the label, 0 for RNN-T, length of the run for CTC
     durations: Tensor
-    # (B,) log-probability in nats of the chosen path, blanks and durations included; of a beam
-    # that of all paths it kept, and the terms of fusion
     scores: Tensor
-    impl: str  # the decoding strategy, and how it was run
-    confidence: Tensor | None = None  # (B, N) float32 in 0..1, if it was asked for
-    carry: Any = None  # transducers: pass it as `carry=` to decode the frames that follow
-    alternatives: tuple["Hypotheses", ...] = ()  # beam search: the second best, third best, ...
-    # (B,) bool, attention decoders: whether a text came to its end, and not to the limit or a NaN
+    impl: str
+    confidence: Tensor | None = None
+    carry: Any = None
+    alternatives: tuple["Hypotheses", ...] = ()
     ended: Tensor | None = None
-    languages: tuple[str, ...] = ()  # of the utterances, as a Whisper was asked for or found them
+    languages: tuple[str, ...] = ()
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list per utterance, without padding."""

@@ -22,13 +22,22 @@ SHORTEST_S = 1.0  # least time, if the next one does not begin before
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The result for one file: its text and times in seconds, or the error that stopped it."""
+    """The result for one file: its text and times in seconds, or the error that stopped it.
+
+    Attributes:
+        path: Of the file.
+        text: Empty where there is an error.
+        audio_s: Seconds of sound.
+        words: If timestamps were asked for.
+        language: Its code, of a Whisper: found, or as it was asked for.
+        error: One line; empty where there is none.
+    """
 
     path: Path
     text: str = ""
     audio_s: float = 0.0
-    words: tuple[Word, ...] = ()  # if timestamps were asked for
-    language: str = ""  # its code, of a Whisper: found, or as it was asked for
+    words: tuple[Word, ...] = ()
+    language: str = ""
     error: str = ""
 
 
