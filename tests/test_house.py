@@ -76,13 +76,13 @@ LONG: dict[str, str] = {}
 # Syntax nodes, statements and expressions, that a folder of asrkit/ may have; "." is its own files.
 # Lower a number freely; raise one with the reason beside it.
 NODES = {
-    ".": 6_700,
+    ".": 6_750,  # the folder of published weights
     "cli": 5_150,
     "data": 11_450,  # published test sets of lhotse's tables are not trained on
     "decoders": 13_400,
     "export": 2_200,
     "losses": 15_800,
-    "models": 18_600,
+    "models": 19_400,  # a reader of CTranslate2's folders
     "training": 5_300,
     "transcribe": 11_800,
     "workbench": 2_400,
@@ -94,7 +94,9 @@ NODES = {
     "workbench/plots": 1_800,
     "workbench/report": 5_250,
 }
-MOST_NODES = 145_000  # of the whole package
+MOST_NODES = (
+    145_500  # of the whole package; 500 more since CTranslate2's folders are read
+)
 SLACK = 0.97  # share of its number that a folder has at least, or the number is lowered
 LESSONS = {path.stem[3:] for path in (ROOT / "notebooks").glob("*.ipynb")}
 

@@ -128,7 +128,7 @@ def test_what_is_damaged_or_does_not_fit_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("content, message", [
-    (None, "model: expected a .safetensors or .nemo file, a training or Hugging Face folder"),
+    (None, "model: expected a .safetensors, .nemo or Jasper's .pt file, or a folder of a model, got no such file"),
     (b"not a model", "model: bad.safetensors is damaged .it is no whole .safetensors file: .*Pass a"),
     (b"\2" + bytes(7) + b"{}", "model: expected a checkpoint written by asrkit, got bad.safetensors without its header"),
 ])  # fmt: skip

@@ -1,5 +1,5 @@
-"""Checkpoints: `load_checkpoint` reads asrkit's own files, NeMo's `.nemo` archives, Hugging Face
-folders, and `.pt` files of Jasper's published training code.
+"""Checkpoints: `load_checkpoint` reads asrkit's own files, NeMo's `.nemo` archives, folders of
+Hugging Face and of CTranslate2, and `.pt` files of Jasper's published training code.
 
 No pickled code is ever run.
 """
@@ -73,7 +73,8 @@ def load_checkpoint(
 
     Args:
         path: asrkit's own .safetensors file, or the folder that holds `model.safetensors`; a NeMo
-            `.nemo` archive; a Hugging Face folder (config.json beside the weights); a `.pt` file of
+            `.nemo` archive; a Hugging Face folder (config.json beside the weights), or one of
+            CTranslate2, as faster-whisper has (config.json beside model.bin); a `.pt` file of
             Jasper's published training code, whose averaged weights are taken where it has them.
         device: Where the weights are to lie.
         dtype: Floating-point dtype of the weights; counters stay whole numbers.
@@ -89,7 +90,7 @@ def load_checkpoint(
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
         path = path / "model.safetensors"
-    kinds = "a .safetensors or .nemo file, a training or Hugging Face folder, or Jasper's .pt file"
+    kinds = "a .safetensors, .nemo or Jasper's .pt file, or a folder of a model"
     there = path.is_file() or folder
     expect(there, "model", kinds, f"no such file: {str(path)!r}", "Make one: asrkit train.")
     readers = {".nemo": nemo.read, ".pt": jasper.read}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asrkit.models.attention_decoder import AEDConfig
-from asrkit.models.checkpoints import canary, whisper
+from asrkit.models.checkpoints import canary, ctranslate2, whisper
 from asrkit.models.checkpoints.folders import (
     expect_only,
     extractor,
@@ -67,12 +67,14 @@ NO_WEIGHTS = "preprocessor.featurizer."  # left by a conversion; transformers ig
 
 
 def read(path: Path) -> Contents:
-    """Contents of the folder `path`.
+    """Contents of the folder `path`, which may be CTranslate2's too.
 
     Raises:
         ValueError: A file is damaged or missing, or asks for what is not supported.
     """
     values = read_json(path, "config.json")
+    if "model_type" not in values and (path / "model.bin").is_file():
+        return ctranslate2.read(path, values)
     kind = str(values.get("model_type"))
     kinds = [*BLANKS, "canary", "whisper"]
     expect(kind in kinds, "model_type", f"one of {kinds}", repr(kind))

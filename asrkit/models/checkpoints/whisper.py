@@ -1,12 +1,14 @@
 """Hugging Face folders of transformers' WhisperForConditionalGeneration.
 
 A key that config.json lacks has the value that transformers 5.23 gives it. What generation_config
-says of tokens goes before config.json. layerdrop, dropout of activations and of attention weights,
+says goes before config.json. layerdrop, dropout of activations and of attention weights,
 SpecAugment and the initialisers do not matter once trained.
 """
 
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints.folders import (
@@ -96,17 +98,49 @@ NAMES = {  # parts of transformers' names, and asrkit's
 def read(path: Path, values: dict[str, Any]) -> Contents:
     """Contents of the folder `path`, whose config.json holds `values`.
 
-    The notes hold the form of the prompt, under `SUPPRESSED` the tokens that decoding never writes
-    ("always") or not as its first one ("first"), and under `WHISPER` what timestamps need.
-
     Raises:
         ValueError: A file is missing or damaged, or asks for what is not supported.
     """
     text = _tokenizer_json(path)
+    expect_only(values, _ONLY, "config.json")
+    generation = read_json(path, "generation_config.json")
+    weights = renamed(read_weights(path), lambda name: replaced(name, NAMES))
+    # Queries, keys and values are one layer; the keys have no bias, which is the same as zeros.
+    for name in [name for name in weights if name.endswith(".k.weight")]:
+        bias = name.removesuffix("weight") + "bias"
+        weights.setdefault(bias, weights[name].new_zeros(weights[name].shape[:1]))
+    join(weights, "", "qkv", "qkv")
+    join(weights, ".cross_attention", "kv", "key_value")
+    version = values.get("transformers_version", "of unknown version")
+    source = f"transformers {version}, whisper"
+    return contents(values | generation, text, weights, extractor(path), source)
+
+
+def contents(
+    values: dict[str, Any],
+    text: str,
+    weights: dict[str, Tensor],
+    settings: dict[str, Any],
+    source: str,
+) -> Contents:
+    """Contents of a Whisper.
+
+    The notes hold the form of the prompt, under `SUPPRESSED` the tokens that decoding never writes
+    ("always") or not as its first one ("first"), and under `WHISPER` what timestamps need.
+
+    Args:
+        values: What config.json and generation_config.json of transformers hold.
+        text: Of tokenizer.json.
+        weights: By asrkit's names, and the output's, if any, as "proj_out.weight".
+        settings: What preprocessor_config.json holds.
+        source: Program that wrote the files, for the notes.
+
+    Raises:
+        ValueError: A part asks for what is not supported.
+    """
     ids = vocabulary(text)
     encoder = translated(values, _ENCODER)
     decoder = translated(values, _DECODER)
-    expect_only(values, _ONLY, "config.json")
     config = AEDConfig(
         encoder=WhisperEncoderConfig(**encoder),
         bos=ids[START],
@@ -117,35 +151,26 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
         output_bias=False,
         **decoder | {"pad": ids[END] if decoder["pad"] is None else decoder["pad"]},
     )
-    generation = read_json(path, "generation_config.json")
-    multilingual = generation.get("is_multilingual", config.vocab_size >= _MULTILINGUAL)
+    multilingual = values.get("is_multilingual", config.vocab_size >= _MULTILINGUAL)
     prompt = PromptFormat.of_vocabulary((START, NO_TIMES), ids, ("en",))
     if multilingual:
         template = (START, LANGUAGE, TASK, NO_TIMES)
         prompt = PromptFormat.of_vocabulary(template, ids, languages_of([*ids]))
-    forbidden = {"begin_suppress_tokens": (220, 50_256)} | values | generation
-    version = values.get("transformers_version", "of unknown version")
+    first = values.get("begin_suppress_tokens", (220, 50_256))
     notes = {
-        "source": f"transformers {version}, whisper",
+        "source": source,
         **prompt.to_notes(),
         SUPPRESSED: {
-            "always": sorted(set(forbidden.get("suppress_tokens") or ())),
-            "first": sorted(set(forbidden["begin_suppress_tokens"] or ())),
+            "always": sorted(set(values.get("suppress_tokens") or ())),
+            "first": sorted(set(first or ())),
         },
         WHISPER: {
             "no_times": ids[NO_TIMES],  # no_speech before it, 0.00 s and all other times behind it
-            "most_first": generation.get("max_initial_timestamp_index"),
+            "most_first": values.get("max_initial_timestamp_index"),
         },
     }
-    weights = renamed(read_weights(path), lambda name: replaced(name, NAMES))
     drop_tied_output(weights, "proj_out.weight")
-    # Queries, keys and values are one layer; the keys have no bias, which is the same as zeros.
-    for name in [name for name in weights if name.endswith(".k.weight")]:
-        bias = name.removesuffix("weight") + "bias"
-        weights.setdefault(bias, weights[name].new_zeros(weights[name].shape[:1]))
-    join(weights, "", "qkv", "qkv")
-    join(weights, ".cross_attention", "kv", "key_value")
-    features = feature_settings(extractor(path))
+    features = feature_settings(settings)
     return config, weights, JsonTokenizer(text, ids[END]), features, notes
 
 
