@@ -23,6 +23,21 @@ class Emissions(NamedTuple):
     confidence: Tensor | None = None  # float32
 
 
+class Segment(NamedTuple):
+    """A segment of a text with timestamps."""
+
+    labels: int
+    start: int  # its first frame
+    end: int  # the frame behind it
+
+
+class Segments(NamedTuple):
+    """The whole segments of a text; labels behind them are of a segment that was cut off."""
+
+    whole: tuple[Segment, ...]
+    temperature: float  # at which the text was drawn; 0 for the likeliest one
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hypotheses:
     """Label sequences of B utterances, padded with -1 to the length N of the longest.
@@ -45,6 +60,7 @@ class Hypotheses:
         ended: (B,) bool, of attention decoders: whether a text came to its end, and not to the
             limit or a NaN.
         languages: Of the utterances, as a Whisper was asked for or found them.
+        segments: Of each text, of a Whisper that wrote timestamps.
     """
 
     labels: Tensor
@@ -58,6 +74,7 @@ class Hypotheses:
     alternatives: tuple["Hypotheses", ...] = ()
     ended: Tensor | None = None
     languages: tuple[str, ...] = ()
+    segments: tuple[Segments, ...] | None = None
 
     def tokens(self) -> list[list[int]]:
         """The labels as one list per utterance, without padding."""

@@ -108,6 +108,7 @@ class AEDModel(EncodingModel):
             self.encoder_projection = nn.Linear(self.encoder.width, D)
         self.ctc_head = nn.Linear(self.encoder.width, V + 1) if config.ctc else None
         self.embedding = embedding(V, D)  # the output's weight as well
+        self.packed_output: nn.Module | None = None  # of `asrkit.models.optimize`
         self.output_bias: nn.Parameter | None = None
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(V))
@@ -191,7 +192,10 @@ class AEDModel(EncodingModel):
 
     def score(self, x: Tensor) -> Tensor:
         """Logits (..., V) of what the last layer gives (..., D)."""
-        return F.linear(self.norm(x), self.embedding.weight, self.output_bias)
+        x = self.norm(x)
+        if self.packed_output is not None:
+            return self.packed_output(x)
+        return F.linear(x, self.embedding.weight, self.output_bias)
 
     def embed_text(self, tokens: Tensor, B: int) -> Tensor:
         """(B, U, D), the input of the first layer, of whole texts (B, U)."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.cpu import OTHER_DTYPES, expect_int8
+from asrkit.models.attention_decoder import AEDModel
 from asrkit.models.encoders import ConvEncoder
 from asrkit.models.fastconformer import ConformerBlock, FastConformer
 from asrkit.models.int8 import Int8Linear
@@ -81,7 +82,11 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
         if encoder is model:
             return fused
         model.encoder = fused
-    return pack(model) if packs(model) else model
+    if not packs(model):
+        return model
+    if isinstance(model, AEDModel):
+        model.packed_output = PackedLinear(model.embedding.weight, model.output_bias)
+    return pack(model)
 
 
 def _is_plain(encoder: FastConformer) -> bool:

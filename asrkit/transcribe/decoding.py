@@ -55,6 +55,7 @@ class DecodeOptions(NamedTuple):
     times: bool = False  # whether labels get frames where decoding leaves them open
     timestamps: bool = False  # whether a Whisper writes the times of its segments
     languages: Sequence[str] = ()  # of the utterances, "" where a Whisper is to find it
+    previous: Sequence[Sequence[int]] = ()  # of the utterances, tokens before the window of each
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ class Transcript:
         audio_s: Seconds of sound.
         words: If timestamps were asked for.
         language: Its code, of a Whisper: found, or as it was asked for.
+        without_words: (start, end) of passages that sound for 3 s or more and have no word.
         error: One line; empty where there is none.
     """
 
@@ -38,6 +39,7 @@ class Transcript:
     audio_s: float = 0.0
     words: tuple[Word, ...] = ()
     language: str = ""
+    without_words: tuple[tuple[float, float], ...] = ()
     error: str = ""
 
 
@@ -85,7 +87,9 @@ def _clock(seconds: float, point: str) -> str:
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
-    """A transcript as JSON: file, text, audio_s, and language and words if there are any."""
+    """A transcript as JSON: file, text and audio_s; language, words and passages without words if
+    there are any.
+    """
     parts: dict[str, object] = {
         "file": str(transcript.path),
         "text": transcript.text,
@@ -93,6 +97,10 @@ def summary(transcript: Transcript) -> dict[str, object]:
     }
     if transcript.language:
         parts["language"] = transcript.language
+    if transcript.without_words:
+        parts["without_words"] = [
+            [round(time_s, 2) for time_s in times] for times in transcript.without_words
+        ]
     if transcript.words:
         names = ("start_s", "end_s", "confidence")
         parts["words"] = [

@@ -182,6 +182,11 @@ class WindowOptions:
         flag="--overlap",
         metavar="SECONDS",
     )
+    previous_text: bool = described(
+        False,
+        "Whisper: show each window of a recording the text before it; windows are then decoded one "
+        "by one",
+    )
     timestamps: bool = described(
         False,
         "json: add words with times and confidences (srt, vtt and ctm always have them); "

@@ -223,6 +223,11 @@ class Recognizer:
         """
         return isinstance(self.decoder, WhisperDecoder) and self.decoder.detects
 
+    @property
+    def writes_timestamps(self) -> bool:
+        """Whether it can write the times of segments, as a Whisper does."""
+        return isinstance(self.decoder, WhisperDecoder)
+
     @classmethod
     def from_checkpoint(
         cls,
@@ -298,6 +303,7 @@ class Recognizer:
         times: bool = False,
         timestamps: bool = False,
         languages: Sequence[str] = (),
+        previous: Sequence[Sequence[int]] = (),
     ) -> Hypotheses:
         """Hypotheses of encoded frames, greedy ones or those of a beam, as the config says.
 
@@ -310,13 +316,18 @@ class Recognizer:
                 those that its attention looks at.
             timestamps: a Whisper writes the times of its segments, which labels then keep within.
             languages: of each utterance what a Whisper is to find in it, "" where it is not known.
+            previous: of each utterance the tokens before it, for a Whisper; as many for each.
         """
         # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
         # at each of its many small steps.
         if self.config.precision != "as_loaded":
             encoded = encoded.to(self.dtype)
         options = self.decode_options._replace(
-            confidence=confidence, times=times, timestamps=timestamps, languages=languages
+            confidence=confidence,
+            times=times,
+            timestamps=timestamps,
+            languages=languages,
+            previous=previous,
         )
         with self._arithmetic():
             return self.decoder(encoded, lengths, options)

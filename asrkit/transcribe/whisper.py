@@ -16,7 +16,7 @@ from asrkit.decoders import Hypotheses
 from asrkit.decoders.attention import Suppressing, Timestamps
 from asrkit.decoders.attention.greedy import GreedyLoop
 from asrkit.decoders.attention.protocol import limits_of
-from asrkit.decoders.hypotheses import PADDING
+from asrkit.decoders.hypotheses import PADDING, Segment, Segments
 from asrkit.decoders.states import map_state
 from asrkit.models import AEDModel
 from asrkit.models.prompts import ENGLISH, SUPPRESSED, WHISPER, PromptFormat
@@ -27,6 +27,7 @@ from asrkit.transcribe.options import PromptOptions
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tries behind the first one
 LEAST_LOG_PROB = -1.0  # nats a token in the mean, the end included; a text below is tried again
 MOST_COMPRESSED = 2.4  # times; a text that zlib makes shorter is a repetition, and is tried again
+SLOWEST = 25  # frames of a label, half a second, where its place is not known
 NO_SPEECH = 0.6  # probability from which a window of an unlikely text has none
 
 
@@ -54,7 +55,6 @@ class WhisperDecoder:
         self.prompts = prompts_of(notes, given)
         suppressed = {**notes[SUPPRESSED], "prompt_tokens": len(next(iter(self.prompts.values())))}
         self.plain = Suppressing(model, **suppressed)
-        suppressed["prompt_tokens"] -= 1
         self.timed = Timestamps(model, **notes[WHISPER], **suppressed)
 
     @property
@@ -67,24 +67,55 @@ class WhisperDecoder:
         """Hypotheses of encoded frames (B, T, D) and lengths (B,), with their languages."""
         memory = self.model.remember(frames, lengths)
         languages = self._languages(memory, options.languages or [""] * len(frames))
-        prompts = torch.tensor([self.prompts[code] for code in languages], device=frames.device)
-        model: Suppressing = self.plain
-        if options.timestamps:
-            model = self.timed
-            prompts = prompts[:, :-1]  # all but <|notimestamps|>
+        model: Suppressing = self.timed if options.timestamps else self.plain
+        prompts = self._prompts(languages, options).to(frames.device)
+        model.prompt_tokens = prompts.shape[1]
         options = options._replace(prompt=prompts)
         decode = partial(greedy, model, confidence=options.confidence)
         if options.search is not None:
             found = by_beam(model, frames, lengths, options)
         else:
             found = decode(memory, lengths, prompts)
+        drawn_at = torch.zeros(len(frames))
         if self.tries_again:
-            found = self._try_again(found, decode, memory, lengths, prompts)
+            found = self._try_again(found, decode, (memory, lengths, prompts), drawn_at)
         if options.times:
             found = timed_by_attention(self.model, frames, lengths, found, options)
-        if options.times and options.timestamps:
+        segments = None
+        if options.timestamps:
+            segments = self._segments(found, lengths, drawn_at)
             found = within_segments(found, self.no_times, frames.shape[1])
-        return replace(with_texts(found, options), languages=tuple(languages))
+        return replace(with_texts(found, options), languages=tuple(languages), segments=segments)
+
+    def _prompts(self, languages: Sequence[str], options: DecodeOptions) -> Tensor:
+        """The prompts (B, P), those of one batch of the same length."""
+        prompts = [self.prompts[code] for code in languages]
+        if options.timestamps:
+            prompts = [prompt[:-1] for prompt in prompts]  # all but <|notimestamps|>
+        if options.previous:
+            begins = self.no_times - 2  # <|startofprev|>; no speech is between the two
+            most = (self.model.most - 1) // 2
+            pairs = zip(options.previous, prompts, strict=True)
+            prompts = [
+                [begins, *before[1 - most :], *prompt] if before else prompt
+                for before, prompt in pairs
+            ]
+        return torch.tensor(prompts)
+
+    def _segments(
+        self, found: Hypotheses, lengths: Tensor, drawn_at: Tensor
+    ) -> tuple[Segments, ...]:
+        """The segments of each text."""
+        rows = zip(found.tokens(), lengths.tolist(), drawn_at.tolist(), strict=True)
+        return tuple(
+            Segments(whole_segments(self._known(tokens), self.no_times, T), temperature)
+            for tokens, T, temperature in rows
+        )
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that are text or timestamps."""
+        size = self.tokenizer.vocab_size
+        return [token for token in tokens if token < size or token > self.no_times]
 
     def _first(self, memory: Any) -> Tensor:
         """Probabilities (B, V) of what follows <|startoftranscript|>: a language, or no speech."""
@@ -104,9 +135,16 @@ class WhisperDecoder:
         return [*known]
 
     def _try_again(
-        self, found: Hypotheses, decode: Any, memory: Any, lengths: Tensor, prompts: Tensor
+        self, found: Hypotheses, decode: Any, inputs: tuple[Any, Tensor, Tensor], drawn_at: Tensor
     ) -> Hypotheses:
-        """The texts, those that fail replaced by draws, and none where there is no speech."""
+        """The texts, those that fail replaced by draws, and none where there is no speech.
+
+        Args:
+            found: The likeliest texts.
+            decode: Of memory, lengths and prompts at a temperature.
+            inputs: These three.
+            drawn_at: (B,), where the temperature of each draw is written.
+        """
         no_speech: Tensor | None = None
         for temperature in (*TEMPERATURES, None):
             ended: Any = found.ended
@@ -115,13 +153,14 @@ class WhisperDecoder:
             if not failed.any():
                 return found
             if no_speech is None:
-                no_speech = self._first(memory)[:, self.no_times - 1]
+                no_speech = self._first(inputs[0])[:, self.no_times - 1]
             silent = unlikely & (no_speech > NO_SPEECH)
             rows = (failed & ~silent).nonzero()[:, 0]
             if temperature is None or not len(rows):
                 break
-            parts = map_state(lambda part, rows=rows: part[rows], (memory, lengths, prompts))
+            parts = map_state(lambda part, rows=rows: part[rows], inputs)
             found = replaced(found, rows, decode(*parts, temperature=temperature))
+            drawn_at[rows.cpu()] = temperature
         return found.only(~silent[:, None])
 
     def _repeats(self, found: Hypotheses) -> Tensor:
@@ -194,9 +233,36 @@ def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses) -> Hypotheses:
     return replace(found, **parts)
 
 
+def whole_segments(tokens: Sequence[int], no_times: int, T: int) -> tuple[Segment, ...]:
+    """The whole segments of a text: those between two timestamps.
+
+    A text without any such segment is one, up to the end of the window.
+
+    Args:
+        tokens: Of a text with timestamps.
+        no_times: Token before the first of them.
+        T: Frames of the window.
+    """
+    segments = []
+    labels = start = 0
+    for token in tokens:
+        if token <= no_times:
+            labels += 1
+            continue
+        time = token - no_times - 1
+        if labels:
+            segments.append(Segment(labels, start, time))
+        labels, start = 0, time
+    if labels and not segments:
+        segments.append(Segment(labels, start, T))
+    return tuple(segments)
+
+
 @torch.inference_mode(False)
 def within_segments(found: Hypotheses, no_times: int, T: int) -> Hypotheses:
     """The labels on frames between the timestamps around them: they begin and end in between.
+
+    Labels that have no frames yet are spread evenly between these, at most SLOWEST frames apart.
 
     Args:
         found: With timestamps, whose steps are frames.
@@ -204,8 +270,15 @@ def within_segments(found: Hypotheses, no_times: int, T: int) -> Hypotheses:
         T: Frames of a window.
     """
     times = found.labels - no_times - 1
+    is_time = times >= 0
     start = times.clamp(min=0).cummax(1).values
-    end = times.where(times >= 0, T).flip(1).cummin(1).values.flip(1)
+    end = times.where(is_time, T).flip(1).cummin(1).values.flip(1)
     latest = torch.maximum(end - 1, start)
-    frames = torch.minimum(torch.maximum(found.frames, start), latest)
+    places = torch.arange(times.shape[1], device=times.device).expand_as(times)
+    last = places.where(is_time, -1).cummax(1).values  # the timestamp before each label
+    following = places.where(is_time, found.lengths[:, None]).flip(1).cummin(1).values.flip(1)
+    step = (end - start) / (following - last - 1).clamp(min=1)
+    spread = (start + (places - last - 1) * step.clamp(max=SLOWEST)).long()
+    frames = found.frames.where(found.frames >= 0, spread)
+    frames = torch.minimum(torch.maximum(frames, start), latest)
     return replace(found, frames=frames.where(found.labels >= 0, PADDING))

@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from asrkit.decoders.hypotheses import Hypotheses, Segments
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound, seconds
@@ -18,6 +20,7 @@ from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
+from asrkit.transcribe.pauses import FRAME_S, passages, sounding, stretches
 from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, join, words
@@ -29,6 +32,12 @@ POOL = 8
 # batch. (Where k utterances differ by d each, k * k * d / 2 of padding and a cost c of each batch
 # add up to the least when that padding is c.) A GPU wants the largest batches.
 MOST_PADDING_S = 4.0
+MOST_WINDOWS = 4  # in a stretch without pauses, which is cut behind so many all the same
+LEAST_REST_S = 0.3  # of sound at the end of a stretch, to be a window of its own
+LEAST_MISSED_S = 1.5  # of sound that is too long for its text, to be decoded again
+SLOWEST_S = 0.5  # of sound for a label; slower than anyone speaks
+LEAST_STEP_S = 1.0  # from a window to the next one
+SURE = 0.5  # temperature up to which a text is shown to the next window
 # What recordings, models and machines raise; anything else is a fault of asrkit.
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
@@ -49,8 +58,11 @@ def transcribe(
     those before it are done.
 
     To the model, a window is an utterance of its own: features are normalised over the window. A
-    file of at most `window_s` is one window. Silence (zeros, or less than one feature frame) has no
-    text. A batch that runs out of memory is retried in halves.
+    file of at most `window_s` is one window. A longer one is cut into windows that overlap, and
+    their labels are joined by their times; for a Whisper it is cut at pauses, and where a window
+    ends in the middle of a segment the next one begins with that segment. Silence (zeros, or less
+    than one feature frame; for a Whisper steady noise too) has no text. A batch that runs out of
+    memory is retried in halves.
 
     Args:
         checkpoint: model, tokenizer and feature settings.
@@ -72,16 +84,22 @@ def transcribe(
 
 
 class _Part(NamedTuple):
-    """A window of a recording, from its start to its end in samples, and what is known of it."""
+    """A part of a recording, from its start to its end in samples, and what is known of it.
+
+    It is one window; of a Whisper's recording a stretch between pauses, of one window or more.
+    """
 
     path: Path
     start: int
     end: int
     last: bool  # of the recording
     waveform: Tensor  # (S,); (0,) once it is recognised
+    sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
+    done: int = 0  # samples that are recognised
     error: str = ""
     labels: Sequence[Label] = ()
     language: str = ""
+    previous: Sequence[int] = ()  # tokens before the next window, where it is to see them
 
 
 class Transcriber:
@@ -122,6 +140,7 @@ class Transcriber:
         self.overlap = round(options.overlap_s / frame_s) * self.frame_samples
         window = round(options.window_s / frame_s) * self.frame_samples
         self.window = max(window, 2 * self.overlap, self.frame_samples)
+        self.cuts_at_pauses = recognizer.writes_timestamps
 
     def recordings(
         self,
@@ -139,8 +158,7 @@ class Transcriber:
         pools = self._pools(read_ahead(sounds, self._windows, self.options.readers), batches)
         parts: list[_Part] = []  # of the recording that is under way
         for pool in read_ahead([pools], iter, 1, ahead=1):  # reads one pool during another
-            language = parts[-1].language if parts else ""
-            for part in self._recognised(pool, language):
+            for part in self._recognised(pool, parts[-1:]):
                 before = parts[-1].end if parts else 0
                 advance((part.end - before) / self.rate_hz)
                 parts.append(part)
@@ -153,11 +171,18 @@ class Transcriber:
         end = 0
         try:
             chunks = blocks(sound, self.rate_hz)
-            for start, waveform, last in windows(chunks, self.window, self.overlap):
+            if self.cuts_at_pauses:
+                most = MOST_WINDOWS * self.window
+                cut = stretches(chunks, self.rate_hz, self.window, most)
+            else:
+                cut = windows(chunks, self.window, self.overlap)
+            for start, waveform, last in cut:
                 end = start + len(waveform)
-                yield _Part(sound.path, start, end, last, waveform)
+                sounds = sounding(waveform, self.rate_hz)
+                yield _Part(sound.path, start, end, last, waveform, sounds)
         except FAILURES as error:
-            yield _Part(sound.path, end, end, True, torch.zeros(0), message(error))
+            nothing = torch.zeros(0)
+            yield _Part(sound.path, end, end, True, nothing, nothing.bool(), error=message(error))
 
     def _pools(self, queue: Iterable[_Part], batches: int) -> Iterator[list[_Part]]:
         """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
@@ -174,45 +199,70 @@ class Transcriber:
         if pool:
             yield pool
 
-    def _recognised(self, pool: Sequence[_Part], language: str) -> Iterator[_Part]:
+    def _recognised(self, pool: Sequence[_Part], before: Sequence[_Part]) -> Iterator[_Part]:
         """Yield the parts with their labels, in order; a batch is recognised when it is needed.
 
-        Where the model finds the language, it does so in the first window of each recording that
-        has sound: these are recognised before the others.
+        Where the model finds the language, it does so in the first part of each recording that has
+        sound: these are recognised before the others.
 
         Args:
-            pool: windows.
-            language: of the recording that the first one continues, "" where it is not known.
+            pool: Parts.
+            before: The part before them, if the first one continues its recording.
         """
         recordings = [0, *itertools.accumulate(part.last for part in pool)]
-        languages = {0: language}  # by recording
-        lengths = {
-            row: max(len(part.waveform), self.features.fill_samples)
-            for row, part in enumerate(pool)
-            if len(part.waveform) >= self.features.window_samples and part.waveform.any()
-        }
-        first: dict[int, int] = {}  # the first window with sound of each recording
+        known = dict(enumerate(before))  # the last part of each recording, so far
+        parts = [*pool]
+        left = {row for row, part in enumerate(pool) if self._has_text(part)}
+        first: dict[int, int] = {}  # the first part with sound of each recording
         if self.recognizer.detects_language:
-            first = {recordings[row]: row for row in reversed(lengths)}
+            first = {recordings[row]: row for row in sorted(left, reverse=True)}
+        batches = deque[list[int]]()
+        if not self.options.previous_text:
+            for group in (first.values(), left - {*first.values()}):
+                batches += self._batches(group, parts)
+        for row in range(len(parts)):
+            while row in left:
+                if not batches:
+                    in_turn = {row} if self.options.previous_text else left
+                    batches += self._batches(in_turn, parts)
+                rows = batches.popleft()
+                batch = [
+                    _continued(parts[member], known.get(recordings[member])) for member in rows
+                ]
+                for member, part in zip(rows, self._recognise(batch), strict=True):
+                    parts[member] = known[recordings[member]] = part
+                    if part.error or not self._goes_on(part):
+                        left.remove(member)
+            part = _continued(parts[row], known.get(recordings[row]))
+            yield part._replace(waveform=torch.zeros(0))
+
+    def _has_text(self, part: _Part) -> bool:
+        """Whether a part is worth decoding: a Whisper may write a text for any noise."""
+        sounds = part.sounds.any() if self.cuts_at_pauses else part.waveform.any()
+        return len(part.waveform) >= self.features.window_samples and bool(sounds)
+
+    def _goes_on(self, part: _Part) -> bool:
+        """Whether something sounds behind what is recognised of a part."""
+        return self._sounds_s(part, part.done, len(part.waveform)) >= LEAST_REST_S
+
+    def _sounds_s(self, part: _Part, start: int, end: int) -> float:
+        """Seconds that sound between two samples of a part."""
+        first, behind = (round(sample / (FRAME_S * self.rate_hz)) for sample in (start, end))
+        return float(part.sounds[first:behind].sum()) * FRAME_S
+
+    def _batches(self, rows: Iterable[int], parts: Sequence[_Part]) -> list[list[int]]:
+        """The next windows of these parts in batches."""
+        lengths = {
+            row: max(self._window_of(parts[row]), self.features.fill_samples)
+            for row in sorted(rows)
+        }
         on_cpu = self.recognizer.device.type == "cpu"
         most_padding = MOST_PADDING_S * self.rate_hz if on_cpu else math.inf
-        batches: list[list[int]] = []
-        for group in (first.values(), lengths.keys() - first.values()):
-            sizes = {row: lengths[row] for row in sorted(group)}
-            batches += plan_batches(sizes, self.batch_samples, most_padding)
-        planned = iter(batches)
-        done: dict[int, _Part] = {}
-        for row, part in enumerate(pool):
-            while row in lengths and row not in done:
-                rows = next(planned)
-                batch = [
-                    pool[member]._replace(language=languages.get(recordings[member], ""))
-                    for member in rows
-                ]
-                done.update(zip(rows, self._recognise(batch), strict=True))
-                languages |= {recordings[member]: done[member].language for member in rows}
-            found = languages.get(recordings[row], "")
-            yield done.pop(row, part)._replace(language=found, waveform=torch.zeros(0))
+        return plan_batches(lengths, self.batch_samples, most_padding)
+
+    def _window_of(self, part: _Part) -> int:
+        """Samples of the next window of a part."""
+        return min(len(part.waveform) - part.done, self.window)
 
     def _recognise(self, batch: Sequence[_Part]) -> list[_Part]:
         """The parts of a batch with labels; one that fails, as without memory, is retried in
@@ -228,41 +278,100 @@ class Transcriber:
         return self._recognise(batch[:half]) + self._recognise(batch[half:])
 
     def _labelled(self, batch: Sequence[_Part]) -> list[_Part]:
-        """The parts with labels, and with the language if the model finds one. Labels of RNN-T have
-        no duration: they end with their frame.
+        """The parts with the labels of their next window, and with the language if the model finds
+        one. Labels of RNN-T have no duration: they end with their frame.
         """
-        lengths = torch.tensor([len(part.waveform) for part in batch])
+        sizes = [self._window_of(part) for part in batch]
+        cut = [part.waveform[part.done :][:size] for part, size in zip(batch, sizes, strict=True)]
         known = [part.language for part in batch]
-        timestamps = self.options.timestamps
+        overlap = not self.cuts_at_pauses and not all(
+            part.start == 0 and part.last for part in batch
+        )
         hypotheses = self.recognizer(
-            pad_sequence([part.waveform for part in batch], batch_first=True),
-            lengths,
-            confidence=timestamps,
-            times=timestamps or not all(part.start == 0 and part.last for part in batch),
-            timestamps=timestamps,
+            pad_sequence(cut, batch_first=True),
+            torch.tensor(sizes),
+            confidence=self.options.timestamps,
+            times=self.options.timestamps or overlap,
+            timestamps=self.cuts_at_pauses,
             languages=known,
+            previous=[part.previous for part in batch],
         )
         got = f"NaN or infinity in {self.recognizer.dtype}"
         remedy = "Try another --dtype. An --lm without <unk> may exclude all texts."
         finite = bool(hypotheses.scores.isfinite().all())
         expect(finite, "model", "finite scores", got, remedy)
+        labels = self._labels(batch, sizes, hypotheses)
+        found = []
+        for row, part in enumerate(batch):
+            done, written = sizes[row], labels[row]
+            if hypotheses.segments is not None:
+                done, written = self._whole(part, done, written, hypotheses.segments[row])
+            previous: Sequence[int] = ()
+            if self.options.previous_text:
+                previous = [*part.previous, *(label.token for label in written)]
+                if hypotheses.segments and hypotheses.segments[row].temperature > SURE:
+                    previous = ()
+            found.append(
+                part._replace(
+                    labels=[*part.labels, *written],
+                    done=part.done + done,
+                    language=(hypotheses.languages or known)[row],
+                    previous=previous,
+                )
+            )
+        return found
+
+    def _labels(
+        self, batch: Sequence[_Part], sizes: Sequence[int], hypotheses: Hypotheses
+    ) -> list[list[Label]]:
+        """The labels of each window with their times; where decoding left these open, spread over
+        the window.
+        """
         confidence = hypotheses.confidence
         if confidence is None:
             confidence = torch.ones(hypotheses.labels.shape)
         starts = hypotheses.frames
         frames = torch.stack([starts, starts + hypotheses.durations.clamp(min=1)]).cpu()
-        first = torch.tensor([[part.start] for part in batch])
-        last = torch.tensor([[part.end] for part in batch])
+        places = torch.arange(frames.shape[2]) / hypotheses.lengths.cpu().clamp(min=1)[:, None]
+        spread = places * (torch.tensor(sizes)[:, None] / self.frame_samples)  # (B, U)
+        frames = frames.where(frames[:1] >= 0, spread)
+        first = torch.tensor([[part.start + part.done] for part in batch])
+        last = first + torch.tensor(sizes)[:, None]
         times = (first + frames * self.frame_samples).minimum(last)  # (2, B, U) in samples
         columns = (hypotheses.labels, *(times.double() / self.rate_hz), confidence)
         rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
-        labels = [list(map(Label, *row))[:count] for count, *row in rows]
-        return [
-            part._replace(labels=said, language=language)
-            for part, said, language in zip(
-                batch, labels, hypotheses.languages or known, strict=True
-            )
-        ]
+        return [list(map(Label, *row))[:count] for count, *row in rows]
+
+    def _whole(
+        self, part: _Part, size: int, labels: list[Label], segments: Segments
+    ) -> tuple[int, list[Label]]:
+        """Samples of a window after which the next one begins, and the labels up to there.
+
+        That is where the last whole segment ended, if the text ended in the middle of another one
+        (arXiv 2212.04356, section 3.8); or what sounds before the end of a segment, or behind the
+        last one, is too long for its text: then words are missing there.
+
+        Args:
+            part: Whose window it is.
+            size: Samples of the window.
+            labels: All that were written.
+            segments: Of these.
+        """
+        done = count = 0
+        for segment in segments.whole:
+            end = min(segment.end * self.frame_samples, size)
+            if done and self._misses_words(part, done, end, segment.labels):
+                break
+            done, count = end, count + segment.labels
+        at_end = count >= len(labels)
+        if not done or (at_end and not self._misses_words(part, done, size, 0)):
+            return size, labels
+        return max(done, min(size, round(LEAST_STEP_S * self.rate_hz))), labels[:count]
+
+    def _misses_words(self, part: _Part, start: int, end: int, labels: int) -> bool:
+        """Whether so few labels are too few for what sounds between two samples of a window."""
+        sounds_s = self._sounds_s(part, part.done + start, part.done + end)
+        return sounds_s >= LEAST_MISSED_S + labels * SLOWEST_S
 
     def _transcript(self, parts: Sequence[_Part]) -> Transcript:
         """The transcript of a recording from its parts; the first error is that of all."""
@@ -272,14 +381,35 @@ class Transcriber:
             return Transcript(path=path, error=error)
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
-            labels = join(labels, part.labels, part.start / self.rate_hz, before.end / self.rate_hz)
+            overlap_s = (part.start / self.rate_hz, before.end / self.rate_hz)
+            labels = join(labels, part.labels, *overlap_s)
         return Transcript(
             path=path,
             text=self.tokenizer.decode([label.token for label in labels]),
             audio_s=parts[-1].end / self.rate_hz,
+            without_words=self._without_words(parts, labels),
             words=tuple(words(labels, self.tokenizer)) if self.options.timestamps else (),
             language=parts[-1].language,
         )
+
+
+    def _without_words(
+        self, parts: Sequence[_Part], labels: Sequence[Label]
+    ) -> tuple[tuple[float, float], ...]:
+        """(start, end) of what sounds for long between two labels, in seconds."""
+        size = FRAME_S * self.rate_hz
+        sounds = torch.zeros(round(parts[-1].end / size) + 1, dtype=torch.bool)
+        for part in parts:
+            first = round(part.start / size)
+            sounds[first : first + len(part.sounds)] = part.sounds
+        return passages(sounds, [(label.start_s, label.end_s) for label in labels])
+
+
+def _continued(part: _Part, before: _Part | None) -> _Part:
+    """A part with what is known from the part before it: language and text."""
+    if before is None:
+        return part
+    return part._replace(language=before.language, previous=before.previous)
 
 
 def windows(

@@ -1,0 +1,138 @@
+"""Where a signal sounds and where it pauses, by its loudness alone.
+
+Windows are cut at pauses, silent ones are not decoded, and sound without words is reported.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool1d
+
+FRAME_S = 0.02  # of a loudness
+SMOOTHED = 5  # frames that a loudness is the mean of, so that a click does not count
+RANGE_DB = 50.0  # from the loudest frames down; what is quieter is as quiet
+STEADY_DB = 2.0  # what varies less within a second is noise or a tone, and no speech
+STEADY = 51  # frames of that second
+FAINTEST_DB = -80.0  # a signal below that is silence
+LOUD = 0.35  # a frame sounds from this share of the range on
+LEAST_PAUSE_S = 0.45  # where a recording may be cut
+LONG_PAUSE_S = 1.0  # a pause this long is as good as any longer one
+MISSED_S = 3.0  # of sound without a word, to be reported
+PAUSE_WORTH = 10.0  # seconds that a window may end earlier for a pause that is a second longer
+
+
+def sounding(waveform: Tensor, rate_hz: int) -> Tensor:
+    """Which frames of FRAME_S sound, (N,) bool; a rest of less than a frame is none.
+
+    A frame sounds where it is nearer to the loudest frames of the waveform than to the quietest,
+    and where the loudness varies, as that of speech does: steady noise does not sound.
+
+    Args:
+        waveform: (S,) float.
+        rate_hz: Samples a second.
+    """
+    size = round(FRAME_S * rate_hz)
+    frames = waveform[: len(waveform) // size * size].view(-1, size)
+    if not len(frames):
+        return torch.zeros(0, dtype=torch.bool)
+    loudness = 10 * _mean(frames.square().mean(1), SMOOTHED).clamp(min=1e-10).log10()
+    spread = _mean(loudness.square(), STEADY) - _mean(loudness, STEADY).square()
+    ordered = loudness.sort().values
+    loudest = float(ordered[math.ceil(0.99 * len(ordered)) - 1])
+    quietest = max(float(ordered[len(ordered) // 20]), loudest - RANGE_DB)
+    if loudest < FAINTEST_DB:
+        return torch.zeros(len(frames), dtype=torch.bool)
+    loud = loudness > quietest + LOUD * (loudest - quietest)
+    return loud & (spread > STEADY_DB**2)
+
+
+def _mean(values: Tensor, size: int) -> Tensor:
+    """The mean of each of the values (N,) and those around it, `size` in all."""
+    half = size // 2
+    return avg_pool1d(values[None], size, 1, half, count_include_pad=False)[0]
+
+
+def runs(frames: Tensor) -> list[tuple[int, int]]:
+    """(first, behind the last) of each run of True in (N,) bool."""
+    edges = torch.cat([frames.new_zeros(1), frames, frames.new_zeros(1)]).int().diff()
+    first, behind = (edges.eq(step).nonzero()[:, 0].tolist() for step in (1, -1))
+    return [*zip(first, behind, strict=True)]
+
+
+def best_pause(waveform: Tensor, rate_hz: int, first: int) -> int | None:
+    """The sample in the middle of the best pause behind sample `first`; None where there is none.
+
+    A long pause is better than a short one, and a late one than an early one.
+
+    Args:
+        waveform: (S,) float.
+        rate_hz: Samples a second.
+        first: Samples that are not to be cut.
+    """
+    size = round(FRAME_S * rate_hz)
+    quiet = ~sounding(waveform, rate_hz)
+    quiet[: first // size] = False
+    best, place = -math.inf, None
+    for start, end in runs(quiet):
+        pause_s = (end - start) * FRAME_S
+        early_s = (len(quiet) - (start + end) / 2) * FRAME_S
+        worth = PAUSE_WORTH * min(pause_s, LONG_PAUSE_S) - early_s
+        if pause_s >= LEAST_PAUSE_S and worth > best:
+            best, place = worth, (start + end) // 2 * size
+    return place
+
+
+def passages(
+    sounds: Tensor, labels: Sequence[tuple[float, float]]
+) -> tuple[tuple[float, float], ...]:
+    """(start, end) of passages between two labels in which something sounds for MISSED_S or more.
+
+    Args:
+        sounds: Frames of a recording that sound, (N,) bool.
+        labels: (start, end) of each label, in seconds, in order.
+    """
+    frames_s = sounds.nonzero()[:, 0].double() * FRAME_S
+    found = []
+    ends = [0.0, *(end for _, end in labels)]
+    starts = [*(start for start, _ in labels), len(sounds) * FRAME_S]
+    for start, end in zip(ends, starts, strict=True):
+        if end - start >= MISSED_S:
+            inside = frames_s[(frames_s >= start) & (frames_s < end)]
+            if len(inside) * FRAME_S >= MISSED_S:
+                found.append((float(inside[0]), float(inside[-1]) + FRAME_S))
+    return tuple(found)
+
+
+def stretches(
+    chunks: Iterable[Tensor], rate_hz: int, window: int, most: int
+) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield (first sample, samples (S,), whether it is the last) of a signal cut at its pauses.
+
+    A stretch ends in the best pause of the later half of a window. Where there is none, the next
+    half windows are looked at, until the stretch has `most` samples and is cut there.
+
+    Args:
+        chunks: Consecutive parts of the signal.
+        rate_hz: Samples a second.
+        window: Most samples of a stretch that has a pause in time.
+        most: Most samples of any stretch.
+    """
+    parts = [torch.zeros(0)]
+    start, size = 0, window  # of the samples that are looked at next
+    for chunk in chunks:
+        parts.append(chunk)
+        while sum(map(len, parts)) > size:
+            held = torch.cat(parts)
+            end = best_pause(held[:size], rate_hz, size - window // 2)
+            if end is None and size < most:
+                size = min(size + window // 2, most)
+                parts = [held]
+                continue
+            end = end or size
+            yield start, held[:end].clone(), False  # a view would keep all of `held`
+            start += end
+            size = window
+            parts = [held[end:]]
+    yield start, torch.cat(parts), True
