@@ -123,6 +123,11 @@ def test_what_is_installed_tells_type_checkers_that_it_has_annotations(python):
     assert python("-c", code) == "True\n"
 
 
+def test_the_recorded_speech_is_installed(python):
+    code = "from asrkit.data import recorded_speech as r; print(sum(one.path.is_file() for one in r()))"
+    assert python("-c", code) == "17\n"
+
+
 def test_a_source_archive_holds_what_a_checkout_does(tmp_path):
     build = [
         sys.executable,

@@ -25,6 +25,7 @@ from asrkit.data.batching.padding import (
 )
 from asrkit.data.batching.presorting import Presorted
 from asrkit.data.batching.strategies import Balanced, Bucketed, Plan, Random, Sorted, plan
+from asrkit.data.recordings import RecordedSpeech, recorded_speech
 from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "Plan",
     "Presorted",
     "Random",
+    "RecordedSpeech",
     "Sorted",
     "TrainingPlan",
     "Utterances",
@@ -63,6 +65,7 @@ __all__ = [
     "oom_search",
     "padding_account",
     "plan",
+    "recorded_speech",
     "shipped_lengths",
     "spec_augment",
     "transducer_joint",
