@@ -94,7 +94,7 @@ NODES = {
     "workbench/plots": 1_800,
     "workbench/report": 5_250,
 }
-MOST_NODES = 145_600  # of the whole package: more for what is real, speech and published weights
+MOST_NODES = 145_600  # of the whole package: more for real speech and real weights
 SLACK = 0.97  # share of its number that a folder has at least, or the number is lowered
 LESSONS = {path.stem[3:] for path in (ROOT / "notebooks").glob("*.ipynb")}
 

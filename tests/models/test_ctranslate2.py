@@ -118,6 +118,7 @@ REFUSED = {
     "claims much": (lambda: claims(2**32 - 1), "model.bin: expected as many bytes as the shape [4294967295, 32] of 'decoder/embeddings/weight' needs, got"),
     "claims variables": (lambda: files.model_bin(variables_of(), {}).replace(struct.pack("<II", 3, len(variables_of())), struct.pack("<II", 3, 2**32 - 1)), "model.bin: expected at least"),
     "type": (lambda: whole.replace(b"decoder/activation\0\0\1", b"decoder/activation\0\0\7"), "model.bin: expected a type below 6 for 'decoder/activation', got 7."),
+    "twice": (lambda: whole.replace(b"conv1/bias", b"conv2/bias"), "model.bin: expected one 'encoder/conv2/bias', got two."),
     "alias": (lambda: files.model_bin(variables_of(), {"decoder/projection/weight": "nothing"}), "model.bin: expected a variable to which 'decoder/projection/weight' refers, got no 'nothing'."),
     "activation": (lambda: files.model_bin(number("decoder/activation", 0)), "model.bin.decoder/activation: expected 3, got 0."),
     "unknown": (lambda: files.model_bin(number("decoder/layer_0/rotary_dim", 0)), 'Unexpected key(s) in state_dict: "layers.0.rotary_dim"'),

@@ -55,6 +55,12 @@ def test_an_environment_beside_it_finds_them_through_a_pth_file(installed):
     assert done.stdout.strip() == str(installed), done.stderr
 
 
+def test_without_the_package_there_are_none(monkeypatch):
+    monkeypatch.delenv("ASRKIT_WEIGHTS", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    assert published_whisper() is None
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.bin"])
 def test_half_a_package_is_none(installed, name):
     (installed / name).unlink()
