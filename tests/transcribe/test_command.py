@@ -5,22 +5,8 @@ import sys
 import pytest
 import torch
 
-from asrkit.cli import main
 from asrkit.models import Checkpoint, TransducerModel, presets, save_checkpoint
 from asrkit.text import CharTokenizer
-
-
-def test_without_a_model_the_demo_is_used_or_the_notebook_that_makes_it_is_named(
-    learned, speech, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
-    demo, command = tmp_path / "demo", ["transcribe", str(speech[0])]
-    assert main(command) == 2
-    wanted = f"--model: expected the demo of notebook 00, got none in {demo}. Run it (make report ARGS=00), or pass --model."
-    assert capsys.readouterr().err == f"asrkit transcribe: {wanted}\n"
-    save_checkpoint(demo / "model.safetensors", learned)
-    assert main(command) == 0
-    assert "1 of 1 file transcribed, " in capsys.readouterr().err
 
 
 def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(

@@ -30,7 +30,7 @@ def test_everything_that_asrkit_needs_is_found_here(monkeypatch):
     monkeypatch.delitem(sys.modules, "espeakng_loader", raising=False)
     found = {check.name: check.status for check in doctor.diagnose()}
     assert "missing" not in found.values()
-    named = {"packages", "memory", "cache", "GPU", "torchaudio", "espeak-ng"}
+    named = {"packages", "memory", "cache", "GPU", "torchaudio", "espeak-ng", "weights"}
     assert named | {"onnx", "openvino", "scale", "peers"} <= {*found}
     # A GPL library stays out of this process.
     assert "espeakng_loader" not in sys.modules
