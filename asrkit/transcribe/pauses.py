@@ -3,6 +3,7 @@
 Windows are cut at pauses, silent ones are not decoded, and sound without words is reported.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -19,7 +20,7 @@ FAINTEST_DB = -80.0  # a signal below that is silence
 LOUD = 0.35  # a frame sounds from this share of the range on
 LEAST_PAUSE_S = 0.45  # where a recording may be cut
 LONG_PAUSE_S = 1.0  # a pause this long is as good as any longer one
-MISSED_S = 3.0  # of sound without a word, to be reported
+WORD_S = 0.6  # from the point of a label to the end of its word, at most
 PAUSE_WORTH = 10.0  # seconds that a window may end earlier for a pause that is a second longer
 
 
@@ -84,25 +85,31 @@ def best_pause(waveform: Tensor, rate_hz: int, first: int) -> int | None:
     return place
 
 
-def passages(
-    sounds: Tensor, labels: Sequence[tuple[float, float]]
-) -> tuple[tuple[float, float], ...]:
-    """(start, end) of passages between two labels in which something sounds for MISSED_S or more.
+def gaps(sounds: Tensor, points: Sequence[int], least_s: float) -> list[tuple[int, int]]:
+    """(first frame, frame behind) of what sounds for `least_s` or more between two labels.
+
+    A word goes on behind the point of its label: a gap begins with the next frame that does not
+    sound, if that comes within WORD_S, and ends with the last one before the next label.
 
     Args:
-        sounds: Frames of a recording that sound, (N,) bool.
-        labels: (start, end) of each label, in seconds, in order.
+        sounds: Frames that sound, (N,) bool.
+        points: The frame of each label, in order.
+        least_s: Seconds.
     """
-    frames_s = sounds.nonzero()[:, 0].double() * FRAME_S
     found = []
-    ends = [0.0, *(end for _, end in labels)]
-    starts = [*(start for start, _ in labels), len(sounds) * FRAME_S]
-    for start, end in zip(ends, starts, strict=True):
-        if end - start >= MISSED_S:
-            inside = frames_s[(frames_s >= start) & (frames_s < end)]
-            if len(inside) * FRAME_S >= MISSED_S:
-                found.append((float(inside[0]), float(inside[-1]) + FRAME_S))
-    return tuple(found)
+    most = round(WORD_S / FRAME_S)
+    for before, point in itertools.pairwise([-most, *points, len(sounds)]):
+        if (point - before) * FRAME_S < least_s:
+            continue
+        quiet = (~sounds[max(before, 0) : point]).nonzero()[:, 0] + max(before, 0)
+        start, end = before + most, point
+        if len(quiet) and before >= 0:
+            start = min(start, int(quiet[0]))
+        if len(quiet) and point < len(sounds):
+            end = max(end - most, int(quiet[-1]) + 1)
+        if float(sounds[start:end].sum()) * FRAME_S >= least_s:
+            found.append((start, end))
+    return found
 
 
 def stretches(
