@@ -80,7 +80,7 @@ class WhisperDecoder:
         if self.tries_again:
             found = self._try_again(found, decode, (memory, lengths, prompts), drawn_at)
         if options.times:
-            found = timed_by_attention(self.model, frames, lengths, found, options)
+            found = timed_by_attention(self.model, frames, lengths, found, options, memory)
         segments = None
         if options.timestamps:
             segments = self._segments(found, lengths, drawn_at)

@@ -166,16 +166,16 @@ class Transcriber:
             advance: called with seconds of audio that were recognised.
             batches: that the first pool holds; POOL: none is needed before the others.
         """
-        pools = self._pools(read_ahead(sounds, self._windows, self.options.readers), batches)
+        queue = read_ahead(sounds, self._windows, self.options.readers)
+        pools = read_ahead([self._pools(queue, batches)], iter, 1, ahead=1)  # one pool ahead
         parts: list[_Part] = []  # of the recording that is under way
-        for pool in read_ahead([pools], iter, 1, ahead=1):  # reads one pool during another
-            for part in self._recognised(pool, parts[-1:]):
-                before = parts[-1].end if parts else 0
-                advance((part.end - before) / self.rate_hz)
-                parts.append(part)
-                if part.last:
-                    yield self._transcript(parts)
-                    parts = []
+        for part in self._recognised(pools):
+            before = parts[-1].end if parts else 0
+            advance((part.end - before) / self.rate_hz)
+            parts.append(part)
+            if part.last:
+                yield self._transcript(parts)
+                parts = []
 
     def _windows(self, sound: Sound) -> Iterator[_Part]:
         """Windows of a recording; the last one of a recording that breaks has its error."""
@@ -211,42 +211,76 @@ class Transcriber:
         if pool:
             yield pool
 
-    def _recognised(self, pool: Sequence[_Part], before: Sequence[_Part]) -> Iterator[_Part]:
+    def _recognised(self, pools: Iterable[Sequence[_Part]]) -> Iterator[_Part]:
         """Yield the parts with their labels, in order; a batch is recognised when it is needed.
 
-        Where the model finds the language, it does so in the first part of each recording that has
-        sound: these are recognised before the others.
+        Windows that follow from others, and those of the next pool, share batches.
 
         Args:
-            pool: Parts.
-            before: The part before them, if the first one continues its recording.
+            pools: Parts of recordings, in order.
         """
-        recordings = [0, *itertools.accumulate(part.last for part in pool)]
-        known = dict(enumerate(before))  # the last part of each recording, so far
-        parts = [*pool]
-        left = {row for row, part in enumerate(pool) if self._has_text(part)}
-        first: dict[int, int] = {}  # the first part with sound of each recording
-        if self.recognizer.detects_language:
-            first = {recordings[row]: row for row in sorted(left, reverse=True)}
+        source = iter(pools)
+        parts: dict[int, _Part] = {}  # by number, as all that follows
+        recording: dict[int, int] = {}
+        left = set[int]()  # parts that are not done
+        known: dict[int, _Part] = {}  # the last part of each recording, so far
         batches = deque[list[int]]()
-        if not self.options.previous_text:
-            for group in (first.values(), left - {*first.values()}):
-                batches += self._batches(group, parts)
-        for row in range(len(parts)):
-            while row in left:
-                if not batches:
-                    in_turn = {row} if self.options.previous_text else left
-                    batches += self._batches(in_turn, parts)
-                rows = batches.popleft()
-                batch = [
-                    _continued(parts[member], known.get(recordings[member])) for member in rows
-                ]
-                for member, part in zip(rows, self._recognise(batch), strict=True):
-                    parts[member] = known[recordings[member]] = part
-                    if part.error or not part.todo:
-                        left.remove(member)
-            part = _continued(parts[row], known.get(recordings[row]))
-            yield part._replace(waveform=torch.zeros(0))
+        turn = last = 0
+        while True:
+            while turn in parts and turn not in left:
+                part = _continued(parts.pop(turn), known.get(recording[turn]))
+                yield part._replace(waveform=torch.zeros(0))
+                turn += 1
+            if not batches and self._samples(left, parts) < self.batch_samples:
+                for part in next(source, ()):
+                    number = turn + len(parts)
+                    parts[number] = part
+                    recording[number] = last
+                    last += part.last
+                    if self._has_text(part):
+                        left.add(number)
+                if turn not in parts:
+                    return
+            if turn not in left:
+                continue
+            if not batches:
+                batches.extend(self._next_batches(left, parts, recording, known))
+            rows = batches.popleft()
+            batch = [_continued(parts[row], known.get(recording[row])) for row in rows]
+            for row, part in zip(rows, self._recognise(batch), strict=True):
+                parts[row] = known[recording[row]] = part
+                if part.error or not part.todo:
+                    left.remove(row)
+
+    def _next_batches(
+        self,
+        left: set[int],
+        parts: Mapping[int, _Part],
+        recording: Mapping[int, int],
+        known: Mapping[int, _Part],
+    ) -> Iterator[list[int]]:
+        """Batches of the next windows of parts that are left.
+
+        Where the model finds the language, it does so in the first part of each recording that has
+        sound: these are recognised before the others. Where a window is shown the text before it,
+        only the first part of each recording can go on.
+        """
+        first: dict[int, int] = {}
+        for row in sorted(left):
+            first.setdefault(recording[row], row)
+        alone = {row for name, row in first.items() if name not in known}
+        if self.options.previous_text:
+            for row in first.values():
+                yield [row]
+        elif self.recognizer.detects_language:
+            yield from self._batches(alone, parts)
+            yield from self._batches(left - alone, parts)
+        else:
+            yield from self._batches(left, parts)
+
+    def _samples(self, rows: Iterable[int], parts: Mapping[int, _Part]) -> int:
+        """Samples of the next windows of these parts."""
+        return sum(self._filled(parts[row]) for row in rows)
 
     def _has_text(self, part: _Part) -> bool:
         """Whether a part is worth decoding: a Whisper may write a text for any noise."""
@@ -258,15 +292,16 @@ class Transcriber:
         first, behind = (round(sample / (FRAME_S * self.rate_hz)) for sample in (start, end))
         return float(part.sounds[first:behind].sum()) * FRAME_S
 
-    def _batches(self, rows: Iterable[int], parts: Sequence[_Part]) -> list[list[int]]:
+    def _batches(self, rows: Iterable[int], parts: Mapping[int, _Part]) -> list[list[int]]:
         """The next windows of these parts in batches."""
-        lengths = {
-            row: max(self._window_of(parts[row]), self.features.fill_samples)
-            for row in sorted(rows)
-        }
+        lengths = {row: self._filled(parts[row]) for row in sorted(rows)}
         on_cpu = self.recognizer.device.type == "cpu"
         most_padding = MOST_PADDING_S * self.rate_hz if on_cpu else math.inf
         return plan_batches(lengths, self.batch_samples, most_padding)
+
+    def _filled(self, part: _Part) -> int:
+        """Samples of the next window of a part, with the silence that fills it."""
+        return max(self._window_of(part), self.features.fill_samples)
 
     def _window_of(self, part: _Part) -> int:
         """Samples of the next window of a part."""
