@@ -36,6 +36,7 @@ class Segments(NamedTuple):
 
     whole: tuple[Segment, ...]
     temperature: float  # at which the text was drawn; 0 for the likeliest one
+    log_prob: float  # in nats a token, the end included
 
 
 @dataclass(frozen=True, kw_only=True)

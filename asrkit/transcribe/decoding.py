@@ -207,10 +207,16 @@ def with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
 
 
 def timed_by_attention(
-    model: AEDModel, frames: Tensor, lengths: Tensor, found: Hypotheses, options: DecodeOptions
+    model: AEDModel,
+    frames: Tensor,
+    lengths: Tensor,
+    found: Hypotheses,
+    options: DecodeOptions,
+    memory: Any = None,
 ) -> Hypotheses:
     """The labels on the frames that attention looks at."""
-    times = attention_frames(model, frames, lengths, found, prompt=options.prompt)
+    how = {"prompt": options.prompt, "memory": memory}
+    times = attention_frames(model, frames, lengths, found, **how)
     return replace(found, frames=times)
 
 

@@ -3,6 +3,7 @@
 Windows are cut at pauses, silent ones are not decoded, and sound without words is reported.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,9 +18,10 @@ STEADY_DB = 2.0  # what varies less within a second is noise or a tone, and no s
 STEADY = 51  # frames of that second
 FAINTEST_DB = -80.0  # a signal below that is silence
 LOUD = 0.35  # a frame sounds from this share of the range on
-LEAST_PAUSE_S = 0.45  # where a recording may be cut
+LEAST_PAUSE_S = 0.45  # where a recording is cut if it can be
+SHORT_PAUSE_S = 0.2  # where it is cut otherwise
 LONG_PAUSE_S = 1.0  # a pause this long is as good as any longer one
-MISSED_S = 3.0  # of sound without a word, to be reported
+WORD_S = 0.6  # from the point of a label to the end of its word, at most
 PAUSE_WORTH = 10.0  # seconds that a window may end earlier for a pause that is a second longer
 
 
@@ -61,7 +63,7 @@ def runs(frames: Tensor) -> list[tuple[int, int]]:
     return [*zip(first, behind, strict=True)]
 
 
-def best_pause(waveform: Tensor, rate_hz: int, first: int) -> int | None:
+def best_pause(waveform: Tensor, rate_hz: int, first: int, least_s: float) -> int | None:
     """The sample in the middle of the best pause behind sample `first`; None where there is none.
 
     A long pause is better than a short one, and a late one than an early one.
@@ -70,6 +72,7 @@ def best_pause(waveform: Tensor, rate_hz: int, first: int) -> int | None:
         waveform: (S,) float.
         rate_hz: Samples a second.
         first: Samples that are not to be cut.
+        least_s: Length of a pause.
     """
     size = round(FRAME_S * rate_hz)
     quiet = ~sounding(waveform, rate_hz)
@@ -79,30 +82,36 @@ def best_pause(waveform: Tensor, rate_hz: int, first: int) -> int | None:
         pause_s = (end - start) * FRAME_S
         early_s = (len(quiet) - (start + end) / 2) * FRAME_S
         worth = PAUSE_WORTH * min(pause_s, LONG_PAUSE_S) - early_s
-        if pause_s >= LEAST_PAUSE_S and worth > best:
+        if pause_s >= least_s and worth > best:
             best, place = worth, (start + end) // 2 * size
     return place
 
 
-def passages(
-    sounds: Tensor, labels: Sequence[tuple[float, float]]
-) -> tuple[tuple[float, float], ...]:
-    """(start, end) of passages between two labels in which something sounds for MISSED_S or more.
+def gaps(sounds: Tensor, points: Sequence[int], least_s: float) -> list[tuple[int, int]]:
+    """(first frame, frame behind) of what sounds for `least_s` or more between two labels.
+
+    A word goes on behind the point of its label: a gap begins with the next frame that does not
+    sound, if that comes within WORD_S, and ends with the last one before the next label.
 
     Args:
-        sounds: Frames of a recording that sound, (N,) bool.
-        labels: (start, end) of each label, in seconds, in order.
+        sounds: Frames that sound, (N,) bool.
+        points: The frame of each label, in order.
+        least_s: Seconds.
     """
-    frames_s = sounds.nonzero()[:, 0].double() * FRAME_S
     found = []
-    ends = [0.0, *(end for _, end in labels)]
-    starts = [*(start for start, _ in labels), len(sounds) * FRAME_S]
-    for start, end in zip(ends, starts, strict=True):
-        if end - start >= MISSED_S:
-            inside = frames_s[(frames_s >= start) & (frames_s < end)]
-            if len(inside) * FRAME_S >= MISSED_S:
-                found.append((float(inside[0]), float(inside[-1]) + FRAME_S))
-    return tuple(found)
+    most = round(WORD_S / FRAME_S)
+    for before, point in itertools.pairwise([-most, *points, len(sounds)]):
+        if (point - before) * FRAME_S < least_s:
+            continue
+        quiet = (~sounds[max(before, 0) : point]).nonzero()[:, 0] + max(before, 0)
+        start, end = before + most, point
+        if len(quiet) and before >= 0:
+            start = min(start, int(quiet[0]))
+        if len(quiet) and point < len(sounds):
+            end = max(end - most, int(quiet[-1]) + 1)
+        if float(sounds[start:end].sum()) * FRAME_S >= least_s:
+            found.append((start, end))
+    return found
 
 
 def stretches(
@@ -111,7 +120,8 @@ def stretches(
     """Yield (first sample, samples (S,), whether it is the last) of a signal cut at its pauses.
 
     A stretch ends in the best pause of the later half of a window. Where there is none, the next
-    half windows are looked at, until the stretch has `most` samples and is cut there.
+    half windows are looked at, until the stretch has `most` samples: then it ends in a short pause,
+    or there.
 
     Args:
         chunks: Consecutive parts of the signal.
@@ -125,12 +135,12 @@ def stretches(
         parts.append(chunk)
         while sum(map(len, parts)) > size:
             held = torch.cat(parts)
-            end = best_pause(held[:size], rate_hz, size - window // 2)
+            end = best_pause(held[:size], rate_hz, size - window // 2, LEAST_PAUSE_S)
             if end is None and size < most:
                 size = min(size + window // 2, most)
                 parts = [held]
                 continue
-            end = end or size
+            end = end or best_pause(held[:size], rate_hz, window // 2, SHORT_PAUSE_S) or size
             yield start, held[:end].clone(), False  # a view would keep all of `held`
             start += end
             size = window

@@ -80,7 +80,7 @@ class WhisperDecoder:
         if self.tries_again:
             found = self._try_again(found, decode, (memory, lengths, prompts), drawn_at)
         if options.times:
-            found = timed_by_attention(self.model, frames, lengths, found, options)
+            found = timed_by_attention(self.model, frames, lengths, found, options, memory)
         segments = None
         if options.timestamps:
             segments = self._segments(found, lengths, drawn_at)
@@ -106,10 +106,16 @@ class WhisperDecoder:
         self, found: Hypotheses, lengths: Tensor, drawn_at: Tensor
     ) -> tuple[Segments, ...]:
         """The segments of each text."""
-        rows = zip(found.tokens(), lengths.tolist(), drawn_at.tolist(), strict=True)
+        rows = zip(
+            found.tokens(),
+            lengths.tolist(),
+            drawn_at.tolist(),
+            _mean_log_probs(found).tolist(),
+            strict=True,
+        )
         return tuple(
-            Segments(whole_segments(self._known(tokens), self.no_times, T), temperature)
-            for tokens, T, temperature in rows
+            Segments(whole_segments(self._known(tokens), self.no_times, T), *rest)
+            for tokens, T, *rest in rows
         )
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
@@ -147,8 +153,7 @@ class WhisperDecoder:
         """
         no_speech: Tensor | None = None
         for temperature in (*TEMPERATURES, None):
-            ended: Any = found.ended
-            unlikely = found.scores / (found.lengths + ended).clamp(min=1) < LEAST_LOG_PROB
+            unlikely = _mean_log_probs(found) < LEAST_LOG_PROB
             failed = unlikely | self._repeats(found)
             if not failed.any():
                 return found
@@ -171,6 +176,12 @@ class WhisperDecoder:
             data = self.tokenizer.decode(text).strip().encode()
             repeats.append(len(data) > MOST_COMPRESSED * len(zlib.compress(data)))
         return torch.tensor(repeats, device=found.labels.device)
+
+
+def _mean_log_probs(found: Hypotheses) -> Tensor:
+    """Log-probability of each text (B,) in nats a token, the end included."""
+    ended: Any = found.ended
+    return found.scores / (found.lengths + ended).clamp(min=1)
 
 
 def greedy(

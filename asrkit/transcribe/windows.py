@@ -5,6 +5,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pauses import FRAME_S, passages, sounding, stretches
+from asrkit.transcribe.pauses import FRAME_S, gaps, sounding, stretches
 from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, join, words
@@ -34,10 +35,12 @@ POOL = 8
 MOST_PADDING_S = 4.0
 MOST_WINDOWS = 4  # in a stretch without pauses, which is cut behind so many all the same
 LEAST_REST_S = 0.3  # of sound at the end of a stretch, to be a window of its own
-LEAST_MISSED_S = 1.5  # of sound that is too long for its text, to be decoded again
-SLOWEST_S = 0.5  # of sound for a label; slower than anyone speaks
+LEAST_MISSED_S = 1.5  # of sound without a label, to be decoded again by itself
+LEAST_SURE = -0.8  # nats a token in the mean, of a text that is found then
+MISSED_S = 3.0  # of sound without a label in the end, to be reported
 LEAST_STEP_S = 1.0  # from a window to the next one
 SURE = 0.5  # temperature up to which a text is shown to the next window
+_start = attrgetter("start_s")
 # What recordings, models and machines raise; anything else is a fault of asrkit.
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
@@ -83,6 +86,14 @@ def transcribe(
         yield from transcriber.recordings(sounds, bar.update)
 
 
+class _Span(NamedTuple):
+    """Samples of a part that are still to be decoded."""
+
+    start: int
+    end: int
+    is_gap: bool = False  # between words that were found before
+
+
 class _Part(NamedTuple):
     """A part of a recording, from its start to its end in samples, and what is known of it.
 
@@ -95,7 +106,7 @@ class _Part(NamedTuple):
     last: bool  # of the recording
     waveform: Tensor  # (S,); (0,) once it is recognised
     sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
-    done: int = 0  # samples that are recognised
+    todo: tuple[_Span, ...]
     error: str = ""
     labels: Sequence[Label] = ()
     language: str = ""
@@ -155,16 +166,16 @@ class Transcriber:
             advance: called with seconds of audio that were recognised.
             batches: that the first pool holds; POOL: none is needed before the others.
         """
-        pools = self._pools(read_ahead(sounds, self._windows, self.options.readers), batches)
+        queue = read_ahead(sounds, self._windows, self.options.readers)
+        pools = read_ahead([self._pools(queue, batches)], iter, 1, ahead=1)  # one pool ahead
         parts: list[_Part] = []  # of the recording that is under way
-        for pool in read_ahead([pools], iter, 1, ahead=1):  # reads one pool during another
-            for part in self._recognised(pool, parts[-1:]):
-                before = parts[-1].end if parts else 0
-                advance((part.end - before) / self.rate_hz)
-                parts.append(part)
-                if part.last:
-                    yield self._transcript(parts)
-                    parts = []
+        for part in self._recognised(pools):
+            before = parts[-1].end if parts else 0
+            advance((part.end - before) / self.rate_hz)
+            parts.append(part)
+            if part.last:
+                yield self._transcript(parts)
+                parts = []
 
     def _windows(self, sound: Sound) -> Iterator[_Part]:
         """Windows of a recording; the last one of a recording that breaks has its error."""
@@ -179,10 +190,11 @@ class Transcriber:
             for start, waveform, last in cut:
                 end = start + len(waveform)
                 sounds = sounding(waveform, self.rate_hz)
-                yield _Part(sound.path, start, end, last, waveform, sounds)
+                todo = (_Span(0, len(waveform)),)
+                yield _Part(sound.path, start, end, last, waveform, sounds, todo)
         except FAILURES as error:
             nothing = torch.zeros(0)
-            yield _Part(sound.path, end, end, True, nothing, nothing.bool(), error=message(error))
+            yield _Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
 
     def _pools(self, queue: Iterable[_Part], batches: int) -> Iterator[list[_Part]]:
         """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
@@ -199,70 +211,102 @@ class Transcriber:
         if pool:
             yield pool
 
-    def _recognised(self, pool: Sequence[_Part], before: Sequence[_Part]) -> Iterator[_Part]:
+    def _recognised(self, pools: Iterable[Sequence[_Part]]) -> Iterator[_Part]:
         """Yield the parts with their labels, in order; a batch is recognised when it is needed.
 
-        Where the model finds the language, it does so in the first part of each recording that has
-        sound: these are recognised before the others.
+        Windows that follow from others, and those of the next pool, share batches.
 
         Args:
-            pool: Parts.
-            before: The part before them, if the first one continues its recording.
+            pools: Parts of recordings, in order.
         """
-        recordings = [0, *itertools.accumulate(part.last for part in pool)]
-        known = dict(enumerate(before))  # the last part of each recording, so far
-        parts = [*pool]
-        left = {row for row, part in enumerate(pool) if self._has_text(part)}
-        first: dict[int, int] = {}  # the first part with sound of each recording
-        if self.recognizer.detects_language:
-            first = {recordings[row]: row for row in sorted(left, reverse=True)}
+        source = iter(pools)
+        parts: dict[int, _Part] = {}  # by number, as all that follows
+        recording: dict[int, int] = {}
+        left = set[int]()  # parts that are not done
+        known: dict[int, _Part] = {}  # the last part of each recording, so far
         batches = deque[list[int]]()
-        if not self.options.previous_text:
-            for group in (first.values(), left - {*first.values()}):
-                batches += self._batches(group, parts)
-        for row in range(len(parts)):
-            while row in left:
-                if not batches:
-                    in_turn = {row} if self.options.previous_text else left
-                    batches += self._batches(in_turn, parts)
-                rows = batches.popleft()
-                batch = [
-                    _continued(parts[member], known.get(recordings[member])) for member in rows
-                ]
-                for member, part in zip(rows, self._recognise(batch), strict=True):
-                    parts[member] = known[recordings[member]] = part
-                    if part.error or not self._goes_on(part):
-                        left.remove(member)
-            part = _continued(parts[row], known.get(recordings[row]))
-            yield part._replace(waveform=torch.zeros(0))
+        turn = last = 0
+        while True:
+            while turn in parts and turn not in left:
+                part = _continued(parts.pop(turn), known.get(recording[turn]))
+                yield part._replace(waveform=torch.zeros(0))
+                turn += 1
+            if not batches and self._samples(left, parts) < self.batch_samples:
+                for part in next(source, ()):
+                    number = turn + len(parts)
+                    parts[number] = part
+                    recording[number] = last
+                    last += part.last
+                    if self._has_text(part):
+                        left.add(number)
+                if turn not in parts:
+                    return
+            if turn not in left:
+                continue
+            if not batches:
+                batches.extend(self._next_batches(left, parts, recording, known))
+            rows = batches.popleft()
+            batch = [_continued(parts[row], known.get(recording[row])) for row in rows]
+            for row, part in zip(rows, self._recognise(batch), strict=True):
+                parts[row] = known[recording[row]] = part
+                if part.error or not part.todo:
+                    left.remove(row)
+
+    def _next_batches(
+        self,
+        left: set[int],
+        parts: Mapping[int, _Part],
+        recording: Mapping[int, int],
+        known: Mapping[int, _Part],
+    ) -> Iterator[list[int]]:
+        """Batches of the next windows of parts that are left.
+
+        Where the model finds the language, it does so in the first part of each recording that has
+        sound: these are recognised before the others. Where a window is shown the text before it,
+        only the first part of each recording can go on.
+        """
+        first: dict[int, int] = {}
+        for row in sorted(left):
+            first.setdefault(recording[row], row)
+        alone = {row for name, row in first.items() if name not in known}
+        if self.options.previous_text:
+            for row in first.values():
+                yield [row]
+        elif self.recognizer.detects_language:
+            yield from self._batches(alone, parts)
+            yield from self._batches(left - alone, parts)
+        else:
+            yield from self._batches(left, parts)
+
+    def _samples(self, rows: Iterable[int], parts: Mapping[int, _Part]) -> int:
+        """Samples of the next windows of these parts."""
+        return sum(self._filled(parts[row]) for row in rows)
 
     def _has_text(self, part: _Part) -> bool:
         """Whether a part is worth decoding: a Whisper may write a text for any noise."""
         sounds = part.sounds.any() if self.cuts_at_pauses else part.waveform.any()
         return len(part.waveform) >= self.features.window_samples and bool(sounds)
 
-    def _goes_on(self, part: _Part) -> bool:
-        """Whether something sounds behind what is recognised of a part."""
-        return self._sounds_s(part, part.done, len(part.waveform)) >= LEAST_REST_S
-
     def _sounds_s(self, part: _Part, start: int, end: int) -> float:
         """Seconds that sound between two samples of a part."""
         first, behind = (round(sample / (FRAME_S * self.rate_hz)) for sample in (start, end))
         return float(part.sounds[first:behind].sum()) * FRAME_S
 
-    def _batches(self, rows: Iterable[int], parts: Sequence[_Part]) -> list[list[int]]:
+    def _batches(self, rows: Iterable[int], parts: Mapping[int, _Part]) -> list[list[int]]:
         """The next windows of these parts in batches."""
-        lengths = {
-            row: max(self._window_of(parts[row]), self.features.fill_samples)
-            for row in sorted(rows)
-        }
+        lengths = {row: self._filled(parts[row]) for row in sorted(rows)}
         on_cpu = self.recognizer.device.type == "cpu"
         most_padding = MOST_PADDING_S * self.rate_hz if on_cpu else math.inf
         return plan_batches(lengths, self.batch_samples, most_padding)
 
+    def _filled(self, part: _Part) -> int:
+        """Samples of the next window of a part, with the silence that fills it."""
+        return max(self._window_of(part), self.features.fill_samples)
+
     def _window_of(self, part: _Part) -> int:
         """Samples of the next window of a part."""
-        return min(len(part.waveform) - part.done, self.window)
+        start, end, _ = part.todo[0]
+        return min(end - start, self.window)
 
     def _recognise(self, batch: Sequence[_Part]) -> list[_Part]:
         """The parts of a batch with labels; one that fails, as without memory, is retried in
@@ -282,7 +326,10 @@ class Transcriber:
         one. Labels of RNN-T have no duration: they end with their frame.
         """
         sizes = [self._window_of(part) for part in batch]
-        cut = [part.waveform[part.done :][:size] for part, size in zip(batch, sizes, strict=True)]
+        cut = [
+            part.waveform[part.todo[0].start :][:size]
+            for part, size in zip(batch, sizes, strict=True)
+        ]
         known = [part.language for part in batch]
         overlap = not self.cuts_at_pauses and not all(
             part.start == 0 and part.last for part in batch
@@ -291,7 +338,7 @@ class Transcriber:
             pad_sequence(cut, batch_first=True),
             torch.tensor(sizes),
             confidence=self.options.timestamps,
-            times=self.options.timestamps or overlap,
+            times=self.options.timestamps or overlap or self.cuts_at_pauses,
             timestamps=self.cuts_at_pauses,
             languages=known,
             previous=[part.previous for part in batch],
@@ -301,25 +348,14 @@ class Transcriber:
         finite = bool(hypotheses.scores.isfinite().all())
         expect(finite, "model", "finite scores", got, remedy)
         labels = self._labels(batch, sizes, hypotheses)
-        found = []
-        for row, part in enumerate(batch):
-            done, written = sizes[row], labels[row]
-            if hypotheses.segments is not None:
-                done, written = self._whole(part, done, written, hypotheses.segments[row])
-            previous: Sequence[int] = ()
-            if self.options.previous_text:
-                previous = [*part.previous, *(label.token for label in written)]
-                if hypotheses.segments and hypotheses.segments[row].temperature > SURE:
-                    previous = ()
-            found.append(
-                part._replace(
-                    labels=[*part.labels, *written],
-                    done=part.done + done,
-                    language=(hypotheses.languages or known)[row],
-                    previous=previous,
-                )
-            )
-        return found
+        languages = hypotheses.languages or known
+        if hypotheses.segments is None:
+            return [
+                part._replace(labels=written, language=language, todo=())
+                for part, written, language in zip(batch, labels, languages, strict=True)
+            ]
+        rows = zip(batch, sizes, labels, hypotheses.segments, languages, strict=True)
+        return [self._read(*row[:-1])._replace(language=row[-1]) for row in rows]
 
     def _labels(
         self, batch: Sequence[_Part], sizes: Sequence[int], hypotheses: Hypotheses
@@ -335,43 +371,60 @@ class Transcriber:
         places = torch.arange(frames.shape[2]) / hypotheses.lengths.cpu().clamp(min=1)[:, None]
         spread = places * (torch.tensor(sizes)[:, None] / self.frame_samples)  # (B, U)
         frames = frames.where(frames[:1] >= 0, spread)
-        first = torch.tensor([[part.start + part.done] for part in batch])
+        first = torch.tensor([[part.start + part.todo[0].start] for part in batch])
         last = first + torch.tensor(sizes)[:, None]
         times = (first + frames * self.frame_samples).minimum(last)  # (2, B, U) in samples
         columns = (hypotheses.labels, *(times.double() / self.rate_hz), confidence)
         rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
         return [list(map(Label, *row))[:count] for count, *row in rows]
 
-    def _whole(
-        self, part: _Part, size: int, labels: list[Label], segments: Segments
-    ) -> tuple[int, list[Label]]:
-        """Samples of a window after which the next one begins, and the labels up to there.
+    def _read(
+        self, part: _Part, size: int, labels: Sequence[Label], segments: Segments
+    ) -> _Part:
+        """A part of which a window was decoded with timestamps.
 
-        That is where the last whole segment ended, if the text ended in the middle of another one
-        (arXiv 2212.04356, section 3.8); or what sounds before the end of a segment, or behind the
-        last one, is too long for its text: then words are missing there.
+        The next window begins where the last whole segment ended, if the text ended in the middle
+        of another one (arXiv 2212.04356, section 3.8). What sounds for long between two labels,
+        or behind the last one, is decoded once more, by itself: words are missing there.
 
         Args:
-            part: Whose window it is.
+            part: Whose first span the window begins.
             size: Samples of the window.
-            labels: All that were written.
+            labels: That were written.
             segments: Of these.
         """
-        done = count = 0
-        for segment in segments.whole:
-            end = min(segment.end * self.frame_samples, size)
-            if done and self._misses_words(part, done, end, segment.labels):
-                break
-            done, count = end, count + segment.labels
-        at_end = count >= len(labels)
-        if not done or (at_end and not self._misses_words(part, done, size, 0)):
-            return size, labels
-        return max(done, min(size, round(LEAST_STEP_S * self.rate_hz))), labels[:count]
+        span, *rest = part.todo
+        if span.is_gap:
+            sure = segments.temperature == 0 and segments.log_prob > LEAST_SURE
+            merged = [*part.labels, *labels] if sure else part.labels
+            return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
+        done = size
+        count = sum(segment.labels for segment in segments.whole)
+        if 0 < count < len(labels):
+            end = segments.whole[-1].end * self.frame_samples
+            done = min(max(end, round(LEAST_STEP_S * self.rate_hz)), size)
+            labels = labels[:count]
+        gaps = self._gaps(part, span.start, span.start + done, labels) if labels else []
+        following = _Span(span.start + done, span.end)
+        if self._sounds_s(part, *following[:2]) >= LEAST_REST_S:
+            rest = [following, *rest]
+        previous: Sequence[int] = ()
+        if self.options.previous_text and segments.temperature <= SURE:
+            previous = [*part.previous, *(label.token for label in labels)]
+        return part._replace(
+            labels=[*part.labels, *labels], todo=(*rest, *gaps), previous=previous
+        )
 
-    def _misses_words(self, part: _Part, start: int, end: int, labels: int) -> bool:
-        """Whether so few labels are too few for what sounds between two samples of a window."""
-        sounds_s = self._sounds_s(part, part.done + start, part.done + end)
-        return sounds_s >= LEAST_MISSED_S + labels * SLOWEST_S
+    def _gaps(
+        self, part: _Part, start: int, end: int, labels: Sequence[Label]
+    ) -> Iterator[_Span]:
+        """What sounds without a label for LEAST_MISSED_S or more between two samples of a part."""
+        size = FRAME_S * self.rate_hz
+        first, last = round(start / size), round(end / size)
+        points = [round((label.start_s * self.rate_hz - part.start) / size) for label in labels]
+        found = gaps(part.sounds[first:last], [point - first for point in points], LEAST_MISSED_S)
+        for before, behind in found:
+            yield _Span(round((first + before) * size), round((first + behind) * size), True)
 
     def _transcript(self, parts: Sequence[_Part]) -> Transcript:
         """The transcript of a recording from its parts; the first error is that of all."""
@@ -402,7 +455,9 @@ class Transcriber:
         for part in parts:
             first = round(part.start / size)
             sounds[first : first + len(part.sounds)] = part.sounds
-        return passages(sounds, [(label.start_s, label.end_s) for label in labels])
+        points = [round(label.start_s / FRAME_S) for label in labels]
+        found = gaps(sounds, points, MISSED_S)
+        return tuple((start * FRAME_S, end * FRAME_S) for start, end in found)
 
 
 def _continued(part: _Part, before: _Part | None) -> _Part:

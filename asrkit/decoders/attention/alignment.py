@@ -17,6 +17,7 @@ def attention_frames(
     hypotheses: Hypotheses,
     *,
     prompt: Prompt | None = None,
+    memory: Any = None,
 ) -> Tensor:
     """The frame of each label, (B, N) int64, padding -1: one more pass over the texts.
 
@@ -30,6 +31,7 @@ def attention_frames(
         lengths: (B,) valid frames.
         hypotheses: Of these B utterances, greedy ones or a beam's.
         prompt: Tokens before the texts, as they were decoded with.
+        memory: What the model remembers of the frames, where it is there already.
 
     Raises:
         ValueError: The hypotheses are of another batch, or the prompt does not fit.
@@ -43,7 +45,7 @@ def attention_frames(
         P = prompts.shape[1]
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
-        looks = model.looks(encoded, lengths, tokens[:, :-1])
+        looks = model.looks(encoded, lengths, tokens[:, :-1], memory)
         looks = looks[:, P - 1 :]  # (B, N, T)
         dtype = torch.promote_types(looks.dtype, torch.float32)  # sums of many
         looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)

@@ -25,7 +25,7 @@ class Attention(Protocol):
 
     A memory is a nest as `asrkit.decoders.states` walks it, batch first; a state too, and a named
     tuple with a field `place` (B,) int64: how many tokens it has seen. Setting it back undoes them.
-    `looks(encoded, lengths, tokens)`, (B, U, T), is asked of a model by `attention_frames` alone.
+    `looks(encoded, lengths, tokens, memory)`, (B, U, T), is asked of a model by `attention_frames` alone.
     """
 
     bos: int
@@ -74,6 +74,9 @@ class Suppressing(nn.Module):
     >>> quiet = Suppressing(AEDModel(presets.tiny_aed()), always=[7], first=[1], prompt_tokens=1)
     """
 
+    always: Tensor
+    first: Tensor
+
     def __init__(
         self, model: Any, *, always: Sequence[int], first: Sequence[int], prompt_tokens: int
     ) -> None:
@@ -81,14 +84,13 @@ class Suppressing(nn.Module):
         self.model = model
         self.prompt_tokens = prompt_tokens
         V = model.vocab_size
-        suppressed = torch.zeros(2, V, dtype=torch.bool)  # within a text, and as its first token
+        device = next(model.parameters()).device
         for name, tokens in (("always", always), ("first", first)):
             listed = isinstance(tokens, Sequence)  # notes of a checkpoint may be damaged
             inside = listed and all(whole(token, 0, V - 1) for token in tokens)
             expect(inside, name, f"tokens from 0 to below V={V}", repr(tokens)[:80])
-        suppressed[:, [*always]] = True
-        suppressed[1, [*first]] = True
-        self.register_buffer("suppressed", suppressed.to(next(model.parameters()).device))
+            listing = torch.tensor([*tokens], dtype=torch.int64, device=device)
+            self.register_buffer(name, listing)
         self.train(model.training)
 
     def __getattr__(self, name: str) -> Any:
@@ -105,9 +107,11 @@ class Suppressing(nn.Module):
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         begins = state.place[:, None] + steps == self.prompt_tokens - 1  # (B, K)
         logits, after = self.model.follow(tokens, state, memory, reach=reach)
-        suppressed = self.suppressed[begins.long()]  # (B, K, V)
-        lowest = torch.finfo(logits.dtype).min
-        return logits.masked_fill(suppressed, lowest / 2), after
+        lowest = torch.finfo(logits.dtype).min / 2
+        logits = logits.index_fill(2, self.always, lowest)
+        first = logits[..., self.first].masked_fill(begins[..., None], lowest)
+        logits[..., self.first] = first
+        return logits, after
 
 
 def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Timestamps(Suppressing):
         self.no_times = no_times
         V = model.vocab_size
         self.latest = V if most_first is None else no_times + 1 + most_first
-        self.register_buffer("ids", torch.arange(V, device=self.suppressed.device))
+        self.register_buffer("ids", torch.arange(no_times + 1, V, device=self.always.device))
 
     def begin(self, memory: Any, room: int) -> TimedState:
         """The state before the first token."""
@@ -61,7 +61,7 @@ class Timestamps(Suppressing):
             reach: As of the model.
         """
         logits, past = super().follow(tokens, state.past, memory, reach=reach)
-        V = self.model.vocab_size
+        V, eos = self.model.vocab_size, self.model.eos
         last = tokens[:, -1]
         begins = past.place == self.prompt_tokens
         is_time = last > self.no_times
@@ -69,14 +69,12 @@ class Timestamps(Suppressing):
         time = last.where(is_time, state.time)
         earliest = (time + ~closes).masked_fill(is_time & ~closes, V)
         latest = torch.where(begins, self.latest, V)
-        first_text = torch.where(closes, self.model.eos, 0).masked_fill(begins, V)
-        times = self.ids > self.no_times
-        wrong_time = (self.ids < earliest[:, None]) | (self.ids > latest[:, None])
-        wrong = wrong_time.where(times, self.ids < first_text[:, None])  # (B, V)
         lowest = torch.finfo(logits.dtype).min / 2
-        allowed = logits[:, -1].masked_fill(wrong, lowest)
-        text, stamps = allowed.float().split([self.no_times + 1, V - self.no_times - 1], 1)
-        likelier = stamps.logsumexp(1) > text.amax(1)
-        ruled = allowed.masked_fill(likelier[:, None] & ~times, lowest)
-        logits = torch.cat([logits[:, :-1], ruled[:, None]], 1)
+        text, stamps = logits[:, -1].split([self.no_times + 1, len(self.ids)], 1)  # views
+        wrong = (self.ids < earliest[:, None]) | (self.ids > latest[:, None])
+        stamps.masked_fill_(wrong, lowest)
+        text[:, :eos].masked_fill_((begins | closes)[:, None], lowest)
+        text[:, eos:].masked_fill_(begins[:, None], lowest)
+        likelier = stamps.float().logsumexp(1) > text.amax(1)
+        text.masked_fill_(likelier[:, None], lowest)
         return logits, TimedState(past.place, past, time, ~is_time & ~begins)
