@@ -89,7 +89,7 @@ NODES = {
     "workbench/bench": 28_300,
     "workbench/claims": 2_650,
     "workbench/cost": 3_400,
-    "workbench/lessons": 7_850,
+    "workbench/lessons": 8_750,  # parts and drafts of a real Whisper
     "workbench/measure": 2_450,
     "workbench/plots": 1_800,
     "workbench/report": 5_250,
