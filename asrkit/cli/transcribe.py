@@ -159,7 +159,7 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
         dtype, config = settled(begun, config, use.device)
     elif dtype == "auto":
         dtype = "float32"
-    result: Any = {"files": number, "failed": 0, "audio_s": 0.0, "rtfx": 0.0}
+    result: Any = {"files": number, "failed": 0, "without_words": 0, "audio_s": 0.0, "rtfx": 0.0}
     settings: Any = {"dtype": dtype, "engine": use.engine, "context": use.context}
     if out:
         settings |= text_settings(windows, config, dtype)
@@ -184,13 +184,15 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
         transcripts = transcribe(checkpoint, todo, **how)
     else:
         transcripts = transcribe_in_workers(checkpoint, todo, layout, **how)
-    result["failed"], audio_s = _write(transcripts, folder, format_)
+    result["failed"], result["without_words"], audio_s = _write(transcripts, folder, format_)
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
     result |= {"audio_s": round(audio_s, 2), "rtfx": round(audio_s / elapsed_s, 1)}
     text = (
         f"{len(todo) - result['failed']:,} of {count(number, 'file')} transcribed, "
         "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
     ).format(**result)
+    if passages := result["without_words"]:
+        text += f"; {count(passages, 'passage')} of 3 s or more sound but have no words"
     if out:
         finish(asked, result, f"{text}. Transcripts: {out}")
     else:
@@ -198,7 +200,7 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     return int(result["failed"] > 0)
 
 
-def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, float]:
+def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, int, float]:
     """Write each transcript as it comes, and errors to stderr.
 
     Args:
@@ -207,15 +209,17 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
         format_: On stdout: "txt" or "json".
 
     Returns:
-        (number of files that failed, seconds of audio transcribed).
+        (number of files that failed, of passages that sound but have no words, seconds of audio
+        transcribed).
     """
     from tqdm import tqdm
 
     from asrkit.transcribe.formats import summary
 
-    failed, audio_s = 0, 0.0
+    failed, without_words, audio_s = 0, 0, 0.0
     for one in transcripts:
         audio_s += one.audio_s
+        without_words += len(one.without_words)
         failed += bool(one.error)
         if one.error:
             tqdm.write(f"{one.path}: {one.error}", file=sys.stderr)
@@ -224,7 +228,7 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
         else:
             tqdm.write(json.dumps(summary(one)) if format_ == "json" else f"{one.path}\t{one.text}")
             sys.stdout.flush()  # so that a reader of a pipe sees each as it comes
-    return failed, audio_s
+    return failed, without_words, audio_s
 
 
 def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:

@@ -179,11 +179,11 @@ class AEDModel(EncodingModel):
         """
         memory = memory or self.remember(encoded, lengths)
         x = self.embed_text(tokens, len(encoded))
-        *lower, (last, keys, _) = zip(self.layers, memory.keys, memory.values, strict=True)
-        for layer, *pair in lower:
-            x = layer.look(layer.read(x), *pair, memory.mask)
+        *lower, last = self.layers
+        for layer, keys, values in zip(lower, memory.keys, memory.values, strict=False):
+            x = layer.look(layer.read(x), keys, values, memory.mask)
         x = last.cross_norm(last.read(x))
-        return last.cross_attention.weights(x, keys, memory.mask).mean(1)
+        return last.cross_attention.weights(x, memory.keys[-1], memory.mask).mean(1)
 
     def through(
         self, layers: Iterable[DecoderLayer], x: Tensor, frames: Tensor, mask: Tensor

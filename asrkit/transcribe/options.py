@@ -164,22 +164,23 @@ class ModelOptions:
 class WindowOptions:
     """How recordings are cut into windows and batched. Times are in seconds."""
 
-    batch_s: float = described(
-        120.0,
-        "most audio in one batch, padding included",
+    batch_s: float | None = described(
+        None,
+        "most audio in one batch, padding included (default: 120; for a Whisper up to 8 windows, "
+        "as many as 600 MB hold the keys and values of)",
         flag="--batch-seconds",
         metavar="SECONDS",
         group="windows and batches",
     )
     window_s: float = described(
         30.0,
-        "cut longer recordings into windows of this length",
+        "cut longer recordings into windows of this length; for a Whisper at pauses, where it can",
         flag="--window",
         metavar="SECONDS",
     )
     overlap_s: float = described(
         4.0,
-        "audio that a window shares with the next one",
+        "audio that a window shares with the next one; a Whisper's share none",
         flag="--overlap",
         metavar="SECONDS",
     )
@@ -200,7 +201,7 @@ class WindowOptions:
         expect_types(self)
         expect_all(
             self,
-            batch_s=(self.batch_s > 0, "more than 0 seconds"),
+            batch_s=(self.batch_s is None or self.batch_s > 0, "more than 0 seconds"),
             window_s=(1 <= self.window_s <= 86_400, "1 to 86,400 seconds"),
             overlap_s=(0 <= 2 * self.overlap_s <= self.window_s, "0 to half a window"),
             readers=(1 <= self.readers <= MOST_READERS, f"1 to {MOST_READERS} threads"),

@@ -1,6 +1,7 @@
 """Where a signal sounds and where it pauses, by its loudness alone.
 
-Windows are cut at pauses, silent ones are not decoded, and sound without words is reported.
+A Whisper's recordings are cut at pauses, those of other models into windows that overlap; sound
+without words is reported.
 """
 
 import itertools
@@ -145,4 +146,32 @@ def stretches(
             start += end
             size = window
             parts = [held[end:]]
+    yield start, torch.cat(parts), True
+
+
+def windows(
+    chunks: Iterable[Tensor], size: int, overlap: int
+) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield (first sample, samples (S,), whether it is the last) of a signal's windows.
+
+    The last window holds what is left, more than `overlap`; a signal of at most `size` samples is
+    one window.
+
+    Args:
+        chunks: consecutive parts of the signal.
+        size: most samples in a window.
+        overlap: samples that neighbouring windows share.
+    """
+    parts = [torch.zeros(0)]
+    start = 0
+    for chunk in chunks:
+        parts.append(chunk)
+        # Joined once a window: joining at each chunk would copy a long window over and over.
+        if sum(map(len, parts)) > size:
+            held = torch.cat(parts)
+            while len(held) > size:
+                yield start, held[:size].clone(), False  # a view would keep all of `held`
+                held = held[size - overlap :]
+                start += size - overlap
+            parts = [held]
     yield start, torch.cat(parts), True

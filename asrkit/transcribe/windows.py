@@ -3,17 +3,13 @@
 import itertools
 import math
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asrkit.decoders.hypotheses import Hypotheses, Segments
+from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.models import Checkpoint
 from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound, seconds
@@ -21,7 +17,8 @@ from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
-from asrkit.transcribe.pauses import FRAME_S, gaps, sounding, stretches
+from asrkit.transcribe.parts import Part, Schedule, Span, after_window
+from asrkit.transcribe.pauses import FRAME_S, gaps, sounding, stretches, windows
 from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, join, words
@@ -29,18 +26,15 @@ from asrkit.transcribe.words import Label, join, words
 # Batches read ahead and sorted by length: enough for little padding. More would only take memory
 # and delay the first transcripts.
 POOL = 8
+BATCH_S = 120.0  # of audio
+MEMORY = 600 * 2**20  # of keys and values, in bytes
+MOST_TOGETHER = 8  # windows of a Whisper; 16 take as long, and more memory
 # Seconds of padding in a batch on a CPU: to fill them takes about as long as to start one more
 # batch. (Where k utterances differ by d each, k * k * d / 2 of padding and a cost c of each batch
 # add up to the least when that padding is c.) A GPU wants the largest batches.
 MOST_PADDING_S = 4.0
 MOST_WINDOWS = 2  # in a stretch without pauses, which is cut behind so many all the same
-LEAST_REST_S = 0.3  # of sound at the end of a stretch, to be a window of its own
-LEAST_MISSED_S = 1.5  # of sound without a label, to be decoded again by itself
-LEAST_SURE = -0.8  # nats a token in the mean, of a text that is found then
-MISSED_S = 3.0  # of sound without a label in the end, to be reported
-LEAST_STEP_S = 1.0  # from a window to the next one
-SURE = 0.5  # temperature up to which a text is shown to the next window
-_start = attrgetter("start_s")
+MISSED_S = 3.0  # of sound without a word, to be reported
 # What recordings, models and machines raise; anything else is a fault of asrkit.
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
@@ -86,39 +80,12 @@ def transcribe(
         yield from transcriber.recordings(sounds, bar.update)
 
 
-class _Span(NamedTuple):
-    """Samples of a part that are still to be decoded."""
-
-    start: int
-    end: int
-    is_gap: bool = False  # between words that were found before
-
-
-class _Part(NamedTuple):
-    """A part of a recording, from its start to its end in samples, and what is known of it.
-
-    It is one window; of a Whisper's recording a stretch between pauses, of one window or more.
-    """
-
-    path: Path
-    start: int
-    end: int
-    last: bool  # of the recording
-    waveform: Tensor  # (S,); (0,) once it is recognised
-    sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
-    todo: tuple[_Span, ...]
-    error: str = ""
-    labels: Sequence[Label] = ()
-    language: str = ""
-    previous: Sequence[int] = ()  # tokens before the next window, where it is to see them
-
-
 class Transcriber:
     """Recordings cut into windows, recognised, and joined to transcripts.
 
-    Threads read recordings as windows (`_windows`), which are collected in pools (`_pools`), sorted
-    by length into batches (`plan_batches`) and recognised (`_labelled`); the parts of a recording
-    make its transcript (`_transcript`).
+    Threads read recordings as parts (`_parts`), which are collected in pools (`_pools`), sorted by
+    length into batches (`plan_batches`) and recognised (`_labelled`); the parts of a recording make
+    its transcript (`_transcript`).
 
     Args:
         recognizer: of the model.
@@ -144,7 +111,8 @@ class Transcriber:
         self.options = options
         self.features = config
         self.rate_hz = config.rate_hz
-        self.batch_samples = options.batch_s * config.rate_hz
+        self.batch_s = options.batch_s or usual_batch_s(recognizer, options.window_s)
+        self.batch_samples = self.batch_s * config.rate_hz
         # Windows are whole encoder frames long and apart: overlaps then see the same frames.
         self.frame_samples = config.hop_samples * recognizer.model.config.encoder.subsampling
         frame_s = self.frame_samples / config.rate_hz
@@ -166,39 +134,41 @@ class Transcriber:
             advance: called with seconds of audio that were recognised.
             batches: that the first pool holds; POOL: none is needed before the others.
         """
-        queue = read_ahead(sounds, self._windows, self.options.readers)
+        queue = read_ahead(sounds, self._parts, self.options.readers)
         pools = read_ahead([self._pools(queue, batches)], iter, 1, ahead=1)  # one pool ahead
-        parts: list[_Part] = []  # of the recording that is under way
+        parts: list[Part] = []  # of the recording that is under way
         for part in self._recognised(pools):
             before = parts[-1].end if parts else 0
             advance((part.end - before) / self.rate_hz)
-            parts.append(part)
+            parts.append(part._replace(waveform=torch.zeros(0)))
             if part.last:
                 yield self._transcript(parts)
                 parts = []
 
-    def _windows(self, sound: Sound) -> Iterator[_Part]:
-        """Windows of a recording; the last one of a recording that breaks has its error."""
+    def _parts(self, sound: Sound) -> Iterator[Part]:
+        """Parts of a recording; the last one of a recording that breaks has its error."""
         end = 0
         try:
             chunks = blocks(sound, self.rate_hz)
             if self.cuts_at_pauses:
-                most = MOST_WINDOWS * self.window
-                cut = stretches(chunks, self.rate_hz, self.window, most)
+                cut = stretches(chunks, self.rate_hz, self.window, MOST_WINDOWS * self.window)
             else:
                 cut = windows(chunks, self.window, self.overlap)
             for start, waveform, last in cut:
                 end = start + len(waveform)
                 sounds = sounding(waveform, self.rate_hz)
-                todo = (_Span(0, len(waveform)),)
-                yield _Part(sound.path, start, end, last, waveform, sounds, todo)
+                # a Whisper may write a text for any noise
+                is_silent = not bool((sounds if self.cuts_at_pauses else waveform).any())
+                has_text = not is_silent and len(waveform) >= self.features.window_samples
+                todo = (Span(0, len(waveform)),) if has_text else ()
+                yield Part(sound.path, start, end, last, waveform, sounds, todo)
         except FAILURES as error:
             nothing = torch.zeros(0)
-            yield _Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
+            yield Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
 
-    def _pools(self, queue: Iterable[_Part], batches: int) -> Iterator[list[_Part]]:
-        """Windows in lists of about `batches`, then twice as many each time, up to POOL batches."""
-        pool: list[_Part] = []
+    def _pools(self, queue: Iterable[Part], batches: int) -> Iterator[list[Part]]:
+        """Parts in lists of about `batches`, then twice as many each time, up to POOL batches."""
+        pool: list[Part] = []
         samples = 0
         for part in queue:
             pool.append(part)
@@ -211,104 +181,53 @@ class Transcriber:
         if pool:
             yield pool
 
-    def _recognised(self, pools: Iterable[Sequence[_Part]]) -> Iterator[_Part]:
+    def _recognised(self, pools: Iterable[Sequence[Part]]) -> Iterator[Part]:
         """Yield the parts with their labels, in order; a batch is recognised when it is needed.
-
-        Windows that follow from others, and those of the next pool, share batches.
 
         Args:
             pools: Parts of recordings, in order.
         """
-        source = iter(pools)
-        parts: dict[int, _Part] = {}  # by number, as all that follows
-        recording: dict[int, int] = {}
-        left = set[int]()  # parts that are not done
-        known: dict[int, _Part] = {}  # the last part of each recording, so far
-        batches = deque[list[int]]()
-        turn = last = 0
-        while True:
-            while turn in parts and turn not in left:
-                part = _continued(parts.pop(turn), known.get(recording[turn]))
-                yield part._replace(waveform=torch.zeros(0))
-                turn += 1
-            if not batches and self._samples(left, parts) < self.batch_samples:
-                for part in next(source, ()):
-                    number = turn + len(parts)
-                    parts[number] = part
-                    recording[number] = last
-                    last += part.last
-                    if self._has_text(part):
-                        left.add(number)
-                if turn not in parts:
-                    return
-            if turn not in left:
-                continue
-            if not batches:
-                batches.extend(self._next_batches(left, parts, recording, known))
-            rows = batches.popleft()
-            batch = [_continued(parts[row], known.get(recording[row])) for row in rows]
-            for row, part in zip(rows, self._recognise(batch), strict=True):
-                parts[row] = known[recording[row]] = part
-                if part.error or not part.todo:
-                    left.remove(row)
+        schedule = Schedule(
+            self._batches,
+            shows_text=self.options.previous_text,
+            finds_language=self.recognizer.detects_language,
+        )
+        for pool in pools:
+            schedule.add(pool)
+            yield from schedule.done()
+            while schedule.planned or self._fills_a_batch(schedule):
+                yield from self._after_batch(schedule)
+        while schedule.left:
+            yield from self._after_batch(schedule)
 
-    def _next_batches(
-        self,
-        left: set[int],
-        parts: Mapping[int, _Part],
-        recording: Mapping[int, int],
-        known: Mapping[int, _Part],
-    ) -> Iterator[list[int]]:
-        """Batches of the next windows of parts that are left.
+    def _fills_a_batch(self, schedule: Schedule) -> bool:
+        """Whether the windows that are left are worth a batch without those of the next pool."""
+        samples = sum(self._filled(schedule.parts[number]) for number in schedule.left)
+        return samples >= self.batch_samples
 
-        Where the model finds the language, it does so in the first part of each recording that has
-        sound: these are recognised before the others. Where a window is shown the text before it,
-        only the first part of each recording can go on.
-        """
-        first: dict[int, int] = {}
-        for row in sorted(left):
-            first.setdefault(recording[row], row)
-        alone = {row for name, row in first.items() if name not in known}
-        if self.options.previous_text:
-            for row in first.values():
-                yield [row]
-        elif self.recognizer.detects_language:
-            yield from self._batches(alone, parts)
-            yield from self._batches(left - alone, parts)
-        else:
-            yield from self._batches(left, parts)
+    def _after_batch(self, schedule: Schedule) -> Iterator[Part]:
+        """Recognise the next batch, and yield the parts that are done."""
+        numbers = schedule.next_batch()
+        schedule.decoded(numbers, self._recognise(schedule.batch(numbers)))
+        yield from schedule.done()
 
-    def _samples(self, rows: Iterable[int], parts: Mapping[int, _Part]) -> int:
-        """Samples of the next windows of these parts."""
-        return sum(self._filled(parts[row]) for row in rows)
-
-    def _has_text(self, part: _Part) -> bool:
-        """Whether a part is worth decoding: a Whisper may write a text for any noise."""
-        sounds = part.sounds.any() if self.cuts_at_pauses else part.waveform.any()
-        return len(part.waveform) >= self.features.window_samples and bool(sounds)
-
-    def _sounds_s(self, part: _Part, start: int, end: int) -> float:
-        """Seconds that sound between two samples of a part."""
-        first, behind = (round(sample / (FRAME_S * self.rate_hz)) for sample in (start, end))
-        return float(part.sounds[first:behind].sum()) * FRAME_S
-
-    def _batches(self, rows: Iterable[int], parts: Mapping[int, _Part]) -> list[list[int]]:
+    def _batches(self, numbers: Iterable[int], parts: Mapping[int, Part]) -> list[list[int]]:
         """The next windows of these parts in batches."""
-        lengths = {row: self._filled(parts[row]) for row in sorted(rows)}
+        lengths = {number: self._filled(parts[number]) for number in sorted(numbers)}
         on_cpu = self.recognizer.device.type == "cpu"
         most_padding = MOST_PADDING_S * self.rate_hz if on_cpu else math.inf
         return plan_batches(lengths, self.batch_samples, most_padding)
 
-    def _filled(self, part: _Part) -> int:
+    def _filled(self, part: Part) -> int:
         """Samples of the next window of a part, with the silence that fills it."""
         return max(self._window_of(part), self.features.fill_samples)
 
-    def _window_of(self, part: _Part) -> int:
+    def _window_of(self, part: Part) -> int:
         """Samples of the next window of a part."""
         start, end, _ = part.todo[0]
         return min(end - start, self.window)
 
-    def _recognise(self, batch: Sequence[_Part]) -> list[_Part]:
+    def _recognise(self, batch: Sequence[Part]) -> list[Part]:
         """The parts of a batch with labels; one that fails, as without memory, is retried in
         halves.
         """
@@ -321,7 +240,7 @@ class Transcriber:
         half = len(batch) // 2
         return self._recognise(batch[:half]) + self._recognise(batch[half:])
 
-    def _labelled(self, batch: Sequence[_Part]) -> list[_Part]:
+    def _labelled(self, batch: Sequence[Part]) -> list[Part]:
         """The parts with the labels of their next window, and with the language if the model finds
         one. Labels of RNN-T have no duration: they end with their frame.
         """
@@ -354,11 +273,15 @@ class Transcriber:
                 part._replace(labels=written, language=language, todo=())
                 for part, written, language in zip(batch, labels, languages, strict=True)
             ]
-        rows = zip(batch, sizes, labels, hypotheses.segments, languages, strict=True)
-        return [self._read(*row[:-1])._replace(language=row[-1]) for row in rows]
+        rows = zip(batch, sizes, labels, hypotheses.segments, strict=True)
+        units = (self.rate_hz, self.frame_samples)
+        return [
+            after_window(*row, *units)._replace(language=language)
+            for row, language in zip(rows, languages, strict=True)
+        ]
 
     def _labels(
-        self, batch: Sequence[_Part], sizes: Sequence[int], hypotheses: Hypotheses
+        self, batch: Sequence[Part], sizes: Sequence[int], hypotheses: Hypotheses
     ) -> list[list[Label]]:
         """The labels of each window with their times; where decoding left these open, spread over
         the window.
@@ -378,56 +301,7 @@ class Transcriber:
         rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
         return [list(map(Label, *row))[:count] for count, *row in rows]
 
-    def _read(
-        self, part: _Part, size: int, labels: Sequence[Label], segments: Segments
-    ) -> _Part:
-        """A part of which a window was decoded with timestamps.
-
-        The next window begins where the last whole segment ended, if the window ended in the middle
-        of another one (arXiv 2212.04356, section 3.8). What sounds for long between two labels,
-        or behind the last one, is decoded once more, by itself: words are missing there.
-
-        Args:
-            part: Whose first span the window begins.
-            size: Samples of the window.
-            labels: That were written.
-            segments: Of these.
-        """
-        span, *rest = part.todo
-        if span.is_gap:
-            sure = segments.temperature <= SURE and segments.log_prob > LEAST_SURE
-            merged = [*part.labels, *labels] if sure else part.labels
-            return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
-        done = size
-        count = sum(segment.labels for segment in segments.whole)
-        at_end = span.start + size == span.end  # in a pause, so that no segment was cut off
-        if 0 < count < len(labels) and not at_end:
-            end = segments.whole[-1].end * self.frame_samples
-            done = min(max(end, round(LEAST_STEP_S * self.rate_hz)), size)
-            labels = labels[:count]
-        gaps = self._gaps(part, span.start, span.start + done, labels) if labels else []
-        following = _Span(span.start + done, span.end)
-        if self._sounds_s(part, *following[:2]) >= LEAST_REST_S:
-            rest = [following, *rest]
-        previous: Sequence[int] = ()
-        if self.options.previous_text and segments.temperature <= SURE:
-            previous = [*part.previous, *(label.token for label in labels)]
-        return part._replace(
-            labels=[*part.labels, *labels], todo=(*rest, *gaps), previous=previous
-        )
-
-    def _gaps(
-        self, part: _Part, start: int, end: int, labels: Sequence[Label]
-    ) -> Iterator[_Span]:
-        """What sounds without a label for LEAST_MISSED_S or more between two samples of a part."""
-        size = FRAME_S * self.rate_hz
-        first, last = round(start / size), round(end / size)
-        points = [round((label.start_s * self.rate_hz - part.start) / size) for label in labels]
-        found = gaps(part.sounds[first:last], [point - first for point in points], LEAST_MISSED_S)
-        for before, behind in found:
-            yield _Span(round((first + before) * size), round((first + behind) * size), True)
-
-    def _transcript(self, parts: Sequence[_Part]) -> Transcript:
+    def _transcript(self, parts: Sequence[Part]) -> Transcript:
         """The transcript of a recording from its parts; the first error is that of all."""
         path = parts[0].path
         error = next((part.error for part in parts if part.error), "")
@@ -446,9 +320,8 @@ class Transcriber:
             language=parts[-1].language,
         )
 
-
     def _without_words(
-        self, parts: Sequence[_Part], labels: Sequence[Label]
+        self, parts: Sequence[Part], labels: Sequence[Label]
     ) -> tuple[tuple[float, float], ...]:
         """(start, end) of what sounds for long between two labels, in seconds."""
         size = FRAME_S * self.rate_hz
@@ -461,39 +334,21 @@ class Transcriber:
         return tuple((start * FRAME_S, end * FRAME_S) for start, end in found)
 
 
-def _continued(part: _Part, before: _Part | None) -> _Part:
-    """A part with what is known from the part before it: language and text."""
-    if before is None:
-        return part
-    return part._replace(language=before.language, previous=before.previous)
+def usual_batch_s(recognizer: Recognizer, window_s: float) -> float:
+    """Seconds of audio in a batch where nothing else is asked for.
 
-
-def windows(
-    chunks: Iterable[Tensor], size: int, overlap: int
-) -> Iterator[tuple[int, Tensor, bool]]:
-    """Yield (first sample, samples (S,), whether it is the last) of a signal's windows.
-
-    The last window holds what is left, more than `overlap`; a signal of at most `size` samples is
-    one window.
+    A Whisper keeps keys and values of each window: so many windows that these take MEMORY at most,
+    and MOST_TOGETHER at most.
 
     Args:
-        chunks: consecutive parts of the signal.
-        size: most samples in a window.
-        overlap: samples that neighbouring windows share.
+        recognizer: Of the model.
+        window_s: Length of a window.
     """
-    parts = [torch.zeros(0)]
-    start = 0
-    for chunk in chunks:
-        parts.append(chunk)
-        # Joined once a window: joining at each chunk would copy a long window over and over.
-        if sum(map(len, parts)) > size:
-            held = torch.cat(parts)
-            while len(held) > size:
-                yield start, held[:size].clone(), False  # a view would keep all of `held`
-                held = held[size - overlap :]
-                start += size - overlap
-            parts = [held]
-    yield start, torch.cat(parts), True
+    if not recognizer.writes_timestamps:
+        return BATCH_S
+    config = recognizer.model.config
+    kept = 2 * config.layers * config.encoder.most * config.width * recognizer.dtype.itemsize
+    return window_s * min(max(MEMORY // kept, 1), MOST_TOGETHER)
 
 
 def plan_batches(

@@ -371,7 +371,7 @@ def transcribe_in_workers(
         return list(transcriber.recordings(sounds, advance, batches=POOL))
 
     sounds = [*recordings(paths)]
-    jobs = [*recording_jobs(sounds, layout.workers, options.batch_s)]
+    jobs = [*recording_jobs(sounds, layout.workers, transcriber.batch_s)]
     done: dict[int, list[Transcript]] = {}  # by number of the job, until it is its turn
     following = 0
     about_s = sum(map(_about_s, sounds))

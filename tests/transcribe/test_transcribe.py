@@ -21,7 +21,8 @@ from asrkit.models import (
 from asrkit.sound_files import Sound
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import Recognizer, WindowOptions, transcribe
-from asrkit.transcribe.windows import POOL, Transcriber, plan_batches, windows
+from asrkit.transcribe.pauses import windows
+from asrkit.transcribe.windows import POOL, Transcriber, plan_batches
 
 WHOLE = WindowOptions(window_s=3600, overlap_s=0, timestamps=True)
 

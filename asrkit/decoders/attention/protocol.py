@@ -25,7 +25,8 @@ class Attention(Protocol):
 
     A memory is a nest as `asrkit.decoders.states` walks it, batch first; a state too, and a named
     tuple with a field `place` (B,) int64: how many tokens it has seen. Setting it back undoes them.
-    `looks(encoded, lengths, tokens, memory)`, (B, U, T), is asked of a model by `attention_frames` alone.
+    `looks(encoded, lengths, tokens, memory)`, (B, U, T), is asked of a model by `attention_frames`
+    alone.
     """
 
     bos: int

@@ -1,0 +1,181 @@
+"""Parts of recordings, and the order in which their windows are decoded.
+
+A part is one window; of a Whisper's recording it is a stretch between two pauses, of which one
+window after the other is decoded, and then what sounds without a word.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from asrkit.decoders.hypotheses import Segments
+from asrkit.transcribe.pauses import FRAME_S, gaps
+from asrkit.transcribe.words import Label
+
+LEAST_REST_S = 0.3  # of sound behind the last window of a part, to be a window of its own
+LEAST_MISSED_S = 1.5  # of sound without a word, to be decoded once more by itself
+LEAST_LOG_PROB = -0.8  # nats a token in the mean, of a text that is found then
+LEAST_STEP_S = 1.0  # from a window to the next one
+SURE = 0.5  # temperature up to which a text is believed without doubt
+_start = attrgetter("start_s")
+Batches = Callable[[Iterable[int], Mapping[int, "Part"]], list[list[int]]]
+
+
+class Span(NamedTuple):
+    """Samples of a part that are still to be decoded."""
+
+    start: int
+    end: int
+    is_gap: bool = False  # between words that were found before
+
+
+class Part(NamedTuple):
+    """A part of a recording, from its start to its end in samples, and what is known of it."""
+
+    path: Path
+    start: int
+    end: int
+    last: bool  # of the recording
+    waveform: Tensor  # (S,); (0,) once it is decoded
+    sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
+    todo: tuple[Span, ...]
+    error: str = ""
+    labels: Sequence[Label] = ()
+    language: str = ""
+    previous: Sequence[int] = ()  # tokens before the next window, where it is shown them
+
+    def following(self, before: "Part | None") -> "Part":
+        """The part with the language and the text of the one before it."""
+        if before is None:
+            return self
+        return self._replace(language=before.language, previous=before.previous)
+
+
+def after_window(
+    part: Part, size: int, labels: Sequence[Label], segments: Segments, rate_hz: int, frame: int
+) -> Part:
+    """A part of which a window was decoded with timestamps, with its labels and what is left.
+
+    The next window begins where the last whole segment ended, if the window ended in the middle of
+    another one (arXiv 2212.04356, section 3.8). What sounds for long between two labels, or behind
+    the last one, is decoded once more by itself: words are missing there.
+
+    Args:
+        part: Whose first span the window begins.
+        size: Samples of the window.
+        labels: That were written.
+        segments: Of these.
+        rate_hz: Samples a second.
+        frame: Samples of a frame of the segments.
+    """
+    span, *rest = part.todo
+    if span.is_gap:
+        sure = segments.temperature <= SURE and segments.log_prob > LEAST_LOG_PROB
+        merged = [*part.labels, *labels] if sure else part.labels
+        return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
+    count = sum(segment.labels for segment in segments.whole)
+    at_end = span.start + size == span.end  # in a pause, so that no segment was cut off
+    if 0 < count < len(labels) and not at_end:
+        end = segments.whole[-1].end * frame
+        size = min(max(end, round(LEAST_STEP_S * rate_hz)), size)
+        labels = labels[:count]
+    missed = _gaps(part, Span(span.start, span.start + size), labels, rate_hz)
+    following = Span(span.start + size, span.end)
+    first, behind = (round(sample / (FRAME_S * rate_hz)) for sample in following[:2])
+    if float(part.sounds[first:behind].sum()) * FRAME_S >= LEAST_REST_S:
+        rest = [following, *rest]
+    previous: Sequence[int] = ()
+    if segments.temperature <= SURE:
+        previous = [*part.previous, *(label.token for label in labels)]
+    return part._replace(labels=[*part.labels, *labels], todo=(*rest, *missed), previous=previous)
+
+
+def _gaps(part: Part, span: Span, labels: Sequence[Label], rate_hz: int) -> Iterator[Span]:
+    """What sounds in a span for LEAST_MISSED_S or more without a label; nothing without labels."""
+    size = FRAME_S * rate_hz
+    first, last = round(span.start / size), round(span.end / size)
+    points = [round((label.start_s * rate_hz - part.start) / size) - first for label in labels]
+    for start, end in gaps(part.sounds[first:last], points, LEAST_MISSED_S) if points else ():
+        yield Span(round((first + start) * size), round((first + end) * size), True)
+
+
+class Schedule:
+    """Parts in order: those that are to be decoded, and those that are done.
+
+    Windows that follow from others share batches with those of later parts.
+
+    Args:
+        batches: Makes batches of the next windows of these parts, of all parts by number.
+        shows_text: Whether a window is shown the text before it: then they are decoded one by one,
+            and only the first part of each recording that is not done can go on.
+        finds_language: Whether the language is found in the first window of each recording that has
+            sound: then these are decoded before the others.
+    """
+
+    def __init__(self, batches: Batches, *, shows_text: bool, finds_language: bool) -> None:
+        self.batches = batches
+        self.shows_text = shows_text
+        self.finds_language = finds_language
+        self.parts: dict[int, Part] = {}  # by number, as all that follows
+        self.recording: dict[int, int] = {}
+        self.left = set[int]()  # parts that are not done
+        self.latest: dict[int, Part] = {}  # part of each recording that was decoded
+        self.planned: list[list[int]] = []
+        self.turn = self.recordings = 0
+
+    def add(self, pool: Iterable[Part]) -> None:
+        """Take more parts; those without anything to do are done."""
+        for part in pool:
+            number = self.turn + len(self.parts)
+            self.parts[number] = part
+            self.recording[number] = self.recordings
+            self.recordings += part.last
+            if part.todo:
+                self.left.add(number)
+
+    def done(self) -> Iterator[Part]:
+        """Take out the parts that are done, up to the first that is not."""
+        while self.turn in self.parts and self.turn not in self.left:
+            recording = self.recording.pop(self.turn)
+            part = self.parts.pop(self.turn).following(self.latest.get(recording))
+            if part.last:
+                self.latest.pop(recording, None)
+            self.turn += 1
+            yield part
+
+    def next_batch(self) -> list[int]:
+        """Numbers of the parts whose next windows are decoded together."""
+        if not self.planned:
+            self.planned = [*reversed(self._plan())]
+        return self.planned.pop()
+
+    def _plan(self) -> list[list[int]]:
+        first: dict[int, int] = {}  # part of each recording
+        for number in sorted(self.left):
+            first.setdefault(self.recording[number], number)
+        if self.shows_text:
+            return [[number] for number in first.values()]
+        if not self.finds_language:
+            return self.batches(self.left, self.parts)
+        silent = {number for name, number in first.items() if name not in self.latest}
+        return [
+            *self.batches(silent, self.parts),
+            *self.batches(self.left - silent, self.parts),
+        ]
+
+    def batch(self, numbers: Sequence[int]) -> list[Part]:
+        """These parts, each with the language and the text of the one before it."""
+        return [
+            self.parts[number].following(self.latest.get(self.recording[number]))
+            for number in numbers
+        ]
+
+    def decoded(self, numbers: Sequence[int], parts: Sequence[Part]) -> None:
+        """Put back parts of which a window was decoded."""
+        for number, part in zip(numbers, parts, strict=True):
+            self.parts[number] = self.latest[self.recording[number]] = part
+            if part.error or not part.todo:
+                self.left.remove(number)
