@@ -98,6 +98,7 @@ def test_options_are_made_of_fields_and_objects_of_options(typed, made_of_it):
     ("bench losses --threads 0 --out OUT", "--threads: expected 1 to 1,024, got 0"),
     ("bench losses --out /proc/none/a.jsonl", "/proc/none/a.jsonl cannot be written: "),
     ("bench losses --ranks 8", "--ranks: expected the suite batching, got losses"),
+    ("bench transcription --manifest mine.jsonl", "--manifest: expected --peers too, got none"),
     ("ledger --document 005", "--document: expected one of 000, 001"),
 ])  # fmt: skip
 def test_bad_arguments_give_one_line_and_write_nothing(

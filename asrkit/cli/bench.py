@@ -12,7 +12,7 @@ from asrkit.transcribe.options import described
 
 SUITES_HELP = (
     "transcription: one recogniser, samples to labels; with --peers, files to text beside other "
-    "programs; "
+    "programs, by published weights of a Whisper with word error rates too; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
     "by attention too, with its caches and drafts; precision: words that bfloat16 and int8 cost; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
@@ -22,6 +22,7 @@ SUITES_HELP = (
     "one recogniser, its speed-ups switched on one by one; all: every suite"
 )
 OF_SUITE = {  # options of one suite
+    "manifest": "transcription",
     "lengths": "batching",
     "ranks": "batching",
     "model": "precision",
@@ -55,6 +56,13 @@ class BenchOptions(Options):
     device: Literal["cpu", "cuda"] = described("cpu", "where to compute", group="device")
     threads: int | None = described(
         None, "CPU threads (default: as many as torch takes)", metavar="N"
+    )
+    manifest: Path | None = described(
+        None,
+        "with --peers, recordings that a Whisper reads, as `asrkit train --manifest` takes them "
+        "(default: two minutes that asrkit ships)",
+        metavar="FILE",
+        group="suite transcription",
     )
     lengths: Path | None = described(
         None,
@@ -94,6 +102,7 @@ def _bench(asked: BenchOptions) -> int:
     given = {name: getattr(asked, name) for name in OF_SUITE if getattr(asked, name)}
     for name in given:
         expect(asked.suite == OF_SUITE[name], name, f"the suite {OF_SUITE[name]}", asked.suite)
+    expect(asked.peers or not asked.manifest, "manifest", "--peers too", "none")
     if asked.suite == "all":
         return _run_all(asked)
     return _run_suite(asked, given)

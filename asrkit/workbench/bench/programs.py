@@ -1,8 +1,8 @@
 """Cases of whole programs: files to text, and a command from its start to the text of one file.
 
 Each program runs in a process of its own (`peers/peer_programs.py`), on two threads, with the same
-weights in the form that it reads. Programs take turns, file by file in the order of their names.
-Their texts are compared with those of asrkit in float32: weights are random, so a program whose
+weights in the form that it reads, and programs take turns. Their texts are compared with what was
+said, where that is known, and with those of asrkit in float32: of random weights a program whose
 features differ, as sherpa-onnx's do, writes other words, as many of them.
 """
 
@@ -22,9 +22,10 @@ from asrkit.cpu import fast_dtype, has_int8
 from asrkit.text import cer
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav
-from asrkit.workbench.bench.peers.peer_programs import PROGRAMS
+from asrkit.workbench.bench.peers import peer_programs, whisper_programs
 from asrkit.workbench.bench.peers.processes import Peers
-from asrkit.workbench.bench.publishing import latency, time_ratio
+from asrkit.workbench.bench.publishing import error_rate, latency, time_ratio
+from asrkit.workbench.bench.recorded import word_errors
 from asrkit.workbench.measure import Sample, Timing, measure
 from asrkit.workbench.records import Measurement
 
@@ -41,8 +42,9 @@ ONNX = (
 PEERS: dict[str, tuple[str, ...]] = {
     "ctc": (*(name.format("ctc") for name in ONNX), "nemo", "transformers_ctc"),
     "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
-    "whisper": ("faster_whisper_float32", "faster_whisper_int8", "transformers_whisper"),
+    "whisper": (*whisper_programs.PROGRAMS,),
 }
+PROGRAMS = peer_programs.PROGRAMS | whisper_programs.PROGRAMS
 
 
 @dataclass(kw_only=True)
@@ -72,17 +74,21 @@ class Task:
     Attributes:
         kind: "ctc", "rnnt" or "whisper".
         model: a checkpoint, or a Whisper's folder.
+        folder: for the model in other forms.
         files: recordings.
-        first: that of a cold command.
+        first: what programs transcribe before they are timed, and in a cold command.
         params: of every record.
+        said: the words of each file, or of the parts of the one file; () where nobody speaks.
         rounds: in which each program has its turn.
     """
 
     kind: str
     model: Path
+    folder: Path
     files: Sequence[Path]
     first: Path
     params: Mapping[str, Any]
+    said: Sequence[str] = ()
     rounds: int = 3
 
     def models(self, python: str, names: Sequence[str]) -> dict[str, Path]:
@@ -90,7 +96,7 @@ class Task:
         found: dict[str, Path] = {}
         for name in names:
             form = PROGRAMS[name][1]
-            path = self.model.parent / f"{self.kind}-{form}" if form else self.model
+            path = self.folder / f"{self.kind}-{form}" if form else self.model
             if not path.exists():
                 command = [python, "-W", "ignore", str(SCRIPT), "--write", form]
                 command += [str(self.model), str(path)]
@@ -108,39 +114,53 @@ def seconds(files: Sequence[Path]) -> float:
     return sum(len(read_wav(file)) for file in files) / RATE_HZ
 
 
-def ours(kind: str) -> list[str]:
+def has_bfloat16() -> bool:
+    """Whether this CPU is fast in it."""
+    return fast_dtype() == "bfloat16"
+
+
+def ours() -> list[str]:
     """asrkit's ways on this CPU."""
-    runs = {"asrkit_float32": True, "asrkit_bfloat16": fast_dtype() == "bfloat16"}
-    runs["asrkit_int8"] = has_int8() and kind != "whisper"
+    runs = {"asrkit_float32": True, "asrkit_bfloat16": has_bfloat16()}
+    runs["asrkit_int8"] = has_int8()
     for name in (name for name, here in runs.items() if not here):
-        print(f"{name} is left out: this CPU or model has no such products", file=sys.stderr)
+        print(f"{name} is left out: this CPU has no such products", file=sys.stderr)
     return [name for name, here in runs.items() if here]
 
 
-def cases(task: Task, peers: Peers | None) -> Iterator[Case]:
-    """Yield the case of files and that of a cold command."""
-    pythons = dict.fromkeys(ours(task.kind), sys.executable)
+def cases(tasks: Mapping[str, Task], peers: Peers | None) -> Iterator[Case]:
+    """Yield a case of each name, whose task is measured cold where the name begins so.
+
+    Args:
+        tasks: by the name of the case, all with one model.
+        peers: other programs beside asrkit.
+    """
+    (task, *_) = tasks.values()
+    pythons = dict.fromkeys(ours(), sys.executable)
     models = dict.fromkeys(pythons, task.model)
     if peers is not None:
-        theirs = task.models(str(peers.python), PEERS[task.kind])
+        names = [one for one in PEERS[task.kind] if not one.endswith("_bfloat16") or has_bfloat16()]
+        theirs = task.models(str(peers.python), names)
         pythons |= dict.fromkeys(theirs, str(peers.python))
         models |= theirs
-    for name, measured in (("files", files), ("cold", cold)):
-        yield Case(what=f"{name}-{task.kind}", measure=partial(measured, task, pythons, models))
+    for what, task in tasks.items():
+        measured = cold if what.startswith("cold-") else files
+        yield Case(what=what, measure=partial(measured, what, task, pythons, models))
 
 
 def files(
-    task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
+    what: str, task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
 ) -> Iterator[Measurement]:
     """Measure all programs over all files, in turns.
 
     Args:
+        what: name of the case.
         task: what they transcribe.
         pythons: the Python of each program.
         models: its form of the model.
     """
-    what = f"files-{task.kind}"
-    request: dict[str, Any] = {"threads": THREADS, "files": [*map(str, task.files)]}
+    request: dict[str, Any] = {"threads": THREADS, "first": str(task.first)}
+    request["files"] = [*map(str, task.files)]
     arms: dict[str, Program] = {}
     kinds = {name: (name,) for name in pythons}
     with ExitStack() as stack:
@@ -155,6 +175,8 @@ def files(
     for name, timing in timings.items():
         program = arms[name]
         params = {**task.params, "peer": program.peer.version, **agreement(arms[FIRST], program)}
+        if task.kind == "whisper":
+            params["decoding"] = decoding(name)
         shared: dict[str, Any] = {"impl": name, "params": params}
         yield latency(what, timing, **shared)
         rates = tuple(1e3 * params["audio_s"] / ms for ms in timing.samples_ms)
@@ -166,7 +188,15 @@ def files(
         if program.peak_B is not None:
             timer = "VmHWM of its process"
             yield Measurement(what, "peak_memory", "B", program.peak_B, timer=timer, **shared)
+        if task.said:
+            yield error_rate(what, "wer", word_errors(task.said, program.texts), **shared)
     yield from ratios(what, timings, task.params)
+
+
+def decoding(name: str) -> str:
+    """How a program decodes by a Whisper."""
+    table = whisper_programs.DECODING
+    return next(text for beginning, text in table.items() if name.startswith(beginning))
 
 
 def agreement(first: Program, other: Program) -> dict[str, Any]:
@@ -190,19 +220,19 @@ def ratios(
 
 
 def cold(
-    task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
+    what: str, task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
 ) -> Iterator[Measurement]:
     """Measure commands from their start to the text of one file, in turns, with a warm cache.
 
     Args:
+        what: name of the case.
         task: whose `first` they transcribe.
         pythons: the Python of each program.
         models: its form of the model.
     """
-    what = f"cold-{task.kind}"
     arms = {}
     for name, python in pythons.items():
-        arm = Command(command(name, python, models[name], task.first, task.kind))
+        arm = Command(command(name, python, models[name], task.first))
         try:
             arm()
             arms[name] = arm
@@ -215,14 +245,12 @@ def cold(
     yield from ratios(what, timings, params)
 
 
-def command(name: str, python: str, model: Path, file: Path, kind: str) -> list[str]:
+def command(name: str, python: str, model: Path, file: Path) -> list[str]:
     """A command that prints the text of a file first."""
     if name not in OURS:
         return [python, "-W", "ignore", str(SCRIPT), name, str(model), str(THREADS), str(file)]
-    language = ["--language", "en", "--no-fallback"] if kind == "whisper" else []
     dtype = ["--dtype", name.partition("_")[2], "--threads", str(THREADS)]
-    asked = ["transcribe", str(file), "--model", str(model), *dtype, *language]
-    return [python, "-m", "asrkit", *asked]
+    return [python, "-m", "asrkit", "transcribe", str(file), "--model", str(model), *dtype]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Measurements of timings: the latency of an arm, and how two arms compare."""
+"""Measurements of timings, the latency of an arm and how two arms compare, and of error rates."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from asrkit.text import ErrorRate
 from asrkit.workbench.measure import Timing, ratio
 from asrkit.workbench.records import Measurement, publish
 
@@ -39,6 +40,16 @@ def time_ratio(
         timing.warmup,
         timer=timing.timer,
         **fields,
+    )
+
+
+def error_rate(
+    what: str, metric: str, errors: ErrorRate, *, impl: str, params: Params
+) -> Measurement:
+    """An error rate with its counts and its interval."""
+    counts = {name: value for name, value in vars(errors).items() if name != "rate"}
+    return Measurement(
+        what, metric, "fraction", errors.rate, impl=impl, params={**params, **counts}
     )
 
 

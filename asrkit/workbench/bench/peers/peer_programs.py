@@ -1,16 +1,17 @@
 """Whole programs that transcribe files, each as its users call it, in a process of its own.
 
     $ python peer_programs.py sherpa_onnx_ctc_float32
-    {"model": "onnx", "threads": 2, "do": "prepare", "files": ["a.wav"]}
+    {"model": "onnx", "threads": 2, "do": "prepare", "first": "a.wav"}
     {"version": "sherpa-onnx 2.0.1"}
-    {"model": "onnx", "threads": 2, "do": "observe", "files": ["a.wav"]}
+    {"model": "onnx", "threads": 2, "do": "observe", "files": ["a.wav", "b.wav"]}
     {"wall_ms": ..., "cpu_ms": ..., "texts": ["..."], "peak_B": ...}
 
-The table PROGRAMS has by name a package, the form of the model that it reads, and a function that
-loads that and returns what transcribes a list of files. To "prepare" loads the model and
-transcribes the first file, which does not count. `peak_B` is the most memory that the process held
-since it began, Python and engine included. A program imports no more than it needs: sherpa-onnx,
-ONNX Runtime and faster-whisper do without torch.
+The tables PROGRAMS, here and in whisper_programs.py, have by name a package, the form of the model
+that it reads, and a function that loads that and returns what transcribes a list of files. To
+"prepare" loads the model and transcribes one file, which does not count. `peak_B` is the most
+memory that the process held since it began, Python and engine included. A program imports no more
+than it needs: sherpa-onnx, ONNX Runtime, faster-whisper, OpenVINO GenAI and whisper.cpp do without
+torch.
 
     $ python peer_programs.py NAME MODEL THREADS FILE     # loads, and prints the text of one file
     $ python peer_programs.py --write FORM SOURCE TARGET  # a model in another form
@@ -44,18 +45,15 @@ def samples_of(file: str) -> np.ndarray:
 
 
 def asrkit(model: str, threads: int, precision: str) -> Transcribe:
-    """asrkit's own recogniser, of a checkpoint or a Whisper's folder."""
+    """asrkit's own recogniser, by the function that its users call."""
     import torch
 
-    from asrkit.models import AEDModel, load_checkpoint
-    from asrkit.transcribe import PipelineConfig, PromptOptions, Recognizer, transcribe
+    from asrkit.models import load_checkpoint
+    from asrkit.transcribe import PipelineConfig, Recognizer, transcribe
 
     torch.set_num_threads(threads)
     checkpoint = load_checkpoint(model)
-    prompt = None
-    if isinstance(checkpoint.model, AEDModel):
-        prompt = PromptOptions(language="en", fallback=False)  # as many passes as its peers make
-    config = PipelineConfig(precision=precision, prompt=prompt)  # type: ignore[arg-type]
+    config = PipelineConfig(precision=precision)  # type: ignore[arg-type]
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
 
     def call(files: Sequence[str]) -> Texts:
@@ -173,28 +171,6 @@ def _transducer_labels(graphs: dict[str, Any], inputs: dict[str, Any], blank: in
     return labels
 
 
-def faster_whisper(model: str, threads: int, precision: str) -> Transcribe:
-    """faster-whisper on CTranslate2, greedily, without times and second tries."""
-    from faster_whisper import WhisperModel
-
-    whisper = WhisperModel(model, device="cpu", compute_type=precision, cpu_threads=threads)
-
-    def text(file: str) -> str:
-        segments, _ = whisper.transcribe(
-            samples_of(file),
-            language="en",
-            beam_size=1,
-            temperature=0.0,
-            without_timestamps=True,
-            condition_on_previous_text=False,
-            suppress_tokens=None,
-            suppress_blank=False,
-        )
-        return " ".join("".join(segment.text for segment in segments).split())
-
-    return lambda files: [*map(text, files)]
-
-
 def transformers(model: str, threads: int, batch: int) -> Transcribe:
     """transformers' pipeline, which takes arrays where there is no ffmpeg."""
     import torch
@@ -202,13 +178,10 @@ def transformers(model: str, threads: int, batch: int) -> Transcribe:
 
     torch.set_num_threads(threads)
     recognizer = pipeline("automatic-speech-recognition", model=model, batch_size=batch)
-    spoken = {}
-    if recognizer.type == "seq2seq_whisper":
-        spoken = {"generate_kwargs": {"language": "en", "task": "transcribe", "num_beams": 1}}
 
     def call(files: Sequence[str]) -> Texts:
         sounds = [{"raw": samples_of(file), "sampling_rate": 16_000} for file in files]
-        return [" ".join(one["text"].split()) for one in recognizer(sounds, **spoken)]
+        return [" ".join(one["text"].split()) for one in recognizer(sounds)]
 
     return call
 
@@ -239,14 +212,6 @@ def write_onnx(source: str, target: str, int8: bool) -> None:
     checkpoint = load_checkpoint(source)
     export(checkpoint, target, format="onnx", int8=int8)
     np.save(f"{target}/bands.npy", mel_bands(FeatureConfig(**checkpoint.features)).numpy())
-
-
-def write_ctranslate2(source: str, target: str, precision: str) -> None:
-    """A Whisper's folder by CTranslate2's own converter."""
-    from ctranslate2.converters import TransformersConverter
-
-    copied = ["tokenizer.json", "preprocessor_config.json"]
-    TransformersConverter(source, copy_files=copied).convert(target, quantization=precision)
 
 
 def write_transformers(source: str, target: str) -> None:
@@ -342,8 +307,6 @@ def write_nemo(source: str, target: str) -> None:
 FORMS: dict[str, Callable[[str, str], None]] = {
     "onnx": partial(write_onnx, int8=False),
     "onnx-int8": partial(write_onnx, int8=True),
-    "ctranslate2": partial(write_ctranslate2, precision="float32"),
-    "ctranslate2-int8": partial(write_ctranslate2, precision="int8"),
     "parakeet": write_transformers,
     "model.nemo": write_nemo,
 }
@@ -366,18 +329,7 @@ PROGRAMS: dict[str, tuple[str, str, Callable[[str, int], Transcribe]]] = {
     },
     **_of_heads("sherpa-onnx", sherpa_onnx),
     **_of_heads("onnxruntime", onnxruntime),
-    "faster_whisper_float32": (
-        "faster-whisper",
-        "ctranslate2",
-        partial(faster_whisper, precision="float32"),
-    ),
-    "faster_whisper_int8": (
-        "faster-whisper",
-        "ctranslate2-int8",
-        partial(faster_whisper, precision="int8"),
-    ),
     "transformers_ctc": ("transformers", "parakeet", partial(transformers, batch=BATCH)),
-    "transformers_whisper": ("transformers", "", partial(transformers, batch=BATCH)),
     "nemo": ("nemo_toolkit", "model.nemo", partial(nemo, batch=BATCH)),
 }
 
@@ -392,23 +344,29 @@ def peak_B() -> int | None:
     return 1024 * int(line.split()[1])
 
 
+def program(name: str) -> tuple[str, str, Callable[[str, int], Transcribe]]:
+    """The program of that name, here or of a Whisper."""
+    import whisper_programs
+
+    return {**PROGRAMS, **whisper_programs.PROGRAMS}[name]
+
+
 def serve(name: str) -> None:
     """Answer requests until they end. What a program prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    package, _, make = PROGRAMS[name]
+    package, _, make = program(name)
     call: Any = None
     for line in sys.stdin:
         request = json.loads(line)
-        files = request["files"]
         try:
             if request["do"] == "prepare":
                 call = make(request["model"], request["threads"])
-                call(files[:1])
+                call([request["first"]])
                 answer: dict[str, Any] = {"version": f"{package} {version(package)}"}
             else:
                 start, cpu_start = time.perf_counter_ns(), time.process_time_ns()
-                texts = call(files)
+                texts = call(request["files"])
                 cpu_ns = time.process_time_ns() - cpu_start
                 wall_ns = time.perf_counter_ns() - start
                 answer = {"wall_ms": wall_ns / 1e6, "cpu_ms": cpu_ns / 1e6}
@@ -425,11 +383,12 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["--write", form, source, target]:
             import torch
+            import whisper_forms
 
             with torch.no_grad():
-                FORMS[form](source, target)
+                {**FORMS, **whisper_forms.FORMS}[form](source, target)
         case [name, model, threads, file]:
-            print(*PROGRAMS[name][2](model, int(threads))([file]), flush=True)
+            print(*program(name)[2](model, int(threads))([file]), flush=True)
         case [name]:
             serve(name)
 

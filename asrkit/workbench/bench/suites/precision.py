@@ -28,6 +28,7 @@ from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.workbench.bench.cases import Case, Suite
+from asrkit.workbench.bench.publishing import error_rate
 from asrkit.workbench.measure.ops import Listener, Op
 from asrkit.workbench.records import Measurement
 
@@ -247,14 +248,6 @@ def suite(
         logging.getLogger(__name__).warning("No trained model to measure: run notebook 00 first.")
 
 
-def _error_rate(
-    what: str, metric: str, rate: ErrorRate, impl: str, params: dict[str, Any]
-) -> Measurement:
-    """The measurement of an error rate, with its interval."""
-    spread = {"low": rate.low, "high": rate.high, "units": rate.units}
-    return Measurement(what, metric, "fraction", rate.rate, impl=impl, params=params | spread)
-
-
 def costs(
     checkpoint: Checkpoint, kinds: Sequence[str] | None, quick: bool
 ) -> Iterator[Measurement]:
@@ -283,7 +276,7 @@ def costs(
     plain: list[str] = []
     for precision in precisions_of(checkpoint):
         found = evaluate(checkpoint, speech, config=PipelineConfig(precision=precision))
-        yield _error_rate(COST, "wer", found.errors, precision, params)
+        yield error_rate(COST, "wer", found.errors, impl=precision, params=params)
         texts = [found.texts[id_] for id_ in speech.ids]
         if plain:
             references = [normalize_text(text) for text in speech.texts]

