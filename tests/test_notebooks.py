@@ -13,7 +13,7 @@ from asrkit.workbench.records import problem
 from asrkit.workbench.report.execute import SITE_PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
-THAT_TAKE_WEIGHTS = ("00", "04")
+THAT_TAKE_WEIGHTS = ("00", "04", "09")
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 

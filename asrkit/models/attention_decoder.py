@@ -241,9 +241,11 @@ class AEDModel(EncodingModel):
     def remember(self, encoded: Tensor, lengths: Tensor) -> Memory:
         """What decoding keeps of the frames; arguments as of `heard`."""
         frames, mask = self.heard(encoded, lengths)
-        pairs = [layer.cross_attention.keys_values(frames) for layer in self.layers]
-        keys = tuple(key.contiguous() for key, _ in pairs)
-        values = tuple(value.contiguous() for _, value in pairs)
+        pairs = [
+            [part.contiguous() for part in layer.cross_attention.keys_values(frames)]
+            for layer in self.layers
+        ]
+        keys, values = map(tuple, zip(*pairs, strict=True))
         return Memory(mask, keys, values)
 
     def begin(self, memory: Memory, room: int) -> Past:

@@ -18,11 +18,11 @@ STEADY_DB = 2.0  # what varies less within a second is noise or a tone, and no s
 STEADY = 51  # frames of that second
 FAINTEST_DB = -80.0  # a signal below that is silence
 LOUD = 0.35  # a frame sounds from this share of the range on
-LEAST_PAUSE_S = 0.45  # where a recording is cut if it can be
+LEAST_PAUSE_S = 0.35  # where a recording is cut if it can be
 SHORT_PAUSE_S = 0.2  # where it is cut otherwise
 LONG_PAUSE_S = 1.0  # a pause this long is as good as any longer one
 WORD_S = 0.6  # from the point of a label to the end of its word, at most
-PAUSE_WORTH = 10.0  # seconds that a window may end earlier for a pause that is a second longer
+PAUSE_WORTH = 6.0  # seconds that a window may end earlier for a pause that is a second longer
 
 
 def sounding(waveform: Tensor, rate_hz: int) -> Tensor:

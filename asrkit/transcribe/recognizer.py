@@ -34,6 +34,7 @@ WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+ENCODED = 4  # windows of a Whisper that a CPU encodes at a time, which bounds the memory
 MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
 
 
@@ -263,9 +264,14 @@ class Recognizer:
             lengths: (B,) valid samples of each.
             **wanted: besides the labels, as `decode` takes it.
         """
-        features, frames = self.features(waveforms, lengths)
-        encoded, ends = self.encode(features, frames)
-        return self.decode(encoded, ends, **wanted)
+        rows = len(waveforms)
+        if self.feature_config.fill_s and self.device.type == "cpu":
+            rows = ENCODED  # windows of one length, which are encoded as fast in small batches
+        parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
+        encoded, ends = zip(*(self.encode(*self.features(*part)) for part in parts), strict=True)
+        if len(encoded) == 1:
+            return self.decode(encoded[0], ends[0], **wanted)
+        return self.decode(torch.cat(encoded), torch.cat(ends), **wanted)
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ POOL = 8
 # batch. (Where k utterances differ by d each, k * k * d / 2 of padding and a cost c of each batch
 # add up to the least when that padding is c.) A GPU wants the largest batches.
 MOST_PADDING_S = 4.0
-MOST_WINDOWS = 4  # in a stretch without pauses, which is cut behind so many all the same
+MOST_WINDOWS = 2  # in a stretch without pauses, which is cut behind so many all the same
 LEAST_REST_S = 0.3  # of sound at the end of a stretch, to be a window of its own
 LEAST_MISSED_S = 1.5  # of sound without a label, to be decoded again by itself
 LEAST_SURE = -0.8  # nats a token in the mean, of a text that is found then
@@ -383,7 +383,7 @@ class Transcriber:
     ) -> _Part:
         """A part of which a window was decoded with timestamps.
 
-        The next window begins where the last whole segment ended, if the text ended in the middle
+        The next window begins where the last whole segment ended, if the window ended in the middle
         of another one (arXiv 2212.04356, section 3.8). What sounds for long between two labels,
         or behind the last one, is decoded once more, by itself: words are missing there.
 
@@ -395,12 +395,13 @@ class Transcriber:
         """
         span, *rest = part.todo
         if span.is_gap:
-            sure = segments.temperature == 0 and segments.log_prob > LEAST_SURE
+            sure = segments.temperature <= SURE and segments.log_prob > LEAST_SURE
             merged = [*part.labels, *labels] if sure else part.labels
             return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
         done = size
         count = sum(segment.labels for segment in segments.whole)
-        if 0 < count < len(labels):
+        at_end = span.start + size == span.end  # in a pause, so that no segment was cut off
+        if 0 < count < len(labels) and not at_end:
             end = segments.whole[-1].end * self.frame_samples
             done = min(max(end, round(LEAST_STEP_S * self.rate_hz)), size)
             labels = labels[:count]

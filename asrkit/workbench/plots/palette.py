@@ -61,8 +61,11 @@ THINGS = {  # what appears in several notebooks
     "steps": GREEN,
     "rest of the steps": GREEN,
     "self-attention": PURPLE,
-    "cross-attention": BROWN,
+    "cross-attention": PALE_PURPLE,
     "feed-forward": GREEN,
+    "prefill": PALE_BLUE,
+    "output layer": RED,
+    "choice of the token": GREY,
     # half precision
     "product": BLUE,
     "products": BLUE,

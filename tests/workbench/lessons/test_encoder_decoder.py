@@ -13,8 +13,8 @@ from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, ConvConfig, presets
 from asrkit.workbench.bench.cache_policies import POLICIES, with_policy
 from asrkit.workbench.claims import load_claims
-from asrkit.workbench.lessons import encoder_decoder as lesson
-from asrkit.workbench.lessons.encoder_decoder import Times, aed_flops
+from asrkit.workbench.lessons.encoder_decoder import policies as lesson
+from asrkit.workbench.lessons.encoder_decoder.policies import Times, aed_flops
 from asrkit.workbench.measure import Timing
 
 SMALL = AEDConfig(

@@ -1,4 +1,4 @@
-"""What notebook 09_encoder_decoder counts, measures and draws beyond its cells.
+"""Cache policies of a decoder: what they compute, how long that takes, and pictures of both.
 
 Counts are of `asrkit.models.AEDModel`'s decoder, with the policies of
 `workbench.bench.cache_policies`.
