@@ -1,18 +1,25 @@
-"""Notebook 04: what casts move, their least time, and magnitudes of a recogniser's numbers."""
+"""Notebook 04: what casts move, their least time, magnitudes of a recogniser's numbers, and what
+precisions make of recorded speech.
+"""
 
 import copy
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
+from asrkit.decoders.attention import Suppressing
 from asrkit.features import FeatureConfig
-from asrkit.models import FastConformer, FastConformerConfig
+from asrkit.models import Checkpoint, FastConformer, FastConformerConfig
+from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import valid_mask
+from asrkit.transcribe import PipelineConfig, PromptOptions, Recognizer
 from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.measure import cast_profile
 from asrkit.workbench.plots import colour
@@ -154,3 +161,89 @@ def activations(model: Any, features: Tensor, frames: Tensor) -> Tensor:
         norm.register_forward_hook(keep)
     lengths = model.encode(features, frames)[1]
     return torch.cat([out[valid_mask(lengths, out.shape[1])].flatten() for out in outputs])
+
+
+class Reading(NamedTuple):
+    """What a Whisper makes of one recording in one precision."""
+
+    tokens: list[int]  # greedy
+    log_probs: Tensor  # (N,) nats, of the tokens of the first precision, and of the end
+    margins: Tensor  # (N,) nats from each of these to the best other token
+    seconds: float  # from samples to tokens
+
+
+def recognizers(checkpoint: Checkpoint, precisions: Iterable[Any]) -> dict[str, Recognizer]:
+    """Greedy recognisers of a Whisper, one for each precision that it has on this CPU."""
+    prompt = PromptOptions(fallback=False)
+    found = {}
+    for name in precisions:
+        with suppress(ValueError):  # not every CPU, nor every model, has int8
+            config = PipelineConfig(precision=name, prompt=prompt)
+            found[name] = Recognizer.from_checkpoint(checkpoint, config)
+    return found
+
+
+def read_in_turns(
+    recognizers: Mapping[str, Recognizer],
+    notes: Mapping[str, Any],
+    waveforms: Sequence[Tensor],
+    *,
+    seldom: Collection[str] = (),
+    step: int = 6,
+) -> dict[str, dict[int, Reading]]:
+    """Each recording read in all precisions, one after the other: precision -> number -> reading.
+
+    Args:
+        recognizers: By precision; the tokens of the first one are scored by all.
+        notes: Of the checkpoint.
+        waveforms: (S,) each.
+        seldom: Precisions that read only every `step`-th recording.
+        step: From one of these to the next.
+    """
+    found: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
+    first = next(iter(recognizers))
+    for number, waveform in enumerate(waveforms):
+        for name, recognizer in recognizers.items():
+            if name in seldom and number % step:
+                continue
+            begun = time.perf_counter()
+            features = recognizer.features(waveform[None], torch.tensor([len(waveform)]))
+            encoded, ends = recognizer.encode(*features)
+            (tokens,) = recognizer.decode(encoded, ends).tokens()
+            seconds = time.perf_counter() - begun
+            text = found[first][number].tokens if name != first else tokens
+            scores = forced(recognizer, notes, encoded, ends, text)
+            found[name][number] = Reading(tokens, *scores, seconds)
+    return found
+
+
+@torch.inference_mode()
+def forced(
+    recognizer: Recognizer,
+    notes: Mapping[str, Any],
+    encoded: Tensor,
+    ends: Tensor,
+    text: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (N,) of a text's tokens and of its end, given those before (teacher
+    forcing), and their margins (N,) over the best other token.
+
+    Args:
+        recognizer: Of a Whisper.
+        notes: Of its checkpoint: the prompt, and what it never writes.
+        encoded: Frames (1, T, D) of `Recognizer.encode`.
+        ends: (1,) valid frames.
+        text: Tokens.
+    """
+    format_ = PromptFormat.from_notes(notes)
+    assert format_ is not None
+    prompt = format_.tokens()
+    model = Suppressing(recognizer.model, **notes[SUPPRESSED], prompt_tokens=len(prompt))
+    memory = model.remember(encoded.to(recognizer.dtype), ends)
+    tokens = torch.tensor([[*prompt, *text]])
+    K = tokens.shape[1]
+    logits, _ = model.follow(tokens, model.begin(memory, K), memory, reach=K)
+    log_probs = logits[0, len(prompt) - 1 :].float().log_softmax(-1)
+    wanted = torch.tensor([*text, model.eos])[:, None]
+    chosen = log_probs.gather(1, wanted)[:, 0]
+    return chosen, chosen - log_probs.scatter(1, wanted, -torch.inf).amax(1)

@@ -1,5 +1,9 @@
-"""Notebook 00: the model that later notebooks load, its test set, and the curve of its training."""
+"""Notebook 00: texts compared word by word; the model that later notebooks load, its test set, and
+the curve of its training.
+"""
 
+import html
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +19,35 @@ from asrkit.training import TrainConfig, train
 from asrkit.workbench.plots import COLOURS, as_html, canvas
 
 REDRAWN_EVERY_S = 4.0
+
+
+def bare_words(text: str) -> str:
+    """A text in lower-case letters and apostrophes, as the shipped recordings' references are."""
+    return " ".join(re.findall("[a-z']+", text.lower()))
+
+
+def compared(reference: str, hypothesis: str) -> str:
+    """A reference in HTML: words that the hypothesis lacks are struck out, and what it has in their
+    place is underlined.
+
+    Args:
+        reference: What was said, in bare words.
+        hypothesis: What was recognised, in bare words.
+    """
+    import jiwer
+
+    said, found = reference.split(), hypothesis.split()
+    (chunks,) = jiwer.process_words(reference, hypothesis).alignments
+    parts = []
+    for chunk in chunks:
+        missing = " ".join(said[chunk.ref_start_idx : chunk.ref_end_idx])
+        written = " ".join(found[chunk.hyp_start_idx : chunk.hyp_end_idx])
+        if chunk.type == "equal":
+            parts.append(html.escape(missing))
+            continue
+        marks = {"del": missing, "ins": written}
+        parts += [f"<{tag}>{html.escape(text)}</{tag}>" for tag, text in marks.items() if text]
+    return " ".join(parts)
 
 
 def demo_test_set() -> Utterances:

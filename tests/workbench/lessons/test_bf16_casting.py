@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from asrkit.models import FastConformerConfig
+from asrkit.models import (
+    AEDConfig,
+    AEDModel,
+    Checkpoint,
+    FastConformerConfig,
+    WhisperEncoderConfig,
+)
+from asrkit.text import CharTokenizer
 from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.lessons import bf16_casting as lesson
 
@@ -47,3 +54,73 @@ def test_a_layers_least_times_are_its_bytes_or_operations_over_the_cards_rates(
     found = [times[name][1] for name in (lesson.CAST, lesson.CAST_OF_INPUT)]
     assert found == pytest.approx([5.568, 4.8])  # 6 bytes a value
     assert times["product"][1] == pytest.approx(product_us)
+
+
+@pytest.fixture(scope="module")
+def whisper():
+    """Random weights with Whisper's settings: a model that writes letters up to its last position."""
+    torch.manual_seed(0)
+    V = 32
+    encoder = WhisperEncoderConfig(bins=8, width=64, layers=1, heads=1, most=40)
+    sizes = {"width": 64, "layers": 2, "heads": 1, "most": 14, "dropout": 0.0}
+    form = {"activation": "gelu", "positions": "learned", "embedding_norm": False, "output_bias": False}  # fmt: skip
+    model = AEDModel(
+        AEDConfig(
+            vocab_size=V, bos=28, eos=29, pad=29, encoder=encoder, **sizes, **form
+        )
+    ).eval()
+    with torch.no_grad():
+        model.embedding.weight[:28] *= 3
+        model.layers[-1].cross_attention.out.weight *= 20
+    prompt = {
+        "template": ("<|startoftranscript|>", "<|notimestamps|>"),
+        "ids": {"<|startoftranscript|>": 28, "<|notimestamps|>": 31},
+        "languages": ("en",),
+    }
+    suppressed = {"always": [28, 30, 31], "first": [0]}
+    times = {"no_times": 31, "most_first": None}
+    notes = {"prompt": prompt, "suppressed": suppressed, "whisper": times}
+    return Checkpoint(model, CharTokenizer(), {"bins": 8, "fill_s": 0.5}, notes)
+
+
+def test_precisions_take_turns_and_score_the_text_of_the_first(whisper):
+    recognizers = lesson.recognizers(whisper, ["float32", "bfloat16", "float16"])
+    assert [*recognizers] == ["float32", "bfloat16", "float16"]
+    torch.manual_seed(0)
+    waveforms = [torch.randn(samples) / 10 for samples in (4000, 6000, 5000)]
+    found = lesson.read_in_turns(
+        recognizers, whisper.notes, waveforms, seldom=["float16"], step=2
+    )
+    assert {name: [*of_it] for name, of_it in found.items()} == {
+        "float32": [0, 1, 2],
+        "bfloat16": [0, 1, 2],
+        "float16": [0, 2],
+    }
+    plain = found["float32"]
+    for number, waveform in enumerate(waveforms):
+        recognizer = recognizers["float32"]
+        hypotheses = recognizer(waveform[None], torch.tensor([len(waveform)]))
+        reading = plain[number]
+        assert hypotheses.tokens() == [reading.tokens] and len(reading.tokens) == 12
+        # the text has no end, whose log-probability is not in the score
+        text, margins = reading.log_probs[:-1], reading.margins[:-1]
+        assert float(text.sum()) == pytest.approx(float(hypotheses.scores), abs=1e-3)
+        assert (margins > -1e-4).all()  # greedy: no other token is likelier
+        assert reading.margins[-1] < 0
+        assert reading.seconds > 0
+    for name in ("bfloat16", "float16"):
+        for number, reading in found[name].items():
+            error = (reading.log_probs - plain[number].log_probs).abs()
+            assert 0 < error.max() < 0.5, name
+
+
+def test_a_precision_that_a_model_or_cpu_lacks_is_left_out(whisper, monkeypatch):
+    plain = lesson.Recognizer.from_checkpoint
+
+    def without_int8(checkpoint, config):
+        if config.precision == "int8":
+            raise ValueError("int8: expected a CPU with VNNI or AMX.")
+        return plain(checkpoint, config)
+
+    monkeypatch.setattr(lesson.Recognizer, "from_checkpoint", without_int8)
+    assert [*lesson.recognizers(whisper, ["float32", "int8"])] == ["float32"]
