@@ -17,10 +17,11 @@ from asrkit.cpu import OTHER_DTYPES, expect_int8
 from asrkit.models.attention_decoder import AEDModel
 from asrkit.models.encoders import ConvEncoder
 from asrkit.models.fastconformer import ConformerBlock, FastConformer
-from asrkit.models.int8 import Int8Linear
+from asrkit.models.int8 import Int8Linear, Int8Output
 from asrkit.models.jasper import ConvNorm, Jasper, JasperStage, without_padding
 from asrkit.models.packed import PackedLinear, is_plain_linear, pack, packs
 from asrkit.models.packed_conformer import PackedFastConformer
+from asrkit.models.whisper import WhisperEncoder
 from asrkit.runtime import CAPTURING
 from asrkit.shapes import expect, expect_choice
 
@@ -40,7 +41,8 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     """Make inference of `model` faster; what it computes is the same but for rounding.
 
     Batch norms are folded into convolutions, and the branches of a Jasper become one product. On a
-    CPU linear layers, and with AVX-512 convolutions, are packed for oneDNN, and in float32 and
+    CPU linear layers, the output of an attention decoder too, and with AVX-512 convolutions, are
+    packed for oneDNN, and in float32 and
     bfloat16 a FastConformer becomes one whose activations, norms and residuals are parts of its
     products (`asrkit.models.packed_conformer`). On CUDA, `Recognizer` replays an encoder that it
     optimizes as a CUDA graph for each rounded shape. Afterwards the model is for inference on this
@@ -53,8 +55,8 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
             returned.
         linear_layers: "int8", for a FastConformer in float32 or bfloat16 on a CPU with VNNI or AMX,
             computes the linear layers of its blocks in int8 (`asrkit.models.int8`), which is
-            another arithmetic. All else stays in the model's dtype: bfloat16 is the faster one
-            where the CPU has it.
+            another arithmetic; for a Whisper it computes the output layer in int8, with AVX2 too.
+            All else stays in the model's dtype: bfloat16 is the faster one where the CPU has it.
 
     Returns:
         The model; of a bare FastConformer on a CPU, the packed encoder with its weights.
@@ -68,8 +70,10 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     expect_choice("linear_layers", linear_layers, ("as_it_is", "int8"))
     encoder: Any = getattr(model, "encoder", model)
     fuses = packs(model) and isinstance(encoder, FastConformer) and _is_plain(encoder)
+    is_whisper = isinstance(model, AEDModel) and isinstance(encoder, WhisperEncoder)
+    output = Int8Output if linear_layers == "int8" and is_whisper else PackedLinear
     layer: Any = PackedLinear
-    if linear_layers == "int8":
+    if linear_layers == "int8" and not is_whisper:
         expect_int8()
         wanted = "a FastConformer in float32 or bfloat16 on a CPU"
         weight = next(model.parameters())
@@ -85,7 +89,7 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     if not packs(model):
         return model
     if isinstance(model, AEDModel):
-        model.packed_output = PackedLinear(model.embedding.weight, model.output_bias)
+        model.packed_output = output(model.embedding.weight, model.output_bias)
     return pack(model)
 
 

@@ -7,6 +7,9 @@ scale for each row would have to be multiplied behind the product, so bias, SiLU
 not be parts of it any more. Sums of products are int32, so none overflows.
 
 Numbers of an utterance depend a little on what else is in its batch: the scale is that of all.
+
+The output layer of an attention decoder, whose weight is large and whose rows are few, is computed
+by torch's FBGEMM instead (`Int8Output`), which needs no more than AVX2.
 """
 
 import functools
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.cpu import expect_int8, fast_dtype
+from asrkit.cpu import fast_dtype
 from asrkit.models.packed import ROWS, Activation, Packed
 from asrkit.runtime import compiled, eager
 
@@ -39,14 +42,8 @@ def loaded_dtype(name: str) -> str:
 
     Args:
         name: "int8", or that of a dtype of torch, which is returned.
-
-    Raises:
-        ValueError: int8 on a CPU without instructions for it.
     """
-    if name != "int8":
-        return name
-    expect_int8()
-    return fast_dtype()
+    return fast_dtype() if name == "int8" else name
 
 
 class Int8Linear(Packed):
@@ -101,6 +98,26 @@ class Int8Linear(Packed):
             [],
             "",
         )
+
+
+class Int8Output(Packed):
+    """A linear layer with a large weight (out, in) in int8, for few rows; it returns float32.
+
+    Activations have one scale a call, weights one an output. The weights are what takes time: a
+    quarter of the bytes of float32 are read.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(bias)
+        values, scale = quantize_weight(weight)
+        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
+        bias = None if self.bias is None else self.bias.float()
+        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., out) float32 of (..., in)."""
+        return torch.ops.quantized.linear_dynamic(x.float(), self.packed, False)
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

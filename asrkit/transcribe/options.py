@@ -140,8 +140,9 @@ class ModelOptions:
         "auto",
         "precision of the model; features stay float32; auto: bfloat16 on a CPU with AMX or "
         "avx512_bf16 and on a GPU that has it, else and with another --engine float32, and in a "
-        "folder --out that was begun the one of its transcripts; int8: linear layers of a "
-        "FastConformer on a CPU with VNNI or AMX, all else in bfloat16 where it has that",
+        "folder --out that was begun the one of its transcripts; int8, on a CPU: linear "
+        "layers of a FastConformer, with VNNI or AMX, or the output layer of a Whisper, all else in "
+        "bfloat16 where it has that",
     )
     context: tuple[int, int] | None = described(
         None,
@@ -318,8 +319,8 @@ class PipelineConfig:
     Args:
         precision: Dtype of the weights and of the products. "as_loaded" keeps the model's dtype and
             torch's settings, "autocast" casts float32 weights to bfloat16 in the encoder only,
-            "int8" computes the linear layers of a FastConformer in int8 on a CPU, all else in
-            bfloat16 where it has that, else in float32.
+            "int8" computes the linear layers of a FastConformer, or the output layer of a Whisper,
+            in int8 on a CPU, all else in bfloat16 where it has that, else in float32.
         encoder: Run the model as it is, or through asrkit.models.optimize, which on CUDA replays
             the encoder as a CUDA graph of each shape. "auto" is "optimized" on a CPU, and "eager"
             on CUDA or with precision "autocast".

@@ -164,9 +164,19 @@ class WhisperDecoder:
             if temperature is None or not len(rows):
                 break
             parts = map_state(lambda part, rows=rows: part[rows], inputs)
-            found = replaced(found, rows, decode(*parts, temperature=temperature))
-            drawn_at[rows.cpu()] = temperature
+            drawn = decode(*parts, temperature=temperature)
+            better = self._better(drawn, found, rows)
+            found = replaced(found, rows[better], drawn, better)
+            drawn_at[rows[better].cpu()] = temperature
         return found.only(~silent[:, None])
+
+    def _better(self, drawn: Hypotheses, found: Hypotheses, rows: Tensor) -> Tensor:
+        """Which of the texts drawn for these rows are better than those found: no repetitions in
+        place of repetitions, or else likelier ones.
+        """
+        repeats, repeated = self._repeats(drawn), self._repeats(found)[rows]
+        likelier = _mean_log_probs(drawn) > _mean_log_probs(found)[rows]
+        return torch.where(repeats == repeated, likelier, repeated)
 
     def _repeats(self, found: Hypotheses) -> Tensor:
         """Which texts (B,) are repetitions."""
@@ -228,8 +238,8 @@ def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, lis
 
 
 @torch.inference_mode(False)
-def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses) -> Hypotheses:
-    """The hypotheses with those of `other` in these rows (n,)."""
+def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses, picked: Tensor) -> Hypotheses:
+    """The hypotheses with those of `other` that are picked, (m,) bool, in these rows (n,)."""
     N = max(found.labels.shape[1], other.labels.shape[1])
     parts: dict[str, Any] = {}
     for name in ("labels", "frames", "durations", "confidence", "lengths", "scores", "ended"):
@@ -240,7 +250,7 @@ def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses) -> Hypotheses:
             before, after = (
                 pad(part, (0, N - part.shape[1]), value=PADDING) for part in (before, after)
             )
-        parts[name] = before.index_copy(0, rows, after)
+        parts[name] = before.index_copy(0, rows, after[picked])
     return replace(found, **parts)
 
 

@@ -200,9 +200,6 @@ def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx_vnni": True})
     assert loaded_dtype("int8") == "float32"
     assert loaded_dtype("float16") == "float16"
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    with pytest.raises(ValueError, match="^int8: expected an x86 CPU with VNNI or AMX"):
-        loaded_dtype("int8")
 
 
 @ON_THIS_CPU

@@ -117,19 +117,20 @@ def test_a_text_is_in_the_language_asked_for_or_found(
 def test_a_recording_has_the_language_of_its_first_window_with_sound(
     checkpoint, tmp_path
 ):
+    """German, then English, and the other way round, behind silence; whatever shares a batch."""
     silence = torch.zeros(32_000)
-    filled = [torch.cat([part, silence[len(part) :]]) for part in SAMPLES]
-    files, wanted = [], []
-    for n, (silent, *order) in enumerate([(0, 2, 1), (0, 1, 2), (2, 1, 0), (0, 0)]):
-        parts = [silence] * silent + [filled[row] for row in order]
-        files.append(written(tmp_path / f"{n}.wav", torch.cat(parts)))
-        wanted.append(FOUND[order[0]])
+    german, english = (torch.cat([SAMPLES[n], silence])[:32_000] for n in (1, 2))
+    orders = [(english, german), (german, english)] * 2
+    files = [
+        written(tmp_path / f"{n}.wav", torch.cat([silence] * n + [*order]))
+        for n, order in enumerate(orders)
+    ]
     texts = []
     for batch_s in (2, 6, 120):
-        options = WindowOptions(window_s=2, batch_s=batch_s)
+        options = WindowOptions(window_s=2, overlap_s=0, batch_s=batch_s)
         how = {"options": options, "recognizer": recogniser(checkpoint)}
         found = [*transcribe(checkpoint, files, **how)]
-        assert [one.language for one in found] == wanted
+        assert [one.language for one in found] == ["en", "de"] * 2
         texts.append([one.text for one in found])
     assert all(texts[0])
     assert texts[1:] == texts[:1] * 2
@@ -188,7 +189,9 @@ def test_a_beam_of_one_is_greedy_decoding(checkpoint, sounds):
     assert [row.text for row in one] == [row.text for row in greedy]
 
 
-def test_draws_do_not_depend_on_the_rest_of_the_batch(checkpoint):
+def test_draws_do_not_depend_on_the_rest_of_the_batch(checkpoint, monkeypatch):
+    every = lambda self, drawn, found, rows: torch.ones_like(rows).bool()  # noqa: E731
+    monkeypatch.setattr(whisper.WhisperDecoder, "_better", every)
     waveforms, lengths = SPEECH
     recognizer = recogniser(checkpoint, fallback=True)
     found = recognizer(waveforms, lengths, confidence=True)
