@@ -140,9 +140,9 @@ class ModelOptions:
         "auto",
         "precision of the model; features stay float32; auto: bfloat16 on a CPU with AMX or "
         "avx512_bf16 and on a GPU that has it, else and with another --engine float32, and in a "
-        "folder --out that was begun the one of its transcripts; int8, on a CPU: linear "
-        "layers of a FastConformer, with VNNI or AMX, or the output layer of a Whisper, all else in "
-        "bfloat16 where it has that",
+        "folder --out that was begun the one of its transcripts; int8, on a CPU: the "
+        "linear layers of a FastConformer, with VNNI or AMX, or the output layer of a Whisper, all "
+        "else in bfloat16 where it has that",
     )
     context: tuple[int, int] | None = described(
         None,
