@@ -123,7 +123,6 @@ class Schedule:
         self.recording: dict[int, int] = {}
         self.left = set[int]()  # parts that are not done
         self.latest: dict[int, Part] = {}  # part of each recording that was decoded
-        self.planned: list[list[int]] = []
         self.turn = self.recordings = 0
 
     def add(self, pool: Iterable[Part]) -> None:
@@ -148,9 +147,7 @@ class Schedule:
 
     def next_batch(self) -> list[int]:
         """Numbers of the parts whose next windows are decoded together."""
-        if not self.planned:
-            self.planned = [*reversed(self._plan())]
-        return self.planned.pop()
+        return self._plan()[0]
 
     def _plan(self) -> list[list[int]]:
         first: dict[int, int] = {}  # part of each recording

@@ -195,7 +195,7 @@ class Transcriber:
         for pool in pools:
             schedule.add(pool)
             yield from schedule.done()
-            while schedule.planned or self._fills_a_batch(schedule):
+            while self._fills_a_batch(schedule):
                 yield from self._after_batch(schedule)
         while schedule.left:
             yield from self._after_batch(schedule)
