@@ -260,7 +260,7 @@ class Transcriber:
             times=self.options.timestamps or overlap or self.cuts_at_pauses,
             timestamps=self.cuts_at_pauses,
             languages=known,
-            previous=[part.previous for part in batch],
+            previous=[part.previous for part in batch] if self.options.previous_text else (),
         )
         got = f"NaN or infinity in {self.recognizer.dtype}"
         remedy = "Try another --dtype. An --lm without <unk> may exclude all texts."
