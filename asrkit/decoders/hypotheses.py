@@ -32,9 +32,10 @@ class Segment(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """The whole segments of a text; labels behind them are of a segment that was cut off."""
+    """The whole segments of a text."""
 
     whole: tuple[Segment, ...]
+    cut_off: bool  # whether another one begins behind them, with labels or without
     temperature: float  # at which the text was drawn; 0 for the likeliest one
     log_prob: float  # in nats a token, the end included
 

@@ -42,9 +42,8 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
 
     Batch norms are folded into convolutions, and the branches of a Jasper become one product. On a
     CPU linear layers, the output of an attention decoder too, and with AVX-512 convolutions, are
-    packed for oneDNN, and in float32 and
-    bfloat16 a FastConformer becomes one whose activations, norms and residuals are parts of its
-    products (`asrkit.models.packed_conformer`). On CUDA, `Recognizer` replays an encoder that it
+    packed for oneDNN, and in float32 and bfloat16 a FastConformer becomes one whose activations,
+    norms and residuals are parts of its products (`asrkit.models.packed_conformer`). On CUDA, `Recognizer` replays an encoder that it
     optimizes as a CUDA graph for each rounded shape. Afterwards the model is for inference on this
     device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
     another copy instead.
@@ -73,7 +72,9 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     is_whisper = isinstance(model, AEDModel) and isinstance(encoder, WhisperEncoder)
     output = Int8Output if linear_layers == "int8" and is_whisper else PackedLinear
     layer: Any = PackedLinear
-    if linear_layers == "int8" and not is_whisper:
+    if linear_layers == "int8" and is_whisper:
+        expect(packs(model), "int8", "a Whisper on a CPU", "another device or dtype", OTHER_DTYPES)
+    elif linear_layers == "int8":
         expect_int8()
         wanted = "a FastConformer in float32 or bfloat16 on a CPU"
         weight = next(model.parameters())

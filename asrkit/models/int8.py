@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.cpu import fast_dtype
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models.packed import ROWS, Activation, Packed
 from asrkit.runtime import compiled, eager
 
@@ -104,7 +104,8 @@ class Int8Output(Packed):
     """A linear layer with a large weight (out, in) in int8, for few rows; it returns float32.
 
     Activations have one scale a call, weights one an output. The weights are what takes time: a
-    quarter of the bytes of float32 are read.
+    quarter of the bytes of float32 are read. Without VNNI pairs of products are added in 16 bits:
+    activations then have 7 bits, so that none overflows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -114,10 +115,11 @@ class Int8Output(Packed):
         quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
         bias = None if self.bias is None else self.bias.float()
         self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        self.seven_bits = not has_int8()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., out) float32 of (..., in)."""
-        return torch.ops.quantized.linear_dynamic(x.float(), self.packed, False)
+        return torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.seven_bits)
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,8 @@ class WhisperEncoder(nn.Module):
         x = x.transpose(1, 2)
         x = self.dropout(x + self.positions[: x.shape[1]])
         seen = None
-        if lengths.device.type != "cpu" or not bool((lengths == x.shape[1]).all()):
+        known = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not known or not bool((lengths == x.shape[1]).all()):
             # An utterance without frames sees its first one: not every kernel attends to nothing.
             valid = valid_mask(lengths.clamp(min=1), x.shape[1])
             seen = to_device(valid, x.device)[:, None, None]

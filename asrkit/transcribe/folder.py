@@ -71,6 +71,8 @@ def text_settings(
     settings["dtype"] = f"{config.precision} beside {dtype}".removeprefix("as_loaded beside ")
     settings["beam"] = config.search and search.beam  # None: greedy
     settings["lm"] = search.lm and content_hash(search.lm.read_bytes())
+    if not options.previous_text:  # as before there was this option
+        settings.pop("previous_text")
     return {name: value for name, value in settings.items() if name not in LEFT_OUT}
 
 

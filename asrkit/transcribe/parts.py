@@ -12,12 +12,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Segments
-from asrkit.transcribe.pauses import FRAME_S, gaps
+from asrkit.transcribe.pauses import FRAME_S, frame_size, gaps, is_silent
 from asrkit.transcribe.words import Label
 
 LEAST_REST_S = 0.3  # of sound behind the last window of a part, to be a window of its own
 LEAST_MISSED_S = 1.5  # of sound without a word, to be decoded once more by itself
-LEAST_LOG_PROB = -0.8  # nats a token in the mean, of a text that is found then
+SURE_LOG_PROB = -0.8  # nats a token in the mean, of a text that is found then
+MOST_PREVIOUS = 224  # tokens that a window is shown
 LEAST_STEP_S = 1.0  # from a window to the next one
 SURE = 0.5  # temperature up to which a text is believed without doubt
 _start = attrgetter("start_s")
@@ -48,7 +49,7 @@ class Part(NamedTuple):
     previous: Sequence[int] = ()  # tokens before the next window, where it is shown them
 
     def following(self, before: "Part | None") -> "Part":
-        """The part with the language and the text of the one before it."""
+        """The part with language and text of the one of its recording that was decoded last."""
         if before is None:
             return self
         return self._replace(language=before.language, previous=before.previous)
@@ -73,33 +74,43 @@ def after_window(
     """
     span, *rest = part.todo
     if span.is_gap:
-        sure = segments.temperature <= SURE and segments.log_prob > LEAST_LOG_PROB
+        sure = segments.temperature <= SURE and segments.log_prob > SURE_LOG_PROB
         merged = [*part.labels, *labels] if sure else part.labels
         return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
     count = sum(segment.labels for segment in segments.whole)
     at_end = span.start + size == span.end  # in a pause, so that no segment was cut off
-    if 0 < count < len(labels) and not at_end:
-        end = segments.whole[-1].end * frame
-        size = min(max(end, round(LEAST_STEP_S * rate_hz)), size)
-        labels = labels[:count]
+    if count and segments.cut_off and not at_end:
+        end, least = segments.whole[-1].end * frame, round(LEAST_STEP_S * rate_hz)
+        size = min(max(end, least), size)
+        begins_s = (part.start + span.start + size) / rate_hz
+        between = [one for one in labels[count:] if end < least and one.start_s < begins_s]
+        labels = [*labels[:count], *between]
     missed = _gaps(part, Span(span.start, span.start + size), labels, rate_hz)
     following = Span(span.start + size, span.end)
-    first, behind = (round(sample / (FRAME_S * rate_hz)) for sample in following[:2])
-    if float(part.sounds[first:behind].sum()) * FRAME_S >= LEAST_REST_S:
+    if _sounds(part, following, rate_hz):
         rest = [following, *rest]
     previous: Sequence[int] = ()
     if segments.temperature <= SURE:
-        previous = [*part.previous, *(label.token for label in labels)]
+        previous = [*part.previous, *(label.token for label in labels)][-MOST_PREVIOUS:]
     return part._replace(labels=[*part.labels, *labels], todo=(*rest, *missed), previous=previous)
+
+
+def _sounds(part: Part, span: Span, rate_hz: int) -> bool:
+    """Whether a span has sound, if it is short, or more than silence and noise."""
+    first, behind = (sample // frame_size(rate_hz) for sample in span[:2])
+    if float(part.sounds[first:behind].sum()) * FRAME_S >= LEAST_REST_S:
+        return True
+    is_long = span.end - span.start >= LEAST_STEP_S * rate_hz
+    return is_long and not is_silent(part.waveform[span.start : span.end], rate_hz)
 
 
 def _gaps(part: Part, span: Span, labels: Sequence[Label], rate_hz: int) -> Iterator[Span]:
     """What sounds in a span for LEAST_MISSED_S or more without a label; nothing without labels."""
-    size = FRAME_S * rate_hz
-    first, last = round(span.start / size), round(span.end / size)
+    size = frame_size(rate_hz)
+    first, last = span.start // size, span.end // size
     points = [round((label.start_s * rate_hz - part.start) / size) - first for label in labels]
     for start, end in gaps(part.sounds[first:last], points, LEAST_MISSED_S) if points else ():
-        yield Span(round((first + start) * size), round((first + end) * size), True)
+        yield Span((first + start) * size, (first + end) * size, True)
 
 
 class Schedule:
@@ -157,14 +168,14 @@ class Schedule:
             return [[number] for number in first.values()]
         if not self.finds_language:
             return self.batches(self.left, self.parts)
-        silent = {number for name, number in first.items() if name not in self.latest}
+        unknown = {number for name, number in first.items() if name not in self.latest}
         return [
-            *self.batches(silent, self.parts),
-            *self.batches(self.left - silent, self.parts),
+            *self.batches(unknown, self.parts),
+            *self.batches(self.left - unknown, self.parts),
         ]
 
     def batch(self, numbers: Sequence[int]) -> list[Part]:
-        """These parts, each with the language and the text of the one before it."""
+        """These parts, each with language and text of what was decoded last of its recording."""
         return [
             self.parts[number].following(self.latest.get(self.recording[number]))
             for number in numbers

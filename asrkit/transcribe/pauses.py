@@ -15,6 +15,7 @@ from torch.nn.functional import avg_pool1d
 FRAME_S = 0.02  # of a loudness
 SMOOTHED = 5  # frames that a loudness is the mean of, so that a click does not count
 RANGE_DB = 50.0  # from the loudest frames down; what is quieter is as quiet
+LEAST_RANGE_DB = 2.5  # of a signal with speech, however noisy
 STEADY_DB = 2.0  # what varies less within a second is noise or a tone, and no speech
 STEADY = 51  # frames of that second
 FAINTEST_DB = -80.0  # a signal below that is silence
@@ -36,19 +37,46 @@ def sounding(waveform: Tensor, rate_hz: int) -> Tensor:
         waveform: (S,) float.
         rate_hz: Samples a second.
     """
-    size = round(FRAME_S * rate_hz)
-    frames = waveform[: len(waveform) // size * size].view(-1, size)
-    if not len(frames):
+    loudness = _loudness(waveform, rate_hz)
+    if not len(loudness):
         return torch.zeros(0, dtype=torch.bool)
-    loudness = 10 * _mean(frames.square().mean(1), SMOOTHED).clamp(min=1e-10).log10()
-    spread = _mean(loudness.square(), STEADY) - _mean(loudness, STEADY).square()
-    ordered = loudness.sort().values
-    loudest = float(ordered[math.ceil(0.99 * len(ordered)) - 1])
-    quietest = max(float(ordered[len(ordered) // 20]), loudest - RANGE_DB)
+    quietest, loudest = _range(loudness)
     if loudest < FAINTEST_DB:
-        return torch.zeros(len(frames), dtype=torch.bool)
+        return torch.zeros(len(loudness), dtype=torch.bool)
+    spread = _mean(loudness.square(), STEADY) - _mean(loudness, STEADY).square()
     loud = loudness > quietest + LOUD * (loudest - quietest)
     return loud & (spread > STEADY_DB**2)
+
+
+def is_silent(waveform: Tensor, rate_hz: int) -> bool:
+    """Whether a signal is too faint for speech, or noise of one loudness for more than a second."""
+    loudness = _loudness(waveform, rate_hz)
+    if not len(loudness):
+        return not bool(waveform.any())
+    quietest, loudest = _range(loudness)
+    is_steady = len(loudness) > STEADY and loudest - quietest < LEAST_RANGE_DB
+    return loudest < FAINTEST_DB or is_steady
+
+
+def frame_size(rate_hz: int) -> int:
+    """Samples of a frame of loudness."""
+    return round(FRAME_S * rate_hz)
+
+
+def _loudness(waveform: Tensor, rate_hz: int) -> Tensor:
+    """Loudness of each frame (N,) in decibels."""
+    size = frame_size(rate_hz)
+    frames = waveform[: len(waveform) // size * size].view(-1, size)
+    if not len(frames):
+        return torch.zeros(0)
+    return 10 * _mean(frames.square().mean(1), SMOOTHED).clamp(min=1e-10).log10()
+
+
+def _range(loudness: Tensor) -> tuple[float, float]:
+    """Loudness of the quietest and of the loudest frames, but for a few."""
+    ordered = loudness.sort().values
+    loudest = float(ordered[math.ceil(0.99 * len(ordered)) - 1])
+    return max(float(ordered[len(ordered) // 20]), loudest - RANGE_DB), loudest
 
 
 def _mean(values: Tensor, size: int) -> Tensor:
@@ -75,7 +103,7 @@ def best_pause(waveform: Tensor, rate_hz: int, first: int, least_s: float) -> in
         first: Samples that are not to be cut.
         least_s: Length of a pause.
     """
-    size = round(FRAME_S * rate_hz)
+    size = frame_size(rate_hz)
     quiet = ~sounding(waveform, rate_hz)
     quiet[: first // size] = False
     best, place = -math.inf, None

@@ -34,7 +34,7 @@ WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-ENCODED = 4  # windows of a Whisper that a CPU encodes at a time, which bounds the memory
+ENCODED = 2  # windows of a Whisper that a CPU encodes at a time, which bounds the memory
 MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
 
 

@@ -114,7 +114,7 @@ class WhisperDecoder:
             strict=True,
         )
         return tuple(
-            Segments(whole_segments(self._known(tokens), self.no_times, T), *rest)
+            Segments(*whole_segments(self._known(tokens), self.no_times, T), *rest)
             for tokens, T, *rest in rows
         )
 
@@ -254,8 +254,10 @@ def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses, picked: Tensor)
     return replace(found, **parts)
 
 
-def whole_segments(tokens: Sequence[int], no_times: int, T: int) -> tuple[Segment, ...]:
-    """The whole segments of a text: those between two timestamps.
+def whole_segments(
+    tokens: Sequence[int], no_times: int, T: int
+) -> tuple[tuple[Segment, ...], bool]:
+    """The whole segments of a text, those between two timestamps, and whether another one begins.
 
     A text without any such segment is one, up to the end of the window.
 
@@ -266,17 +268,19 @@ def whole_segments(tokens: Sequence[int], no_times: int, T: int) -> tuple[Segmen
     """
     segments = []
     labels = start = 0
+    begins = False  # behind a second timestamp
     for token in tokens:
         if token <= no_times:
             labels += 1
             continue
         time = token - no_times - 1
+        begins = not labels
         if labels:
             segments.append(Segment(labels, start, time))
         labels, start = 0, time
     if labels and not segments:
-        segments.append(Segment(labels, start, T))
-    return tuple(segments)
+        return (Segment(labels, start, T),), False
+    return tuple(segments), begins or labels > 0
 
 
 @torch.inference_mode(False)

@@ -18,7 +18,14 @@ from asrkit.transcribe.audio import blocks, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.parts import Part, Schedule, Span, after_window
-from asrkit.transcribe.pauses import FRAME_S, gaps, sounding, stretches, windows
+from asrkit.transcribe.pauses import (
+    frame_size,
+    gaps,
+    is_silent,
+    sounding,
+    stretches,
+    windows,
+)
 from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, join, words
@@ -120,6 +127,9 @@ class Transcriber:
         window = round(options.window_s / frame_s) * self.frame_samples
         self.window = max(window, 2 * self.overlap, self.frame_samples)
         self.cuts_at_pauses = recognizer.writes_timestamps
+        name = type(recognizer.model).__name__
+        fits = self.cuts_at_pauses or not options.previous_text
+        expect(fits, "previous_text", "none, since it is for a Whisper", f"it with {name}")
 
     def recordings(
         self,
@@ -140,7 +150,7 @@ class Transcriber:
         for part in self._recognised(pools):
             before = parts[-1].end if parts else 0
             advance((part.end - before) / self.rate_hz)
-            parts.append(part._replace(waveform=torch.zeros(0)))
+            parts.append(part._replace(waveform=torch.zeros(0), previous=()))
             if part.last:
                 yield self._transcript(parts)
                 parts = []
@@ -157,9 +167,10 @@ class Transcriber:
             for start, waveform, last in cut:
                 end = start + len(waveform)
                 sounds = sounding(waveform, self.rate_hz)
-                # a Whisper may write a text for any noise
-                is_silent = not bool((sounds if self.cuts_at_pauses else waveform).any())
-                has_text = not is_silent and len(waveform) >= self.features.window_samples
+                silent = not bool(waveform.any())
+                if self.cuts_at_pauses:  # a Whisper may write a text for any noise
+                    silent = is_silent(waveform, self.rate_hz)
+                has_text = not silent and len(waveform) >= self.features.window_samples
                 todo = (Span(0, len(waveform)),) if has_text else ()
                 yield Part(sound.path, start, end, last, waveform, sounds, todo)
         except FAILURES as error:
@@ -310,7 +321,10 @@ class Transcriber:
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
             overlap_s = (part.start / self.rate_hz, before.end / self.rate_hz)
-            labels = join(labels, part.labels, *overlap_s)
+            if self.cuts_at_pauses:
+                labels = [*labels, *part.labels]
+            else:
+                labels = join(labels, part.labels, *overlap_s)
         return Transcript(
             path=path,
             text=self.tokenizer.decode([label.token for label in labels]),
@@ -324,31 +338,34 @@ class Transcriber:
         self, parts: Sequence[Part], labels: Sequence[Label]
     ) -> tuple[tuple[float, float], ...]:
         """(start, end) of what sounds for long between two labels, in seconds."""
-        size = FRAME_S * self.rate_hz
-        sounds = torch.zeros(round(parts[-1].end / size) + 1, dtype=torch.bool)
+        size = frame_size(self.rate_hz)
+        sounds = torch.zeros(parts[-1].end // size + 1, dtype=torch.bool)
         for part in parts:
-            first = round(part.start / size)
+            first = part.start // size
             sounds[first : first + len(part.sounds)] = part.sounds
-        points = [round(label.start_s / FRAME_S) for label in labels]
+        frame_s = size / self.rate_hz
+        points = [round(label.start_s / frame_s) for label in labels]
         found = gaps(sounds, points, MISSED_S)
-        return tuple((start * FRAME_S, end * FRAME_S) for start, end in found)
+        return tuple((start * frame_s, end * frame_s) for start, end in found)
 
 
 def usual_batch_s(recognizer: Recognizer, window_s: float) -> float:
     """Seconds of audio in a batch where nothing else is asked for.
 
-    A Whisper keeps keys and values of each window: so many windows that these take MEMORY at most,
-    and MOST_TOGETHER at most.
+    On a CPU a Whisper keeps keys and values of each window, for each hypothesis of a beam: so many
+    windows that these take MEMORY at most, and MOST_TOGETHER at most.
 
     Args:
         recognizer: Of the model.
         window_s: Length of a window.
     """
-    if not recognizer.writes_timestamps:
+    if not recognizer.writes_timestamps or recognizer.device.type != "cpu":
         return BATCH_S
-    config = recognizer.model.config
+    config, search = recognizer.model.config, recognizer.config.search
     kept = 2 * config.layers * config.encoder.most * config.width * recognizer.dtype.itemsize
-    return window_s * min(max(MEMORY // kept, 1), MOST_TOGETHER)
+    kept *= search.beam + 1 if search else 1
+    filled_s = max(window_s, recognizer.feature_config.fill_s or 0.0)
+    return filled_s * min(max(MEMORY // kept, 1), MOST_TOGETHER)
 
 
 def plan_batches(
