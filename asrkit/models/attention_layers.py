@@ -132,6 +132,11 @@ class SelfAttention(nn.Module):
             keys, values = kept[:, : span.reach].transpose(1, 3).unbind(2)
             mask = span.mask
         share = self.dropout if self.training else 0.0
+        if kept is not None and x.shape[1] == 1 and x.device.type == "cpu" and not share:
+            # of a single query, torch's attention on a CPU takes longer than two plain products
+            products = queries @ keys.transpose(2, 3)
+            seen = products.new_zeros(()) if mask is None else mask
+            return join_heads(attention_weights(products, keys.shape[-1], seen) @ values)
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=kept is None
         )
@@ -164,7 +169,6 @@ class CrossAttention(nn.Module):
         """
         share = self.dropout if self.training else 0.0
         if x.shape[1] == 1 and x.device.type == "cpu" and not share:
-            # of a single query, torch's attention on a CPU takes longer than two plain products
             mixed = self.weights(x, keys, mask) @ values
         else:
             queries = split_heads(self.query(x), self.heads)

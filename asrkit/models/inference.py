@@ -43,10 +43,10 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     Batch norms are folded into convolutions, and the branches of a Jasper become one product. On a
     CPU linear layers, the output of an attention decoder too, and with AVX-512 convolutions, are
     packed for oneDNN, and in float32 and bfloat16 a FastConformer becomes one whose activations,
-    norms and residuals are parts of its products (`asrkit.models.packed_conformer`). On CUDA, `Recognizer` replays an encoder that it
-    optimizes as a CUDA graph for each rounded shape. Afterwards the model is for inference on this
-    device, under no_grad, and no weight may change: to train, save, move or cast it, optimize
-    another copy instead.
+    norms and residuals are parts of its products (`asrkit.models.packed_conformer`). On CUDA,
+    `Recognizer` replays an encoder that it optimizes as a CUDA graph for each rounded shape.
+    Afterwards the model is for inference on this device, under no_grad, and no weight may change:
+    to train, save, move or cast it, optimize another copy instead.
 
     Args:
         model: A model or an encoder in eval mode, its weights loaded, moved and cast. It is

@@ -35,10 +35,10 @@ def labels_at(times_s):
     return [Label(n, FIRST_S + time_s, FIRST_S + time_s + 0.1, 1.0) for n, time_s in enumerate(times_s)]  # fmt: skip
 
 
-def segments_of(*whole, temperature=0.0, log_prob=-0.1):
+def segments_of(*whole, cut_off=False, temperature=0.0, log_prob=-0.1):
     """Of each (labels, end_s)."""
     made = (Segment(count, 0, round(end_s * 50)) for count, end_s in whole)
-    return Segments(tuple(made), temperature, log_prob)
+    return Segments(tuple(made), cut_off, temperature, log_prob)
 
 
 def times(part):
@@ -49,6 +49,8 @@ def times(part):
 
 
 def decoded(part, labels_s, segments, size_s=10):
+    more = len(labels_s) > sum(one.labels for one in segments.whole)
+    segments = segments._replace(cut_off=segments.cut_off or more)
     found = labels_at(labels_s), segments, RATE_HZ, FRAME
     return after_window(part, size_s * RATE_HZ, *found)
 
@@ -57,7 +59,7 @@ def decoded(part, labels_s, segments, size_s=10):
 WINDOWS = {
     "a whole text": (EVERY_HALF, [(8, 4), (12, 9.8)], [], 20, [(10, 20, False)]),
     "a segment is cut off": (EVERY_HALF, [(8, 4), (4, 6)], [], 12, [(6, 20, False)]),
-    "hardly any progress": (EVERY_HALF, [(1, 0.2)], [], 1, [(1, 20, False)]),
+    "hardly any progress": (EVERY_HALF, [(1, 0.2)], [], 2, [(1, 20, False)]),
     "no segment is whole": (EVERY_HALF, [], [], 20, [(10, 20, False)]),
     "no text": ((), [], [], 0, [(10, 20, False)]),
     "silence behind it": (EVERY_HALF, [(20, 9.8)], [(10, 20)], 20, []),
@@ -87,6 +89,12 @@ def test_the_next_window_begins_where_the_last_whole_segment_ended(
     after = decoded(before, labels_s, segments_of(*whole))
     assert times(after) == ([*labels_s[:kept]], left)
     assert [*after.previous] == [*range(kept)]
+
+
+def test_a_second_timestamp_begins_a_segment_that_has_no_label_yet():
+    before = part_of(20, [span(0, 20)])
+    after = decoded(before, EVERY_HALF[:8], segments_of((8, 4), cut_off=True))
+    assert times(after) == ([*EVERY_HALF[:8]], [(4, 20, False)])
 
 
 def test_at_the_end_of_a_part_all_labels_are_kept():
