@@ -69,8 +69,8 @@ WINDOWS = {
         [(10, 20, False), (1.4, 5.8, True)],
     ),
     "words are missing at its ends": (
-        (2, 2.5, 3, 4, 5, 6, 7), [(7, 9.8)], [(1.5, 1.8), (7.2, 7.4)], 7,
-        [(10, 20, False), (0, 1.8, True), (7.2, 10, True)],
+        (3, 3.5, 4, 5, 6, 7), [(6, 9.8)], [(2.5, 2.8), (7.2, 7.4)], 6,
+        [(10, 20, False), (0, 2.8, True), (7.2, 10, True)],
     ),
     "what is missing is short": (
         (0, 0.5, 1, 3.2, *EVERY_HALF[7:]), [(17, 9.8)], [(1.4, 1.6), (3, 3.2)], 17,
@@ -173,9 +173,7 @@ class Simulation:
             self.schedule.add(pool)
             yield from self.schedule.done()
             while self.schedule.left and (
-                pool is self.pools[-1]
-                or self.schedule.planned
-                or self.random.random() < 0.5
+                pool is self.pools[-1] or self.random.random() < 0.5
             ):
                 numbers = self.schedule.next_batch()
                 parts = self.schedule.batch(numbers)
