@@ -16,7 +16,7 @@ from asrkit.transcribe.pauses import FRAME_S, frame_size, gaps, is_silent
 from asrkit.transcribe.words import Label
 
 LEAST_REST_S = 0.3  # of sound behind the last window of a part, to be a window of its own
-LEAST_MISSED_S = 2.0  # of sound without a word, to be decoded once more by itself
+LEAST_MISSED_S = 1.5  # of sound without a word, to be decoded once more by itself
 SURE_LOG_PROB = -0.8  # nats a token in the mean, of a text that is found then
 MOST_PREVIOUS = 224  # tokens that a window is shown
 LEAST_STEP_S = 1.0  # from a window to the next one
