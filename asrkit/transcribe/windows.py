@@ -321,10 +321,7 @@ class Transcriber:
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
             overlap_s = (part.start / self.rate_hz, before.end / self.rate_hz)
-            if self.cuts_at_pauses:
-                labels = [*labels, *part.labels]
-            else:
-                labels = join(labels, part.labels, *overlap_s)
+            labels = join(labels, part.labels, *overlap_s)
         return Transcript(
             path=path,
             text=self.tokenizer.decode([label.token for label in labels]),

@@ -36,7 +36,7 @@ class Word(NamedTuple):
 def join(
     before: Sequence[Label], after: Sequence[Label], start_s: float, end_s: float
 ) -> list[Label]:
-    """Labels of two overlapping windows, each label once.
+    """Labels of two windows, each label once; all of them where the windows do not overlap.
 
     Labels that both windows have, within JITTER_S, are paired and take the first window's time, so
     that a cut has both on one side: none is doubled, none lost. The cut is made in a long pause of
@@ -49,6 +49,8 @@ def join(
         start_s: start of the overlap: of the second window.
         end_s: end of the overlap: of the first window.
     """
+    if start_s >= end_s:  # a label may lie on the very end of the first
+        return [*before, *after]
     head = before[: bisect.bisect_left(before, start_s, key=attrgetter("start_s"))]
     left = before[len(head) :]
     right = [label for label in after if label.start_s < end_s]

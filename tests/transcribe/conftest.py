@@ -27,12 +27,14 @@ from asrkit.models import (
     ConvConfig,
     CTCConfig,
     CTCModel,
+    TransducerConfig,
     TransducerModel,
     presets,
     save_checkpoint,
 )
+from asrkit.models.transducer import StatelessConfig
 from asrkit.text import CharTokenizer
-from asrkit.transcribe import WindowOptions, transcribe
+from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions, transcribe
 from asrkit.transcribe.shards import rows
 
 HERE = Path(__file__).resolve().parent
@@ -105,7 +107,7 @@ def learned(tiny_speech):
     features = log_mel(pad_sequence(heard, batch_first=True), lengths, config=config)
     encoder = ConvConfig(width=64, layers=3, dropout=0.0)
     model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=steps)
     for _ in range(steps):
         log_probs, frames = model(*features)
@@ -119,6 +121,43 @@ def learned(tiny_speech):
     torch.set_num_threads(threads)
     assert loss < 0.1
     return Checkpoint(model.eval(), tokenizer, asdict(config), {})
+
+
+@pytest.fixture(scope="session")
+def learned_transducer(learned, tiny_speech):
+    """An RNN-T on the encoder of `learned`: its joint has learned one path, a label where CTC begins one and then blank."""
+    torch.manual_seed(0)
+    heard = torch.cat([tiny_speech.waveforms[n] for n in torch.randint(6, (36,))]) / 32768  # fmt: skip
+    recognizer = Recognizer.from_checkpoint(learned, PipelineConfig(encoder="eager"))
+    lengths = torch.tensor([len(heard)])
+    encoded, ends = recognizer.encode(*recognizer.features(heard[None], lengths))
+    found = recognizer.decode(encoded, ends)
+    begun = dict(zip(found.frames[0].tolist(), found.tokens()[0], strict=True))
+    blank, nodes = learned.model.blank, []  # frame, labels before, what is emitted
+    for frame in range(encoded.shape[1]):
+        row = sum(first < frame for first in begun)
+        if frame in begun:
+            nodes.append((frame, row, begun[frame]))
+        nodes.append((frame, row + (frame in begun), blank))
+    frames, rows, emitted = torch.tensor(nodes).T
+    parts = {"encoder": learned.model.config.encoder, "joint_width": 64}
+    config = TransducerConfig(vocab_size=blank, predictor=StatelessConfig(), **parts)
+    model = TransducerModel(config)
+    model.encoder = learned.model.encoder.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        other = torch.randint(blank, found.labels.shape)
+        labels = found.labels.where(
+            torch.rand(other.shape) > 0.2, other
+        )  # of any history
+        predicted = model.rows(labels)[0, rows]
+        halves = model.encoder_projection(encoded[0, frames]), predicted
+        loss = F.cross_entropy(model.join(*halves), emitted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.3
+    return learned._replace(model=model.eval())
 
 
 @pytest.fixture

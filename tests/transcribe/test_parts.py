@@ -138,8 +138,8 @@ def test_an_unsure_text_is_not_shown_to_the_next_window():
 class Simulation:
     """Recordings of random parts, of which windows are decoded as a Schedule says; each has random remainders."""
 
-    def __init__(self, seed, **options):
-        self.random = random.Random(seed)
+    def __init__(self, seed, fails=0.1, **options):
+        self.random, self.fails = random.Random(seed), fails
         self.schedule = Schedule(self.batches, **options)
         self.batch_of = []  # what was decoded: paths, starts, languages and texts before
         self.pools = [[]]
@@ -159,9 +159,9 @@ class Simulation:
         return [numbers[n : n + size] for n in range(0, len(numbers), size)]
 
     def window(self, part):
-        """The part after a window: there may be more, and once in ten it fails."""
+        """The part after a window: there may be more, or it fails."""
         assert part.todo
-        if self.random.random() < 0.1:
+        if self.random.random() < self.fails:
             return part._replace(error="no memory")
         more = [span(0, 1)] * (self.random.random() < 0.4)
         text = [*part.previous, len(self.batch_of)]
@@ -172,9 +172,8 @@ class Simulation:
         for pool in self.pools:
             self.schedule.add(pool)
             yield from self.schedule.done()
-            while self.schedule.left and (
-                pool is self.pools[-1] or self.random.random() < 0.5
-            ):
+            last = pool is self.pools[-1]
+            while self.schedule.left and (last or self.random.random() < 0.7):
                 numbers = self.schedule.next_batch()
                 parts = self.schedule.batch(numbers)
                 self.batch_of.append(parts)
@@ -202,10 +201,7 @@ def test_parts_are_done_in_order_and_an_error_ends_a_part(seed, shows_text, find
 
 @given(SEEDS)
 def test_the_first_window_of_a_recording_comes_before_its_others(seed):
-    run = Simulation(seed, shows_text=False, finds_language=True)
-    run.window = lambda part: Simulation.window(run, part)._replace(
-        error="", language="en"
-    )
+    run = Simulation(seed, fails=0, shows_text=False, finds_language=True)
     for _ in run.run():
         pass
     known = set()
@@ -218,15 +214,13 @@ def test_the_first_window_of_a_recording_comes_before_its_others(seed):
 
 @given(SEEDS)
 def test_text_is_carried_on_part_by_part(seed):
-    run = Simulation(seed, shows_text=True, finds_language=False)
-    done = [*run.run()]
+    run = Simulation(seed, fails=0, shows_text=True, finds_language=False)
+    for _ in run.run():
+        pass
     assert all(len(batch) == 1 for batch in run.batch_of)
     starts, texts = {}, {}
-    for number, part in enumerate(run.windows()):
+    for number, part in enumerate(run.windows(), 1):
         assert part.start >= starts.get(part.path, 0)
-        starts[part.path] = part.start
         assert [*part.previous] == texts.get(part.path, [])
-        failed = any(one[:2] == part[:2] and one.error for one in done)
-        ends_here = [*map(lambda one: one[:2], run.windows()[number + 1 :])]
-        if not failed or part[:2] in ends_here:
-            texts[part.path] = [*part.previous, number + 1]
+        starts[part.path] = part.start
+        texts[part.path] = [*part.previous, number]

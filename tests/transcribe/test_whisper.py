@@ -136,6 +136,48 @@ def test_a_recording_has_the_language_of_its_first_window_with_sound(
     assert texts[1:] == texts[:1] * 2
 
 
+@pytest.fixture
+def prompts(checkpoint, monkeypatch):
+    """The prompts of each batch."""
+    given = []
+    model = type(checkpoint.model)
+    follow = model.follow
+
+    def noted(self, tokens, *rest, **how):
+        if tokens.shape[1] > 1 and self.bos in tokens[0]:
+            given.append(tokens.tolist())
+        return follow(self, tokens, *rest, **how)
+
+    monkeypatch.setattr(model, "follow", noted)
+    return given
+
+
+def test_windows_are_shown_the_text_before_them_one_by_one_if_that_is_asked_for(
+    checkpoint, tmp_path, prompts
+):
+    begins = known.specials()["<|startofprev|>"]
+    parts = SAMPLES + SAMPLES[:1]
+    files = [
+        written(tmp_path / f"{n}.wav", torch.cat(parts[n : n + 3])) for n in range(2)
+    ]
+    for shown in (False, True):
+        prompts.clear()
+        options = replace(WINDOWS, previous_text=shown)
+        how = {"options": options, "recognizer": recogniser(checkpoint)}
+        found = [*transcribe(checkpoint, files, **how)]
+        assert all(one.text and not one.error for one in found)
+        counts = [len(rows) for rows in prompts]
+        assert (max(counts) == 1) == shown
+        assert any(begins in row for rows in prompts for row in rows) == shown
+    ((first,), (second,)), text = prompts[:2], found[0].text
+    assert begins not in first
+    assert second[0] == begins
+    assert second[-len(first) :] == first
+    before = checkpoint.tokenizer.decode(second[1 : -len(first)]).strip(" \ufffd")
+    assert len(before) > 3
+    assert before in text
+
+
 @pytest.mark.parametrize("name, language", [("whisper", "de"), ("whisper-en", "en")])
 def test_the_command_says_which_language_it_found(
     folders, sounds, typed, name, language

@@ -88,6 +88,7 @@ def around(word, start_s):
         ([], LATER, 8.0, 10.0, ["nine"]),
         # also of windows that only touch.
         (SAY, LATER, 9.0, 9.0, ["one twonine"]),
+        ([*SAY, *labels("s", 9.0)], LATER, 9.0, 9.0, ["one twosnine"]),
         # A word in the middle that they write differently is that of either.
         (around("seven", 1.05), around("night", 1.1), 0.0, 2.6, ["xsevenx", "xnightx"]),
         # Repeated words are neither merged nor doubled.
