@@ -143,13 +143,12 @@ def learned_transducer(learned, tiny_speech):
     parts = {"encoder": learned.model.config.encoder, "joint_width": 64}
     config = TransducerConfig(vocab_size=blank, predictor=StatelessConfig(), **parts)
     model = TransducerModel(config)
-    model.encoder = learned.model.encoder.requires_grad_(False)
+    model.encoder = learned.model.encoder
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(200):
         other = torch.randint(blank, found.labels.shape)
-        labels = found.labels.where(
-            torch.rand(other.shape) > 0.2, other
-        )  # of any history
+        kept = torch.rand(other.shape) > 0.2
+        labels = found.labels.where(kept, other)
         predicted = model.rows(labels)[0, rows]
         halves = model.encoder_projection(encoded[0, frames]), predicted
         loss = F.cross_entropy(model.join(*halves), emitted)
