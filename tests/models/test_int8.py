@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from asrkit.cpu import has_int8
-from asrkit.models import optimize
+from asrkit.models import int8, optimize
 from asrkit.models.inference import fold
-from asrkit.models.int8 import Int8Linear, loaded_dtype, quantize_weight
+from asrkit.models.int8 import Int8Linear, Int8Output, loaded_dtype, quantize_weight
 from asrkit.models.int8 import quantize as fast_quantize
 from asrkit.models.packed import PackedLinear
 from asrkit.models.packed_conformer import PackedFastConformer
@@ -208,3 +208,20 @@ def test_other_dtypes_have_no_int8(dtype):
     wanted = "^int8: expected a FastConformer in float32 or bfloat16 on a CPU"
     with pytest.raises(ValueError, match=wanted):
         optimize(build(width=32).to(dtype), linear_layers="int8")
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+@torch.inference_mode()
+def test_an_output_layer_in_int8_is_near_the_float_one_and_never_overflows(
+    vnni, monkeypatch
+):
+    """With all weights and activations at their largest, pairs of products fill 16 bits."""
+    monkeypatch.setattr(int8, "has_int8", lambda: vnni and has_int8())
+    torch.manual_seed(0)
+    weight, x, bias = torch.randn(300, 64), torch.randn(5, 64), torch.randn(300)
+    wanted = torch.nn.functional.linear(x, weight, bias)
+    found = Int8Output(weight, bias)(x)
+    assert found.dtype == torch.float32
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+    largest = Int8Output(torch.ones(8, 64), None)(torch.ones(1, 64).bfloat16())
+    torch.testing.assert_close(largest, torch.full((1, 8), 64.0), rtol=0.02, atol=0)

@@ -14,6 +14,7 @@ from asrkit.models import (
     WhisperEncoderConfig,
     load_checkpoint,
     optimize,
+    whisper,
 )
 from asrkit.models.prompts import PromptFormat
 
@@ -166,3 +167,17 @@ def test_a_missing_weight_is_named(folder, name, message):
     path = folder()
     change_weights(path, {name: GONE})
     refused(path, message)
+
+
+@torch.inference_mode()
+def test_attention_by_head_is_as_exact_as_torchs():
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, 3, 517, 64).unbind(0)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        queries.double(), keys.double(), values.double()
+    )
+    halves = [part.bfloat16() for part in (queries, keys, values)]
+    rival = torch.nn.functional.scaled_dot_product_attention(*halves)
+    found = whisper.attention_by_head(*halves)
+    assert whisper.attends_by_head(halves[0], 0.0)
+    assert (found - exact).norm() <= 2 * (rival - exact).norm()

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from asrkit.data import recorded_speech
 from asrkit.transcribe import read_audio
-from asrkit.transcribe.pauses import FRAME_S, best_pause, gaps, sounding, stretches
+from asrkit.transcribe.pauses import (
+    FRAME_S,
+    best_pause,
+    gaps,
+    is_silent,
+    sounding,
+    stretches,
+)
 
 RATE_HZ = 16_000
 SPOKEN = [read_audio(one.path, RATE_HZ) for one in recorded_speech()]
@@ -155,3 +162,24 @@ def test_gaps_are_what_sounds_for_long_without_a_label(runs, points, wanted):
     for start, end in runs:
         sounds[start:end] = True
     assert gaps(sounds, points, 1.5) == wanted
+
+
+@pytest.mark.parametrize("signal", [
+    torch.zeros(0),
+    torch.zeros(5 * RATE_HZ),
+    torch.zeros(RATE_HZ // 100),
+    noise(30, 1e-3),
+    noise(5, 0.1),
+    1e-5 * SPOKEN[0],
+])  # fmt: skip
+def test_silence_and_steady_noise_are_silent(signal):
+    assert is_silent(signal, RATE_HZ)
+
+
+def test_speech_is_not_silent_however_short_or_noisy():
+    for spoken in SPOKEN:
+        level = float(spoken.square().mean().sqrt())
+        loud = int(spoken.abs().argmax())
+        assert not is_silent(spoken, RATE_HZ)
+        assert not is_silent(spoken[max(0, loud - 1600) :][:3200], RATE_HZ)  # 0.2 s
+        assert not is_silent(spoken + noise(len(spoken) / RATE_HZ, level), RATE_HZ)
