@@ -78,8 +78,9 @@ def after_window(
         merged = [*part.labels, *labels] if sure else part.labels
         return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
     count = sum(segment.labels for segment in segments.whole)
-    at_end = span.start + size == span.end  # in a pause, so that no segment was cut off
-    if count and segments.cut_off and not at_end:
+    ended = Span(span.start + segments.whole[-1].end * frame, span.end) if count else span
+    at_end = span.start + size == span.end  # in a pause: the segment is whole, but for sound behind
+    if count and segments.cut_off and (not at_end or _sounds(part, ended, rate_hz)):
         end, least = segments.whole[-1].end * frame, round(LEAST_STEP_S * rate_hz)
         size = min(max(end, least), size)
         begins_s = (part.start + span.start + size) / rate_hz

@@ -69,7 +69,8 @@ def _loudness(waveform: Tensor, rate_hz: int) -> Tensor:
     frames = waveform[: len(waveform) // size * size].view(-1, size)
     if not len(frames):
         return torch.zeros(0)
-    return 10 * _mean(frames.square().mean(1), SMOOTHED).clamp(min=1e-10).log10()
+    power = frames.var(1, correction=0)  # without an offset of the recording
+    return 10 * _mean(power, SMOOTHED).clamp(min=1e-10).log10()
 
 
 def _range(loudness: Tensor) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from asrkit.transcribe.options import PromptOptions
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tries behind the first one
 LEAST_LOG_PROB = -1.0  # nats a token in the mean, the end included; a text below is tried again
+NONSENSE = -2.0  # nats a token in the mean; a text below is worse than a repetition
 MOST_COMPRESSED = 2.4  # times; a text that zlib makes shorter is a repetition, and is tried again
 SLOWEST = 25  # frames of a label, half a second, where its place is not known
 NO_SPEECH = 0.6  # probability from which a window of an unlikely text has none
@@ -172,11 +173,12 @@ class WhisperDecoder:
 
     def _better(self, drawn: Hypotheses, found: Hypotheses, rows: Tensor) -> Tensor:
         """Which of the texts drawn for these rows are better than those found: no repetitions in
-        place of repetitions, or else likelier ones.
+        place of repetitions, unless they are nonsense, or else likelier ones.
         """
         repeats, repeated = self._repeats(drawn), self._repeats(found)[rows]
-        likelier = _mean_log_probs(drawn) > _mean_log_probs(found)[rows]
-        return torch.where(repeats == repeated, likelier, repeated)
+        log_probs = _mean_log_probs(drawn)
+        likelier = log_probs > _mean_log_probs(found)[rows]
+        return torch.where(repeats == repeated, likelier, repeated & (log_probs > NONSENSE))
 
     def _repeats(self, found: Hypotheses) -> Tensor:
         """Which texts (B,) are repetitions."""

@@ -97,13 +97,18 @@ def test_a_second_timestamp_begins_a_segment_that_has_no_label_yet():
     assert times(after) == ([*EVERY_HALF[:8]], [(4, 20, False)])
 
 
-def test_at_the_end_of_a_part_all_labels_are_kept():
+@pytest.mark.parametrize("quiet, kept, left", [
+    ([(12, 20)], 20, []), ([(13, 20)], 4, [(12, 20, False)]),
+])  # fmt: skip
+def test_at_the_end_of_a_part_all_labels_are_kept_unless_it_sounds_behind_them(
+    quiet, kept, left
+):
     earlier = labels_at([1, 2])
-    before = part_of(20, [span(10, 20)], labels=earlier, previous=[8, 9])
+    before = part_of(20, [span(10, 20)], quiet, labels=earlier, previous=[8, 9])
     late = [10 + time_s for time_s in EVERY_HALF]
     after = decoded(before, late, segments_of((4, 2)))
-    assert times(after) == ([1, 2, *late], [])
-    assert [*after.previous] == [8, 9, *range(20)]
+    assert times(after) == ([1, 2, *late[:kept]], left)
+    assert [*after.previous] == [8, 9, *range(kept)]
 
 
 def test_windows_go_on_from_where_they_began():

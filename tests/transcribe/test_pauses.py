@@ -183,3 +183,4 @@ def test_speech_is_not_silent_however_short_or_noisy():
         assert not is_silent(spoken, RATE_HZ)
         assert not is_silent(spoken[max(0, loud - 1600) :][:3200], RATE_HZ)  # 0.2 s
         assert not is_silent(spoken + noise(len(spoken) / RATE_HZ, level), RATE_HZ)
+        assert not is_silent(0.1 * spoken + 0.5, RATE_HZ)  # an offset is no sound
