@@ -215,8 +215,7 @@ def timed_by_attention(
     memory: Any = None,
 ) -> Hypotheses:
     """The labels on the frames that attention looks at."""
-    how = {"prompt": options.prompt, "memory": memory}
-    times = attention_frames(model, frames, lengths, found, **how)
+    times = attention_frames(model, frames, lengths, found, prompt=options.prompt, memory=memory)
     return replace(found, frames=times)
 
 

@@ -61,8 +61,9 @@ def after_window(
     """A part of which a window was decoded with timestamps, with its labels and what is left.
 
     The next window begins where the last whole segment ended, if the window ended in the middle of
-    another one (arXiv 2212.04356, section 3.8). What sounds for long between two labels, or behind
-    the last one, is decoded once more by itself: words are missing there.
+    another one (arXiv 2212.04356, section 3.8); at the end of the part only if something sounds
+    behind it. What sounds for long between two labels, or behind the last one, is decoded once more
+    by itself: words are missing there.
 
     Args:
         part: Whose first span the window begins.
