@@ -201,37 +201,27 @@ def run_notebooks(
     for run in runs.values():
         say(f"{run.line()}; kept")
     waiting = [job for job in jobs if job not in kept]
-    alone: list[Job] = []  # a worker died while these ran: they run once more, one by one
-    running = dict[Future[None], Job]()
-    pool = _new_pool(jobs, out, at_once, cores)
+    running = dict[Future[None], tuple[Job, ProcessPoolExecutor]]()
+    idle: list[ProcessPoolExecutor] = []
     with _workers_end_on_errors():
         while waiting or running:
-            limit = 1 if alone else at_once
-            while job := _next_job(waiting, [*running.values()], limit, cores):
+            while job := _next_job(waiting, [job for job, _ in running.values()], at_once, cores):
                 waiting.remove(job)
-                running[pool.submit(_execute, job, out, timeout_s)] = job
+                worker = idle.pop() if idle else _new_worker(jobs, out, at_once, cores)
+                running[worker.submit(_execute, job, out, timeout_s)] = job, worker
                 say(f"{job.name}: started")
             ended = wait(running, STILL_S, return_when=FIRST_COMPLETED).done
             if not ended:
-                say("; ".join(_so_far(job, out) for job in running.values()))
-            if any(isinstance(future.exception(), BrokenProcessPool) for future in ended):
-                ended = wait(running).done  # the pool marks one after the other
-                _kill_workers()  # one that is asked to end may go on with its cell
-                pool.shutdown()
-                pool = _new_pool(jobs, out, at_once, cores)
-            failures = {future: future.exception() for future in ended}
-            broken = [one for one, why in failures.items() if isinstance(why, BrokenProcessPool)]
-            for future, failure in failures.items():
-                job = running.pop(future)
-                if future in broken and len(broken) > 1:  # one of them did it
-                    alone.append(job)
-                    waiting.insert(0, job)
-                    continue
-                if job in alone:
-                    alone.remove(job)
+                say("; ".join(_so_far(job, out) for job, _ in running.values()))
+            for future in ended:
+                job, worker = running.pop(future)
+                failure = future.exception()
+                if not isinstance(failure, BrokenProcessPool):
+                    idle.append(worker)
                 runs[job.name] = outcome(job.name, out, job.parameters, failure)
                 say(runs[job.name].line())
-    pool.shutdown()
+    for worker in idle:
+        worker.shutdown()
     return [runs[job.name] for job in jobs]
 
 
@@ -292,10 +282,13 @@ def _next_job(
     return None
 
 
-def _new_pool(
+def _new_worker(
     jobs: Sequence[Job], out: Path, at_once: int | None, cores: int
 ) -> ProcessPoolExecutor:
-    """Workers that run one notebook after the other, since it takes seconds to import papermill."""
+    """A process that runs one notebook after the other, since it takes seconds to import papermill.
+
+    Each is a pool of its own, so that one that dies takes no other notebook with it.
+    """
     timed_at_once = min(at_once or max(1, cores // 2), len(jobs))
     environment = {
         "OMP_NUM_THREADS": str(max(1, cores // timed_at_once)),
@@ -305,12 +298,8 @@ def _new_pool(
     }
     if jobs[0].device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    return ProcessPoolExecutor(
-        at_once or cores,
-        multiprocessing.get_context("spawn"),
-        _begin_worker,
-        (out / "log", environment),
-    )
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, _begin_worker, (out / "log", environment))
 
 
 def _begin_worker(log: Path, environment: Mapping[str, str]) -> None:

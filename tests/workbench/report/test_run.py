@@ -136,25 +136,41 @@ def test_another_source_parameter_or_device_is_other_work(tmp_path, change):
 
 KILLS = """
 import os, time
-while not os.path.exists("beside"):
+from pathlib import Path
+while not Path("runs").exists():
     time.sleep(0.01)
+Path("part").write_text(str(os.getppid()))
+os.rename("part", "worker")
 os.kill(os.getppid(), 9)
 """
-BESIDE = """
+RUNS = """
 import os, time
-if not os.path.exists("beside"):
-    open("beside", "w").close()
-    time.sleep(600)  # its worker is killed meanwhile
+from pathlib import Path
+Path("runs").touch(exist_ok=False)  # it runs once
+while not Path("worker").exists():
+    time.sleep(0.01)
+try:
+    while True:  # until the report has seen that the other worker died
+        os.kill(int(Path("worker").read_text()), 0)
+        time.sleep(0.01)
+except ProcessLookupError:
+    print("the other worker is gone")
 """
 
 
 @pytest.mark.live
-def test_what_ran_beside_a_worker_that_died_runs_once_more(tmp_path):
-    paths = [write(tmp_path, "kills", KILLS), write(tmp_path, "runs", BESIDE)]
-    jobs = jobs_of(paths, {})
-    kills, beside = run_notebooks(jobs, tmp_path / "out", at_once=2, progress=False)
-    assert (kills.status, beside.status) == ("failed", "ran")
-    assert kills.error.startswith("BrokenProcessPool")
+@pytest.mark.parametrize("names", [("kills", "runs"), ("runs", "kills")])
+def test_a_worker_that_dies_is_seen_at_once_and_takes_no_other_notebook_with_it(
+    tmp_path, names
+):
+    sources = {"kills": KILLS, "runs": RUNS}
+    jobs = jobs_of([write(tmp_path, name, sources[name]) for name in names], {})
+    out = tmp_path / "out"
+    runs = run_notebooks(jobs, out, at_once=2, timeout_s=LONGEST_S, progress=False)
+    by_name = {run.name: run for run in runs}
+    assert (by_name["kills"].status, by_name["runs"].status) == ("failed", "ran")
+    assert by_name["kills"].error.startswith("BrokenProcessPool")
+    assert "is gone" in (out / "runs.ipynb").read_text()
 
 
 def test_the_good_notebook_got_its_parameters_and_gave_its_records_and_page(built):
