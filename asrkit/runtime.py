@@ -8,11 +8,13 @@ Importing this file tries no compiler and does not touch a GPU.
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import math
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -35,6 +37,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _IMPORTED_BY = os.getpid()  # which process, before any fork
 _settled_in = _IMPORTED_BY  # the process whose threads of torch are its own
+M_ARENA_MAX = -8  # as malloc.h of glibc has it
 CONTAINER = Path("/sys/fs/cgroup")
 KEPT_MEMORY: list[Callable[[], None]] = []  # each frees memory that is kept for a later call
 CAPTURING = threading.Lock()  # held while a CUDA graph is captured: torch captures one at a time
@@ -154,6 +157,28 @@ def settle_after_fork() -> None:
     if os.getpid() != _settled_in:
         torch.set_num_threads(1)
         _settled_in = os.getpid()
+
+
+@functools.cache
+def _glibc() -> Any:
+    """The C library of this process, or None where it is not glibc."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "malloc_trim") else None
+
+
+def return_free_memory() -> None:
+    """Return memory that was freed to the system; without glibc that is left to the C library."""
+    if _glibc():
+        _glibc().malloc_trim(0)
+
+
+def share_memory_pool() -> None:
+    """Let all threads take memory from one pool, for a program that is this process's only one.
+
+    glibc gives each thread a pool of its own, and what one of them holds free serves no other.
+    """
+    if _glibc():
+        _glibc().mallopt(M_ARENA_MAX, 1)
 
 
 @functools.cache

@@ -1,10 +1,14 @@
 """Peak memory against allocations whose size is known."""
 
+import ctypes
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from asrkit.losses import rnnt_loss
-from asrkit.runtime import peak_memory
+from asrkit.runtime import peak_memory, return_free_memory
 
 MB = 1_000_000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -66,3 +70,25 @@ def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
     assert peak_memory(lambda: torch.zeros(MB)) == 4 * MB
     with pytest.raises(ValueError, match="^device: expected one of 'cpu', 'cuda'"):
         peak_memory(int, device="meta")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_free_memory_goes_back_to_the_system():
+    """Blocks of 64 KiB, which glibc keeps as long as something behind them is in use."""
+
+    def held_MB():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * 4096 / MB
+
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return_free_memory()
+    blocks = [library.malloc(65_536) for _ in range(2000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 65_536)
+    for block in blocks[:-1]:
+        library.free(block)
+    before = held_MB()
+    return_free_memory()
+    assert before - held_MB() > 100
+    library.free(blocks[-1])

@@ -126,7 +126,9 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 
     from asrkit.export import is_exported, load_exported
     from asrkit.models import limit_context, load_checkpoint
+    from asrkit.runtime import share_memory_pool
 
+    share_memory_pool()
     path: Any = use.model
     if use.engine != "torch":
         return load_exported(path, use.engine, precision=dtype)

@@ -183,7 +183,9 @@ class AEDModel(EncodingModel):
         for layer, keys, values in zip(lower, memory.keys, memory.values, strict=False):
             x = layer.look(layer.read(x), keys, values, memory.mask)
         x = last.cross_norm(last.read(x))
-        return last.cross_attention.weights(x, memory.keys[-1], memory.mask).mean(1)
+        parts = zip(x.split(1), memory.keys[-1].split(1), memory.mask.split(1), strict=True)
+        # of one text after the other, for the weights of all heads take much memory
+        return torch.cat([last.cross_attention.weights(*part).mean(1) for part in parts])
 
     def through(
         self, layers: Iterable[DecoderLayer], x: Tensor, frames: Tensor, mask: Tensor

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from asrkit.models.packed import PackedLinear
 
 Activation = Literal["relu", "gelu"]
+# On a CPU a single token looks at a multiple of so many slots: oneDNN keeps code for each size of a
+# product, which was 150 MiB for those of one recording of eight minutes.
+SLOTS = 32
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
@@ -123,24 +126,40 @@ class SelfAttention(nn.Module):
             span: Where the new tokens go.
         """
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        share = self.dropout if self.training else 0.0
         mask = None
         if kept is None or span is None:
             queries, keys, values = parts.transpose(1, 3).unbind(2)
         else:
             span.write(kept, parts[:, :, 1:])
             queries = parts[:, :, 0].transpose(1, 2)
+            if x.shape[1] == 1 and x.device.type == "cpu" and not share:
+                return join_heads(_mixed_for_one(queries, kept, span))
             keys, values = kept[:, : span.reach].transpose(1, 3).unbind(2)
             mask = span.mask
-        share = self.dropout if self.training else 0.0
-        if kept is not None and x.shape[1] == 1 and x.device.type == "cpu" and not share:
-            # of a single query, torch's attention on a CPU takes longer than two plain products
-            products = queries @ keys.transpose(2, 3)
-            seen = products.new_zeros(()) if mask is None else mask
-            return join_heads(attention_weights(products, keys.shape[-1], seen) @ values)
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=kept is None
         )
         return join_heads(mixed)
+
+
+def _mixed_for_one(queries: Tensor, kept: Tensor, span: Span) -> Tensor:
+    """Values mixed for one query of each row (B, H, 1, D / H), by plain products: torch's attention
+    takes longer for it on a CPU.
+
+    Args:
+        queries: (B, H, 1, D / H).
+        kept: Keys and values (B, room, 2, H, D / H).
+        span: Where the queries' tokens are.
+    """
+    slots, mask = span.reach, span.mask
+    if mask is None:
+        slots = min(math.ceil(span.reach / SLOTS) * SLOTS, kept.shape[1])
+        mask = queries.new_zeros(slots)
+        mask[span.reach :] = -torch.inf
+    keys, values = kept[:, :slots].transpose(1, 3).unbind(2)
+    products = queries @ keys.transpose(2, 3)
+    return attention_weights(products, keys.shape[-1], mask) @ values
 
 
 class CrossAttention(nn.Module):

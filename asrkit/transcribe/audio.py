@@ -8,9 +8,10 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import BoundedSemaphore, Thread
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -153,21 +154,54 @@ def read_ahead(
         ahead: items that are read at once.
     """
 
+    turns = BoundedSemaphore(readers)
+
     def take(items: Iterator[T]) -> tuple[list[T], Iterator[T]]:
-        return list(itertools.islice(items, ahead)), items
+        with turns:
+            return list(itertools.islice(items, ahead)), items
 
     remaining = iter(sources)
-    under_way: deque[Future[tuple[list[T], Iterator[T]]]] = deque()
-    threads = ThreadPoolExecutor(readers)
+    under_way: deque[_Call[tuple[list[T], Iterator[T]]]] = deque()
     try:
         while True:
             for source in itertools.islice(remaining, OPEN * readers - len(under_way)):
-                under_way.append(threads.submit(take, iter(read(source))))
+                under_way.append(_Call(partial(take, iter(read(source)))))
             if not under_way:
                 return
             found, rest = under_way.popleft().result()
             if len(found) == ahead:
-                under_way.appendleft(threads.submit(take, rest))
+                under_way.appendleft(_Call(partial(take, rest)))
             yield from found
     finally:
-        threads.shutdown(cancel_futures=True)
+        for call in under_way:
+            call.join()
+
+
+class _Call(Thread, Generic[T]):
+    """A call in a thread of its own, which ends with it.
+
+    A thread in which torch has computed keeps OpenMP's threads as long as it lives. When those of
+    all threads together are more than the cores, they sleep between two operations, and a decoder's
+    small operations take up to 1.5 times as long.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(daemon=True)
+        self.function = function
+        self.value: T
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Make the call."""
+        try:
+            self.value = self.function()
+        except BaseException as error:  # raised where the result is asked for
+            self.error = error
+
+    def result(self) -> T:
+        """What it returns or raises, once it has."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+        return self.value

@@ -16,6 +16,7 @@ from asrkit.transcribe.pauses import FRAME_S, frame_size, gaps, is_silent
 from asrkit.transcribe.words import Label
 
 LEAST_REST_S = 0.3  # of sound behind the last window of a part, to be a window of its own
+LEAST_SEGMENT_S = 0.5  # of sound at the end of a part, to be a segment if one begins there
 LEAST_MISSED_S = 1.5  # of sound without a word, to be decoded once more by itself
 SURE_LOG_PROB = -0.8  # nats a token in the mean, of a text that is found then
 MOST_PREVIOUS = 224  # tokens that a window is shown
@@ -95,6 +96,26 @@ def after_window(
     if segments.temperature <= SURE:
         previous = [*part.previous, *(label.token for label in labels)][-MOST_PREVIOUS:]
     return part._replace(labels=[*part.labels, *labels], todo=(*rest, *missed), previous=previous)
+
+
+def text_until(part: Part, size: int, rate_hz: int, frame: int) -> int:
+    """The frame up to which the text of the next window goes on.
+
+    A part ends in a pause. Its last segment is whole, though the model may take it for cut off and
+    write no text of it.
+
+    Args:
+        part: Whose first span the window begins.
+        size: Samples of the window.
+        rate_hz: Samples a second.
+        frame: Samples of a frame of the segments.
+    """
+    start, end, _ = part.todo[0]
+    if start + size < end:
+        return 0
+    first, behind = (sample // frame_size(rate_hz) for sample in (start, end))
+    left_s = part.sounds[first:behind].flip(0).cumsum(0).flip(0) * FRAME_S
+    return int((left_s >= LEAST_SEGMENT_S).sum()) * frame_size(rate_hz) // frame
 
 
 def _sounds(part: Part, span: Span, rate_hz: int) -> bool:

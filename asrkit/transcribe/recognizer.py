@@ -268,10 +268,9 @@ class Recognizer:
         if self.feature_config.fill_s and self.device.type == "cpu":
             rows = ENCODED  # windows of one length, which are encoded as fast in small batches
         parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
-        encoded, ends = zip(*(self.encode(*self.features(*part)) for part in parts), strict=True)
-        if len(encoded) == 1:
-            return self.decode(encoded[0], ends[0], **wanted)
-        return self.decode(torch.cat(encoded), torch.cat(ends), **wanted)
+        pairs = zip(*(self.encode(*self.features(*part)) for part in parts), strict=True)
+        encoded, ends = map(torch.cat, pairs)
+        return self.decode(encoded, ends, **wanted)
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,6 +309,7 @@ class Recognizer:
         timestamps: bool = False,
         languages: Sequence[str] = (),
         previous: Sequence[Sequence[int]] = (),
+        until: Sequence[int] = (),
     ) -> Hypotheses:
         """Hypotheses of encoded frames, greedy ones or those of a beam, as the config says.
 
@@ -323,6 +323,8 @@ class Recognizer:
             timestamps: a Whisper writes the times of its segments, which labels then keep within.
             languages: of each utterance what a Whisper is to find in it, "" where it is not known.
             previous: of each utterance the tokens before it, for a Whisper; as many for each.
+            until: of each utterance the frame up to which a Whisper's greedy text goes on: a
+                segment that begins before it has text.
         """
         # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
         # at each of its many small steps.
@@ -334,6 +336,7 @@ class Recognizer:
             timestamps=timestamps,
             languages=languages,
             previous=previous,
+            until=until,
         )
         with self._arithmetic():
             return self.decoder(encoded, lengths, options)

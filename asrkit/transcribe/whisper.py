@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asrkit.decoders import Hypotheses
-from asrkit.decoders.attention import Suppressing, Timestamps
+from asrkit.decoders.attention import Suppressing, TimedMemory, Timestamps
 from asrkit.decoders.attention.greedy import GreedyLoop
 from asrkit.decoders.attention.protocol import limits_of
 from asrkit.decoders.hypotheses import PADDING, Segment, Segments
@@ -68,7 +68,11 @@ class WhisperDecoder:
         """Hypotheses of encoded frames (B, T, D) and lengths (B,), with their languages."""
         memory = self.model.remember(frames, lengths)
         languages = self._languages(memory, options.languages or [""] * len(frames))
-        model: Suppressing = self.timed if options.timestamps else self.plain
+        model: Suppressing = self.plain
+        remembered: Any = memory
+        if options.timestamps:
+            until = torch.tensor(options.until or [0] * len(frames), device=frames.device)
+            model, remembered = self.timed, TimedMemory(memory, until)
         prompts = self._prompts(languages, options).to(frames.device)
         model.prompt_tokens = prompts.shape[1]
         options = options._replace(prompt=prompts)
@@ -76,10 +80,11 @@ class WhisperDecoder:
         if options.search is not None:
             found = by_beam(model, frames, lengths, options)
         else:
-            found = decode(memory, lengths, prompts)
+            found = decode(remembered, lengths, prompts)
         drawn_at = torch.zeros(len(frames))
         if self.tries_again:
-            found = self._try_again(found, decode, (memory, lengths, prompts), drawn_at)
+            inputs = (remembered, lengths, prompts)
+            found = self._try_again(found, decode, inputs, memory, drawn_at)
         if options.times:
             found = timed_by_attention(self.model, frames, lengths, found, options, memory)
         segments = None
@@ -142,7 +147,12 @@ class WhisperDecoder:
         return [*known]
 
     def _try_again(
-        self, found: Hypotheses, decode: Any, inputs: tuple[Any, Tensor, Tensor], drawn_at: Tensor
+        self,
+        found: Hypotheses,
+        decode: Any,
+        inputs: tuple[Any, Tensor, Tensor],
+        memory: Any,
+        drawn_at: Tensor,
     ) -> Hypotheses:
         """The texts, those that fail replaced by draws, and none where there is no speech.
 
@@ -150,6 +160,7 @@ class WhisperDecoder:
             found: The likeliest texts.
             decode: Of memory, lengths and prompts at a temperature.
             inputs: These three.
+            memory: What the model itself remembers.
             drawn_at: (B,), where the temperature of each draw is written.
         """
         no_speech: Tensor | None = None
@@ -159,7 +170,7 @@ class WhisperDecoder:
             if not failed.any():
                 return found
             if no_speech is None:
-                no_speech = self._first(inputs[0])[:, self.no_times - 1]
+                no_speech = self._first(memory)[:, self.no_times - 1]
             silent = unlikely & (no_speech > NO_SPEECH)
             rows = (failed & ~silent).nonzero()[:, 0]
             if temperature is None or not len(rows):

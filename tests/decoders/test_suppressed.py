@@ -1,5 +1,6 @@
 """Suppressed tokens: never written, whatever decodes; nothing else changes."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from asrkit.decoders import Suppressing, aed_beam, aed_greedy
 from asrkit.decoders.attention import Timestamps
+from asrkit.transcribe.whisper import greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, random_model
@@ -113,3 +115,24 @@ def test_a_text_begins_with_no_time_above_the_highest_that_is_allowed(model, fra
     model.output_bias.data[8:] = torch.tensor([50.0, 60.0, 70.0])
     texts = aed_greedy(timed, *frames, **HOW).tokens()
     assert {row[0] for row in texts if row} == {8}
+
+
+@pytest.mark.parametrize("until", [0, 2, 4])
+def test_a_segment_that_begins_early_is_not_left_without_text(frames, until):
+    """Timestamps 7 to 10 are frames 0 to 3, and the end, 5, is likelier than a token of the text."""
+    rest = {"always": [], "first": [], "prompt_tokens": 3}
+    model = random_model(3)
+    model.eos = 5  # the last token of the text, as in a Whisper
+    timed = Timestamps(model, no_times=6, most_first=1, **rest)
+    model.output_bias.data[5] = 40.0
+    encoded, lengths = frames
+    prompts = torch.tensor([HOW["prompt"]]).expand(len(encoded), -1)
+    with torch.inference_mode():
+        memory = timed.remember(encoded, lengths, torch.full((5,), until))
+        rows = greedy(timed, memory, lengths, prompts, confidence=False).tokens()
+    texts = [row for row, length in zip(rows, lengths, strict=True) if length]
+    assert {len(row) == 1 for row in texts} == {until < 2}  # a timestamp, then the end
+    for row in texts:
+        for time, token in itertools.pairwise([*row, 5]):
+            begins = time > 6 and token == 5 and (len(row) == 1 or row[-2] > 6)
+            assert not begins or time - 7 >= until

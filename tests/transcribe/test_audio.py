@@ -1,5 +1,6 @@
 import itertools
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -186,6 +187,10 @@ def test_no_more_is_read_ahead_than_promised_and_no_thread_left_behind():
     for _ in range(500):
         next(items)
     assert next(sources) == 2 * OPEN
+    end = time.monotonic() + 60
+    while threading.active_count() > before:  # nothing is left to read for now
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert 500 <= read_items.pop(0) <= 504
     assert max(read_items.values()) <= 4
     items.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asrkit.decoders.hypotheses import Segment, Segments
-from asrkit.transcribe.parts import Part, Schedule, Span, after_window
+from asrkit.transcribe.parts import Part, Schedule, Span, after_window, text_until
 from asrkit.transcribe.words import Label
 
 RATE_HZ, FRAME = 16_000, 320
@@ -109,6 +109,19 @@ def test_at_the_end_of_a_part_all_labels_are_kept_unless_it_sounds_behind_them(
     after = decoded(before, late, segments_of((4, 2)))
     assert times(after) == ([1, 2, *late[:kept]], left)
     assert [*after.previous] == [8, 9, *range(kept)]
+
+
+@pytest.mark.parametrize("todo, size_s, quiet, until_s", [
+    (span(0, 20), 10, [], 0),  # the part goes on behind the window: a segment may be cut off
+    (span(0, 10), 10, [], 9.52),  # at 9.5 s half a second of sound is left
+    (span(0, 10), 10, [(8, 10)], 7.52),
+    (span(2, 10), 8, [(8, 10)], 5.52),  # frames count from where the window begins
+    (span(0, 10), 10, [(0, 9.6)], 0),  # less than half a second in all
+])  # fmt: skip
+def test_a_text_goes_on_to_the_last_half_second_of_sound(todo, size_s, quiet, until_s):
+    part = part_of(20, [todo], quiet)
+    until = text_until(part, size_s * RATE_HZ, RATE_HZ, FRAME)
+    assert until == round(until_s * 50)
 
 
 def test_windows_go_on_from_where_they_began():

@@ -6,11 +6,12 @@ from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
 from asrkit.decoders.attention.greedy import aed_greedy, ctc_draft
 from asrkit.decoders.attention.protocol import Attention, Suppressing
-from asrkit.decoders.attention.timestamps import Timestamps
+from asrkit.decoders.attention.timestamps import TimedMemory, Timestamps
 
 __all__ = [
     "Attention",
     "Suppressing",
+    "TimedMemory",
     "Timestamps",
     "aed_beam",
     "aed_greedy",

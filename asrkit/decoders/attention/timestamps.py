@@ -9,6 +9,13 @@ from asrkit.decoders.attention.protocol import Suppressing
 from asrkit.shapes import expect, whole
 
 
+class TimedMemory(NamedTuple):
+    """What `Timestamps` keeps of the frames."""
+
+    frames: Any  # what the model remembers
+    until: Tensor  # (B,) int64, the frame up to which the text goes on
+
+
 class TimedState(NamedTuple):
     """The state of `Timestamps`; all tensors (B,) but those of `past`."""
 
@@ -22,7 +29,8 @@ class Timestamps(Suppressing):
     """A `Suppressing` whose texts have timestamps: one before and one behind each segment.
 
     A text begins with one, they never go back, and one is taken where all of them together are
-    likelier than any other token. The rules are those of OpenAI's whisper.
+    likelier than any other token. The rules are those of OpenAI's whisper, and one more: a segment
+    that begins before the frame `until` of `remember` is not left without text.
 
     Args:
         model: An `Attention`; timestamps are the last tokens of its vocabulary.
@@ -43,9 +51,24 @@ class Timestamps(Suppressing):
         self.latest = V if most_first is None else no_times + 1 + most_first
         self.register_buffer("ids", torch.arange(no_times + 1, V, device=self.always.device))
 
-    def begin(self, memory: Any, room: int) -> TimedState:
+    def remember(
+        self, encoded: Tensor, lengths: Tensor, until: Tensor | None = None
+    ) -> TimedMemory:
+        """What decoding keeps of frames (B, T, D) with `lengths` (B,).
+
+        Args:
+            encoded: Of the model's `encode`.
+            lengths: Valid frames.
+            until: (B,) int64, the frame up to which the text goes on; None: no text has to.
+        """
+        frames = self.model.remember(encoded, lengths)
+        if until is None:
+            until = torch.zeros(len(encoded), dtype=torch.int64)
+        return TimedMemory(frames, until.to(encoded.device))
+
+    def begin(self, memory: TimedMemory, room: int) -> TimedState:
         """The state before the first token."""
-        past = self.model.begin(memory, room)
+        past = self.model.begin(memory.frames, room)
         none = torch.full_like(past.place, self.no_times)
         return TimedState(past.place, past, none, torch.zeros_like(none, dtype=torch.bool))
 
@@ -60,12 +83,13 @@ class Timestamps(Suppressing):
             memory: Of `remember`.
             reach: As of the model.
         """
-        logits, past = super().follow(tokens, state.past, memory, reach=reach)
+        logits, past = super().follow(tokens, state.past, memory.frames, reach=reach)
         V, eos = self.model.vocab_size, self.model.eos
         last = tokens[:, -1]
         begins = past.place == self.prompt_tokens
         is_time = last > self.no_times
         closes = is_time & state.behind_text  # a segment; the end follows, or the next one begins
+        has_text = is_time & ~closes & (last - self.no_times - 1 < memory.until)  # another segment
         time = last.where(is_time, state.time)
         earliest = (time + ~closes).masked_fill(is_time & ~closes, V)
         latest = torch.where(begins, self.latest, V)
@@ -74,7 +98,7 @@ class Timestamps(Suppressing):
         wrong = (self.ids < earliest[:, None]) | (self.ids > latest[:, None])
         stamps.masked_fill_(wrong, lowest)
         text[:, :eos].masked_fill_((begins | closes)[:, None], lowest)
-        text[:, eos:].masked_fill_(begins[:, None], lowest)
+        text[:, eos:].masked_fill_((begins | has_text)[:, None], lowest)
         likelier = stamps.float().logsumexp(1) > text.amax(1)
         text.masked_fill_(likelier[:, None], lowest)
         return logits, TimedState(past.place, past, time, ~is_time & ~begins)

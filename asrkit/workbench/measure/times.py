@@ -19,8 +19,7 @@ class Sample:
     Attributes:
         wall_ms: By the clock.
         cpu_ms: Of work by all threads of the process; None on CUDA. Threads that spin while they
-            wait count as work: OMP_WAIT_POLICY=passive, which the command line sets, keeps them
-            asleep.
+            wait count as work: with OMP_WAIT_POLICY=passive they sleep.
     """
 
     wall_ms: float

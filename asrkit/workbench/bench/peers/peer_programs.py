@@ -49,10 +49,13 @@ def asrkit(model: str, threads: int, precision: str) -> Transcribe:
     import torch
 
     from asrkit.models import load_checkpoint
+    from asrkit.runtime import share_memory_pool
     from asrkit.transcribe import PipelineConfig, Recognizer, transcribe
 
     torch.set_num_threads(threads)
-    checkpoint = load_checkpoint(model)
+    share_memory_pool()  # as the command does
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    checkpoint = load_checkpoint(model, dtype=dtype)
     config = PipelineConfig(precision=precision)  # type: ignore[arg-type]
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
 
