@@ -167,7 +167,7 @@ class WindowOptions:
 
     batch_s: float | None = described(
         None,
-        "most audio in one batch, padding included (default: 120; for a Whisper up to 8 windows, "
+        "most audio in one batch, padding included (default: 120; for a Whisper up to 6 windows, "
         "as many as 600 MB hold the keys and values of)",
         flag="--batch-seconds",
         metavar="SECONDS",
