@@ -139,11 +139,11 @@ RESULTS += [
     for told, program in TRANSCRIPTION.items()
 ]
 RESULTS += [
-    ("50 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
+    ("68 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
     ("33 times", 1, "long-whisper", "faster_whisper_int8", "rtfx", {}),
-    ("64 times", 1, "long-whisper", "faster_whisper_batched_int8", "rtfx", {}),
-    ("45 times", 1, "long-whisper", "openvino_genai_bfloat16", "rtfx", {}),
-    ("12.2 %", 100, "long-whisper", "asrkit_bfloat16", "wer", {}),
+    ("59 times", 1, "long-whisper", "faster_whisper_batched_int8", "rtfx", {}),
+    ("40 times", 1, "long-whisper", "openvino_genai_bfloat16", "rtfx", {}),
+    ("12.0 %", 100, "long-whisper", "asrkit_bfloat16", "wer", {}),
     ("12.5 %", 100, "long-whisper", "faster_whisper_int8", "wer", {}),
     ("29.2 %", 100, "long-whisper", "faster_whisper_batched_int8", "wer", {}),
     ("12.4 %", 100, "long-whisper", "openvino_genai_bfloat16", "wer", {}),
