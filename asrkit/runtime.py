@@ -175,7 +175,8 @@ def return_free_memory() -> None:
 def share_memory_pool() -> None:
     """Let all threads take memory from one pool, for a program that is this process's only one.
 
-    glibc gives each thread a pool of its own, and what one of them holds free serves no other.
+    glibc gives each thread a pool of its own, and what one of them holds free serves no other. Call
+    it before the first thread: pools that are there stay.
     """
     if _glibc():
         _glibc().mallopt(M_ARENA_MAX, 1)

@@ -1,6 +1,7 @@
 """Peak memory against allocations whose size is known."""
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_free_memory_goes_back_to_the_system():
 
     def held_MB():
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * 4096 / MB
+        return pages * os.sysconf("SC_PAGE_SIZE") / MB
 
     library = ctypes.CDLL(None)
     library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from asrkit.models.packed import PackedLinear
 
 Activation = Literal["relu", "gelu"]
-# On a CPU a single token looks at a multiple of so many slots: oneDNN keeps code for each size of a
-# product, which was 150 MiB for those of one recording of eight minutes.
+# On a CPU a single token of rows that are equally long looks at a multiple of so many slots: oneDNN
+# keeps code for each size of a product, 150 MiB for those of one recording of eight minutes.
 SLOTS = 32
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
@@ -44,7 +44,7 @@ class Span(NamedTuple):
     rows: Tensor  # (B, 1) int64
     slots: Tensor  # (B, K) int64, places of the tokens
     mask: Tensor | None  # (B, 1, K, reach) added to scores; None for one token that sees all slots
-    reach: int  # leading slots that are looked at
+    reach: int  # leading slots that are in use
 
     def write(self, buffer: Tensor, new: Tensor) -> None:
         """Write what is new (B, K, ...) into the slots of buffer (B, room, ...)."""
@@ -99,7 +99,7 @@ def attention_weights(products: Tensor, width: int, mask: Tensor) -> Tensor:
     Args:
         products: Of queries and keys (B, H, K, T).
         width: Of both, D / H.
-        mask: Added to the products: 0 where a frame is seen, -inf elsewhere; (B, 1, 1, T).
+        mask: Added to the products: 0 where a frame is seen, -inf elsewhere; (B, 1, 1, T) or (T,).
     """
     dtype = torch.promote_types(products.dtype, torch.float32)
     scores = torch.add(mask, products.to(dtype), alpha=1 / math.sqrt(width))

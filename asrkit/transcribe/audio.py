@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Event, Thread
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -150,15 +150,17 @@ def read_ahead(
     Args:
         sources: drawn one by one, in the thread that asks for items.
         read: reads one source.
-        readers: threads, at least 1.
+        readers: sources that are read at once, at least 1.
         ahead: items that are read at once.
     """
 
     turns = BoundedSemaphore(readers)
+    closed = Event()
 
     def take(items: Iterator[T]) -> tuple[list[T], Iterator[T]]:
         with turns:
-            return list(itertools.islice(items, ahead)), items
+            found = [] if closed.is_set() else list(itertools.islice(items, ahead))
+            return found, items
 
     remaining = iter(sources)
     under_way: deque[_Call[tuple[list[T], Iterator[T]]]] = deque()
@@ -168,11 +170,13 @@ def read_ahead(
                 under_way.append(_Call(partial(take, iter(read(source)))))
             if not under_way:
                 return
-            found, rest = under_way.popleft().result()
+            found, rest = under_way[0].result()  # still there for `finally` if this is interrupted
+            under_way.popleft()
             if len(found) == ahead:
                 under_way.appendleft(_Call(partial(take, rest)))
             yield from found
     finally:
+        closed.set()
         for call in under_way:
             call.join()
 
@@ -186,7 +190,7 @@ class _Call(Thread, Generic[T]):
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self.function = function
         self.value: T
         self.error: BaseException | None = None
@@ -202,6 +206,9 @@ class _Call(Thread, Generic[T]):
     def result(self) -> T:
         """What it returns or raises, once it has."""
         self.join()
-        if self.error is not None:
-            raise self.error
-        return self.value
+        try:
+            if self.error is not None:
+                raise self.error
+            return self.value
+        finally:
+            del self  # the error's traceback would hold what holds the error

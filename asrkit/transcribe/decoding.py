@@ -56,7 +56,7 @@ class DecodeOptions(NamedTuple):
     timestamps: bool = False  # whether a Whisper writes the times of its segments
     languages: Sequence[str] = ()  # of the utterances, "" where a Whisper is to find it
     previous: Sequence[Sequence[int]] = ()  # of the utterances, tokens before the window of each
-    until: Sequence[int] = ()  # of the utterances, frames up to which a Whisper's text goes on
+    until: Sequence[int] = ()  # of the utterances, frames before which later segments have text
 
 
 @dataclass(frozen=True, kw_only=True)

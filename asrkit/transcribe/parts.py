@@ -99,10 +99,10 @@ def after_window(
 
 
 def text_until(part: Part, size: int, rate_hz: int, frame: int) -> int:
-    """The frame up to which the text of the next window goes on.
+    """The frame before which later segments of the next window have to have text; 0: none has.
 
-    A part ends in a pause. Its last segment is whole, though the model may take it for cut off and
-    write no text of it.
+    A part mostly ends in a pause. Its last segment is whole, though the model may take it for cut
+    off and write no text of it. A gap ends before a word, and may hold no speech.
 
     Args:
         part: Whose first span the window begins.
@@ -110,8 +110,8 @@ def text_until(part: Part, size: int, rate_hz: int, frame: int) -> int:
         rate_hz: Samples a second.
         frame: Samples of a frame of the segments.
     """
-    start, end, _ = part.todo[0]
-    if start + size < end:
+    start, end, is_gap = part.todo[0]
+    if is_gap or start + size < end:
         return 0
     first, behind = (sample // frame_size(rate_hz) for sample in (start, end))
     left_s = part.sounds[first:behind].flip(0).cumsum(0).flip(0) * FRAME_S

@@ -268,9 +268,10 @@ class Recognizer:
         if self.feature_config.fill_s and self.device.type == "cpu":
             rows = ENCODED  # windows of one length, which are encoded as fast in small batches
         parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
-        pairs = zip(*(self.encode(*self.features(*part)) for part in parts), strict=True)
-        encoded, ends = map(torch.cat, pairs)
-        return self.decode(encoded, ends, **wanted)
+        encoded, ends = zip(*(self.encode(*self.features(*part)) for part in parts), strict=True)
+        if len(encoded) > 1:
+            encoded, ends = (torch.cat(encoded),), (torch.cat(ends),)
+        return self.decode(*encoded, *ends, **wanted)
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,8 +324,8 @@ class Recognizer:
             timestamps: a Whisper writes the times of its segments, which labels then keep within.
             languages: of each utterance what a Whisper is to find in it, "" where it is not known.
             previous: of each utterance the tokens before it, for a Whisper; as many for each.
-            until: of each utterance the frame up to which a Whisper's greedy text goes on: a
-                segment that begins before it has text.
+            until: of each utterance a frame: in greedy decoding a Whisper's segment behind another
+                one has text if it begins before that frame.
         """
         # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
         # at each of its many small steps.

@@ -59,9 +59,9 @@ def transcribe(
     """Yield one `Transcript` a file, in the order given; a broken file yields its error.
 
     Windows of one file and of several share batches. About POOL batches of audio (at first one,
-    then two, then four; of a Whisper ALIKE) are read, sorted by length and recognised while threads
-    read the next ones, so memory is bounded however long a file is. A transcript comes as soon as
-    its file and those before it are done.
+    then two, then four), for a Whisper ALIKE, are read, sorted by length and recognised while
+    threads read the next ones, so memory is bounded however long a file is. A transcript comes as
+    soon as its file and those before it are done.
 
     To the model, a window is an utterance of its own: features are normalised over the window. A
     file of at most `window_s` is one window. A longer one is cut into windows that overlap, and
@@ -224,8 +224,8 @@ class Transcriber:
         """Recognise the next batch, and yield the parts that are done."""
         numbers = schedule.next_batch()
         schedule.decoded(numbers, self._recognise(schedule.batch(numbers)))
-        if self.recognizer.device.type == "cpu":
-            return_free_memory()
+        if self.cuts_at_pauses and self.recognizer.device.type == "cpu":
+            return_free_memory()  # what a Whisper's batch has held is hundreds of MiB
         yield from schedule.done()
 
     def _batches(self, numbers: Iterable[int], parts: Mapping[int, Part]) -> list[list[int]]:

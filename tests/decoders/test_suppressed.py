@@ -1,15 +1,14 @@
 """Suppressed tokens: never written, whatever decodes; nothing else changes."""
 
-import itertools
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from asrkit.decoders import Suppressing, aed_beam, aed_greedy
 from asrkit.decoders.attention import Timestamps
-from asrkit.transcribe.whisper import greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, random_model
@@ -117,22 +116,49 @@ def test_a_text_begins_with_no_time_above_the_highest_that_is_allowed(model, fra
     assert {row[0] for row in texts if row} == {8}
 
 
-@pytest.mark.parametrize("until", [0, 2, 4])
-def test_a_segment_that_begins_early_is_not_left_without_text(frames, until):
-    """Timestamps 7 to 10 are frames 0 to 3, and the end, 5, is likelier than a token of the text."""
-    rest = {"always": [], "first": [], "prompt_tokens": 3}
-    model = random_model(3)
-    model.eos = 5  # the last token of the text, as in a Whisper
-    timed = Timestamps(model, no_times=6, most_first=1, **rest)
-    model.output_bias.data[5] = 40.0
-    encoded, lengths = frames
-    prompts = torch.tensor([HOW["prompt"]]).expand(len(encoded), -1)
-    with torch.inference_mode():
-        memory = timed.remember(encoded, lengths, torch.full((5,), until))
-        rows = greedy(timed, memory, lengths, prompts, confidence=False).tokens()
-    texts = [row for row, length in zip(rows, lengths, strict=True) if length]
-    assert {len(row) == 1 for row in texts} == {until < 2}  # a timestamp, then the end
-    for row in texts:
-        for time, token in itertools.pairwise([*row, 5]):
-            begins = time > 6 and token == 5 and (len(row) == 1 or row[-2] > 6)
-            assert not begins or time - 7 >= until
+class Indifferent(torch.nn.Module):
+    """All tokens of the text are equally likely, whatever it is given, and timestamps are not."""
+
+    bos, eos, vocab_size = 1, 5, 11
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def remember(self, encoded, lengths):
+        return lengths
+
+    def begin(self, memory, room):
+        return Place(torch.zeros_like(memory))
+
+    def follow(self, tokens, state, memory, *, reach=None):
+        logits = torch.zeros(*tokens.shape, self.vocab_size)
+        logits[..., 7:] = -50.0
+        return logits, Place(state.place + tokens.shape[1])
+
+
+class Place(NamedTuple):
+    place: torch.Tensor
+
+
+@pytest.mark.parametrize("text, begins", [
+    ([8], None),  # the first segment
+    ([7, 3, 8], None),  # which is closed
+    ([7, 3, 8, 9], 2),  # another one begins on frame 2
+    ([7, 3, 8, 8], 1),
+    ([7, 3, 8, 8, 3], None),  # and has text
+])  # fmt: skip
+def test_a_later_segment_that_begins_early_has_text(text, begins):
+    """Timestamps 7 to 10 are frames 0 to 3, and token 5 is the end."""
+    timed = Timestamps(Indifferent(), no_times=6, most_first=None, always=[], first=[], prompt_tokens=3)  # fmt: skip
+    until = torch.arange(5)
+    with torch.no_grad():
+        memory = timed.remember(torch.zeros(5, 7, 1), torch.full((5,), 7), until)
+        state = timed.begin(memory, 9)
+        for tokens in ([HOW["prompt"]], *([[token]] for token in text)):
+            logits, state = timed.follow(
+                torch.tensor(tokens).expand(5, -1), state, memory
+            )
+    may_end = logits[:, -1, 5] == 0
+    wanted = until <= begins if begins is not None else torch.ones(5, dtype=torch.bool)
+    assert torch.equal(may_end, wanted)

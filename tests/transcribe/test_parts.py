@@ -117,6 +117,7 @@ def test_at_the_end_of_a_part_all_labels_are_kept_unless_it_sounds_behind_them(
     (span(0, 10), 10, [(8, 10)], 7.52),
     (span(2, 10), 8, [(8, 10)], 5.52),  # frames count from where the window begins
     (span(0, 10), 10, [(0, 9.6)], 0),  # less than half a second in all
+    (span(0, 10, is_gap=True), 10, [], 0),  # perhaps no speech
 ])  # fmt: skip
 def test_a_text_goes_on_to_the_last_half_second_of_sound(todo, size_s, quiet, until_s):
     part = part_of(20, [todo], quiet)

@@ -116,6 +116,26 @@ def test_a_text_is_in_the_language_asked_for_or_found(
         assert one.text == by_hand(checkpoint, samples, **how)
 
 
+def test_the_decoder_is_told_where_each_window_still_sounds(
+    checkpoint, tmp_path, monkeypatch
+):
+    """Two windows of a part without a pause: a segment may be cut off at the end of the first one."""
+    untils = []
+    decode = whisper.WhisperDecoder.__call__
+
+    def noted(self, frames, lengths, options):
+        untils.extend(options.until)
+        return decode(self, frames, lengths, options)
+
+    monkeypatch.setattr(whisper.WhisperDecoder, "__call__", noted)
+    loud = torch.rand(5 * 16_000, generator=torch.Generator().manual_seed(0)) - 0.5
+    loud *= (torch.arange(len(loud)) / 1600).sin().abs()  # not steady
+    transcripts(checkpoint, [written(tmp_path / "a.wav", loud)])
+    frame_s = 0.02
+    assert untils[0] == 0
+    assert any(0 < until * frame_s <= WINDOWS.window_s for until in untils[1:])
+
+
 def test_a_recording_has_the_language_of_its_first_window_with_sound(
     checkpoint, tmp_path
 ):

@@ -13,7 +13,7 @@ class TimedMemory(NamedTuple):
     """What `Timestamps` keeps of the frames."""
 
     frames: Any  # what the model remembers
-    until: Tensor  # (B,) int64, the frame up to which the text goes on
+    until: Tensor  # (B,) int64: a second or later segment that begins before that frame has text
 
 
 class TimedState(NamedTuple):
@@ -30,7 +30,7 @@ class Timestamps(Suppressing):
 
     A text begins with one, they never go back, and one is taken where all of them together are
     likelier than any other token. The rules are those of OpenAI's whisper, and one more: a segment
-    that begins before the frame `until` of `remember` is not left without text.
+    behind another one, which begins before the frame `until` of `remember`, has text.
 
     Args:
         model: An `Attention`; timestamps are the last tokens of its vocabulary.
@@ -59,7 +59,8 @@ class Timestamps(Suppressing):
         Args:
             encoded: Of the model's `encode`.
             lengths: Valid frames.
-            until: (B,) int64, the frame up to which the text goes on; None: no text has to.
+            until: (B,) int64: a segment behind another one has text if it begins before that frame;
+                None: none has to.
         """
         frames = self.model.remember(encoded, lengths)
         if until is None:
@@ -89,16 +90,18 @@ class Timestamps(Suppressing):
         begins = past.place == self.prompt_tokens
         is_time = last > self.no_times
         closes = is_time & state.behind_text  # a segment; the end follows, or the next one begins
-        has_text = is_time & ~closes & (last - self.no_times - 1 < memory.until)  # another segment
+        opens = is_time & ~closes
+        is_first = state.time == self.no_times
+        needs_text = opens & ~is_first & (last - self.no_times - 1 < memory.until)
         time = last.where(is_time, state.time)
-        earliest = (time + ~closes).masked_fill(is_time & ~closes, V)
+        earliest = (time + ~closes).masked_fill(opens, V)
         latest = torch.where(begins, self.latest, V)
         lowest = torch.finfo(logits.dtype).min / 2
         text, stamps = logits[:, -1].split([self.no_times + 1, len(self.ids)], 1)  # views
         wrong = (self.ids < earliest[:, None]) | (self.ids > latest[:, None])
         stamps.masked_fill_(wrong, lowest)
         text[:, :eos].masked_fill_((begins | closes)[:, None], lowest)
-        text[:, eos:].masked_fill_((begins | has_text)[:, None], lowest)
+        text[:, eos:].masked_fill_((begins | needs_text)[:, None], lowest)
         likelier = stamps.float().logsumexp(1) > text.amax(1)
         text.masked_fill_(likelier[:, None], lowest)
         return logits, TimedState(past.place, past, time, ~is_time & ~begins)

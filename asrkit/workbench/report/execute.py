@@ -205,10 +205,15 @@ def run_notebooks(
     idle: list[ProcessPoolExecutor] = []
     with _workers_end_on_errors():
         while waiting or running:
-            while job := _next_job(waiting, [job for job, _ in running.values()], at_once, cores):
+            while job := _next_job(waiting, [one for one, _ in running.values()], at_once, cores):
                 waiting.remove(job)
                 worker = idle.pop() if idle else _new_worker(jobs, out, at_once, cores)
-                running[worker.submit(_execute, job, out, timeout_s)] = job, worker
+                try:
+                    future = worker.submit(_execute, job, out, timeout_s)
+                except BrokenProcessPool:  # it died while it was idle
+                    worker = _new_worker(jobs, out, at_once, cores)
+                    future = worker.submit(_execute, job, out, timeout_s)
+                running[future] = job, worker
                 say(f"{job.name}: started")
             ended = wait(running, STILL_S, return_when=FIRST_COMPLETED).done
             if not ended:
