@@ -79,12 +79,12 @@ NODES = {
     ".": 6_795,  # the folder of published weights
     "cli": 5_215,  # a suite that reads recordings of one's own
     "data": 11_538,  # recorded_speech: what is tried at once is real
-    "decoders": 13_501,  # segments of a text with timestamps, which have text
+    "decoders": 13_498,  # segments of a text with timestamps, which have text
     "export": 2_164,
     "losses": 15_760,
     "models": 19_854,  # a reader of CTranslate2's folders; attention by head, an output layer in int8
     "training": 5_299,
-    "transcribe": 14_699,  # the model where none is named; pauses, parts whose windows follow, gaps; memory
+    "transcribe": 14_727,  # the model where none is named; pauses, parts whose windows follow, gaps; memory
     "workbench": 2_405,  # asrkit doctor names that model
     # published weights in the forms of four more programs, and the words that they get wrong
     "workbench/bench": 30_144,

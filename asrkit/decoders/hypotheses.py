@@ -27,7 +27,6 @@ class Segment(NamedTuple):
     """A segment of a text with timestamps."""
 
     labels: int
-    start: int  # its first frame
     end: int  # the frame behind it
 
 

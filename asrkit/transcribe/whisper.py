@@ -280,7 +280,7 @@ def whole_segments(
         T: Frames of the window.
     """
     segments = []
-    labels = start = 0
+    labels = 0
     begins = False  # behind a second timestamp
     for token in tokens:
         if token <= no_times:
@@ -289,10 +289,10 @@ def whole_segments(
         time = token - no_times - 1
         begins = not labels
         if labels:
-            segments.append(Segment(labels, start, time))
-        labels, start = 0, time
+            segments.append(Segment(labels, time))
+        labels = 0
     if labels and not segments:
-        return (Segment(labels, start, T),), False
+        return (Segment(labels, T),), False
     return tuple(segments), begins or labels > 0
 
 

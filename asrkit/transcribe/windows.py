@@ -229,8 +229,11 @@ class Transcriber:
         yield from schedule.done()
 
     def _batches(self, numbers: Iterable[int], parts: Mapping[int, Part]) -> list[list[int]]:
-        """The next windows of these parts in batches."""
-        lengths = {number: self._filled(parts[number]) for number in sorted(numbers)}
+        """The next windows of these parts in batches. Of equally long ones those come first that
+        others follow, so that the last of all need not be decoded alone.
+        """
+        rows = sorted(numbers, key=lambda number: (-self._windows_left(parts[number]), number))
+        lengths = {number: self._filled(parts[number]) for number in rows}
         on_cpu = self.recognizer.device.type == "cpu"
         most_padding = MOST_PADDING_S * self.rate_hz if on_cpu else math.inf
         return plan_batches(lengths, self.batch_samples, most_padding)
@@ -238,6 +241,10 @@ class Transcriber:
     def _filled(self, part: Part) -> int:
         """Samples of the next window of a part, with the silence that fills it."""
         return max(self._window_of(part), self.features.fill_samples)
+
+    def _windows_left(self, part: Part) -> int:
+        """Windows of a part that are left, at least."""
+        return sum(math.ceil((end - start) / self.window) for start, end, _ in part.todo)
 
     def _window_of(self, part: Part) -> int:
         """Samples of the next window of a part."""

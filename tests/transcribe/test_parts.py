@@ -37,7 +37,7 @@ def labels_at(times_s):
 
 def segments_of(*whole, cut_off=False, temperature=0.0, log_prob=-0.1):
     """Of each (labels, end_s)."""
-    made = (Segment(count, 0, round(end_s * 50)) for count, end_s in whole)
+    made = (Segment(count, round(end_s * 50)) for count, end_s in whole)
     return Segments(tuple(made), cut_off, temperature, log_prob)
 
 

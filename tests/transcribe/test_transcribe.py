@@ -2,6 +2,7 @@ import itertools
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -21,6 +22,7 @@ from asrkit.models import (
 from asrkit.sound_files import Sound
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import Recognizer, WindowOptions, transcribe
+from asrkit.transcribe.parts import Part, Span
 from asrkit.transcribe.pauses import windows
 from asrkit.transcribe.windows import POOL, Transcriber, plan_batches
 
@@ -209,6 +211,18 @@ def test_a_batch_ends_where_another_utterance_would_bring_too_much_padding(
 ):
     lengths = dict(enumerate([10, 30, 29, 27, 9, 30]))
     assert plan_batches(lengths, budget, most_padding) == plan
+
+
+def test_of_equally_long_windows_those_that_others_follow_are_decoded_first():
+    transcriber = transcriber_of(untrained(), window_s=10, batch_s=30)
+    seconds = {0: [10], 1: [9], 2: [10], 3: [25], 4: [10, 3], 5: [10]}
+    parts = {}
+    for number, spans in seconds.items():
+        todo = [Span(0, round(s * transcriber.rate_hz)) for s in spans]
+        nothing = torch.zeros(0)
+        parts[number] = Part(Path("a"), 0, 0, True, nothing, nothing.bool(), tuple(todo))
+    plan = transcriber._batches({5, 4, 3, 2, 1, 0}, parts)
+    assert plan == [[3, 4, 0], [2, 5, 1]]
 
 
 MEMORY = """
