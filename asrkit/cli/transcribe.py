@@ -34,8 +34,9 @@ NEEDED = {  # option -> the one without which it has no meaning
     "lm_weight": "lm",
     "word_bonus": "lm",
 }
+ONE_FIELD = str.maketrans("\t\r\n", "   ")  # of a line on stdout
 EXCLUDED = {  # option -> those that do not go with it
-    "shards": ("format",),
+    "shards": ("format", "channel", "strict"),
     "on": ("part", "workers"),
     "workers": ("device",),
     "engine": ("device", "context", "workers", "shards"),
@@ -75,7 +76,12 @@ def _transcribe(asked: TranscribeOptions) -> int:
 
 
 def _check(asked: TranscribeOptions) -> None:
-    """ValueError for options that do not go together."""
+    """ValueError for options and files that do not go together."""
+    from asrkit.transcribe.manifests import CONTAINERS, MANIFESTS
+
+    for path in () if asked.bulk.shards else asked.io.files:
+        fits = path.is_dir() or not path.name.lower().endswith((*CONTAINERS, *MANIFESTS))
+        expect(fits, "files", "sound files or folders", path, "--shards reads manifests and .tar.")
     given = {
         name: value
         for part in (asked.io, asked.bulk, asked.use, asked.search or BeamOptions())
@@ -141,7 +147,7 @@ def _load(use: ModelOptions, dtype: str) -> Any:
 
 def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
-    from asrkit.sound_files import find
+    from asrkit.sound_files import find, left_out, sound_of
     from asrkit.transcribe.folder import Folder, begun_by, made_by, settled, text_settings
     from asrkit.transcribe.formats import TIMED
 
@@ -165,9 +171,11 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     settings: Any = {"dtype": dtype, "engine": use.engine, "context": use.context}
     if out:
         settings |= text_settings(windows, config, dtype)
+        settings |= {} if asked.io.channel is None else {"channel": asked.io.channel}
         folder = Folder(out, recordings, made_by(use.model, **settings), kind=format_)
         todo = folder.todo()
-    result |= {"skipped": number - len(todo), "out": str(out)}
+    others = dict(left_out(asked.io.files).most_common())
+    result |= {"skipped": number - len(todo), "out": str(out), "left_out": others}
     if not todo:  # which is found out without torch
         text = f"nothing to do: {count(number, 'file')} done before"
         finish(asked, result, f"{text}. Transcripts: {out}")
@@ -181,20 +189,17 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     # In place: a copy would take the memory of the weights twice.
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
     how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
+    sounds = (replace(sound_of(path), channel=asked.io.channel) for path in todo)
     start = time.perf_counter()
     if layout is None:
-        transcripts = transcribe(checkpoint, todo, **how)
+        transcripts = transcribe(checkpoint, sounds, **how)
     else:
-        transcripts = transcribe_in_workers(checkpoint, todo, layout, **how)
-    result["failed"], result["without_words"], audio_s = _write(transcripts, folder, format_)
+        transcripts = transcribe_in_workers(checkpoint, sounds, layout, **how)
+    written = _write(transcripts, folder, format_, strict=asked.io.strict)
+    result["failed"], result["without_words"], audio_s = written
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
     result |= {"audio_s": round(audio_s, 2), "rtfx": round(audio_s / elapsed_s, 1)}
-    text = (
-        f"{len(todo) - result['failed']:,} of {count(number, 'file')} transcribed, "
-        "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
-    ).format(**result)
-    if passages := result["without_words"]:
-        text += f"; {count(passages, 'passage')} of 3 s or more sound but have no words"
+    text = _in_words(result)
     if out:
         finish(asked, result, f"{text}. Transcripts: {out}")
     else:
@@ -202,13 +207,31 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     return int(result["failed"] > 0)
 
 
-def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, int, float]:
+def _in_words(result: dict[str, Any]) -> str:
+    """The last line of a run."""
+    todo = result["files"] - result["skipped"]
+    text = (
+        f"{todo - result['failed']:,} of {count(todo, 'file')} transcribed, "
+        "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
+    ).format(**result)
+    if passages := result["without_words"]:
+        text += f"; {count(passages, 'passage')} of 3 s or more sound but have no words"
+    if others := result["left_out"]:
+        suffixes = ", ".join(f"{name or 'no suffix'} {n:,}" for name, n in others.items())
+        text += f"; left out: {count(sum(others.values()), 'file')} ({suffixes})"
+    return text
+
+
+def _write(
+    transcripts: Iterable[Any], folder: Any, format_: str, *, strict: bool
+) -> tuple[int, int, float]:
     """Write each transcript as it comes, and errors to stderr.
 
     Args:
         transcripts: Of the files.
         folder: To write to; None: stdout.
         format_: On stdout: "txt" or "json".
+        strict: Whether to write nothing of a file that breaks off.
 
     Returns:
         (number of files that failed, of passages that sound but have no words, seconds of audio
@@ -223,12 +246,16 @@ def _write(transcripts: Iterable[Any], folder: Any, format_: str) -> tuple[int, 
         audio_s += one.audio_s
         without_words += len(one.without_words)
         failed += bool(one.error)
-        if one.error:
-            tqdm.write(f"{one.path}: {one.error}", file=sys.stderr)
-        elif folder:
+        for line in (*one.notes, one.error):
+            if line:
+                tqdm.write(f"{one.path}: {line}", file=sys.stderr)
+        if one.error and (strict or not one.text):
+            continue
+        if folder:
             folder.write(one)
         else:
-            tqdm.write(json.dumps(summary(one)) if format_ == "json" else f"{one.path}\t{one.text}")
+            name = str(one.path).translate(ONE_FIELD)
+            tqdm.write(json.dumps(summary(one)) if format_ == "json" else f"{name}\t{one.text}")
             sys.stdout.flush()  # so that a reader of a pipe sees each as it comes
     return failed, without_words, audio_s
 
@@ -279,16 +306,17 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
 COMMAND = Command(
     name="transcribe",
     summary="Transcribe sound files, long ones in windows.",
-    details="A file that cannot be read is reported, the others are transcribed, and the exit "
-    "code is 1. With --json, stdout has one JSON line a file, or with --out one JSON document of "
-    "counts. With --shards, the counts and the exit code are of all results in the folder, those "
-    "of earlier runs included, and of the shards of this part.",
+    details="A file that cannot be read is reported, of one that breaks off what comes before is "
+    "transcribed, and the exit code is 1. With --json, stdout has one JSON line a file, or with "
+    "--out one JSON document of counts. With --shards, the counts and the exit code are of all "
+    "results in the folder, those of earlier runs included, and of the shards of this part.",
     goes_on="With --out, the same command goes on: what is done is kept.",
     options=TranscribeOptions,
     run=_transcribe,
     examples=[
         "asrkit transcribe talk.wav",
         "asrkit transcribe talks/ call.mp3 --model models/mine --format srt --out text",
+        "asrkit transcribe - < talk.mp3",
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype float32",
         "asrkit transcribe talk.wav --model parakeet.nemo --dtype int8",
         "asrkit transcribe talk.wav --model exported/mine --engine onnxruntime",

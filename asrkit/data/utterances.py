@@ -20,7 +20,7 @@ from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, expect_choice, whole
-from asrkit.sound_files import Sound, open_sound
+from asrkit.sound_files import LEAST_MISSING_S, Sound, expect_all, open_sound
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000  # of all waveforms in asrkit.data
@@ -136,7 +136,8 @@ def _read_samples(cut: Any) -> Tensor:
     expect(cut.sampling_rate == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
         for path in sound_paths(cut):
-            open_sound(Sound(path)).close()  # lhotse would read the part of a file that is there
+            with open_sound(Sound(path)) as file:  # lhotse would read the part that is there
+                expect_all(file.missing_s < LEAST_MISSING_S, path)
         # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
         # the text.
         audio = cut.load_audio().mean(0)

@@ -1,4 +1,4 @@
-"""Recordings of any format that soundfile reads, as mono samples at the model's rate.
+"""Recordings of any format, as mono samples at the model's rate.
 
 A recording is read in blocks of some seconds, so memory does not grow with its length. Threads read
 ahead of whoever uses them.
@@ -11,19 +11,28 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import BoundedSemaphore, Event, Thread
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from asrkit.shapes import expect
-from asrkit.sound_files import Sound, find, open_sound
+from asrkit.sound_files import (
+    LEAST_MISSING_S,
+    BrokenOff,
+    Sound,
+    SoundReader,
+    find,
+    open_sound,
+    sound_of,
+)
 
 S = TypeVar("S")
 T = TypeVar("T")
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
+CANCELLED = 0.1  # of the power of independent channels
 MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
 OPEN = 2  # recordings under way for each thread: one that it reads, and the next one
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
@@ -43,49 +52,97 @@ def recordings(
         if isinstance(source, Sound):
             yield source
         else:
-            yield from (Sound(path) for path, _ in find(source))
+            yield from (sound_of(path) for path, _ in find(source))
 
 
-def _mono(file: Any, sound: Sound) -> Iterator[Tensor]:
-    """Yield the samples (S,) of `sound`, its channel or the mean of all, chunk by chunk.
+class Reading:
+    """A recording as mono samples, and what was found while it was read.
 
-    A part that would end after its recording ends with it. ValueError where a sample is not finite,
-    or the file ends earlier than its header says.
+    Args:
+        source: A file, or a recording.
+        rate_hz: Of the samples.
+
+    Attributes:
+        notes: Lines about what is not as usual.
+        error: Why reading ended before the recording did, in one line; "": it did not.
     """
-    import soundfile
 
-    name = sound.path.name
-    rate = file.samplerate
-    channel = sound.channel
-    there = channel is None or 0 <= channel < file.channels
-    expect(there, "audio", f"a channel below {file.channels} of {name}", channel)
-    start = round(sound.start_s * rate)
-    wanted = f"a part that begins before {file.frames / rate:.2f} s, where {name} ends"
-    begins = start == 0 or 0 < start < file.frames
-    expect(begins, "audio", wanted, f"a start at {sound.start_s} s")
-    left = file.frames - start
-    end: float = math.inf  # of what is read: a header may promise too little
-    if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
-        end = round(sound.duration_s * rate)
-    size = max(1, READ_SAMPLES // file.channels)
-    done = 0
-    try:
-        if start:
-            file.seek(start)
-        while len(samples := file.read(min(size, end - done), dtype="float32", always_2d=True)):
-            channels = torch.from_numpy(samples)
-            mono = channels.mean(1) if channel is None else channels[:, channel]
-            finite = bool(mono.isfinite().all())
-            expect(finite, "audio", "finite samples", f"NaN or infinity in {name}")
-            done += len(mono)
-            yield mono
-    except soundfile.LibsndfileError as error:
-        at_s = (start + done) / rate
-        raise ValueError(f"audio: {name} breaks off after {at_s:.2f} s ({error}).") from None
-    expect(done > 0, "audio", "samples", f"none in {name}")
-    promised = min(left, end)
-    wanted = f"{promised / rate:.2f} s, as the header of {name} says"
-    expect(done >= promised, "audio", wanted, f"{done / rate:.2f} s", "The file is truncated.")
+    def __init__(self, source: Path | Sound, rate_hz: int) -> None:
+        self.sound = source if isinstance(source, Sound) else sound_of(source)
+        self.rate_hz = rate_hz
+        self.notes: list[str] = []
+        self.error = ""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the samples (S,) float32 in order, up to the end or an error."""
+        name = self.sound.path.name
+        try:
+            with open_sound(self.sound) as file:
+                chunks = self._mono(file)
+                if file.rate_hz != self.rate_hz:
+                    wanted = f"a rate in proportion to {self.rate_hz} Hz"
+                    taps = file.rate_hz * self.rate_hz // math.gcd(file.rate_hz, self.rate_hz) ** 2
+                    got = f"{file.rate_hz} Hz in {name}"
+                    remedy = f"Convert it first: ffmpeg -i IN -ar {self.rate_hz} OUT.wav."
+                    expect(taps <= MOST_TAPS, "audio", wanted, got, remedy)
+                    chunks = _resampled(chunks, file.rate_hz, self.rate_hz)
+                yield from chunks
+        except ValueError as error:
+            self.error = str(error)
+
+    def _mono(self, file: SoundReader) -> Iterator[Tensor]:
+        """Yield the samples (S,) of the channel that is asked for or the mean of all, in chunks.
+
+        A part that would end after its recording ends with it.
+        """
+        sound, name, rate = self.sound, self.sound.path.name, file.rate_hz
+        there = sound.channel is None or 0 <= sound.channel < file.channels
+        expect(there, "audio", f"a channel below {file.channels} of {name}", sound.channel)
+        start = round(sound.start_s * rate)
+        left = file.frames - start
+        wanted = f"a part that begins before {file.frames / rate:.2f} s, where {name} ends"
+        expect(start == 0 or left > 0, "audio", wanted, f"a start at {sound.start_s} s")
+        end: float = math.inf  # of what is read: a header may promise too little
+        if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
+            end = round(sound.duration_s * rate)
+        size = max(1, READ_SAMPLES // file.channels)
+        done = 0
+        try:
+            file.skip(start)
+            while len(samples := file.read(int(min(size, end - done)))):
+                mono = self._channel(torch.from_numpy(samples), (start + done) / rate)
+                if not bool(mono.isfinite().all()):
+                    raise BrokenOff("NaN or infinity")
+                done += len(mono)
+                yield mono
+            stated = min(left, end)
+            if LEAST_MISSING_S * rate <= stated - done < math.inf:
+                raise BrokenOff(f"its header says {(start + stated) / rate:.2f} s")
+        except BrokenOff as error:  # kept here, since whoever resamples holds samples before it
+            at_s = (start + done) / rate
+            self.error = f"audio: {name} cannot be read beyond {at_s:.2f} s ({error})."
+            return
+        expect(done > 0, "audio", "samples", f"none in {name}")
+
+    def _channel(self, channels: Tensor, at_s: float) -> Tensor:
+        """The channel (S,) of a chunk (S, C) that is asked for, or the mean.
+
+        Where channels cancel each other in the mean, as in antiphase, it is the loudest one: where
+        the mean has a tenth or less of the power that independent channels would leave.
+        """
+        if self.sound.channel is not None or channels.shape[1] == 1:
+            return channels[:, self.sound.channel or 0]
+        mean = channels.mean(1)
+        powers = channels.square().mean(0)
+        if mean.square().mean() >= CANCELLED * powers.sum() / len(powers) ** 2:
+            return mean
+        loudest = int(powers.argmax())
+        if not self.notes:
+            self.notes.append(
+                f"channels cancel each other from {at_s:.0f} s on; channel {loudest} is taken "
+                "there (--channel chooses)"
+            )
+        return channels[:, loudest]
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
@@ -114,29 +171,16 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     yield converted[skip : skip + size]
 
 
-def blocks(source: Path | Sound, rate_hz: int) -> Iterator[Tensor]:
-    """Yield a recording's mono samples (S,) float32 at `rate_hz`, in order.
-
-    Raises ValueError with one line that says what is wrong with the recording.
-    """
-    sound = source if isinstance(source, Sound) else Sound(source)
-    with open_sound(sound) as file:
-        chunks = _mono(file, sound)
-        if file.samplerate != rate_hz:
-            taps = file.samplerate * rate_hz // math.gcd(file.samplerate, rate_hz) ** 2
-            got = f"{file.samplerate} Hz in {sound.path.name}"
-            remedy = f"Convert it first: ffmpeg -i IN -ar {rate_hz} OUT.wav."
-            expect(taps <= MOST_TAPS, "audio", f"a rate in proportion to {rate_hz} Hz", got, remedy)
-            chunks = _resampled(chunks, file.samplerate, rate_hz)
-        yield from chunks
-
-
 def read_audio(source: Path | Sound, rate_hz: int) -> Tensor:
-    """Mono waveform (S,) float32 at `rate_hz` of any recording that soundfile reads.
+    """Mono waveform (S,) float32 at `rate_hz` of any recording.
 
     Raises ValueError with one line that says what is wrong with the recording.
     """
-    return torch.cat([*blocks(source, rate_hz)])
+    reading = Reading(source, rate_hz)
+    waveform = torch.cat([torch.zeros(0), *reading.blocks()])
+    if reading.error:
+        raise ValueError(reading.error)
+    return waveform
 
 
 def read_ahead(

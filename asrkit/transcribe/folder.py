@@ -19,7 +19,7 @@ from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
 # those whose fields stand for them.
 LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "precision", "search", "prompt"}
 DTYPES = ("float32", "bfloat16", "float16")
-LONGEST_NAME = 249  # bytes: a file system's 255, less what a name has while the file is written
+LONGEST_NAME = 241  # bytes: a file system's 255, less .partial and what a name has meanwhile
 # What is read of a model's folder: asrkit's own, Hugging Face's, or exported.
 READ = re.compile(
     r".*\.safetensors|(.*config|.*index|tokenizer|vocab|added_tokens)\.json|merges\.txt|"
@@ -106,9 +106,11 @@ def begun_by(out: Path, kind: str) -> dict[str, str]:
 
 
 class Folder:
-    """Transcripts in a folder, one file a recording: the recording's name with another suffix.
+    """Transcripts in a folder, one file a recording: the recording's name with another suffix, or,
+    where several differ in their suffix only, with one more.
 
-    A recording is done if its transcript is there. All transcripts of a format are of one model and
+    A recording is done if its transcript is there. That of one that breaks off is named .partial,
+    and is not. All transcripts of a format are of one model and
     one choice of settings, which stand in a hidden file beside them.
 
     Args:
@@ -134,7 +136,11 @@ class Folder:
         self.kind = kind
         self.made_by = made_by
         self.key_file = path / f".asrkit-{kind}"
-        self.target = {source: path / name.with_suffix(f".{kind}") for source, name in recordings}
+        stems = Counter(name.with_suffix("") for _, name in recordings)
+        self.target = {}
+        for source, name in recordings:  # a.wav beside a.flac: a.wav.txt
+            whole = name if stems[name.with_suffix("")] > 1 else name.with_suffix("")
+            self.target[source] = path / whole.with_name(f"{whole.name}.{kind}")
         wanted = "recordings of different names"
         remedy = "Rename one, or use two folders."
         short = f"transcripts with names of at most {LONGEST_NAME} bytes"
@@ -166,8 +172,10 @@ class Folder:
             OSError: It cannot be written.
             ValueError: Another run began the folder meanwhile, with another model or settings.
         """
-        target = self.target[transcript.path]
-        recording = target.with_suffix("").relative_to(self.path).as_posix()  # unlike b/one, a/one
+        whole = self.target[transcript.path]
+        partial = whole.with_name(f"{whole.name.removesuffix(f'.{self.kind}')}.partial.{self.kind}")
+        target = partial if transcript.error else whole
+        recording = whole.with_suffix("").relative_to(self.path).as_posix()  # unlike b/one, a/one
         text = render(transcript, self.kind, name=recording)
         try:
             with lock(self.path, wait=True):
@@ -175,6 +183,8 @@ class Folder:
                 if not self.key_file.exists():
                     _write(self.key_file, json.dumps(self.made_by))
                 _write(target, text)
+                if target == whole:
+                    partial.unlink(missing_ok=True)
         except OSError as error:
             why = error.strerror or error
             message = f"{target} cannot be written: {why}. The same command goes on from here."

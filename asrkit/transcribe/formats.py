@@ -22,16 +22,17 @@ SHORTEST_S = 1.0  # least time, if the next one does not begin before
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The result for one file: its text and times in seconds, or the error that stopped it.
+    """The result for one file: its text and times in seconds, and the error that stopped it.
 
     Attributes:
         path: Of the file.
-        text: Empty where there is an error.
+        text: Up to the error, if there is one.
         audio_s: Seconds of sound.
         words: If timestamps were asked for.
         language: Its code, of a Whisper: found, or as it was asked for.
         without_words: (start, end) of passages that sound for 3 s or more and have no word.
-        error: One line; empty where there is none.
+        notes: Lines about the recording, such as channels that cancel each other.
+        error: One line, why there is no text or only the beginning of one; empty where it is whole.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class Transcript:
     words: tuple[Word, ...] = ()
     language: str = ""
     without_words: tuple[tuple[float, float], ...] = ()
+    notes: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -87,8 +89,8 @@ def _clock(seconds: float, point: str) -> str:
 
 
 def summary(transcript: Transcript) -> dict[str, object]:
-    """A transcript as JSON: file, text and audio_s; language, words and passages without words if
-    there are any.
+    """A transcript as JSON: file, text and audio_s; language, words, passages without words, notes
+    and an error if there are any.
     """
     parts: dict[str, object] = {
         "file": str(transcript.path),
@@ -101,6 +103,10 @@ def summary(transcript: Transcript) -> dict[str, object]:
         parts["without_words"] = [
             [round(time_s, 2) for time_s in times] for times in transcript.without_words
         ]
+    if transcript.notes:
+        parts["notes"] = [*transcript.notes]
+    if transcript.error:
+        parts["error"] = transcript.error
     if transcript.words:
         names = ("start_s", "end_s", "confidence")
         parts["words"] = [

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from asrkit.files import json_lines
 from asrkit.shapes import count, expect, message
-from asrkit.sound_files import SUFFIXES, UNREAD, Sound, listed, seconds
+from asrkit.sound_files import SUFFIXES, Sound, listed, seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
 MANIFESTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -57,7 +57,7 @@ def read(inputs: Iterable[Path]) -> Iterator[Recording]:
     """
     for given in inputs:
         name = given.name.lower()
-        known = name.endswith((*CONTAINERS, *MANIFESTS, *SUFFIXES, *UNREAD)) and given.is_file()
+        known = name.endswith((*CONTAINERS, *MANIFESTS, *SUFFIXES)) and given.is_file()
         expect(known or given.is_dir(), "files", KINDS, repr(str(given)), "Check the path.")
         if given.is_dir():
             yield from _files(given, _inside(given))
@@ -196,7 +196,7 @@ def _tar(path: Path) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(path, "r|*") as tar:
         for member in tar:
             place = PurePosixPath(member.name)
-            is_sound = place.suffix.lower() in SUFFIXES | UNREAD and not member.isdir()
+            is_sound = place.suffix.lower() in SUFFIXES and not member.isdir()
             if not is_sound or place.name.startswith("."):  # "._a.wav", which macOS adds to a.wav
                 continue
             file = tar.extractfile(member) if member.isfile() else None  # no file: a link

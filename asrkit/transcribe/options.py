@@ -46,16 +46,30 @@ class FileOptions:
     """What `asrkit transcribe` reads and writes.
 
     Args:
-        files: Sound files and folders, and with --shards manifests and containers.
+        files: Sound files, folders and "-", standard input; with --shards manifests and containers.
+        channel: The channel to read, from 0; None: the mean of all.
+        strict: Whether a recording that breaks off has no transcript.
         format: One of `asrkit.transcribe.formats.FORMATS`; None for the usual one.
         out: Folder of the transcripts; None: standard output.
     """
 
     files: list[Path] = described(
         MISSING,
-        "sound files of any sample rate, or folders, searched to any depth",
+        "sound files and videos of any sample rate, folders, searched to any depth, or - for "
+        "standard input",
         flag="",
         group="what to transcribe, and where to",
+    )
+    channel: int | None = described(
+        None,
+        "read this channel, from 0 (default: the mean of all; where channels cancel each other, "
+        "the loudest one, and a line says so)",
+        metavar="N",
+    )
+    strict: bool = described(
+        False,
+        "write nothing of a recording that breaks off (default: what comes before the break, with "
+        "--out as NAME.partial)",
     )
     format: Literal["txt", "json", "srt", "vtt", "ctm"] | None = described(
         None,
@@ -66,6 +80,10 @@ class FileOptions:
         "write one transcript a file into this folder, and skip those already done",
         metavar="DIR",
     )
+
+    def __post_init__(self) -> None:
+        expect_types(self)
+        expect_all(self, channel=(self.channel is None or self.channel >= 0, "0 or more, or None"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ class Part(NamedTuple):
     sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
     todo: tuple[Span, ...]
     error: str = ""
+    notes: tuple[str, ...] = ()  # of the recording, at its last part
     labels: Sequence[Label] = ()
     language: str = ""
     previous: Sequence[int] = ()  # tokens before the next window, where it is shown them

@@ -15,7 +15,7 @@ from asrkit.runtime import return_free_memory
 from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound, seconds
 from asrkit.text import Tokenizer
-from asrkit.transcribe.audio import blocks, read_ahead, recordings
+from asrkit.transcribe.audio import Reading, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.parts import Part, Schedule, Span, after_window, text_until
@@ -159,10 +159,11 @@ class Transcriber:
                 parts = []
 
     def _parts(self, sound: Sound) -> Iterator[Part]:
-        """Parts of a recording; the last one of a recording that breaks has its error."""
+        """Parts of a recording; the last one has the error of a recording that breaks off."""
         end = 0
+        reading = Reading(sound, self.rate_hz)
         try:
-            chunks = blocks(sound, self.rate_hz)
+            chunks = reading.blocks()
             if self.cuts_at_pauses:
                 cut = stretches(chunks, self.rate_hz, self.window, MOST_WINDOWS * self.window)
             else:
@@ -175,7 +176,9 @@ class Transcriber:
                     silent = is_silent(waveform, self.rate_hz)
                 has_text = not silent and len(waveform) >= self.features.window_samples
                 todo = (Span(0, len(waveform)),) if has_text else ()
-                yield Part(sound.path, start, end, last, waveform, sounds, todo)
+                error, notes = (reading.error, tuple(reading.notes)) if last else ("", ())
+                part = Part(sound.path, start, end, last, waveform, sounds, todo, error, notes)
+                yield part
         except FAILURES as error:
             nothing = torch.zeros(0)
             yield Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
@@ -330,11 +333,16 @@ class Transcriber:
         return [list(map(Label, *row))[:count] for count, *row in rows]
 
     def _transcript(self, parts: Sequence[Part]) -> Transcript:
-        """The transcript of a recording from its parts; the first error is that of all."""
-        path = parts[0].path
-        error = next((part.error for part in parts if part.error), "")
-        if error:
-            return Transcript(path=path, error=error)
+        """The transcript of a recording from its parts, up to the first that has an error."""
+        path, notes = parts[0].path, parts[-1].notes
+        error = ""
+        for number, part in enumerate(parts):
+            if part.error:
+                error = part.error
+                parts = parts[: number + (not part.todo)]  # decoded, if its recording breaks off
+                break
+        if not parts:
+            return Transcript(path=path, notes=notes, error=error)
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
             overlap_s = (part.start / self.rate_hz, before.end / self.rate_hz)
@@ -346,6 +354,8 @@ class Transcriber:
             without_words=self._without_words(parts, labels),
             words=tuple(words(labels, self.tokenizer)) if self.options.timestamps else (),
             language=parts[-1].language,
+            notes=notes,
+            error=error,
         )
 
     def _without_words(

@@ -23,7 +23,7 @@ STATUSES: tuple[Status, ...] = ("missing", "note", "ok")  # worst first
 EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it, its modules)
     "": (
         "every notebook",
-        "torchaudio numba lhotse soundfile jiwer sentencepiece safetensors yaml",
+        "torchaudio numba lhotse soundfile av jiwer sentencepiece safetensors yaml",
     ),
     "notebooks": (
         "every notebook and make report",

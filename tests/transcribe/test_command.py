@@ -1,8 +1,12 @@
+import io
 import json
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 
 from asrkit.models import Checkpoint, TransducerModel, presets, save_checkpoint
@@ -36,6 +40,94 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
     assert {"words" in line for line in lines} == {has_words}
 
 
+def torn(speech, folder):
+    """A recording of two that is cut short within the second, and what is left of it as a whole file."""
+    folder.mkdir(exist_ok=True)
+    wave = np.concatenate(
+        [soundfile.read(path, dtype="float32")[0] for path in speech[:2]]
+    )
+    path = folder / "torn.wav"
+    soundfile.write(path, wave, 16_000, subtype="FLOAT")
+    path.write_bytes(path.read_bytes()[: -4 * 12_000])
+    soundfile.write(
+        folder.parent / "whole.wav", wave[:-12_000], 16_000, subtype="FLOAT"
+    )
+    return path, folder.parent / "whole.wav"
+
+
+def test_of_a_file_that_breaks_off_what_comes_before_is_written_but_not_as_its_transcript(
+    speech, tmp_path, typed
+):
+    (path, whole), out = torn(speech, tmp_path / "in"), tmp_path / "out"
+    text = typed(whole)[1].strip().split("\t")[1]
+    assert len(text.split()) > 3
+    code, said, err = typed(path, "--json")
+    row = json.loads(said)
+    assert (code, row["text"]) == (1, text)
+    assert row["error"] in err
+    assert "torn.wav cannot be read beyond" in row["error"]
+    for mended in (False, True):
+        if mended:
+            soundfile.write(path, soundfile.read(speech[0])[0], 16_000)
+        code, said, _ = typed(path, "--json", "--out", out)
+        assert (code, json.loads(said)["failed"]) == ((0, 0) if mended else (1, 1))
+        names = {file.name for file in out.glob("[!.]*")}
+        assert names == {"torn.txt" if mended else "torn.partial.txt"}
+    code, said, err = typed(torn(speech, tmp_path / "in")[0], "--strict")
+    assert (code, said) == (1, "")
+    assert "cannot be read beyond" in err
+
+
+def test_a_channel_is_chosen_and_channels_that_cancel_each_other_are_noticed(
+    speech, tmp_path, typed
+):
+    wave = soundfile.read(speech[0])[0]
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.stack([wave, -wave, 0 * wave], 1), 16_000)
+    wanted = typed(speech[0])[1].strip().split("\t")[1]
+    code, out, err = typed(path, "--json")
+    row = json.loads(out)
+    assert (code, row["text"]) == (0, wanted)
+    assert row["notes"] == [
+        "channels cancel each other from 0 s on; channel 0 is taken there (--channel chooses)"
+    ]
+    assert row["notes"][0] in err
+    code, out, err = typed(path, "--channel 2", "--json")
+    assert (code, json.loads(out)["text"]) == (0, "")
+    assert "cancel" not in err
+
+
+def test_what_a_folder_leaves_out_is_counted(speech, tmp_path, typed):
+    shutil.copy(speech[0], tmp_path / "a.wave")
+    for name in ("b.pdf", "c.pdf", "d"):
+        (tmp_path / name).touch()
+    _, _, err = typed(tmp_path)
+    assert err.strip().endswith("; left out: 3 files (.pdf 2, no suffix 1)")
+    _, out, _ = typed(tmp_path, "--json --out", tmp_path / "out")
+    assert json.loads(out)["left_out"] == {".pdf": 2, "": 1}
+
+
+def test_standard_input_is_a_recording_and_its_name_stays_one_field(
+    speech, tmp_path, typed, monkeypatch
+):
+    wanted = typed(speech[0])[1].strip().split("\t")[1]
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(speech[0].read_bytes()))
+    )
+    assert typed("-")[:2] == (0, f"-\t{wanted}\n")
+    shutil.copy(speech[0], tmp_path / "a\tb\nc.wav")
+    assert typed(tmp_path)[1] == f"{tmp_path}/a b c.wav\t{wanted}\n"
+
+
+def test_a_closed_standard_output_is_one_line(speech):
+    command = f"{sys.executable} -m asrkit transcribe {speech[0]} --json >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "standard output is closed" in done.stderr
+
+
 REFUSED = [  # what is typed behind the file and the model, and the message
     ("--batch-seconds 0", "--batch-seconds: expected more than 0 seconds, got 0.0."),
     ("--format vtt", "--format: expected --out with it, got none."),
@@ -53,6 +145,9 @@ REFUSED = [  # what is typed behind the file and the model, and the message
     ("--shards --out OUT --shard-hours 0", "--shard-hours: expected more than 0 hours, got 0.0."),
     ("--shards --out OUT --on ray --part 0/2", "--part: expected none with --on, got 0/2."),
     ("--shards --out OUT --on ray --actors 0", "--actors: expected 1 or more, got 0."),
+    ("--shards --out OUT --channel 1", "--channel: expected none with --shards, got 1."),
+    ("--channel -1", "--channel: expected 0 or more, or None, got -1."),
+    ("many.jsonl", "files: expected sound files or folders, got many.jsonl. --shards reads manifests and .tar."),
     ("--out FILE", "--out: expected a folder, got 'FILE'."),
     ("--out FILE/a/b", "FILE/a/b cannot be written: Not a directory"),
 ]  # fmt: skip

@@ -54,7 +54,7 @@ def test_a_file_each_is_written_in_any_format_and_a_second_run_skips_all(
         assert all((tmp_path / f"{n}.{format_}").read_bytes() for n in range(6))
     before = changed(tmp_path)
     counts = {"files": 6, "failed": 0, "skipped": 6, "without_words": 0, "audio_s": 0.0}
-    counts["rtfx"] = 0.0
+    counts |= {"rtfx": 0.0, "left_out": {}}
     assert into(tmp_path, *speech) == (counts | {"out": str(tmp_path)}, "")
     _, out, _ = typed(*speech, "--no-progress --out", tmp_path)
     assert out.endswith(f". Transcripts: {tmp_path}\n")
@@ -213,11 +213,11 @@ def test_auto_takes_no_damaged_dtype(model, speech, tmp_path, typed):
 
 
 def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(tmp_path):
-    longest = "a" * 244 + ".wav"
+    longest = "a" * 236 + ".wav"
     folder_of([longest], tmp_path).write(Transcript(path=Path(longest)))
-    said = "^out: .* names of at most 249 bytes, got éé.*.json. Rename the recording.$"
+    said = "^out: .* names of at most 241 bytes, got éé.*.json. Rename the recording.$"
     with pytest.raises(ValueError, match=said):
-        folder_of(["é" * 122 + "a.mp3"], tmp_path)
+        folder_of(["é" * 118 + "a.mp3"], tmp_path)
 
 
 def test_a_model_is_the_files_that_are_read_of_its_folder(
@@ -239,18 +239,18 @@ def test_a_model_is_the_files_that_are_read_of_its_folder(
     assert len(before) == 13
 
 
-def test_two_recordings_of_one_name_are_refused_and_folders_keep_them_apart(
+def test_two_recordings_of_one_name_are_refused_and_suffixes_and_folders_keep_them_apart(
     into, speech, tmp_path
 ):
     given, out = tmp_path / "in", tmp_path / "out"
-    for name in ("a/one.wav", "b/one.flac"):
-        (given / name).parent.mkdir(parents=True)
+    for name in ("a/one.wav", "b/one.wav", "b/one.flac", "b/two.wav"):
+        (given / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(speech[0], given / name)
     code, err = into(out, given / "a", given / "b")
     assert code == 2
     assert "--out: expected recordings of different names" in err
     into(out, given, "--format ctm")
-    for name in ("a/one", "b/one"):
+    for name in ("a/one", "b/one.wav", "b/one.flac", "b/two"):
         assert (out / f"{name}.ctm").read_text().startswith(f"{name} 1 ")
 
 
