@@ -309,12 +309,12 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def normalize_text(text: str) -> str:
-    """Text as error rates of asrkit compare it: in lower case.
+    """Text as error rates of asrkit compare it: in lower case and Unicode's form NFC.
 
     `wer` and `cer` count case as written, so normalise references and hypotheses first. White space
-    needs no care: they compare words with single spaces between them.
+    and the form of Unicode need no care: they compare words in NFC with single spaces between them.
     """
-    return text.lower()
+    return unicodedata.normalize("NFC", text.lower())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,8 +343,8 @@ def wer(
     """Word error rate over all utterances: errors / reference words.
 
     Args:
-        references: What was said, one text per utterance; all that is recognised where one is empty
-            is an insertion. Case counts: see `normalize_text`; the form of Unicode does not.
+        references: What was said, one text per utterance. Where one is empty, all that was
+            recognised is insertions. Case counts: see `normalize_text`.
         hypotheses: What was recognised, in the same order.
         resamples: Bootstrap samples of utterances for the 95 % interval.
         seed: Of the bootstrap.
@@ -363,8 +363,8 @@ def cer(
     """Character error rate over all utterances: errors / reference characters, spaces included.
 
     Args:
-        references: What was said, one text per utterance; all that is recognised where one is empty
-            is an insertion. Case counts: see `normalize_text`; the form of Unicode does not.
+        references: What was said, one text per utterance. Where one is empty, all that was
+            recognised is insertions. Case counts: see `normalize_text`.
         hypotheses: What was recognised, in the same order.
         resamples: Bootstrap samples of utterances for the 95 % interval.
         seed: Of the bootstrap.

@@ -19,9 +19,11 @@ SPACELESS = re.compile(
     r"[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff\uff66-\uff9f"
     r"\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
-# but not behind what opens or comes before its consonant, nor with what closes, marks or is small.
+# but not behind what opens or comes before its consonant, nor with what closes, marks or is small
 _OPENING = r"(\[{（［｛「『【〈《〔“‘เ-ไເ-ໄ\u1039\u17d2"
-_SMALL = "ーｰ々〻ゝゞヽヾぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶㇰ-ㇿｧ-ｯๆะาำๅໆະາຳ\u1039\u17d2"
+_SMALL = (
+    r"ーｰ々〻ゝゞヽヾぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶㇰ-ㇿｧ-ｯๆะ-ำๅໆະ-ຳ\u1039\u17d2"
+)
 TIED = re.compile(rf"[{_OPENING}].|.[^\w{_OPENING}]|.[{_SMALL}]", re.DOTALL)
 
 

@@ -44,11 +44,12 @@ def recordings(draw):
     shift = st.sampled_from([0, 0, 0, -4, -2, -1, 1, 2, 4])
     found = []
     for low, high in ((0.0, end_s), (start_s, end)):
-        before = -1.0
+        before = low
         window = []
         for label in truth:
             if low <= label.start_s < high:
-                before = max(before, label.start_s + draw(shift) * FRAME_S)
+                time = label.start_s + draw(shift) * FRAME_S
+                before = min(max(before, time), high)
                 window.append(label._replace(start_s=before, end_s=before + FRAME_S))
         found.append(window)
     first, second = found
