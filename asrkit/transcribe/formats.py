@@ -140,10 +140,10 @@ def cues(words: Sequence[Word], audio_s: float) -> list[tuple[float, float, str]
 
 
 def _groups(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Yield the words of each subtitle, those longer than a line in parts."""
+    """Yield the words of each subtitle, those longer than a line in letters."""
     group: list[Word] = []
     for word in words:
-        for part in [word] if _fits(word.text) else _parts(word):
+        for part in [word] if _fits(word.text) else _letters(word):
             if group and _ends(group, part):
                 yield group
                 group = []
@@ -152,19 +152,13 @@ def _groups(words: Sequence[Word]) -> Iterator[list[Word]]:
         yield group
 
 
-def _parts(word: Word) -> Iterator[Word]:
-    """Yield the lines of a word that is longer than one."""
-    texts = [""]
-    for character in word.text:
-        if _fits(texts[-1] + character):
-            texts[-1] += character
-        else:
-            texts.append(character)
-    character_s = (word.end_s - word.start_s) / len(word.text)
-    for text in texts:
-        end_s = word.start_s + len(text) * character_s
-        yield word._replace(text=text, end_s=end_s)
-        word = word._replace(start_s=end_s, joined=True)
+def _letters(word: Word) -> Iterator[Word]:
+    """Yield a word letter by letter, each with its share of the time."""
+    letter_s = (word.end_s - word.start_s) / len(word.text)
+    for number, letter in enumerate(word.text):
+        start_s = word.start_s + number * letter_s
+        joined = word.joined or number > 0
+        yield Word(letter, start_s, start_s + letter_s, word.confidence, joined)
 
 
 def _ends(group: Sequence[Word], following: Word) -> bool:

@@ -190,11 +190,10 @@ def test_chinese_is_cut_at_pauses_and_full_lines_when_it_is_said():
 
 
 def test_a_word_longer_than_a_line_shares_its_time_out_over_its_letters():
-    whole = Word("d" * 100, 1.0, 11.0, 1.0)
-    shown = cues([whole], 20.0)
-    assert [(round(start, 6), round(end, 6)) for start, end, _ in shown] == [
-        (1.0, 5.2), (5.2, 11.0)]  # fmt: skip
-    assert [text.count("d") for *_, text in shown] == [42, 58]
+    said = [Word("a", 0.5, 1.0, 1.0), Word("d" * 100, 1.0, 6.0, 1.0)]
+    (start, end, first), (later, last, rest) = cues(said, 20.0)
+    assert (first, rest) == ("a " + "d" * 40 + "\n" + "d" * 42, "d" * 18)
+    assert [start, end, later, last] == pytest.approx([0.5, 5.1, 5.1, 6.1])
 
 
 def test_a_cue_is_shown_for_long_enough_to_be_seen():

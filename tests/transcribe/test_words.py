@@ -122,6 +122,11 @@ def test_labels_of_two_windows_come_in_the_order_of_time():
         assert text_of(joined) in ("abc", "axybc")
         starts = [label.start_s for label in joined]
         assert starts == sorted(starts)
+    # and a label that both have is there once, if one window has others around it
+    c, d = (labels(10 * text, 0.05, 0.1) + labels(9 * text, 1.5, 0.1) for text in "cd")
+    first = [*c[:10], *heard(("a", 1.4)), *c[10:]]
+    second = [*d[:10], *heard(("a", 1.02), ("x", 1.06)), *d[10:]]
+    assert text_of(join(first, second, 0.0, 2.4)).count("a") == 1
 
 
 def test_a_word_they_split_into_other_pieces_is_not_written_in_part_and_in_whole():
