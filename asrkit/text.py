@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -308,12 +309,12 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def normalize_text(text: str) -> str:
-    """Text as error rates of asrkit compare it: in lower case.
+    """Text as error rates of asrkit compare it: in lower case and Unicode's form NFC.
 
     `wer` and `cer` count case as written, so normalise references and hypotheses first. White space
-    needs no care: they compare words with single spaces between them.
+    and the form of Unicode need no care: they compare words in NFC with single spaces between them.
     """
-    return text.lower()
+    return unicodedata.normalize("NFC", text.lower())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,14 +343,14 @@ def wer(
     """Word error rate over all utterances: errors / reference words.
 
     Args:
-        references: What was said, one text per utterance, none empty. Case counts: see
-            `normalize_text`.
+        references: What was said, one text per utterance. Where one is empty, all that was
+            recognised is insertions. Case counts: see `normalize_text`.
         hypotheses: What was recognised, in the same order.
         resamples: Bootstrap samples of utterances for the 95 % interval.
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: The lists do not match, or a reference is empty.
+        ValueError: The lists do not match, or all references are empty.
     """
     import jiwer
 
@@ -362,14 +363,14 @@ def cer(
     """Character error rate over all utterances: errors / reference characters, spaces included.
 
     Args:
-        references: What was said, one text per utterance, none empty. Case counts: see
-            `normalize_text`.
+        references: What was said, one text per utterance. Where one is empty, all that was
+            recognised is insertions. Case counts: see `normalize_text`.
         hypotheses: What was recognised, in the same order.
         resamples: Bootstrap samples of utterances for the 95 % interval.
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: The lists do not match, or a reference is empty.
+        ValueError: The lists do not match, or all references are empty.
     """
     import jiwer
 
@@ -384,18 +385,19 @@ def _error_rate(
     expect(not one_text, "references, hypotheses", wanted, "one text", "Pass [text].")
     wanted = f"{len(references)} texts, as references"
     expect(len(references) == len(hypotheses), "hypotheses", wanted, len(hypotheses))
-    filled = len(references) > 0 and all(text.strip() for text in references)
-    expect(filled, "references", "at least one, none empty", references[:3])
+    filled = any(text.strip() for text in references)
+    expect(filled, "references", "at least one that is not empty", references[:3])
     expect(resamples >= 1, "resamples", "at least 1", resamples)
     rows = []
-    for reference, hypothesis in zip(references, hypotheses, strict=True):
+    for pair in zip(references, hypotheses, strict=True):
         # single spaces, since jiwer takes "\n" for a letter
-        out = process(" ".join(reference.split()), " ".join(hypothesis.split()))
+        out = process(*(" ".join(unicodedata.normalize("NFC", text).split()) for text in pair))
         units = out.hits + out.substitutions + out.deletions
         rows.append((out.substitutions, out.insertions, out.deletions, units))
     counts = np.array(rows)  # (N, 4)
     samples = np.random.default_rng(seed).integers(0, len(rows), (resamples, len(rows)))
     draws = counts[samples].sum(1)  # (resamples, 4)
+    draws = np.where(draws[:, 3:] > 0, draws, counts.sum(0))  # where all references are empty
     low, high = np.quantile(draws[:, :3].sum(1) / draws[:, 3], [0.025, 0.975])
     substitutions, insertions, deletions, units = (int(n) for n in counts.sum(0))
     return ErrorRate(

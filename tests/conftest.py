@@ -168,18 +168,18 @@ def tiny_speech(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train_pieces():
-    """A function of texts and vocab_size: their tokenizer of SentencePiece."""
+    """A function of texts, vocab_size and options: their tokenizer of SentencePiece."""
     import io
 
     import sentencepiece
 
     from asrkit.text import SentencePieceTokenizer
 
-    def train(texts, vocab_size):
+    def train(texts, vocab_size, **options):
         out = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts), model_writer=out, vocab_size=vocab_size,
-            bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2,
+            bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2, **options,
         )  # fmt: skip
         return SentencePieceTokenizer(out.getvalue())
 

@@ -75,11 +75,28 @@ def test_any_space_parts_words(space):
     assert cer([f"a{space}b"], ["a b"]).rate == 0
 
 
+@pytest.mark.parametrize("rate", [wer, cer])
+def test_an_empty_reference_counts_what_was_recognised_as_insertions(rate):
+    whole = rate(["", "a b c d", " "], ["a", "a b c d", ""])
+    assert (whole.insertions, whole.substitutions, whole.deletions) == (1, 0, 0)
+    assert whole.units == rate(["a b c d"], [""]).units
+    assert 0 <= whole.low <= whole.rate <= whole.high < float("inf")
+    one = rate(["", "a"], ["b", "a"], resamples=100)  # draws without any word
+    assert (one.rate, one.low, one.high) == (1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("rate", [wer, cer])
+def test_forms_of_unicode_are_no_errors(rate):
+    assert rate(["caf\u00e9 \uac00"], ["cafe\u0301 \u1100\u1161"]).rate == 0
+    assert rate(["cafe\u0301"], ["caf\u00e9"]).units == (4 if rate is cer else 1)
+    assert normalize_text("Cafe\u0301") == "caf\u00e9"
+
+
 @pytest.mark.parametrize("call, said", [
     (lambda: wer("hello", "hallo"), r"references, hypotheses: expected a list of texts each, got one text\. Pass \[text\]"),
-    (lambda: wer([], []), "references: expected at least one, none empty"),
+    (lambda: wer([], []), "references: expected at least one that is not empty"),
     (lambda: wer(["a"], []), "hypotheses: expected 1 texts"),
-    (lambda: wer([""], ["a"]), "references: expected at least one, none empty"),
+    (lambda: wer([""], ["a"]), "references: expected at least one that is not empty"),
     (lambda: wer(["a"], ["a"], resamples=0), "resamples: expected at least 1, got 0"),
     (lambda: CharTokenizer().encode("take 7"), r"text: expected .*\['7'\] in 'take 7'"),
     (lambda: load_tokenizer("nowhere.model"), "tokenizer: expected 'char' or a SentencePiece .model file"),

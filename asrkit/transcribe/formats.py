@@ -4,20 +4,26 @@ WebVTT) and NIST's CTM.
 
 import html
 import json
-import textwrap
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from asrkit.transcribe.words import Word
 
 FORMATS = ("txt", "json", "srt", "vtt", "ctm")
 TIMED = FORMATS[2:]  # made of words and their times
-LINE = 42  # characters in a line of a subtitle
+# Characters in a line of a subtitle as in Netflix's Timed Text Style Guides: of Latin script, of
+# Chinese and Korean, of Japanese. Where there are full-width ones, others count as half of one.
+LINE, FULL_WIDTH_LINE, KANA_LINE = 42, 16, 13
+KANA = re.compile("[\u3040-\u30ff]")
 LINES = 2  # lines of a subtitle
 PAUSE_S = 0.8  # a subtitle ends at a pause this long
 LONGEST_S = 7.0  # most time that a subtitle is shown
 SHORTEST_S = 1.0  # least time, if the next one does not begin before
+BRIEFEST_S = 0.3  # least time even then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +72,8 @@ def _ctm(transcript: Transcript, name: str) -> str:
     recording = "_".join((name or transcript.path.stem).split())
     lines = []
     for word in transcript.words:
-        times = f"{word.start_s:.3f} {word.end_s - word.start_s:.3f}"
+        start_s, end_s = round(word.start_s, 3), round(word.end_s, 3)
+        times = f"{start_s:.3f} {end_s - start_s:.3f}"
         lines.append(f"{recording} 1 {times} {word.text} {word.confidence:.3f}\n")
     return "".join(lines)
 
@@ -117,34 +124,47 @@ def summary(transcript: Transcript) -> dict[str, object]:
 
 
 def cues(words: Sequence[Word], audio_s: float) -> list[tuple[float, float, str]]:
-    """(start, end, text) of subtitles in seconds: at most LINES lines of LINE characters each.
+    """(start, end, text) of subtitles in seconds: at most LINES lines, as long as in the guides.
 
     A subtitle ends where a pause is long, the lines are full, or it would be shown for more than
     LONGEST_S. It stays for SHORTEST_S, or until the next one or the end of the recording at
-    `audio_s`. A word longer than a line is broken.
+    `audio_s`; for BRIEFEST_S these come later, or it comes earlier, if the recording is long
+    enough. A word longer than a line is broken, and its time shared out over its characters.
     """
     groups = list(_groups(words))
-    next_starts_s = [group[0].start_s for group in groups[1:]] + [audio_s]
+    brief_s = min(BRIEFEST_S, audio_s / (len(groups) or 1))
+    starts_s = [group[0].start_s for group in groups]
+    starts_s = [*accumulate(starts_s, lambda before, time: max(time, before + brief_s))]
+    starts_s = [
+        *accumulate([audio_s, *starts_s[::-1]], lambda after, time: min(time, after - brief_s))
+    ]
     shown = []
-    for group, next_s in zip(groups, next_starts_s, strict=False):
-        start_s = group[0].start_s
-        end_s = min(max(group[-1].end_s, start_s + SHORTEST_S), next_s)
-        shown.append((start_s, max(end_s, start_s + 0.001), "\n".join(_lines(group))))
+    for group, (start_s, next_s) in zip(groups, pairwise(starts_s[::-1]), strict=True):
+        end_s = min(max(group[-1].end_s, start_s + SHORTEST_S), start_s + LONGEST_S, next_s)
+        shown.append((start_s, end_s, "\n".join(_lines(group))))
     return shown
 
 
 def _groups(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Yield the words of each subtitle, those longer than a line in parts."""
+    """Yield the words of each subtitle, those longer than a line in letters."""
     group: list[Word] = []
     for word in words:
-        for text in textwrap.wrap(word.text, LINE):
-            part = word._replace(text=text)
+        for part in [word] if _fits(word.text) else _letters(word):
             if group and _ends(group, part):
                 yield group
                 group = []
             group.append(part)
     if group:
         yield group
+
+
+def _letters(word: Word) -> Iterator[Word]:
+    """Yield a word letter by letter, each with its share of the time."""
+    letter_s = (word.end_s - word.start_s) / len(word.text)
+    for number, letter in enumerate(word.text):
+        start_s = word.start_s + number * letter_s
+        joined = word.joined or number > 0
+        yield Word(letter, start_s, start_s + letter_s, word.confidence, joined)
 
 
 def _ends(group: Sequence[Word], following: Word) -> bool:
@@ -156,5 +176,19 @@ def _ends(group: Sequence[Word], following: Word) -> bool:
 
 
 def _lines(group: Sequence[Word]) -> list[str]:
-    text = " ".join(word.text for word in group)
-    return textwrap.wrap(text, LINE, break_on_hyphens=False)
+    lines = [group[0].text]
+    for word in group[1:]:
+        longer = lines[-1] + " " * (not word.joined) + word.text
+        if _fits(longer):
+            lines[-1] = longer
+        else:
+            lines.append(word.text)
+    return lines
+
+
+def _fits(line: str) -> bool:
+    """Whether a line of a subtitle is not too long."""
+    wide = sum(unicodedata.east_asian_width(character) in "FW" for character in line)
+    if not wide:
+        return len(line) <= LINE
+    return len(line) + wide <= 2 * (KANA_LINE if KANA.search(line) else FULL_WIDTH_LINE)

@@ -3,6 +3,7 @@
 import bisect
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
@@ -10,9 +11,20 @@ from typing import NamedTuple
 from asrkit.text import Tokenizer
 
 JITTER_S = 0.4  # what two windows may differ in the time of one label
-# In scripts without spaces a whole recording would be one word, found in quadratic time.
-MAX_WORD_LABELS = 64
+MAX_WORD = 64  # characters of a word; labels that may write one character
 PAUSE_S = 0.5  # a pause this long is as good a place to cut as any longer one
+PART = "\ufffd"  # what a tokenizer decodes a part of a character to
+# Scripts without spaces, Thai to Myanmar, Khmer and CJK: a word may begin with each character,
+SPACELESS = re.compile(
+    r"[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    r"\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
+)
+# but not behind what opens or comes before its consonant, nor with what closes, marks or is small
+_OPENING = r"(\[{（［｛「『【〈《〔“‘เ-ไເ-ໄ\u1039\u17d2"
+_SMALL = (
+    r"ーｰ々〻ゝゞヽヾぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶㇰ-ㇿｧ-ｯๆะ-ำๅໆະ-ຳ\u1039\u17d2"
+)
+TIED = re.compile(rf"[{_OPENING}].|.[^\w{_OPENING}]|.[{_SMALL}]", re.DOTALL)
 
 
 class Label(NamedTuple):
@@ -31,15 +43,18 @@ class Word(NamedTuple):
     start_s: float
     end_s: float
     confidence: float
+    joined: bool = False  # to the word before, without white space
 
 
 def join(
     before: Sequence[Label], after: Sequence[Label], start_s: float, end_s: float
 ) -> list[Label]:
-    """Labels of two windows, each label once; all of them where the windows do not overlap.
+    """Labels of two windows in the order of time, each label once; all of them where the windows do
+    not overlap.
 
     Labels that both windows have, within JITTER_S, are paired and take the first window's time, so
-    that a cut has both on one side: none is doubled, none lost. The cut is made in a long pause of
+    that a cut has both on one side: none is doubled, none lost. Labels between two pairs stay
+    between them. The cut is made in a long pause of
     both, between paired labels, and close to the middle of the overlap, since near its own edge a
     window has only part of a word.
 
@@ -54,15 +69,20 @@ def join(
     head = before[: bisect.bisect_left(before, start_s, key=attrgetter("start_s"))]
     left = before[len(head) :]
     right = [label for label in after if label.start_s < end_s]
-    times = [label.start_s for label in right]
-    agreed = {start_s, end_s}
-    for i, j in _pairs(left, right):
-        times[j] = left[i].start_s
-        agreed.add(times[j])
+    paired = {j: left[i].start_s for i, j in _pairs(left, right)}
+    agreed = {start_s, end_s, *paired.values()}
+    times: list[float] = []
+    for j, label in enumerate(right):
+        times.append(paired.get(j, max([label.start_s, *times[-1:]])))
+    times = [*itertools.accumulate(reversed(times), min)][::-1]
     all_times = {label.start_s for label in left} | set(times)
     cut_s = _cut(all_times, agreed, start_s, end_s)
     kept_left = [label for label in left if label.start_s < cut_s]
-    kept_right = [label for label, time in zip(right, times, strict=True) if time >= cut_s]
+    kept_right = [
+        label._replace(start_s=time, end_s=label.end_s + (time - label.start_s))
+        for label, time in zip(right, times, strict=True)
+        if time >= cut_s
+    ]
     return [*head, *kept_left, *kept_right, *after[len(right) :]]
 
 
@@ -111,29 +131,59 @@ def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) ->
 
 
 def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
-    """Words of `labels`: split where the text that the tokenizer decodes has white space.
+    """Words of `labels`, with the text that the tokenizer decodes: split at white space, in scripts
+    without spaces between labels, and after MAX_WORD characters.
 
-    A label starts a word when it and the labels since the last start decode to two words: this
-    needs nothing of a tokenizer but `decode`. After MAX_WORD_LABELS labels without white space
-    another word begins. A word ends with the last label that added to its text, so not with a
-    space, and before the next one starts.
+    A word ends with the last label that added to its text, so not with a space, and before the next
+    one starts.
+
+    Args:
+        labels: in the order of time.
+        tokenizer: nothing of it is needed but `decode`.
     """
     result: list[Word] = []
-    tokens: list[int] = []  # since the last word started
-    for label in labels:
-        text = tokenizer.decode([*tokens, label.token]).strip()
-        holds_two_words = len(text.split()) > 1
-        if not tokens or holds_two_words or len(tokens) == MAX_WORD_LABELS:
-            tokens = []
-            text = tokenizer.decode([label.token]).strip()
-            if not text:  # white space before a word
-                continue
-            result.append(Word(text, *label[1:]))
-        elif text != result[-1].text:
-            word = result[-1]
-            confidence = min(word.confidence, label.confidence)
-            result[-1] = Word(text, word.start_s, label.end_s, confidence)
-        tokens.append(label.token)
+    for part in _characters(labels, tokenizer):
+        if part.joined and _is_one_word(result[-1].text, part.text):
+            result[-1] = _extended(result[-1], result[-1].text + part.text, part)
+        else:
+            result.append(part)
     for number, (word, following) in enumerate(itertools.pairwise(result)):
         result[number] = word._replace(end_s=min(word.end_s, following.start_s))
     return result
+
+
+def _is_one_word(before: str, after: str) -> bool:
+    """Whether text belongs to the word before it, without white space between them."""
+    pair = before[-1] + after[0]
+    apart = SPACELESS.search(pair) and not TIED.match(pair)
+    return len(before) < MAX_WORD and not apart
+
+
+def _extended(word: Word, text: str, by: Label | Word) -> Word:
+    """`word` with more text, which ends with a label or with the next part of it."""
+    confidence = min(word.confidence, by.confidence)
+    return word._replace(text=text, end_s=by.end_s, confidence=confidence)
+
+
+def _characters(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
+    """What each label adds to the text; labels that write a character together as one."""
+    found: list[Word] = []
+    tokens: list[int] = []  # of the last of `found`, and of white space behind it
+    text = ""
+    for label in labels:
+        before = text
+        tokens.append(label.token)
+        text = tokenizer.decode(tokens).strip()
+        added = text.removeprefix(before)
+        if not added:
+            del tokens[MAX_WORD:]
+            continue
+        whole = not before.endswith(PART) or added[0].isspace() or len(tokens) > MAX_WORD
+        if whole and text.startswith(before):
+            tokens = [label.token]
+            text = added.strip()
+            joined = before != "" and not added[0].isspace()
+            found.append(Word(text, *label[1:], joined))
+        else:
+            found[-1] = _extended(found[-1], text, label)
+    return found

@@ -34,21 +34,22 @@ SAID = st.sampled_from(["one", "two", "three", "no", "on", "a", "aa", "four five
 
 @st.composite
 def recordings(draw):
-    """Labels of a recording, and what two windows of it have: times off by up to two frames,
+    """Labels of a recording, and what two windows of it have: times off by up to four frames,
     nonsense at their edges."""
     said = draw(st.lists(SAID, min_size=8, max_size=40))
     truth = labels(" ".join(said), 0.2, draw(st.sampled_from([0.04, 0.08, 0.12])))
     end = truth[-1].start_s + 0.2
     start_s = draw(st.floats(0.0, max(end - 3.0, 0.0)))
     end_s = min(start_s + 3.0, end)
-    shift = st.sampled_from([0, 0, 0, -1, 1, 2])
+    shift = st.sampled_from([0, 0, 0, -4, -2, -1, 1, 2, 4])
     found = []
     for low, high in ((0.0, end_s), (start_s, end)):
-        before = -1.0
+        before = low
         window = []
         for label in truth:
             if low <= label.start_s < high:
-                before = max(before, label.start_s + draw(shift) * FRAME_S)
+                time = label.start_s + draw(shift) * FRAME_S
+                before = min(max(before, time), high)
                 window.append(label._replace(start_s=before, end_s=before + FRAME_S))
         found.append(window)
     first, second = found
@@ -66,7 +67,10 @@ def test_two_windows_that_time_labels_differently_are_joined_to_what_was_said(
 ):
     truth, first, second, start_s, end_s = recording
     assume(end_s - start_s > 2.9)  # else the recording is shorter than the overlap
-    assert text_of(join(first, second, start_s, end_s)) == text_of(truth)
+    joined = join(first, second, start_s, end_s)
+    assert text_of(joined) == text_of(truth)
+    starts = [label.start_s for label in joined]
+    assert starts == sorted(starts)
 
 
 ONES = labels("one one one one one one one one", 0.0, 0.2)
@@ -97,6 +101,32 @@ def around(word, start_s):
 )
 def test_windows_are_joined_in_a_pause(first, second, start_s, end_s, texts):
     assert text_of(join(first, second, start_s, end_s)) in texts
+
+
+def test_labels_of_two_windows_come_in_the_order_of_time():
+    def heard(*pairs):
+        return [labels(text, at_s)[0] for text, at_s in pairs]
+
+    first = heard(("o", 7.36), ("n", 7.52))
+    second = heard((" ", 7.2), ("o", 7.24), ("n", 7.24), (" ", 7.84))
+    joined = join(first, second, 5.44, 9.44)
+    starts = [label.start_s for label in joined]
+    assert starts == sorted(starts)
+    (on,) = words(joined, TOKENIZER)
+    assert on.text == "on" and on.end_s > on.start_s
+    # what is in one window alone stays between its neighbours
+    first = heard(("a", 1.3), ("b", 1.4), ("c", 5.0))
+    second = heard(("a", 1.0), ("x", 1.1), ("y", 1.5), ("b", 1.5), ("c", 5.0))
+    for end_s in (1.45, 2.6, 6.0, 9.0):
+        joined = join(first, second, 0.0, end_s)
+        assert text_of(joined) in ("abc", "axybc")
+        starts = [label.start_s for label in joined]
+        assert starts == sorted(starts)
+    # and a label that both have is there once, if one window has others around it
+    c, d = (labels(10 * text, 0.05, 0.1) + labels(9 * text, 1.5, 0.1) for text in "cd")
+    first = [*c[:10], *heard(("a", 1.4)), *c[10:]]
+    second = [*d[:10], *heard(("a", 1.02), ("x", 1.06)), *d[10:]]
+    assert text_of(join(first, second, 0.0, 2.4)).count("a") == 1
 
 
 def test_a_word_they_split_into_other_pieces_is_not_written_in_part_and_in_whole():
@@ -137,6 +167,41 @@ def test_pieces_of_a_sentencepiece_model_make_the_words_of_its_text(train_pieces
 def test_the_words_are_those_of_the_text_whatever_the_labels(tokens):
     found = words(row(tokens), TOKENIZER)
     assert [word.text for word in found] == TOKENIZER.decode(tokens).split()
+
+
+CHARACTERS = CharTokenizer(" a3.,「」。ー你好我们かょเทยั한국")
+
+
+@pytest.mark.parametrize("text, wanted", [
+    ("你好。我们3.3好 你", ["你", "好。", "我", "们", "3.3", "好", "你"]),
+    ("「你好」aa我", ["「你", "好」", "aa", "我"]),
+    ("かょーか", ["かょー", "か"]),
+    ("เทยัย", ["เท", "ยั", "ย"]),
+    ("한국 국aa", ["한국", "국aa"]),  # Korean has spaces
+])  # fmt: skip
+def test_in_scripts_without_spaces_a_word_is_what_its_label_writes(text, wanted):
+    found = words(row(CHARACTERS.encode(text)), CHARACTERS)
+    assert [word.text for word in found] == wanted
+    whole = "".join(" " * (not word.joined) + word.text for word in found)
+    assert whole == " " + text
+    times = [time for word in found for time in word[1:3]]
+    assert times == sorted(times)
+    assert all(word.end_s > word.start_s for word in found)
+
+
+@pytest.mark.parametrize("before", [0, 1, 60, 62, 63])
+@pytest.mark.parametrize("text", ["鬱", "鬱。é鬱", "éé", "😀"])
+def test_bytes_of_a_character_stay_together(train_pieces, before, text):
+    options = {"byte_fallback": True, "normalization_rule_name": "identity"}
+    tokenizer = train_pieces(["x x y yx"] * 9, 270, **options)
+    tokens = tokenizer.encode("x" * before + text)
+    assert len(tokens) >= before + len(text.encode())  # a label a byte
+    found = words(row(tokens), tokenizer)
+    assert "".join(word.text for word in found) == "x" * before + text
+    assert not any("\ufffd" in word.text for word in found)
+    assert found[-1].end_s == row(tokens)[-1].end_s
+    own = words(row(tokens[:-1]), tokenizer)  # the model's own text breaks off
+    assert own[-1].text.endswith("\ufffd")
 
 
 @pytest.mark.parametrize("spaces, sizes", [(0, [64, 64, 64, 8]), (2, [64, 64, 64, 6])])

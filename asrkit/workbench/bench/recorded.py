@@ -1,6 +1,7 @@
 """Recorded speech for whole programs, and the word errors of what they write."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -59,7 +60,8 @@ def joined(recordings: Recordings, seconds: float) -> tuple[np.ndarray, list[str
 
 def plain(text: str) -> str:
     """Words of lower-case letters, digits and apostrophes; all else separates words."""
-    return " ".join(re.findall("[a-z0-9']+", text.lower().replace("\u2019", "'")))
+    text = unicodedata.normalize("NFC", text.lower())
+    return " ".join(re.findall("[a-z0-9']+", text.replace("\u2019", "'")))
 
 
 def word_errors(said: Sequence[str], written: Sequence[str]) -> ErrorRate:

@@ -58,6 +58,7 @@ def test_its_parts_are_the_recordings_with_silence_behind_each(speech):
     ("He said: \u201cDon\u2019t \u2014 I can't!\u201d", "he said don't i can't"),
     ("ill-disposed, in 1,066", "ill disposed in 1 066"),
     ("\u2026", ""),
+    ("cafe\u0301 caf\u00e9", "caf caf"),
 ])  # fmt: skip
 def test_plain_texts_have_lower_case_letters_digits_and_apostrophes(text, wanted):
     assert recorded.plain(text) == wanted
@@ -81,6 +82,8 @@ def test_errors_of_the_parts_add_up_to_those_of_the_whole(said, written):
 def test_recordings_one_by_one_are_compared_one_by_one():
     found = recorded.word_errors(["a b", "c"], ["A, b!", "d c"])
     assert (found.insertions, found.units) == (1, 3)
+    found = recorded.word_errors(["\u2026", "c"], ["so", "c"])  # without a plain word
+    assert (found.insertions, found.units) == (1, 1)
 
 
 def test_a_recording_that_comes_again_is_drawn_as_a_whole():
