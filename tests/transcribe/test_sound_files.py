@@ -239,5 +239,7 @@ def test_without_pyav_the_line_names_it(tmp_path, monkeypatch):
     mp3 = encode(tmp_path / "a.mp3", None, "libmp3lame")
     monkeypatch.setitem(sys.modules, "av", None)
     assert len(read_audio(wav(tmp_path / "a.wav", 0), RATE)) == len(WAVE)
-    with pytest.raises(ValueError, match=r"^audio: a.mp3 needs PyAV: pip install av\.$"):
+    with pytest.raises(
+        ValueError, match=r"^audio: a.mp3 needs PyAV: pip install av\.$"
+    ):
         read_audio(mp3, RATE)
