@@ -75,7 +75,8 @@ class FeatureConfig:
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """The window (window_samples,) and the mel bands on a device."""
     make_window = getattr(torch, f"{config.window}_window")
-    window = make_window(config.window_samples, periodic=config.periodic)
+    samples = config.window_samples
+    window = make_window(samples, periodic=config.periodic, dtype=torch.float32)
     return window.to(device), mel_bands(config).to(device)
 
 

@@ -131,7 +131,7 @@ def augment(
     """
     B, _ = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    draws = _Draws(torch.rand(12, B, 1, generator=generator))
+    draws = _Draws(torch.rand(12, B, 1, generator=generator, dtype=torch.float32))
     speech_lengths = lengths
     clean, lengths = _add_silence(waveforms, lengths, draws, config)
     S = clean.shape[1]
@@ -139,7 +139,7 @@ def augment(
     # Room for the echo, so that nothing wraps round to the beginning.
     size = FAST_SIZES[bisect_left(FAST_SIZES, S + echo_samples)]
     spectrum = torch.fft.rfft(clean, size)
-    hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1)
+    hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1, dtype=torch.float32)
 
     rows = draws.rows(config.room)
     rt60_s = draws.between(*config.rt60_s)
@@ -179,8 +179,8 @@ def augment(
 
 def _echo(rt60_s: Tensor, samples: int, generator: torch.Generator) -> Tensor:
     """Impulse responses of rooms, (rows, samples): the direct sound and noise that fades."""
-    echo = torch.rand(len(rt60_s), samples, generator=generator).sub_(0.5)
-    exponents = torch.arange(samples) * (-ECHO_DECAY / RATE_HZ) / rt60_s
+    echo = torch.rand(len(rt60_s), samples, generator=generator, dtype=torch.float32).sub_(0.5)
+    exponents = torch.arange(samples, dtype=torch.float32) * (-ECHO_DECAY / RATE_HZ) / rt60_s
     echo *= torch.exp(exponents)
     echo *= ECHO_LEVEL / echo.norm(dim=1, keepdim=True)
     echo[:, 0] = 1.0  # the direct sound
@@ -202,7 +202,7 @@ def _noise(
     colours /= colours.square().mean(1, keepdim=True).sqrt()
     rows = len(power)
     colour = colours[torch.randint(3, (rows,), generator=generator)]
-    bins = torch.rand(rows, len(hz), 2, generator=generator).sub_(0.5)
+    bins = torch.rand(rows, len(hz), 2, generator=generator, dtype=torch.float32).sub_(0.5)
     noise = torch.view_as_complex(bins)  # of power 1/6 in each bin
     noise_power = power * 6 * size * 10 ** (-snr_db / 10)
     return noise.mul_(colour * noise_power.sqrt())
@@ -251,7 +251,7 @@ def warp_features(
     """
     B, T, F = dims(features, "B T F", "features", F=mel.bins)
     dims(lengths, "B", "lengths", B=B)
-    draws = _Draws(torch.rand(2, B, 1, generator=generator))
+    draws = _Draws(torch.rand(2, B, 1, generator=generator, dtype=torch.float32))
     # Logarithms are drawn, so that a factor and its inverse are equally likely.
     rate, formants = (
         draws.between(math.log(low), math.log(high)).exp()
@@ -311,7 +311,7 @@ def spec_augment(
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
     frames = lengths.cpu().float()
-    bins = torch.full((B,), float(F))
+    bins = torch.full((B,), float(F), dtype=torch.float32)
     hidden_frames = _spans(config.time_masks, frames, frames * config.time_share, T, generator)
     widest = bins.clamp(max=config.frequency_bins)
     hidden_bins = _spans(config.frequency_masks, bins, widest, F, generator)
@@ -328,8 +328,8 @@ def _spans(
 ) -> Tensor:
     """Where any of `count` random spans lies in each row, bool (B, positions)."""
     B = len(size)
-    width = torch.rand(count, B, generator=generator) * widest
-    first = torch.rand(count, B, generator=generator) * (size - width)
+    width = torch.rand(count, B, generator=generator, dtype=torch.float32) * widest
+    first = torch.rand(count, B, generator=generator, dtype=torch.float32) * (size - width)
     offset = torch.arange(positions) - first[..., None]  # (count, B, positions)
     inside = (offset >= 0) & (offset < width[..., None])
     return inside.any(0)

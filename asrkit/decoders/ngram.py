@@ -119,11 +119,16 @@ class NGram(OnDevice):
             *context, word = gram
             arc = contexts[tuple(context)] * len(index) + index[word]
             rows.append((arc, logp, state(gram)))
-        arcs, logps, leads = map(torch.tensor, zip(*sorted(rows), strict=True))
+        columns = zip(*sorted(rows), strict=True)
+        dtypes = (torch.int64, torch.float32, torch.int64)
+        arcs, logps, leads = (
+            torch.tensor(column, dtype=dtype)
+            for column, dtype in zip(columns, dtypes, strict=True)
+        )
         first_arcs = torch.arange(len(contexts) + 1) * len(index)
         begins = torch.searchsorted(arcs, first_arcs)
         of_unigrams = slice(begins[1])
-        unigrams = torch.full((len(index),), -math.inf)
+        unigrams = torch.full((len(index),), -math.inf, dtype=torch.float32)
         unigrams[arcs[of_unigrams]] = logps[of_unigrams]
         known = [word if (word,) in listed else "<unk>" for word in words]
         backoffs = [listed[gram][1] for gram in contexts if gram]
@@ -132,7 +137,7 @@ class NGram(OnDevice):
             word=torch.tensor([index[word] for word in known]),
             end=torch.tensor(index["</s>"]),
             first=torch.tensor(state(("<s>",))),
-            backoff=torch.tensor([0.0, *backoffs]),
+            backoff=torch.tensor([0.0, *backoffs], dtype=torch.float32),
             shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
             begins=begins,
             arcs=arcs,
@@ -182,7 +187,7 @@ class NGram(OnDevice):
 
         Of the first arc that is listed on the way to shorter histories.
         """
-        backoff = torch.zeros(states.shape, device=states.device)
+        backoff = torch.zeros(states.shape, device=states.device, dtype=torch.float32)
         logp = backoff - math.inf
         after = torch.zeros_like(states)
         missing = torch.ones_like(states, dtype=torch.bool)

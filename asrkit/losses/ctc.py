@@ -69,4 +69,4 @@ def ctc_loss(
     on_blank = alpha.gather(1, 2 * labels)
     on_label = alpha.gather(1, (2 * labels - 1).clamp(min=0)).where(labels > 0, NEVER)
     loss = -torch.logaddexp(on_blank, on_label)[:, 0]
-    return loss.where(loss < -NEVER / 2, 0.0)
+    return loss.masked_fill(loss >= -NEVER / 2, 0.0)  # NaN stays NaN

@@ -68,7 +68,7 @@ def _loudness(waveform: Tensor, rate_hz: int) -> Tensor:
     size = frame_size(rate_hz)
     frames = waveform[: len(waveform) // size * size].view(-1, size)
     if not len(frames):
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.float32)
     power = frames.var(1, correction=0)  # without an offset of the recording
     return 10 * _mean(power, SMOOTHED).clamp(min=1e-10).log10()
 
@@ -159,7 +159,7 @@ def stretches(
         window: Most samples of a stretch that has a pause in time.
         most: Most samples of any stretch.
     """
-    parts = [torch.zeros(0)]
+    parts = [torch.zeros(0, dtype=torch.float32)]
     start, size = 0, window  # of the samples that are looked at next
     for chunk in chunks:
         parts.append(chunk)
@@ -191,7 +191,7 @@ def windows(
         size: most samples in a window.
         overlap: samples that neighbouring windows share.
     """
-    parts = [torch.zeros(0)]
+    parts = [torch.zeros(0, dtype=torch.float32)]
     start = 0
     for chunk in chunks:
         parts.append(chunk)

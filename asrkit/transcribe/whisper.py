@@ -81,7 +81,7 @@ class WhisperDecoder:
             found = by_beam(model, frames, lengths, options)
         else:
             found = decode(remembered, lengths, prompts)
-        drawn_at = torch.zeros(len(frames))
+        drawn_at = torch.zeros(len(frames), dtype=torch.float32)
         if self.tries_again:
             inputs = (remembered, lengths, prompts)
             found = self._try_again(found, decode, inputs, memory, drawn_at)

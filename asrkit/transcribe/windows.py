@@ -153,7 +153,7 @@ class Transcriber:
         for part in self._recognised(pools):
             before = parts[-1].end if parts else 0
             advance((part.end - before) / self.rate_hz)
-            parts.append(part._replace(waveform=torch.zeros(0), previous=()))
+            parts.append(part._replace(waveform=torch.zeros(0, dtype=torch.float32), previous=()))
             if part.last:
                 yield self._transcript(parts)
                 parts = []
@@ -177,7 +177,7 @@ class Transcriber:
                 todo = (Span(0, len(waveform)),) if has_text else ()
                 yield Part(sound.path, start, end, last, waveform, sounds, todo)
         except FAILURES as error:
-            nothing = torch.zeros(0)
+            nothing = torch.zeros(0, dtype=torch.float32)
             yield Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
 
     def _pools(self, queue: Iterable[Part], batches: int) -> Iterator[list[Part]]:
@@ -316,10 +316,11 @@ class Transcriber:
         """
         confidence = hypotheses.confidence
         if confidence is None:
-            confidence = torch.ones(hypotheses.labels.shape)
+            confidence = torch.ones(hypotheses.labels.shape, dtype=torch.float32)
         starts = hypotheses.frames
         frames = torch.stack([starts, starts + hypotheses.durations.clamp(min=1)]).cpu()
-        places = torch.arange(frames.shape[2]) / hypotheses.lengths.cpu().clamp(min=1)[:, None]
+        places = torch.arange(frames.shape[2], dtype=torch.float32)
+        places = places / hypotheses.lengths.cpu().clamp(min=1)[:, None]
         spread = places * (torch.tensor(sizes)[:, None] / self.frame_samples)  # (B, U)
         frames = frames.where(frames[:1] >= 0, spread)
         first = torch.tensor([[part.start + part.todo[0].start] for part in batch])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from asrkit.decoders import ctc_alignment, ctc_beam, ctc_greedy
+from asrkit.decoders.ctc.alignment import align_by_frames, possible
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import as_draft
@@ -101,6 +103,48 @@ def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():
     found = ctc_alignment(log_probs, torch.tensor([8, 8]), as_draft([[0], [0]]))
     assert found.scores.isfinite().tolist() == [False, True]
     assert found.frames[:, 0].ge(0).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("T, N", [(1, 0), (1, 1), (2, 3), (40, 25), (200, 60), (700, 300)])
+def test_compiled_it_is_what_it_is_frame_by_frame(T, N):
+    """Values and equal labels at random, with room and without; a NaN and infinities among them."""
+    generator = torch.Generator().manual_seed(T)
+    log_probs = scores_of(6, T, seed=T)
+    broken = torch.rand(log_probs.shape, generator=generator) < 0.01
+    log_probs[broken] = torch.tensor([math.nan, math.inf])[torch.randint(2, log_probs[broken].shape)].double()
+    lengths = torch.tensor([T, T, max(T - 1, 0), T // 2, 0, T])
+    texts = [torch.randint(V - 1, (n,), generator=generator).tolist() for n in (N, 0, N // 2, N // 3, 0, 2 * N)]  # fmt: skip
+    labels = as_draft(texts)
+    found = ctc_alignment(log_probs, lengths, labels)
+    clean = possible(log_probs, lengths, V - 1)
+    wanted = align_by_frames(clean, labels.labels, labels.lengths, V - 1)
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-12, atol=1e-9)
+    assert torch.equal(found.frames, wanted.frames)
+    assert torch.equal(found.durations, wanted.durations)
+
+
+LONG = """
+import resource, torch
+from asrkit.decoders import Hypotheses, ctc_alignment
+
+def align(log_probs, N):
+    text = Hypotheses.from_lists([[(n % 3, 0, 0) for n in range(N)]], [torch.zeros(())], "by hand")
+    return ctc_alignment(log_probs, torch.tensor([log_probs.shape[1]]), text)
+
+log_probs = torch.randn(1, 60_000, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+align(log_probs[:, :100], 10)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+frames = align(log_probs, 4000).frames[0]
+assert bool(frames.diff().gt(0).all())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
+def test_twenty_minutes_of_frames_and_four_thousand_labels_take_little_memory():
+    """Two bits for each state and frame would be 120 MB; measured are 11."""
+    done = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 25_000  # KiB
 
 
 def test_half_precision_is_added_up_in_float32():

@@ -89,3 +89,31 @@ def test_what_lies_in_the_padding_cannot_matter():
     assert grad.isfinite().all()
     for b in range(len(grad)):
         assert (grad[b, frames[b] :] == 0).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["everywhere", "in one frame", "in one logit"])
+def test_what_is_not_finite_is_no_loss_of_zero(value, where):
+    """NaN as of torch, with zero_infinity too; other utterances keep their loss."""
+    logits, targets, frames, labels = batch(CASES["ragged"])
+    plain = ctc_loss(logits.log_softmax(-1), targets, frames, labels)
+    place = {"everywhere": (1,), "in one frame": (1, 0), "in one logit": (1, 0, 0)}
+    logits[place[where]] = value
+    log_probs = logits.log_softmax(-1)
+    found = ctc_loss(log_probs, targets, frames, labels)
+    rows = log_probs.transpose(0, 1), targets, frames, labels, log_probs.shape[2] - 1
+    wanted = F.ctc_loss(*rows, reduction="none", zero_infinity=True)
+    assert found[1].isnan() and wanted[1].isnan()
+    others = torch.arange(len(found)) != 1
+    assert torch.equal(found[others], plain[others])
+
+
+def test_a_label_without_probability_is_no_alignment():
+    log_probs = torch.zeros(2, 4, 3).log_softmax(-1)
+    log_probs[0, :, 1] = -math.inf
+    log_probs.requires_grad_()
+    counts = torch.tensor([4, 4]), torch.tensor([1, 1])
+    costs = ctc_loss(log_probs, torch.tensor([[1], [1]]), *counts)
+    (grad,) = torch.autograd.grad(costs.sum(), log_probs)
+    assert costs[0] == 0 and costs[1] > 0
+    assert (grad[0] == 0).all() and grad[1].isfinite().all()

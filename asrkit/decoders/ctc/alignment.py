@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from asrkit.decoders.ctc.numba_cpu import align
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.shapes import dims, expect, valid_mask
@@ -57,8 +58,12 @@ def ctc_alignment(
     wanted = f"labels from 0 to below V={V}, without the blank {blank}"
     expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
     with torch.inference_mode(False), torch.no_grad():
-        clean = possible(log_probs[:, :longest], lengths, blank)
-        return best_alignment(clean, labels, hypotheses.lengths, blank)
+        log_probs = log_probs[:, :longest]
+        if log_probs.device.type == "cpu":  # compiled code looks at few of them
+            log_probs = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
+        else:
+            log_probs = possible(log_probs, lengths, blank)
+        return best_alignment(log_probs, labels, hypotheses.lengths, lengths, blank)
 
 
 def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
@@ -75,8 +80,17 @@ def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
     return wide
 
 
-def best_alignment(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int) -> Alignment:
-    """What `ctc_alignment` returns, without checks.
+def best_alignment(
+    log_probs: Tensor, labels: Tensor, counts: Tensor, lengths: Tensor, blank: int
+) -> Alignment:
+    """What `ctc_alignment` returns, without checks: compiled on a CPU, else `align_by_frames`."""
+    if log_probs.device.type == "cpu":
+        return Alignment(*align(log_probs, labels, counts, lengths, blank))
+    return align_by_frames(log_probs, labels, counts, blank)
+
+
+def align_by_frames(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int) -> Alignment:
+    """The likeliest alignments on any device, one frame of all utterances in each turn.
 
     States are blank, first label, blank, second label and so on: S = 2 N + 1. Each frame stays,
     moves on, or skips the blank between two different labels; of equals the first of these.

@@ -104,7 +104,7 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         count = counts[:, n].clone()
         N = int(count.max())
         own = labels[:, n, :N].clone()
-        aligned = best_alignment(log_probs, own, count, blank)
+        aligned = best_alignment(log_probs, own, count, lengths, blank)
         ranked.append(
             Hypotheses(
                 labels=own,
