@@ -24,6 +24,7 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes of the float
 # scores in a batch; below, starting threads takes longer than they save
 PARALLEL_FROM = 1 << 20
 PARALLEL_CELLS = 1 << 18  # states of alignments times frames, likewise
+BLOCK_BYTES = 1 << 20  # how states were reached, of an alignment in one block
 
 
 def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,36 +54,37 @@ def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 def align(
     log_probs: Tensor, labels: Tensor, counts: Tensor, lengths: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames, durations (B, N) and scores (B,) of `best_alignment`, on the CPU.
+    """What `ctc_alignment` returns, without checks: frames, durations (B, N) and scores (B,).
 
-    The scores of all states are kept before every K-th frame only, K about the root of the frames;
-    from there the moves of K frames are found once more on the way back. So a text of N labels
-    takes some 40 N sqrt(T) bytes, and twice the time of one way.
+    Scores of all states are kept before each block of frames, and how its states were reached is
+    found once more on the way back: of T frames and N labels that takes some 8 N sqrt(T) bytes, or
+    `BLOCK_BYTES`. Sums are in float64; of equal paths the one wins that stays longer.
 
     Args:
-        log_probs: (B, T, V) float32 or float64; what is not finite is impossible.
+        log_probs: (B, T, V) on any device; what is not finite is impossible.
         labels: (B, N) int64, padding -1.
         counts: (B,) labels of each utterance.
         lengths: (B,) valid frames.
         blank: Index of the blank, from 0.
     """
-    frames = torch.full_like(labels, -1)
-    durations = torch.full_like(labels, -1)
-    scores = torch.full_like(counts, -torch.inf, dtype=torch.float64)
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    frames = torch.full_like(labels, -1, device="cpu")
+    durations = frames.clone()
+    scores = torch.full_like(counts, -torch.inf, dtype=torch.float64, device="cpu")
     work = partial(
         _align,
-        log_probs.detach().numpy(),
-        labels.contiguous().numpy(),
-        counts.long().numpy(),
-        lengths.long().numpy(),
+        log_probs.detach().to("cpu", dtype).contiguous().numpy(),
+        labels.cpu().contiguous().numpy().view(np.uint64),
+        counts.cpu().numpy(),
+        lengths.long().cpu().contiguous().numpy(),
         blank,
         frames.numpy(),
         durations.numpy(),
         scores.numpy(),
     )
-    cells = len(labels) * log_probs.shape[1] * labels.shape[1]
+    cells = log_probs.shape[1] * labels.numel()
     _by_rows(work, len(labels), parallel=cells >= PARALLEL_CELLS)
-    return frames, durations, scores.to(log_probs.dtype)
+    return tuple(part.to(labels.device) for part in (frames, durations, scores.to(dtype)))
 
 
 def _by_rows(work: Callable[[int, int], None], rows: int, *, parallel: bool) -> None:
@@ -149,43 +151,42 @@ def _best_tokens(bits, lengths, most, infinity, best, tokens, first, step):
 
 
 @njit
-def _possible(score):
-    """The score, -inf where it is not finite."""
-    return score if math.isfinite(score) else -math.inf
-
-
-@njit
-def _advance(score, log_probs, labels, blank, first, last, moves):
-    """Scores of the states first to last after one more frame, in place, and how they were reached.
+def _advance(log_probs, blank, labels, skips, start, end, score, moves):
+    """Take the frames from start to end, each of all labels from which and to which a path leads.
 
     Args:
-        score: (S,) float64, of each state before the frame.
-        log_probs: (V,) of the frame.
-        labels: (N,) of the text, where S is 2 N + 1.
+        log_probs: (T, V).
         blank: Index of the blank.
-        first: The first state from which the end can be reached.
-        last: The last state that can be reached.
-        moves: (S,) int8, where the states that each one came from are written, counted back.
+        labels: (N,) uint64.
+        skips: (N,) float64, 0 where a label may follow the one before it at once, else -inf.
+        start: The first frame.
+        end: The frame behind the last one.
+        score: (2, 2, N + 1) float64: of even and odd frames, before them; of the blanks behind 0 to
+            N labels, and of the labels, from 1.
+        moves: (frames, N + 1) int8, written: 1 where a label was reached from the blank before it,
+            2 or 3 from the label before it; and 4 where the blank was from its label.
     """
-    of_blank = _possible(log_probs[blank])
-    for state in range(last, first - 1, -1):  # down: what is read is still of the frame before
-        best, move = score[state], 0
-        if state > 0 and score[state - 1] > best:
-            best, move = score[state - 1], 1
-        if state % 2 == 0:
-            score[state] = best + of_blank
-        else:
-            n = state // 2
-            if n > 0 and labels[n] != labels[n - 1] and score[state - 2] > best:
-                best, move = score[state - 2], 2
-            score[state] = best + _possible(log_probs[labels[n]])
-        moves[state] = move
-
-
-@njit
-def _reached(t, T, states):
-    """The first state from which the end can be reached behind frame t, and the last reached."""
-    return max(states - 2 * (T - t), 0), min(2 * t + 1, states - 1)
+    (T, _), N = log_probs.shape, len(labels)
+    for t in range(start, end):
+        first, last = max(N - T + t + 1, 1), min(t + 1, N)
+        here, back = slice(first, last + 1), slice(first - 1, last)
+        before, after = score[t % 2], score[1 - t % 2]
+        blanks, stay, step, skip = before[0, here], before[1, here], before[0, back], before[1, back]
+        new_blanks, new, move = after[0, here], after[1, here], moves[t - start, here]
+        may_skip, tokens = skips[back], labels[back]
+        of_blank = log_probs[t, blank]
+        if not math.isfinite(of_blank):
+            of_blank = -math.inf
+        after[0, 0] = before[0, 0] + of_blank
+        for n in range(len(tokens)):  # apart: the loop below becomes vector instructions
+            of_label = log_probs[t, tokens[n]]
+            new[n] = of_label if abs(of_label) < math.inf else -math.inf
+        for n in range(len(tokens)):
+            best = step[n] if step[n] > stay[n] else stay[n]
+            skipped = skip[n] + may_skip[n]
+            new[n] += skipped if skipped > best else best
+            new_blanks[n] = of_blank + (stay[n] if stay[n] > blanks[n] else blanks[n])
+            move[n] = (step[n] > stay[n]) + 2 * (skipped > best) + 4 * (stay[n] > blanks[n])
 
 
 @compiled
@@ -194,7 +195,7 @@ def _align(log_probs, all_labels, counts, lengths, blank, frames, durations, sco
 
     Args:
         log_probs: (B, T, V).
-        all_labels: (B, N) int64.
+        all_labels: (B, N) uint64.
         counts: (B,) labels of each utterance.
         lengths: (B,) valid frames.
         blank: Index of the blank.
@@ -204,38 +205,39 @@ def _align(log_probs, all_labels, counts, lengths, blank, frames, durations, sco
         begin: The first utterance.
         step: Utterances from one to the next.
     """
-    for b in range(begin, counts.shape[0], step):
+    for b in range(begin, len(counts), step):
         N, T = counts[b], lengths[b]
-        labels, states = all_labels[b, :N], 2 * N + 1
-        if T == 0:
-            if N == 0:
-                scores[b] = 0.0
+        valid, labels = log_probs[b, :T], all_labels[b, :N]
+        skips = np.zeros(N)
+        skips[:1] = -np.inf
+        skips[1:][labels[1:] == labels[:-1]] = -np.inf
+        # a frame of the block takes a byte for each label; before each block are 16
+        size = min(max(4 * int(math.sqrt(T)), BLOCK_BYTES // (N + 1)), T + 1)
+        kept = np.empty((T // size + 1, 2, N + 1))
+        moves = np.zeros((size, N + 1), np.int8)
+        score = np.full((2, 2, N + 1), -np.inf)
+        score[0, 0, 0] = 0.0  # before the first frame
+        for start in range(0, T, size):
+            kept[start // size] = score[start % 2]
+            end = min(start + size, T)
+            _advance(valid, blank, labels, skips, start, end, score, moves)
+        on_blank, on_label = score[T % 2, 0, N], score[T % 2, 1, N]
+        scores[b] = max(on_blank, on_label)
+        if scores[b] == -np.inf:
             continue
-        size = int(math.ceil(3 * math.sqrt(T)))  # frames of a block: a score takes as much as 8 moves
-        kept = np.empty(((T + size - 1) // size, states))
-        moves = np.zeros((size, states), np.int8)
-        score = np.full(states, -np.inf)
-        score[0] = 0.0  # before the first frame
-        for t in range(T):
-            if t % size == 0:
-                kept[t // size] = score
-            first, last = _reached(t, T, states)
-            _advance(score, log_probs[b, t], labels, blank, first, last, moves[0])
-        state = states - 1
-        if N > 0 and score[state - 1] > score[state]:
-            state -= 1
-        if score[state] == -np.inf:
-            continue
-        scores[b] = score[state]
         durations[b, :N] = 0
-        for block in range(kept.shape[0] - 1, -1, -1):
-            score[:] = kept[block]
-            start, end = block * size, min((block + 1) * size, T)
-            for t in range(start, end):
-                first, last = _reached(t, T, states)
-                _advance(score, log_probs[b, t], labels, blank, first, last, moves[t - start])
+        state = 2 * N - (on_label > on_blank)  # label n is 2 n - 1, the blank behind it 2 n
+        for start in range((T - 1) // size * size, -1, -size):
+            end = min(start + size, T)
+            if end < T:
+                score[:] = kept[start // size]
+                _advance(valid, blank, labels, skips, start, end, score, moves)
             for t in range(end - 1, start - 1, -1):
-                if state % 2 == 1:
-                    frames[b, state // 2] = t
-                    durations[b, state // 2] += 1
-                state -= moves[t - start, state]
+                n = (state + 1) // 2
+                move = moves[t - start, n]
+                if state % 2 == 0:
+                    state -= move >> 2
+                else:
+                    frames[b, n - 1] = t
+                    durations[b, n - 1] += 1
+                    state -= 2 if move & 2 else move & 1
