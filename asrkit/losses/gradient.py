@@ -173,16 +173,16 @@ def empty_like(tensor: Tensor) -> Tensor:
     try:
         block = _kept.pop()
     except IndexError:
-        block = torch.empty(0, dtype=torch.uint8)
+        block = torch.empty(0, dtype=torch.uint8, device="cpu")
     if block.nbytes < tensor.nbytes:
         del block  # before more is asked for
-        block = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        block = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
     view = block.numpy()
     returned = weakref.finalize(view, _kept.append, block)
     returned.atexit = False
     # The storage owns `view`, so it ends with the last tensor that uses the storage.
     storage = torch.from_numpy(view).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(storage).resize_(tensor.shape)
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage).resize_(tensor.shape)
 
 
 def release_gradient_memory() -> None:

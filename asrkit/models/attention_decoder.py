@@ -145,7 +145,7 @@ class AEDModel(EncodingModel):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), int64.
-            tokens: Prompt and text (B, U), int64; filled with `pad`, any token or a negative number.
+            tokens: Prompt and text (B, U), int64; filled with any token or a negative number.
 
         Returns:
             Logits (B, U, V), encoded lengths (B,), and the CTC head's log-probabilities

@@ -171,7 +171,8 @@ def _advance(log_probs, blank, labels, skips, start, end, score, moves):
         first, last = max(N - T + t + 1, 1), min(t + 1, N)
         here, back = slice(first, last + 1), slice(first - 1, last)
         before, after = score[t % 2], score[1 - t % 2]
-        blanks, stay, step, skip = before[0, here], before[1, here], before[0, back], before[1, back]
+        blanks, stay = before[0, here], before[1, here]
+        step, skip = before[0, back], before[1, back]
         new_blanks, new, move = after[0, here], after[1, here], moves[t - start, here]
         may_skip, tokens = skips[back], labels[back]
         of_blank = log_probs[t, blank]

@@ -71,7 +71,7 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
 
 
 def _unwrapped(model: nn.Module) -> Any:
-    """The model within what torch puts around one: torch.compile, parallel processes, an average."""
+    """The model within torch.compile, parallel processes or an average."""
     while True:
         parts = dict(model.named_children())
         if [*parts] == ["_orig_mod"]:
