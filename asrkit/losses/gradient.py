@@ -98,7 +98,7 @@ class LatticeLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
-        refuse_second_derivative()
+        check_backward(incoming[0])
         nodes, options, rows = ctx.rest
         if ctx.spent:
             raise RuntimeError(
@@ -152,11 +152,17 @@ def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Any, ...]:
     return arcs.log_z, *both, duration_gradient
 
 
-def refuse_second_derivative() -> None:
-    """Raise RuntimeError in a backward pass under create_graph, whose result would lack a term."""
+def check_backward(incoming: Tensor) -> None:
+    """Raise RuntimeError in a backward pass under create_graph, whose result would lack a term, or
+    under is_grads_batched, as the kernels take one gradient.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError(
             "this loss has no second derivative. Take the gradient without create_graph=True."
+        )
+    if torch._C._functorch.is_legacy_batchedtensor(incoming):
+        raise RuntimeError(
+            "this loss takes one gradient in a call. Take each without is_grads_batched=True."
         )
 
 

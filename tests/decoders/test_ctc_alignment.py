@@ -116,7 +116,9 @@ def frame_by_frame(log_probs, labels):
     for row in log_probs.where(log_probs.isfinite(), -math.inf):
         before = torch.nn.functional.pad(score, (2, 0), value=-math.inf)
         skip = before[:-2].masked_fill(repeats, -math.inf)
-        best, move = torch.stack([score, before[1:-1], skip]).max(0)  # of equals the first
+        best, move = torch.stack([score, before[1:-1], skip]).max(
+            0
+        )  # of equals the first
         score = best + row[tokens]
         moves.append(move.to(torch.int8))
     state = 2 * N - int(N > 0 and score[-2] > score[-1])
@@ -128,10 +130,16 @@ def frame_by_frame(log_probs, labels):
         path.append(path[-1] - int(move[path[-1]]))
     path = path[-2::-1]
     odd = range(1, 2 * N, 2)
-    return [path.index(state) for state in odd], [path.count(state) for state in odd], total
+    return (
+        [path.index(state) for state in odd],
+        [path.count(state) for state in odd],
+        total,
+    )
 
 
-@pytest.mark.parametrize("T, N", [(1, 0), (1, 1), (2, 3), (40, 25), (200, 60), (5000, 500), (3000, 2995)])
+@pytest.mark.parametrize(
+    "T, N", [(1, 0), (1, 1), (2, 3), (40, 25), (200, 60), (5000, 500), (3000, 2995)]
+)
 def test_it_is_what_one_finds_frame_by_frame(T, N):
     """Equal paths, labels without probability, NaN and infinities, texts that are too long, and
     texts whose moves do not fit into one block of memory.
@@ -171,10 +179,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
-def test_twenty_minutes_of_frames_and_four_thousand_labels_take_little_memory():
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="ru_maxrss has other units elsewhere"
+)
+def test_many_labels_and_frames_take_little_memory():
     """A bit for each state and frame would be 60 MB; measured are 8."""
-    done = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LONG], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 25_000  # KiB
 
 

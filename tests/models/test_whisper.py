@@ -143,7 +143,10 @@ def test_the_output_may_stand_for_the_embedding_and_names_may_lack_the_models(fo
     wanted = load_checkpoint(path).model.state_dict()
     weights = load_file(path / "model.safetensors")
     weights["proj_out.weight"] = weights.pop("model.decoder.embed_tokens.weight")
-    for names in (weights, {name.removeprefix("model."): one for name, one in weights.items()}):
+    for names in (
+        weights,
+        {name.removeprefix("model."): one for name, one in weights.items()},
+    ):
         save_file(names, path / "model.safetensors", metadata={"format": "pt"})
         found = load_checkpoint(path).model.state_dict()
         assert found.keys() == wanted.keys()

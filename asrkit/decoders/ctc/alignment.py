@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.decoders.ctc.numba_cpu import align
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.shapes import dims, expect
@@ -56,5 +55,7 @@ def ctc_alignment(
     strange = labels[is_strange]
     wanted = f"labels from 0 to below V={V}, without the blank {blank}"
     expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
+    from asrkit.decoders.ctc.numba_cpu import align
+
     with torch.inference_mode(False), torch.no_grad():
         return Alignment(*align(log_probs, labels, hypotheses.lengths, lengths, blank))

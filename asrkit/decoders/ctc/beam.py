@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.beams import LanguageModel, check_weights, check_width, first_best
-from asrkit.decoders.ctc.numba_cpu import align
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state, select_state
@@ -99,6 +98,8 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         tokens = every[first_best(log_probs[..., every], k)]
         scores, labels = search(log_probs, tokens, blank, width, lm, lm_weight, label_bonus)
         counts = (labels != PADDING).sum(2)
+    from asrkit.decoders.ctc.numba_cpu import align
+
     ranked = []
     for n in range(nbest):
         count = counts[:, n].clone()

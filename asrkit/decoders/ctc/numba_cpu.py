@@ -84,7 +84,8 @@ def align(
     )
     cells = log_probs.shape[1] * labels.numel()
     _by_rows(work, len(labels), parallel=cells >= PARALLEL_CELLS)
-    return tuple(part.to(labels.device) for part in (frames, durations, scores.to(dtype)))
+    device = labels.device
+    return frames.to(device), durations.to(device), scores.to(device, dtype)
 
 
 def _by_rows(work: Callable[[int, int], None], rows: int, *, parallel: bool) -> None:
