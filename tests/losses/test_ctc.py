@@ -113,9 +113,9 @@ def test_what_has_no_probability_has_no_alignment(place):
     """A label on all frames, or all tokens on a frame: loss and gradient are 0."""
     log_probs = torch.zeros(2, 4, 3).log_softmax(-1)
     log_probs[place] = -math.inf
-    counts = torch.tensor([4, 4]), torch.tensor([1, 1])
+    counts = torch.tensor([4, 4]), torch.tensor([2, 2])
     log_probs.requires_grad_()
-    costs = ctc_loss(log_probs, torch.tensor([[1], [1]]), *counts)
+    costs = ctc_loss(log_probs, torch.tensor([[0, 1], [0, 1]]), *counts)
     (grad,) = torch.autograd.grad(costs.sum(), log_probs)
     assert costs[0] == 0 < costs[1]
     assert (grad[0] == 0).all() and grad[1].isfinite().all()
