@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asrkit.runtime import CPU_DOUBLE, CPU_FLOAT
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 
@@ -75,7 +76,8 @@ class FeatureConfig:
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """The window (window_samples,) and the mel bands on a device."""
     make_window = getattr(torch, f"{config.window}_window")
-    window = make_window(config.window_samples, periodic=config.periodic)
+    samples = config.window_samples
+    window = make_window(samples, periodic=config.periodic, **CPU_FLOAT)
     return window.to(device), mel_bands(config).to(device)
 
 
@@ -90,7 +92,7 @@ def mel_bands(config: FeatureConfig) -> Tensor:
     low = edges_hz[:-2]
     peak = edges_hz[1:-1]
     high = edges_hz[2:]
-    hz = torch.linspace(0.0, config.rate_hz / 2, config.fft // 2 + 1, dtype=torch.float64)
+    hz = torch.linspace(0.0, config.rate_hz / 2, config.fft // 2 + 1, **CPU_DOUBLE)
     hz = hz[:, None]
     rising = (hz - low) / (peak - low)
     falling = (high - hz) / (high - peak)
@@ -111,7 +113,7 @@ def mel_edges_hz(config: FeatureConfig) -> Tensor:
     knee_mel = 15.0
     log_step = math.log(6.4) / 27
     top_mel = knee_mel + math.log(config.rate_hz / 2000) / log_step
-    mels = torch.linspace(0.0, top_mel, config.bins + 2, dtype=torch.float64)
+    mels = torch.linspace(0.0, top_mel, config.bins + 2, **CPU_DOUBLE)
     linear_hz = mels * 200 / 3
     logarithmic_hz = 1000 * torch.exp(log_step * (mels - knee_mel))
     return torch.where(mels < knee_mel, linear_hz, logarithmic_hz)

@@ -176,7 +176,7 @@ class Lamb(_Waitless):
         states = [self.state[weight] for weight in parameters]
         for state, weight in zip(states, parameters, strict=True):
             if not state:
-                state["step"] = torch.zeros((), device=weight.device)
+                state["step"] = torch.zeros((), device=weight.device, dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(weight)
                 state["exp_avg_sq"] = torch.zeros_like(weight)
         # Adam adds -lr times its update to what it is given: with lr -1 that becomes u.
@@ -288,7 +288,7 @@ class NovoGrad(_Waitless):
         for weight in parameters:
             state = self.state[weight]
             if not state:
-                state["step"] = torch.zeros((), device=weight.device)
+                state["step"] = torch.zeros((), device=weight.device, dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(weight)
                 state["exp_avg_sq"] = weight.new_zeros(())
         steps = [self.state[weight]["step"] for weight in parameters]

@@ -35,6 +35,9 @@ JIT_OFF = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Tags of ops whose result, or its size, Python has to fetch from the device.
 DECIDES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# Of constants, whatever torch's defaults are.
+CPU_FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+CPU_DOUBLE: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 _IMPORTED_BY = os.getpid()  # which process, before any fork
 _settled_in = _IMPORTED_BY  # the process whose threads of torch are its own
 M_ARENA_MAX = -8  # as malloc.h of glibc has it

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from asrkit.data.utterances import RATE_HZ
 from asrkit.features import FeatureConfig, mel_edges_hz
-from asrkit.runtime import to_device
+from asrkit.runtime import CPU_FLOAT, to_device
 from asrkit.shapes import dims, expect, valid_mask
 
 # Sizes of fast transforms: 2^4 3^2 times a number without a prime factor above 5, up to 2^27.
@@ -131,7 +131,7 @@ def augment(
     """
     B, _ = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    draws = _Draws(torch.rand(12, B, 1, generator=generator))
+    draws = _Draws(torch.rand(12, B, 1, generator=generator, **CPU_FLOAT))
     speech_lengths = lengths
     clean, lengths = _add_silence(waveforms, lengths, draws, config)
     S = clean.shape[1]
@@ -139,7 +139,7 @@ def augment(
     # Room for the echo, so that nothing wraps round to the beginning.
     size = FAST_SIZES[bisect_left(FAST_SIZES, S + echo_samples)]
     spectrum = torch.fft.rfft(clean, size)
-    hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1)
+    hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1, **CPU_FLOAT)
 
     rows = draws.rows(config.room)
     rt60_s = draws.between(*config.rt60_s)
@@ -167,20 +167,20 @@ def augment(
     slowest, fastest = config.speed
     first = bisect_left(FAST_SIZES, size * slowest)
     sizes = FAST_SIZES[first : bisect_right(FAST_SIZES, size * fastest)] or [size]
-    new_size = sizes[int(torch.randint(len(sizes), (), generator=generator))]
+    new_size = sizes[int(torch.randint(len(sizes), (), generator=generator, device="cpu"))]
     speed = new_size / size
     altered = torch.fft.irfft(spectrum, new_size)[:, : max(1, round(S * speed))]
     gain_db = draws.between(*config.gain_db)
     altered = altered * (speed * 10 ** (gain_db / 20))
     samples = altered.shape[1]
-    lengths = (lengths * speed).round().long().clamp(1, samples)
+    lengths = (lengths.float() * speed).round().long().clamp(1, samples)
     return altered.masked_fill_(~valid_mask(lengths, samples), 0), lengths
 
 
 def _echo(rt60_s: Tensor, samples: int, generator: torch.Generator) -> Tensor:
     """Impulse responses of rooms, (rows, samples): the direct sound and noise that fades."""
-    echo = torch.rand(len(rt60_s), samples, generator=generator).sub_(0.5)
-    exponents = torch.arange(samples) * (-ECHO_DECAY / RATE_HZ) / rt60_s
+    echo = torch.rand(len(rt60_s), samples, generator=generator, **CPU_FLOAT).sub_(0.5)
+    exponents = torch.arange(samples, **CPU_FLOAT) * (-ECHO_DECAY / RATE_HZ) / rt60_s
     echo *= torch.exp(exponents)
     echo *= ECHO_LEVEL / echo.norm(dim=1, keepdim=True)
     echo[:, 0] = 1.0  # the direct sound
@@ -201,8 +201,8 @@ def _noise(
     colours = torch.stack([white, pink, speech_like])
     colours /= colours.square().mean(1, keepdim=True).sqrt()
     rows = len(power)
-    colour = colours[torch.randint(3, (rows,), generator=generator)]
-    bins = torch.rand(rows, len(hz), 2, generator=generator).sub_(0.5)
+    colour = colours[torch.randint(3, (rows,), generator=generator, device="cpu")]
+    bins = torch.rand(rows, len(hz), 2, generator=generator, **CPU_FLOAT).sub_(0.5)
     noise = torch.view_as_complex(bins)  # of power 1/6 in each bin
     noise_power = power * 6 * size * 10 ** (-snr_db / 10)
     return noise.mul_(colour * noise_power.sqrt())
@@ -251,15 +251,15 @@ def warp_features(
     """
     B, T, F = dims(features, "B T F", "features", F=mel.bins)
     dims(lengths, "B", "lengths", B=B)
-    draws = _Draws(torch.rand(2, B, 1, generator=generator))
+    draws = _Draws(torch.rand(2, B, 1, generator=generator, **CPU_FLOAT))
     # Logarithms are drawn, so that a factor and its inverse are equally likely.
     rate, formants = (
         draws.between(math.log(low), math.log(high)).exp()
         for low, high in (config.rate, config.formants)
     )
     new_lengths = (lengths[:, None] * rate).round().long().clamp(min=1)  # (B, 1)
-    frames = torch.arange(int(new_lengths.max()))
-    steps_of_source = (lengths[:, None] - 1) / (new_lengths - 1).clamp(min=1)
+    frames = torch.arange(int(new_lengths.max()), device="cpu")
+    steps_of_source = (lengths[:, None] - 1).float() / (new_lengths - 1).clamp(min=1)
     source_frame = (frames * steps_of_source).clamp(max=T - 1)  # (B, T')
     centres_hz = mel_edges_hz(mel)[1:-1].float()
     source_hz = centres_hz / formants  # (B, F)
@@ -311,7 +311,7 @@ def spec_augment(
     B, T, F = dims(features, "B T F", "features")
     dims(lengths, "B", "lengths", B=B)
     frames = lengths.cpu().float()
-    bins = torch.full((B,), float(F))
+    bins = torch.full((B,), float(F), **CPU_FLOAT)
     hidden_frames = _spans(config.time_masks, frames, frames * config.time_share, T, generator)
     widest = bins.clamp(max=config.frequency_bins)
     hidden_bins = _spans(config.frequency_masks, bins, widest, F, generator)
@@ -328,8 +328,8 @@ def _spans(
 ) -> Tensor:
     """Where any of `count` random spans lies in each row, bool (B, positions)."""
     B = len(size)
-    width = torch.rand(count, B, generator=generator) * widest
-    first = torch.rand(count, B, generator=generator) * (size - width)
-    offset = torch.arange(positions) - first[..., None]  # (count, B, positions)
+    width = torch.rand(count, B, generator=generator, **CPU_FLOAT) * widest
+    first = torch.rand(count, B, generator=generator, **CPU_FLOAT) * (size - width)
+    offset = torch.arange(positions, **CPU_FLOAT) - first[..., None]  # (count, B, positions)
     inside = (offset >= 0) & (offset < width[..., None])
     return inside.any(0)

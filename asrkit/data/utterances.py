@@ -119,12 +119,14 @@ class Utterances:
         rows = list(rows)
         waveforms = [self.waveforms[row] for row in rows]
         texts = [self.texts[row] for row in rows]
-        targets = [torch.tensor(tokenizer.encode(text), dtype=torch.int64) for text in texts]
+        targets = [
+            torch.tensor(tokenizer.encode(text), dtype=torch.int64, device="cpu") for text in texts
+        ]
         return Batch(
-            waveforms=pad_sequence(waveforms, batch_first=True) / FULL_SCALE,
-            sample_lengths=torch.tensor([len(waveform) for waveform in waveforms]),
+            waveforms=pad_sequence(waveforms, batch_first=True).float() / FULL_SCALE,
+            sample_lengths=torch.tensor([len(waveform) for waveform in waveforms], device="cpu"),
             targets=pad_sequence(targets, batch_first=True),
-            target_lengths=torch.tensor([len(target) for target in targets]),
+            target_lengths=torch.tensor([len(target) for target in targets], device="cpu"),
             texts=texts,
             ids=[self.ids[row] for row in rows],
         )

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.decoders.beams import check_weights
+from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 
 # log-probability and back-off weight of n-grams, in nats
@@ -119,21 +120,23 @@ class NGram(OnDevice):
             *context, word = gram
             arc = contexts[tuple(context)] * len(index) + index[word]
             rows.append((arc, logp, state(gram)))
-        arcs, logps, leads = map(torch.tensor, zip(*sorted(rows), strict=True))
-        first_arcs = torch.arange(len(contexts) + 1) * len(index)
+        columns = [*zip(*sorted(rows), strict=True)]
+        arcs, leads = torch.tensor(columns[::2], device="cpu")
+        logps = torch.tensor(columns[1], **CPU_FLOAT)
+        first_arcs = torch.arange(len(contexts) + 1, device="cpu") * len(index)
         begins = torch.searchsorted(arcs, first_arcs)
         of_unigrams = slice(begins[1])
-        unigrams = torch.full((len(index),), -math.inf)
+        unigrams = torch.full((len(index),), -math.inf, **CPU_FLOAT)
         unigrams[arcs[of_unigrams]] = logps[of_unigrams]
         known = [word if (word,) in listed else "<unk>" for word in words]
         backoffs = [listed[gram][1] for gram in contexts if gram]
         return cls(
             order=order,
-            word=torch.tensor([index[word] for word in known]),
-            end=torch.tensor(index["</s>"]),
-            first=torch.tensor(state(("<s>",))),
-            backoff=torch.tensor([0.0, *backoffs]),
-            shorter=torch.tensor([state(gram[1:]) for gram in contexts]),
+            word=torch.tensor([index[word] for word in known], device="cpu"),
+            end=torch.tensor(index["</s>"], device="cpu"),
+            first=torch.tensor(state(("<s>",)), device="cpu"),
+            backoff=torch.tensor([0.0, *backoffs], **CPU_FLOAT),
+            shorter=torch.tensor([state(gram[1:]) for gram in contexts], device="cpu"),
             begins=begins,
             arcs=arcs,
             logp=logps,
@@ -182,7 +185,7 @@ class NGram(OnDevice):
 
         Of the first arc that is listed on the way to shorter histories.
         """
-        backoff = torch.zeros(states.shape, device=states.device)
+        backoff = torch.zeros(states.shape, device=states.device, dtype=torch.float32)
         logp = backoff - math.inf
         after = torch.zeros_like(states)
         missing = torch.ones_like(states, dtype=torch.bool)
@@ -270,14 +273,17 @@ class WordNGram(OnDevice):
                     edges.append(edge)
         ngram = NGram.from_table(grams, [*words, "<unk>"], path.name)
         unknown = len(words)
-        word_at = torch.full((len(nodes) + 1,), unknown)
-        word_at[[nodes[word] for word in words]] = torch.arange(unknown)
-        numbers = [torch.tensor([alphabet[char] for char in rest]).long() for rest in spelled]
-        ascending, order = torch.tensor(edges).sort()
+        word_at = torch.full((len(nodes) + 1,), unknown, device="cpu")
+        word_at[[nodes[word] for word in words]] = torch.arange(unknown, device="cpu")
+        numbers = [
+            torch.tensor([alphabet[char] for char in rest], dtype=torch.int64, device="cpu")
+            for rest in spelled
+        ]
+        ascending, order = torch.tensor(edges, device="cpu").sort()
         return cls(
             ngram=ngram,
             word_bonus=float(word_bonus),
-            starts_word=torch.tensor(starts),
+            starts_word=torch.tensor(starts, device="cpu"),
             characters=pad_sequence(numbers, batch_first=True, padding_value=NO_CHARACTER),
             alphabet=len(alphabet),
             edges=ascending,

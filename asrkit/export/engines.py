@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from asrkit.export.folder import DECODING, is_exported, require
 from asrkit.models import Checkpoint, CTCModel, make_model
 from asrkit.models.checkpoints import own
+from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect, expect_choice, message
 
 # Features (B, F, T) float32 and lengths (B,) int64 to what the graph computes, and its lengths.
@@ -30,7 +31,7 @@ class EngineEncoder(nn.Module):
         self.engine = engine
         self.time_last = time_last
         # A recogniser asks the parameters of a model for its dtype and device.
-        self.frames_like = nn.Parameter(torch.zeros(0), requires_grad=False)
+        self.frames_like = nn.Parameter(torch.zeros(0, **CPU_FLOAT), requires_grad=False)
 
     def __deepcopy__(self, memo: Any) -> "EngineEncoder":
         """Itself: an engine cannot be copied, and nothing changes it."""

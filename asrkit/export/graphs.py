@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
 from asrkit.models.transducer import log_probs
+from asrkit.runtime import CPU_FLOAT
 
 # Of ONNX's operators: the lowest that torch writes; engines since 2023 read it.
 OPSET = 18
@@ -151,8 +152,11 @@ def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
     Args:
         model: In eval mode in float32 on a CPU.
     """
-    signal = torch.zeros(EXAMPLE_B, model.config.encoder.bins, EXAMPLE_T)
-    inputs = {"audio_signal": signal, "length": torch.tensor([EXAMPLE_T, EXAMPLE_T // 2])}
+    signal = torch.zeros(EXAMPLE_B, model.config.encoder.bins, EXAMPLE_T, **CPU_FLOAT)
+    inputs = {
+        "audio_signal": signal,
+        "length": torch.tensor([EXAMPLE_T, EXAMPLE_T // 2], device="cpu"),
+    }
     dynamic = ({0: "B", 2: "T"}, {0: "B"})
     if isinstance(model, CTCModel):
         module = Acoustic(model.encoder, model.output)
@@ -166,12 +170,12 @@ def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
         outputs=("outputs", "encoded_lengths"),
         dynamic=dynamic,
     )
-    predictions = torch.zeros(EXAMPLE_B, model.config.predictor.width, 2)
+    predictions = torch.zeros(EXAMPLE_B, model.config.predictor.width, 2, **CPU_FLOAT)
     joiner = Graph(
         name="joiner",
         module=Joiner(model),
         inputs={
-            "encoder_outputs": torch.zeros(EXAMPLE_B, model.encoder.width, 3),
+            "encoder_outputs": torch.zeros(EXAMPLE_B, model.encoder.width, 3, **CPU_FLOAT),
             "decoder_outputs": predictions,
         },
         outputs=("outputs",),
@@ -192,13 +196,13 @@ def _decoder(model: TransducerModel) -> Graph:
     stateless = isinstance(model.config.predictor, StatelessConfig)
     module = StatelessDecoder if stateless else LSTMDecoder
     layers, width = state_sizes(model)
-    state = torch.zeros(layers, EXAMPLE_B, width)
+    state = torch.zeros(layers, EXAMPLE_B, width, **CPU_FLOAT)
     return Graph(
         name="decoder",
         module=module(model.predictor),
         inputs={  # clients count labels in 32 bits
-            "targets": torch.full((EXAMPLE_B, 1), model.blank, dtype=torch.int32),
-            "target_length": torch.ones(EXAMPLE_B, dtype=torch.int32),
+            "targets": torch.full((EXAMPLE_B, 1), model.blank, dtype=torch.int32, device="cpu"),
+            "target_length": torch.ones(EXAMPLE_B, dtype=torch.int32, device="cpu"),
             "states.1": state,
             "onnx::Slice_3": state.clone(),
         },

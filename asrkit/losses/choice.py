@@ -50,7 +50,7 @@ def triton_works(device: torch.device) -> bool:
                 "a loss's first call cannot be captured: whether Triton works is not known yet. "
                 "Call the loss once before capturing."
             )
-        logits = torch.zeros(1, 1, 1, 2, device=device)
+        logits = torch.zeros(1, 1, 1, 2, dtype=torch.float32, device=device)
         targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
         nodes = Nodes.padded(logits, torch.tensor([[1, 0]], device="cpu"))
         options = LatticeOptions(blank=0)

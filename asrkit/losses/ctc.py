@@ -58,6 +58,7 @@ def ctc_loss(
     before = F.pad(states, (2, 0), value=blank)[:, :-2]  # two states earlier
     may_skip = (states != blank) & (states != before)
     scores = log_probs.gather(2, states[:, None].expand(-1, T, -1))  # (B, T, S)
+    scores = scores.clamp(min=NEVER)
     starts = torch.arange(states.shape[1], device=states.device) < 2
     alpha = scores[:, 0].where(starts, NEVER)  # of being in each state after a frame, (B, S)
     for t in range(1, T):
@@ -69,4 +70,4 @@ def ctc_loss(
     on_blank = alpha.gather(1, 2 * labels)
     on_label = alpha.gather(1, (2 * labels - 1).clamp(min=0)).where(labels > 0, NEVER)
     loss = -torch.logaddexp(on_blank, on_label)[:, 0]
-    return loss.where(loss < -NEVER / 2, 0.0)
+    return loss.masked_fill(loss >= -NEVER / 2, 0.0)  # NaN stays NaN

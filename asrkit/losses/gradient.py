@@ -98,7 +98,7 @@ class LatticeLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
-        refuse_second_derivative()
+        check_backward(incoming[0])
         nodes, options, rows = ctx.rest
         if ctx.spent:
             raise RuntimeError(
@@ -152,11 +152,17 @@ def to_save(arcs: ArcLogProbs, posteriors: ArcPosteriors) -> tuple[Any, ...]:
     return arcs.log_z, *both, duration_gradient
 
 
-def refuse_second_derivative() -> None:
-    """Raise RuntimeError in a backward pass under create_graph, whose result would lack a term."""
+def check_backward(incoming: Tensor) -> None:
+    """Raise RuntimeError in a backward pass under create_graph, whose result would lack a term, or
+    under is_grads_batched, as the kernels take one gradient.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError(
             "this loss has no second derivative. Take the gradient without create_graph=True."
+        )
+    if torch._C._functorch.is_legacy_batchedtensor(incoming):
+        raise RuntimeError(
+            "this loss takes one gradient in a call. Take each without is_grads_batched=True."
         )
 
 
@@ -173,16 +179,16 @@ def empty_like(tensor: Tensor) -> Tensor:
     try:
         block = _kept.pop()
     except IndexError:
-        block = torch.empty(0, dtype=torch.uint8)
+        block = torch.empty(0, dtype=torch.uint8, device="cpu")
     if block.nbytes < tensor.nbytes:
         del block  # before more is asked for
-        block = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        block = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
     view = block.numpy()
     returned = weakref.finalize(view, _kept.append, block)
     returned.atexit = False
     # The storage owns `view`, so it ends with the last tensor that uses the storage.
     storage = torch.from_numpy(view).untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(storage).resize_(tensor.shape)
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage).resize_(tensor.shape)
 
 
 def release_gradient_memory() -> None:

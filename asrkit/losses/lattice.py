@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import to_device
+from asrkit.runtime import CPU_FLOAT, to_device
 from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
@@ -348,7 +348,7 @@ def takes_plain_loss(omega: float) -> bool:
 
     One draw from torch's CPU generator, none for omega = 0.
     """
-    return omega > 0 and float(torch.rand((), device="cpu")) < omega
+    return omega > 0 and float(torch.rand((), **CPU_FLOAT)) < omega
 
 
 def reduce(costs: Tensor, reduction: Reduction) -> Tensor:

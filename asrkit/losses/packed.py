@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asrkit.losses import rnnt
 from asrkit.losses.choice import pick
-from asrkit.losses.gradient import lattice_loss, refuse_second_derivative
+from asrkit.losses.gradient import check_backward, lattice_loss
 from asrkit.losses.lattice import (
     LatticeOptions,
     Nodes,
@@ -106,7 +106,7 @@ class PackedJoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
-        refuse_second_derivative()
+        check_backward(incoming[0])
         (out,) = ctx.saved_tensors
         nodes, activation, shapes = ctx.rest
         (by_out,) = incoming

@@ -20,14 +20,14 @@ and Durations", arXiv 2304.06795, section 3.
 from collections.abc import Iterator
 from itertools import product
 from math import exp, inf, log1p
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
+from asrkit.runtime import CPU_DOUBLE
 
 Lattice = list[list[float]]
-DOUBLE: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 NO_PATH = -1e300  # in place of log 0, so that a posterior is 0 rather than 0 / 0
 
 
@@ -180,8 +180,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     """
     n = len(options.durations)
     size = (nodes.count, max(n, 1))
-    log_likelihood = torch.empty(len(nodes.table), **DOUBLE)
-    by_blank, by_label = torch.zeros((2, *size), **DOUBLE)
+    log_likelihood = torch.empty(len(nodes.table), **CPU_DOUBLE)
+    by_blank, by_label = torch.zeros((2, *size), **CPU_DOUBLE)
     for b in range(len(log_likelihood)):
         T, U1, where = nodes.slices(b)
         blank = arcs.blank_logp[where].view(T, U1).tolist()
@@ -191,8 +191,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         if not n:
             log_likelihood[b] = backward_variables(blank, label)[0][0]
             by_blank_arc, by_label_arc = gradient(blank, label)
-            blank_posterior[..., 0] = -torch.tensor(by_blank_arc, **DOUBLE)
-            label_posterior[:, :-1, 0] = -torch.tensor(by_label_arc, **DOUBLE)
+            blank_posterior[..., 0] = -torch.tensor(by_blank_arc, **CPU_DOUBLE)
+            label_posterior[:, :-1, 0] = -torch.tensor(by_label_arc, **CPU_DOUBLE)
             continue
         duration = arcs.duration_logp[where].view(T, U1, n).tolist()
         listed = [*tdt_arcs(blank, label, duration, options.durations)]

@@ -23,7 +23,8 @@ def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
     """
     device = like.device
     distances = torch.arange(first, last - 1, -1, device=device, dtype=torch.float32)
-    exponents = torch.arange(0, D, 2, device=device) * (-math.log(10_000) / D)
+    exponents = torch.arange(0, D, 2, device=device, dtype=torch.float32)
+    exponents = exponents * (-math.log(10_000) / D)
     frequencies = torch.exp(exponents)
     angles = distances[:, None] * frequencies
     sines = angles.sin()

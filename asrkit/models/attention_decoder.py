@@ -145,7 +145,7 @@ class AEDModel(EncodingModel):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), int64.
-            tokens: Prompt and text (B, U), int64; filled with `pad`, or any token below V.
+            tokens: Prompt and text (B, U), int64; filled with any token or a negative number.
 
         Returns:
             Logits (B, U, V), encoded lengths (B,), and the CTC head's log-probabilities
@@ -204,10 +204,12 @@ class AEDModel(EncodingModel):
         return F.linear(x, self.embedding.weight, self.output_bias)
 
     def embed_text(self, tokens: Tensor, B: int) -> Tensor:
-        """(B, U, D), the input of the first layer, of whole texts (B, U)."""
+        """(B, U, D), the input of the first layer, of whole texts (B, U); what is negative is
+        padding.
+        """
         _, U = dims(tokens, "B U", "tokens", B=B)
         expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
-        return self.embed(tokens, self.positions[:U])
+        return self.embed(tokens.clamp(min=0), self.positions[:U])
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, K, D), the input of the first layer.

@@ -59,7 +59,7 @@ class Int8Linear(Packed):
         self.dtype = weight.dtype
         values, self.weight_scale = quantize_weight(weight)
         out_features, in_features = weight.shape
-        self.weight_zero = torch.zeros(out_features, dtype=torch.int64)
+        self.weight_zero = torch.zeros(out_features, dtype=torch.int64, device="cpu")
         self.weight = torch.ops.onednn.qlinear_prepack(values, [ROWS, in_features])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Int8Output(Packed):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(bias)
         values, scale = quantize_weight(weight)
-        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        zeros = torch.zeros(len(scale), dtype=torch.int64, device="cpu")
         quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
         bias = None if self.bias is None else self.bias.float()
         self.packed = torch.ops.quantized.linear_prepack(quantised, bias)

@@ -85,6 +85,8 @@ class TransducerConfig:
 
     def __post_init__(self) -> None:
         expect_sizes(self, "vocab_size joint_width")
+        is_list = isinstance(self.durations, Sequence)
+        expect(is_list, "durations", "a sequence of numbers of frames", self.durations)
         durations = tuple(self.durations)  # JSON brings lists
         valid = all(whole(duration, 0, MAX_COUNT) for duration in durations)
         distinct = len(set(durations)) == len(durations)
@@ -286,10 +288,12 @@ class TransducerModel(EncodingModel):
         return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
-        """Projected predictions of all lattice rows (B, U1, D), given targets (B, U)."""
+        """Projected predictions of all lattice rows (B, U1, D), given targets (B, U), which may be
+        padded with negative numbers.
+        """
         dims(targets, "B U", "targets")
         start = targets.new_full((len(targets), 1), self.blank)
-        labels = torch.cat([start, targets], 1)
+        labels = torch.cat([start, targets.clamp(min=0)], 1)
         predicted, _ = self.predictor(labels, None)
         return self.predictor_projection(predicted)
 
@@ -301,7 +305,7 @@ class TransducerModel(EncodingModel):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), int64.
-            targets: Labels (B, U), int64.
+            targets: Labels (B, U), int64; padding is a label too, or negative.
 
         Returns:
             Logits (B, T', U1, V + durations), encoded lengths (B,), and the CTC head's

@@ -71,7 +71,7 @@ def training_loss(model: Model, batch: Prepared, config: TrainConfig) -> Trainin
     features = to_device(batch.features, device)
     labels = (batch.targets, batch.target_lengths)
     ctc_weight = config.ctc_weight
-    total = torch.zeros((), device=device)
+    total = torch.zeros((), device=device, dtype=torch.float32)
     lean = False
     with autocast(device.type, config.dtype(device)):
         if isinstance(model, CTCModel):

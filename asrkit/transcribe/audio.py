@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.sound_files import (
     LEAST_MISSING_S,
@@ -156,7 +157,7 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     margin = MARGIN_S * rate
     with_margins = block + 2 * margin
     skip = MARGIN_S * rate_hz
-    held = torch.zeros(margin)
+    held = torch.zeros(margin, **CPU_FLOAT)
     for chunk in chunks:
         held = torch.cat([held, chunk])
         while len(held) >= with_margins:
@@ -165,7 +166,7 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
             held = held[block:]
     left = len(held) - margin  # at most a block and a margin
     to_whole_second = -left % rate
-    padding = torch.zeros(margin + to_whole_second)
+    padding = torch.zeros(margin + to_whole_second, **CPU_FLOAT)
     converted = resample(torch.cat([held, padding]), rate, rate_hz)
     size = math.ceil(left * rate_hz / rate)
     yield converted[skip : skip + size]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
+from asrkit.runtime import CPU_FLOAT
+
 FRAME_S = 0.02  # of a loudness
 SMOOTHED = 5  # frames that a loudness is the mean of, so that a click does not count
 RANGE_DB = 50.0  # from the loudest frames down; what is quieter is as quiet
@@ -39,10 +41,10 @@ def sounding(waveform: Tensor, rate_hz: int) -> Tensor:
     """
     loudness = _loudness(waveform, rate_hz)
     if not len(loudness):
-        return torch.zeros(0, dtype=torch.bool)
+        return torch.zeros(0, dtype=torch.bool, device="cpu")
     quietest, loudest = _range(loudness)
     if loudest < FAINTEST_DB:
-        return torch.zeros(len(loudness), dtype=torch.bool)
+        return torch.zeros(len(loudness), dtype=torch.bool, device="cpu")
     spread = _mean(loudness.square(), STEADY) - _mean(loudness, STEADY).square()
     loud = loudness > quietest + LOUD * (loudest - quietest)
     return loud & (spread > STEADY_DB**2)
@@ -68,7 +70,7 @@ def _loudness(waveform: Tensor, rate_hz: int) -> Tensor:
     size = frame_size(rate_hz)
     frames = waveform[: len(waveform) // size * size].view(-1, size)
     if not len(frames):
-        return torch.zeros(0)
+        return torch.zeros(0, **CPU_FLOAT)
     power = frames.var(1, correction=0)  # without an offset of the recording
     return 10 * _mean(power, SMOOTHED).clamp(min=1e-10).log10()
 
@@ -159,7 +161,7 @@ def stretches(
         window: Most samples of a stretch that has a pause in time.
         most: Most samples of any stretch.
     """
-    parts = [torch.zeros(0)]
+    parts = [torch.zeros(0, **CPU_FLOAT)]
     start, size = 0, window  # of the samples that are looked at next
     for chunk in chunks:
         parts.append(chunk)
@@ -191,7 +193,7 @@ def windows(
         size: most samples in a window.
         overlap: samples that neighbouring windows share.
     """
-    parts = [torch.zeros(0)]
+    parts = [torch.zeros(0, **CPU_FLOAT)]
     start = 0
     for chunk in chunks:
         parts.append(chunk)

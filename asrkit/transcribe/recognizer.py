@@ -66,7 +66,7 @@ def recognize(
 
 def device_of(module: nn.Module) -> torch.device:
     """The device of a module's first weight or buffer; the CPU where it has none."""
-    return next(chain(module.parameters(), module.buffers()), torch.empty(0)).device
+    return next(chain(module.parameters(), module.buffers()), torch.empty(0, device="cpu")).device
 
 
 def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager", "optimized"]:

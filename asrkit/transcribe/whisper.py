@@ -20,7 +20,7 @@ from asrkit.decoders.hypotheses import PADDING, Segment, Segments
 from asrkit.decoders.states import map_state
 from asrkit.models import AEDModel
 from asrkit.models.prompts import ENGLISH, SUPPRESSED, WHISPER, PromptFormat
-from asrkit.runtime import eager
+from asrkit.runtime import CPU_FLOAT, eager
 from asrkit.transcribe.decoding import DecodeOptions, by_beam, timed_by_attention, with_texts
 from asrkit.transcribe.options import PromptOptions
 
@@ -81,7 +81,7 @@ class WhisperDecoder:
             found = by_beam(model, frames, lengths, options)
         else:
             found = decode(remembered, lengths, prompts)
-        drawn_at = torch.zeros(len(frames))
+        drawn_at = torch.zeros(len(frames), **CPU_FLOAT)
         if self.tries_again:
             inputs = (remembered, lengths, prompts)
             found = self._try_again(found, decode, inputs, memory, drawn_at)
@@ -106,7 +106,7 @@ class WhisperDecoder:
                 [begins, *before[1 - most :], *prompt] if before else prompt
                 for before, prompt in pairs
             ]
-        return torch.tensor(prompts)
+        return torch.tensor(prompts, device="cpu")
 
     def _segments(
         self, found: Hypotheses, lengths: Tensor, drawn_at: Tensor

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.models import Checkpoint
-from asrkit.runtime import return_free_memory
+from asrkit.runtime import CPU_FLOAT, return_free_memory
 from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound, seconds
 from asrkit.text import Tokenizer
@@ -153,7 +153,7 @@ class Transcriber:
         for part in self._recognised(pools):
             before = parts[-1].end if parts else 0
             advance((part.end - before) / self.rate_hz)
-            parts.append(part._replace(waveform=torch.zeros(0), previous=()))
+            parts.append(part._replace(waveform=torch.zeros(0, **CPU_FLOAT), previous=()))
             if part.last:
                 yield self._transcript(parts)
                 parts = []
@@ -180,7 +180,7 @@ class Transcriber:
                 part = Part(sound.path, start, end, last, waveform, sounds, todo, error, notes)
                 yield part
         except FAILURES as error:
-            nothing = torch.zeros(0)
+            nothing = torch.zeros(0, **CPU_FLOAT)
             yield Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
 
     def _pools(self, queue: Iterable[Part], batches: int) -> Iterator[list[Part]]:
@@ -286,7 +286,7 @@ class Transcriber:
             until = [text_until(*row, *units) for row in zip(batch, sizes, strict=True)]
         hypotheses = self.recognizer(
             pad_sequence(cut, batch_first=True),
-            torch.tensor(sizes),
+            torch.tensor(sizes, device="cpu"),
             confidence=self.options.timestamps,
             times=self.options.timestamps or overlap or self.cuts_at_pauses,
             timestamps=self.cuts_at_pauses,
@@ -319,14 +319,18 @@ class Transcriber:
         """
         confidence = hypotheses.confidence
         if confidence is None:
-            confidence = torch.ones(hypotheses.labels.shape)
+            confidence = torch.ones(hypotheses.labels.shape, **CPU_FLOAT)
         starts = hypotheses.frames
         frames = torch.stack([starts, starts + hypotheses.durations.clamp(min=1)]).cpu()
-        places = torch.arange(frames.shape[2]) / hypotheses.lengths.cpu().clamp(min=1)[:, None]
-        spread = places * (torch.tensor(sizes)[:, None] / self.frame_samples)  # (B, U)
+        places = (
+            torch.arange(frames.shape[2], **CPU_FLOAT)
+            / hypotheses.lengths.cpu().clamp(min=1)[:, None]
+        )
+        samples = torch.tensor(sizes, device="cpu")[:, None]
+        spread = places * (samples.float() / self.frame_samples)  # (B, U)
         frames = frames.where(frames[:1] >= 0, spread)
-        first = torch.tensor([[part.start + part.todo[0].start] for part in batch])
-        last = first + torch.tensor(sizes)[:, None]
+        first = torch.tensor([[part.start + part.todo[0].start] for part in batch], device="cpu")
+        last = first + samples
         times = (first + frames * self.frame_samples).minimum(last)  # (2, B, U) in samples
         columns = (hypotheses.labels, *(times.double() / self.rate_hz), confidence)
         rows = zip(hypotheses.lengths.tolist(), *(part.tolist() for part in columns), strict=True)
@@ -363,7 +367,7 @@ class Transcriber:
     ) -> tuple[tuple[float, float], ...]:
         """(start, end) of what sounds for long between two labels, in seconds."""
         size = frame_size(self.rate_hz)
-        sounds = torch.zeros(parts[-1].end // size + 1, dtype=torch.bool)
+        sounds = torch.zeros(parts[-1].end // size + 1, dtype=torch.bool, device="cpu")
         for part in parts:
             first = part.start // size
             sounds[first : first + len(part.sounds)] = part.sounds

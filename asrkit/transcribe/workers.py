@@ -111,7 +111,7 @@ def choose_layout(
     number = int(workers)
     pinned: tuple[tuple[int, ...], ...] = ((),) * number
     if pins and most == len(mask):
-        shares = torch.tensor(sorted(mask, key=same_core)).tensor_split(number)
+        shares = torch.tensor(sorted(mask, key=same_core), device="cpu").tensor_split(number)
         pinned = tuple(tuple(share.tolist()) for share in shares)
     return Layout(cores=pinned, threads=threads or max(1, cores // number), why=why)
 

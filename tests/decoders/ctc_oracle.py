@@ -12,7 +12,7 @@ from attention_oracle import log_add
 from torch import Tensor
 
 from asrkit.decoders.beams import LanguageModel
-from asrkit.decoders.ctc.alignment import possible
+from asrkit.decoders.ctc.beam import possible
 from asrkit.decoders.hypotheses import Hypotheses
 
 Prefix = tuple[int, ...]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,7 +104,93 @@ def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():
     assert found.frames[:, 0].ge(0).tolist() == [False, True]
 
 
-def test_half_precision_is_added_up_in_float32():
+def frame_by_frame(log_probs, labels):
+    """First frames, durations and score of the likeliest path, the moves to all states kept."""
+    N = len(labels)
+    tokens = torch.full((2 * N + 1,), V - 1)
+    tokens[1::2] = torch.tensor(labels)
+    repeats = tokens == tokens.roll(2)  # and blanks, which none skips to
+    score = log_probs.new_full((2 * N + 1,), -math.inf)
+    score[0] = 0
+    moves = []
+    for row in log_probs.where(log_probs.isfinite(), -math.inf):
+        before = torch.nn.functional.pad(score, (2, 0), value=-math.inf)
+        skip = before[:-2].masked_fill(repeats, -math.inf)
+        best, move = torch.stack([score, before[1:-1], skip]).max(
+            0
+        )  # of equals the first
+        score = best + row[tokens]
+        moves.append(move.to(torch.int8))
+    state = 2 * N - int(N > 0 and score[-2] > score[-1])
+    total = score[state].item()
+    if total == -math.inf:
+        return [-1] * N, [-1] * N, total
+    path = [state]
+    for move in reversed(moves):
+        path.append(path[-1] - int(move[path[-1]]))
+    path = path[-2::-1]
+    odd = range(1, 2 * N, 2)
+    return (
+        [path.index(state) for state in odd],
+        [path.count(state) for state in odd],
+        total,
+    )
+
+
+@pytest.mark.parametrize(
+    "T, N", [(1, 0), (1, 1), (2, 3), (40, 25), (200, 60), (5000, 500), (3000, 2995)]
+)
+def test_it_is_what_one_finds_frame_by_frame(T, N):
+    """Equal paths, labels without probability, NaN and infinities, texts that are too long, and
+    texts whose moves do not fit into one block of memory.
+    """
+    generator = torch.Generator().manual_seed(T)
+    # sums are exact, many are equal, and they grow from frame to frame
+    log_probs = scores_of(6, T, seed=T).mul(4).round() / 4 + 4
+    broken = torch.rand(log_probs.shape, generator=generator) < 0.05 / T**0.5
+    for n, value in enumerate((math.nan, math.inf, -math.inf), 1):
+        log_probs[n::3][broken[n::3]] = value
+    lengths = torch.tensor([T, T, T - 1, T // 2, 0, T])
+    steps = torch.randint(1, V - 1, (N,), generator=generator)
+    texts = [(steps.cumsum(0) % (V - 1)).tolist()]  # no two equal labels in a row
+    for n in (N, N // 2, N // 3, 0, 2 * N):
+        texts.append(torch.randint(V - 1, (n,), generator=generator).tolist())
+    found = ctc_alignment(log_probs, lengths, as_draft(texts))
+    for row, (text, length) in enumerate(zip(texts, lengths.tolist(), strict=True)):
+        wanted = frame_by_frame(log_probs[row, :length], text)
+        own = [part[row, : len(text)].tolist() for part in found[:2]]
+        assert (*own, found.scores[row].item()) == wanted
+
+
+LONG = """
+import resource, torch
+from asrkit.decoders import Hypotheses, ctc_alignment
+
+def align(log_probs, N):
+    text = Hypotheses.from_lists([[(n % 3, 0, 0) for n in range(N)]], [torch.zeros(())], "by hand")
+    return ctc_alignment(log_probs, torch.tensor([log_probs.shape[1]]), text)
+
+log_probs = torch.randn(1, 60_000, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+align(log_probs[:, :100], 10)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+frames = align(log_probs, 4000).frames[0]
+assert bool(frames.diff().gt(0).all())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="ru_maxrss has other units elsewhere"
+)
+def test_many_labels_and_frames_take_little_memory():
+    """A bit for each state and frame would be 60 MB; measured are 8."""
+    done = subprocess.run(
+        [sys.executable, "-c", LONG], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 25_000  # KiB
+
+
+def test_scores_of_half_precision_are_of_float32():
     log_probs = scores_of(1, 300).bfloat16()
     labels = as_draft([[0, 1, 2] * 30])
     found = ctc_alignment(log_probs, torch.tensor([300]), labels)

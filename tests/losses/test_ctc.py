@@ -89,3 +89,33 @@ def test_what_lies_in_the_padding_cannot_matter():
     assert grad.isfinite().all()
     for b in range(len(grad)):
         assert (grad[b, frames[b] :] == 0).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [(1,), (1, 0), (1, 0, 0)])
+def test_logits_that_are_not_finite_cost_what_they_cost_torch(value, place):
+    """NaN where a row has no probabilities, not 0; other utterances keep loss and gradient."""
+    logits, targets, frames, labels = batch(CASES["ragged"])
+    rest = targets, frames, labels
+    plain, kept = graded(ctc_loss, logits, *rest)
+    logits[place] = value
+    found, grad = graded(ctc_loss, logits, *rest)
+    wanted = torchs(logits.log_softmax(-1), *rest, -1)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    assert grad[1].isnan().any() == found[1].isnan()
+    others = torch.arange(len(found)) != 1
+    assert torch.equal(found[others], plain[others])
+    assert torch.equal(grad[others], kept[others])
+
+
+@pytest.mark.parametrize("place", [(0, slice(None), 1), (0, 2)])
+def test_what_has_no_probability_has_no_alignment(place):
+    """A label on all frames, or all tokens on a frame: loss and gradient are 0."""
+    log_probs = torch.zeros(2, 4, 3).log_softmax(-1)
+    log_probs[place] = -math.inf
+    counts = torch.tensor([4, 4]), torch.tensor([2, 2])
+    log_probs.requires_grad_()
+    costs = ctc_loss(log_probs, torch.tensor([[0, 1], [0, 1]]), *counts)
+    (grad,) = torch.autograd.grad(costs.sum(), log_probs)
+    assert costs[0] == 0 < costs[1]
+    assert (grad[0] == 0).all() and grad[1].isfinite().all()

@@ -197,7 +197,10 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(loss, 
     exactly(found, first)
     if impl != "torchaudio":
         with pytest.raises(RuntimeError, match="no second derivative"):
-            torch.autograd.grad(cost, logits, create_graph=True)
+            torch.autograd.grad(cost, logits, retain_graph=True, create_graph=True)
+        ones = torch.ones(2, *cost.shape, dtype=cost.dtype)
+        with pytest.raises(RuntimeError, match="takes one gradient in a call"):
+            torch.autograd.grad(cost, logits, ones, is_grads_batched=True)
 
 
 @ours

@@ -59,6 +59,18 @@ def by_steps(model, encoded, lengths, tokens, *, chunks, room=16, bounded=True):
 # ---- values
 
 
+@pytest.mark.parametrize("padding", [-1, -100])
+def test_tokens_may_be_padded_with_negative_numbers(padding):
+    model = small()
+    encoded, lengths, tokens = spoken(2, 5, 6)
+    padded = tokens.clone()
+    padded[1, 4:] = padding
+    found, wanted = (model.logits(encoded, lengths, one) for one in (padded, tokens))
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1, :4], wanted[1, :4])
+    assert found.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 )

@@ -48,7 +48,7 @@ def small(**settings) -> TransducerModel:
 def save(folder, model=None, tokenizer=None, features=None, notes=None):
     path = folder / NAME
     parts = (
-        model or small(),
+        small() if model is None else model,
         tokenizer or CharTokenizer(),
         features or {},
         notes or {},
@@ -159,6 +159,19 @@ def test_a_file_of_another_name_which_would_not_load_is_not_saved(tmp_path):
     ):
         save_checkpoint(str(tmp_path / "x.pt"), checkpoint)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("around", [
+    torch.nn.DataParallel,
+    torch.optim.swa_utils.AveragedModel,
+    torch.compile,
+    lambda model: torch.nn.DataParallel(torch.compile(model)),
+])  # fmt: skip
+def test_what_torch_puts_around_a_model_is_left_out(tmp_path, around):
+    model = small()
+    loaded = load_checkpoint(save(tmp_path, around(model))).model
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_a_loaded_model_has_let_go_of_its_file(tmp_path):

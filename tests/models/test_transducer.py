@@ -45,6 +45,23 @@ def test_stepping_through_labels_equals_teacher_forcing(predictor, U):
     torch.testing.assert_close(torch.stack(steps, 1), rows)
 
 
+@pytest.mark.parametrize("predictor", PREDICTORS, ids=repr)
+@pytest.mark.parametrize("padding", [-1, -100])
+def test_targets_may_be_padded_with_negative_numbers(predictor, padding):
+    model = small(predictor)
+    targets = torch.randint(0, 28, (3, 6))
+    padded = targets.clone()
+    padded[1, 4:] = padding
+    rows, wanted = model.rows(padded), model.rows(targets)
+    assert torch.equal(rows[[0, 2]], wanted[[0, 2]])
+    assert torch.equal(rows[1, :5], wanted[1, :5])
+
+
+def test_durations_that_are_no_sequence_are_refused():
+    with pytest.raises(ValueError, match="durations: expected a sequence"):
+        TransducerConfig(vocab_size=5, durations=None)
+
+
 def test_the_joint_of_the_whole_lattice_is_the_joint_of_its_cells():
     model = small()
     features = torch.randn(2, 20, 80)

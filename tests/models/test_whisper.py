@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from asrkit.models import (
     AEDConfig,
@@ -136,6 +136,21 @@ def test_an_output_that_is_the_embedding_is_left_out_and_another_refused(folder)
     assert load_checkpoint(path).model.config.layers == 2
     change_weights(path, {"proj_out.weight": embedding + 1})
     refused(path, "proj_out.weight: expected the weights of the embedding")
+
+
+def test_the_output_may_stand_for_the_embedding_and_names_may_lack_the_models(folder):
+    path = folder()
+    wanted = load_checkpoint(path).model.state_dict()
+    weights = load_file(path / "model.safetensors")
+    weights["proj_out.weight"] = weights.pop("model.decoder.embed_tokens.weight")
+    for names in (
+        weights,
+        {name.removeprefix("model."): one for name, one in weights.items()},
+    ):
+        save_file(names, path / "model.safetensors", metadata={"format": "pt"})
+        found = load_checkpoint(path).model.state_dict()
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], one) for name, one in wanted.items())
 
 
 ADDED = [

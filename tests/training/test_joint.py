@@ -1,5 +1,6 @@
 """The joint in training: built or lean, by a rule, with the same losses."""
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.models import TransducerModel
+from asrkit.models import TransducerModel, make_model
 from asrkit.training import Prepared, TrainConfig, joint_peak_bytes, training_loss
 from asrkit.training.objective import chooses_lean
 from asrkit.workbench import cost
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainings import ENCODERS, TRANSDUCER
+from trainings import ATTENTION, CTC, ENCODERS, TRANSDUCER
 
 PLAIN_ENCODER = replace(ENCODERS["conv"], dropout=0.0)
 SMALL = replace(TRANSDUCER, encoder=PLAIN_ENCODER, dropout=0.0)
@@ -158,3 +159,16 @@ def test_a_joint_of_ones_own_is_built_by_auto_and_refused_by_lean(change):
     said = "^joint: expected a TransducerModel as it was made with 'lean', got another"
     with pytest.raises(ValueError, match=said):
         training_loss(model, batch(), replace(FLOAT32, joint="lean"))
+
+
+@pytest.mark.parametrize("joint", ["full", "lean"])
+@pytest.mark.parametrize("config", [MODELS["rnnt"], MODELS["tdt"], CTC, ATTENTION])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_feature_that_is_no_number_shows_in_loss_and_gradients(config, joint, value):
+    torch.manual_seed(0)
+    model = make_model(config).train()
+    spoilt = batch()
+    spoilt.features[0, 3, 5] = value
+    loss = training_loss(model, spoilt, replace(FLOAT32, joint=joint)).per_label
+    (grad,) = torch.autograd.grad(loss, next(model.parameters()))
+    assert loss.isnan() and grad.isnan().any()

@@ -124,7 +124,7 @@ class Beams(NamedTuple):
 
 def normalised(scores: Tensor, tokens: Tensor) -> Tensor:
     """What hypotheses are ranked by, from log-probabilities and numbers of tokens (...,)."""
-    return scores / ((5 + tokens) / 6)
+    return scores / ((5 + tokens).to(scores.dtype) / 6)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,8 @@ def prompt_of(model: Attention, prompt: Prompt | None, encoded: Tensor) -> Tenso
         ValueError: The prompts have several lengths, other tokens, or leave no room for a label.
     """
     B = len(encoded)
-    tokens = torch.as_tensor([model.bos] if prompt is None else prompt)
+    given = [model.bos] if prompt is None else prompt
+    tokens = given if isinstance(given, Tensor) else torch.tensor(given, device="cpu")
     if tokens.dim() == 1:
         tokens = tokens.expand(B, -1)
     _, P = dims(tokens, "B P", "prompt", B=B)

@@ -64,7 +64,7 @@ class Timestamps(Suppressing):
         """
         frames = self.model.remember(encoded, lengths)
         if until is None:
-            until = torch.zeros(len(encoded), dtype=torch.int64)
+            until = torch.zeros(len(encoded), dtype=torch.int64, device=encoded.device)
         return TimedMemory(frames, until.to(encoded.device))
 
     def begin(self, memory: TimedMemory, room: int) -> TimedState:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.shapes import dims, expect, valid_mask
+from asrkit.shapes import dims, expect
 
 
 class Alignment(NamedTuple):
@@ -20,7 +19,7 @@ class Alignment(NamedTuple):
 
     frames: Tensor  # (B, N) int64, first frame of each label's run, padding -1
     durations: Tensor  # (B, N) int64, frames of the run, padding -1
-    scores: Tensor  # (B,) log-probability of the alignment in nats; -inf where there is none
+    scores: Tensor  # (B,) log-probability in nats, float32 or float64; -inf where there is none
 
 
 def ctc_alignment(
@@ -29,11 +28,11 @@ def ctc_alignment(
     """The likeliest alignment of each text to its frames.
 
     A text has none that is longer than its frames have room for, a blank between equal labels
-    included, or where a frame is NaN.
+    included, or where a frame is NaN. Memory grows with N times the root of T.
 
     Args:
-        log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more; computed in
-            float32 at least.
+        log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more; added up in
+            float64.
         lengths: (B,) valid frames, int32 or int64; 0 is allowed.
         hypotheses: Of these B utterances; their labels are looked at alone.
         blank: Index of the blank; negative counts from the end.
@@ -47,7 +46,7 @@ def ctc_alignment(
     >>> alignment.frames.tolist(), alignment.durations.tolist()
     ([[1]], [[2]])
     """
-    longest = check_batch(log_probs, lengths, "B T V", "log_probs")
+    check_batch(log_probs, lengths, "B T V", "log_probs")
     B, _, V = log_probs.shape
     blank = blank_index(blank, V)
     labels = hypotheses.labels
@@ -56,76 +55,7 @@ def ctc_alignment(
     strange = labels[is_strange]
     wanted = f"labels from 0 to below V={V}, without the blank {blank}"
     expect(len(strange) == 0, "hypotheses", wanted, strange[:5].tolist())
+    from asrkit.decoders.ctc.numba_cpu import align
+
     with torch.inference_mode(False), torch.no_grad():
-        clean = possible(log_probs[:, :longest], lengths, blank)
-        return best_alignment(clean, labels, hypotheses.lengths, blank)
-
-
-def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
-    """The log-probabilities in float32 or float64, -inf where they are not finite.
-
-    Behind an utterance nothing but a blank is possible, and it costs nothing.
-    """
-    dtype = torch.promote_types(log_probs.dtype, torch.float32)
-    wide = log_probs.to(dtype)
-    ended = ~valid_mask(lengths, log_probs.shape[1])[..., None]
-    impossible = ~wide.isfinite() | ended
-    wide = wide.masked_fill(impossible, -torch.inf)
-    wide[..., blank, None].masked_fill_(ended, 0)
-    return wide
-
-
-def best_alignment(log_probs: Tensor, labels: Tensor, counts: Tensor, blank: int) -> Alignment:
-    """What `ctc_alignment` returns, without checks.
-
-    States are blank, first label, blank, second label and so on: S = 2 N + 1. Each frame stays,
-    moves on, or skips the blank between two different labels; of equals the first of these.
-
-    Args:
-        log_probs: (B, T, V), as `possible` returns them.
-        labels: (B, N) int64, padding -1.
-        counts: (B,) int64, labels of each utterance.
-        blank: Index of the blank, from 0.
-    """
-    B, T, _ = log_probs.shape
-    N = labels.shape[1]
-    size = (B, 2 * N + 1)
-    tokens = labels.new_full(size, blank)
-    tokens[:, 1::2] = labels.clamp(min=0)
-    may_skip = torch.zeros(size, dtype=torch.bool, device=labels.device)
-    changes = labels.diff(dim=1) != 0
-    may_skip[:, 3::2] = changes
-    score = log_probs.new_full(size, -torch.inf)
-    score[:, 0] = 0  # before the first frame
-    moves = []
-    for t in range(T):
-        before = pad(score, (2, 0), value=-torch.inf)
-        two_before = before[:, :-2].masked_fill(~may_skip, -torch.inf)
-        one_before = before[:, 1:-1]
-        best, move = torch.stack([score, one_before, two_before]).max(0)
-        score = best + log_probs[:, t].gather(1, tokens)
-        moves.append(move)
-    last = 2 * counts[:, None]
-    ends = torch.cat([last, (last - 1).clamp(min=0)], 1)  # the last blank, or the label before it
-    scores, which = score.gather(1, ends).max(1, keepdim=True)
-    states = [ends.gather(1, which)]
-    for move in reversed(moves):
-        steps = move.gather(1, states[-1])
-        states.append(states[-1] - steps)
-    path = torch.cat(states[::-1], 1)
-    path = path[:, 1:]  # (B, T)
-    is_label = path % 2 == 1
-    column = torch.where(is_label, path // 2, N)
-    times = torch.arange(T, device=labels.device).expand_as(column)
-    ones = torch.ones_like(column)
-    frames = labels.new_full((B, N + 1), PADDING)
-    frames = frames.scatter_reduce(1, column, times, "amin", include_self=False)
-    frames = frames.masked_fill(scores == -torch.inf, PADDING)
-    durations = labels.new_zeros(B, N + 1)
-    durations = durations.scatter_add(1, column, ones)
-    durations = durations.masked_fill(frames == PADDING, PADDING)
-    return Alignment(
-        frames=frames[:, :N],
-        durations=durations[:, :N],
-        scores=scores[:, 0],
-    )
+        return Alignment(*align(log_probs, labels, hypotheses.lengths, lengths, blank))

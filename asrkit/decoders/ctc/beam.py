@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.beams import LanguageModel, check_weights, check_width, first_best
-from asrkit.decoders.ctc.alignment import best_alignment, possible
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state, select_state
 from asrkit.runtime import eager
-from asrkit.shapes import expect, whole
+from asrkit.shapes import expect, valid_mask, whole
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
 
@@ -99,23 +98,39 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         tokens = every[first_best(log_probs[..., every], k)]
         scores, labels = search(log_probs, tokens, blank, width, lm, lm_weight, label_bonus)
         counts = (labels != PADDING).sum(2)
+    from asrkit.decoders.ctc.numba_cpu import align
+
     ranked = []
     for n in range(nbest):
         count = counts[:, n].clone()
         N = int(count.max())
         own = labels[:, n, :N].clone()
-        aligned = best_alignment(log_probs, own, count, blank)
+        frames, durations, _ = align(log_probs, own, count, lengths, blank)
         ranked.append(
             Hypotheses(
                 labels=own,
-                frames=aligned.frames,
-                durations=aligned.durations,
+                frames=frames,
+                durations=durations,
                 lengths=count,
                 scores=scores[:, n].clone(),
                 impl=f"ctc beam, width {width}",
             )
         )
     return replace(ranked[0], alternatives=tuple(ranked[1:]))
+
+
+def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
+    """The log-probabilities in float32 or float64, -inf where they are not finite.
+
+    Behind an utterance nothing but a blank is possible, and it costs nothing.
+    """
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    wide = log_probs.to(dtype)
+    ended = ~valid_mask(lengths, log_probs.shape[1])[..., None]
+    impossible = ~wide.isfinite() | ended
+    wide = wide.masked_fill(impossible, -torch.inf)
+    wide[..., blank, None].masked_fill_(ended, 0)
+    return wide
 
 
 class Beam(NamedTuple):

@@ -1,6 +1,6 @@
-"""The best token of every frame, compiled for the CPU.
+"""The best token of every frame, and the likeliest alignment of a text, compiled for the CPU.
 
-Each row of V scores is read from memory once.
+Of `best_tokens` each row of V scores is read from memory once.
 
 Floats are compared by their bits, read as integers: without the sign bit, the larger float is the
 larger integer. So one loop serves every width, float16 and bfloat16 too, and the compiler turns an
@@ -8,6 +8,8 @@ integer maximum into vector instructions. (It does not do so for a float maximum
 the order of comparisons matter.) Floor: 4 V bytes a valid frame in float32.
 """
 
+import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -21,6 +23,8 @@ from asrkit.runtime import compiled
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes of the float
 # scores in a batch; below, starting threads takes longer than they save
 PARALLEL_FROM = 1 << 20
+PARALLEL_CELLS = 1 << 18  # states of alignments times frames, likewise
+BLOCK_BYTES = 1 << 20  # how states were reached, of an alignment in one block
 
 
 def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,15 +47,55 @@ def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         best.numpy(),
         tokens.numpy(),
     )
-    threads = 1
-    if log_probs.numel() >= PARALLEL_FROM:
-        threads = min(torch.get_num_threads(), len(bits))
-    if threads == 1:
-        work(0, 1)
-    else:  # they end with the call: a process forked later would not have them
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda first: work(first, threads), range(threads)))
+    _by_rows(work, len(bits), parallel=log_probs.numel() >= PARALLEL_FROM)
     return best.view(log_probs.dtype), tokens
+
+
+def align(
+    log_probs: Tensor, labels: Tensor, counts: Tensor, lengths: Tensor, blank: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `ctc_alignment` returns, without checks: frames, durations (B, N) and scores (B,).
+
+    Scores of all states are kept before each block of frames, and how its states were reached is
+    found once more on the way back: of T frames and N labels that takes some 8 N sqrt(T) bytes, or
+    `BLOCK_BYTES`. Sums are in float64; of equal paths the one wins that stays longer.
+
+    Args:
+        log_probs: (B, T, V) on any device; what is not finite is impossible.
+        labels: (B, N) int64, padding -1.
+        counts: (B,) labels of each utterance.
+        lengths: (B,) valid frames.
+        blank: Index of the blank, from 0.
+    """
+    dtype = torch.promote_types(log_probs.dtype, torch.float32)
+    frames = torch.full_like(labels, -1, device="cpu")
+    durations = frames.clone()
+    scores = torch.full_like(counts, -torch.inf, dtype=torch.float64, device="cpu")
+    work = partial(
+        _align,
+        log_probs.detach().to("cpu", dtype).contiguous().numpy(),
+        labels.cpu().contiguous().numpy().view(np.uint64),
+        counts.cpu().numpy(),
+        lengths.long().cpu().contiguous().numpy(),
+        blank,
+        frames.numpy(),
+        durations.numpy(),
+        scores.numpy(),
+    )
+    cells = log_probs.shape[1] * labels.numel()
+    _by_rows(work, len(labels), parallel=cells >= PARALLEL_CELLS)
+    device = labels.device
+    return frames.to(device), durations.to(device), scores.to(device, dtype)
+
+
+def _by_rows(work: Callable[[int, int], None], rows: int, *, parallel: bool) -> None:
+    """Do the work of (first row, step) on as many threads as torch uses, or on this one."""
+    threads = min(torch.get_num_threads(), rows) if parallel else 1
+    if threads <= 1:
+        work(0, 1)
+        return
+    with ThreadPoolExecutor(threads) as pool:  # they end with the call: a process forked later
+        list(pool.map(lambda first: work(first, threads), range(threads)))  # would not have them
 
 
 @njit
@@ -105,3 +149,97 @@ def _best_tokens(bits, lengths, most, infinity, best, tokens, first, step):
         for t in range(lengths[b]):
             tokens[b, t] = _first_best(bits[b, t], most, infinity)
             best[b, t] = bits[b, t, tokens[b, t]]
+
+
+@njit
+def _advance(log_probs, blank, labels, skips, start, end, score, moves):
+    """Take the frames from start to end, each of all labels from which and to which a path leads.
+
+    Args:
+        log_probs: (T, V).
+        blank: Index of the blank.
+        labels: (N,) uint64.
+        skips: (N,) float64, 0 where a label may follow the one before it at once, else -inf.
+        start: The first frame.
+        end: The frame behind the last one.
+        score: (2, 2, N + 1) float64: of even and odd frames, before them; of the blanks behind 0 to
+            N labels, and of the labels, from 1.
+        moves: (frames, N + 1) int8, written: 1 where a label was reached from the blank before it,
+            2 or 3 from the label before it; and 4 where the blank was from its label.
+    """
+    (T, _), N = log_probs.shape, len(labels)
+    for t in range(start, end):
+        first, last = max(N - T + t + 1, 1), min(t + 1, N)
+        here, back = slice(first, last + 1), slice(first - 1, last)
+        before, after = score[t % 2], score[1 - t % 2]
+        blanks, stay = before[0, here], before[1, here]
+        step, skip = before[0, back], before[1, back]
+        new_blanks, new, move = after[0, here], after[1, here], moves[t - start, here]
+        may_skip, tokens = skips[back], labels[back]
+        of_blank = log_probs[t, blank]
+        if not math.isfinite(of_blank):
+            of_blank = -math.inf
+        after[0, 0] = before[0, 0] + of_blank
+        for n in range(len(tokens)):  # apart: the loop below becomes vector instructions
+            of_label = log_probs[t, tokens[n]]
+            new[n] = of_label if abs(of_label) < math.inf else -math.inf
+        for n in range(len(tokens)):
+            best = step[n] if step[n] > stay[n] else stay[n]
+            skipped = skip[n] + may_skip[n]
+            new[n] += skipped if skipped > best else best
+            new_blanks[n] = of_blank + (stay[n] if stay[n] > blanks[n] else blanks[n])
+            move[n] = (step[n] > stay[n]) + 2 * (skipped > best) + 4 * (stay[n] > blanks[n])
+
+
+@compiled
+def _align(log_probs, all_labels, counts, lengths, blank, frames, durations, scores, begin, step):
+    """Fill frames, durations (B, N) and scores (B,) of utterances begin, begin + step, ...
+
+    Args:
+        log_probs: (B, T, V).
+        all_labels: (B, N) uint64.
+        counts: (B,) labels of each utterance.
+        lengths: (B,) valid frames.
+        blank: Index of the blank.
+        frames: (B, N) int64, -1 throughout.
+        durations: (B, N) int64, -1 throughout.
+        scores: (B,) float64, -inf throughout.
+        begin: The first utterance.
+        step: Utterances from one to the next.
+    """
+    for b in range(begin, len(counts), step):
+        N, T = counts[b], lengths[b]
+        valid, labels = log_probs[b, :T], all_labels[b, :N]
+        skips = np.zeros(N)
+        skips[:1] = -np.inf
+        skips[1:][labels[1:] == labels[:-1]] = -np.inf
+        # a frame of the block takes a byte for each label; before each block are 16
+        size = min(max(4 * int(math.sqrt(T)), BLOCK_BYTES // (N + 1)), T + 1)
+        kept = np.empty((T // size + 1, 2, N + 1))
+        moves = np.zeros((size, N + 1), np.int8)
+        score = np.full((2, 2, N + 1), -np.inf)
+        score[0, 0, 0] = 0.0  # before the first frame
+        for start in range(0, T, size):
+            kept[start // size] = score[start % 2]
+            end = min(start + size, T)
+            _advance(valid, blank, labels, skips, start, end, score, moves)
+        on_blank, on_label = score[T % 2, 0, N], score[T % 2, 1, N]
+        scores[b] = max(on_blank, on_label)
+        if scores[b] == -np.inf:
+            continue
+        durations[b, :N] = 0
+        state = 2 * N - (on_label > on_blank)  # label n is 2 n - 1, the blank behind it 2 n
+        for start in range((T - 1) // size * size, -1, -size):
+            end = min(start + size, T)
+            if end < T:
+                score[:] = kept[start // size]
+                _advance(valid, blank, labels, skips, start, end, score, moves)
+            for t in range(end - 1, start - 1, -1):
+                n = (state + 1) // 2
+                move = moves[t - start, n]
+                if state % 2 == 0:
+                    state -= move >> 2
+                else:
+                    frames[b, n - 1] = t
+                    durations[b, n - 1] += 1
+                    state -= 2 if move & 2 else move & 1

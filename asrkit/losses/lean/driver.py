@@ -19,7 +19,7 @@ from torch import Tensor
 from asrkit.losses.gradient import (
     Recursions,
     Saved,
-    refuse_second_derivative,
+    check_backward,
     sum_paths,
     to_save,
 )
@@ -181,7 +181,7 @@ class LeanLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
-        refuse_second_derivative()
+        check_backward(incoming[0])
         tensors = ctx.saved_tensors
         inputs = tensors[:5]
         saved = Saved(*tensors[5:])

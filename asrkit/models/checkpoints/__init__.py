@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
 from asrkit.features import FeatureConfig
@@ -48,7 +50,8 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
 
     Args:
         path: The file, whose name ends in .safetensors.
-        checkpoint: Model, tokenizer, features and notes.
+        checkpoint: Model, tokenizer, features and notes. Of a model within DataParallel,
+            DistributedDataParallel, AveragedModel or torch.compile it is the model itself.
 
     Raises:
         ValueError: The name is another, the parts do not fit one another, or the model was
@@ -58,12 +61,25 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
     path = Path(path)
     expect(path.suffix == ".safetensors", "path", "a .safetensors file", repr(path.name))
     model, tokenizer, features, notes = checkpoint
+    model = _unwrapped(model)
     weights = {}
     for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
     contents = (model.config, weights, tokenizer, features, notes)
     _load(_without_memory(contents), weights, "model", "Save a model before it is optimized.")
     own.write(path, contents)
+
+
+def _unwrapped(model: nn.Module) -> Any:
+    """The model within torch.compile, parallel processes or an average."""
+    while True:
+        parts = dict(model.named_children())
+        if [*parts] == ["_orig_mod"]:
+            model = parts["_orig_mod"]
+        elif isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
+            model = model.module
+        else:
+            return model
 
 
 def load_checkpoint(

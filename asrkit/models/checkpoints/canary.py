@@ -23,6 +23,7 @@ from asrkit.models.prompts import (
     languages_of,
     token_text,
 )
+from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.text import SPACE, AggregateTokenizer, SentencePieceTokenizer
 
@@ -231,7 +232,7 @@ def shape_decoder(weights: dict[str, Tensor], config: AEDConfig) -> None:
     if "positions" in weights:
         weights["positions"] = weights["positions"][: config.most].clone()
     else:
-        table = sines(config.most, config.width, torch.zeros(()))
+        table = sines(config.most, config.width, torch.zeros((), **CPU_FLOAT))
         weights["positions"] = torch.cat([table[:, 0::2], table[:, 1::2]], 1)
     drop_tied_output(weights, "output.weight")
     join(weights, ".self_attention", "qkv", "qkv")

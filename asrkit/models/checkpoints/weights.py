@@ -120,8 +120,13 @@ def join(weights: dict[str, Tensor], within: str, parts: Sequence[str], joined: 
 
 
 def drop_tied_output(weights: dict[str, Tensor], output: str) -> None:
-    """Remove the output's weight, in place; ValueError unless it is the embedding's, or missing."""
+    """Remove the output's weight, in place: it is the embedding's, and may stand for it.
+
+    Raises:
+        ValueError: The two differ.
+    """
     tied = weights.pop(output, None)
     if tied is not None:
+        embedding = weights.setdefault("embedding.weight", tied)
         wanted = "the weights of the embedding, to which it is tied"
-        expect(torch.equal(tied, weights["embedding.weight"]), output, wanted, "others")
+        expect(torch.equal(tied, embedding), output, wanted, "others")

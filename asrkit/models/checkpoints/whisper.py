@@ -104,7 +104,7 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
     text = _tokenizer_json(path)
     expect_only(values, _ONLY, "config.json")
     generation = read_json(path, "generation_config.json")
-    weights = renamed(read_weights(path), lambda name: replaced(name, NAMES))
+    weights = renamed(read_weights(path), _our_name)
     # Queries, keys and values are one layer; the keys have no bias, which is the same as zeros.
     for name in [name for name in weights if name.endswith(".k.weight")]:
         bias = name.removesuffix("weight") + "bias"
@@ -172,6 +172,13 @@ def contents(
     drop_tied_output(weights, "proj_out.weight")
     features = feature_settings(settings)
     return config, weights, JsonTokenizer(text, ids[END]), features, notes
+
+
+def _our_name(name: str) -> str:
+    """asrkit's name of a weight, also where a model was saved without the head around it."""
+    if name.startswith(("encoder.", "decoder.")):
+        name = f"model.{name}"
+    return replaced(name, NAMES)
 
 
 def _tokenizer_json(path: Path) -> str:
