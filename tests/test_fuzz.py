@@ -34,7 +34,9 @@ from asrkit.text import CharTokenizer
 from asrkit.transcribe.audio import read_audio
 
 sys.path.append(str(Path(__file__).resolve().parent / "models"))
+sys.path.append(str(Path(__file__).resolve().parent / "transcribe"))
 import ctranslate2_files
+from encoded import encode
 
 # Of a failure that is printed: its fixtures are bytes of files.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
@@ -50,6 +52,7 @@ SOUNDS = {
     "wav": "PCM_16", "aiff": "PCM_16", "au": "PCM_16", "caf": "PCM_16", "w64": "PCM_16", "flac": "PCM_16",
     "ogg": "VORBIS", "opus": "OPUS", "mp3": "MPEG_LAYER_III",
 }  # fmt: skip
+CODECS = {"m4a": "aac", "webm": "libopus", "aac": "aac"}  # of FFmpeg's libraries
 EXTREMES = [0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -59,7 +62,7 @@ JSON = st.recursive(
     ),
     max_leaves=5,
 )
-FILES = [*(f"a.{suffix}" for suffix in SOUNDS), *"model.safetensors model.nemo model.bin m.jsonl m.jsonl.gz lm.arpa lm.arpa.gz".split()]  # fmt: skip
+FILES = [*(f"a.{suffix}" for suffix in (*SOUNDS, *CODECS)), *"model.safetensors model.nemo model.bin m.jsonl m.jsonl.gz lm.arpa lm.arpa.gz".split()]  # fmt: skip
 ARPA = """\\data\\
 ngram 1=4
 ngram 2=2
@@ -169,6 +172,9 @@ def folder(archive, tmp_path_factory):
     for suffix, subtype in SOUNDS.items():
         how = {"subtype": subtype, "format": "OGG" if suffix == "opus" else None}
         soundfile.write(folder / f"a.{suffix}", noise, 16_000, **how)
+    for suffix, codec in CODECS.items():
+        kind = "adts" if suffix == "aac" else None
+        encode(folder / f"a.{suffix}", kind, codec, wave=noise)
     tokenizer, encoder = CharTokenizer(), ConvConfig(width=8, layers=1)
     config = CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder)
     made = Checkpoint(CTCModel(config), tokenizer, asdict(FeatureConfig()), {})

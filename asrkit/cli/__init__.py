@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     0 is success; 1: something failed, as the output says; 2: a wrong argument or an error, told in
     one line on stderr; 130: stopped by Ctrl-C; 141: nobody reads the output any more.
     """
-    if sys.stdout is None:  # as behind `>&-`
+    if sys.stdout is None:  # as after `>&-`
         print("asrkit: standard output is closed. Redirect it: > FILE.", file=sys.stderr)
         return 2
     for stream in (sys.stdout, sys.stderr):

@@ -171,7 +171,8 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     settings: Any = {"dtype": dtype, "engine": use.engine, "context": use.context}
     if out:
         settings |= text_settings(windows, config, dtype)
-        settings |= {} if asked.io.channel is None else {"channel": asked.io.channel}
+        if asked.io.channel is not None:
+            settings["channel"] = asked.io.channel
         folder = Folder(out, recordings, made_by(use.model, **settings), kind=format_)
         todo = folder.todo()
     others = dict(left_out(asked.io.files).most_common())
@@ -249,7 +250,7 @@ def _write(
         for line in (*one.notes, one.error):
             if line:
                 tqdm.write(f"{one.path}: {line}", file=sys.stderr)
-        if one.error and (strict or not one.text):
+        if one.error and (strict or not one.audio_s):
             continue
         if folder:
             folder.write(one)
@@ -307,9 +308,10 @@ COMMAND = Command(
     name="transcribe",
     summary="Transcribe sound files, long ones in windows.",
     details="A file that cannot be read is reported, of one that breaks off what comes before is "
-    "transcribed, and the exit code is 1. With --json, stdout has one JSON line a file, or with "
-    "--out one JSON document of counts. With --shards, the counts and the exit code are of all "
-    "results in the folder, those of earlier runs included, and of the shards of this part.",
+    "transcribed, and the exit code is 1. With --json, stdout has one JSON line for each file that "
+    "could be read, or with --out one JSON document of counts. With --shards, the counts and the "
+    "exit code are of all results in the folder, those of earlier runs included, and of the shards "
+    "of this part.",
     goes_on="With --out, the same command goes on: what is done is kept.",
     options=TranscribeOptions,
     run=_transcribe,

@@ -1,7 +1,7 @@
 """Recordings of any format, as mono samples at the model's rate.
 
-A recording is read in blocks of some seconds, so memory does not grow with its length. Threads read
-ahead of whoever uses them.
+A file is read in blocks of some seconds, so memory does not grow with its length (of a pipe it
+does). Threads read ahead of whoever uses them.
 """
 
 import itertools
@@ -13,20 +13,14 @@ from pathlib import Path
 from threading import BoundedSemaphore, Event, Thread
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
-from asrkit.sound_files import (
-    LEAST_MISSING_S,
-    BrokenOff,
-    Sound,
-    SoundReader,
-    find,
-    open_sound,
-    sound_of,
-)
+from asrkit.sound_files import Sound, find, sound_of
+from asrkit.sound_readers import LEAST_MISSING_S, BrokenOff, SoundReader, open_sound
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -34,6 +28,7 @@ BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
 CANCELLED = 0.1  # of the power of independent channels
+CANCELLED_S = 0.25  # of a piece in which they are compared
 MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
 OPEN = 2  # recordings under way for each thread: one that it reads, and the next one
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
@@ -64,21 +59,35 @@ class Reading:
         rate_hz: Of the samples.
 
     Attributes:
-        notes: Lines about what is not as usual.
         error: Why reading ended before the recording did, in one line; "": it did not.
     """
 
     def __init__(self, source: Path | Sound, rate_hz: int) -> None:
         self.sound = source if isinstance(source, Sound) else sound_of(source)
         self.rate_hz = rate_hz
-        self.notes: list[str] = []
+        self.cancelled_s: list[float] = []  # where pieces begin whose channels cancel each other
+        self.tracks = 1
         self.error = ""
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about what is not as usual."""
+        lines = []
+        if self.tracks > 1:
+            lines.append(f"one of {self.tracks} tracks of sound is read")
+        if len(self.cancelled_s) * CANCELLED_S >= 0.5:
+            lines.append(
+                f"channels cancel each other from {self.cancelled_s[0]:.0f} s on; the loudest is "
+                "taken where they do (--channel chooses)"
+            )
+        return lines
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield the samples (S,) float32 in order, up to the end or an error."""
         name = self.sound.path.name
         try:
             with open_sound(self.sound) as file:
+                self.tracks = file.tracks
                 chunks = self._mono(file)
                 if file.rate_hz != self.rate_hz:
                     wanted = f"a rate in proportion to {self.rate_hz} Hz"
@@ -102,7 +111,9 @@ class Reading:
         start = round(sound.start_s * rate)
         left = file.frames - start
         wanted = f"a part that begins before {file.frames / rate:.2f} s, where {name} ends"
-        expect(start == 0 or left > 0, "audio", wanted, f"a start at {sound.start_s} s")
+        expect(
+            start == 0 or 0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s"
+        )
         end: float = math.inf  # of what is read: a header may promise too little
         if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
             end = round(sound.duration_s * rate)
@@ -111,39 +122,41 @@ class Reading:
         try:
             file.skip(start)
             while len(samples := file.read(int(min(size, end - done)))):
-                mono = self._channel(torch.from_numpy(samples), (start + done) / rate)
-                if not bool(mono.isfinite().all()):
-                    raise BrokenOff("NaN or infinity")
+                finite = np.isfinite(samples).all(1)
+                if not finite.all():
+                    samples = samples[: finite.argmin()]
+                mono = self._channel(torch.from_numpy(samples), (start + done) / rate, rate)
                 done += len(mono)
                 yield mono
-            stated = min(left, end)
-            if LEAST_MISSING_S * rate <= stated - done < math.inf:
-                raise BrokenOff(f"its header says {(start + stated) / rate:.2f} s")
-        except BrokenOff as error:  # kept here, since whoever resamples holds samples before it
+                if not finite.all():
+                    raise BrokenOff("NaN or infinity")
+            if min(left, end) - done >= LEAST_MISSING_S * rate and left < math.inf:
+                raise BrokenOff(f"its header says {file.frames / rate:.2f} s")
+        except BrokenOff as error:  # kept here, since the resampler holds samples before it
             at_s = (start + done) / rate
             self.error = f"audio: {name} cannot be read beyond {at_s:.2f} s ({error})."
             return
         expect(done > 0, "audio", "samples", f"none in {name}")
 
-    def _channel(self, channels: Tensor, at_s: float) -> Tensor:
+    def _channel(self, channels: Tensor, at_s: float, rate: int) -> Tensor:
         """The channel (S,) of a chunk (S, C) that is asked for, or the mean.
 
-        Where channels cancel each other in the mean, as in antiphase, it is the loudest one: where
-        the mean has a tenth or less of the power that independent channels would leave.
+        Where channels cancel each other in the mean, as in antiphase, it is the loudest one: in
+        each piece of which the mean has a tenth or less of the power that independent channels
+        would leave.
         """
         if self.sound.channel is not None or channels.shape[1] == 1:
             return channels[:, self.sound.channel or 0]
-        mean = channels.mean(1)
-        powers = channels.square().mean(0)
-        if mean.square().mean() >= CANCELLED * powers.sum() / len(powers) ** 2:
-            return mean
-        loudest = int(powers.argmax())
-        if not self.notes:
-            self.notes.append(
-                f"channels cancel each other from {at_s:.0f} s on; channel {loudest} is taken "
-                "there (--channel chooses)"
-            )
-        return channels[:, loudest]
+        mono = []
+        for number, piece in enumerate(channels.split(int(CANCELLED_S * rate))):
+            mean = piece.mean(1)
+            powers = piece.square().mean(0)
+            independent = float(powers.sum()) / len(powers) ** 2
+            if float(mean.square().mean()) < CANCELLED * independent:
+                mean = piece[:, int(powers.argmax())]
+                self.cancelled_s.append(at_s + number * CANCELLED_S)
+            mono.append(mean)
+        return torch.cat(mono)
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
@@ -178,7 +191,7 @@ def read_audio(source: Path | Sound, rate_hz: int) -> Tensor:
     Raises ValueError with one line that says what is wrong with the recording.
     """
     reading = Reading(source, rate_hz)
-    waveform = torch.cat([torch.zeros(0), *reading.blocks()])
+    waveform = torch.cat([torch.zeros(0, **CPU_FLOAT), *reading.blocks()])
     if reading.error:
         raise ValueError(reading.error)
     return waveform

@@ -12,6 +12,7 @@ from typing import Any
 
 from asrkit.files import atomic, content_hash, lock
 from asrkit.shapes import expect
+from asrkit.sound_files import STDIN
 from asrkit.transcribe.formats import Transcript, render
 from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions, WindowOptions
 
@@ -110,8 +111,8 @@ class Folder:
     where several differ in their suffix only, with one more.
 
     A recording is done if its transcript is there. That of one that breaks off is named .partial,
-    and is not. All transcripts of a format are of one model and
-    one choice of settings, which stand in a hidden file beside them.
+    and is not. All transcripts of a format are of one model and one choice of settings, which a
+    hidden file in the folder names.
 
     Args:
         path: the folder; made when the first transcript is written.
@@ -138,9 +139,9 @@ class Folder:
         self.key_file = path / f".asrkit-{kind}"
         stems = Counter(name.with_suffix("") for _, name in recordings)
         self.target = {}
-        for source, name in recordings:  # a.wav beside a.flac: a.wav.txt
-            whole = name if stems[name.with_suffix("")] > 1 else name.with_suffix("")
-            self.target[source] = path / whole.with_name(f"{whole.name}.{kind}")
+        for source, name in recordings:  # a.wav and a.flac: a.wav.txt and a.flac.txt
+            stem = name.with_suffix("")
+            self.target[source] = path / f"{name if stems[stem] > 1 else stem}.{kind}"
         wanted = "recordings of different names"
         remedy = "Rename one, or use two folders."
         short = f"transcripts with names of at most {LONGEST_NAME} bytes"
@@ -159,8 +160,12 @@ class Folder:
             expect(not one.exists(), "out", wanted, one, "Name another folder.")
 
     def todo(self) -> list[Path]:
-        """Recordings that have no transcript yet."""
-        return [source for source, target in self.target.items() if not target.exists()]
+        """Recordings that have no transcript yet; standard input may be another one each time."""
+        return [
+            source
+            for source, target in self.target.items()
+            if source == STDIN or not target.exists()
+        ]
 
     def write(self, transcript: Transcript) -> None:
         """Write the transcript, whole or not at all.
@@ -173,7 +178,7 @@ class Folder:
             ValueError: Another run began the folder meanwhile, with another model or settings.
         """
         whole = self.target[transcript.path]
-        partial = whole.with_name(f"{whole.name.removesuffix(f'.{self.kind}')}.partial.{self.kind}")
+        partial = whole.with_name(f"{whole.name}.partial")
         target = partial if transcript.error else whole
         recording = whole.with_suffix("").relative_to(self.path).as_posix()  # unlike b/one, a/one
         text = render(transcript, self.kind, name=recording)

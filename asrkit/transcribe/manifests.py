@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from asrkit.files import json_lines
 from asrkit.shapes import count, expect, message
-from asrkit.sound_files import SUFFIXES, Sound, listed, seconds
+from asrkit.sound_files import SUFFIXES, Sound, listed
+from asrkit.sound_readers import seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
 MANIFESTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")

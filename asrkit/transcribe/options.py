@@ -69,7 +69,7 @@ class FileOptions:
     strict: bool = described(
         False,
         "write nothing of a recording that breaks off (default: what comes before the break, with "
-        "--out as NAME.partial)",
+        "--out as NAME.txt.partial)",
     )
     format: Literal["txt", "json", "srt", "vtt", "ctm"] | None = described(
         None,
@@ -83,7 +83,7 @@ class FileOptions:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        expect_all(self, channel=(self.channel is None or self.channel >= 0, "0 or more, or None"))
+        expect_all(self, channel=(self.channel is None or self.channel >= 0, "0 or more"))
 
 
 @dataclass(frozen=True, kw_only=True)

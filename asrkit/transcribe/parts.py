@@ -44,7 +44,8 @@ class Part(NamedTuple):
     waveform: Tensor  # (S,); (0,) once it is decoded
     sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
     todo: tuple[Span, ...]
-    error: str = ""
+    error: str = ""  # why a window was not decoded
+    breaks_off: str = ""  # why the recording ends here, at its last part
     notes: tuple[str, ...] = ()  # of the recording, at its last part
     labels: Sequence[Label] = ()
     language: str = ""

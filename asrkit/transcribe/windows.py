@@ -13,7 +13,8 @@ from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.models import Checkpoint
 from asrkit.runtime import CPU_FLOAT, return_free_memory
 from asrkit.shapes import expect, message
-from asrkit.sound_files import Sound, seconds
+from asrkit.sound_files import Sound
+from asrkit.sound_readers import seconds
 from asrkit.text import Tokenizer
 from asrkit.transcribe.audio import Reading, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
@@ -56,7 +57,8 @@ def transcribe(
     recognizer: Recognizer | None = None,
     progress: bool = False,
 ) -> Iterator[Transcript]:
-    """Yield one `Transcript` a file, in the order given; a broken file yields its error.
+    """Yield one `Transcript` a file, in the order given; one that breaks off yields its
+    text up to there and its error.
 
     Windows of one file and of several share batches. About POOL batches of audio (at first one,
     then two, then four), for a Whisper ALIKE, are read, sorted by length and recognised while
@@ -176,12 +178,14 @@ class Transcriber:
                     silent = is_silent(waveform, self.rate_hz)
                 has_text = not silent and len(waveform) >= self.features.window_samples
                 todo = (Span(0, len(waveform)),) if has_text else ()
-                error, notes = (reading.error, tuple(reading.notes)) if last else ("", ())
-                part = Part(sound.path, start, end, last, waveform, sounds, todo, error, notes)
+                part = Part(sound.path, start, end, last, waveform, sounds, todo)
+                if last:
+                    part = part._replace(breaks_off=reading.error, notes=tuple(reading.notes))
                 yield part
         except FAILURES as error:
             nothing = torch.zeros(0, **CPU_FLOAT)
-            yield Part(sound.path, end, end, True, nothing, nothing.bool(), (), message(error))
+            part = Part(sound.path, end, end, True, nothing, nothing.bool(), ())
+            yield part._replace(breaks_off=message(error), notes=tuple(reading.notes))
 
     def _pools(self, queue: Iterable[Part], batches: int) -> Iterator[list[Part]]:
         """Parts in lists of about `batches`, then twice as many each time, up to a whole pool."""
@@ -339,14 +343,12 @@ class Transcriber:
     def _transcript(self, parts: Sequence[Part]) -> Transcript:
         """The transcript of a recording from its parts, up to the first that has an error."""
         path, notes = parts[0].path, parts[-1].notes
-        error = ""
-        for number, part in enumerate(parts):
-            if part.error:
-                error = part.error
-                parts = parts[: number + (not part.todo)]  # decoded, if its recording breaks off
-                break
-        if not parts:
+        decoded = [*itertools.takewhile(lambda part: not part.error, parts)]
+        failed = parts[len(decoded) :]
+        error = failed[0].error if failed else parts[-1].breaks_off
+        if not decoded:
             return Transcript(path=path, notes=notes, error=error)
+        parts = decoded
         labels = parts[0].labels
         for before, part in itertools.pairwise(parts):
             overlap_s = (part.start / self.rate_hz, before.end / self.rate_hz)

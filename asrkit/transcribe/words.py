@@ -19,7 +19,7 @@ SPACELESS = re.compile(
     r"[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff\uff66-\uff9f"
     r"\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
-# but not behind what opens or comes before its consonant, nor with what closes, marks or is small
+# but not after what opens or comes before its consonant, nor with what closes, marks or is small
 _OPENING = r"(\[{（［｛「『【〈《〔“‘เ-ไເ-ໄ\u1039\u17d2"
 _SMALL = (
     r"ーｰ々〻ゝゞヽヾぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶㇰ-ㇿｧ-ｯๆะ-ำๅໆະ-ຳ\u1039\u17d2"
@@ -168,7 +168,7 @@ def _extended(word: Word, text: str, by: Label | Word) -> Word:
 def _characters(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
     """What each label adds to the text; labels that write a character together as one."""
     found: list[Word] = []
-    tokens: list[int] = []  # of the last of `found`, and of white space behind it
+    tokens: list[int] = []  # of the last of `found`, and of white space after it
     text = ""
     for label in labels:
         before = text

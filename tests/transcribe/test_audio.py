@@ -100,9 +100,9 @@ BROKEN = np.where(np.arange(48_000) == 12_000, np.nan, WAVE[:, 0])
 REFUSED = {  # name, its bytes or (samples, rate), and what is said
     "nan.wav": (
         (BROKEN, 16_000),
-        "nan.wav cannot be read beyond 0.00 s (NaN or infinity)",
+        "nan.wav cannot be read beyond 0.75 s (NaN or infinity)",
     ),
-    "empty.wav": ((WAVE[:0], 16_000), "empty.wav"),
+    "empty.wav": ((WAVE[:0], 16_000), "none in empty.wav"),
     "slow.wav": ((WAVE, 50), "got 50 Hz in slow.wav"),
     "odd.wav": ((WAVE, 22_051), "to 16000 Hz, got 22051 Hz in odd.wav. Convert it"),
     "zero.wav": (b"", "0 bytes in zero.wav"),

@@ -72,7 +72,7 @@ def test_of_a_file_that_breaks_off_what_comes_before_is_written_but_not_as_its_t
         code, said, _ = typed(path, "--json", "--out", out)
         assert (code, json.loads(said)["failed"]) == ((0, 0) if mended else (1, 1))
         names = {file.name for file in out.glob("[!.]*")}
-        assert names == {"torn.txt" if mended else "torn.partial.txt"}
+        assert names == {"torn.txt" if mended else "torn.txt.partial"}
     code, said, err = typed(torn(speech, tmp_path / "in")[0], "--strict")
     assert (code, said) == (1, "")
     assert "cannot be read beyond" in err
@@ -89,7 +89,7 @@ def test_a_channel_is_chosen_and_channels_that_cancel_each_other_are_noticed(
     row = json.loads(out)
     assert (code, row["text"]) == (0, wanted)
     assert row["notes"] == [
-        "channels cancel each other from 0 s on; channel 0 is taken there (--channel chooses)"
+        "channels cancel each other from 0 s on; the loudest is taken where they do (--channel chooses)"
     ]
     assert row["notes"][0] in err
     code, out, err = typed(path, "--channel 2", "--json")
@@ -146,7 +146,8 @@ REFUSED = [  # what is typed behind the file and the model, and the message
     ("--shards --out OUT --on ray --part 0/2", "--part: expected none with --on, got 0/2."),
     ("--shards --out OUT --on ray --actors 0", "--actors: expected 1 or more, got 0."),
     ("--shards --out OUT --channel 1", "--channel: expected none with --shards, got 1."),
-    ("--channel -1", "--channel: expected 0 or more, or None, got -1."),
+    ("--channel -1", "--channel: expected 0 or more, got -1."),
+    ("--shards --out OUT --strict", "--strict: expected none with --shards, got True."),
     ("many.jsonl", "files: expected sound files or folders, got many.jsonl. --shards reads manifests and .tar."),
     ("--out FILE", "--out: expected a folder, got 'FILE'."),
     ("--out FILE/a/b", "FILE/a/b cannot be written: Not a directory"),

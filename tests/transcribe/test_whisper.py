@@ -299,3 +299,30 @@ def test_a_batch_counts_the_silence_that_fills_its_windows(
     recognizer = recogniser(checkpoint)
     [*transcribe(checkpoint, [sounds[0]] * 3, options=options, recognizer=recognizer)]
     assert sizes == [(2, 200), (1, 200)]
+
+
+@pytest.mark.parametrize("seconds", [2.4, 3.1])
+def test_what_comes_before_the_end_of_a_torn_file_is_the_text_of_that_much(
+    checkpoint, tmp_path, monkeypatch, seconds
+):
+    """Also where more than one window follows in the last part."""
+    count = round(16_000 * seconds)
+    samples = torch.cat([*SAMPLES, *SAMPLES])[:count]
+    whole = written(tmp_path / "whole.wav", samples)
+    torn = written(tmp_path / "torn.wav", torch.cat([samples, samples]))
+    torn.write_bytes(torn.read_bytes()[: -4 * count])
+    windows = []
+    after_window = parts.after_window
+    monkeypatch.setattr(
+        "asrkit.transcribe.windows.after_window",
+        lambda *given: windows.append(given) or after_window(*given),
+    )
+    wanted, found = (
+        transcripts(checkpoint, [whole])[0],
+        transcripts(checkpoint, [torn])[0],
+    )
+    assert len(windows) > 2
+    assert wanted.text
+    assert (found.text, found.audio_s) == (wanted.text, wanted.audio_s)
+    assert not wanted.error
+    assert f"cannot be read beyond {seconds:.2f} s" in found.error

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
 from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
-from asrkit.sound_files import UNREAD, expect_whole, listed
+from asrkit.sound_files import UNREAD, listed
+from asrkit.sound_readers import expect_whole
 
 Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
 

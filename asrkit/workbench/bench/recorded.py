@@ -1,7 +1,6 @@
 """Recorded speech for whole programs, and the word errors of what they write."""
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -11,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from asrkit.files import shipped
-from asrkit.text import ErrorRate, wer
+from asrkit.text import ErrorRate, normalize_text, wer
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, write_wav
 
 PAUSE_S = 2.0  # the longest between two recordings
@@ -60,8 +59,7 @@ def joined(recordings: Recordings, seconds: float) -> tuple[np.ndarray, list[str
 
 def plain(text: str) -> str:
     """Words of lower-case letters, digits and apostrophes; all else separates words."""
-    text = unicodedata.normalize("NFC", text.lower())
-    return " ".join(re.findall("[a-z0-9']+", text.replace("\u2019", "'")))
+    return " ".join(re.findall("[a-z0-9']+", normalize_text(text).replace("\u2019", "'")))
 
 
 def word_errors(said: Sequence[str], written: Sequence[str]) -> ErrorRate:

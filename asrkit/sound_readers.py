@@ -1,0 +1,499 @@
+"""How a sound file is opened and read to its end, by libsndfile or FFmpeg's libraries, and whether
+it is whole.
+"""
+
+import io
+import math
+import os
+import re
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+from asrkit.shapes import expect
+from asrkit.sound_files import Sound
+
+CONVERT = "Convert it first: ffmpeg -i IN OUT.wav."
+# Bytes of a file or of its samples by its header, and those that are there, in libsndfile's log.
+PROMISED = re.compile(r"(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)")
+UNKNOWN_SIZES = (range(0x7FFF0000, 2**31 + 1), range(0xFFFF0000, 2**32 + 1))
+UNKNOWN_FRAMES = 2**62
+PIECE = 4096  # samples that are read at a time: where a file breaks off, these are lost
+LEAST_MISSING_S = 0.2  # headers are wrong by less, and encoders add and count some silence
+# How files begin that libsndfile reads whole; of MP3, Ogg and FLAC it may read a part.
+EXACT = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
+# A file names others in some formats (HLS, concat); these hold their samples themselves.
+DEMUXERS = (
+    "aac,ac3,aiff,amr,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,ircam,loas,matroska,mlp,mov,mp3,mpc,"
+    "mpc8,mpeg,mpegts,mxf,nut,ogg,rm,sox,tak,truehd,tta,voc,w64,wav,wtv,wv"
+)
+MPEG1_HZ = 32_000  # the lowest rate of MP3 files whose frames have 1152 samples
+OPTIONS = {"format_whitelist": DEMUXERS, "ignore_length": "1"}  # of a WAV file: to its end
+LEAST_CHUNK = 1024  # bytes after the samples of a WAV file, to be more than a remainder
+ADDED = 2  # MPEG frames
+SEEKABLE = ("flac", "mov", "matroska")  # in which each frame has its time
+SEEK_MARGIN_S = 1.0  # decoders need some frames before they are exact
+OGG_PAGE = 65_307  # most bytes of a page
+
+
+def bytes_of(sound: Sound) -> IO[bytes]:
+    """The opened file of a recording."""
+    return sound.path.open("rb") if sound.data is None else io.BytesIO(sound.data)
+
+
+def stored(sound: Sound) -> str | bytes | io.BytesIO:
+    """Where soundfile finds the bytes of a recording: the name of its file, or a stream.
+
+    Args:
+        sound: The recording.
+    """
+    if sound.data is not None:
+        return io.BytesIO(sound.data)
+    if os.name == "posix":
+        return os.fsencode(sound.path)  # soundfile cannot encode text that is no UTF-8
+    return str(sound.path)
+
+
+def seconds(sound: Sound) -> float:
+    """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
+    if sound.duration_s is not None:
+        return sound.duration_s
+    try:
+        with open_sound(sound) as file:
+            whole_s = file.about_s
+    except (ValueError, OSError):
+        return 0.0
+    return max(0.0, whole_s - sound.start_s)
+
+
+class BrokenOff(ValueError):
+    """A recording that cannot be read to its end."""
+
+
+class SoundReader(ABC):
+    """An opened recording, at its first sample; a context manager.
+
+    Attributes:
+        rate_hz: Samples a second.
+        channels: Number of channels.
+        frames: Samples of a channel, if the file states them exactly; else infinity.
+        about_s: Length by the header; 0: it says none.
+        tracks: Of sound in the file, of which one is read.
+        missing_s: What the header states beyond what is there, where that is seen at once.
+    """
+
+    rate_hz: int
+    channels: int
+    frames: float = math.inf
+    about_s: float
+    tracks = 1
+    missing_s = 0.0
+
+    def __init__(self) -> None:
+        self.held: list[np.ndarray] = []
+        self.following = self.pieces()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Yield what is left as short arrays (n, channels) float32.
+
+        Raises:
+            BrokenOff: Why no more can be read, though there should be some.
+        """
+
+    def skip(self, frames: int) -> None:
+        """Leave out so many frames."""
+        while frames > 0 and len(skipped := self.read(min(frames, PIECE))):
+            frames -= len(skipped)
+
+    def read(self, frames: int) -> np.ndarray:
+        """At most so many more frames (n, channels) float32; none at the end.
+
+        Raises:
+            BrokenOff: As `pieces`, once all before that has been read.
+        """
+        parts, self.held = self.held, []
+        size = sum(map(len, parts))
+        try:
+            while size < frames and (piece := next(self.following, None)) is not None:
+                parts.append(piece)
+                size += len(piece)
+        except BrokenOff as error:
+            if not size:
+                raise
+            self.following = _raising(error)
+        if not parts:
+            return np.zeros((0, self.channels), np.float32)
+        joined = np.concatenate(parts)
+        if size > frames:
+            self.held = [joined[frames:]]
+        return joined[:frames]
+
+
+def _raising(error: Exception) -> Iterator[np.ndarray]:
+    raise error
+    yield
+
+
+class LibsndfileReader(SoundReader):
+    """A file that libsndfile reads, whose header states its length.
+
+    libsndfile shortens that to what is there, and only its log tells. A stream whose writer did not
+    know its length has a size near 2^31 or 2^32 in its header, and is whole.
+    """
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self.file = file
+        self.rate_hz = file.samplerate
+        self.channels = file.channels
+        self.frames = file.frames
+        sizes = PROMISED.search(file.extra_info)
+        if sizes:
+            stated, there = int(sizes[1]), int(sizes[2])
+            if there < stated < 2**40 and not any(stated in sizes for sizes in UNKNOWN_SIZES):
+                self.frames = file.frames * stated / there
+        self.about_s = file.frames / file.samplerate
+        missing_s = self.frames / file.samplerate - self.about_s
+        self.missing_s = missing_s if missing_s >= LEAST_MISSING_S else 0.0
+
+    def close(self) -> None:
+        self.file.close()
+
+    def skip(self, frames: int) -> None:
+        import soundfile
+
+        if not frames or not self.file.seekable():
+            super().skip(frames)
+            return
+        try:
+            self.file.seek(frames, os.SEEK_CUR)
+        except soundfile.LibsndfileError as error:
+            raise BrokenOff(f"libsndfile: {error.error_string}") from None
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        import soundfile
+
+        try:
+            while len(piece := self.file.read(PIECE, dtype="float32", always_2d=True)):
+                yield piece
+        except soundfile.LibsndfileError as error:
+            raise BrokenOff(f"libsndfile: {error.error_string}") from None
+
+
+class SeekableBytes(io.BytesIO):
+    """Bytes that FFmpeg's libraries read: a wrong place is no exception for them."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place, and return it; return -1 where there is none."""
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return -1
+
+
+class FFmpegReader(SoundReader):
+    """Any other recording, decoded by FFmpeg's libraries until it ends.
+
+    Where the container has times (MP4, Matroska), silence fills gaps between them, so what follows
+    keeps its time. What cannot be decoded is left out; if that is more than headers and tags
+    between two recordings that were joined, or if the last page of an Ogg file is torn, the end
+    raises.
+    """
+
+    def __init__(self, sound: Sound) -> None:
+        import av
+
+        super().__init__()
+        source: Any = str(sound.path.absolute())
+        if sound.data is not None:
+            source = SeekableBytes(sound.data)
+        try:
+            self.container = av.open(source, options=OPTIONS)
+        except (av.error.FFmpegError, ValueError) as error:
+            raise ValueError(getattr(error, "strerror", None) or str(error)) from None
+        self.track = self.container.streams.best("audio")
+        if self.track is None or not self.track.codec_context:
+            self.container.close()
+            raise ValueError("there is no sound in it, or none of a known codec")
+        self.tracks = len(self.container.streams.audio)
+        self.rate_hz = self.track.codec_context.sample_rate
+        self.channels = self.track.codec_context.channels
+        self.kind = self.container.format.name.partition(",")[0]
+        self.about_s = (self.container.duration or 0) / av.time_base
+        self.first_s = max(0, self.container.start_time or 0) / av.time_base
+        self.place: int | None = 0  # frames before the next one; None where that is to be seen
+        self.wanted = 0  # the first frame that is read
+        self.resampler: Any = None
+        # no threads: a process that is forked would wait for them
+        self.track.codec_context.thread_count = 1
+        self._find_length(sound)
+
+    def _find_length(self, sound: Sound) -> None:
+        length_s = math.inf
+        alone = len(self.container.streams) == 1  # else the header's is that of the longest track
+        if self.kind == "mp3":
+            with bytes_of(sound) as source:
+                frames = _mp3_frames(source) - ADDED
+            length_s = frames * (1152 if self.rate_hz >= MPEG1_HZ else 576) / self.rate_hz
+        elif self.kind == "ogg":
+            with bytes_of(sound) as source:
+                self.missing_s = math.inf if _last_page_is_torn(source) else 0.0
+        elif self.kind in ("mov", "avi"):
+            length_s = float((self.track.duration or math.inf) * self.track.time_base)
+        elif tag := self.track.metadata.get("DURATION", ""):  # of Matroska
+            hours, minutes, seconds = map(float, tag.split(":"))
+            length_s = 3600 * hours + 60 * minutes + seconds - self.first_s
+        elif self.kind in ("flac", "asf") or (self.kind == "matroska" and alone):
+            length_s = self.about_s - self.first_s if self.about_s else math.inf
+        self.frames = length_s * self.rate_hz
+
+    def close(self) -> None:
+        self.resampler = None  # it has threads
+        self.container.close()
+
+    def skip(self, frames: int) -> None:
+        import av
+
+        at_s = frames / self.rate_hz
+        if self.kind not in SEEKABLE or not SEEK_MARGIN_S < at_s < self.about_s:
+            super().skip(frames)
+            return
+        first = next(self.container.decode(self.track), None)
+        if first is not None:
+            next(self._gap_before(first), None)  # finds where times begin
+        self.container.seek(round((self.first_s + at_s - SEEK_MARGIN_S) * av.time_base))
+        self.place, self.wanted = None, frames
+
+    def pieces(self) -> Iterator[np.ndarray]:
+        import av
+
+        lost_s = 0.0
+        form = (self.track.codec_context.layout.name, self.rate_hz)
+        made_for: Any = None
+        try:
+            for packet in self.container.demux(self.track):
+                try:
+                    frames = packet.decode()
+                except av.error.InvalidDataError:
+                    lost_s += float((packet.duration or 0) * (packet.time_base or 0))
+                    continue
+                for frame in frames:
+                    yield from self._gap_before(frame)
+                    given = (frame.layout.name, frame.sample_rate)
+                    if given == form and not frame.format.name.startswith("s64"):
+                        yield from self._placed(_samples(frame))
+                        continue
+                    if given != made_for:  # where recordings of two kinds were joined
+                        made_for = given
+                        self.resampler = av.AudioResampler("fltp", *form)
+                    frame.pts = None
+                    for part in self.resampler.resample(frame):
+                        yield from self._placed(_samples(part))
+        except av.error.FFmpegError as error:
+            raise BrokenOff(f"FFmpeg: {error.strerror}") from None
+        if lost_s >= LEAST_MISSING_S:
+            raise BrokenOff(f"FFmpeg cannot decode {lost_s:.1f} s before that")
+        if self.missing_s:
+            raise BrokenOff("its last page is torn")
+
+    def _gap_before(self, frame: Any) -> Iterator[np.ndarray]:
+        """Yield silence up to the time of a frame, if that is later than the end of the last."""
+        if frame.pts is None or self.kind not in SEEKABLE:
+            return
+        time_s = float(frame.pts * frame.time_base)
+        at = round((time_s - self.first_s) * self.rate_hz)
+        if self.place is None:
+            self.place = at
+        gap = at - self.place
+        if gap < LEAST_MISSING_S * self.rate_hz:
+            if self.place == 0:
+                self.first_s = time_s
+        elif at <= self.about_s * self.rate_hz:
+            for start in range(0, gap, PIECE):
+                silence = np.zeros((min(PIECE, gap - start), self.channels), np.float32)
+                yield from self._placed(silence)
+
+    def _placed(self, piece: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield what is wanted of a piece, the next one."""
+        if self.place is None:
+            return
+        early = self.wanted - self.place
+        self.place += len(piece)
+        if early < len(piece):
+            yield piece[max(early, 0) :]
+
+
+def _samples(frame: Any) -> np.ndarray:
+    """What a frame of PyAV holds, (n, channels) float32."""
+    values = frame.to_ndarray()
+    values = values.T if frame.format.is_planar else values.reshape(-1, len(frame.layout.channels))
+    if values.dtype.kind in "iu":
+        full = 2.0 ** (8 * values.itemsize - 1)
+        return (values / full - (values.dtype.kind == "u")).astype(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def _mp3_frames(source: IO[bytes]) -> float:
+    """MPEG frames that the header (Xing, Info) of an MP3 file states; infinity without one."""
+    head = source.read(10)
+    if head[:3] == b"ID3":  # a tag, whose length is in four times seven bits
+        size = sum(byte << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
+        source.seek(10 + size)
+    found = re.search(rb"(?:Xing|Info)\0\0\0(.)(.{4})", source.read(4096), re.DOTALL)
+    return int.from_bytes(found[2], "big") if found and found[1][0] & 1 else math.inf
+
+
+def _has_sound_after_data(source: IO[bytes]) -> bool:
+    """Whether a WAV file has sound after the samples that it states: no chunks up to its end follow
+    them, or another file does.
+    """
+    source.seek(0)
+    kind, _, form = struct.unpack("<4sI4s", source.read(12).ljust(12, b"\0"))
+    if (kind, form) != (b"RIFF", b"WAVE"):
+        return False
+    name = b""
+    while name != b"data":
+        header = source.read(8)
+        if len(header) < 8:
+            return False
+        name, size = struct.unpack("<4sI", header)
+        source.seek(size + size % 2, os.SEEK_CUR)
+    place = source.tell()
+    end = source.seek(0, os.SEEK_END)
+    if end - place < LEAST_CHUNK:
+        return False
+    while place < end - 8:
+        source.seek(place)
+        name, size = struct.unpack("<4sI", source.read(8))
+        place += 8 + size + size % 2
+        if name == b"RIFF" or place > end + 1:
+            return True
+    return False
+
+
+def _last_page_is_torn(source: IO[bytes]) -> bool:
+    """Whether an Ogg file ends within a page."""
+    end = source.seek(0, os.SEEK_END)
+    source.seek(max(0, end - 2 * OGG_PAGE))
+    tail = source.read()
+    page = tail[tail.rfind(b"OggS") :]
+    segments = page[27 : 27 + page[26]] if len(page) > 26 else b""
+    return len(page) < 27 + len(segments) + sum(segments)
+
+
+def _reader(sound: Sound) -> SoundReader:
+    """The first reader that can read a recording; ValueError where there is none."""
+    name = sound.path.name
+    try:
+        return _libsndfile_reader(sound, EXACT) or FFmpegReader(sound)
+    except ImportError:
+        raise ValueError(f"audio: {name} needs PyAV: pip install av.") from None
+    except ValueError as error:
+        other = _libsndfile_reader(sound, (b"",))  # such as WAV after a tag
+        if other is not None:
+            return other
+        raise ValueError(f"audio: {name} cannot be read (FFmpeg: {error}).") from None
+
+
+def open_sound(sound: Sound) -> SoundReader:
+    """The opened recording, at its first sample also for a part of it.
+
+    By its content, not its name: libsndfile reads a file whose header states its length, FFmpeg's
+    libraries (PyAV) read everything else.
+
+    Raises:
+        ValueError: In one line, for what is no sound file.
+    """
+    path = sound.path
+    if sound.error:
+        raise ValueError(sound.error)
+    if sound.data is None:
+        _expect_file(path)
+    else:
+        expect(len(sound.data) > 0, "audio", "a sound file", f"0 bytes in {path.name}")
+    reader = _reader(sound)
+    got = f"{reader.rate_hz} Hz in {path.name}"
+    expect(100 <= reader.rate_hz <= 1_000_000, "audio", "100 to 1,000,000 Hz", got)
+    return reader
+
+
+def _libsndfile_reader(sound: Sound, begins: tuple[bytes, ...]) -> SoundReader | None:
+    """libsndfile's reader of a file that begins so and whose header states its length, or None."""
+    import soundfile
+
+    with bytes_of(sound) as source:
+        if not source.read(4).startswith(begins) or _has_sound_after_data(source):
+            return None
+    try:
+        file = soundfile.SoundFile(stored(sound))
+    except (soundfile.LibsndfileError, TypeError):  # no codec for it; a name that ends in .raw
+        return None
+    # libsndfile takes float32 in W64 for integers
+    wrong = file.subtype.startswith("MPEG") or (file.format, file.subtype) == ("W64", "PCM_32")
+    if 0 < file.frames < UNKNOWN_FRAMES and not wrong:
+        return LibsndfileReader(file)
+    file.close()
+    return None
+
+
+def expect_whole(path: Path) -> None:
+    """ValueError, in one line, for what is no sound file, or of which libsndfile reads a part.
+
+    That is what lhotse reads with. Its last sample is read, since the header of a FLAC file that is
+    cut short promises all of it; what may hold more than one recording is decoded whole.
+    """
+    import soundfile
+
+    try:
+        with open_sound(Sound(path)) as file, soundfile.SoundFile(stored(Sound(path))) as theirs:
+            stated, found = file.frames, theirs.frames
+            if isinstance(file, FFmpegReader) and file.kind != "flac":
+                stated = 0
+                while len(samples := file.read(2**20)):
+                    stated += len(samples)
+            theirs.seek(max(0, found - 1))
+            last = len(theirs.read(1))
+            same = abs(found - stated) < LEAST_MISSING_S * file.rate_hz
+            whole = same and file.missing_s == 0 and last == min(1, found)
+    except (soundfile.LibsndfileError, BrokenOff):
+        whole = False
+    expect_not_cut(whole, path)
+
+
+def expect_not_cut(whole: bool, path: Path) -> None:
+    """ValueError for a file that is not whole."""
+    remedy = f"The file is truncated, or its header is wrong. {CONVERT}"
+    expect(whole, "audio", "a whole file", f"a part of {path.name}", remedy)
+
+
+def _expect_file(path: Path) -> None:
+    """ValueError unless `path` is a file that has bytes and may be read."""
+    name = repr(str(path))
+    try:
+        if path.is_dir():
+            os.scandir(path).close()
+        elif path.is_file():
+            path.open("rb").close()
+    except OSError as error:
+        why = f"{name}, which cannot be read ({error.strerror})"
+        expect(False, "audio", "a file or folder with permission to read it", why)
+    wanted = "a sound file, or a folder with some"
+    expect(not path.is_dir(), "audio", wanted, name, "There is none in it.")
+    expect(path.exists(), "audio", "a sound file", f"none at {name}", "Check the path.")
+    expect(path.is_file(), "audio", "a sound file", name)
+    expect(path.stat().st_size > 0, "audio", "a sound file", f"0 bytes in {path.name}")
