@@ -22,6 +22,7 @@ CONVERT = "Convert it first: ffmpeg -i IN OUT.wav."
 PROMISED = re.compile(r"(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)")
 UNKNOWN_SIZES = (range(0x7FFF0000, 2**31 + 1), range(0xFFFF0000, 2**32 + 1))
 UNKNOWN_FRAMES = 2**62
+CLOCK = re.compile(r"(\d+):(\d+):([\d.]+)")
 PIECE = 4096  # samples that are read at a time: where a file breaks off, these are lost
 LEAST_MISSING_S = 0.2  # headers are wrong by less, and encoders add and count some silence
 # How files begin that libsndfile reads whole; of MP3, Ogg and FLAC it may read a part.
@@ -46,11 +47,7 @@ def bytes_of(sound: Sound) -> IO[bytes]:
 
 
 def stored(sound: Sound) -> str | bytes | io.BytesIO:
-    """Where soundfile finds the bytes of a recording: the name of its file, or a stream.
-
-    Args:
-        sound: The recording.
-    """
+    """Where soundfile finds the bytes of a recording: the name of its file, or a stream."""
     if sound.data is not None:
         return io.BytesIO(sound.data)
     if os.name == "posix":
@@ -255,8 +252,8 @@ class FFmpegReader(SoundReader):
                 self.missing_s = math.inf if _last_page_is_torn(source) else 0.0
         elif self.kind in ("mov", "avi"):
             length_s = float((self.track.duration or math.inf) * self.track.time_base)
-        elif tag := self.track.metadata.get("DURATION", ""):  # of Matroska
-            hours, minutes, seconds = map(float, tag.split(":"))
+        elif tag := CLOCK.fullmatch(self.track.metadata.get("DURATION", "")):  # of Matroska
+            hours, minutes, seconds = map(float, tag.groups())
             length_s = 3600 * hours + 60 * minutes + seconds - self.first_s
         elif self.kind in ("flac", "asf") or (self.kind == "matroska" and alone):
             length_s = self.about_s - self.first_s if self.about_s else math.inf
@@ -273,10 +270,12 @@ class FFmpegReader(SoundReader):
         if self.kind not in SEEKABLE or not SEEK_MARGIN_S < at_s < self.about_s:
             super().skip(frames)
             return
-        first = next(self.container.decode(self.track), None)
-        if first is not None:
+        try:
+            first = next(self.container.decode(self.track))
             next(self._gap_before(first), None)  # finds where times begin
-        self.container.seek(round((self.first_s + at_s - SEEK_MARGIN_S) * av.time_base))
+            self.container.seek(round((self.first_s + at_s - SEEK_MARGIN_S) * av.time_base))
+        except (av.error.FFmpegError, StopIteration) as error:
+            raise BrokenOff(f"FFmpeg: {error}") from None
         self.place, self.wanted = None, frames
 
     def pieces(self) -> Iterator[np.ndarray]:
