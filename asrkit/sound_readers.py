@@ -79,7 +79,7 @@ class SoundReader(ABC):
         channels: Number of channels.
         frames: Samples of a channel, if the file states them exactly; else infinity.
         about_s: Length by the header; 0: it says none.
-        tracks: Of sound in the file, of which one is read.
+        tracks: Audio tracks in the file, of which one is read.
         missing_s: What the header states beyond what is there, where that is seen at once.
     """
 
@@ -162,7 +162,8 @@ class LibsndfileReader(SoundReader):
         sizes = PROMISED.search(file.extra_info)
         if sizes:
             stated, there = int(sizes[1]), int(sizes[2])
-            if there < stated < 2**40 and not any(stated in sizes for sizes in UNKNOWN_SIZES):
+            is_known = not any(stated in unknown for unknown in UNKNOWN_SIZES)
+            if is_known and there < stated < 2**40:
                 self.frames = file.frames * stated / there
         self.about_s = file.frames / file.samplerate
         missing_s = self.frames / file.samplerate - self.about_s
@@ -426,8 +427,10 @@ def open_sound(sound: Sound) -> SoundReader:
     else:
         expect(len(sound.data) > 0, "audio", "a sound file", f"0 bytes in {path.name}")
     reader = _reader(sound)
-    got = f"{reader.rate_hz} Hz in {path.name}"
-    expect(100 <= reader.rate_hz <= 1_000_000, "audio", "100 to 1,000,000 Hz", got)
+    usable = 100 <= reader.rate_hz <= 1_000_000
+    if not usable:
+        reader.close()
+    expect(usable, "audio", "100 to 1,000,000 Hz", f"{reader.rate_hz} Hz in {path.name}")
     return reader
 
 
@@ -466,9 +469,8 @@ def expect_whole(path: Path) -> None:
                 while len(samples := file.read(2**20)):
                     stated += len(samples)
             theirs.seek(max(0, found - 1))
-            last = len(theirs.read(1))
             same = abs(found - stated) < LEAST_MISSING_S * file.rate_hz
-            whole = same and file.missing_s == 0 and last == min(1, found)
+            whole = same and file.missing_s == 0 and len(theirs.read(1)) == min(1, found)
     except (soundfile.LibsndfileError, BrokenOff):
         whole = False
     expect_not_cut(whole, path)

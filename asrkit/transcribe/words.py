@@ -54,9 +54,8 @@ def join(
 
     Labels that both windows have, within JITTER_S, are paired and take the first window's time, so
     that a cut has both on one side: none is doubled, none lost. Labels between two pairs stay
-    between them. The cut is made in a long pause of
-    both, between paired labels, and close to the middle of the overlap, since near its own edge a
-    window has only part of a word.
+    between them. The cut is made in a long pause of both, between paired labels, and close to the
+    middle of the overlap, since near its own edge a window has only part of a word.
 
     Args:
         before: labels of the first window, and of those before it.
