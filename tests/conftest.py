@@ -1,5 +1,6 @@
 """What every test stands on: skips are counted by reason, fresh memory holds NaN, nothing asserts a time."""
 
+import codecs
 import importlib.util
 import json
 import multiprocessing
@@ -215,6 +216,8 @@ def archive(tmp_path_factory):
 def ordinary_folder():
     """An empty folder of an account that permissions hold for, which the test runs as: not root."""
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    # That account may not read Python's files, and a codec that failed once is never found again.
+    codecs.lookup("utf-8-sig")
     if is_root:
         os.seteuid(65_534)
     folder = Path(tempfile.mkdtemp())
