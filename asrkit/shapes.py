@@ -15,6 +15,8 @@ from sys import float_info
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from asrkit import conflict as _conflict  # noqa: F401 - refuses files of another project
+
 if TYPE_CHECKING:
     from torch import Tensor
 

@@ -21,7 +21,7 @@ from asrkit.workbench import records
 def test_the_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
-    version = importlib.metadata.version("asrkit")
+    version = importlib.metadata.version("asrkit-workbench")
     assert (stop.value.code, capsys.readouterr().out) == (0, f"asrkit {version}\n")
 
 

@@ -69,6 +69,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             **sizes,
             num_warps=warps,
             num_stages=1,
+            enable_fp_fusion=True,
         )
         if not grad:
             return ArcPosteriors(log_likelihood)
@@ -84,6 +85,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             1 + options.fastemit_lambda,
             BLOCK=block,
             **sizes,
+            enable_fp_fusion=True,
         )
     return ArcPosteriors(log_likelihood, blank, label, duration)
 
@@ -135,6 +137,8 @@ def _sweep(
     sums += tl.program_id(1).to(tl.int64) * count
     sign = tl.where(forward, -1, 1)  # towards the nodes that have their sums already
     start = tl.where(forward, first, first + T * U1 - 1)
+    last_row = tl.where(forward, -1, 0)  # of the turned lattice; none of the other
+    origin = tl.where(forward, -1, first)
     k = 0
     while k < T + U1 - 1:
         u0 = tl.maximum(0, k - T + 1)
@@ -145,7 +149,7 @@ def _sweep(
             here = u < end
             node = start - sign * (t * U1 + u)
             # the turned lattice has one more node at (-1, 0), where all paths begin
-            ends = (forward == 0) & (blank_frames == t + 1) & (u == 0)
+            ends = (blank_frames == t + 1) & (u == last_row)
             inside = here & (blank_frames > 0) & (blank_frames <= t)
             taken = inside | (here & ends)
             other = node + sign * blank_frames * U1
@@ -166,8 +170,7 @@ def _sweep(
             total = (above + tl.log(total))[:, None]
             total = tl.where(forward & (k == 0), 0.0, total)
             tl.store(sums + node, total, mask=here)
-            is_first = here & (node == first) & (forward == 0)
-            tl.store(log_likelihood + b + 0 * u, total, mask=is_first)
+            tl.store(log_likelihood + b + 0 * u, total, mask=here & (node == origin))
             u0 += BLOCK
         tl.debug_barrier()  # the next diagonal reads what other lanes wrote
         k += 1

@@ -40,7 +40,7 @@ from asrkit.losses.lattice import (
 MAX_BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
 MIN_BLOCK = 32  # tokens of the smallest block, one a lane
 NODES = 8  # nodes that a program takes, one after another
-OPTIONS = {"num_warps": 1, "num_stages": 1}
+OPTIONS = {"num_warps": 1, "num_stages": 1, "enable_fp_fusion": True}  # Triton 3.10 has to be asked
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOG2E = tl.constexpr(log2(e))
 
@@ -246,7 +246,8 @@ def _scores(
         if N > 0:
             i = tl.arange(0, ROOM)
             tail = tl.load(x + V + i, mask=i < N, other=-float("inf")).to(tl.float32)
-            largest, total = _joined(tail, LOWEST, 0.0)
+            largest = LOWEST  # Triton 3.8's interpreter takes no constant for it below
+            largest, total = _joined(tail, largest, 0.0)
             tl.store(duration_logp + node * N + i, tail - largest - tl.log(total), mask=i < N)
         place += tl.num_programs(0)
 

@@ -13,6 +13,7 @@ by torch's FBGEMM instead (`Int8Output`), which needs no more than AVX2.
 """
 
 import functools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,8 @@ class Int8Output(Packed):
         super().__init__(bias)
         values, scale = quantize_weight(weight)
         zeros = torch.zeros(len(scale), dtype=torch.int64, device="cpu")
-        quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
+        with warnings.catch_warnings(action="ignore"):  # torch means to replace such tensors
+            quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
         bias = None if self.bias is None else self.bias.float()
         self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
         self.seven_bits = not has_int8()

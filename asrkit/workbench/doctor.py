@@ -116,7 +116,8 @@ def _libraries() -> Iterable[Finding]:
         tried = subprocess.run([sys.executable, "-c", program], capture_output=True)
         loads = tried.returncode == 0
         detail = "loads" if loads else "does not load"
-        yield _finding(name, detail, loads, _install(extra), required=not extra)
+        remedy = _install(extra) if extra else f"pip install --upgrade {name}"
+        yield _finding(name, detail, loads, remedy, required=not extra)
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:

@@ -32,7 +32,6 @@ ISA = frozenset(
     | {"asimd", "bf16", "sve"}
 )
 PACKAGES = (
-    "asrkit",
     "torch",
     "torchaudio",
     "numpy",
@@ -141,6 +140,7 @@ def software() -> dict[str, Any]:
     torch_version = getattr(sys.modules.get("torch"), "version", None)
     return {
         "python": platform.python_version(),
+        "asrkit": files.version(),
         "cuda": getattr(torch_version, "cuda", None),
         **{name: versions.get(name) for name in PACKAGES},
         "environment": content_hash(versions),

@@ -44,6 +44,7 @@ def triton_spilled_B(kernel, types, cc, folder, **options):
     source = ASTSource(
         fn=kernel, signature=signature, constexprs=constants, attrs=aligned
     )
+    options = {"enable_fp_fusion": True} | options
     made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
     return _spilled_B(made.asm["cubin"], folder)
 

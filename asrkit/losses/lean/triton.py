@@ -176,6 +176,7 @@ class Tiles:
             chunk.b,
             chunk.t,
             **self.common,
+            enable_fp_fusion=True,
         )
 
 

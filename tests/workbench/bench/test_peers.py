@@ -1,5 +1,6 @@
 """Peers in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
 
+import importlib.metadata
 import subprocess
 import sys
 from dataclasses import replace
@@ -54,7 +55,7 @@ def test_records_name_the_peer_and_its_version(peers, case, monkeypatch):
     found = bench.run("one", quick=True, peers=peers)
     by = {one["metric"]: one for one in found if one["impl"] == "torchaudio"}
     assert {*by} == {"latency", "cpu_time", "peak_memory"}
-    version = torch.__version__.split("+")[0]
+    version = importlib.metadata.version("torchaudio")
     for one in by.values():
         assert one["params"]["peer"] == f"torchaudio {version}"
     assert by["peak_memory"]["timer"] == "VmHWM of its process"

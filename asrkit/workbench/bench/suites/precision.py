@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchaudio.functional import edit_distance
 
 from asrkit.cpu import has_int8
 from asrkit.features import FeatureConfig, log_mel, normalize
@@ -329,6 +328,8 @@ def changes(
 
 def _word_errors(said: Sequence[list[str]], texts: Sequence[str]) -> Any:
     """Word errors of each text (N,)."""
+    from torchaudio.functional import edit_distance
+
     pairs = zip(said, texts, strict=True)
     return np.array([edit_distance(words, text.split()) for words, text in pairs])
 
