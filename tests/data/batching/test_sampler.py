@@ -255,6 +255,16 @@ def test_with_persistent_workers_a_run_resumes_exactly_and_follows_its_epochs(ki
         assert list(loader) == ids(sampler(epoch=epoch)), epoch
 
 
+def test_a_wrapper_may_count_the_epochs_of_its_own_workers():
+    made = sampler()
+    for _ in range(2):  # each time other workers, which begin where `made` is
+        wrapped = IterableDatasetWrapper(Ids(), made, auto_increment_epoch=True)
+        workers = {"num_workers": 2, "persistent_workers": True}
+        loader = DataLoader(wrapped, batch_size=None, **workers)
+        for epoch in range(2):
+            assert list(loader) == ids(sampler(epoch=epoch)), epoch
+
+
 SORTED = Sorted(limit=LIMIT)
 
 
