@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,10 +25,19 @@ def home(*, make: bool = True) -> Path:
 
     Args:
         make: Create it when missing; False where it is only looked at.
+
+    Raises:
+        OSError: Nobody knows where that is, or it cannot be made.
     """
-    path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
-    if make:
-        path.mkdir(parents=True, exist_ok=True)
+    try:
+        path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: no HOME, and no such user
+        raise OSError(
+            "ASRKIT_HOME: expected a folder that can be written to, or HOME to make .cache/asrkit "
+            f"in, got: {error}. Set it."
+        ) from None
     return path
 
 
@@ -147,7 +157,8 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
     Args:
         folder: Folder to lock, created when missing.
         wait: Wait for the present holder instead of raising.
-        refused: Message of the error, where the default does not say enough.
+        refused: Message of the error, where the default does not say enough. Where it waits: a line
+            on stderr that says so; "" says nothing.
 
     Raises:
         ValueError: Another process holds the lock, and `wait` is False.
@@ -158,17 +169,21 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
     held = filelock.FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held.acquire(blocking=wait)
+        held.acquire(blocking=wait and not refused)
     except filelock.Timeout:
         default = f"{folder}: expected a folder that nobody else writes to now."
         message = refused or f"{default} Wait, or name another."
         with contextlib.suppress(OSError):  # Windows lets nobody else read it
             holder = (folder / LOCK).read_text(errors="replace")
             message += f" {holder} holds it." if holder else ""
-        raise ValueError(message) from None
+        if not wait:
+            raise ValueError(message) from None
+        print(message, file=sys.stderr)
+        held.acquire()
     except OSError as error:
         raise OSError(
-            f"{folder}: expected a folder that can be written to ({error.strerror})."
+            f"{folder}: expected a folder that can be written to ({error.strerror}). "
+            "Name another; for what asrkit keeps itself, set ASRKIT_HOME."
         ) from None
     try:
         with contextlib.suppress(OSError):  # a full disk, or a system that lets nobody write now

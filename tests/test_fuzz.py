@@ -160,7 +160,9 @@ def rows(folder):
 
     ours = {"audio": "a.wav", "text": "one", "id": "x", "speaker": "s", "split": "train"}  # fmt: skip
     theirs = {"audio_filepath": "a.wav", "text": "one", "duration": 0.2, "offset": 0.01}
-    cut = transcribed_cut(Recording.from_file(folder / "a.wav"), "one", "s", {})
+    cut = transcribed_cut(
+        Recording.from_file(folder / "a.wav").to_cut(), "one", "s", {}
+    )
     return [ours, theirs, cut.to_dict()]
 
 

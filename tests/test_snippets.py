@@ -140,7 +140,7 @@ PREPARED = {  # what each snippet of a page takes for granted
         names_of_recordings,
         names_of_whisper,
     ],
-    "docs/training.md": [*[nothing] * 3, names_of_batches, *[nothing] * 4],
+    "docs/training.md": [*[nothing] * 3, names_of_batches, *[nothing] * 5],
     "docs/export.md": [nothing],
     "docs/scale.md": [names_of_a_program, nothing],
     "docs/transcribing.md": [names_of_recordings],

@@ -5,6 +5,7 @@ Every batch is a function of the seed and its number, so a run resumes without r
 before, as lhotse's samplers have to.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, expect_choice, whole
 from asrkit.sound_files import Sound
-from asrkit.sound_readers import expect_not_cut, open_sound
+from asrkit.sound_readers import LEAST_MISSING_S, expect_not_cut, open_sound
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000  # of all waveforms in asrkit.data
 FULL_SCALE = 32768  # of int16
+ROUNDED_S = 0.02  # more than times in manifests are rounded by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,10 @@ class Utterances:
         Args:
             cuts: With text, at 16 kHz; channels are averaged.
             progress: Show a progress bar.
+
+        Raises:
+            ValueError: A cut that cannot be read, goes beyond its sound, or has text beside it; the
+                message names it.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
@@ -84,8 +90,14 @@ class Utterances:
     def __post_init__(self) -> None:
         sizes = (len(self.waveforms), len(self.ids), len(self.texts), len(self.speakers))
         expect(len(set(sizes)) == 1, "waveforms, ids, texts, speakers", "equally many", sizes)
-        different = len(set(self.ids))
-        expect(different == len(self), "ids", "all different", f"{different} among {len(self)}")
+        repeated = Counter(self.ids) - Counter(set(self.ids))
+        expect(
+            not repeated,
+            "ids",
+            "all different",
+            f"{[*repeated][:3]} several times",
+            "Repeat cuts by cuts.repeat(times, preserve_id=False).",
+        )
 
     def __len__(self) -> int:
         return len(self.waveforms)
@@ -138,9 +150,9 @@ def _read_samples(cut: Any) -> Tensor:
     got = f"{cut.sampling_rate} Hz in {cut.id!r}"
     expect(cut.sampling_rate == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
-        for path in sound_paths(cut):
-            with open_sound(Sound(path)) as file:  # lhotse would read the part that is there
-                expect_not_cut(not file.missing_s, path)
+        expect_valid(cut)
+        for part, path in _sources(cut):
+            _expect_sound(part, path)
         # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
         # the text.
         audio = cut.load_audio().mean(0)
@@ -153,12 +165,56 @@ def _read_samples(cut: Any) -> Tensor:
     return torch.from_numpy(samples.astype(np.int16))
 
 
+def expect_valid(cut: Any) -> None:
+    """Refuse a lhotse cut that lhotse's `validate` does, and one with a supervision that is not all
+    inside it, whose text would be learnt from another sound. No audio is read.
+
+    Raises:
+        AssertionError: Of lhotse, with the id.
+        ValueError: With the id.
+    """
+    from lhotse.qa import validate
+
+    validate(cut)
+    for said in cut.supervisions:
+        expect(
+            said.start >= -ROUNDED_S and said.end <= cut.duration + ROUNDED_S,
+            "manifest",
+            f"what is said within the {cut.duration} s of {cut.id!r}",
+            f"{said.start} to {said.end} s in {said.id!r}",
+            "Keep them together: cuts.trim_to_supervisions().",
+        )
+
+
 def sound_paths(cut: Any) -> Iterator[Path]:
     """Yield the sound files of a lhotse cut, whatever part of them it takes."""
-    for track in getattr(cut, "tracks", None) or [cut]:
-        recording = getattr(getattr(track, "cut", track), "recording", None)
-        if recording is not None:  # padding has none
-            yield from (Path(one.source) for one in recording.sources if one.type == "file")
+    return (path for _, path in _sources(cut))
+
+
+def _sources(cut: Any) -> Iterator[tuple[Any, Path]]:
+    """Yield each sound file of a lhotse cut, behind the cut of one recording that takes it."""
+    for track in getattr(cut, "tracks", [cut]):
+        part = getattr(track, "cut", track)
+        sources = getattr(getattr(part, "recording", None), "sources", [])  # padding has none
+        yield from ((part, Path(one.source)) for one in sources if one.type == "file")
+
+
+def _expect_sound(part: Any, path: Path) -> None:
+    """Refuse a file that breaks off, or ends before the cut: lhotse would read what is there, and
+    mirror up to half a second of it.
+    """
+    from lhotse.augmentation import AudioTransform
+
+    end_s = part.end
+    for change in part.recording.to_dict().get("transforms", []):  # in any order: some change speed
+        _, end_s = AudioTransform.from_dict(change).reverse_timestamps(
+            0.0, end_s, part.sampling_rate
+        )
+    with open_sound(Sound(path)) as file:
+        expect_not_cut(not file.missing_s, path)
+        found_s = file.frames / file.rate_hz
+    wanted = f"a cut within the {found_s} s of {path}"
+    expect(end_s < found_s + LEAST_MISSING_S, "manifest", wanted, f"{end_s} s")
 
 
 def _blurred_order(

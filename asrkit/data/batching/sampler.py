@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from lhotse import CutSet
 from lhotse.dataset.sampling.base import CutSampler, attach_dataloading_info
 from torch.utils.data import get_worker_info
@@ -30,9 +31,16 @@ class LengthSampler(CutSampler):
                                             sampler.fingerprint)
         assert len(set(seen)) == 1
 
+    A run resumes exactly where its state counts what was trained on: `state_dict(position=n)` after
+    n batches of the epoch, those before a resume included. A DataLoader's workers draw ahead, so a
+    plain `state_dict()` would leave some batches out; it is exact without workers alone.
+
     In an IterableDatasetWrapper each worker takes its part of the steps, in the order of one
     worker; rank and world_size are those of the run there too, and its warning about them, meant
-    for lhotse's samplers, does not hold.
+    for lhotse's samplers, does not hold. The workers have copies of this sampler. They follow its
+    `set_epoch`, persistent ones too, but its `load_state_dict` only before they start, and its
+    `get_report()` counts nothing. After an epoch that was left early, persistent workers first end
+    that one, unless the wrapper has `reset_on_iter=True`: that is lhotse's.
 
     What the strategy leaves out is counted in lhotse's report, `get_report()`.
 
@@ -73,6 +81,9 @@ class LengthSampler(CutSampler):
         self._start = 0  # batch that the epoch begins with; above 0 when resumed
         self._position = 0  # the next batch
         self._stride = 1
+        # Shared with persistent workers, whose copies of the rest do not change any more.
+        self._told_epoch = torch.tensor([0], device="cpu").share_memory_()
+        self._heard_epoch = 0
 
     def filter(self, predicate: Callable[[Any], bool]) -> NoReturn:
         """Refused: cuts are filtered before a sampler reads them."""
@@ -91,6 +102,8 @@ class LengthSampler(CutSampler):
         if epoch != self.epoch:
             self._start = self._position = 0
         super().set_epoch(epoch)
+        if get_worker_info() is None:
+            self._told_epoch.fill_(self.epoch)
 
     def __len__(self) -> int:
         """Steps of this epoch, the same on every rank."""
@@ -98,13 +111,17 @@ class LengthSampler(CutSampler):
 
     def __iter__(self) -> "LengthSampler":
         """This sampler, at the start of its epoch or where `load_state_dict` has put it."""
+        worker = get_worker_info()
+        told = int(self._told_epoch)
+        if worker and told != self._heard_epoch:  # else a wrapper may count the epochs itself
+            self._heard_epoch = told
+            self.set_epoch(told)
         if not self._just_restored_state:
             self._start = 0
             self.diagnostics.reset_current_epoch()
         # Each rank counts its part of the cuts left out, so that all of them add up.
         own = self._plan(self.epoch).dropped[self.rank :: self.world_size]
         self.diagnostics.current_epoch_stats.discarded_cuts = len(own)
-        worker = get_worker_info()
         self._position = self._start + (worker.id if worker else 0)
         self._stride = worker.num_workers if worker else 1
         return self
@@ -128,8 +145,8 @@ class LengthSampler(CutSampler):
         """What a run needs to go on bit for bit, without drawing again what has been drawn.
 
         Args:
-            position: Batches of this epoch that were trained on, where these are fewer than were
-                drawn: a DataLoader's workers draw ahead.
+            position: Batches of this epoch that were trained on. None: all that this sampler has
+                drawn, which is more with a DataLoader's workers, and none in a wrapper's workers.
         """
         steps = len(self)
         if position is None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
 from asrkit.data.corpora.manifests import LINES, TABLES, row_cut
+from asrkit.data.utterances import expect_valid
 from asrkit.files import json_lines
 from asrkit.shapes import count, expect
 from asrkit.text import Tokenizer
@@ -79,13 +80,13 @@ def _manifest_files(path: Path) -> list[Path]:
 
 def _utterance(row: dict[str, Any], folder: Path) -> tuple[float, list[str]]:
     """Seconds and texts of a line. No audio is read where it states its duration."""
-    if "duration" not in row:
+    if "type" in row or row.get("duration") is None:
         cut = row_cut(row, folder)
+        expect_valid(cut)
         return cut.duration, [part.text for part in cut.supervisions if part.text]
-    parts = row.get("supervisions", [row])
-    texts = [part["text"] for part in parts if part.get("text")]
-    "".join(texts)  # a TypeError unless they are texts
-    return float(row["duration"]), texts
+    seconds = float(row["duration"])
+    expect(0 < seconds < math.inf, "manifest", "a duration above 0 s", seconds)
+    return seconds, ["".join([row.get("text") or ""])]  # a TypeError unless it is text
 
 
 def padding_of_random(values: np.ndarray, batch: int) -> float:

@@ -133,6 +133,6 @@ def _read_sound(path: Path, folder: Path) -> Any:
         name = path.relative_to(folder).with_suffix("").as_posix()
         recording = Recording.from_file(path, recording_id=name)
         expect(recording.num_samples > 0, "sound", "samples", "none")
-        return transcribed_cut(recording, " ".join(text.split()), "unknown", {})
+        return transcribed_cut(recording.to_cut(), " ".join(text.split()), "unknown", {})
     except Exception as error:  # classes of soundfile, audioread and lhotse
         raise _unreadable(path, error) from None

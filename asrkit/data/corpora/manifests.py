@@ -9,9 +9,10 @@ from lhotse.cut.set import deserialize_cut
 from lhotse.serialization import load_jsonl
 from lhotse.utils import fastcopy
 
-from asrkit.data.utterances import RATE_HZ, sound_paths
+from asrkit.data.utterances import RATE_HZ, expect_valid, sound_paths
 from asrkit.files import json_lines, refuse_manifest
 from asrkit.shapes import expect
+from asrkit.sound_readers import LEAST_MISSING_S
 
 SPLITS = ("train", "dev", "test")
 TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # lhotse's, in a folder
@@ -56,14 +57,24 @@ def _folder_cuts(folder: Path) -> list[Any]:
         )
         if not recordings or not supervisions:
             return []
-        whole_recordings = CutSet.from_manifests(
-            RecordingSet.from_dicts(row for row, _ in recordings),
-            SupervisionSet.from_dicts(_with_split(row, file) for row, file in supervisions),
+        said = SupervisionSet.from_dicts(_with_split(row, file) for row, file in supervisions)
+        whole_recordings = CutSet.from_cuts(
+            _spoken(recording.to_cut(), said)
+            for recording in RecordingSet.from_dicts(row for row, _ in recordings)
         )
-        cuts = whole_recordings.trim_to_supervisions(keep_overlapping=False)
-        return [_ready(cut, folder) for cut in cuts]
+        return [
+            _ready(cut, folder)
+            for cut in whole_recordings.trim_to_supervisions(keep_overlapping=False)
+        ]
     except Exception as error:  # a damaged table makes lhotse raise anything
         refuse_manifest(error, LINES, str(folder))
+
+
+def _spoken(cut: Any, said: SupervisionSet) -> Any:
+    """A cut of a whole recording with its supervisions, which are inside it but for rounding."""
+    cut.supervisions = [*said.find(cut.recording_id, tolerance=1e9)]  # those too that are not
+    expect_valid(cut)
+    return cut.map_supervisions(lambda one: one.trim(cut.duration))
 
 
 def _with_split(row: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -83,32 +94,31 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     file = _audio_folder(audio, folder) / audio
     start = float(row.get("offset") or 0)
     name = f"{audio}@{start}" if start else audio  # several lines may name one sound
-    recording = Recording.from_file(file, recording_id=str(row.get("id", name)))
-    custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
-    cut = transcribed_cut(recording, row["text"], str(row.get("speaker", "unknown")), custom)
+    cut = Recording.from_file(file, recording_id=str(row.get("id", name))).to_cut()
     left = cut.duration - start
-    seconds = min(left, float(row.get("duration") or left))
+    stated = row.get("duration")
+    seconds = left if stated is None else float(stated)
     wanted = f"offset and duration in 0..{cut.duration} s"
-    got = f"{start} and {row.get('duration')} for {cut.id!r}"
-    expect(start >= 0 and seconds > 0, "manifest", wanted, got)
+    inside = start >= 0 and 0 < seconds < left + LEAST_MISSING_S
+    expect(inside, "manifest", wanted, f"{start} and {stated} for {cut.id!r}")
     rounded = 0.01  # NeMo's durations of whole files are
-    if start == 0 and left - seconds < rounded:
-        return cut
-    return cut.truncate(offset=start, duration=seconds, preserve_id=True)
+    if start > 0 or left - seconds >= rounded:
+        cut = cut.truncate(offset=start, duration=min(seconds, left), preserve_id=True)
+    custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
+    return transcribed_cut(cut, row["text"], str(row.get("speaker", "unknown")), custom)
 
 
-def transcribed_cut(recording: Recording, text: str, speaker: str, custom: dict[str, Any]) -> Any:
-    """A cut of a whole recording with one supervision, in English.
+def transcribed_cut(cut: Any, text: str, speaker: str, custom: dict[str, Any]) -> Any:
+    """A cut with one supervision, in English.
 
     Args:
-        recording: The sound.
+        cut: The sound.
         text: What is said in it.
         speaker: Who says it.
         custom: Further fields of the supervision.
     """
-    cut = recording.to_cut()
     supervision = SupervisionSegment(
-        cut.id, cut.id, 0, cut.duration, cut.channel, text, "en", speaker, custom=custom
+        cut.id, cut.recording_id, 0, cut.duration, cut.channel, text, "en", speaker, custom=custom
     )
     return fastcopy(cut, supervisions=[supervision])
 
@@ -127,12 +137,16 @@ def _ready_cut(row: dict[str, Any], folder: Path) -> Any:
 
 def _ready(cut: Any, folder: Path) -> Any:
     """`cut` with the path of its audio completed, resampled when read, and checked to have text."""
-    times = [cut.start, cut.duration, *(part.start for part in cut.supervisions)]
-    if not (isinstance(cut.id, str) and all(isinstance(time, int | float) for time in times)):
-        raise TypeError("an id has to be text, and times numbers")
+    if not isinstance(cut.id, str):
+        raise TypeError("an id has to be text")
+    expect_valid(cut)
     texts = [part.text for part in cut.supervisions if part.text]
-    has_text = " ".join(texts).strip() != ""
-    expect(has_text, "manifest", "text for each utterance", f"none for {cut.id!r}")
+    expect(
+        " ".join(texts).strip() != "",
+        "manifest",
+        "text for each utterance",
+        f"none for {cut.id!r}",
+    )
     path = next(sound_paths(cut), None)
     if path is not None and not path.is_absolute():
         cut = cut.with_recording_path_prefix(_audio_folder(str(path), folder))

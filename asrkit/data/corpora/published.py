@@ -100,7 +100,7 @@ def prepare_corpora(
     for part, path in manifests.items():
         for supervision in (said for cut in sets[part] for said in cut.supervisions):
             supervision.custom = {"split": part, **(supervision.custom or {})}
-        with atomic(path) as new:
+        with lock(to), atomic(path) as new:
             save_to_jsonl((cut.resample(RATE_HZ).to_dict() for cut in sets[part]), new)
     counts = {part: len(cuts) for part, cuts in sets.items()}
     hours = sum(cut.duration for cuts in sets.values() for cut in cuts) / 3600

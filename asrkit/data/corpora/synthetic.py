@@ -104,7 +104,7 @@ def spoken_commands(
     key = content_hash([FORM, jobs, engine, WORKER.read_text(encoding="utf-8")])
     folder = home() / "corpora" / f"spoken_commands-{key.removeprefix('sha256:')[:16]}"
     if not folder.is_dir():
-        with lock(folder.parent, wait=True):
+        with lock(folder.parent, wait=True, refused="Waiting for speech that is being made."):
             if not folder.is_dir():  # else another process has built it meanwhile
                 _build(folder, jobs, workers, progress)
     return {
@@ -199,7 +199,9 @@ def _synthesise(jobs: list[dict[str, Any]], new: Path) -> list[Any]:
             source = AudioSource("file", [0], f"audio/{id_}.flac")
             recording = Recording(id_, [source], RATE_HZ, samples, samples / RATE_HZ)
             speaker = f"{job['voice']}+{job['variant']}".rstrip("+")
-            cuts.append(transcribed_cut(recording, job["text"], speaker, {"kind": _kind(id_)}))
+            cuts.append(
+                transcribed_cut(recording.to_cut(), job["text"], speaker, {"kind": _kind(id_)})
+            )
         return cuts
 
 

@@ -2,10 +2,13 @@
 the curve of its training.
 """
 
+import contextlib
 import html
 import re
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +22,7 @@ from asrkit.training import TrainConfig, train
 from asrkit.workbench.plots import COLOURS, as_html, canvas
 
 REDRAWN_EVERY_S = 4.0
+MODEL = "model.safetensors"
 
 
 def bare_words(text: str) -> str:
@@ -56,6 +60,25 @@ def demo_test_set() -> Utterances:
     return Utterances.load(speech["test"], progress=False)
 
 
+@contextlib.contextmanager
+def demo_folder(name: str = "demo") -> Iterator[Path]:
+    """An empty folder to train a demo in. The model that is in it at the end becomes the demo, so
+    that no notebook takes one whose training was cut short.
+
+    While another process trains the demo, this one waits, and says so.
+
+    Args:
+        name: Of the folder in home() that keeps the demo.
+    """
+    folder = files.home() / name
+    with files.lock(folder, wait=True, refused="Waiting for the demo, which is being trained."):
+        training = folder / "training"
+        shutil.rmtree(training, ignore_errors=True)
+        yield training
+        if training.exists():
+            (training / MODEL).replace(folder / MODEL)
+
+
 def demo_model(
     *, seconds: float, steps: int = 400, durations: Sequence[int] = (), device: str = "cpu"
 ) -> Checkpoint:
@@ -67,19 +90,22 @@ def demo_model(
         durations: Frames that a TDT model may advance by; none for the RNN-T of notebook 00.
         device: Where the model is put.
     """
-    folder = files.home() / ("demo_tdt" if durations else "demo")
-    if not (folder / "model.safetensors").exists():
-        speech = corpora.load(["spoken_commands"], kinds=["digits"])
-        tokenizer = CharTokenizer()
-        train(
-            TransducerConfig(vocab_size=tokenizer.vocab_size, durations=tuple(durations)),
-            tokenizer,
-            Utterances.load(speech["train"], progress=False),
-            out=folder,
-            progress=False,
-            config=TrainConfig(seconds=seconds, steps=steps),
-        )
-    return load_checkpoint(folder, device=device)
+    name = "demo_tdt" if durations else "demo"
+    model = files.home() / name / MODEL
+    if not model.exists():
+        with demo_folder(name) as training:
+            if not model.exists():  # else another process has trained it meanwhile
+                speech = corpora.load(["spoken_commands"], kinds=["digits"])
+                tokenizer = CharTokenizer()
+                train(
+                    TransducerConfig(vocab_size=tokenizer.vocab_size, durations=tuple(durations)),
+                    tokenizer,
+                    Utterances.load(speech["train"], progress=False),
+                    out=training,
+                    progress=False,
+                    config=TrainConfig(seconds=seconds, steps=steps),
+                )
+    return load_checkpoint(model, device=device)
 
 
 def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:

@@ -231,6 +231,40 @@ def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(wrap):
         made.state_dict(position=len(made) + 1)
 
 
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_with_persistent_workers_a_run_resumes_exactly_and_follows_its_epochs(kind):
+    def loader_of(made):
+        options = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
+        if kind == "map":
+            return DataLoader(Ids(), sampler=made, **options)
+        return DataLoader(IterableDatasetWrapper(Ids(), made), **options)
+
+    first = sampler(epoch=1)
+    loader = iter(loader_of(first))
+    trained = [next(loader) for _ in range(3)]
+    again = sampler()
+    again.load_state_dict(first.state_dict(position=3))
+    loader = iter(loader_of(again))
+    trained += [next(loader) for _ in range(4)]
+    resumed = sampler()
+    resumed.load_state_dict(again.state_dict(position=7))
+    loader = loader_of(resumed)
+    assert trained + list(loader) == ids(sampler(epoch=1))
+    for epoch in (2, 3, 2):
+        resumed.set_epoch(epoch)
+        assert list(loader) == ids(sampler(epoch=epoch)), epoch
+
+
+def test_a_wrapper_may_count_the_epochs_of_its_own_workers():
+    made = sampler()
+    for _ in range(2):  # each time other workers, which begin where `made` is
+        wrapped = IterableDatasetWrapper(Ids(), made, auto_increment_epoch=True)
+        workers = {"num_workers": 2, "persistent_workers": True}
+        loader = DataLoader(wrapped, batch_size=None, **workers)
+        for epoch in range(2):
+            assert list(loader) == ids(sampler(epoch=epoch)), epoch
+
+
 SORTED = Sorted(limit=LIMIT)
 
 

@@ -5,7 +5,14 @@ import re
 
 import numpy as np
 import pytest
-from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
+from lhotse import (
+    AudioSource,
+    CutSet,
+    Recording,
+    RecordingSet,
+    SupervisionSegment,
+    SupervisionSet,
+)
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
 from asrkit.data.batching.statistics import (
@@ -28,7 +35,8 @@ def manifests(tmp_path):
     said = []
     rows = []
     for n, (s, text) in enumerate(zip(SECONDS, TEXTS, strict=True)):
-        sounds.append(Recording(f"r{n}", [], 16_000, int(s * 16_000), s))
+        source = AudioSource("file", [0], "none.wav")
+        sounds.append(Recording(f"r{n}", [source], 16_000, int(s * 16_000), s))
         said.append(SupervisionSegment(f"r{n}", f"r{n}", 0, s, text=text))
         rows.append({"audio_filepath": "/none.wav", "duration": s, "text": text})
     recordings = RecordingSet.from_recordings(sounds)
@@ -89,7 +97,8 @@ def test_tokens_are_those_of_the_tokenizer(manifests, train_pieces):
             "expected str instance, int found at ",
         ),
         (b'{"duration": 1.0, "text": ' + b"[" * 100_000, "m.jsonl:1."),
-        (b'{"duration": 0.0, "text": "a"}\n', "seconds: expected finite and above 0"),
+        (b'\n{"duration": 0.0, "text": "a"}\n', "above 0 s, got 0.0. See "),
+        (b'{"duration": NaN, "text": "a"}\n', "above 0 s, got nan. See "),
     ],
 )
 def test_what_is_no_manifest_is_refused_in_one_line(tmp_path, content, said):

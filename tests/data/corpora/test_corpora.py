@@ -310,6 +310,13 @@ def test_the_published_test_set_of_a_folder_of_tables_is_not_trained_on(tmp_path
             '{"audio_filepath": "a.wav", "text": "x", "duration": -1}',
             "offset and .* got 0.0 and -1 for .*",
         ),
+        *(
+            (
+                f'{{"audio_filepath": "a.wav", "text": "x", "duration": {stated}}}',
+                r"offset and duration in 0..0.5 s, got 0.0 and .* for 'a.wav'. See .*",
+            )
+            for stated in ("31", "0.71", "NaN", "0", "Infinity")
+        ),
     ],
 )
 def test_an_error_in_a_manifest_names_its_line(tmp_path, line, said):
@@ -388,6 +395,97 @@ def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(
     with pytest.raises(RuntimeError, match=said):
         synthetic._build(a_home / "corpora/x", [job | {"voice": "en-gb"}], 2, False)
     assert not list((a_home / "corpora").iterdir())
+
+
+def said_in(path, start, seconds, stated_s=2.0):
+    """A cut of a file of 2 s that is said to have `stated_s`, with one text."""
+    tone(path, 16_000, seconds=2.0)
+    samples = round(stated_s * 16_000)
+    source = AudioSource("file", [0], str(path))
+    cut = Recording("r", [source], 16_000, samples, stated_s).to_cut()
+    cut.supervisions = [SupervisionSegment("s", "r", start, seconds, text="two nine")]
+    return cut
+
+
+@pytest.mark.parametrize(
+    ("start", "seconds", "inside"),
+    [
+        (0.0, 2.004, True),
+        (-0.004, 1.0, True),
+        (1.5, 0.51, True),
+        (30.0, 0.5, False),
+        (-30.0, 0.5, False),
+        (-0.5, 1.0, False),
+        (0.0, 2.1, False),
+        (0.0, float("nan"), False),
+    ],
+)
+def test_text_that_lies_outside_its_cut_is_refused_by_the_cuts_id(
+    tmp_path, start, seconds, inside
+):
+    cut = said_in(tmp_path / "a.wav", start, seconds)
+    CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
+    RecordingSet.from_recordings([cut.recording]).to_file(
+        tmp_path / "x_recordings.jsonl"
+    )
+    SupervisionSet.from_segments(cut.supervisions).to_file(
+        tmp_path / "x_supervisions.jsonl"
+    )
+    for call in (
+        lambda: Utterances.load([cut], progress=False),
+        lambda: corpora.from_manifest(tmp_path / "cuts.jsonl"),
+        lambda: read_lengths(tmp_path / "cuts.jsonl"),
+        lambda: corpora.from_manifest(tmp_path),
+    ):
+        if inside:
+            assert len(call()) == 1
+            continue
+        with pytest.raises(ValueError, match="'r|Supervision s:"):
+            call()
+
+
+def test_a_window_that_has_a_text_and_not_its_sound_is_refused(tmp_path):
+    cut = said_in(tmp_path / "a.wav", 0.0, 2.0)
+    windows = CutSet.from_cuts([cut]).cut_into_windows(1.81)
+    for window in windows:
+        said = f"'{window.id}' cannot be read .*what is said within the {window.duration} s"
+        with pytest.raises(ValueError, match=said):
+            Utterances.load([window], progress=False)
+
+
+def test_a_text_of_another_channel_is_refused(tmp_path):
+    cut = said_in(tmp_path / "a.wav", 0.0, 2.0)
+    cut.supervisions[0].channel = 1
+    with pytest.raises(ValueError, match="'r' cannot be read .*mismatched channel"):
+        Utterances.load([cut], progress=False)
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.9, 1.1])
+@pytest.mark.parametrize("beyond_s", [0.01, 0.45])
+@pytest.mark.parametrize("whose", ["recording", "cut"])
+def test_a_cut_beyond_the_end_of_its_file_is_not_filled_with_mirrored_speech(
+    tmp_path, whose, beyond_s, speed
+):
+    longer = 2.0 + beyond_s
+    cut = said_in(tmp_path / "a.wav", 0.0, 1.0, longer if whose == "recording" else 2.0)
+    cut.duration = longer
+    cuts = CutSet.from_cuts([cut.perturb_speed(speed) if speed != 1 else cut])
+    if beyond_s < 0.2:  # as headers are wrong
+        assert len(Utterances.load(cuts, progress=False)) == 1
+        return
+    with pytest.raises(ValueError, match=r"'r.*' cannot be read .*within the 2.0 s of"):
+        Utterances.load(cuts, progress=False)
+
+
+def test_repeated_cuts_are_named_with_what_gives_them_new_ids(tmp_path):
+    cuts = CutSet.from_cuts([said_in(tmp_path / "a.wav", 0.0, 2.0)])
+    said = (
+        r"ids: expected all different, got \['r'\] several times. .*preserve_id=False"
+    )
+    with pytest.raises(ValueError, match=said):
+        Utterances.load(cuts.repeat(2, preserve_id=True), progress=False)
+    twice = cuts.repeat(2, preserve_id=False)
+    assert len(Utterances.load(twice, progress=False)) == 2
 
 
 def noise_in(path, **options):
