@@ -69,8 +69,8 @@ class Utterances:
             progress: Show a progress bar.
 
         Raises:
-            ValueError: A cut that cannot be read, goes beyond its sound, or has text beside it; the
-                message names it.
+            ValueError: A cut that cannot be read, ends behind its sound, or has text outside it. It
+                is named.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
@@ -176,12 +176,12 @@ def expect_valid(cut: Any) -> None:
     from lhotse.qa import validate
 
     validate(cut)
-    for said in cut.supervisions:
+    for part in cut.supervisions:
         expect(
-            said.start >= -ROUNDED_S and said.end <= cut.duration + ROUNDED_S,
+            part.start >= -ROUNDED_S and part.end <= cut.duration + ROUNDED_S,
             "manifest",
-            f"what is said within the {cut.duration} s of {cut.id!r}",
-            f"{said.start} to {said.end} s in {said.id!r}",
+            f"supervisions within the {cut.duration} s of {cut.id!r}",
+            f"{part.start} to {part.end} s in {part.id!r}",
             "Keep them together: cuts.trim_to_supervisions().",
         )
 
@@ -192,7 +192,7 @@ def sound_paths(cut: Any) -> Iterator[Path]:
 
 
 def _sources(cut: Any) -> Iterator[tuple[Any, Path]]:
-    """Yield each sound file of a lhotse cut, behind the cut of one recording that takes it."""
+    """Yield each sound file of a lhotse cut, after the cut of one recording that reads it."""
     for track in getattr(cut, "tracks", [cut]):
         part = getattr(track, "cut", track)
         sources = getattr(getattr(part, "recording", None), "sources", [])  # padding has none

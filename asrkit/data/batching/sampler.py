@@ -82,8 +82,8 @@ class LengthSampler(CutSampler):
         self._position = 0  # the next batch
         self._stride = 1
         # Shared with persistent workers, whose copies of the rest do not change any more.
-        self._told_epoch = torch.tensor([0], device="cpu").share_memory_()
-        self._heard_epoch = 0
+        self._shared_epoch = torch.tensor([0], device="cpu").share_memory_()
+        self._followed_epoch = 0
 
     def filter(self, predicate: Callable[[Any], bool]) -> NoReturn:
         """Refused: cuts are filtered before a sampler reads them."""
@@ -103,7 +103,7 @@ class LengthSampler(CutSampler):
             self._start = self._position = 0
         super().set_epoch(epoch)
         if get_worker_info() is None:
-            self._told_epoch.fill_(self.epoch)
+            self._shared_epoch.fill_(self.epoch)
 
     def __len__(self) -> int:
         """Steps of this epoch, the same on every rank."""
@@ -112,10 +112,10 @@ class LengthSampler(CutSampler):
     def __iter__(self) -> "LengthSampler":
         """This sampler, at the start of its epoch or where `load_state_dict` has put it."""
         worker = get_worker_info()
-        told = int(self._told_epoch)
-        if worker and told != self._heard_epoch:  # else a wrapper may count the epochs itself
-            self._heard_epoch = told
-            self.set_epoch(told)
+        shared = int(self._shared_epoch)
+        if worker and shared != self._followed_epoch:  # else a wrapper may count the epochs itself
+            self._followed_epoch = shared
+            self.set_epoch(shared)
         if not self._just_restored_state:
             self._start = 0
             self.diagnostics.reset_current_epoch()

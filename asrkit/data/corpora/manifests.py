@@ -51,15 +51,15 @@ def _folder_cuts(folder: Path) -> list[Any]:
     unless they have one.
     """
     try:
-        recordings, supervisions = (
+        recordings, parts = (
             [(row, file) for file in folder.glob(pattern) for row in load_jsonl(file)]
             for pattern in TABLES
         )
-        if not recordings or not supervisions:
+        if not recordings or not parts:
             return []
-        said = SupervisionSet.from_dicts(_with_split(row, file) for row, file in supervisions)
+        supervisions = SupervisionSet.from_dicts(_with_split(row, file) for row, file in parts)
         whole_recordings = CutSet.from_cuts(
-            _spoken(recording.to_cut(), said)
+            _supervised(recording.to_cut(), supervisions)
             for recording in RecordingSet.from_dicts(row for row, _ in recordings)
         )
         return [
@@ -70,9 +70,10 @@ def _folder_cuts(folder: Path) -> list[Any]:
         refuse_manifest(error, LINES, str(folder))
 
 
-def _spoken(cut: Any, said: SupervisionSet) -> Any:
+def _supervised(cut: Any, supervisions: SupervisionSet) -> Any:
     """A cut of a whole recording with its supervisions, which are inside it but for rounding."""
-    cut.supervisions = [*said.find(cut.recording_id, tolerance=1e9)]  # those too that are not
+    everywhere_s = 1e9  # beyond the recording too: refused below
+    cut.supervisions = [*supervisions.find(cut.recording_id, tolerance=everywhere_s)]
     expect_valid(cut)
     return cut.map_supervisions(lambda one: one.trim(cut.duration))
 

@@ -448,7 +448,7 @@ def test_a_window_that_has_a_text_and_not_its_sound_is_refused(tmp_path):
     cut = said_in(tmp_path / "a.wav", 0.0, 2.0)
     windows = CutSet.from_cuts([cut]).cut_into_windows(1.81)
     for window in windows:
-        said = f"'{window.id}' cannot be read .*what is said within the {window.duration} s"
+        said = f"'{window.id}' cannot be read .*supervisions within the {window.duration} s"
         with pytest.raises(ValueError, match=said):
             Utterances.load([window], progress=False)
 
