@@ -15,6 +15,7 @@ from torch.optim.adam import adam
 
 from asrkit.shapes import expect, is_finite
 
+LEAST_EPS = 1e-30  # below the root of what float32 can hold, yet not 0: 0 / 0 is no number
 Moving = list[tuple[dict[str, Any], list[Any]]]  # groups, and their parameters with a gradient
 
 
@@ -23,13 +24,13 @@ class _Waitless(torch.optim.Optimizer):
 
     Attributes:
         clips_gradients: true, for loops that would clip before a step.
-        skips_non_finite: true, for loops that would look at the gradients before a step.
+        gradient_norm: norm of all gradients in the last step, before clipping, (); None before it.
     """
 
     clips_gradients = True
-    skips_non_finite = True
 
     def __init__(self, params: Any, settings: dict[str, Any]) -> None:
+        self.gradient_norm: Tensor | None = None
         # torch keeps the steps on the device where `capturable` is true
         super().__init__(params, settings | {"capturable": True})
 
@@ -114,12 +115,10 @@ class Lamb(_Waitless):
         lr: learning rate, at least 0; a tensor () on the parameters' device may be filled between
             steps.
         betas: decay of the moving averages of gradients and of their squares, from 0 to below 1.
-        eps: added to the root of the second average, at least 0.
+        eps: added to the root of the second average, at least 0, which counts as 1e-30: where all
+            gradients were zeros, u is weight_decay p.
         weight_decay: share of the weights that is added to the update, at least 0.
         clip: largest norm of the gradient of all parameters; above 0, math.inf for no limit.
-
-    Attributes:
-        gradient_norm: norm of all gradients in the last step, before clipping, (); None before it.
 
     Raises:
         ValueError: an argument out of range, or parameters in half precision.
@@ -138,7 +137,6 @@ class Lamb(_Waitless):
         clips = clip == math.inf or (is_finite(clip) and clip > 0)
         expect(clips, "clip", "above 0, math.inf for no limit", clip)
         self.clip = clip
-        self.gradient_norm: Tensor | None = None
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 
@@ -197,7 +195,7 @@ class Lamb(_Waitless):
             beta2=beta2,
             lr=-1.0,
             weight_decay=0.0,
-            eps=group["eps"],
+            eps=max(group["eps"], LEAST_EPS),
             maximize=False,
         )
         return updates
@@ -260,7 +258,8 @@ class NovoGrad(_Waitless):
         for _, parameters in moving:
             gradients = [weight.grad for weight in parameters]
             norms.append(torch.stack(torch._foreach_norm(gradients)))
-        applies = torch.cat(norms).square().sum().isfinite()
+        self.gradient_norm = torch.linalg.vector_norm(torch.cat(norms))
+        applies = self.gradient_norm.isfinite()
         for (group, parameters), norm in zip(moving, norms, strict=True):
             divisors = self._divisors(group, parameters, norm, applies)
             momenta = [self.state[weight]["exp_avg"] for weight in parameters]

@@ -76,8 +76,8 @@ def expect_types(config: object) -> None:
     """Check the fields of a dataclass against their annotations; ValueError names the field.
 
     A config may come from a file, where annotations guarantee nothing. Checked are fields annotated
-    with int, float (finite; bools do not count as numbers), float or None, bool, choices (Literal),
-    or classes.
+    with int, float (finite; bools do not count as numbers), a pair of floats (a tuple), float or
+    None, bool, choices (Literal), or classes.
     """
     annotations: dict[str, Any] = get_type_hints(type(config))
     for name, annotation in annotations.items():
@@ -87,6 +87,9 @@ def expect_types(config: object) -> None:
             expect(is_number, name, "a whole number", repr(value))
         elif annotation is float:
             expect(is_finite(value), name, "a finite number", repr(value))
+        elif annotation == tuple[float, float]:
+            fits = isinstance(value, tuple) and len(value) == 2 and all(map(is_finite, value))
+            expect(fits, name, "a tuple of two finite numbers", repr(value))
         elif annotation == float | None:
             is_number = value is None or is_finite(value)
             expect(is_number, name, "a finite number, or None", repr(value))

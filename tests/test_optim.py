@@ -137,6 +137,22 @@ def test_the_ratio_is_1_where_a_norm_is_0():
     assert not still.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.0, 1e-9])
+def test_with_gradients_of_zeros_lamb_moves_by_decay(eps, dtype):
+    start = torch.tensor([1.0, -2.0], dtype=dtype)
+    for weight_decay, factor in ((0.0, 1.0), (0.01, 0.9)):  # lr 0.1 of the norm
+        parameter = nn.Parameter(start.clone())
+        optimizer = Lamb([parameter], 0.1, betas=(0.5, 0.5), eps=eps, weight_decay=weight_decay)  # fmt: skip
+        take_steps(optimizer, [parameter], [[torch.zeros(2)]] * 2)
+        assert torch.allclose(parameter.detach(), factor**2 * start)
+        take_steps(
+            optimizer, [parameter], [[torch.tensor([0.0, 1.0])]]
+        )  # a zero among others
+        assert parameter.isfinite().all()
+        assert parameter[1].abs() > abs(factor**2 * start[1])
+
+
 @pytest.mark.parametrize("eps", [0.0, 1e-8])
 @pytest.mark.parametrize("beta2", [0.0, 0.5])
 def test_with_gradients_of_zeros_novograd_moves_by_momentum_and_decay(eps, beta2):

@@ -18,7 +18,7 @@ from torch.nn import functional
 from asrkit.data.utterances import RATE_HZ
 from asrkit.features import FeatureConfig, mel_edges_hz
 from asrkit.runtime import CPU_FLOAT, to_device
-from asrkit.shapes import dims, expect, valid_mask
+from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 # Sizes of fast transforms: 2^4 3^2 times a number without a prime factor above 5, up to 2^27.
 FAST_SIZES = sorted(
@@ -60,7 +60,7 @@ class AugmentConfig:
         frequency_bins: Widest of them, in bins.
 
     Raises:
-        ValueError: A share outside 0..1, or a range that is none.
+        ValueError: A value of the wrong type, a share outside 0..1, or a range that is none.
     """
 
     speed: tuple[float, float] = (0.85, 1.15)
@@ -82,13 +82,16 @@ class AugmentConfig:
     frequency_bins: int = 20
 
     def __post_init__(self) -> None:
+        expect_types(self)
         least_of = {"silence_s": 0, "low_cut_hz": 0, "snr_db": -math.inf, "gain_db": -math.inf}
         for name, value in vars(self).items():
             if isinstance(value, tuple):
                 low, high = value
                 least = least_of.get(name, 1e-3)
                 expect(least <= low <= high, name, f"a range from {least} up", value)
-            elif name not in ("time_masks", "frequency_masks", "frequency_bins"):
+            elif name in ("time_masks", "frequency_masks", "frequency_bins"):
+                expect(value >= 0, name, "at least 0", value)
+            else:
                 expect(0 <= value <= 1, name, "a share in 0..1", value)
 
 

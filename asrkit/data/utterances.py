@@ -69,7 +69,7 @@ class Utterances:
             progress: Show a progress bar.
 
         Raises:
-            ValueError: A cut that cannot be read, ends behind its sound, or has text outside it. It
+            ValueError: A cut that cannot be read, ends after its sound, or has text outside it. It
                 is named.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit

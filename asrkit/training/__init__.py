@@ -8,7 +8,9 @@ Where to look for what:
     config.py       all settings, learning rate and lengths over the run
     optimizer.py    the optimizer and its step, also for a loop of your own
     batches.py      batches drawn, augmented, and prepared ahead
-    objective.py    the loss of a batch, and whether it builds the joint
+    checks.py       what is looked at before a run begins
+    objective.py    the loss of a batch, what it can align, and whether it builds the joint
+    statistics.py   running statistics of batch norms
     distributed.py  processes under torchrun
     evaluation.py   word error rates, in turn and beside training
     graphs.py       passes of a module as CUDA graphs

@@ -16,6 +16,7 @@ from asrkit.training.options import TrainOptions
 from asrkit.transcribe.options import expect_all
 
 PEAK_LR = {"adamw": 5e-3, "lamb": 1e-2, "novograd": 2e-2}  # where a config names none
+SEEDS = 2**40  # torch takes 64 bits, and `step_seed` makes a million seeds of each
 CONFORMER_PEAK_LR = 2e-3  # likewise, of AdamW and a FastConformer
 
 
@@ -84,11 +85,15 @@ class TrainConfig(TrainOptions):
             warmup=(0 <= self.warmup < 1, "a share from 0 to below 1"),
             weight_decay=(self.weight_decay >= 0, "at least 0"),
             clip=(self.clip > 0, "above 0, math.inf for no limit"),
+            ctc_weight=(self.ctc_weight >= 0, "at least 0"),
+            omega=(0 <= self.omega <= 1, "a share from 0 to 1"),
             smoothing=(0 <= self.smoothing <= 0.5, "a share from 0 to 0.5"),
             ema=(0 <= self.ema <= 1, "a share from 0 to 1"),
-            curriculum=(_is_pair(self.curriculum), "a pair (seconds, share)"),
+            curriculum=(min(self.curriculum) >= 0, "a pair (seconds, share), both at least 0"),
+            evaluate_s=(self.evaluate_s >= 0, "at least 0"),
+            checkpoint_s=(self.checkpoint_s >= 0, "at least 0"),
             threads=(self.threads >= 1, "at least 1"),
-            seed=(self.seed >= 0, "at least 0"),
+            seed=(0 <= self.seed < SEEDS, f"from 0 to below {SEEDS}"),
             accumulate=(self.accumulate >= 1, "at least 1"),
         )
 
@@ -113,10 +118,6 @@ class TrainConfig(TrainOptions):
         if precision == "auto":
             return getattr(torch, fast_dtype(device.type))
         return getattr(torch, precision)
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2
 
 
 def usual_rate(optimizer: str, encoder: object) -> float:

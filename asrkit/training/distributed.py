@@ -1,15 +1,17 @@
 """The processes of a training run: torchrun starts them, DDP averages their gradients."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from asrkit.shapes import expect
@@ -41,10 +43,13 @@ class Processes:
 
     def sum(self, *values: float) -> list[float]:
         """Sum of each value over the processes, in float64."""
-        vector = torch.tensor(values, dtype=torch.float64)
-        if self.count > 1:
+        return self.total(torch.tensor(values, dtype=torch.float64)).tolist()
+
+    def total(self, vector: Tensor) -> Tensor:
+        """`vector`, which becomes its sum over the processes."""
+        if self.count > 1 and len(vector):
             dist.all_reduce(vector)
-        return vector.tolist()
+        return vector
 
     def by_first(self, action: Callable[[], object]) -> None:
         """Call `action` in the first process alone; its ValueError or OSError is raised in all."""
@@ -87,19 +92,47 @@ def joined(device: torch.device) -> Iterator[Processes]:
         yield Processes()
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
+    store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+    store.set_timeout(PATIENCE)
+    store = of_this_start(store, rank, count)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         on_machine = int(os.environ["LOCAL_WORLD_SIZE"])
-        yield Processes(dist.get_rank(), dist.get_world_size(), on_machine)
+        yield Processes(rank, count, on_machine)
     finally:
         dist.destroy_process_group()
 
 
-def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:
-    """`loss`, under DDP where there are several processes.
+def of_this_start(store: dist.Store, rank: int, count: int) -> dist.Store:
+    """`store` under a prefix that the processes of one start share, and no other start has.
 
-    Running statistics of batch norm are those of the first process.
+    torchrun's store outlives its processes. After a restart gloo would find the addresses of the
+    dead in it (https://github.com/pytorch/pytorch/issues/135712). The first process chooses the
+    prefix, and each other one answers under it. A prefix of an earlier start was never confirmed
+    to a process of this one.
+
+    Args:
+        store: What the processes share, with keys of earlier starts.
+        rank: Of this process.
+        count: Processes in all.
     """
+    own = uuid4().hex
+    if rank == 0:
+        store.set("first", own)
+        answers = [store.get(f"{own}/{other}") for other in range(1, count)]  # waits for each
+        store.set(f"{own}/answers", b" ".join(answers).decode())
+        return dist.PrefixStore(own, store)
+    while True:
+        prefix = store.get("first").decode()
+        store.set(f"{prefix}/{rank}", own)
+        confirmed = f"{prefix}/answers"
+        if store.check([confirmed]) and own.encode() in store.get(confirmed):
+            return dist.PrefixStore(prefix, store)
+        time.sleep(0.05)
+
+
+def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:
+    """`loss`, under DDP where there are several processes; `Statistics` are not its concern."""
     if processes.count == 1:
         return loss
     idle_head = loss.config.ctc_weight == 0  # DDP would wait for its gradients

@@ -108,6 +108,9 @@ class Beside(Generic[Score]):
         model: Whose copy is scored, on the CPU and in evaluation mode.
         every: Steps between two evaluations.
         threads: Threads that the process computes with; None for as many as torch has here.
+
+    Raises:
+        OSError: Shared memory is too small for the weights.
     """
 
     def __init__(
@@ -123,7 +126,12 @@ class Beside(Generic[Score]):
         self.scores = dict[int, Score]()
         self._waiting_for: int | None = None
         self._shared = deepcopy(model).cpu().eval().requires_grad_(False)
-        self._shared.share_memory()
+        try:
+            self._shared.share_memory()
+        except RuntimeError as error:  # with whatever errno holds: "Inappropriate ioctl for device"
+            remedy = "Enlarge it (docker run --shm-size 2g), or evaluate in turn."
+            said = f"evaluation: the weights do not fit into /dev/shm ({error}). {remedy}"
+            raise OSError(said) from None
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         arguments = (theirs, evaluate, self._shared, threads or torch.get_num_threads())

@@ -8,6 +8,7 @@ an unbroken one; where `seconds` does, rate and curriculum follow the clock of t
 """
 
 import json
+import math
 import sys
 import time
 import zipfile
@@ -25,17 +26,20 @@ from torch.optim.swa_utils import AveragedModel
 
 from asrkit.data import Batch, Utterances
 from asrkit.files import atomic, content_hash, lock
-from asrkit.models import AEDConfig, Checkpoint, TransducerConfig, make_model, save_checkpoint
+from asrkit.models import Checkpoint, TransducerConfig, make_model, save_checkpoint
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.models.presets import ModelConfig
+from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed
+from asrkit.training.checks import check_arguments, check_speech
 from asrkit.training.config import TrainConfig, differences, usual_rate
 from asrkit.training.distributed import Processes, averaging, joined, replicated
 from asrkit.training.evaluation import Beside, evaluate, score_weights
-from asrkit.training.objective import BatchLoss, expect_trainable
-from asrkit.training.optimizer import make_optimizer, set_rate, step_and_clear
+from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
+from asrkit.training.optimizer import backward, make_optimizer, set_rate, step_and_clear
+from asrkit.training.statistics import Statistics
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 Tensors = tuple[Tensor, ...] | list[Tensor]
 OnStep = Callable[[list[dict[str, float]]], None]
 FREE = ("threads", "evaluate")  # settings that a resumed run may change
+SKIPPED = "Step {step} changed nothing, as others like it will: no finite loss and gradient, or no \
+utterance with frames enough for its labels."
 FRESH = "Pass resume=False to start anew (asrkit train --fresh)."
 
 
@@ -53,7 +59,8 @@ class TrainResult:
     Args:
         path: The exported model, with the averaged weights.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
-            rtfx, and lean (whether the lean loss computed it).
+            rtfx, and lean (whether the lean loss computed it). Of a step that was left out the
+            gradient_norm is not finite.
         dev: Word error rate on the dev set; None if there was none.
         joint: What the steps took: the full joint, the lean loss, or each for some of the batches;
             None of a model without a joint, or where the log is gone.
@@ -107,9 +114,9 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         OSError: `out` cannot be written to.
     """
     config = config or TrainConfig()
-    _check_arguments(train_set, dev_set, config)
+    check_arguments(train_set, dev_set, config)
     expect_trainable(model_config, config, tokenizer.vocab_size)
-    _check_speech(model_config, config, tokenizer, train_set, dev_set)
+    unaligned = check_speech(model_config, config, tokenizer, train_set, dev_set)
     if config.peak_lr is None:
         config = replace(config, peak_lr=usual_rate(config.optimizer, model_config.encoder))
     where = torch.device(device)
@@ -139,51 +146,14 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
             draw = draw_given(batches(run.step * run.batches), run.places, run.batches)
         steps = prefetch(draw, config, run.places, run.batches, run.step, run.longest_s)
         if processes.first:
+            if unaligned:
+                print(unaligned, file=sys.stderr)
             run.to_end(steps, dev_set or None, progress=progress, on_step=on_step)
         else:
             while run.progress < 1:
                 run.take_step(steps)
     joint = _joint(run.history) if isinstance(model_config, TransducerConfig) else None
     return TrainResult(path=run.model_file, history=run.history, dev=run.dev, joint=joint)
-
-
-def _check_arguments(train_set: object, dev_set: object, config: object) -> None:
-    expected = [("train_set", train_set, Utterances), ("config", config, TrainConfig)]
-    if dev_set is not None:
-        expected.append(("dev_set", dev_set, Utterances))
-    for name, value, kind in expected:
-        expect(isinstance(value, kind), name, kind.__name__, type(value).__name__)
-
-
-def _check_speech(
-    model_config: ModelConfig,
-    config: TrainConfig,
-    tokenizer: Tokenizer,
-    train_set: Utterances,
-    dev_set: Utterances | None,
-) -> None:
-    """ValueError for a transcript without tokens or with too many, and for an utterance that batch
-    norm could not train on alone: now, not when its turn comes.
-    """
-    least = 0
-    with torch.device("meta"):
-        if any(isinstance(part, nn.BatchNorm1d) for part in make_model(model_config).modules()):
-            least = model_config.encoder.subsampling
-    slowest = config.augment.speed[0]
-    lowest_rate = config.augment.rate[0]
-    for n, id_ in enumerate(train_set.ids):
-        count = len(tokenizer.encode(train_set.texts[n]))
-        if isinstance(model_config, AEDConfig):
-            most = model_config.most - 1  # bos has a position too
-            wanted = f"texts of at most {most} tokens, which the model's `most` has positions for"
-            expect(count <= most, "train_set", wanted, f"{count} in {id_}")
-        samples = int(slowest * len(train_set.waveforms[n]))
-        frames = lowest_rate * config.features.frames(samples)
-        wanted = f"more than {least} frames of features, augmented too, in each utterance"
-        remedy = "Leave it out: batch norm trains on two frames of the encoder at least."
-        expect(frames > least, "train_set", wanted, f"{frames:.1f} in {id_}", remedy)
-    for text in [] if dev_set is None else dev_set.texts:
-        tokenizer.encode(text)
 
 
 def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] | None:
@@ -242,6 +212,7 @@ class Run:
         self.optimizer = make_optimizer(self.model, config)
         self.average = AveragedModel(self.model, multi_avg_fn=self._blend, use_buffers=True)
         self.average.n_averaged.fill_(1)  # the weights as they are drawn count too
+        self.statistics = Statistics(self.model)
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
@@ -321,6 +292,7 @@ class Run:
         config = self.config
         saved_s = self.seconds
         scored_s = self.seconds
+        warned = False
         with ExitStack() as open_, self.log_file.open("a") as log, _bar(progress) as bar:
             beside: Beside[ErrorRate] | None = None
             if dev_set is not None and config.evaluate == "beside":
@@ -328,6 +300,9 @@ class Run:
                 beside = open_.enter_context(Beside(score, self.model))
             while self.progress < 1:
                 line = self.take_step(steps)
+                if not (warned or math.isfinite(line["gradient_norm"])):
+                    bar.write(SKIPPED.format(**line), file=sys.stderr)
+                    warned = True
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 self._show(bar, line, beside)
@@ -347,34 +322,45 @@ class Run:
     def take_step(self, steps: Iterator[Sequence[Prepared]]) -> dict[str, float]:
         """Make one optimizer step; its line of the log.
 
-        The loss is the mean over the labels of all batches of the step: each batch is weighed by
-        its labels, since the mean of the batches' means would weigh a label among few more than
-        others. A step whose gradient is not finite is skipped; its loss stays in the log. The time
-        of a process's first step, which compiles kernels, is none of the training.
+        The loss is the mean over the labels of all batches of the step, without those that no
+        alignment fits: a mean of the batches' means would weigh a label among few more than others.
+        A step whose loss or gradient is not finite on any process leaves weights, averages, running
+        statistics and the optimizer as they were; the log has what it was. The time of a process's
+        first step, which compiles kernels, is none of the training.
 
         Args:
             steps: Yields the batches of this process for each step.
         """
         start = time.perf_counter()
         batches = next(steps)
-        labels = [float(batch.target_lengths.sum()) for batch in batches]
+        counts = torch.stack([label_counts(self.model.config, batch) for batch in batches])
         own_speech_s = sum(batch.speech_s for batch in batches)
-        all_labels, speech_s = self.processes.sum(sum(labels), own_speech_s)
+        *labels, speech_s = self.processes.sum(*counts.sum(0).tolist(), own_speech_s)
+        among = torch.tensor(labels, **CPU_FLOAT)
         rate = self.config.learning_rate(self.progress)
         set_rate(self.optimizer, rate)
         total: Tensor | float = 0.0
         lean = False
-        for place, batch, count in zip(self.places, batches, labels, strict=True):
+        statistics = self.statistics.read()
+        moved = torch.zeros_like(statistics)
+        for place, batch in zip(self.places, batches, strict=True):
             last = place == self.places[-1]
             torch.manual_seed(step_seed(self.config.seed, self.step * self.batches + place))
+            self.statistics.write(statistics)
             with averaging(self.loss, last):
-                per_label, lean = self.loss(batch)
-                loss = per_label * (max(count, 1.0) / max(all_labels, 1.0))
-                (loss * self.processes.count).backward()  # DDP divides by it
+                loss, lean = self.loss(batch, among)
+                after = self.statistics.read()
+                loss = loss + 0 * after.sum()  # NaN where a variance overflows
+                backward(self.model, loss, self.processes.count)  # DDP divides by it
+            moved += after
             total = total + loss.detach().double()
-        norm = step_and_clear(self.model, self.optimizer, self.config)
-        self.average.update_parameters(self.model)
+        moved = self.processes.total(moved) / self.batches
+        gradient_norm = step_and_clear(self.model, self.optimizer, self.config)
         own_loss = float(total)  # waits for the device
+        norm = gradient_norm.item()
+        self.statistics.write(moved if math.isfinite(norm) else statistics)
+        if math.isfinite(norm):
+            self.average.update_parameters(self.model)
         own_s = time.perf_counter() - start
         mean_loss, taken_s = self.processes.sum(own_loss, own_s if self.processes.first else 0.0)
         self.step += 1
@@ -386,7 +372,7 @@ class Run:
             "seconds": self.seconds,
             "loss": mean_loss,
             "lr": rate,
-            "gradient_norm": norm.item(),
+            "gradient_norm": norm,
             "rtfx": speech_s / taken_s,
             "lean": lean,
         }

@@ -4,6 +4,8 @@ A transducer has its own loss and an auxiliary CTC loss beside it, an encoder-de
 cross-entropy and CTC, a CTC model has CTC alone.
 """
 
+from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
 from asrkit.models import AEDConfig, AEDModel, CTCConfig, CTCModel, TransducerModel
+from asrkit.models.encoders import strided
 from asrkit.models.presets import Model, ModelConfig
 from asrkit.runtime import autocast, to_device
 from asrkit.shapes import expect, valid_mask
@@ -32,6 +35,46 @@ class TrainingLoss(NamedTuple):
     lean: bool
 
 
+def alignable(
+    model_config: ModelConfig, lengths: Tensor, targets: Tensor, target_lengths: Tensor
+) -> Tensor:
+    """Which utterances the model's own loss can align, and which a CTC loss beside it: bool (2, B).
+
+    Tensors are those of a `Prepared` batch. CTC needs an encoder frame for each label, and one more
+    between equal ones. TDT needs moves that end with the last frame. RNN-T and an attention decoder
+    take any labels.
+    """
+    frames = strided(lengths, model_config.encoder.subsampling)
+    equal = targets[:, 1:] == targets[:, :-1]
+    equal &= valid_mask(target_lengths - 1, equal.shape[1])
+    by_ctc = target_lengths + equal.sum(1) <= frames
+    anything = torch.ones_like(by_ctc)
+    if isinstance(model_config, CTCConfig):
+        return torch.stack((by_ctc, anything))
+    durations = getattr(model_config, "durations", ())
+    if not durations or {0, 1} <= set(durations):
+        return torch.stack((anything, by_ctc))
+    # each label moves too, unless it may stay, and a blank comes last
+    least = 1 if 0 in durations else target_lengths + 1
+    moves = torch.tensor(_most_moves(int(frames.max()), durations), device=frames.device)
+    return torch.stack((moves[frames] >= least, by_ctc))
+
+
+def _most_moves(frames: int, durations: Sequence[int]) -> list[float]:
+    """Most moves by durations above 0 that take 0, 1, ... frames; -inf where none do."""
+    most = [0.0]
+    for end in range(1, frames + 1):
+        before = [most[end - duration] for duration in durations if 0 < duration <= end]
+        most.append(1 + max(before, default=-inf))
+    return most
+
+
+def label_counts(model_config: ModelConfig, batch: Prepared) -> Tensor:
+    """Labels of the utterances that are `alignable`, (2,); 1 if none has labels, 0 if none is."""
+    fits = alignable(model_config, batch.lengths, batch.targets, batch.target_lengths)
+    return (batch.target_lengths * fits).sum(1).clamp(min=1) * fits.any(1)
+
+
 def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int) -> None:
     """ValueError where a model, how to train it and the tokens of the tokenizer do not fit."""
     kinds = "a TransducerConfig, CTCConfig or AEDConfig"
@@ -50,7 +93,9 @@ def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int
         expect(fits, "ctc_weight", "0 for a model without a CTC head", config.ctc_weight)
 
 
-def training_loss(model: Model, batch: Prepared, config: TrainConfig) -> TrainingLoss:
+def training_loss(
+    model: Model, batch: Prepared, config: TrainConfig, among: Tensor | None = None
+) -> TrainingLoss:
     """Loss of a batch in nats per label: a transducer's or a decoder's plus CTC, or CTC alone.
 
     A transducer has the loss of RNN-T, or of TDT if it has durations. The logits of a full joint go
@@ -58,11 +103,16 @@ def training_loss(model: Model, batch: Prepared, config: TrainConfig) -> Trainin
     labels and eos, `attention_loss`. Lengths and targets that lie on the host stay there for the
     checks, so that on a GPU nothing waits for the device.
 
+    An utterance that no alignment fits costs 0, and its labels do not count. The loss of a batch
+    without any alignment is NaN.
+
     Args:
         model: In training mode.
         batch: On the host, where `prepare_batch` makes it, or on the model's device.
         config: Precision; for a transducer joint, `ctc_weight`, `sigma` and `omega` too, for an
             encoder-decoder model `ctc_weight` and `smoothing`.
+        among: `label_counts` of all batches of a step, whose losses then add up to that of the
+            step; None: of this batch.
 
     Raises:
         ValueError: joint="lean" with a joint that the lean losses cannot express.
@@ -70,23 +120,25 @@ def training_loss(model: Model, batch: Prepared, config: TrainConfig) -> Trainin
     device = next(model.parameters()).device
     features = to_device(batch.features, device)
     labels = (batch.targets, batch.target_lengths)
-    ctc_weight = config.ctc_weight
-    total = torch.zeros((), device=device, dtype=torch.float32)
+    own_labels, ctc_labels = label_counts(model.config, batch) if among is None else among
     lean = False
     with autocast(device.type, config.dtype(device)):
         if isinstance(model, CTCModel):
             ctc, lengths = model(features, batch.lengths)
-            ctc_weight = 1.0
         else:
             encoded, lengths, ctc = model.encode(features, batch.lengths)
             if isinstance(model, AEDModel):
                 total = attention_loss(model, encoded, lengths, *labels, config.smoothing)
             else:
-                total, lean = transducer_loss(model, encoded, lengths, *labels, config)
-    if ctc_weight:
-        total = total + ctc_weight * total_ctc_loss(ctc, lengths, *labels, model.blank)
-    count = batch.target_lengths.sum().clamp(min=1)  # a batch of silence has none
-    return TrainingLoss(total / count, lean)
+                fits, _ = alignable(model.config, batch.lengths, *labels)
+                total, lean = transducer_loss(model, encoded, lengths, *labels, config, fits)
+    if isinstance(model, CTCModel):
+        return TrainingLoss(total_ctc_loss(ctc, lengths, *labels, model.blank) / own_labels, lean)
+    per_label = total / own_labels
+    if config.ctc_weight:
+        total_ctc = total_ctc_loss(ctc, lengths, *labels, model.blank)
+        per_label = per_label + config.ctc_weight * total_ctc / ctc_labels.clamp(min=1)
+    return TrainingLoss(per_label, lean)
 
 
 class BatchLoss(nn.Module):
@@ -102,9 +154,9 @@ class BatchLoss(nn.Module):
         self.model = model
         self.config = config
 
-    def forward(self, batch: Prepared) -> TrainingLoss:
-        """`training_loss` of a batch."""
-        return training_loss(self.model, batch, self.config)
+    def forward(self, batch: Prepared, among: Tensor) -> TrainingLoss:
+        """`training_loss` of a batch, as a part of its step."""
+        return training_loss(self.model, batch, self.config, among)
 
 
 def attention_loss(
@@ -181,6 +233,7 @@ def transducer_loss(
     targets: Tensor,
     target_lengths: Tensor,
     config: TrainConfig,
+    fits: Tensor,
 ) -> tuple[Tensor, bool]:
     """Loss of RNN-T or TDT summed over the batch, in nats, and whether the lean loss computed it.
 
@@ -191,18 +244,20 @@ def transducer_loss(
         targets: Labels (B, U).
         target_lengths: Labels of each utterance (B,).
         config: Its `joint`, `sigma` and `omega`.
+        fits: Which utterances count (B,).
     """
     predicted = model.rows(to_device(targets, encoded.device))  # (B, U1, D)
     alignment = (targets.int(), lengths.int(), target_lengths.int())
-    options: dict[str, Any] = {"reduction": "sum"}
+    options: dict[str, Any] = {"reduction": "none"}
     full_loss: Any = rnnt_loss
     lean_loss: Any = rnnt_loss_lean
     if model.durations:
         options |= {"durations": model.durations, "sigma": config.sigma, "omega": config.omega}
         full_loss = tdt_loss
         lean_loss = tdt_loss_lean
-    if _takes_lean(model, encoded, predicted, config):
-        total = lean_loss(
+    lean = _takes_lean(model, encoded, predicted, config)
+    if lean:
+        costs = lean_loss(
             encoded,
             predicted,
             model.output.weight,
@@ -212,11 +267,12 @@ def transducer_loss(
             dropout=model.dropout.p if model.dropout.training else 0.0,
             **options,
         )
-        return total, True
-    logits = model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
-    options["overwrite_logits"] = _is_plain(model)  # nobody else reads what a linear layer returns
-    with autocast(logits.device.type):
-        return full_loss(logits, *alignment, **options), False
+    else:
+        logits = model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
+        options["overwrite_logits"] = _is_plain(model)  # nobody else reads a linear layer's output
+        with autocast(logits.device.type):
+            costs = full_loss(logits, *alignment, **options)
+    return costs.where(to_device(fits, costs.device), 0).sum(), lean
 
 
 def _takes_lean(

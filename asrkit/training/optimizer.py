@@ -44,11 +44,15 @@ def update(
 ) -> Tensor:
     """Norm of the gradient of `loss` before clipping, a scalar, after one optimizer step.
 
-    An optimizer that says `clips_gradients = True` scales gradients by itself, as those of
-    `asrkit.optim` do; one that has a `gradient_norm` after its step, as `Lamb`, is asked for it. A
-    gradient that is not finite makes no step. The gradients are dropped at once: else they would
-    lie beside the activations of the next forward pass. The host reads nothing from the device,
-    unless the optimizer cannot skip a step by itself.
+    An optimizer that says `clips_gradients = True` scales gradients by itself; one that has a
+    `gradient_norm` after its step, as those of `asrkit.optim`, is asked for it. The gradients are
+    dropped at once: else they would lie beside the activations of the next forward pass. The host
+    reads nothing from the device, unless the optimizer cannot skip a step by itself.
+
+    A loss or a gradient that is not finite makes no step: weights and state of the optimizer stay
+    as they are, and the norm is not finite. The forward pass has moved running statistics of batch
+    norms before, and averages of weights are your loop's: keep a copy, or look at the norm first.
+    `train` restores the one and leaves out the other.
 
     Args:
         model: Whose parameters get the gradient.
@@ -56,8 +60,22 @@ def update(
         loss: A scalar with a graph.
         config: Its `clip` is the largest norm, for an optimizer that does not clip.
     """
-    loss.backward()
+    backward(model, loss)
     return step_and_clear(model, optimizer, config)
+
+
+def backward(model: nn.Module, loss: Tensor, factor: float = 1.0) -> None:
+    """Backward pass of `factor` times a loss; where the loss is not finite, no gradient norm is.
+
+    A loss may be NaN and its gradient be zero. One process with such a loss keeps all from a step.
+
+    Args:
+        model: Whose parameters get the gradient.
+        loss: A scalar with a graph.
+        factor: Of the gradients.
+    """
+    weight = next(weight for weight in model.parameters() if weight.requires_grad)
+    (factor * loss + 0 * loss.detach() * weight.sum()).backward()
 
 
 def step_and_clear(
@@ -81,12 +99,9 @@ def _step_if_finite(optimizer: Any, norm: Tensor) -> None:
     """One step where the norm of the gradients is finite; else weights and state stay as they are.
 
     torch's fused optimizers decide that on the device, by the flag that they have for loss scaling.
-    An optimizer that says `skips_non_finite = True` looks at its gradients itself. For any other
-    the host has to read the norm.
+    For any other the host has to read the norm.
     """
-    if getattr(optimizer, "skips_non_finite", False):
-        optimizer.step()
-    elif getattr(optimizer, "_step_supports_amp_scaling", False):
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale = None
         optimizer.found_inf = norm.isfinite().logical_not().float()
         optimizer.step()

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -257,6 +258,50 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
         (
             lambda: AugmentConfig(gain_db=(3, -3)),
             "gain_db: expected a range from -inf up",
+        ),
+        (
+            lambda: AugmentConfig(time_masks=-1),
+            "time_masks: expected at least 0, got -1",
+        ),
+        (
+            lambda: AugmentConfig(time_masks=2.5),
+            "time_masks: expected a whole number, got 2.5",
+        ),
+        (
+            lambda: AugmentConfig(time_masks="4"),
+            "time_masks: expected a whole number, got '4'",
+        ),
+        (
+            lambda: AugmentConfig(frequency_bins=-3),
+            "frequency_bins: expected at least 0, got -3",
+        ),
+        (
+            lambda: AugmentConfig(frequency_bins=math.nan),
+            "frequency_bins: expected a whole number, got nan",
+        ),
+        (
+            lambda: AugmentConfig(room="0.5"),
+            "room: expected a finite number, got '0.5'",
+        ),
+        (
+            lambda: AugmentConfig(noise=True),
+            "noise: expected a finite number, got True",
+        ),
+        (
+            lambda: AugmentConfig(speed=[0.9, 1.1]),
+            r"speed: expected a tuple of two finite numbers, got \[0.9, 1.1\]",
+        ),
+        (
+            lambda: AugmentConfig(gain_db=(0, math.inf)),
+            r"gain_db: expected a tuple of two finite numbers, got \(0, inf\)",
+        ),
+        (
+            lambda: AugmentConfig(rate=(0.9, 1.0, 1.1)),
+            "rate: expected a tuple of two finite numbers, got",
+        ),
+        (
+            lambda: AugmentConfig(formants=("0.9", 1.1)),
+            "formants: expected a tuple of two finite numbers, got",
         ),
         (
             lambda: augment(torch.ones(2, 10), torch.ones(3), seeded()),

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 
 import pytest
@@ -79,3 +80,18 @@ def test_scores_are_those_in_turn_bit_for_bit_and_a_failure_is_an_error(one_thre
         with pytest.raises(RuntimeError, match=ended):
             beside.submit(12, trained)
     assert not process.is_alive()
+
+
+def test_weights_that_shared_memory_cannot_hold_are_a_line_with_the_remedy():
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError) as error:
+            Beside(SCORE, model())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    said = r"evaluation: the weights do not fit into /dev/shm \(.*\). Enlarge it \(docker run --shm-size"
+    assert re.match(said, str(error.value))

@@ -1,13 +1,18 @@
 """Training by several processes: the same as by one, whatever happens to them."""
 
+import itertools
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,8 @@ import torch
 
 from asrkit.cli import main
 from asrkit.files import lock
+from asrkit.models import load_checkpoint
+from asrkit.training.distributed import of_this_start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from trainings import (
@@ -23,6 +30,7 @@ from trainings import (
     ENCODERS,
     SHORT,
     TDT,
+    TOKENIZER,
     TRANSDUCER,
     logged,
     losses,
@@ -40,11 +48,18 @@ TRAINED = {  # what two processes train to the losses of one that accumulates
         replace(SHORT, optimizer="novograd"),
     ),
     "attention": (ATTENTION, SHORT),
+    "spoilt": (
+        TRANSDUCER,
+        SHORT,
+    ),  # one batch of one process has samples that are no numbers
+    "unaligned": (CTC, SHORT),  # one batch of one process is text without an alignment
 }
 REFUSED = {
     "other seed": "settings: expected the same on all processes, got other ones on rank 1: seed 0 -> 1",
     "other data": "got other ones on rank 1: train_set sha256:",
     "folder in use": "out: expected a folder of no other training that runs now",
+    "one utterance": "train_set: expected at least 2 utterances, one for each process and each of "
+    "--accumulate, got 1.",
 }
 
 
@@ -61,11 +76,30 @@ def refusal(rank, name, speech, out):
     """Text of the error with which a process is refused."""
     config = replace(SHORT, seed=rank if name == "other seed" else 0)
     rows = range(len(speech) - rank if name == "other data" else len(speech))
+    rows = rows[:1] if name == "one utterance" else rows
     try:
         run(speech.select(rows), out, config)
     except ValueError as error:
         return str(error)
     return ""
+
+
+def trained(name, speech, out, **settings):
+    """The run of one of `TRAINED`, in one process or as one of two."""
+    model, config = TRAINED[name]
+    wrong = 3  # the second batch of the second step
+    bad = replace(speech, texts=["seven " * 40] * len(speech))
+
+    def own(first):
+        for number in itertools.count(first):
+            source = bad if name == "unaligned" and number == wrong else speech
+            batch = source.batch([number % len(speech)], TOKENIZER)
+            if name == "spoilt" and number == wrong:
+                batch.waveforms[0, 500:600] = math.nan
+            yield batch
+
+    given = {"batches": own} if name in ("spoilt", "unaligned") else {}
+    return run(speech, out, replace(config, **settings), model, **given)
 
 
 def work(rank, folder, ports):
@@ -81,14 +115,13 @@ def work(rank, folder, ports):
         if name in REFUSED:
             found[name] = refusal(rank, name, speech, folder / name)
         else:
-            model, config = TRAINED[name]
-            found[name] = losses(run(speech, folder / name, config, model))
+            found[name] = losses(trained(name, speech, folder / name))
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
 def pair(tiny_speech, tmp_path_factory, start_method):
-    """What each of two processes found."""
+    """What each of two processes found, and where."""
     folder = tmp_path_factory.mktemp("pair")
     torch.save(tiny_speech, folder / "speech.pt")
     names = [*TRAINED, *REFUSED]
@@ -97,20 +130,59 @@ def pair(tiny_speech, tmp_path_factory, start_method):
         torch.multiprocessing.start_processes(
             work, (folder, ports), nprocs=2, start_method=start_method
         )
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return *found, folder
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_two_processes_train_what_one_accumulates(pair, tiny_speech, tmp_path, name):
-    model, config = TRAINED[name]
-    alone = losses(run(tiny_speech, tmp_path, replace(config, accumulate=2), model))
-    assert pair[0][name] == pytest.approx(alone, rel=1e-5)
+    alone = trained(name, tiny_speech, tmp_path, accumulate=2)
+    for rank in (0, 1):
+        wanted = pytest.approx(losses(alone), rel=1e-5, nan_ok=True)
+        assert pair[rank][name] == wanted
+    assert sum(map(math.isnan, losses(alone))) == (name == "spoilt")
+    # running statistics of batch norms too
+    ours, wanted = (
+        load_checkpoint(folder).model.state_dict()
+        for folder in (pair[2] / name, tmp_path)
+    )
+    torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_processes_that_do_not_fit_together_are_refused(pair):
     for name, said in REFUSED.items():
         assert said in pair[1][name]
     assert REFUSED["folder in use"] in pair[0]["folder in use"]
+
+
+def start(store, order):
+    """The keys of one start, by rank; each process comes some time after the one before."""
+    keys = {}
+
+    def join(rank):
+        keys[rank] = of_this_start(store, rank, len(order))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in order]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    return keys
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_a_start_finds_no_key_of_an_earlier_one(order):
+    store = torch.distributed.HashStore()
+    store.set_timeout(timedelta(seconds=30))
+    dead = start(store, order)
+    dead[0].set("address", "of the dead")
+    store.set("first", "killed before all had answered")
+    now = start(store, order)
+    assert not now[0].check(["address"])
+    now[order[0]].set("address", "of now")
+    assert {now[rank].get("address") for rank in order} == {b"of now"}
+    assert dead[1].get("address") == b"of the dead"
 
 
 @pytest.fixture
@@ -127,7 +199,6 @@ def torchrun(command):
     """Two processes of `asrkit`, restarted when one dies; ended with the block."""
     flags = "--standalone --nproc-per-node 2 --max-restarts 3 -m asrkit".split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     agent = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *flags, *command],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -371,8 +371,19 @@ def test_a_step_of_a_run_takes_the_memory_that_the_search_for_sizes_was_told(
     ({"seconds": math.nan}, "seconds: expected above 0, math.inf for no limit, got nan"),
     ({"ctc_weight": math.nan}, "ctc_weight: expected a finite number, got nan"),
     ({"peak_lr": 0.0}, "peak_lr: expected above 0, or None, got 0.0"),
-    ({"curriculum": 2.5}, r"curriculum: expected a pair \(seconds, share\), got 2.5"),
+    ({"curriculum": 2.5}, "curriculum: expected a tuple of two finite numbers, got 2.5"),
+    ({"curriculum": (2.5, math.nan)}, "curriculum: expected a tuple of two finite numbers, "),
+    ({"curriculum": (-1.0, 0.2)}, "curriculum: expected a pair .seconds, share., both at least 0"),
     ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'lean', got 'thin'"),
+    ({"ctc_weight": -0.3}, "ctc_weight: expected at least 0, got -0.3"),
+    ({"omega": 1.5}, "omega: expected a share from 0 to 1, got 1.5"),
+    ({"evaluate_s": -1.0}, "evaluate_s: expected at least 0, got -1.0"),
+    ({"checkpoint_s": -1.0}, "checkpoint_s: expected at least 0, got -1.0"),
+    ({"batch_seconds": "12"}, "batch_seconds: expected a finite number, got '12'"),
+    ({"clip": math.nan}, "clip: expected above 0, math.inf for no limit, got nan"),
+    ({"seed": 2**60}, "seed: expected from 0 to below"),
+    ({"threads": 1.0}, "threads: expected a whole number, got 1.0"),
+    ({"augment": None}, "augment: expected AugmentConfig, got None"),
 ])  # fmt: skip
 def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
     with pytest.raises(ValueError, match=f"^{said}"):
@@ -386,7 +397,7 @@ def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
     ({"model": replace(ATTENTION, most=3)}, "train_set: expected texts of at most 2 tokens"),
     ({"speech": ["a.wav"]}, "train_set: expected Utterances, got list"),
     ({"config": {"steps": 3}}, "config: expected TrainConfig, got dict"),
-    ({"config": replace(SHORT, accumulate=999)}, "batches: expected from 1 to the number of"),
+    ({"config": replace(SHORT, accumulate=999)}, "train_set: expected at least 999 utterances, one for each process"),
 ])  # fmt: skip
 def test_what_train_cannot_take_is_refused_in_one_line(
     wrong, said, tiny_speech, tmp_path

@@ -53,9 +53,9 @@ SHORT = TrainConfig(
 ENCODERS = {
     "conv": ConvConfig(width=16, layers=1, dropout=0.1),
     "fastconformer": FastConformerConfig(
-        width=16, layers=1, heads=2, subsampling_channels=8
+        width=16, layers=1, heads=2, subsampling=4, subsampling_channels=8
     ),
-    "lstm": LSTMEncoderConfig(width=16),
+    "lstm": LSTMEncoderConfig(width=16, stack=1),
     "jasper": JasperConfig(
         bins=80,
         stages=[

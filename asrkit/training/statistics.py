@@ -1,0 +1,36 @@
+"""Running statistics of batch norms, which each forward pass moves: read, and written back."""
+
+import torch
+from torch import Tensor, nn
+
+from asrkit.runtime import CPU_FLOAT
+
+
+class Statistics:
+    """Means, variances and counts of all batch norms of a model, as one vector.
+
+    A step of several batches, of one process or many, moves them once: to the mean of what each
+    batch alone would move them to. A step that is skipped leaves them.
+
+    Args:
+        model: With any number of batch norms.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [part for part in model.modules() if isinstance(part, nn.BatchNorm1d)]
+        self.buffers = [buffer for norm in norms for buffer in norm.buffers()]
+
+    def read(self) -> Tensor:
+        """A copy, (N,) float32."""
+        vectors = [buffer.flatten() for buffer in self.buffers]
+        return torch.cat(vectors) if vectors else torch.empty(0, **CPU_FLOAT)
+
+    def write(self, vector: Tensor) -> None:
+        """Set them.
+
+        Args:
+            vector: As `read` returns it.
+        """
+        parts = vector.split([buffer.numel() for buffer in self.buffers])
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))

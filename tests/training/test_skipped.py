@@ -1,0 +1,285 @@
+"""A step that is not finite changes nothing; a loss without an alignment counts for nothing."""
+
+import copy
+import itertools
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from asrkit.losses import ctc_loss, tdt_loss
+from asrkit.models import make_model
+from asrkit.training import Prepared, training_loss
+from asrkit.training.distributed import Processes
+from asrkit.training.loop import Run
+from asrkit.training.objective import alignable
+
+sys.path.insert(0, str(Path(__file__).parent))
+from trainings import (
+    ATTENTION,
+    CTC,
+    ENCODERS,
+    PLAIN,
+    SHORT,
+    TDT,
+    TOKENIZER,
+    TRANSDUCER,
+    V,
+    losses,
+    run,
+    stop_after,
+)
+
+MODELS = {
+    "transducer": TRANSDUCER,
+    "TDT": TDT,
+    "fastconformer": replace(CTC, encoder=ENCODERS["fastconformer"]),
+    "jasper": replace(CTC, encoder=ENCODERS["jasper"]),
+    "lstm": replace(CTC, encoder=ENCODERS["lstm"]),
+    "attention": ATTENTION,
+}
+
+
+def batch(scale=1.0):
+    features = scale * torch.randn(3, 60, 80)
+    lengths = torch.tensor([60, 50, 40])
+    return Prepared(
+        features, lengths, torch.randint(V, (3, 4)), torch.tensor([4, 3, 2]), 1.0
+    )
+
+
+def with_nan(given):
+    given.features[1, 7, :5] = math.nan
+    return given
+
+
+def run_of(model, speech, out, **settings):
+    config = replace(SHORT, steps=100, **settings)
+    cpu = torch.device("cpu")
+    return Run(model, TOKENIZER, speech, out, config, cpu, Processes())
+
+
+def state(training):
+    """All that a step changes."""
+    parts = (training.model, training.average.module)
+    states = [part.state_dict() for part in parts]
+    return copy.deepcopy([*states, training.optimizer.state_dict()["state"]])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "novograd"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_that_is_not_finite_changes_neither_weights_nor_averages_nor_buffers(
+    name, optimizer, precision, tiny_speech, tmp_path
+):
+    torch.manual_seed(0)
+    training = run_of(
+        MODELS[name], tiny_speech, tmp_path, optimizer=optimizer, precision=precision
+    )
+    training.take_step(iter([[batch()]]))
+    before = state(training)
+    bad = [with_nan(batch())]
+    if name not in ("fastconformer", "lstm"):  # their first layers have no batch norm
+        bad.append(batch(1e25))  # finite, and so is its loss: a variance overflows
+    for spoilt in bad:
+        line = training.take_step(iter([[spoilt]]))
+        assert math.isnan(line["loss"]) and math.isnan(line["gradient_norm"])
+        torch.testing.assert_close(state(training), before, rtol=0, atol=0)
+    training.take_step(iter([[batch()]]))  # the next step is one
+    after = state(training)
+    for part in range(3):
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
+
+
+def test_one_spoilt_batch_of_several_keeps_the_step_from_all(tiny_speech, tmp_path):
+    torch.manual_seed(0)
+    training = run_of(TRANSDUCER, tiny_speech, tmp_path, accumulate=2)
+    training.take_step(iter([[batch(), batch()]]))
+    before = state(training)
+    for pair in ([with_nan(batch()), batch()], [batch(), with_nan(batch())]):
+        training.take_step(iter([pair]))
+        torch.testing.assert_close(state(training), before, rtol=0, atol=0)
+
+
+def test_statistics_of_a_step_are_the_mean_of_what_each_batch_gives(
+    tiny_speech, tmp_path
+):
+    """A step of two batches moves them once, whichever batch comes first."""
+    torch.manual_seed(0)
+    given = [batch(), batch(3.0)]
+    found = []
+    for batches in ([given[0]], [given[1]], given, given[::-1]):
+        training = run_of(TRANSDUCER, tiny_speech, tmp_path, accumulate=len(batches))
+        training.take_step(iter([batches]))
+        found.append(training.statistics.read())
+    first, second, both, turned = found
+    assert not torch.allclose(first, second)
+    # dropout comes after the statistics' layers only in part
+    torch.testing.assert_close(both[:32], (first + second)[:32] / 2)
+    torch.testing.assert_close(both[:32], turned[:32])
+
+
+def spoilt_batches(speech, wrong):
+    """A run's batches of one utterance, some of which have 100 samples that are no numbers."""
+
+    def own(first):
+        for number in itertools.count(first):
+            given = speech.batch([number % len(speech)], TOKENIZER)
+            if number in wrong:
+                given.waveforms[0, 500:600] = math.nan
+            yield given
+
+    return own
+
+
+def test_a_spoilt_batch_is_said_once_and_the_log_has_it_and_resumes(
+    tiny_speech, tmp_path, capsys
+):
+    config = replace(SHORT, steps=6, checkpoint_s=0.0, augment=PLAIN)
+    own = spoilt_batches(tiny_speech, (2, 3))
+    whole = run(tiny_speech, tmp_path / "a", config, batches=own)
+    said = capsys.readouterr().err
+    assert said.count("Step 3 changed nothing") == said.count("changed nothing") == 1
+    assert [math.isnan(loss) for loss in losses(whole)] == [
+        n in (2, 3) for n in range(6)
+    ]
+    saved = torch.load(whole.path.parent / "state.pt")
+    for part in ("model", "ema"):
+        assert all(value.isfinite().all() for value in saved[part].values())
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_speech, tmp_path / "b", config, batches=own, on_step=stop_after(5))
+    again = run(tiny_speech, tmp_path / "b", config, batches=own)
+    assert losses(again) == pytest.approx(losses(whole), rel=0, nan_ok=True)
+
+
+# --- what has no alignment
+
+
+CASES = [(T, U) for T in range(1, 9) for U in range(6)]
+
+
+@pytest.mark.parametrize(
+    "durations", [(0, 1), (1, 2), (2,), (0, 2), (2, 3), (0, 3, 5), (4, 1)]
+)
+def test_tdt_aligns_what_its_loss_is_finite_for(durations):
+    T, U = torch.tensor(CASES).unbind(1)
+    logits = torch.zeros(len(CASES), 8, 6, 3 + len(durations))
+    targets = torch.zeros(len(CASES), 5, dtype=torch.long)
+    nats = tdt_loss(logits, targets, T, U, durations=durations, reduction="none")
+    config = replace(TDT, durations=durations)
+    fits, _ = alignable(config, 4 * T, targets, U)
+    assert fits.tolist() == nats.isfinite().tolist()
+    assert fits.sum() > 0
+
+
+def test_ctc_aligns_what_its_loss_is_above_0_for():
+    torch.manual_seed(0)
+    B = 200
+    T = torch.randint(1, 9, (B,))
+    U = torch.randint(0, 7, (B,))
+    targets = torch.randint(0, 2, (B, 6))
+    log_probs = torch.zeros(B, 8, 4).log_softmax(-1)
+    wanted = ctc_loss(log_probs, targets, T, U, 3) > 0
+    behind = targets.masked_fill(torch.arange(6) >= U[:, None], -1)
+    for given in (targets, behind):
+        fits, beside = alignable(CTC, 4 * T, given, U)
+        assert fits.equal(wanted) and beside.all()
+        fits, beside = alignable(TRANSDUCER, 4 * T, given, U)
+        assert fits.all() and beside.equal(wanted)
+    assert 0 < wanted.sum() < B
+    empty = alignable(CTC, torch.tensor([1]), targets[:1, :0], torch.tensor([0]))
+    assert empty.all()
+
+
+ODD = replace(TDT, durations=(1, 2))  # a label takes a frame at least
+
+
+@pytest.mark.parametrize("joint", ["full", "lean"])
+@pytest.mark.parametrize(
+    "model_config",
+    [CTC, replace(CTC, encoder=ENCODERS["lstm"]), ODD, TRANSDUCER, ATTENTION],
+)
+def test_what_has_no_alignment_does_not_dilute_the_loss_of_the_rest(
+    model_config, joint
+):
+    torch.manual_seed(0)
+    model = make_model(model_config).eval()  # no dropout, no statistics of the batch
+    config = replace(SHORT, joint=joint)
+    whole = batch()._replace(
+        targets=torch.arange(30).repeat(3, 1) % V,
+        target_lengths=torch.tensor([4, 30, 2]),
+    )
+    alone = Prepared(*(part[::2] for part in whole[:4]), speech_s=1.0)
+    loss = training_loss(model, whole, config).per_label
+    if model_config in (
+        TRANSDUCER,
+        ATTENTION,
+    ):  # they take any labels, but the CTC head does not
+        config = replace(config, ctc_weight=0.0)
+        loss = loss - training_loss(model, whole, config).per_label
+        wanted = training_loss(model, alone, replace(config, ctc_weight=0.3)).per_label
+        wanted = wanted - training_loss(model, alone, config).per_label
+    else:
+        wanted = training_loss(model, alone, config).per_label
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
+    none = Prepared(*(part[1:2] for part in whole[:4]), speech_s=1.0)
+    nothing = training_loss(model, none, config).per_label
+    assert nothing.isnan() == (model_config not in (TRANSDUCER, ATTENTION))
+
+
+LONG = "seven " * 40
+
+
+def with_texts(speech, rows):
+    texts = [LONG if row in rows else "one" for row in range(len(speech))]
+    return replace(speech, texts=texts)
+
+
+def test_utterances_with_too_few_frames_are_counted_and_named(
+    tiny_speech, tmp_path, capsys
+):
+    speech = with_texts(tiny_speech.select(range(12)), range(6))
+    named = ", ".join(speech.ids[:5])
+    line = (
+        "6 of 12 utterances have too few frames for their labels, so CTC or TDT leaves "
+    )
+    for number, model in enumerate((CTC, ODD, TRANSDUCER, ATTENTION)):
+        run(speech, tmp_path / str(number), replace(SHORT, steps=1), model)
+        said = capsys.readouterr().err
+        assert said.startswith(f"{line}them out: {named}, ...\n")
+        assert said.count("too few") == 1
+    run(speech, tmp_path / "idle", replace(SHORT, ctc_weight=0.0), TRANSDUCER)
+    assert "too few" not in capsys.readouterr().err
+    run(with_texts(speech, ()), tmp_path / "whole", SHORT, CTC)
+    assert "too few" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model_config", [CTC, ODD])
+def test_a_training_in_which_nothing_can_be_learnt_is_refused(
+    tiny_speech, tmp_path, model_config
+):
+    said = (
+        "^train_set: expected frames enough for the labels of some utterance, got none"
+    )
+    speech = with_texts(tiny_speech, range(len(tiny_speech)))
+    with pytest.raises(ValueError, match=said):
+        run(speech, tmp_path / "run", SHORT, model_config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_without_an_alignment_is_no_loss_of_0(tiny_speech, tmp_path, capsys):
+    speech = with_texts(tiny_speech, range(1, len(tiny_speech), 2))
+
+    def own(first):
+        for number in itertools.count(first):
+            yield speech.batch([number % 4, (number + 2) % 4], TOKENIZER)
+
+    config = replace(SHORT, augment=PLAIN)
+    found = losses(run(speech, tmp_path, config, CTC, batches=own))
+    assert [math.isnan(loss) for loss in found] == [False, True, False, True]
+    assert capsys.readouterr().err.count("Step 2 changed nothing") == 1
+    assert min(found[::2]) > 1
