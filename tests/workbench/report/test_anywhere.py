@@ -154,7 +154,12 @@ def outputs(path):
 
 def start(command, variables, checkout, **how):
     """Run a command with variables, of which those that are None are not set."""
-    own = {"PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    own = {
+        "PYTEST_CURRENT_TEST": None,  # hides what libraries print from ipykernel
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(checkout),
+        **variables,
+    }
     env = {
         name: value for name, value in (os.environ | own).items() if value is not None
     }
@@ -177,8 +182,8 @@ def test_a_report_runs_anywhere_or_says_what_it_lacks(place, tmp_path, elsewhere
     before, variables, checkout = place(folder)
     if before:
         needs(before)
-    notebook = write(elsewhere / "mine.ipynb")
-    out = elsewhere / "reports"
+    there = elsewhere if checkout == ROOT else checkout
+    notebook, out = write(there / "mine.ipynb"), there / "reports"
     command = [*before, sys.executable, "-m", "asrkit", "report", str(notebook)]
     done = start(
         [*command, "--out", str(out), "--no-progress"],

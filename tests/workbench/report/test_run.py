@@ -85,7 +85,7 @@ def built(notebooks, tmp_path_factory):
     """Folder of the reports on the notebooks, where there was an older one, and the result.
 
     Temporary files go to a folder whose name is too long for a socket, and the user's own profile
-    and startup file print.
+    and startup file change what prints.
     """
     out = tmp_path_factory.mktemp("reports")
     (out / "2000").mkdir()
@@ -93,7 +93,10 @@ def built(notebooks, tmp_path_factory):
     long = tmp_path_factory.mktemp("x" * 113)
     startup = tmp_path_factory.mktemp("user") / "profile_default/startup/prints.py"
     startup.parent.mkdir(parents=True)
-    startup.write_text("print('the user was here')")
+    startup.write_text(
+        "import builtins\nplain = print\n"
+        "builtins.print = lambda *words: plain('the user was here', *words)"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(startup.parents[2]))
         patch.setenv("PYTHONSTARTUP", str(startup))
