@@ -95,7 +95,8 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
         index = kernel._cache._cache_file
         index._source_stamp = (index._source_stamp, _source_hash(function.__code__.co_filename))
         _survive_errors(kernel._cache)
-    except (RuntimeError, AttributeError):  # no folder, or a Numba that keeps its index elsewhere
+    except (RuntimeError, AttributeError) as error:  # no folder; a Numba that keeps it elsewhere
+        _warn_of_cache(error)
         return njit(nogil=True, **options)(function)
     return kernel
 
@@ -135,7 +136,8 @@ def _warn_of_cache(error: Exception) -> None:
         _warned = True
         warnings.warn(
             f"kernels: what Numba keeps on disk cannot be read or written ({error}). They are "
-            "compiled in memory. Free the disk, or name another folder by NUMBA_CACHE_DIR.",
+            "compiled in memory, for seconds in each process. Free the disk, or name another "
+            "folder by NUMBA_CACHE_DIR.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -322,6 +324,8 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
         before = torch.cuda.memory_allocated(device)
         fn()
         return torch.cuda.max_memory_allocated(device) - before
+    # The profiler looks for a GPU, and calls it an error that there is none.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
         fn()

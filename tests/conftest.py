@@ -46,6 +46,7 @@ UNAVOIDABLE = (
     "no CUDA device",
     "needs a CPU with",  # VNNI, AMX or bfloat16: hosted runners have older ones too
     "needs a network namespace",
+    "needs a namespace",  # of users and mounts
     "no published weights",  # a package of others, which may vanish
 )
 

@@ -23,8 +23,6 @@ def prepare_torch(device: str, threads: int | None = None) -> None:
     Raises:
         ValueError: The device is not there, or the number of threads is out of range.
     """
-    # torch's profiler reports a missing GPU as an error
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # How long a thread spins before it sleeps. A Whisper on two cores: where nothing else runs, the
     # default of 300,000 turns is no faster, and threads that sleep at once take 1.4 times as long.
     # Where two other processes have the cores, the default takes twice as long.

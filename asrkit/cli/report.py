@@ -1,5 +1,6 @@
 """`asrkit report`."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ class ReportOptions(ProgressOptions):
     )
     parameter: list[tuple[str, str]] = described(
         (),
-        "set a parameter in every notebook that has it; VALUE is JSON, or a text",
+        "set a parameter in every notebook that has it; VALUE is JSON, what papermill's -p takes "
+        "(True, None), or a text",
         flag="-p --parameter",
         nargs=2,
         action="append",
@@ -83,11 +85,14 @@ def _report(options: ReportOptions) -> int:
 
 
 def parse_value(text: str) -> Any:
-    """The value that `text` is as JSON, so that `-p quick false` is False; else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    """The value that `text` is as JSON, or as papermill reads its own `-p`; else the text itself.
+
+    So `false` and `False` are False, and `1e3`, `.5` and `inf` are numbers.
+    """
+    for read in (json.loads, int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 def find_notebooks(names: Sequence[str], folder: Path = Path("notebooks")) -> list[Path] | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from asrkit import files
 from asrkit.files import content_hash
+from asrkit.shapes import count
 
 GPU_FIELDS = ("name", "memory.total", "compute_cap", "power.limit", "driver_version", "uuid")
 GPU_STATE_FIELDS = (  # what changes while a GPU works
@@ -176,8 +177,9 @@ def stamp() -> str:
     commit = (code()["commit"] or "installed")[:9]
     if code()["dirty"]:
         commit += " with uncommitted changes"
+    cores = count(machine["cpu_usable"], "core")
     parts = [
-        f"{machine['cpu_model']}, {machine['cpu_usable']} cores, {machine['ram_gib']} GiB, {gpus}",
+        f"{machine['cpu_model']}, {cores}, {machine['ram_gib']} GiB, {gpus}",
         f"Python {versions['python']}, torch {versions['torch']}",
         f"asrkit {commit}",
         f"machine {machine['id']}",

@@ -189,10 +189,7 @@ def lab(tmp_path_factory):
     options += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
     options += [f"--ServerApp.root_dir={base / 'notebooks'}"]
     command = [sys.executable, "-m", "jupyterlab", *options]
-    quiet = {
-        "OMP_WAIT_POLICY": "passive",
-        "KINETO_LOG_LEVEL": "99",
-    }
+    quiet = {"OMP_WAIT_POLICY": "passive"}
     lab, log = Lab(base / "notebooks", port, token), base / "log"
     with log.open("wb") as said:
         server = subprocess.Popen(

@@ -125,6 +125,16 @@ def test_a_full_disk_costs_the_cache_and_a_warning(start):
     assert said == 1
 
 
+def test_where_no_folder_can_be_written_a_warning_names_the_variable_for_one(
+    package, start, monkeypatch
+):
+    (package / "losses/__pycache__").write_text("a file, for root writes in any folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/none")
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR") as told:
+        assert start()(0.5) == 0.5
+    assert len(told) == 1
+
+
 def test_without_numbas_compiler_losses_and_decoders_take_other_paths_and_say_so():
     code = """
 import torch

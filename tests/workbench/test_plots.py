@@ -1,6 +1,7 @@
 """Pictures: alt texts, SVG, colours of either scheme and sliders; and every mark, drawn once."""
 
 import base64
+import importlib
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -95,6 +96,22 @@ def test_pictures_leave_no_state_behind():
     plots.dots({"one": [2.0]}, ax)
     plots.as_html(figure, "A short random waveform drawn")
     assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before
+
+
+def test_a_picture_owes_nothing_to_the_matplotlibrc_of_the_user(tmp_path):
+    def drawn():
+        figure, ax = plots.canvas("title")
+        plots.dots({"one": [2.0]}, ax, limit=("bound", 1.0))
+        ax.annotate("text", (1, 0))
+        return plots.as_html(figure, "A dot beside its bound")
+
+    plain = drawn()
+    own = "text.usetex: True\naxes.facecolor: black\nlines.markersize: 20\n"
+    (tmp_path / "matplotlibrc").write_text(own)
+    with matplotlib.rc_context():
+        matplotlib.rc_file(tmp_path / "matplotlibrc")
+        importlib.reload(plots)
+        assert drawn() == plain
 
 
 MARKS = {

@@ -4,6 +4,7 @@ A failure or a hang stops that notebook only. Beside the executed copy of a note
 end stands `NAME.done`, which says what ran; a resumed run keeps those, and runs the rest.
 """
 
+import ast
 import contextlib
 import json
 import multiprocessing
@@ -32,17 +33,30 @@ from asrkit.workbench.machine import this_machine
 from asrkit.workbench.records import MIME, problem
 
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-ASSIGNMENT = re.compile(r"(?m)^([^\W\d]\w*) *(?::[^=\n]+)?=(?!=)")
+# Name, annotation and value, as in "seconds: float = 30  # of each"
+ASSIGNMENT = re.compile(r"(?m)^([^\W\d]\w*) *(?::([^=\n]+))?=(?!=)(.*)")
+# What a parameter of a type may be; of another type, whatever is given.
+FITS: Mapping[str, set[type]] = {
+    "bool": {bool},
+    "int": {int},
+    "float": {int, float},
+    "str": {str},
+}
 SITE_PAGES = {  # of every report, beside a page for each notebook
     "index": "Findings",
     "claims": "Claims",
     "figures": "Figures",
     "machine": "Machine and run",
 }
+# Letters of no name of a notebook; the second kind stands for bytes that Python could not decode.
+UNLINKED = {*"#?%", *map(chr, range(0xDC80, 0xDD00))}
 SLOWEST_OF_NOTEBOOK = 3
 # A busy machine keeps a kernel from sending the last output of a cell for longer than nbclient's
 # 4 s. The limit of the cell holds all the same.
 IOPUB_TIMEOUT_S = 120
+# Bytes of the folder of temporary files. A socket's path, a folder and a name deeper, has at most
+# 103 on macOS, and 107 on Linux.
+LONGEST_FOLDER = 80
 STILL_S = 20  # after which a line says how far the notebooks are
 
 
@@ -123,8 +137,10 @@ def jobs_of(
     are_different = len({*names, *SITE_PAGES}) == len(names) + len(SITE_PAGES)
     wanted = f"different names, none of them {', '.join(SITE_PAGES)}"
     expect(are_different, "notebooks", wanted, names)
-    in_links = [name for name in names if {*name} & {*"#?%"}]
-    expect(not in_links, "notebooks", "names without # ? %, which links cannot hold", in_links)
+    in_links = [name for name in names if {*name} & UNLINKED]
+    wanted = "names without # ? %, which links cannot hold, nor letters that the locale cannot name"
+    remedy = "For letters, set LC_ALL=C.UTF-8."
+    expect(not in_links, "notebooks", wanted, in_links, remedy)
     expect_choice("size", size, ("quick", "full"))
     expect_choice("device", device, ("auto", "cpu", "cuda"))
     if device == "cuda":
@@ -136,18 +152,16 @@ def jobs_of(
     jobs = []
     for path in paths:
         notebook = _read(path)
-        declared = {
-            name
-            for cell in notebook.cells
-            if "parameters" in cell.metadata.get("tags", [])
-            for name in ASSIGNMENT.findall(cell.source)
-        }
-        known |= declared
+        types = _declared(notebook)
+        known |= types.keys()
         settings = notebook.metadata.get("asrkit", {})
         wanted = f"an object as asrkit's metadata of {path.name}"
         expect(isinstance(settings, dict), "notebooks", wanted, settings)
         full = settings.get("full", {}) if size == "full" else {}
-        chosen = {name: value for name, value in {**full, **parameters}.items() if name in declared}
+        chosen = {name: value for name, value in {**full, **parameters}.items() if name in types}
+        for name, value in chosen.items():
+            fits = type(value) in FITS.get(types[name], {type(value)})
+            expect(fits, "parameters", f"{types[name]} as {name} of {path.name}", repr(value))
         job = Job(
             path=path,
             parameters=chosen,
@@ -159,6 +173,22 @@ def jobs_of(
     unknown = sorted({*parameters} - known)
     expect(not unknown, "parameters", f"one of {sorted(known)}", unknown)
     return jobs
+
+
+def _declared(notebook: Any) -> dict[str, str]:
+    """Name and type of each parameter of a notebook: as annotated, or that of a plain default.
+
+    A whole number as default allows any number.
+    """
+    types = {}
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            for name, annotation, default in ASSIGNMENT.findall(cell.source):
+                types[name] = annotation.strip("'\" ")
+                with contextlib.suppress(ValueError, SyntaxError):
+                    kind = type(ast.literal_eval(default.strip())).__name__
+                    types[name] = types[name] or kind.replace("int", "float")
+    return types
 
 
 def _read(path: Path) -> Any:
@@ -299,7 +329,7 @@ def _new_worker(
         "OMP_NUM_THREADS": str(max(1, cores // timed_at_once)),
         "OMP_WAIT_POLICY": "passive",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        "KINETO_LOG_LEVEL": "99",  # torch's profiler calls it an error that there is no GPU
+        "PYTHONSTARTUP": "",  # IPython runs it as well
     }
     if jobs[0].device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -339,15 +369,16 @@ def _execute(job: Job, out: Path, timeout_s: float) -> None:
     _done_file(job, out).unlink(missing_ok=True)
     config = Config()
     short_path = None
-    if os.name == "posix":  # a socket's path has at most 103 bytes on macOS, and 107 on Linux
+    if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > LONGEST_FOLDER:
         short_path = "/tmp"
-    with tempfile.TemporaryDirectory(dir=short_path) as sockets:
+    with tempfile.TemporaryDirectory(dir=short_path) as own:
+        os.environ["IPYTHONDIR"] = own  # the user's profile may change what a page shows
         if os.name == "posix":  # sockets are files there: ports are raced for
             config.KernelManager.transport = "ipc"
-            config.KernelManager.ip = f"{sockets}/ipc"
+            config.KernelManager.ip = f"{own}/ipc"
         papermill.execute_notebook(
-            str(job.path),
-            str(out / f"{job.name}.ipynb"),
+            _escape(job.path),
+            _escape(out / f"{job.name}.ipynb"),
             parameters=job.parameters,
             kernel_name="python3",
             language="python",
@@ -360,6 +391,11 @@ def _execute(job: Job, out: Path, timeout_s: float) -> None:
             config=config,
         )
     _done_file(job, out).write_text(job.work(), "utf-8")
+
+
+def _escape(path: Path) -> str:
+    """A path for papermill, which puts parameters where it has braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def outcome(

@@ -84,13 +84,22 @@ def notebooks(tmp_path_factory):
 def built(notebooks, tmp_path_factory):
     """Folder of the reports on the notebooks, where there was an older one, and the result.
 
-    Temporary files go to a folder whose name is too long for a socket.
+    Temporary files go to a folder whose name is too long for a socket, and the user's own profile
+    and startup file change what prints.
     """
     out = tmp_path_factory.mktemp("reports")
     (out / "2000").mkdir()
     (out / "latest").symlink_to("2000")
     long = tmp_path_factory.mktemp("x" * 113)
+    startup = tmp_path_factory.mktemp("user") / "profile_default/startup/prints.py"
+    startup.parent.mkdir(parents=True)
+    startup.write_text(
+        "import builtins\nplain = print\n"
+        "builtins.print = lambda *words: plain('the user was here', *words)"
+    )
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(startup.parents[2]))
+        patch.setenv("PYTHONSTARTUP", str(startup))
         patch.setenv("TMPDIR", str(long))
         patch.setattr("tempfile.tempdir", None)
         asked = {"parameters": {"size": 3}, "device": "cpu", "jobs": 2}
@@ -185,6 +194,11 @@ def test_the_good_notebook_got_its_parameters_and_gave_its_records_and_page(buil
     assert page.count("<math") == 2 and "<code>$x$</code>" in page
     assert 'alt="A single black dot, nothing more"' in page and "data:audio/wav" in page
     assert "<b>live only" not in page and "widget-view" not in page
+
+
+def test_a_page_owes_nothing_to_the_profile_and_startup_file_of_the_user(built):
+    for path in (built[0] / "latest").rglob("*"):
+        assert not path.is_file() or b"the user was here" not in path.read_bytes()
 
 
 def test_pages_load_nothing_and_have_one_title(built):
@@ -345,10 +359,14 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     ("1e-3", 1e-3),
     ('[1, "x"]', [1, "x"]),
     ("7", 7),
+    ("False", False),
+    ("None", None),
+    (".5", 0.5),
+    ("inf", float("inf")),
     ("2026-11-01", "2026-11-01"),
     ("", ""),
 ])  # fmt: skip
-def test_a_parameter_is_what_json_says_or_a_text(text, value):
+def test_a_parameter_is_what_json_or_papermill_says_or_a_text(text, value):
     assert parse_value(text) == value
 
 
@@ -386,6 +404,7 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(
     (["--resume"], "--resume: expected a run in"),
     (["--timeout", "nan"], "--timeout: expected a number of seconds above 0, got nan"),
     (["--device", "cuda"], "--device: expected cpu or auto where torch finds no GPU, got cuda."),
+    (["bad_\udcc3.ipynb"], "nor letters that the locale cannot name, got ['bad_\\udcc3']. For letters, set LC_ALL=C.UTF-8."),
     (["torn.ipynb"], "notebook torn.ipynb: expected a notebook of nbformat 4"),
     (["twice/01_one.ipynb", "01"], "notebooks: expected different names, none of them index, claims, figures, machine, got ['01_one', '01_one']"),
 ])  # fmt: skip
@@ -396,6 +415,7 @@ def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
     write(tmp_path / "notebooks", "01_one", "size: int = 1  # of it")
     write(tmp_path / "twice", "01_one", "1")
     (tmp_path / "torn.ipynb").write_text('{"cells": [')
+    (tmp_path / "bad_\udcc3.ipynb").write_text("")
     monkeypatch.chdir(tmp_path)
     assert main(["report", *asked]) == 2
     err = capsys.readouterr().err.strip()
