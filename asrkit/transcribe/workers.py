@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from asrkit.models import Checkpoint
 from asrkit.runtime import free_memory, same_core, settle_after_fork, usable_cores
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import Sound
-from asrkit.transcribe.audio import recordings
+from asrkit.transcribe.audio import Sources, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.progress import Advance, progress_bar
@@ -334,7 +333,7 @@ def transcribe_jobs(
 
 def transcribe_in_workers(
     checkpoint: Checkpoint,
-    paths: str | Path | Sound | Iterable[str | Path | Sound],
+    paths: Sources,
     layout: Layout,
     *,
     options: WindowOptions | None = None,
