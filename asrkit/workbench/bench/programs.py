@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from subprocess import PIPE
 from typing import Any
 
@@ -24,7 +23,7 @@ from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav
 from asrkit.workbench.bench.peers import peer_programs, whisper_programs
 from asrkit.workbench.bench.peers.processes import Peers
-from asrkit.workbench.bench.publishing import error_rate, latency, time_ratio
+from asrkit.workbench.bench.publishing import arm_measurements, error_rate, latency, time_ratio
 from asrkit.workbench.bench.recorded import word_errors
 from asrkit.workbench.measure import Sample, Timing, measure
 from asrkit.workbench.records import Measurement
@@ -178,16 +177,14 @@ def files(
         if task.kind == "whisper":
             params["decoding"] = decoding(name)
         shared: dict[str, Any] = {"impl": name, "params": params}
-        yield latency(what, timing, **shared)
-        rates = tuple(1e3 * params["audio_s"] / ms for ms in timing.samples_ms)
-        yield Measurement(what, "rtfx", "s/s", median(rates), rates, timer=timing.timer, **shared)
-        assert timing.cpu_ms
-        timer = "time.process_time_ns"
-        work = median(timing.cpu_ms)
-        yield Measurement(what, "cpu_time", "ms", work, timing.cpu_ms, timer=timer, **shared)
-        if program.peak_B is not None:
-            timer = "VmHWM of its process"
-            yield Measurement(what, "peak_memory", "B", program.peak_B, timer=timer, **shared)
+        yield from arm_measurements(
+            what,
+            timing,
+            audio_s=params["audio_s"],
+            peak_B=program.peak_B,
+            memory_timer="VmHWM of its process",
+            **shared,
+        )
         if task.said:
             yield error_rate(what, "wer", word_errors(task.said, program.texts), **shared)
     yield from ratios(what, timings, task.params)
