@@ -40,6 +40,7 @@ from asrkit.workbench.bench.planted import (
     planted,
     planted_decoder,
     planted_text,
+    seeded,
 )
 from asrkit.workbench.bench.studies import StudyRecords
 from asrkit.workbench.measure import measure
@@ -178,9 +179,8 @@ def noise(*shape: int) -> Tensor:
 
 def random_model(make: Callable[..., Any], config: object, device: str) -> Any:
     """A model with random weights, drawn on the device, where a billion are drawn faster."""
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(0)
-        return make(config).eval().requires_grad_(False)
+    with torch.device(device):
+        return seeded(make, config)
 
 
 def ctc_model(study: Study) -> CTCModel:
