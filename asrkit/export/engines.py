@@ -120,8 +120,7 @@ def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors
-    providers = ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda signal, lengths: session.run(None, {"audio_signal": signal, "length": lengths})
 
 

@@ -110,8 +110,7 @@ class _Subsampling(nn.Module):
         for depthwise, pointwise in pairs:
             packed = PackedDepthwise(depthwise.weight, depthwise.bias, stride=2, groups=C)
             self.depthwise.append(packed)
-            mix = PackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu")
-            self.pointwise.append(mix)
+            self.pointwise.append(PackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu"))
         # Columns by bin, then by channel: in the order in which they lie in memory.
         by_channel = eager.out.weight.unflatten(1, (C, -1))  # (D, C, F')
         by_bin = by_channel.transpose(1, 2).flatten(1)

@@ -110,8 +110,7 @@ def claims(model: CTCModel, device: str, quick: bool) -> Iterator[Case]:
         quick: toy sizes, which settle nothing.
     """
     for ids, study in ((LATENCY, latency_claims), (TRAINING, training_claims)):
-        what = f"claims: {', '.join(ids)}"
-        yield Case(what=what, measure=partial(study, model, device, quick))
+        yield Case(what=f"claims: {', '.join(ids)}", measure=partial(study, model, device, quick))
 
 
 def latency_claims(model: CTCModel, device: str, quick: bool) -> Iterator[Measurement]:
