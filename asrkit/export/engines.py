@@ -80,8 +80,7 @@ def load_exported(
     expect(there, "model", "a folder of asrkit export", repr(str(path)), "Make one: asrkit export.")
     expect_choice("engine", engine, [*_ENGINES])
     opens, precisions = _ENGINES[engine]
-    wanted = f"{' or '.join(precisions)} with {engine}"
-    expect(precision in precisions, "dtype", wanted, precision)
+    expect(precision in precisions, "dtype", f"{' or '.join(precisions)} with {engine}", precision)
     try:
         config, weights, tokenizer, features, notes = own.read(path / DECODING)
         with torch.device("meta"):

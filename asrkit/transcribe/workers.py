@@ -89,8 +89,7 @@ def choose_layout(
         ValueError: There are not so many cores, or this system cannot fork processes.
     """
     remedy = "--shards with --part K/N works there, a process a part."
-    wanted = "a system that forks processes"
-    expect(hasattr(os, "fork"), "workers", wanted, sys.platform, remedy)
+    expect(hasattr(os, "fork"), "workers", "a system that forks processes", sys.platform, remedy)
     pins = hasattr(os, "sched_setaffinity")
     mask = os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1)
     most = usable_cores()

@@ -180,8 +180,7 @@ def cast_profile(
     passes = [_on_cuda(listed) if device == "cuda" else listed() for _ in range(repeats)]
     works = [[op for op in ops if op.launches] for ops in passes]
     numbers = sorted(set(map(len, works)))
-    remedy = "Try module.eval()."
-    expect(len(numbers) == 1, "module", "the same ops in every call", numbers, remedy)
+    expect(len(numbers) == 1, "module", "the same ops in every call", numbers, "Try module.eval().")
     return CastProfile(ops=_medians(works))
 
 
