@@ -25,15 +25,16 @@ def expect_only(values: Mapping[str, Any], only: Mapping[str, Any], name: str) -
         expect(got == value, f"{name}.{key}", repr(value), f"{got!r:.80}", remedy)
 
 
-def translated(values: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+def translated(values: Mapping[str, Any], names: Mapping[str, list]) -> dict[str, Any]:
     """Arguments of one of asrkit's configs.
 
     Args:
         values: A section of a config of another program.
-        names: For each argument the key of the section, and the value where that is missing.
-            `inner`, the width of feed-forwards, becomes `expansion`, in widths of the model.
+        names: For each argument the key of the section, and the value, or None, where that is
+            missing. `inner`, the width of feed-forwards, becomes `expansion`, in widths of the
+            model.
     """
-    sizes = {ours: values.get(theirs, default) for ours, (theirs, default) in names.items()}
+    sizes = {ours: values.get(*theirs) for ours, theirs in names.items()}
     if "inner" in sizes:
         sizes["expansion"] = sizes.pop("inner") // sizes["width"]
     return sizes

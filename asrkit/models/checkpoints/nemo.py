@@ -21,9 +21,9 @@ from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import canary, jasper
 from asrkit.models.checkpoints.folders import expect_only, translated
+from asrkit.models.checkpoints.names import LAYERS, SETTINGS
 from asrkit.models.checkpoints.own import Contents
 from asrkit.models.checkpoints.weights import (
-    CONFORMER_NAMES,
     renamed,
     replaced,
     saved,
@@ -72,30 +72,6 @@ ONLY: dict[str, dict[str, Any]] = {
         "conv_context_style": "regular",
         "global_tokens": 0,
     },
-}
-ENCODER = {
-    "width": ("d_model", None),
-    "layers": ("n_layers", None),
-    "heads": ("n_heads", 4),
-    "subsampling": ("subsampling_factor", 4),
-    "subsampling_channels": ("subsampling_conv_channels", -1),
-    "kernel": ("conv_kernel_size", 31),
-    "expansion": ("ff_expansion_factor", 4),
-    "dropout": ("dropout", 0.1),
-    "dropout_attention": ("dropout_att", 0.0),
-    "dropout_input": ("dropout_pre_encoder", 0.1),
-    "dropout_positions": ("dropout_emb", 0.1),
-    "bias": ("use_bias", True),
-    "scale_input": ("xscaling", True),
-}
-NAMES = CONFORMER_NAMES | {  # parts of NeMo's names, and asrkit's
-    "decoder.prediction.embed.": "predictor.embedding.",
-    "decoder.prediction.dec_rnn.lstm.": "predictor.lstm.",
-    "joint.enc.": "encoder_projection.",
-    "joint.pred.": "predictor_projection.",
-    "joint.joint_net.[12].": "output.",  # 2 where a dropout lies between
-    "ctc_decoder.decoder_layers.0.": "ctc_head.",
-    "decoder.decoder_layers.0.": "output.",
 }
 NO_WEIGHTS = (  # beginnings of names: metrics, tables, features
     "loss.",
@@ -248,7 +224,7 @@ def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperC
     if values["_target_"].endswith(".ConvASREncoder"):
         return jasper.nemo_encoder(values, bins)
     expect_only(values, ONLY["encoder"], "encoder")
-    sizes = translated(values, ENCODER)
+    sizes = translated(values, SETTINGS["nemo_encoder"])
     if sizes["subsampling_channels"] == -1:
         sizes["subsampling_channels"] = sizes["width"]
     around = [sizes["kernel"] // 2] * 2
@@ -266,5 +242,5 @@ def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperC
 def our_name(name: str) -> str:
     """asrkit's name of a NeMo weight; one that it does not know keeps its own."""
     if name.startswith(("transf_decoder.", "log_softmax.", "encoder_decoder_proj.")):
-        return replaced(name, canary.NEMO_NAMES)
-    return replaced(jasper.our_name(name), NAMES)
+        return replaced(name, LAYERS["canary_in_nemo"])
+    return replaced(jasper.our_name(name), LAYERS["conformer"] | LAYERS["nemo"])

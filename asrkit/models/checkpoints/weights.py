@@ -11,35 +11,6 @@ from torch import Tensor
 
 from asrkit.shapes import expect
 
-# Parts of the names that NeMo and transformers give the layers of a FastConformer, and asrkit's;
-# numbers of the subsampling count activations too.
-CONFORMER_NAMES = {
-    "encoder.(pre_encode.out|subsampling.linear).": "encoder.subsampling.out.",
-    "encoder.(pre_encode.conv|subsampling.layers).0.": "encoder.subsampling.convs.0.",
-    "encoder.(pre_encode.conv|subsampling.layers).2.": "encoder.subsampling.convs.1.0.",
-    "encoder.(pre_encode.conv|subsampling.layers).3.": "encoder.subsampling.convs.1.1.",
-    "encoder.(pre_encode.conv|subsampling.layers).5.": "encoder.subsampling.convs.2.0.",
-    "encoder.(pre_encode.conv|subsampling.layers).6.": "encoder.subsampling.convs.2.1.",
-    "encoder.layers.": "encoder.blocks.",
-    ".norm_feed_forward1.": ".feed.0.0.",
-    ".feed_forward1.linear1.": ".feed.0.1.",
-    ".feed_forward1.linear2.": ".feed.0.4.",
-    ".norm_feed_forward2.": ".feed.1.0.",
-    ".feed_forward2.linear1.": ".feed.1.1.",
-    ".feed_forward2.linear2.": ".feed.1.4.",
-    ".norm_self_att.": ".attention_norm.",
-    ".self_attn.(linear_pos|relative_k_proj).": ".attention.position.",
-    ".self_attn.(linear_out|o_proj).": ".attention.out.",
-    ".self_attn.(linear_([qkv])|([qkv])_proj).": r".attention.\2\3.",
-    ".self_attn.(pos_)?bias_u": ".attention.content_bias",
-    ".self_attn.(pos_)?bias_v": ".attention.position_bias",
-    ".norm_conv.": ".conv_norm.",
-    ".conv.pointwise_conv1.": ".gate.",
-    ".conv.depthwise_conv.": ".depthwise.",
-    ".conv.(batch_)?norm.": ".batch_norm.",
-    ".conv.pointwise_conv2.": ".pointwise.",
-    ".norm_out.": ".final_norm.",
-}
 # Layers that are linear here, and convolutions of one frame elsewhere.
 _POINTWISE = (".gate.weight", ".pointwise.weight", "output.weight", "ctc_head.weight")
 
