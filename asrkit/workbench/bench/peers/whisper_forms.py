@@ -17,44 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-HUGGINGFACE = {  # parts of asrkit's names, and transformers'
-    "^(positions|embedding|norm|layers)": r"decoder.\1",
-    "encoder.conv.": "encoder.conv1.",
-    "encoder.stride.": "encoder.conv2.",
-    "positions": "embed_positions.weight",
-    "embedding.": "embed_tokens.",
-    "attention_norm.": "self_attn_layer_norm.",
-    "self_norm.": "self_attn_layer_norm.",
-    "cross_norm.": "encoder_attn_layer_norm.",
-    "feed_forward_norm.": "final_layer_norm.",
-    ".norm.": ".layer_norm.",
-    "feed_forward.0.": "fc1.",
-    "feed_forward.2.": "fc2.",
-    "self_attention.": "self_attn.",
-    "cross_attention.": "encoder_attn.",
-    "(encoder.layers.[0-9]+).(query|key|value|out).": r"\1.self_attn.\2.",
-    "_attn.(q|k|v|out)[a-z]*.": r"_attn.\1_proj.",
-    "^": "model.",
-}
-OPENAI = {  # parts of transformers' names, and OpenAI's
-    "^model.": "",
-    "layers.": "blocks.",
-    "encoder.layer_norm.": "encoder.ln_post.",
-    "decoder.layer_norm.": "decoder.ln.",
-    "embed_positions.weight": "positional_embedding",
-    "embed_tokens.": "token_embedding.",
-    "self_attn_layer_norm.": "attn_ln.",
-    "encoder_attn_layer_norm.": "cross_attn_ln.",
-    "final_layer_norm.": "mlp_ln.",
-    "fc1.": "mlp.0.",
-    "fc2.": "mlp.2.",
-    "self_attn.": "attn.",
-    "encoder_attn.": "cross_attn.",
-    "q_proj.": "query.",
-    "k_proj.": "key.",
-    "v_proj.": "value.",
-    "out_proj.": "out.",
-}
 JOINED = {"qkv": ("query", "key", "value"), "key_value": ("key", "value")}
 MAGIC = 0x67676D6C  # "ggml"
 FLOAT32, FLOAT16, Q8_0 = 0, 1, 8  # types of ggml's tensors
@@ -71,6 +33,7 @@ def load(source: str) -> Any:
 
 def weights_of(model: Any) -> dict[str, Tensor]:
     """Weights of asrkit's model under transformers' names; keys have no bias there."""
+    from asrkit.models.checkpoints.names import LAYERS
     from asrkit.models.checkpoints.weights import replaced
 
     found = {}
@@ -80,7 +43,7 @@ def weights_of(model: Any) -> dict[str, Tensor]:
         for part, one in zip(parts, weight.chunk(len(parts)), strict=True):
             name = ours.replace(f".{joined[0]}.", f".{part}.") if joined else ours
             if not name.endswith(".key.bias"):
-                found[replaced(name, HUGGINGFACE)] = one.contiguous()
+                found[replaced(name, LAYERS["whisper_to_transformers"])] = one.contiguous()
     return found
 
 
@@ -268,6 +231,7 @@ def write_ggml(source: str, target: str, kind: int) -> None:
             float32.
     """
     from asrkit.features import FeatureConfig, mel_bands
+    from asrkit.models.checkpoints.names import LAYERS
     from asrkit.models.checkpoints.weights import replaced
 
     checkpoint = load(source)
@@ -284,7 +248,7 @@ def write_ggml(source: str, target: str, kind: int) -> None:
         for text in texts:
             file.write(struct.pack("<i", len(text)) + text)
         for name, weight in weights_of(checkpoint.model).items():
-            write_tensor(file, replaced(name, OPENAI), weight.numpy(), kind)
+            write_tensor(file, replaced(name, LAYERS["whisper_to_openai"]), weight.numpy(), kind)
 
 
 def token_bytes(contents: str, count: int) -> Iterator[bytes]:
