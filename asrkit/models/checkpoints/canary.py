@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asrkit.models.attention_decoder import AEDConfig, sines
 from asrkit.models.checkpoints.folders import expect_only, translated
 from asrkit.models.checkpoints.names import SETTINGS
+from asrkit.models.checkpoints.own import Values, Weights
 from asrkit.models.checkpoints.weights import drop_tied_output, join
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
@@ -60,7 +60,7 @@ Tokens = AggregateTokenizer | SentencePieceTokenizer
 
 
 def read_nemo(
-    config: dict[str, Any], members: dict[str, Any], encoder: FastConformerConfig | JasperConfig
+    config: Values, members: dict[str, Any], encoder: FastConformerConfig | JasperConfig
 ) -> tuple[AEDConfig, Tokens, PromptFormat]:
     """Config, tokenizer and prompt of an archive.
 
@@ -104,20 +104,20 @@ def read_nemo(
     return model, tokenizer, prompt
 
 
-def piece_model(values: dict[str, Any], members: dict[str, Any]) -> SentencePieceTokenizer:
+def piece_model(values: Values, members: dict[str, Any]) -> SentencePieceTokenizer:
     """The SentencePiece model that a section of an archive's config names."""
     expect_only({"type": None, **values}, {"type": "bpe"}, "tokenizer")
     return SentencePieceTokenizer(members[values["model_path"].removeprefix("nemo:")].read())
 
 
-def _special(ids: dict[str, int]) -> dict[str, Any]:
+def _special(ids: dict[str, int]) -> Values:
     """Arguments of AEDConfig for the special tokens, whose ids are found by their texts."""
     return {"bos": ids[BOS], "eos": ids[EOS], "pad": ids[PAD]}
 
 
-def _slots(config: dict[str, Any]) -> dict[str, Any]:
+def _slots(config: Values) -> Values:
     """What an archive puts in the places of its prompt where nobody asks for anything else."""
-    slots: dict[str, Any] = {}
+    slots: Values = {}
     for turn in config.get("prompt_defaults") or []:
         if turn["role"] == "user":
             slots = {key: value for key, value in turn["slots"].items() if value is not None}
@@ -126,7 +126,7 @@ def _slots(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(
-    template: Sequence[str], ids: dict[str, int], languages: list[str], slots: dict[str, Any]
+    template: Sequence[str], ids: dict[str, int], languages: list[str], slots: Values
 ) -> PromptFormat:
     """The form of a model's prompt.
 
@@ -147,7 +147,7 @@ def _prompt(
 
 
 def read_folder(
-    values: dict[str, Any], ids: dict[str, int], encoder: FastConformerConfig
+    values: Values, ids: dict[str, int], encoder: FastConformerConfig
 ) -> tuple[AEDConfig, PromptFormat]:
     """Config and prompt of a Hugging Face folder.
 
@@ -169,7 +169,7 @@ def read_folder(
     return config, _prompt(template, ids, languages_of([*ids]), {})
 
 
-def shape_decoder(weights: dict[str, Tensor], config: AEDConfig) -> None:
+def shape_decoder(weights: Weights, config: AEDConfig) -> None:
     """Give weights of a decoder, by asrkit's names, its shapes, in place; the output is tied.
 
     NeMo saves its table of positions, and one that grew while it was used whole. transformers makes

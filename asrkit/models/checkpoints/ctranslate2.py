@@ -9,7 +9,6 @@ import math
 import mmap
 import struct
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from asrkit.models.checkpoints import whisper
 from asrkit.models.checkpoints.folders import expect_only, read_json
 from asrkit.models.checkpoints.names import LAYERS
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import renamed, replaced
 from asrkit.shapes import expect
 
@@ -84,7 +83,7 @@ class _File:
         return flat.view(shape)
 
 
-def read(path: Path, settings: dict[str, Any]) -> Contents:
+def read(path: Path, settings: Values) -> Contents:
     """Contents of the folder `path`, whose config.json holds `settings`.
 
     Raises:
@@ -123,7 +122,7 @@ def _is_inner(name: str, part: str) -> bool:
     return name.startswith(f"{part}/layer_") and name.endswith("/ffn/linear_0/weight")
 
 
-def read_variables(path: Path) -> dict[str, Tensor]:
+def read_variables(path: Path) -> Weights:
     """Variables of a model.bin by name; quantised ones are float32, others stay in the file.
 
     Raises:
@@ -135,7 +134,7 @@ def read_variables(path: Path) -> dict[str, Tensor]:
     expect(version == VERSION, "model.bin", wanted, f"version {version}", REMEDY)
     found = f"{file.text():.100}, revision {file.number()}"
     expect(found == SPECIFICATION, "model.bin", SPECIFICATION, found, REMEDY)
-    variables: dict[str, Tensor] = {}
+    variables: Weights = {}
     for _ in range(file.number()):
         name = file.text()
         expect(name not in variables, "model.bin", f"one {name!r:.80}", "two", REMEDY)

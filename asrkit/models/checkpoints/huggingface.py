@@ -6,7 +6,6 @@ layerdrop, an encoder's max_position_embeddings and the initialisers do not matt
 """
 
 from pathlib import Path
-from typing import Any
 
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import canary, ctranslate2, whisper
@@ -19,7 +18,7 @@ from asrkit.models.checkpoints.folders import (
     vocabulary,
 )
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.own import Contents, Values
 from asrkit.models.checkpoints.weights import renamed, replaced, shape_conformer
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.presets import ModelConfig
@@ -84,7 +83,7 @@ def read(path: Path) -> Contents:
 
 
 def _parakeet(
-    values: dict[str, Any], encoder: FastConformerConfig
+    values: Values, encoder: FastConformerConfig
 ) -> tuple[CTCConfig | TransducerConfig, int]:
     """Config of a Parakeet and its number of tokens, behind which blank has to stand."""
     kind = values["model_type"]

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import canary, jasper
 from asrkit.models.checkpoints.folders import expect_only, translated
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import (
     renamed,
     replaced,
@@ -57,7 +56,7 @@ SECTIONS = (  # of an archive's config, with all that asrkit reads
     "prompt_defaults",
 )
 MOST_VALUES = 10**6  # in them: aliases of YAML make billions of a few lines
-ONLY: dict[str, dict[str, Any]] = {
+ONLY: dict[str, Values] = {
     "preprocessor": {
         "log": True,
         "frame_splicing": 1,
@@ -137,7 +136,7 @@ def _followed(value: Any, root: Any, count: Iterator[int]) -> Any:
     return _followed(found, root, count)
 
 
-def _expect_features(weights: dict[str, Tensor], config: FeatureConfig) -> None:
+def _expect_features(weights: Weights, config: FeatureConfig) -> None:
     """ValueError unless an archive's own window and mel bands are those of `config`."""
     make_window = getattr(torch, f"{config.window}_window")
     window = make_window(config.window_samples, periodic=False)
@@ -155,8 +154,8 @@ def _expect_features(weights: dict[str, Tensor], config: FeatureConfig) -> None:
 
 
 def _settings(
-    config: dict[str, Any], members: dict[str, Any]
-) -> tuple[ModelConfig, Tokenizer, dict[str, Any], dict[str, Any]]:
+    config: Values, members: dict[str, Any]
+) -> tuple[ModelConfig, Tokenizer, Values, Values]:
     """Model, tokenizer, features and notes of an archive's config and files."""
     target = str(config["target"]).rpartition(".")[2]
     remedy = "Other NeMo models are not supported."
@@ -164,7 +163,7 @@ def _settings(
     kind = TARGETS[target]
     features = _features(config["preprocessor"])
     encoder = _encoder(config["encoder"], features["bins"])
-    notes: dict[str, Any] = {"target": target, "nemo_version": str(config.get("nemo_version", ""))}
+    notes: Values = {"target": target, "nemo_version": str(config.get("nemo_version", ""))}
     tokenizer: Tokenizer
     if kind == "attention":
         model, tokenizer, prompt = canary.read_nemo(config, members, encoder)
@@ -195,15 +194,15 @@ def _settings(
     return transducer, tokenizer, features, notes
 
 
-def _features(values: dict[str, Any]) -> dict[str, Any]:
+def _features(values: Values) -> Values:
     """Arguments of FeatureConfig; windows of NeMo are never periodic, which is the default."""
     expect_only(values, ONLY["preprocessor"], "preprocessor")
     rate = values.get("sample_rate", 16_000)
     window = int(float(values.get("window_size", 0.02)) * rate)  # NeMo cuts off
     hop = int(float(values.get("window_stride", 0.01)) * rate)
     single = torch.finfo(torch.float32)
-    log_guard = values.get("log_zero_guard_value", 2.0**-24)
-    log_guard = {"tiny": single.tiny, "eps": single.eps}.get(log_guard, log_guard)
+    guard: Any = values.get("log_zero_guard_value", 2.0**-24)
+    log_guard = {"tiny": single.tiny, "eps": single.eps}.get(guard, guard)
     normalize = values.get("normalize", "per_feature")
     return {
         "rate_hz": rate,
@@ -220,7 +219,7 @@ def _features(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperConfig:
+def _encoder(values: Values, bins: int) -> FastConformerConfig | JasperConfig:
     if values["_target_"].endswith(".ConvASREncoder"):
         return jasper.nemo_encoder(values, bins)
     expect_only(values, ONLY["encoder"], "encoder")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
+from asrkit.models.checkpoints.own import Weights
 from asrkit.shapes import expect
 
 # Layers that are linear here, and convolutions of one frame elsewhere.
@@ -40,7 +40,7 @@ def replaced(name: str, names: Mapping[str, str]) -> str:
     return name
 
 
-def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str, Tensor]:
+def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> Weights:
     """`weights` by asrkit's names; empties `weights`, so that joined layers are in memory once.
 
     Args:
@@ -50,7 +50,7 @@ def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str
     Raises:
         ValueError: Two weights get one name, or one is no dense tensor.
     """
-    found: dict[str, Tensor] = {}
+    found: Weights = {}
     for theirs in [*weights]:
         ours = our_name(theirs)
         weight = weights.pop(theirs)
@@ -61,7 +61,7 @@ def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str
     return found
 
 
-def shape_conformer(weights: dict[str, Tensor]) -> None:
+def shape_conformer(weights: Weights) -> None:
     """Give weights of a FastConformer, by asrkit's names, its shapes, in place.
 
     Pointwise convolutions are linear layers, biases of attention broadcast over frames, and
@@ -75,7 +75,7 @@ def shape_conformer(weights: dict[str, Tensor]) -> None:
     join(weights, ".attention", "qkv", "qkv")
 
 
-def join(weights: dict[str, Tensor], within: str, parts: Sequence[str], joined: str) -> None:
+def join(weights: Weights, within: str, parts: Sequence[str], joined: str) -> None:
     """Make one layer of several that read the same, in place, by putting their rows together.
 
     Args:
@@ -90,7 +90,7 @@ def join(weights: dict[str, Tensor], within: str, parts: Sequence[str], joined: 
         weights[name.replace(first, f"{within}.{joined}.")] = torch.cat(rows)
 
 
-def drop_tied_output(weights: dict[str, Tensor], output: str) -> None:
+def drop_tied_output(weights: Weights, output: str) -> None:
     """Remove the output's weight, in place: it is the embedding's, and may stand for it.
 
     Raises:

@@ -6,9 +6,6 @@ SpecAugment and the initialisers do not matter once trained.
 """
 
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints.folders import (
@@ -20,7 +17,7 @@ from asrkit.models.checkpoints.folders import (
     vocabulary,
 )
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import drop_tied_output, join, renamed, replaced
 from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, WHISPER, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
@@ -28,14 +25,14 @@ from asrkit.text import JsonTokenizer, byte_level_json
 
 _ONLY = {"scale_embedding": False, "activation_function": "gelu"}
 _MULTILINGUAL = 51_865  # tokens of the smallest multilingual vocabulary; English ones have fewer
-_EXTRACTOR_ONLY: dict[str, Any] = {
+_EXTRACTOR_ONLY: Values = {
     "feature_extractor_type": "WhisperFeatureExtractor",
     "padding_value": 0.0,
     "sampling_rate": 16_000,  # of another rate, transformers' mel bands end at 8 kHz all the same
     "dither": 0.0,
 }
 # Arguments of FeatureConfig that are not in the file: transformers' extractor has them in its code.
-_EXTRACTOR_CODE: dict[str, Any] = {
+_EXTRACTOR_CODE: Values = {
     "window": "hann",
     "periodic": True,
     "preemphasis": 0.0,
@@ -51,7 +48,7 @@ END = "<|endoftext|>"  # the first of the special tokens, which have no text
 NO_TIMES = "<|notimestamps|>"
 
 
-def read(path: Path, values: dict[str, Any]) -> Contents:
+def read(path: Path, values: Values) -> Contents:
     """Contents of the folder `path`, whose config.json holds `values`.
 
     Raises:
@@ -73,10 +70,10 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
 
 
 def contents(
-    values: dict[str, Any],
+    values: Values,
     text: str,
-    weights: dict[str, Tensor],
-    settings: dict[str, Any],
+    weights: Weights,
+    settings: Values,
     source: str,
 ) -> Contents:
     """Contents of a Whisper.
@@ -147,7 +144,7 @@ def _tokenizer_json(path: Path) -> str:
     return byte_level_json(ids, merges)
 
 
-def feature_settings(values: dict[str, Any]) -> dict[str, Any]:
+def feature_settings(values: Values) -> Values:
     """Arguments of FeatureConfig, of what preprocessor_config.json holds."""
     expect_only(values, _EXTRACTOR_ONLY, "preprocessor_config.json")
     features = translated(values, SETTINGS["whisper_features"])
