@@ -148,7 +148,7 @@ def _openvino(path: Path, threads: int, precision: str) -> Engine:
 
 
 # What opens each engine, and its precisions.
-_ENGINES: dict[str, tuple[Callable[[Path, int, str], Engine], tuple[str, ...]]] = {
+_ENGINES = {
     "onnxruntime": (_onnxruntime, ("float32",)),
     "openvino": (_openvino, ("float32", "bfloat16")),
 }

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import (
+    Context,
     allowed_keys,
     attended,
     attends_in_blocks,
@@ -36,7 +37,7 @@ class Frames(NamedTuple):
     valid: Tensor  # (B, T) bool, False in the padding
     padding: Tensor | None  # (B, T, 1) bool, True in the padding; None where there is none
     hidden: Tensor | None  # (B, 1, 1 or T, T) bool, True where a frame may not look; None: nowhere
-    context: tuple[int, int]
+    context: Context
 
 
 class PackedFastConformer(nn.Module):

@@ -44,7 +44,7 @@ def make_model(config: ModelConfig) -> Model:
 
 
 def _encoder(layers: int, width: int = 1024, **changes: Any) -> FastConformerConfig:
-    settings: dict[str, Any] = {"heads": 8, "subsampling_channels": 256} | changes
+    settings = {"heads": 8, "subsampling_channels": 256} | changes
     return FastConformerConfig(
         width=width, layers=layers, dropout_attention=0.1, dropout_input=0.1, **settings
     )

@@ -114,7 +114,7 @@ class CTCConfig:
 
 def make_encoder(config: EncoderConfig) -> Encoder:
     """The encoder that `config` describes, with random weights."""
-    classes: dict[type, Any] = {
+    classes = {
         ConvConfig: ConvEncoder,
         FastConformerConfig: FastConformer,
         JasperConfig: Jasper,

@@ -114,7 +114,7 @@ class Reading:
         expect(
             start == 0 or 0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s"
         )
-        end: float = math.inf  # of what is read: a header may promise too little
+        end = math.inf  # of what is read: a header may promise too little
         if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
             end = round(sound.duration_s * rate)
         size = max(1, READ_SAMPLES // file.channels)

@@ -244,7 +244,7 @@ class GreedyLoop:
         going = self.going.nonzero()[:, 0]
         n = len(going)
         # rows in front need no copy, as in a batch that begins with its longest texts
-        keep: Any = slice(n) if int(going[-1]) == n - 1 else going
+        keep = slice(n) if int(going[-1]) == n - 1 else going
         for name in ("memory", "past", "limits", "last", "going", "rows"):
             rows = map_state(lambda part: part[keep], getattr(self, name))
             setattr(self, name, rows)

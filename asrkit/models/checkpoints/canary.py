@@ -33,7 +33,7 @@ EOS = "<|endoftext|>"
 PAD = "<pad>"
 CONTEXT = "<|startofcontext|>"  # before an earlier text, which asrkit leaves empty
 # Names and places of nemo_toolkit 3.0.0. What nobody asks for stays so: numerals, times, speakers.
-PROMPTS: dict[str, tuple[str, ...]] = {
+PROMPTS = {
     "canary": (BOS, LANGUAGE, TASK, TARGET, PUNCTUATION),
     "canary2": (
         CONTEXT,

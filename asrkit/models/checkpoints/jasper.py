@@ -25,14 +25,14 @@ NAME = re.compile(
 )
 PARTS = ("conv", "norm")
 # Keys of NeMo's config whose other values no shape of a weight shows.
-NEMO_ENCODER: Values = {
+NEMO_ENCODER = {
     "activation": "relu",
     "residual_mode": "add",
     "conv_mask": True,
     "frame_splicing": 1,
     "quantize": False,
 }
-NEMO_BLOCK: Values = {
+NEMO_BLOCK = {
     "residual_mode": "add",
     "kernel_size_factor": 1.0,
     "stride_last": False,

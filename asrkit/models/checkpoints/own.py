@@ -25,7 +25,7 @@ Weights = dict[str, Tensor]  # by name
 # FeatureConfig, notes.
 Contents = tuple[ModelConfig, Weights, Tokenizer, Values, Values]
 
-_KINDS: dict[str, type] = {
+_KINDS = {
     kind.__name__: kind
     for kind in (
         ConvConfig,

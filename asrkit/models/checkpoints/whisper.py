@@ -25,14 +25,14 @@ from asrkit.text import JsonTokenizer, byte_level_json
 
 _ONLY = {"scale_embedding": False, "activation_function": "gelu"}
 _MULTILINGUAL = 51_865  # tokens of the smallest multilingual vocabulary; English ones have fewer
-_EXTRACTOR_ONLY: Values = {
+_EXTRACTOR_ONLY = {
     "feature_extractor_type": "WhisperFeatureExtractor",
     "padding_value": 0.0,
     "sampling_rate": 16_000,  # of another rate, transformers' mel bands end at 8 kHz all the same
     "dither": 0.0,
 }
 # Arguments of FeatureConfig that are not in the file: transformers' extractor has them in its code.
-_EXTRACTOR_CODE: Values = {
+_EXTRACTOR_CODE = {
     "window": "hann",
     "periodic": True,
     "preemphasis": 0.0,

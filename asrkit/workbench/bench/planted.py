@@ -40,7 +40,7 @@ from asrkit.shapes import expect
 
 LABELS_PER_SECOND = 3.5  # as English in some thousand subwords
 FRAMES_PER_SECOND = 12.5  # of the encoder
-DURATIONS: Sequence[tuple[int, ...]] = (
+DURATIONS = (
     (),  # of an RNN-T model
     (0, 1, 2, 3, 4),  # of a TDT model
 )

@@ -38,7 +38,7 @@ ONNX = (
     "onnxruntime_{}_float32",
     "onnxruntime_{}_int8",
 )
-PEERS: dict[str, tuple[str, ...]] = {
+PEERS = {
     "ctc": (*(name.format("ctc") for name in ONNX), "nemo", "transformers_ctc"),
     "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
     "whisper": (*whisper_programs.PROGRAMS,),
@@ -158,7 +158,7 @@ def files(
         pythons: the Python of each program.
         models: its form of the model.
     """
-    request: dict[str, Any] = {"threads": THREADS, "first": str(task.first)}
+    request = {"threads": THREADS, "first": str(task.first)}
     request["files"] = [*map(str, task.files)]
     arms: dict[str, Program] = {}
     kinds = {name: (name,) for name in pythons}

@@ -7,7 +7,7 @@ makes the same graphs, a decoder that keeps keys and values as states.
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,13 +50,13 @@ def weights_of(model: Any) -> dict[str, Tensor]:
 def settings(checkpoint: Any) -> dict[str, dict[str, Any]]:
     """The contents of a Hugging Face folder's JSON files by name."""
     config, notes = checkpoint.model.config, checkpoint.notes
-    sizes: dict[str, Any] = {"d_model": config.width, "vocab_size": config.vocab_size}
+    sizes = {"d_model": config.width, "vocab_size": config.vocab_size}
     sizes |= {"num_mel_bins": config.encoder.bins, "max_source_positions": config.encoder.most}
     sizes["max_target_positions"] = config.most
     for name, part in (("encoder", config.encoder), ("decoder", config)):
         sizes |= {f"{name}_layers": part.layers, f"{name}_attention_heads": part.heads}
         sizes[f"{name}_ffn_dim"] = part.expansion * part.width
-    tokens: dict[str, Any] = dict.fromkeys(("eos_token_id", "pad_token_id"), config.eos)
+    tokens = dict.fromkeys(("eos_token_id", "pad_token_id"), config.eos)
     tokens |= dict.fromkeys(("bos_token_id", "decoder_start_token_id"), config.bos)
     tokens["suppress_tokens"] = notes["suppressed"]["always"]
     tokens["begin_suppress_tokens"] = notes["suppressed"]["first"]
@@ -289,7 +289,7 @@ def encoded(values: np.ndarray, kind: int) -> bytes:
 
 
 # form: what writes it, to a path of that name
-FORMS: dict[str, Callable[[str, str], None]] = {
+FORMS = {
     "huggingface": write_huggingface,
     "openvino": write_openvino,
     "ggml-f16.bin": partial(write_ggml, kind=FLOAT16),

@@ -153,7 +153,7 @@ class BatchingComparison:
 
     def measure(self, arm: BatchingArm) -> Iterator[Measurement]:
         """Measurements of one arm, one for each metric that is recorded."""
-        params: dict[str, Any] = {
+        params = {
             "case": str(self),
             "set": self.name,
             "ranks": self.ranks,
