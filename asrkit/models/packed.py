@@ -263,7 +263,12 @@ def pack(model: M) -> M:
 
     Args:
         model: A model for which `packs` is True.
+
+    Raises:
+        ValueError: `packs` is False for it.
     """
+    wanted = "one in eval mode on a CPU, in a dtype that its oneDNN multiplies"
+    expect(packs(model), "model", wanted, type(model).__name__)
     _pack_children(model)
     return model.eval()
 
