@@ -35,8 +35,7 @@ def prepare_torch(device: str, threads: int | None = None) -> None:
         import torch
 
         fits = torch.cuda.is_available()
-    wanted = "cpu, or cuda where there is a GPU"
-    expect(fits, "device", wanted, device, "asrkit doctor says more.")
+    expect(fits, "device", "cpu, or cuda where there is a GPU", device, "asrkit doctor says more.")
     if threads is not None:
         expect(whole(threads, 1, MOST_THREADS), "threads", f"1 to {MOST_THREADS:,}", threads)
         import torch

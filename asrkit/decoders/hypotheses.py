@@ -95,13 +95,12 @@ class Hypotheses:
         def pick(values: Tensor) -> Tensor:
             return values.gather(1, order).masked_fill(behind, PADDING)
 
-        confidence = None if self.confidence is None else pick(self.confidence)
         return replace(
             self,
             labels=pick(self.labels),
             frames=pick(self.frames),
             durations=pick(self.durations),
-            confidence=confidence,
+            confidence=None if self.confidence is None else pick(self.confidence),
             lengths=lengths,
         )
 

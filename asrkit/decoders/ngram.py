@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -42,10 +42,7 @@ class OnDevice:
 
     def to(self, device: torch.device | str) -> Self:
         """The same model on a device."""
-        moved: dict[str, Any] = {}
-        for name, part in vars(self).items():
-            if hasattr(part, "to"):
-                moved[name] = part.to(device)
+        moved = {name: part.to(device) for name, part in vars(self).items() if hasattr(part, "to")}
         return replace(self, **moved)  # type: ignore[type-var]
 
 

@@ -80,8 +80,7 @@ def load_exported(
     expect(there, "model", "a folder of asrkit export", repr(str(path)), "Make one: asrkit export.")
     expect_choice("engine", engine, [*_ENGINES])
     opens, precisions = _ENGINES[engine]
-    wanted = f"{' or '.join(precisions)} with {engine}"
-    expect(precision in precisions, "dtype", wanted, precision)
+    expect(precision in precisions, "dtype", f"{' or '.join(precisions)} with {engine}", precision)
     try:
         config, weights, tokenizer, features, notes = own.read(path / DECODING)
         with torch.device("meta"):
@@ -120,8 +119,7 @@ def _onnxruntime(path: Path, threads: int, _precision: str) -> Engine:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors
-    providers = ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda signal, lengths: session.run(None, {"audio_signal": signal, "length": lengths})
 
 
@@ -150,7 +148,7 @@ def _openvino(path: Path, threads: int, precision: str) -> Engine:
 
 
 # What opens each engine, and its precisions.
-_ENGINES: dict[str, tuple[Callable[[Path, int, str], Engine], tuple[str, ...]]] = {
+_ENGINES = {
     "onnxruntime": (_onnxruntime, ("float32",)),
     "openvino": (_openvino, ("float32", "bfloat16")),
 }

@@ -161,8 +161,7 @@ def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
     if isinstance(model, CTCModel):
         module = Acoustic(model.encoder, model.output)
         outputs = ("logprobs", "logprobs_lengths")
-        whole = Graph(name="model", module=module, inputs=inputs, outputs=outputs, dynamic=dynamic)
-        return [whole]
+        return [Graph(name="model", module=module, inputs=inputs, outputs=outputs, dynamic=dynamic)]
     encoder = Graph(
         name="encoder",
         module=Acoustic(model.encoder),

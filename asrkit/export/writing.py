@@ -54,7 +54,7 @@ def export(
     model = _leaving(checkpoint.model, head)
     metadata = _metadata(model, checkpoint.features)
     require(*PACKAGES[format])
-    write: Any = _write_onnx if format == "onnx" else _write_openvino
+    write = _write_onnx if format == "onnx" else _write_openvino
     suffix = ".int8" * int8 + SUFFIX[format]
     with new_folder(path) as folder:
         write_tokens(folder / TOKENS, checkpoint.tokenizer)
@@ -101,7 +101,7 @@ def _metadata(model: CTCModel | TransducerModel, features: dict[str, Any]) -> di
     """What clients read of a model before they run it."""
     settings = FeatureConfig(**features)
     is_ctc = isinstance(model, CTCModel)
-    metadata: dict[str, Any] = {
+    metadata = {
         "vocab_size": model.config.vocab_size,
         "normalize_type": settings.normalization.replace("none", ""),
         "subsampling_factor": model.config.encoder.subsampling,

@@ -108,8 +108,7 @@ def expect_runs(impl: str, scores: Tensor, name: str = "logits") -> None:
         why = "NUMBA_DISABLE_JIT is set" if JIT_OFF else ""
     else:
         why = triton_fails()
-    got = f"{impl!r}, which fails here: {why}"
-    expect(not why, "impl", "another implementation", got, AUTO)
+    expect(not why, "impl", "another implementation", f"{impl!r}, which fails here: {why}", AUTO)
     wanted = f"float32, float16 or bfloat16 with impl={impl!r}"
     expect(scores.dtype in KERNEL_DTYPES, name, wanted, scores.dtype, AUTO)
     wanted = f"a {DEVICES[impl]} tensor with impl={impl!r}"

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Context = tuple[int, int]  # frames that a frame attends to on its (left, right); -1 is all
+
 
 def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
     """Sinusoids of relative positions, sine and cosine interleaved (arXiv 1706.03762, section 3.5).
@@ -59,7 +61,7 @@ class RelativeAttention(nn.Module):
         x: Tensor,
         valid: Tensor,
         positions: Tensor,
-        context: tuple[int, int],
+        context: Context,
     ) -> Tensor:
         """Attended frames (B, T, D).
 
@@ -93,7 +95,7 @@ def block_attention(
     v: Tensor,
     scores: Tensor,
     valid: Tensor,
-    context: tuple[int, int],
+    context: Context,
     dropout: float = 0.0,
 ) -> Tensor:
     """Attention of blocks of queries to the keys around them: (B, T, D).
@@ -158,7 +160,7 @@ def by_key(scores: Tensor) -> Tensor:
     return rows[..., :T]
 
 
-def allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
+def allowed_keys(valid: Tensor, context: Context) -> Tensor:
     """Which keys a query sees: valid ones within `context`, (B, 1, 1 or T, T) bool."""
     left, right = context
     allowed = valid[:, None, None, :]  # (B, 1, 1, T)
@@ -171,7 +173,7 @@ def allowed_keys(valid: Tensor, context: tuple[int, int]) -> Tensor:
     return allowed
 
 
-def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:
+def attends_in_blocks(T: int, context: Context) -> bool:
     """Whether attention over T frames is computed in blocks: where `context` is short against T.
 
     Not in a program that torch.export writes, which has one form for all T.
@@ -181,7 +183,7 @@ def attends_in_blocks(T: int, context: tuple[int, int]) -> bool:
     return min(context) >= 0 and 2 * sum(context) < T
 
 
-def attended(T: int, context: tuple[int, int]) -> tuple[int, int]:
+def attended(T: int, context: Context) -> tuple[int, int]:
     """First and last distance, in frames, that attention asks positions for.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention import RelativeAttention, attended, relative_positions
+from asrkit.models.attention import Context, RelativeAttention, attended, relative_positions
 from asrkit.models.encoders import (
     dtype_of,
     expect_batch,
@@ -60,7 +60,7 @@ class FastConformerConfig:
     dropout_positions: float = 0.0
     bias: bool = True
     scale_input: bool = False
-    context: tuple[int, int] = (-1, -1)
+    context: Context = (-1, -1)
 
     def __post_init__(self) -> None:
         expect_sizes(self, "bins width heads subsampling_channels expansion")
@@ -142,7 +142,7 @@ class ConformerBlock(nn.Module):
         x: Tensor,
         valid: Tensor,
         positions: Tensor,
-        context: tuple[int, int] = (-1, -1),
+        context: Context = (-1, -1),
     ) -> Tensor:
         """Frames (B, T, D) after this block.
 
@@ -224,7 +224,7 @@ class FastConformer(nn.Module):
         return x.masked_fill(~valid[..., None], 0.0), lengths
 
 
-def limit_context(model: nn.Module, context: tuple[int, int]) -> None:
+def limit_context(model: nn.Module, context: Context) -> None:
     """Let the FastConformer of `model` attend to near frames only; weights stay as they are.
 
     Memory and time of long audio then grow with T, not T²; a model trained on full context loses a

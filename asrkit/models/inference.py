@@ -108,8 +108,7 @@ class FoldedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x` itself; ValueError in training, which needs the statistics of the batch."""
         wanted = "eval mode: its batch norms are folded"
-        remedy = "Load it again to train it."
-        expect(not self.training, "model", wanted, "training mode", remedy)
+        expect(not self.training, "model", wanted, "training mode", "Load it again to train it.")
         return x
 
 

@@ -276,7 +276,7 @@ def pack(model: M) -> M:
 def _pack_children(parent: nn.Module) -> None:
     """Pack what lies in `parent`; each layer's old weights are freed before the next is packed."""
     for name in [name for name, _ in parent.named_children()]:
-        child: Any = getattr(parent, name)
+        child = getattr(parent, name)
         if is_plain_linear(child):
             setattr(parent, name, PackedLinear(child.weight, child.bias))
         elif not _is_plain_convolution(child):
@@ -312,7 +312,7 @@ def _is_plain_convolution(layer: Any) -> bool:
 def _join_activations(layers: nn.Sequential) -> None:
     """Have packed layers compute the activations behind them."""
     for place in range(1, len(layers)):
-        layer: Any = layers[place - 1]
+        layer = layers[place - 1]
         behind = layers[place]
         if isinstance(layer, Packed) and isinstance(behind, nn.ReLU):
             layer.activation = "relu"

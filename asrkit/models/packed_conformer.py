@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention import (
+    Context,
     allowed_keys,
     attended,
     attends_in_blocks,
@@ -36,7 +37,7 @@ class Frames(NamedTuple):
     valid: Tensor  # (B, T) bool, False in the padding
     padding: Tensor | None  # (B, T, 1) bool, True in the padding; None where there is none
     hidden: Tensor | None  # (B, 1, 1 or T, T) bool, True where a frame may not look; None: nowhere
-    context: tuple[int, int]
+    context: Context
 
 
 class PackedFastConformer(nn.Module):
@@ -110,8 +111,7 @@ class _Subsampling(nn.Module):
         for depthwise, pointwise in pairs:
             packed = PackedDepthwise(depthwise.weight, depthwise.bias, stride=2, groups=C)
             self.depthwise.append(packed)
-            mix = PackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu")
-            self.pointwise.append(mix)
+            self.pointwise.append(PackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu"))
         # Columns by bin, then by channel: in the order in which they lie in memory.
         by_channel = eager.out.weight.unflatten(1, (C, -1))  # (D, C, F')
         by_bin = by_channel.transpose(1, 2).flatten(1)

@@ -44,7 +44,7 @@ def make_model(config: ModelConfig) -> Model:
 
 
 def _encoder(layers: int, width: int = 1024, **changes: Any) -> FastConformerConfig:
-    settings: dict[str, Any] = {"heads": 8, "subsampling_channels": 256} | changes
+    settings = {"heads": 8, "subsampling_channels": 256} | changes
     return FastConformerConfig(
         width=width, layers=layers, dropout_attention=0.1, dropout_input=0.1, **settings
     )
@@ -147,13 +147,12 @@ def _whisper(
     transformers counts the encoder's fixed positions too, 1,500 `width`. In asrkit the keys of each
     attention have a bias, which is zero and changes nothing: `width` numbers.
     """
-    encoder = WhisperEncoderConfig(bins=bins, width=width, layers=layers, heads=heads)
     return AEDConfig(
         vocab_size=vocab_size,
         pad=50_257,
         eos=50_257,
         bos=50_258,
-        encoder=encoder,
+        encoder=WhisperEncoderConfig(bins=bins, width=width, layers=layers, heads=heads),
         width=width,
         layers=decoder_layers,
         heads=heads,
@@ -229,12 +228,10 @@ def mini_jasper(vocab_size: int = 28, bins: int = 80) -> CTCConfig:
 
 def tiny(vocab_size: int = 32) -> TransducerConfig:
     """All parts of `tdt_ctc_110m` in 72,000 weights: for tests, and to try a pipeline."""
-    encoder = _encoder(2, 32, heads=2, subsampling_channels=16)
-    predictor = LSTMConfig(width=32, layers=1)
     return TransducerConfig(
         vocab_size=vocab_size,
-        encoder=encoder,
-        predictor=predictor,
+        encoder=_encoder(2, 32, heads=2, subsampling_channels=16),
+        predictor=LSTMConfig(width=32, layers=1),
         joint_width=32,
         activation="relu",
         durations=TDT,

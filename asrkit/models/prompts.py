@@ -47,7 +47,7 @@ def languages_of(tokens: Sequence[str]) -> list[str]:
 def _texts(template: Sequence[str], languages: Sequence[str]) -> set[str]:
     """Texts of all tokens that a prompt may have."""
     slots = {LANGUAGE: languages, TARGET: languages, TASK: TASKS, PUNCTUATION: ("pnc", "nopnc")}
-    texts: set[str] = set()
+    texts = set()
     for piece in template:
         texts |= {token_text(name) for name in slots[piece]} if piece in slots else {piece}
     return texts

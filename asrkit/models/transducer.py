@@ -114,7 +114,7 @@ class CTCConfig:
 
 def make_encoder(config: EncoderConfig) -> Encoder:
     """The encoder that `config` describes, with random weights."""
-    classes: dict[type, Any] = {
+    classes = {
         ConvConfig: ConvEncoder,
         FastConformerConfig: FastConformer,
         JasperConfig: Jasper,
@@ -129,8 +129,7 @@ def log_probs(logits: Tensor) -> Tensor:
 
     In half precision the sum of a frame's V probabilities would have three digits.
     """
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return logits.log_softmax(-1, dtype=dtype)
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 class StatelessPredictor(nn.Module):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.attention_layers import join_heads, split_heads
-from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, strided
+from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, padding_mask, strided
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
@@ -134,12 +134,9 @@ class WhisperEncoder(nn.Module):
         lengths = strided(lengths, 2)
         x = x.transpose(1, 2)
         x = self.dropout(x + self.positions[: x.shape[1]])
-        seen = None
-        known = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-        if not known or not bool((lengths == x.shape[1]).all()):
-            # An utterance without frames sees its first one: not every kernel attends to nothing.
-            valid = valid_mask(lengths.clamp(min=1), x.shape[1])
-            seen = to_device(valid, x.device)[:, None, None]
+        # An utterance without frames sees its first one: not every kernel attends to nothing.
+        unseen = padding_mask(lengths.clamp(min=1), x.shape[1], x.device)
+        seen = None if unseen is None else ~unseen[:, None, None]
         for layer in self.layers:
             x = layer(x, seen)
         return self.norm(x), lengths

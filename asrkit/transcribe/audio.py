@@ -24,6 +24,8 @@ from asrkit.sound_readers import LEAST_MISSING_S, BrokenOff, SoundReader, open_s
 
 S = TypeVar("S")
 T = TypeVar("T")
+Source = str | Path | Sound
+Sources = Source | Iterable[Source]
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
@@ -34,15 +36,13 @@ OPEN = 2  # recordings under way for each thread: one that it reads, and the nex
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
 
 
-def recordings(
-    sources: str | Path | Sound | Iterable[str | Path | Sound],
-) -> Iterator[Sound]:
+def recordings(sources: Sources) -> Iterator[Sound]:
     """Yield each recording of `sources` in order, a folder's as `find` returns them.
 
     Args:
         sources: paths as `find` takes them, and recordings, one by one as they are needed.
     """
-    if isinstance(sources, str | Path | Sound):
+    if isinstance(sources, Source):
         sources = [sources]
     for source in sources:
         if isinstance(source, Sound):
@@ -114,7 +114,7 @@ class Reading:
         expect(
             start == 0 or 0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s"
         )
-        end: float = math.inf  # of what is read: a header may promise too little
+        end = math.inf  # of what is read: a header may promise too little
         if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
             end = round(sound.duration_s * rate)
         size = max(1, READ_SAMPLES // file.channels)

@@ -118,7 +118,7 @@ def _decode_transducer(
     model: TransducerModel, encoded: Tensor, lengths: Tensor, options: DecodeOptions
 ) -> Hypotheses:
     names = ("strategy", "graphs", "max_symbols", "confidence")
-    keywords: dict[str, Any] = {name: getattr(options, name) for name in names}
+    keywords = {name: getattr(options, name) for name in names}
     return transducer_greedy(model, encoded, lengths, **keywords)
 
 
@@ -243,7 +243,7 @@ def _timed_by_ctc(
     return replace(written, frames=aligned, durations=durations)
 
 
-KINDS: dict[type[nn.Module], ModelKind] = {
+KINDS = {
     TransducerModel: ModelKind(
         project=lambda model, encoded: model.encoder_projection(encoded),
         decode=_decode_transducer,

@@ -99,7 +99,7 @@ def summary(transcript: Transcript) -> dict[str, object]:
     """A transcript as JSON: file, text and audio_s; language, words, passages without words, notes
     and an error if there are any.
     """
-    parts: dict[str, object] = {
+    parts = {
         "file": str(transcript.path),
         "text": transcript.text,
         "audio_s": transcript.audio_s,

@@ -143,8 +143,7 @@ class _Lines:
 def _time(row: dict[str, Any], name: str) -> float:
     """A time of a line, in seconds; 0 where there is none, and for NeMo's null."""
     value = float(row.get(name) or 0)
-    wanted = f"0 to {LONGEST_S:,.0f} seconds as {name}"
-    expect(0 <= value <= LONGEST_S, "manifest", wanted, value)
+    expect(0 <= value <= LONGEST_S, "manifest", f"0 to {LONGEST_S:,.0f} seconds as {name}", value)
     return value
 
 

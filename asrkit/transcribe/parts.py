@@ -183,21 +183,14 @@ class Schedule:
 
     def next_batch(self) -> list[int]:
         """Numbers of the parts whose next windows are decoded together."""
-        return self._plan()[0]
-
-    def _plan(self) -> list[list[int]]:
-        first: dict[int, int] = {}  # part of each recording
-        for number in sorted(self.left):
-            first.setdefault(self.recording[number], number)
         if self.shows_text:
-            return [[number] for number in first.values()]
-        if not self.finds_language:
-            return self.batches(self.left, self.parts)
-        unknown = {number for name, number in first.items() if name not in self.latest}
-        return [
-            *self.batches(unknown, self.parts),
-            *self.batches(self.left - unknown, self.parts),
-        ]
+            return [min(self.left)]
+        first: dict[int, int] = {}  # part of each recording whose language is to be found
+        if self.finds_language:
+            for number in sorted(self.left):
+                if self.recording[number] not in self.latest:
+                    first.setdefault(self.recording[number], number)
+        return self.batches(first.values() or self.left, self.parts)[0]
 
     def batch(self, numbers: Sequence[int]) -> list[Part]:
         """These parts, each with language and text of what was decoded last of its recording."""

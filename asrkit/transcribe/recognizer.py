@@ -4,7 +4,7 @@
 a `PipelineConfig` of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint
 from asrkit.models.encoders import dtype_of
-from asrkit.models.inference import EncoderGraphs, cast_copy, optimize, tf32
+from asrkit.models.inference import Encode, EncoderGraphs, cast_copy, optimize, tf32
 from asrkit.models.prompts import WHISPER, PromptFormat
 from asrkit.shapes import expect, expect_choice
 from asrkit.text import Tokenizer
@@ -132,9 +132,7 @@ class ModelVariants:
             self.variants[key] = made
         return self.variants[key]
 
-    def graphs_for(
-        self, config: PipelineConfig, encode: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    ) -> EncoderGraphs:
+    def graphs_for(self, config: PipelineConfig, encode: Encode) -> EncoderGraphs:
         """The CUDA graphs of `encode`, shared by all configs with this precision."""
         if config.precision not in self.graphs:
             most = getattr(self.model.encoder, "most_frames", None)
@@ -192,7 +190,7 @@ class Recognizer:
         self.dtype = weight_dtype(variants.model, self.config)
         self.model = variants.model_for(self.config)
         self._set_decoder(tokenizer, notes or {})
-        self.run_encoder: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._encode
+        self.run_encoder: Encode = self._encode
         if self.config.encoder == "optimized" and self.device.type == "cuda":
             self.run_encoder = variants.graphs_for(self.config, self._encode)
 

@@ -4,7 +4,6 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,7 +15,7 @@ from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound
 from asrkit.sound_readers import seconds
 from asrkit.text import Tokenizer
-from asrkit.transcribe.audio import Reading, read_ahead, recordings
+from asrkit.transcribe.audio import Reading, Sources, read_ahead, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.parts import Part, Schedule, Span, after_window, text_until
@@ -51,7 +50,7 @@ FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
 def transcribe(
     checkpoint: Checkpoint,
-    paths: str | Path | Sound | Iterable[str | Path | Sound],
+    paths: Sources,
     *,
     options: WindowOptions | None = None,
     recognizer: Recognizer | None = None,

@@ -160,8 +160,7 @@ def _is_one_word(before: str, after: str) -> bool:
 
 def _extended(word: Word, text: str, by: Label | Word) -> Word:
     """`word` with more text, which ends with a label or with the next part of it."""
-    confidence = min(word.confidence, by.confidence)
-    return word._replace(text=text, end_s=by.end_s, confidence=confidence)
+    return word._replace(text=text, end_s=by.end_s, confidence=min(word.confidence, by.confidence))
 
 
 def _characters(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:

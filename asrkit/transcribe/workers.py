@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from asrkit.models import Checkpoint
 from asrkit.runtime import free_memory, same_core, settle_after_fork, usable_cores
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import Sound
-from asrkit.transcribe.audio import recordings
+from asrkit.transcribe.audio import Sources, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
 from asrkit.transcribe.progress import Advance, progress_bar
@@ -90,8 +89,7 @@ def choose_layout(
         ValueError: There are not so many cores, or this system cannot fork processes.
     """
     remedy = "--shards with --part K/N works there, a process a part."
-    wanted = "a system that forks processes"
-    expect(hasattr(os, "fork"), "workers", wanted, sys.platform, remedy)
+    expect(hasattr(os, "fork"), "workers", "a system that forks processes", sys.platform, remedy)
     pins = hasattr(os, "sched_setaffinity")
     mask = os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1)
     most = usable_cores()
@@ -334,7 +332,7 @@ def transcribe_jobs(
 
 def transcribe_in_workers(
     checkpoint: Checkpoint,
-    paths: str | Path | Sound | Iterable[str | Path | Sound],
+    paths: Sources,
     layout: Layout,
     *,
     options: WindowOptions | None = None,

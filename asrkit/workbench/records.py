@@ -22,6 +22,7 @@ from asrkit.shapes import expect
 from asrkit.workbench.machine import code, load_average, software, this_machine
 
 MIME = "application/vnd.asrkit.record+json"
+Record = Mapping[str, Any]  # as it was written
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
 # params under which a record was taken: two records are compared where all of them agree
@@ -112,7 +113,7 @@ def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def code_version(record: Mapping[str, Any]) -> str:
+def code_version(record: Record) -> str:
     """The code that measured a record: "commit 1a2b3c4", or "commit 1a2b3c4 with changes"."""
     code = record["code"]
     changes = " with changes" if code["dirty"] else ""
@@ -213,17 +214,17 @@ def newest_run(
     return {record["impl"]: record for record in fitting if _run(record) == _run(last)}
 
 
-def _run(record: Mapping[str, Any]) -> tuple[str, str]:
+def _run(record: Record) -> tuple[str, str]:
     return record["machine"]["id"], code_version(record)
 
 
-def device(record: Mapping[str, Any]) -> str:
+def device(record: Record) -> str:
     """Names of the GPUs of a record's machine, or of its CPU."""
     gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
     return gpus or record["machine"]["cpu_model"]
 
 
-def measured_on(record: Mapping[str, Any]) -> str:
+def measured_on(record: Record) -> str:
     """The machine and the code of a record: "NVIDIA H100 80GB HBM3, commit 1a2b3c4"."""
     return f"{device(record)}, {code_version(record)}"
 

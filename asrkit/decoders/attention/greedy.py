@@ -162,8 +162,7 @@ def drawn_tokens(logits: Tensor, temperature: float, noise: torch.Generator) -> 
 
     All rows share the noise, so what one of them gets does not depend on which others there are.
     """
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    scores = logits.log_softmax(-1, dtype=dtype)
+    scores = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     shares = (scores / temperature).softmax(-1)
     waits = torch.empty_like(shares[:1]).exponential_(generator=noise)
     token = (shares / waits).argmax(-1)
@@ -245,7 +244,7 @@ class GreedyLoop:
         going = self.going.nonzero()[:, 0]
         n = len(going)
         # rows in front need no copy, as in a batch that begins with its longest texts
-        keep: Any = slice(n) if int(going[-1]) == n - 1 else going
+        keep = slice(n) if int(going[-1]) == n - 1 else going
         for name in ("memory", "past", "limits", "last", "going", "rows"):
             rows = map_state(lambda part: part[keep], getattr(self, name))
             setattr(self, name, rows)

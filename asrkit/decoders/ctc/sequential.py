@@ -25,8 +25,7 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
     scores = []
     for row, length in zip(log_probs.detach(), lengths.tolist(), strict=True):
         best, tokens = row[:length].max(-1)
-        dtype = torch.promote_types(best.dtype, torch.float32)
-        scores.append(best.sum(dtype=dtype))
+        scores.append(best.sum(dtype=torch.promote_types(best.dtype, torch.float32)))
         runs = []
         start = 0
         for label, run in groupby(tokens.tolist()):  # the GPU waits for Python here

@@ -107,7 +107,7 @@ class Tiles:
         self.chunks = [*chunks(nodes, joint.tile, len(self.weight))]
         upload([chunk.nodes for chunk in self.chunks], self.weight.device)
         self.room = max(chunk.nodes.count for chunk in self.chunks)
-        self.common: dict[str, Any] = {  # arguments of both kernels
+        self.common = {  # arguments of both kernels
             "T": encoded.shape[1],
             "U1": predicted.shape[1],
             "D": self.D,

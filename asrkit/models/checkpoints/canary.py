@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asrkit.models.attention_decoder import AEDConfig, sines
 from asrkit.models.checkpoints.folders import expect_only, translated
+from asrkit.models.checkpoints.names import SETTINGS
+from asrkit.models.checkpoints.own import Values, Weights
 from asrkit.models.checkpoints.weights import drop_tied_output, join
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
@@ -32,7 +33,7 @@ EOS = "<|endoftext|>"
 PAD = "<pad>"
 CONTEXT = "<|startofcontext|>"  # before an earlier text, which asrkit leaves empty
 # Names and places of nemo_toolkit 3.0.0. What nobody asks for stays so: numerals, times, speakers.
-PROMPTS: dict[str, tuple[str, ...]] = {
+PROMPTS = {
     "canary": (BOS, LANGUAGE, TASK, TARGET, PUNCTUATION),
     "canary2": (
         CONTEXT,
@@ -55,65 +56,11 @@ DEFAULTS = {
 NEMO_ROUND = 8  # the vocabulary is rounded up to a multiple of this many tokens
 # Keys whose other values no name or shape of a weight shows.
 NEMO_DECODER = {"pre_ln": True, "hidden_act": "relu", "learn_positional_encodings": False}
-NEMO_SIZES = {
-    "width": ("hidden_size", None),
-    "layers": ("num_layers", None),
-    "heads": ("num_attention_heads", None),
-    "inner": ("inner_size", None),
-    "most": ("max_sequence_length", 512),
-    "dropout": ("ffn_dropout", 0.0),
-}
-NEMO_NAMES = {
-    "transf_decoder._embedding.token_embedding.": "embedding.",
-    "transf_decoder._embedding.position_embedding.pos_enc": "positions",
-    "transf_decoder._embedding.layer_norm.": "embedding_norm.",
-    "transf_decoder._decoder.final_layer_norm.": "norm.",
-    "transf_decoder._decoder.layers.": "layers.",
-    "log_softmax.mlp.layer0.weight": "output.weight",
-    "log_softmax.mlp.layer0.bias": "output_bias",
-    "encoder_decoder_proj.": "encoder_projection.",
-    ".layer_norm_1.": ".self_norm.",
-    ".first_sub_layer.(q|k|v)[a-z]+_net.": r".self_attention.\1.",
-    ".first_sub_layer.out_projection.": ".self_attention.out.",
-    ".layer_norm_2.": ".cross_norm.",
-    ".second_sub_layer.query_net.": ".cross_attention.query.",
-    ".second_sub_layer.(k|v)[a-z]+_net.": r".cross_attention.\1.",
-    ".second_sub_layer.out_projection.": ".cross_attention.out.",
-    ".layer_norm_3.": ".feed_forward_norm.",
-    ".third_sub_layer.dense_in.": ".feed_forward.0.",
-    ".third_sub_layer.dense_out.": ".feed_forward.2.",
-}
-FOLDER_SIZES = {
-    "vocab_size": ("vocab_size", 16_384),
-    "width": ("hidden_size", 1024),
-    "layers": ("num_hidden_layers", 8),
-    "heads": ("num_attention_heads", 8),
-    "inner": ("intermediate_size", 4096),
-    "most": ("max_position_embeddings", 1024),
-    "dropout": ("attention_dropout", 0.0),
-}
-FOLDER_NAMES = {
-    "model.decoder.embed_tokens.": "embedding.",
-    "model.decoder.embedding_layernorm.": "embedding_norm.",
-    "model.decoder.(norm|layers).": r"\1.",
-    "proj_out.weight": "output.weight",
-    "proj_out.bias": "output_bias",
-    ".input_layernorm.": ".self_norm.",
-    ".self_attn.([qkv])_proj.": r".self_attention.\1.",
-    ".self_attn.o_proj.": ".self_attention.out.",
-    ".post_attention_layernorm.": ".cross_norm.",
-    ".encoder_attn.q_proj.": ".cross_attention.query.",
-    ".encoder_attn.([kv])_proj.": r".cross_attention.\1.",
-    ".encoder_attn.o_proj.": ".cross_attention.out.",
-    ".final_layernorm.": ".feed_forward_norm.",
-    ".mlp.fc1.": ".feed_forward.0.",
-    ".mlp.fc2.": ".feed_forward.2.",
-}
 Tokens = AggregateTokenizer | SentencePieceTokenizer
 
 
 def read_nemo(
-    config: dict[str, Any], members: dict[str, Any], encoder: FastConformerConfig | JasperConfig
+    config: Values, members: dict[str, Any], encoder: FastConformerConfig | JasperConfig
 ) -> tuple[AEDConfig, Tokens, PromptFormat]:
     """Config, tokenizer and prompt of an archive.
 
@@ -151,26 +98,26 @@ def read_nemo(
         found = plain.encode("".join(pieces[token] for token in asked))
         lead = [pieces[token] for token in found[: -len(asked)]]
         prompt = _prompt((*lead, *template), ids, languages, _slots(config))
-    sizes = translated(decoder, NEMO_SIZES)
+    sizes = translated(decoder, SETTINGS["canary_in_nemo"])
     sizes["vocab_size"] = -(-tokenizer.vocab_size // NEMO_ROUND) * NEMO_ROUND
     model = AEDConfig(**sizes, **_special(ids), encoder=encoder)
     return model, tokenizer, prompt
 
 
-def piece_model(values: dict[str, Any], members: dict[str, Any]) -> SentencePieceTokenizer:
+def piece_model(values: Values, members: dict[str, Any]) -> SentencePieceTokenizer:
     """The SentencePiece model that a section of an archive's config names."""
     expect_only({"type": None, **values}, {"type": "bpe"}, "tokenizer")
     return SentencePieceTokenizer(members[values["model_path"].removeprefix("nemo:")].read())
 
 
-def _special(ids: dict[str, int]) -> dict[str, Any]:
+def _special(ids: dict[str, int]) -> Values:
     """Arguments of AEDConfig for the special tokens, whose ids are found by their texts."""
     return {"bos": ids[BOS], "eos": ids[EOS], "pad": ids[PAD]}
 
 
-def _slots(config: dict[str, Any]) -> dict[str, Any]:
+def _slots(config: Values) -> Values:
     """What an archive puts in the places of its prompt where nobody asks for anything else."""
-    slots: dict[str, Any] = {}
+    slots: Values = {}
     for turn in config.get("prompt_defaults") or []:
         if turn["role"] == "user":
             slots = {key: value for key, value in turn["slots"].items() if value is not None}
@@ -179,7 +126,7 @@ def _slots(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompt(
-    template: Sequence[str], ids: dict[str, int], languages: list[str], slots: dict[str, Any]
+    template: Sequence[str], ids: dict[str, int], languages: list[str], slots: Values
 ) -> PromptFormat:
     """The form of a model's prompt.
 
@@ -200,7 +147,7 @@ def _prompt(
 
 
 def read_folder(
-    values: dict[str, Any], ids: dict[str, int], encoder: FastConformerConfig
+    values: Values, ids: dict[str, int], encoder: FastConformerConfig
 ) -> tuple[AEDConfig, PromptFormat]:
     """Config and prompt of a Hugging Face folder.
 
@@ -214,7 +161,7 @@ def read_folder(
     """
     section = values.get("decoder_config") or {}
     expect_only(section, {"hidden_act": "relu"}, "decoder_config")
-    sizes = translated(section, FOLDER_SIZES)
+    sizes = translated(section, SETTINGS["canary_in_transformers"])
     config = AEDConfig(**sizes, **_special(ids), encoder=encoder)
     template = PROMPTS["canary2" if CONTEXT in ids else "canary"]
     if values.get("decoder_start_token_id", 7) == ids.get(SPACE):
@@ -222,7 +169,7 @@ def read_folder(
     return config, _prompt(template, ids, languages_of([*ids]), {})
 
 
-def shape_decoder(weights: dict[str, Tensor], config: AEDConfig) -> None:
+def shape_decoder(weights: Weights, config: AEDConfig) -> None:
     """Give weights of a decoder, by asrkit's names, its shapes, in place; the output is tied.
 
     NeMo saves its table of positions, and one that grew while it was used whole. transformers makes

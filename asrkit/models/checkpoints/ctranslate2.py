@@ -9,14 +9,14 @@ import math
 import mmap
 import struct
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from asrkit.models.checkpoints import whisper
 from asrkit.models.checkpoints.folders import expect_only, read_json
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.names import LAYERS
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import renamed, replaced
 from asrkit.shapes import expect
 
@@ -24,32 +24,6 @@ DTYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, to
 VERSION = 6  # of the file's layout
 SPECIFICATION = "WhisperSpec, revision 3"
 REMEDY = "Convert the model again: ct2-transformers-converter."
-NAMES = {  # parts of CTranslate2's names, and asrkit's
-    "/": ".",
-    "layer_([0-9]+)": r"layers.\1",
-    "position_encodings.encodings": "positions",
-    ".gamma": ".weight",
-    ".beta": ".bias",
-    "encoder.conv1.": "encoder.conv.",
-    "encoder.conv2.": "encoder.stride.",
-    "(encoder.layers.[0-9]+).self_attention.layer_norm.": r"\1.attention_norm.",
-    "(encoder.layers.[0-9]+).self_attention.linear_0.": r"\1.qkv.",
-    "(encoder.layers.[0-9]+).self_attention.linear_1.": r"\1.out.",
-    ".self_attention.layer_norm.": ".self_norm.",
-    ".self_attention.linear_0.": ".self_attention.qkv.",
-    ".self_attention.linear_1.": ".self_attention.out.",
-    ".attention.layer_norm.": ".cross_norm.",
-    ".attention.linear_0.": ".cross_attention.query.",
-    ".attention.linear_1.": ".cross_attention.key_value.",
-    ".attention.linear_2.": ".cross_attention.out.",
-    ".ffn.layer_norm.": ".feed_forward_norm.",
-    ".ffn.linear_0.": ".feed_forward.0.",
-    ".ffn.linear_1.": ".feed_forward.2.",
-    ".layer_norm.": ".norm.",
-    "decoder.embeddings.": "embedding.",
-    "decoder.projection.": "proj_out.",
-    "decoder.": "",
-}
 # Variables that are one number, and the value that asrkit computes; 3 is GELU.
 ONLY = {
     "decoder/activation": 3,
@@ -109,7 +83,7 @@ class _File:
         return flat.view(shape)
 
 
-def read(path: Path, settings: dict[str, Any]) -> Contents:
+def read(path: Path, settings: Values) -> Contents:
     """Contents of the folder `path`, whose config.json holds `settings`.
 
     Raises:
@@ -138,7 +112,7 @@ def read(path: Path, settings: dict[str, Any]) -> Contents:
         values[f"{part}_layers"] = len(inner)
         values[f"{part}_ffn_dim"] = max(inner, default=0)
         values[f"{part}_attention_heads"] = int(variables.pop(f"{part}/num_heads"))
-    weights = renamed(variables, lambda name: replaced(name, NAMES))
+    weights = renamed(variables, lambda name: replaced(name, LAYERS["whisper_in_ctranslate2"]))
     extractor = read_json(path, "preprocessor_config.json") or {"feature_size": bins}
     return whisper.contents(values, text, weights, extractor, "CTranslate2, whisper")
 
@@ -148,7 +122,7 @@ def _is_inner(name: str, part: str) -> bool:
     return name.startswith(f"{part}/layer_") and name.endswith("/ffn/linear_0/weight")
 
 
-def read_variables(path: Path) -> dict[str, Tensor]:
+def read_variables(path: Path) -> Weights:
     """Variables of a model.bin by name; quantised ones are float32, others stay in the file.
 
     Raises:
@@ -160,7 +134,7 @@ def read_variables(path: Path) -> dict[str, Tensor]:
     expect(version == VERSION, "model.bin", wanted, f"version {version}", REMEDY)
     found = f"{file.text():.100}, revision {file.number()}"
     expect(found == SPECIFICATION, "model.bin", SPECIFICATION, found, REMEDY)
-    variables: dict[str, Tensor] = {}
+    variables: Weights = {}
     for _ in range(file.number()):
         name = file.text()
         expect(name not in variables, "model.bin", f"one {name!r:.80}", "two", REMEDY)

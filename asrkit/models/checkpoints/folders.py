@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from asrkit.models.checkpoints.own import read_safetensors
+from asrkit.models.checkpoints.own import Values, Weights, read_safetensors
 from asrkit.shapes import expect
 
 
@@ -25,21 +23,22 @@ def expect_only(values: Mapping[str, Any], only: Mapping[str, Any], name: str) -
         expect(got == value, f"{name}.{key}", repr(value), f"{got!r:.80}", remedy)
 
 
-def translated(values: Mapping[str, Any], names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+def translated(values: Mapping[str, Any], names: Mapping[str, list]) -> Values:
     """Arguments of one of asrkit's configs.
 
     Args:
         values: A section of a config of another program.
-        names: For each argument the key of the section, and the value where that is missing.
-            `inner`, the width of feed-forwards, becomes `expansion`, in widths of the model.
+        names: For each argument the key of the section, and the value, or None, where that is
+            missing. `inner`, the width of feed-forwards, becomes `expansion`, in widths of the
+            model.
     """
-    sizes = {ours: values.get(theirs, default) for ours, (theirs, default) in names.items()}
+    sizes = {ours: values.get(*theirs) for ours, theirs in names.items()}
     if "inner" in sizes:
         sizes["expansion"] = sizes.pop("inner") // sizes["width"]
     return sizes
 
 
-def read_json(path: Path, name: str) -> dict[str, Any]:
+def read_json(path: Path, name: str) -> Values:
     """The JSON object in file `name` of the folder, empty where there is no such file."""
     if not (path / name).is_file():
         return {}
@@ -55,7 +54,7 @@ def vocabulary(text: str) -> dict[str, int]:
     return vocab | {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
 
 
-def extractor(path: Path) -> dict[str, Any]:
+def extractor(path: Path) -> Values:
     """Settings of the feature extractor, which stand in either of two files."""
     own, processor = "preprocessor_config.json", "processor_config.json"
     settings = read_json(path, own) or read_json(path, processor).get("feature_extractor")
@@ -64,13 +63,13 @@ def extractor(path: Path) -> dict[str, Any]:
     return settings
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> Weights:
     """Every tensor of model.safetensors, or of the shards that its index names."""
     names = ["model.safetensors"]
     index = read_json(path, "model.safetensors.index.json")
     if index and not (path / names[0]).is_file():
         names = sorted({*index["weight_map"].values()})
-    weights: dict[str, Tensor] = {}
+    weights: Weights = {}
     for name in names:
         there = Path(name).name == name and (path / name).is_file()  # in no other folder
         remedy = "Pickled weights (.bin, .pt) are not read."

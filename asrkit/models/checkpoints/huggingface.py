@@ -6,7 +6,6 @@ layerdrop, an encoder's max_position_embeddings and the initialisers do not matt
 """
 
 from pathlib import Path
-from typing import Any
 
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import canary, ctranslate2, whisper
@@ -18,8 +17,9 @@ from asrkit.models.checkpoints.folders import (
     translated,
     vocabulary,
 )
-from asrkit.models.checkpoints.own import Contents
-from asrkit.models.checkpoints.weights import CONFORMER_NAMES, renamed, replaced, shape_conformer
+from asrkit.models.checkpoints.names import LAYERS, SETTINGS
+from asrkit.models.checkpoints.own import Contents, Values
+from asrkit.models.checkpoints.weights import renamed, replaced, shape_conformer
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.presets import ModelConfig
 from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
@@ -31,38 +31,7 @@ BLANKS = {  # kinds of Parakeet, and the key of their blank
     "parakeet_rnnt": "blank_token_id",
     "parakeet_tdt": "blank_token_id",
 }
-ENCODER = {
-    "width": ("hidden_size", 1024),
-    "layers": ("num_hidden_layers", 24),
-    "heads": ("num_attention_heads", 8),
-    "inner": ("intermediate_size", 4096),
-    "bins": ("num_mel_bins", 80),
-    "subsampling": ("subsampling_factor", 8),
-    "subsampling_channels": ("subsampling_conv_channels", 256),
-    "kernel": ("conv_kernel_size", 9),
-    "bias": ("attention_bias", True),
-    "scale_input": ("scale_input", True),
-    "dropout_input": ("dropout", 0.1),
-    "dropout": ("activation_dropout", 0.1),
-    "dropout_attention": ("attention_dropout", 0.1),
-    "dropout_positions": ("dropout_positions", 0.0),
-}
 ENCODER_ONLY = {"hidden_act": "silu", "subsampling_conv_stride": 2}
-EXTRACTOR = {
-    "rate_hz": ("sampling_rate", 16_000),
-    "window_s": ("win_length", 400),
-    "hop_s": ("hop_length", 160),
-    "fft": ("n_fft", 512),
-    "bins": ("feature_size", 80),
-    "preemphasis": ("preemphasis", 0.97),
-}
-NAMES = CONFORMER_NAMES | {  # parts of transformers' names, and asrkit's
-    "ctc_head.": "output.",
-    "joint.head.": "output.",
-    "encoder_projector.": "encoder_projection.",
-    "decoder.decoder_projector.": "predictor_projection.",
-    "decoder.(embedding|lstm).": r"predictor.\1.",
-}
 NO_WEIGHTS = "preprocessor.featurizer."  # left by a conversion; transformers ignores them too
 
 
@@ -82,7 +51,7 @@ def read(path: Path) -> Contents:
         return whisper.read(path, values)
     section = values["encoder_config"]
     expect_only(section, ENCODER_ONLY, "encoder_config")
-    encoder = FastConformerConfig(**translated(section, ENCODER))
+    encoder = FastConformerConfig(**translated(section, SETTINGS["parakeet_encoder"]))
     text = (path / "tokenizer.json").read_text(encoding="utf-8")
     version = values.get("transformers_version", "of unknown version")
     notes = {"source": f"transformers {version}, {kind}"}
@@ -105,7 +74,8 @@ def read(path: Path) -> Contents:
     settings = extractor(path)
     only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
     expect_only(settings, only, "preprocessor_config.json")
-    features = translated(settings, EXTRACTOR)  # the others are FeatureConfig's defaults
+    # Settings that it does not have are FeatureConfig's defaults.
+    features = translated(settings, SETTINGS["parakeet_features"])
     features["window_s"] /= features["rate_hz"]
     features["hop_s"] /= features["rate_hz"]
     features["preemphasis"] = features["preemphasis"] or 0.0  # null is none
@@ -113,7 +83,7 @@ def read(path: Path) -> Contents:
 
 
 def _parakeet(
-    values: dict[str, Any], encoder: FastConformerConfig
+    values: Values, encoder: FastConformerConfig
 ) -> tuple[CTCConfig | TransducerConfig, int]:
     """Config of a Parakeet and its number of tokens, behind which blank has to stand."""
     kind = values["model_type"]
@@ -144,5 +114,5 @@ def our_name(name: str) -> str:
     A Canary's encoder is that of a Parakeet.
     """
     if name.startswith(("model.decoder.", "proj_out.")):
-        return replaced(name, canary.FOLDER_NAMES)
-    return replaced(name.removeprefix("model."), NAMES)
+        return replaced(name, LAYERS["canary_in_transformers"])
+    return replaced(name.removeprefix("model."), LAYERS["conformer"] | LAYERS["parakeet"])

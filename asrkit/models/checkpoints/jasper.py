@@ -6,12 +6,9 @@ Source of the names: github.com/NVIDIA/DeepLearningExamples, PyTorch/SpeechRecog
 
 import re
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from asrkit.models.checkpoints.folders import expect_only
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import renamed, saved
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.transducer import CTCConfig
@@ -28,14 +25,14 @@ NAME = re.compile(
 )
 PARTS = ("conv", "norm")
 # Keys of NeMo's config whose other values no shape of a weight shows.
-NEMO_ENCODER: dict[str, Any] = {
+NEMO_ENCODER = {
     "activation": "relu",
     "residual_mode": "add",
     "conv_mask": True,
     "frame_splicing": 1,
     "quantize": False,
 }
-NEMO_BLOCK: dict[str, Any] = {
+NEMO_BLOCK = {
     "residual_mode": "add",
     "kernel_size_factor": 1.0,
     "stride_last": False,
@@ -68,7 +65,7 @@ def read(path: Path) -> Contents:
     return config, ours, CharTokenizer(ALPHABET), features, notes
 
 
-def _encoder(weights: dict[str, Tensor]) -> JasperConfig:
+def _encoder(weights: Weights) -> JasperConfig:
     """The config whose shapes those of `weights` are."""
     count = 0
     while f"encoder.layers.{count}.conv.0.weight" in weights:
@@ -78,7 +75,7 @@ def _encoder(weights: dict[str, Tensor]) -> JasperConfig:
     return JasperConfig(bins=first.shape[1], stages=stages)
 
 
-def _stage(weights: dict[str, Tensor], number: int, count: int) -> Stage:
+def _stage(weights: Weights, number: int, count: int) -> Stage:
     """Stage `number` of `count`."""
     name = f"encoder.layers.{number}"
     channels, _, kernel = weights[f"{name}.conv.0.weight"].shape
@@ -120,7 +117,7 @@ def our_name(name: str) -> str:
     return f"encoder.stages.{stage}.{place}.{PARTS[int(part)]}.{leaf}"
 
 
-def nemo_encoder(values: dict[str, Any], bins: int) -> JasperConfig:
+def nemo_encoder(values: Values, bins: int) -> JasperConfig:
     """The config of a ConvASREncoder of NeMo that is a Jasper with dense residuals, or without any.
 
     Args:

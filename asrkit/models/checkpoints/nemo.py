@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import canary, jasper
 from asrkit.models.checkpoints.folders import expect_only, translated
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.names import LAYERS, SETTINGS
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import (
-    CONFORMER_NAMES,
     renamed,
     replaced,
     saved,
@@ -57,7 +56,7 @@ SECTIONS = (  # of an archive's config, with all that asrkit reads
     "prompt_defaults",
 )
 MOST_VALUES = 10**6  # in them: aliases of YAML make billions of a few lines
-ONLY: dict[str, dict[str, Any]] = {
+ONLY: dict[str, Values] = {
     "preprocessor": {
         "log": True,
         "frame_splicing": 1,
@@ -72,30 +71,6 @@ ONLY: dict[str, dict[str, Any]] = {
         "conv_context_style": "regular",
         "global_tokens": 0,
     },
-}
-ENCODER = {
-    "width": ("d_model", None),
-    "layers": ("n_layers", None),
-    "heads": ("n_heads", 4),
-    "subsampling": ("subsampling_factor", 4),
-    "subsampling_channels": ("subsampling_conv_channels", -1),
-    "kernel": ("conv_kernel_size", 31),
-    "expansion": ("ff_expansion_factor", 4),
-    "dropout": ("dropout", 0.1),
-    "dropout_attention": ("dropout_att", 0.0),
-    "dropout_input": ("dropout_pre_encoder", 0.1),
-    "dropout_positions": ("dropout_emb", 0.1),
-    "bias": ("use_bias", True),
-    "scale_input": ("xscaling", True),
-}
-NAMES = CONFORMER_NAMES | {  # parts of NeMo's names, and asrkit's
-    "decoder.prediction.embed.": "predictor.embedding.",
-    "decoder.prediction.dec_rnn.lstm.": "predictor.lstm.",
-    "joint.enc.": "encoder_projection.",
-    "joint.pred.": "predictor_projection.",
-    "joint.joint_net.[12].": "output.",  # 2 where a dropout lies between
-    "ctc_decoder.decoder_layers.0.": "ctc_head.",
-    "decoder.decoder_layers.0.": "output.",
 }
 NO_WEIGHTS = (  # beginnings of names: metrics, tables, features
     "loss.",
@@ -161,7 +136,7 @@ def _followed(value: Any, root: Any, count: Iterator[int]) -> Any:
     return _followed(found, root, count)
 
 
-def _expect_features(weights: dict[str, Tensor], config: FeatureConfig) -> None:
+def _expect_features(weights: Weights, config: FeatureConfig) -> None:
     """ValueError unless an archive's own window and mel bands are those of `config`."""
     make_window = getattr(torch, f"{config.window}_window")
     window = make_window(config.window_samples, periodic=False)
@@ -179,8 +154,8 @@ def _expect_features(weights: dict[str, Tensor], config: FeatureConfig) -> None:
 
 
 def _settings(
-    config: dict[str, Any], members: dict[str, Any]
-) -> tuple[ModelConfig, Tokenizer, dict[str, Any], dict[str, Any]]:
+    config: Values, members: dict[str, Any]
+) -> tuple[ModelConfig, Tokenizer, Values, Values]:
     """Model, tokenizer, features and notes of an archive's config and files."""
     target = str(config["target"]).rpartition(".")[2]
     remedy = "Other NeMo models are not supported."
@@ -188,7 +163,7 @@ def _settings(
     kind = TARGETS[target]
     features = _features(config["preprocessor"])
     encoder = _encoder(config["encoder"], features["bins"])
-    notes: dict[str, Any] = {"target": target, "nemo_version": str(config.get("nemo_version", ""))}
+    notes: Values = {"target": target, "nemo_version": str(config.get("nemo_version", ""))}
     tokenizer: Tokenizer
     if kind == "attention":
         model, tokenizer, prompt = canary.read_nemo(config, members, encoder)
@@ -219,15 +194,15 @@ def _settings(
     return transducer, tokenizer, features, notes
 
 
-def _features(values: dict[str, Any]) -> dict[str, Any]:
+def _features(values: Values) -> Values:
     """Arguments of FeatureConfig; windows of NeMo are never periodic, which is the default."""
     expect_only(values, ONLY["preprocessor"], "preprocessor")
     rate = values.get("sample_rate", 16_000)
     window = int(float(values.get("window_size", 0.02)) * rate)  # NeMo cuts off
     hop = int(float(values.get("window_stride", 0.01)) * rate)
     single = torch.finfo(torch.float32)
-    log_guard = values.get("log_zero_guard_value", 2.0**-24)
-    log_guard = {"tiny": single.tiny, "eps": single.eps}.get(log_guard, log_guard)
+    guard: Any = values.get("log_zero_guard_value", 2.0**-24)
+    log_guard = {"tiny": single.tiny, "eps": single.eps}.get(guard, guard)
     normalize = values.get("normalize", "per_feature")
     return {
         "rate_hz": rate,
@@ -244,11 +219,11 @@ def _features(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperConfig:
+def _encoder(values: Values, bins: int) -> FastConformerConfig | JasperConfig:
     if values["_target_"].endswith(".ConvASREncoder"):
         return jasper.nemo_encoder(values, bins)
     expect_only(values, ONLY["encoder"], "encoder")
-    sizes = translated(values, ENCODER)
+    sizes = translated(values, SETTINGS["nemo_encoder"])
     if sizes["subsampling_channels"] == -1:
         sizes["subsampling_channels"] = sizes["width"]
     around = [sizes["kernel"] // 2] * 2
@@ -266,5 +241,5 @@ def _encoder(values: dict[str, Any], bins: int) -> FastConformerConfig | JasperC
 def our_name(name: str) -> str:
     """asrkit's name of a NeMo weight; one that it does not know keeps its own."""
     if name.startswith(("transf_decoder.", "log_softmax.", "encoder_decoder_proj.")):
-        return replaced(name, canary.NEMO_NAMES)
-    return replaced(jasper.our_name(name), NAMES)
+        return replaced(name, LAYERS["canary_in_nemo"])
+    return replaced(jasper.our_name(name), LAYERS["conformer"] | LAYERS["nemo"])

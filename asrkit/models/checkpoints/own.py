@@ -19,11 +19,13 @@ from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer
 
+Values = dict[str, Any]  # by name: a section of a config, arguments, notes
+Weights = dict[str, Tensor]  # by name
 # What every reader returns: config, weights by asrkit's names, tokenizer, arguments of
 # FeatureConfig, notes.
-Contents = tuple[ModelConfig, dict[str, Tensor], Tokenizer, dict[str, Any], dict[str, Any]]
+Contents = tuple[ModelConfig, Weights, Tokenizer, Values, Values]
 
-_KINDS: dict[str, type] = {
+_KINDS = {
     kind.__name__: kind
     for kind in (
         ConvConfig,
@@ -95,7 +97,7 @@ def write(path: Path, contents: Contents) -> None:
         temporary.chmod(mode)  # safetensors keeps others from reading
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
     """Tensors by name, which stay on disk until they are used, and the header's texts."""
     from safetensors import safe_open
 

@@ -7,39 +7,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
+from asrkit.models.checkpoints.own import Weights
 from asrkit.shapes import expect
 
-# Parts of the names that NeMo and transformers give the layers of a FastConformer, and asrkit's;
-# numbers of the subsampling count activations too.
-CONFORMER_NAMES = {
-    "encoder.(pre_encode.out|subsampling.linear).": "encoder.subsampling.out.",
-    "encoder.(pre_encode.conv|subsampling.layers).0.": "encoder.subsampling.convs.0.",
-    "encoder.(pre_encode.conv|subsampling.layers).2.": "encoder.subsampling.convs.1.0.",
-    "encoder.(pre_encode.conv|subsampling.layers).3.": "encoder.subsampling.convs.1.1.",
-    "encoder.(pre_encode.conv|subsampling.layers).5.": "encoder.subsampling.convs.2.0.",
-    "encoder.(pre_encode.conv|subsampling.layers).6.": "encoder.subsampling.convs.2.1.",
-    "encoder.layers.": "encoder.blocks.",
-    ".norm_feed_forward1.": ".feed.0.0.",
-    ".feed_forward1.linear1.": ".feed.0.1.",
-    ".feed_forward1.linear2.": ".feed.0.4.",
-    ".norm_feed_forward2.": ".feed.1.0.",
-    ".feed_forward2.linear1.": ".feed.1.1.",
-    ".feed_forward2.linear2.": ".feed.1.4.",
-    ".norm_self_att.": ".attention_norm.",
-    ".self_attn.(linear_pos|relative_k_proj).": ".attention.position.",
-    ".self_attn.(linear_out|o_proj).": ".attention.out.",
-    ".self_attn.(linear_([qkv])|([qkv])_proj).": r".attention.\2\3.",
-    ".self_attn.(pos_)?bias_u": ".attention.content_bias",
-    ".self_attn.(pos_)?bias_v": ".attention.position_bias",
-    ".norm_conv.": ".conv_norm.",
-    ".conv.pointwise_conv1.": ".gate.",
-    ".conv.depthwise_conv.": ".depthwise.",
-    ".conv.(batch_)?norm.": ".batch_norm.",
-    ".conv.pointwise_conv2.": ".pointwise.",
-    ".norm_out.": ".final_norm.",
-}
 # Layers that are linear here, and convolutions of one frame elsewhere.
 _POINTWISE = (".gate.weight", ".pointwise.weight", "output.weight", "ctc_head.weight")
 
@@ -69,7 +40,7 @@ def replaced(name: str, names: Mapping[str, str]) -> str:
     return name
 
 
-def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str, Tensor]:
+def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> Weights:
     """`weights` by asrkit's names; empties `weights`, so that joined layers are in memory once.
 
     Args:
@@ -79,7 +50,7 @@ def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str
     Raises:
         ValueError: Two weights get one name, or one is no dense tensor.
     """
-    found: dict[str, Tensor] = {}
+    found: Weights = {}
     for theirs in [*weights]:
         ours = our_name(theirs)
         weight = weights.pop(theirs)
@@ -90,7 +61,7 @@ def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> dict[str
     return found
 
 
-def shape_conformer(weights: dict[str, Tensor]) -> None:
+def shape_conformer(weights: Weights) -> None:
     """Give weights of a FastConformer, by asrkit's names, its shapes, in place.
 
     Pointwise convolutions are linear layers, biases of attention broadcast over frames, and
@@ -104,7 +75,7 @@ def shape_conformer(weights: dict[str, Tensor]) -> None:
     join(weights, ".attention", "qkv", "qkv")
 
 
-def join(weights: dict[str, Tensor], within: str, parts: Sequence[str], joined: str) -> None:
+def join(weights: Weights, within: str, parts: Sequence[str], joined: str) -> None:
     """Make one layer of several that read the same, in place, by putting their rows together.
 
     Args:
@@ -119,7 +90,7 @@ def join(weights: dict[str, Tensor], within: str, parts: Sequence[str], joined: 
         weights[name.replace(first, f"{within}.{joined}.")] = torch.cat(rows)
 
 
-def drop_tied_output(weights: dict[str, Tensor], output: str) -> None:
+def drop_tied_output(weights: Weights, output: str) -> None:
     """Remove the output's weight, in place: it is the embedding's, and may stand for it.
 
     Raises:

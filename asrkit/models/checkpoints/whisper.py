@@ -6,9 +6,6 @@ SpecAugment and the initialisers do not matter once trained.
 """
 
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints.folders import (
@@ -19,48 +16,23 @@ from asrkit.models.checkpoints.folders import (
     translated,
     vocabulary,
 )
-from asrkit.models.checkpoints.own import Contents
+from asrkit.models.checkpoints.names import LAYERS, SETTINGS
+from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import drop_tied_output, join, renamed, replaced
 from asrkit.models.prompts import LANGUAGE, SUPPRESSED, TASK, WHISPER, PromptFormat, languages_of
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.text import JsonTokenizer, byte_level_json
 
-_ENCODER = {
-    "bins": ("num_mel_bins", 80),
-    "width": ("d_model", 384),
-    "layers": ("encoder_layers", 4),
-    "heads": ("encoder_attention_heads", 6),
-    "inner": ("encoder_ffn_dim", 1536),
-    "most": ("max_source_positions", 1500),
-    "dropout": ("dropout", 0.0),
-}
-_DECODER = {
-    "vocab_size": ("vocab_size", 51_865),
-    "width": ("d_model", 384),
-    "layers": ("decoder_layers", 4),
-    "heads": ("decoder_attention_heads", 6),
-    "inner": ("decoder_ffn_dim", 1536),
-    "most": ("max_target_positions", 448),
-    "dropout": ("dropout", 0.0),
-    "pad": ("pad_token_id", 50_256),
-}
 _ONLY = {"scale_embedding": False, "activation_function": "gelu"}
 _MULTILINGUAL = 51_865  # tokens of the smallest multilingual vocabulary; English ones have fewer
-_EXTRACTOR = {
-    "bins": ("feature_size", 80),
-    "rate_hz": ("sampling_rate", 16_000),
-    "hop_s": ("hop_length", 160),
-    "fft": ("n_fft", 400),
-    "fill_s": ("chunk_length", 30),
-}
-_EXTRACTOR_ONLY: dict[str, Any] = {
+_EXTRACTOR_ONLY = {
     "feature_extractor_type": "WhisperFeatureExtractor",
     "padding_value": 0.0,
     "sampling_rate": 16_000,  # of another rate, transformers' mel bands end at 8 kHz all the same
     "dither": 0.0,
 }
 # Arguments of FeatureConfig that are not in the file: transformers' extractor has them in its code.
-_EXTRACTOR_CODE: dict[str, Any] = {
+_EXTRACTOR_CODE = {
     "window": "hann",
     "periodic": True,
     "preemphasis": 0.0,
@@ -74,28 +46,9 @@ _EXTRACTOR_CODE: dict[str, Any] = {
 START = "<|startoftranscript|>"
 END = "<|endoftext|>"  # the first of the special tokens, which have no text
 NO_TIMES = "<|notimestamps|>"
-NAMES = {  # parts of transformers' names, and asrkit's
-    "model.encoder.conv1.": "encoder.conv.",
-    "model.encoder.conv2.": "encoder.stride.",
-    "model.(encoder.layers.[0-9]+).self_attn_layer_norm.": r"\1.attention_norm.",
-    "model.(encoder.layers.[0-9]+).self_attn.(q|k|v|out)_proj.": r"\1.\2.",
-    ".self_attn_layer_norm.": ".self_norm.",
-    ".self_attn.(q|k|v|out)_proj.": r".self_attention.\1.",
-    ".encoder_attn_layer_norm.": ".cross_norm.",
-    ".encoder_attn.q_proj.": ".cross_attention.query.",
-    ".encoder_attn.(k|v|out)_proj.": r".cross_attention.\1.",
-    ".final_layer_norm.": ".feed_forward_norm.",
-    ".fc1.": ".feed_forward.0.",
-    ".fc2.": ".feed_forward.2.",
-    "embed_tokens.": "embedding.",
-    "embed_positions.weight": "positions",
-    ".layer_norm.": ".norm.",
-    "model.encoder.": "encoder.",
-    "model.decoder.": "",
-}
 
 
-def read(path: Path, values: dict[str, Any]) -> Contents:
+def read(path: Path, values: Values) -> Contents:
     """Contents of the folder `path`, whose config.json holds `values`.
 
     Raises:
@@ -117,10 +70,10 @@ def read(path: Path, values: dict[str, Any]) -> Contents:
 
 
 def contents(
-    values: dict[str, Any],
+    values: Values,
     text: str,
-    weights: dict[str, Tensor],
-    settings: dict[str, Any],
+    weights: Weights,
+    settings: Values,
     source: str,
 ) -> Contents:
     """Contents of a Whisper.
@@ -139,8 +92,8 @@ def contents(
         ValueError: A part asks for what is not supported.
     """
     ids = vocabulary(text)
-    encoder = translated(values, _ENCODER)
-    decoder = translated(values, _DECODER)
+    encoder = translated(values, SETTINGS["whisper_encoder"])
+    decoder = translated(values, SETTINGS["whisper_decoder"])
     config = AEDConfig(
         encoder=WhisperEncoderConfig(**encoder),
         bos=ids[START],
@@ -178,7 +131,7 @@ def _our_name(name: str) -> str:
     """asrkit's name of a weight, also where a model was saved without the head around it."""
     if name.startswith(("encoder.", "decoder.")):
         name = f"model.{name}"
-    return replaced(name, NAMES)
+    return replaced(name, LAYERS["whisper_in_transformers"])
 
 
 def _tokenizer_json(path: Path) -> str:
@@ -191,10 +144,10 @@ def _tokenizer_json(path: Path) -> str:
     return byte_level_json(ids, merges)
 
 
-def feature_settings(values: dict[str, Any]) -> dict[str, Any]:
+def feature_settings(values: Values) -> Values:
     """Arguments of FeatureConfig, of what preprocessor_config.json holds."""
     expect_only(values, _EXTRACTOR_ONLY, "preprocessor_config.json")
-    features = translated(values, _EXTRACTOR)
+    features = translated(values, SETTINGS["whisper_features"])
     features["window_s"] = features["fft"] / features["rate_hz"]
     features["hop_s"] /= features["rate_hz"]
     features["fill_s"] = float(features["fill_s"])

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from asrkit.models.inference import tf32
 from asrkit.models.packed import multiplies
+from asrkit.workbench.bench.publishing import of_samples
 from asrkit.workbench.measure import measure
 from asrkit.workbench.records import Measurement
 
@@ -73,18 +74,9 @@ def _rate(
     """Measure how much work a call does in a second, which is so much at once."""
     with tf32(name == "tf32"):
         times = measure({name: call}, warmup=1, enough_s=1.0, **run)
-    timing = times[name]
-    return Measurement(
-        WHAT,
-        metric,
-        unit,
-        1e3 * work / timing.median_ms,
-        tuple(1e3 * work / ms for ms in timing.samples_ms),
-        timing.warmup,
-        impl=name,
-        params={"device": run["device"], "threads": torch.get_num_threads(), "shape": shape},
-        timer=timing.timer,
-    )
+    rates = [1e3 * work / ms for ms in times[name].samples_ms]
+    params = {"device": run["device"], "threads": torch.get_num_threads(), "shape": shape}
+    return of_samples(WHAT, metric, unit, rates, times[name], impl=name, params=params)
 
 
 def _products(device: str, quick: bool) -> Iterator[Measured]:

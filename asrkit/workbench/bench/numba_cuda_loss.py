@@ -72,7 +72,7 @@ def rnnt_loss_numba_cuda(
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, -1, like=logits, T=T, U1=U1, V=V
     )
-    costs: Any = LatticeLoss.apply(
+    costs = LatticeLoss.apply(
         logits.contiguous(),
         as_index(targets, logits.device),
         Nodes.padded(logits, lengths),

@@ -20,7 +20,7 @@ on it, but scores do, so a decoder that loses a token's keys and values is found
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from asrkit.shapes import expect
 
 LABELS_PER_SECOND = 3.5  # as English in some thousand subwords
 FRAMES_PER_SECOND = 12.5  # of the encoder
-DURATIONS: Sequence[tuple[int, ...]] = (
+DURATIONS = (
     (),  # of an RNN-T model
     (0, 1, 2, 3, 4),  # of a TDT model
 )
@@ -93,6 +93,13 @@ class PlantedDecoder:
     codes: Tensor  # (V, D / 2), of tokens
 
 
+def seeded(make: Callable[..., Any], config: object, seed: int = 0) -> Any:
+    """The model `make(config)` in eval mode, with random weights, the same ones each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(config).eval().requires_grad_(False)
+
+
 def planted(
     B: int,
     T: int,
@@ -137,8 +144,7 @@ def planted(
     )
     size = width // CLASSES
     codes = _codes(V, len(durations), size, generator)
-    with torch.random.fork_rng(devices=[]):
-        model = TransducerModel(config).eval().requires_grad_(False)
+    model = seeded(TransducerModel, config)
     _plant_transducer(model, codes, generator)
     encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
     for b in range(B):
@@ -185,9 +191,7 @@ def planted_decoder(
         most=most,
         dropout=0.0,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AEDModel(config).eval().requires_grad_(False)
+    model = seeded(AEDModel, config, seed)
     generator = torch.Generator().manual_seed(seed)
     places = torch.randn(most, width // 2, generator=generator).sign()
     codes = torch.randn(V, width // 2, generator=generator).sign()

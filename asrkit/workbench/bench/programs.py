@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from subprocess import PIPE
 from typing import Any
 
@@ -24,7 +23,7 @@ from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav
 from asrkit.workbench.bench.peers import peer_programs, whisper_programs
 from asrkit.workbench.bench.peers.processes import Peers
-from asrkit.workbench.bench.publishing import error_rate, latency, time_ratio
+from asrkit.workbench.bench.publishing import arm_measurements, error_rate, latency, time_ratio
 from asrkit.workbench.bench.recorded import word_errors
 from asrkit.workbench.measure import Sample, Timing, measure
 from asrkit.workbench.records import Measurement
@@ -39,7 +38,7 @@ ONNX = (
     "onnxruntime_{}_float32",
     "onnxruntime_{}_int8",
 )
-PEERS: dict[str, tuple[str, ...]] = {
+PEERS = {
     "ctc": (*(name.format("ctc") for name in ONNX), "nemo", "transformers_ctc"),
     "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
     "whisper": (*whisper_programs.PROGRAMS,),
@@ -159,7 +158,7 @@ def files(
         pythons: the Python of each program.
         models: its form of the model.
     """
-    request: dict[str, Any] = {"threads": THREADS, "first": str(task.first)}
+    request = {"threads": THREADS, "first": str(task.first)}
     request["files"] = [*map(str, task.files)]
     arms: dict[str, Program] = {}
     kinds = {name: (name,) for name in pythons}
@@ -178,16 +177,14 @@ def files(
         if task.kind == "whisper":
             params["decoding"] = decoding(name)
         shared: dict[str, Any] = {"impl": name, "params": params}
-        yield latency(what, timing, **shared)
-        rates = tuple(1e3 * params["audio_s"] / ms for ms in timing.samples_ms)
-        yield Measurement(what, "rtfx", "s/s", median(rates), rates, timer=timing.timer, **shared)
-        assert timing.cpu_ms
-        timer = "time.process_time_ns"
-        work = median(timing.cpu_ms)
-        yield Measurement(what, "cpu_time", "ms", work, timing.cpu_ms, timer=timer, **shared)
-        if program.peak_B is not None:
-            timer = "VmHWM of its process"
-            yield Measurement(what, "peak_memory", "B", program.peak_B, timer=timer, **shared)
+        yield from arm_measurements(
+            what,
+            timing,
+            audio_s=params["audio_s"],
+            peak_B=program.peak_B,
+            memory_timer="VmHWM of its process",
+            **shared,
+        )
         if task.said:
             yield error_rate(what, "wer", word_errors(task.said, program.texts), **shared)
     yield from ratios(what, timings, task.params)

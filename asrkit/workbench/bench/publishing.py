@@ -1,6 +1,7 @@
-"""Measurements of timings, the latency of an arm and how two arms compare, and of error rates."""
+"""Measurements of timings, what an arm took and how two arms compare, and of error rates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -13,34 +14,60 @@ Params = Mapping[str, Any]
 
 def latency(what: str, timing: Timing, **fields: Any) -> Measurement:
     """The time of an arm in ms, with `fields` of the Measurement."""
+    return of_samples(what, "latency", "ms", timing.samples_ms, timing, **fields)
+
+
+def of_samples(
+    what: str, metric: str, unit: str, samples: Sequence[float], timing: Timing, **fields: Any
+) -> Measurement:
+    """What follows from the times of an arm, a sample a repeat, with fields of the Measurement."""
     return Measurement(
         what,
-        "latency",
-        "ms",
-        timing.median_ms,
-        timing.samples_ms,
+        metric,
+        unit,
+        median(samples),
+        tuple(samples),
         timing.warmup,
         timer=timing.timer,
         **fields,
     )
+
+
+def arm_measurements(
+    what: str,
+    timing: Timing,
+    *,
+    audio_s: float | None,
+    peak_B: int | None,
+    memory_timer: str,
+    **fields: Any,
+) -> Iterator[Measurement]:
+    """Latency, RTFx, CPU time and peak memory of an arm, those that are known.
+
+    Args:
+        what: name of the benchmark.
+        timing: of the arm.
+        audio_s: seconds of speech in a call, if it is speech.
+        peak_B: most memory, if it was watched.
+        memory_timer: what watched it.
+        fields: of all Measurements.
+    """
+    yield latency(what, timing, **fields)
+    if audio_s:
+        rates = [1e3 * audio_s / ms for ms in timing.samples_ms]
+        yield of_samples(what, "rtfx", "s/s", rates, timing, **fields)
+    if timing.cpu_ms:
+        work = of_samples(what, "cpu_time", "ms", timing.cpu_ms, timing, **fields)
+        yield replace(work, timer="time.process_time_ns")
+    if peak_B is not None:
+        yield Measurement(what, "peak_memory", "B", peak_B, timer=memory_timer, **fields)
 
 
 def time_ratio(
     what: str, times: Mapping[str, Timing], slow: str, fast: str, **fields: Any
 ) -> Measurement:
     """How many times as long `slow` took as `fast`, within each repeat, with `fields`."""
-    samples = ratio(times, slow, fast)
-    timing = times[fast]
-    return Measurement(
-        what,
-        "ratio",
-        "1",
-        median(samples),
-        samples,
-        timing.warmup,
-        timer=timing.timer,
-        **fields,
-    )
+    return of_samples(what, "ratio", "1", ratio(times, slow, fast), times[fast], **fields)
 
 
 def error_rate(

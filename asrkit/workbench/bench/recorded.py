@@ -1,13 +1,12 @@
 """Recorded speech for whole programs, and the word errors of what they write."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from asrkit.files import shipped
 from asrkit.text import ErrorRate, normalize_text, wer
@@ -23,8 +22,7 @@ def read(manifest: Path | None = None) -> Recordings:
 
     cuts = corpora.from_manifest(manifest or shipped("speech/manifest.jsonl"))
     speech = Utterances.load(cuts, progress=False)
-    waves: Iterable[Tensor] = speech.waveforms
-    return [*zip((wave.numpy() for wave in waves), speech.texts, strict=True)]
+    return [*zip((wave.numpy() for wave in speech.waveforms), speech.texts, strict=True)]
 
 
 def write(folder: Path, recordings: Recordings) -> list[Path]:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from asrkit.workbench import records
 from asrkit.workbench.bench.agreement import Observation, compare_arms
 from asrkit.workbench.bench.cases import Case, failure
 from asrkit.workbench.bench.peers.processes import Peer, Peers
-from asrkit.workbench.bench.publishing import latency, time_ratio
+from asrkit.workbench.bench.publishing import arm_measurements, time_ratio
 from asrkit.workbench.bench.suites import SUITES
 from asrkit.workbench.machine import gpu_state
 from asrkit.workbench.measure import Timing, measure
@@ -160,31 +159,19 @@ def timed(
         timings: times by arm; an arm without any has no measurements.
         observations: what comparing the arms found out beside their results.
     """
-    audio_s = case.params.get("audio_s")
     for name, timing in timings.items():
         observation = observations[name]
         params = {**case.params, **case.arm_params.get(name, {}), **observation.params}
-        shared: dict[str, Any] = {"impl": name, "params": params}
-        time = latency(case.what, timing, **shared)
-        yield time
-        if audio_s:
-            rates = tuple(1e3 * audio_s / ms for ms in timing.samples_ms)
-            value = 1e3 * audio_s / timing.median_ms
-            yield replace(time, metric="rtfx", unit="s/s", value=value, samples=rates)
-        if timing.cpu_ms:
-            yield replace(
-                time,
-                metric="cpu_time",
-                value=median(timing.cpu_ms),
-                samples=timing.cpu_ms,
-                timer="time.process_time_ns",
-            )
-        if observation.peak_B is not None:
-            is_peer = isinstance(case.arms[name], Peer)
-            timer = "VmHWM of its process" if is_peer else "torch allocator"
-            yield Measurement(
-                case.what, "peak_memory", "B", observation.peak_B, timer=timer, **shared
-            )
+        is_peer = isinstance(case.arms[name], Peer)
+        yield from arm_measurements(
+            case.what,
+            timing,
+            audio_s=case.params.get("audio_s"),
+            peak_B=observation.peak_B,
+            memory_timer="VmHWM of its process" if is_peer else "torch allocator",
+            impl=name,
+            params=params,
+        )
     for slow, fast in case.pairs():
         if {slow, fast} <= timings.keys():
             params = {**case.params, **case.arm_params.get(fast, {}), "arms": [slow, fast]}

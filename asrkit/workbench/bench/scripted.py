@@ -72,7 +72,7 @@ def scripted(
         batch: files transcribed at once.
         device: of the model.
     """
-    encoder: Any = config.encoder
+    encoder = config.encoder
     predictor: Any = config.predictor
     features = FeatureConfig(bins=encoder.bins)
     files = [write_wav(folder / f"{row}.wav", beeps(S, row)) for row, S in enumerate(samples)]

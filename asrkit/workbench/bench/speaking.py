@@ -25,6 +25,7 @@ from asrkit.models import (
 )
 from asrkit.text import SentencePieceTokenizer
 from asrkit.workbench.bench.file_recognizer import RATE_HZ, read_wav, write_wav
+from asrkit.workbench.bench.planted import seeded
 from asrkit.workbench.bench.scripted import beeps, enliven, standardize
 
 LABELS_PER_SECOND = 3.0
@@ -75,9 +76,7 @@ def _lively(kind: Any, config: Any, sound: Path) -> tuple[Any, Tensor, Tensor]:
     """A model of random weights, the same ones each time, whose frames of a sound differ; these
     (1, T, D) and their length.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = kind(config).eval().requires_grad_(False)
+    model = seeded(kind, config)
     samples = torch.tensor(read_wav(sound))[None] / 32768
     features = log_mel(
         samples, torch.tensor([samples.shape[1]]), config=FeatureConfig(bins=config.encoder.bins)

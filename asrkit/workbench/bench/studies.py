@@ -1,12 +1,11 @@
 """The records of claims that are measured together."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
 
-from asrkit.workbench.bench.publishing import time_ratio
+from asrkit.workbench.bench.publishing import of_samples, time_ratio
 from asrkit.workbench.measure import Timing
 from asrkit.workbench.records import Measurement
 
@@ -46,17 +45,8 @@ class StudyRecords:
             unit: of the samples.
             params: of this record alone.
         """
-        return Measurement(
-            what,
-            metric,
-            unit,
-            median(samples),
-            tuple(samples),
-            impl=impl,
-            timer=timing.timer,
-            warmup=timing.warmup,
-            params={"threads": torch.get_num_threads(), **self.params, **params},
-        )
+        shared = {"threads": torch.get_num_threads(), **self.params, **params}
+        return of_samples(what, metric, unit, samples, timing, impl=impl, params=shared)
 
     def ratio(
         self,

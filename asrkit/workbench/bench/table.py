@@ -1,11 +1,10 @@
 """Records of benchmarks as tables of text: a table for each case, a row for each arm."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
+from asrkit.workbench.records import Record
 from asrkit.workbench.tables import aligned, paragraph, percent, three_digits
 
-Record = Mapping[str, Any]
 UNITS = {  # of records: their unit in the table, and its size
     "1": ("", 1),
     "s/s": ("", 1),

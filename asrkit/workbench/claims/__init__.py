@@ -18,7 +18,7 @@ from asrkit.workbench.claims.answers import (
     value_elsewhere,
 )
 from asrkit.workbench.claims.arithmetic import evaluate, grid_lines, published
-from asrkit.workbench.claims.claims import Claim, Record, load_claims
+from asrkit.workbench.claims.claims import Claim, load_claims
 from asrkit.workbench.claims.verdicts import (
     LEGEND,
     NOT_COMPARABLE,
@@ -27,6 +27,7 @@ from asrkit.workbench.claims.verdicts import (
     origin,
     verdict,
 )
+from asrkit.workbench.records import Record
 
 __all__ = [
     "LEGEND",

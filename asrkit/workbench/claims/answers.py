@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asrkit.shapes import count
-from asrkit.workbench.claims.claims import Claim, Record
+from asrkit.workbench.claims.claims import Claim
 from asrkit.workbench.claims.verdicts import Verdict, origin, verdict
-from asrkit.workbench.records import device
+from asrkit.workbench.records import Record, device
 
 Row = Mapping[str, object]  # of `claims_table`, or of the report's table
 

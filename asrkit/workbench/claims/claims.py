@@ -10,8 +10,6 @@ import yaml
 from asrkit.files import shipped
 from asrkit.workbench.tables import percent
 
-Record = Mapping[str, Any]
-
 # Units as tables show them behind a number; any other follows after a space.
 UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
 SHARES = ("share", "wer")  # metrics that are shown in per cent

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from asrkit.workbench.claims.arithmetic import evaluate, grid_lines
-from asrkit.workbench.claims.claims import Claim, Record
+from asrkit.workbench.claims.claims import Claim
 from asrkit.workbench.machine import this_machine
-from asrkit.workbench.records import measured_on
+from asrkit.workbench.records import Record, measured_on
 from asrkit.workbench.tables import percent
 
 LEGEND = {  # verdict -> what it means

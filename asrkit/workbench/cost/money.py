@@ -16,7 +16,7 @@ a case that reaches each of its ends.
 import csv
 import datetime
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import add, mul, truediv
@@ -240,7 +240,7 @@ def recorded_speeds(path: str | Path | None = None) -> list[Speed]:
     return [_speed(record) for record in chosen.values()]
 
 
-def _is_of_recogniser(record: Mapping[str, Any]) -> bool:
+def _is_of_recogniser(record: records.Record) -> bool:
     """Whether a record is the RTFx of a recogniser of published size, on one core or on a GPU."""
     params = record["params"]
     on_gpu = str(params.get("device")).startswith("cuda")
@@ -251,7 +251,7 @@ def _is_of_recogniser(record: Mapping[str, Any]) -> bool:
     return record["metric"] == "rtfx" and is_whole
 
 
-def _speed(record: Mapping[str, Any]) -> Speed:
+def _speed(record: records.Record) -> Speed:
     stats = record["stats"]
     params = record["params"]
     machine = record["machine"]

@@ -121,7 +121,7 @@ def magnitudes(speech: precision.Speech, most: int = 16) -> dict[str, Tensor]:
     features, frames = (part[:most] for part in speech.features())
     waves = speech.waveforms[:most]
     power = power_spectrum(waves, config)
-    model: Any = speech.checkpoint.model
+    model = speech.checkpoint.model
     values = {
         "waveform": waves[valid_mask(speech.lengths[:most], waves.shape[1])],
         "power": power[valid_mask(frames, power.shape[1])],

@@ -158,7 +158,7 @@ def _cast_convolutions(model: CTCModel) -> None:
     for convolution in convolutions:
         parametrize.register_parametrization(convolution, "weight", _Half(), unsafe=True)
     convolutions[0].register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.bfloat16),))
-    head: Any = model.output
+    head = model.output
     parametrize.register_parametrization(head, "weight", _Half(), unsafe=True)
     parametrize.register_parametrization(head, "bias", _Half(), unsafe=True)
 

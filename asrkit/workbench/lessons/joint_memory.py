@@ -51,7 +51,7 @@ def lean(inputs: Inputs, targets: Targets, **options: Any) -> Tensor:
     return rnnt_loss_lean(*inputs, *targets, activation="relu", **options)
 
 
-VARIANTS: dict[str, Callable[..., Tensor]] = {
+VARIANTS = {
     "torchaudio": partial(dense, impl="torchaudio"),
     "wavefront": partial(dense, impl="wavefront"),
     "numba": partial(dense, impl="numba_cpu"),

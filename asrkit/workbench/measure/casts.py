@@ -4,6 +4,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -91,13 +92,8 @@ def profiles_in_turns(
         inputs: Its positional arguments.
         repeats: How often each mode is profiled.
     """
-    turns = []
-    for _ in range(repeats):
-        turn = {}
-        for mode in MODES:
-            turn[mode] = cast_profile(module, inputs, mode, repeats=1, warmup=1)
-        turns.append(turn)
-    return turns
+    profile = partial(cast_profile, module, inputs, repeats=1, warmup=1)
+    return [{mode: profile(mode) for mode in MODES} for _ in range(repeats)]
 
 
 def median_profile(profiles: Sequence[CastProfile]) -> CastProfile:
@@ -184,8 +180,7 @@ def cast_profile(
     passes = [_on_cuda(listed) if device == "cuda" else listed() for _ in range(repeats)]
     works = [[op for op in ops if op.launches] for ops in passes]
     numbers = sorted(set(map(len, works)))
-    remedy = "Try module.eval()."
-    expect(len(numbers) == 1, "module", "the same ops in every call", numbers, remedy)
+    expect(len(numbers) == 1, "module", "the same ops in every call", numbers, "Try module.eval().")
     return CastProfile(ops=_medians(works))
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-ASR = "nemo.collections.asr"
 PACKAGES = (
     "nemo",
     "nemo.core",
@@ -25,26 +24,26 @@ PACKAGES = (
     "nemo.collections",
     "nemo.collections.common",
     "nemo.collections.common.parts",
-    ASR,
-    f"{ASR}.losses",
-    f"{ASR}.modules",
-    f"{ASR}.parts",
-    f"{ASR}.parts.numba",
-    f"{ASR}.parts.submodules",
-    f"{ASR}.parts.utils",
+    "nemo.collections.asr",
+    "nemo.collections.asr.losses",
+    "nemo.collections.asr.modules",
+    "nemo.collections.asr.parts",
+    "nemo.collections.asr.parts.numba",
+    "nemo.collections.asr.parts.submodules",
+    "nemo.collections.asr.parts.utils",
 )
 UNUSED = (
     "einops",
     "nemo.core.classes.exportable",
     "nemo.core.neural_types",
-    f"{ASR}.models",
-    f"{ASR}.parts.context_biasing",
-    f"{ASR}.parts.context_biasing.biasing_multi_model",
-    f"{ASR}.parts.mixins",
-    f"{ASR}.parts.mixins.streaming",
-    f"{ASR}.parts.submodules.adapters",
-    f"{ASR}.parts.submodules.ngram_lm",
-    f"{ASR}.parts.utils.adapter_utils",
+    "nemo.collections.asr.models",
+    "nemo.collections.asr.parts.context_biasing",
+    "nemo.collections.asr.parts.context_biasing.biasing_multi_model",
+    "nemo.collections.asr.parts.mixins",
+    "nemo.collections.asr.parts.mixins.streaming",
+    "nemo.collections.asr.parts.submodules.adapters",
+    "nemo.collections.asr.parts.submodules.ngram_lm",
+    "nemo.collections.asr.parts.utils.adapter_utils",
 )
 
 
@@ -114,8 +113,8 @@ def _used() -> dict[str, dict[str, Any]]:
             "avoid_float16_autocast_context": nullcontext,  # it asks about CUDA only
             "logging": types.SimpleNamespace(info=_same, warning=_same, debug=_same),
         },
-        f"{ASR}.models.configs": {"CacheAwareStreamingConfig": streaming},
-        f"{ASR}.parts.submodules.adapters.attention_adapter_mixin": {
+        "nemo.collections.asr.models.configs": {"CacheAwareStreamingConfig": streaming},
+        "nemo.collections.asr.parts.submodules.adapters.attention_adapter_mixin": {
             "AttentionAdapterModuleMixin": adapter
         },
     }

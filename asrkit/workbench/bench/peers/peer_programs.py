@@ -264,7 +264,7 @@ def write_nemo(source: str, target: str) -> None:
     modules = "nemo.collections.asr.modules."
     V = model.blank
     features = {"window_size": 0.025, "features": sizes["bins"], "n_fft": 512, "dither": 0.0}
-    config: dict[str, Any] = {
+    config = {
         "sample_rate": 16_000,
         "preprocessor": {"_target_": f"{modules}AudioToMelSpectrogramPreprocessor", **features},
         "encoder": {"_target_": f"{modules}ConformerEncoder", **nemo_settings(sizes)},
@@ -307,7 +307,7 @@ def write_nemo(source: str, target: str) -> None:
 
 
 # form: what writes it, to a path of that name
-FORMS: dict[str, Callable[[str, str], None]] = {
+FORMS = {
     "onnx": partial(write_onnx, int8=False),
     "onnx-int8": partial(write_onnx, int8=True),
     "parakeet": write_transformers,
@@ -325,7 +325,7 @@ def _of_heads(package: str, make: Any) -> dict[str, tuple[str, str, Any]]:
 
 
 # name: package, form of the model ("" as asrkit loads it), and what loads it
-PROGRAMS: dict[str, tuple[str, str, Callable[[str, int], Transcribe]]] = {
+PROGRAMS = {
     **{
         f"asrkit_{precision}": ("asrkit", "", partial(asrkit, precision=precision))
         for precision in ("float32", "bfloat16", "int8")

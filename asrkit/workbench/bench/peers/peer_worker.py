@@ -117,7 +117,7 @@ def main(peer: str) -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    files: Any = (peer_losses, peer_decoders, peer_encoders, peer_engines)
+    files = (peer_losses, peer_decoders, peer_encoders, peer_engines)
     (found,) = [file.PEERS[peer] for file in files if peer in file.PEERS]
     serve = None
     for line in sys.stdin:

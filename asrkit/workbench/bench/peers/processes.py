@@ -21,7 +21,7 @@ from asrkit.workbench.measure import Sample
 
 WORKER = Path(__file__).with_name("peer_worker.py")
 PYTHON = WORKER.resolve().parents[4] / ".venv-peers/bin/python"
-NAMES: dict[str, tuple[str, ...]] = {
+NAMES = {
     "rnnt": ("fast_rnnt", "warprnnt_numba", "nemo_numba", "nemo_pytorch"),
     "rnnt-large": ("fast_rnnt", "nemo_numba"),  # the others of NeMo's kind take as long, or longer
     "tdt": ("transformers_tdt",),

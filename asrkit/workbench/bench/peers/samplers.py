@@ -55,7 +55,7 @@ def bucketing(cuts: Any, *, ranks: int, drop_last: bool = False, **limits: Any) 
     """
     from lhotse.dataset.sampling import DynamicBucketingSampler
 
-    options: dict[str, Any] = {"num_buckets": 30} | limits
+    options = {"num_buckets": 30} | limits
     return DynamicBucketingSampler(
         cuts, shuffle=True, seed=0, world_size=ranks, rank=0, drop_last=drop_last, **options
     )
@@ -116,7 +116,7 @@ def strict() -> Any:
                 example: a cut.
                 example_len: its seconds and tokens, if known.
             """
-            cells: Sequence[Any] = self.max_seq_len_buckets
+            cells = self.max_seq_len_buckets
             seconds, tokens = example_len or self.measure_length(example)
             first = bisect_left(cells, (seconds,))  # of the first duration that is long enough
             if first == len(cells):

@@ -7,7 +7,7 @@ makes the same graphs, a decoder that keeps keys and values as states.
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,44 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-HUGGINGFACE = {  # parts of asrkit's names, and transformers'
-    "^(positions|embedding|norm|layers)": r"decoder.\1",
-    "encoder.conv.": "encoder.conv1.",
-    "encoder.stride.": "encoder.conv2.",
-    "positions": "embed_positions.weight",
-    "embedding.": "embed_tokens.",
-    "attention_norm.": "self_attn_layer_norm.",
-    "self_norm.": "self_attn_layer_norm.",
-    "cross_norm.": "encoder_attn_layer_norm.",
-    "feed_forward_norm.": "final_layer_norm.",
-    ".norm.": ".layer_norm.",
-    "feed_forward.0.": "fc1.",
-    "feed_forward.2.": "fc2.",
-    "self_attention.": "self_attn.",
-    "cross_attention.": "encoder_attn.",
-    "(encoder.layers.[0-9]+).(query|key|value|out).": r"\1.self_attn.\2.",
-    "_attn.(q|k|v|out)[a-z]*.": r"_attn.\1_proj.",
-    "^": "model.",
-}
-OPENAI = {  # parts of transformers' names, and OpenAI's
-    "^model.": "",
-    "layers.": "blocks.",
-    "encoder.layer_norm.": "encoder.ln_post.",
-    "decoder.layer_norm.": "decoder.ln.",
-    "embed_positions.weight": "positional_embedding",
-    "embed_tokens.": "token_embedding.",
-    "self_attn_layer_norm.": "attn_ln.",
-    "encoder_attn_layer_norm.": "cross_attn_ln.",
-    "final_layer_norm.": "mlp_ln.",
-    "fc1.": "mlp.0.",
-    "fc2.": "mlp.2.",
-    "self_attn.": "attn.",
-    "encoder_attn.": "cross_attn.",
-    "q_proj.": "query.",
-    "k_proj.": "key.",
-    "v_proj.": "value.",
-    "out_proj.": "out.",
-}
 JOINED = {"qkv": ("query", "key", "value"), "key_value": ("key", "value")}
 MAGIC = 0x67676D6C  # "ggml"
 FLOAT32, FLOAT16, Q8_0 = 0, 1, 8  # types of ggml's tensors
@@ -71,6 +33,7 @@ def load(source: str) -> Any:
 
 def weights_of(model: Any) -> dict[str, Tensor]:
     """Weights of asrkit's model under transformers' names; keys have no bias there."""
+    from asrkit.models.checkpoints.names import LAYERS
     from asrkit.models.checkpoints.weights import replaced
 
     found = {}
@@ -80,20 +43,20 @@ def weights_of(model: Any) -> dict[str, Tensor]:
         for part, one in zip(parts, weight.chunk(len(parts)), strict=True):
             name = ours.replace(f".{joined[0]}.", f".{part}.") if joined else ours
             if not name.endswith(".key.bias"):
-                found[replaced(name, HUGGINGFACE)] = one.contiguous()
+                found[replaced(name, LAYERS["whisper_to_transformers"])] = one.contiguous()
     return found
 
 
 def settings(checkpoint: Any) -> dict[str, dict[str, Any]]:
     """The contents of a Hugging Face folder's JSON files by name."""
     config, notes = checkpoint.model.config, checkpoint.notes
-    sizes: dict[str, Any] = {"d_model": config.width, "vocab_size": config.vocab_size}
+    sizes = {"d_model": config.width, "vocab_size": config.vocab_size}
     sizes |= {"num_mel_bins": config.encoder.bins, "max_source_positions": config.encoder.most}
     sizes["max_target_positions"] = config.most
     for name, part in (("encoder", config.encoder), ("decoder", config)):
         sizes |= {f"{name}_layers": part.layers, f"{name}_attention_heads": part.heads}
         sizes[f"{name}_ffn_dim"] = part.expansion * part.width
-    tokens: dict[str, Any] = dict.fromkeys(("eos_token_id", "pad_token_id"), config.eos)
+    tokens = dict.fromkeys(("eos_token_id", "pad_token_id"), config.eos)
     tokens |= dict.fromkeys(("bos_token_id", "decoder_start_token_id"), config.bos)
     tokens["suppress_tokens"] = notes["suppressed"]["always"]
     tokens["begin_suppress_tokens"] = notes["suppressed"]["first"]
@@ -268,6 +231,7 @@ def write_ggml(source: str, target: str, kind: int) -> None:
             float32.
     """
     from asrkit.features import FeatureConfig, mel_bands
+    from asrkit.models.checkpoints.names import LAYERS
     from asrkit.models.checkpoints.weights import replaced
 
     checkpoint = load(source)
@@ -284,7 +248,7 @@ def write_ggml(source: str, target: str, kind: int) -> None:
         for text in texts:
             file.write(struct.pack("<i", len(text)) + text)
         for name, weight in weights_of(checkpoint.model).items():
-            write_tensor(file, replaced(name, OPENAI), weight.numpy(), kind)
+            write_tensor(file, replaced(name, LAYERS["whisper_to_openai"]), weight.numpy(), kind)
 
 
 def token_bytes(contents: str, count: int) -> Iterator[bytes]:
@@ -325,7 +289,7 @@ def encoded(values: np.ndarray, kind: int) -> bytes:
 
 
 # form: what writes it, to a path of that name
-FORMS: dict[str, Callable[[str, str], None]] = {
+FORMS = {
     "huggingface": write_huggingface,
     "openvino": write_openvino,
     "ggml-f16.bin": partial(write_ggml, kind=FLOAT16),

@@ -29,7 +29,7 @@ def faster_whisper(model: str, threads: int, precision: str, **batched: Any) -> 
 
     whisper = WhisperModel(model, device="cpu", compute_type=precision, cpu_threads=threads)
     asked: dict[str, Any] = {"language": "en", "beam_size": 1, "condition_on_previous_text": False}
-    recognizer: Any = whisper
+    recognizer = whisper
     if batched:
         recognizer = BatchedInferencePipeline(whisper)
         asked |= batched

@@ -123,8 +123,7 @@ def _check_own(table: Lengths, limit: Limit, ranks: int) -> None:
     most = limit.share(1, table.seconds, table.tokens).max()
     wanted = "utterances that fit the limit of memory alone"
     expect(most <= 1, "lengths", wanted, f"{most:.2f} of it", "Cut long ones up.")
-    wanted = f"at most {len(table)}, the number of utterances"
-    expect(ranks <= len(table), "ranks", wanted, ranks)
+    expect(ranks <= len(table), "ranks", f"at most {len(table)}, the number of utterances", ranks)
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class BatchingComparison:
 
     def measure(self, arm: BatchingArm) -> Iterator[Measurement]:
         """Measurements of one arm, one for each metric that is recorded."""
-        params: dict[str, Any] = {
+        params = {
             "case": str(self),
             "set": self.name,
             "ranks": self.ranks,

@@ -40,13 +40,13 @@ from asrkit.workbench.bench.planted import (
     planted,
     planted_decoder,
     planted_text,
+    seeded,
 )
 from asrkit.workbench.bench.studies import StudyRecords
 from asrkit.workbench.measure import measure
 from asrkit.workbench.records import Measurement
 
 Options = Mapping[str, Any]  # of transducer_greedy
-Calls = Sequence[Callable[[], object]]
 RATE_HZ = 16_000
 BLANK_SHARE = 0.72  # of frames, as in speech
 PROMPT = 9  # tokens of a prompt of Canary-1B-Flash
@@ -120,7 +120,7 @@ class Study(NamedTuple):
     def values(
         self,
         impl: str,
-        calls: Calls,
+        calls: Sequence[Callable[[], object]],
         records: StudyRecords,
         value: Callable[..., float],
         unit: str = "1",
@@ -178,9 +178,8 @@ def noise(*shape: int) -> Tensor:
 
 def random_model(make: Callable[..., Any], config: object, device: str) -> Any:
     """A model with random weights, drawn on the device, where a billion are drawn faster."""
-    with torch.random.fork_rng(), torch.device(device):
-        torch.manual_seed(0)
-        return make(config).eval().requires_grad_(False)
+    with torch.device(device):
+        return seeded(make, config)
 
 
 def ctc_model(study: Study) -> CTCModel:
@@ -320,9 +319,9 @@ def front_end(study: Study) -> Iterator[Case]:
     records = study.records(waveforms.shape, dtype="bfloat16", lengths="as LibriSpeech's")
     normalization = partial(normalize_sequential, *raw)
     decoding = partial(ctc_greedy_sequential, *scores)
-    features: Calls = [lambda: normalize_sequential(*mel(*speech))]
-    with_mel: Calls = [normalization, partial(mel, *speech)]
-    with_model: Calls = [decoding, partial(log_probs_of, model, *speech)]
+    features = [lambda: normalize_sequential(*mel(*speech))]
+    with_mel = [normalization, partial(mel, *speech)]
+    with_model = [decoding, partial(log_probs_of, model, *speech)]
     timed: dict[str, Any] = {
         "preprocessor-10ms": (features, records, float, "ms"),
         "preprocessor-norm-share": (with_mel, records, share),

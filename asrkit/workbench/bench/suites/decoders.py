@@ -32,7 +32,7 @@ from asrkit.decoders import (
 )
 from asrkit.models import optimize
 from asrkit.workbench.bench.cache_policies import POLICIES, with_policy
-from asrkit.workbench.bench.cases import Case, PeerArms, Suite
+from asrkit.workbench.bench.cases import Arms, Case, PeerArms, Suite
 from asrkit.workbench.bench.peers.peer_decoders import GRAPHS, write
 from asrkit.workbench.bench.planted import (
     DURATIONS,
@@ -47,6 +47,7 @@ from asrkit.workbench.measure import launch_profile
 from asrkit.workbench.measure.ops import dtype_name
 
 Options = dict[str, Any]  # of transducer_greedy or aed_greedy
+Batches = tuple[tuple[int, int], ...]
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
 KEPT = {  # by an attention decoder
     "kept": POLICIES["KV cache"],
@@ -59,10 +60,10 @@ ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
 class Sizes(NamedTuple):
     """Sizes of batches: utterances, and frames of the longest; the first are worth most."""
 
-    loops: tuple[tuple[int, int], ...]
+    loops: Batches
     slow: tuple[int, int]  # with the slow loops
-    ctc: tuple[tuple[int, int], ...]
-    attention: tuple[tuple[int, int], ...]
+    ctc: Batches
+    attention: Batches
     layers: tuple[int, ...]  # of attention decoders
     transducer: Options  # sizes of the models that differ from the default ones
     decoder: Options
@@ -119,7 +120,7 @@ def ctc(plan: Planted, device: str) -> Case:
     """Greedy CTC: one utterance after another, and batched."""
     log_probs = ctc_log_probs(plan).to(device)
     lengths = plan.lengths.to(device)
-    arms: dict[str, Callable[[], Hypotheses]] = {
+    arms = {
         "sequential": partial(ctc_greedy_sequential, log_probs, lengths),
         "batched": partial(ctc_greedy, log_probs, lengths, impl="batched"),
     }
@@ -184,7 +185,7 @@ def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
         device: "cpu" or "cuda".
         names: of loops without graphs.
     """
-    ways: dict[str, Options] = {name: {"strategy": name, "graphs": "off"} for name in names}
+    ways = {name: {"strategy": name, "graphs": "off"} for name in names}
     if device == "cuda":
         ways |= {f"windowed_looping_{mode}": {"graphs": mode} for mode in ("step", "full")}
     decode = partial(_decode_transducer, plan)
@@ -257,7 +258,7 @@ def _counted(
     decode: Callable[..., Hypotheses],
     ways: Mapping[str, Options],
     device: str,
-) -> tuple[dict[str, Callable[[], Hypotheses]], dict[str, dict[str, Any]]]:
+) -> tuple[Arms, dict[str, dict[str, Any]]]:
     """An arm for each way that can run, and what it asks for; the others are named on standard
     error. No arms where the first cannot run.
 
@@ -298,9 +299,7 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str) -> Case:
     cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     plan = planted_text(decoder, B, T).to(device, dtype)
-    ways: dict[str, Options] = {
-        name: {"model": with_policy(plan.model, policy)} for name, policy in KEPT.items()
-    }
+    ways = {name: {"model": with_policy(plan.model, policy)} for name, policy in KEPT.items()}
     pairs = [("recomputed", "kept"), ("absorbed", "kept")]
     if not cuda:
         ways["kept_packed"] = {"model": optimize(deepcopy(plan.model))}

@@ -46,7 +46,7 @@ from asrkit.workbench.bench.ceilings import ceilings
 from asrkit.workbench.bench.peers.peer_encoders import sketch, write
 from asrkit.workbench.bench.peers.peer_engines import write_features, write_model
 from asrkit.workbench.bench.peers.processes import NAMES, Peers
-from asrkit.workbench.bench.planted import planted
+from asrkit.workbench.bench.planted import planted, seeded
 from asrkit.workbench.bench.suites.jasper import claims, random_jasper
 from asrkit.workbench.bench.suites.ways import (
     Inputs,
@@ -138,12 +138,11 @@ def random_encoder(config: FastConformerConfig, device: str) -> FastConformer:
 
     The biases of attention are not zero as at birth, so a peer that lacks them is found out.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = FastConformer(config).eval().requires_grad_(False)
-        for name, weight in encoder.named_parameters():
-            if name.endswith(("content_bias", "position_bias")):
-                weight.normal_(0, 0.1)
+    encoder = seeded(FastConformer, config)
+    draw = torch.Generator().manual_seed(0)
+    for name, weight in encoder.named_parameters():
+        if name.endswith(("content_bias", "position_bias")):
+            weight.normal_(0, 0.1, generator=draw)
     return encoder.to(device)
 
 
@@ -421,9 +420,7 @@ def shrunk(config: TransducerConfig) -> TransducerConfig:
 
 def random_transducer(config: TransducerConfig, decoder: TransducerModel) -> TransducerModel:
     """A model of `config` with random weights, but predictor and joint of `decoder`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = TransducerModel(config).eval().requires_grad_(False)
+    model = seeded(TransducerModel, config)
     for part in ("predictor", "predictor_projection", "output"):
         getattr(model, part).load_state_dict(getattr(decoder, part).state_dict())
     return model

@@ -24,7 +24,7 @@ from asrkit.models.inference import cast_copy, tf32
 from asrkit.optim import NovoGrad
 from asrkit.workbench.bench.cases import Case
 from asrkit.workbench.bench.studies import StudyRecords
-from asrkit.workbench.bench.suites.ways import arm, speech, weights_dtype
+from asrkit.workbench.bench.suites.ways import Encode, arm, speech, weights_dtype
 from asrkit.workbench.measure import Timing, measure
 from asrkit.workbench.records import Measurement
 
@@ -85,7 +85,7 @@ def latencies(
         return measure(calls, repeats=repeats, warmup=warmup, device=device)
 
 
-def best_tokens(encode: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+def best_tokens(encode: Encode) -> Tensor:
     """The best token of each frame (B, T) of the log-probabilities that a call computes."""
     return encode()[0].argmax(-1)
 
@@ -110,8 +110,7 @@ def claims(model: CTCModel, device: str, quick: bool) -> Iterator[Case]:
         quick: toy sizes, which settle nothing.
     """
     for ids, study in ((LATENCY, latency_claims), (TRAINING, training_claims)):
-        what = f"claims: {', '.join(ids)}"
-        yield Case(what=what, measure=partial(study, model, device, quick))
+        yield Case(what=f"claims: {', '.join(ids)}", measure=partial(study, model, device, quick))
 
 
 def latency_claims(model: CTCModel, device: str, quick: bool) -> Iterator[Measurement]:

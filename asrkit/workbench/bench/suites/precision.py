@@ -265,7 +265,7 @@ def costs(
     jobs = 60 if quick else JOBS
     sets = corpora.spoken_commands(train=0, dev=jobs, test=jobs, kinds=kinds, progress=False)
     speech = Utterances.load([*sets["test"], *sets["dev"]], progress=False)
-    params: dict[str, Any] = {
+    params = {
         "weights": "trained",
         "kinds": [*(kinds or ["all"])],
         "utterances": len(speech),

@@ -96,7 +96,7 @@ def whisper_programs(
     samples, said = recorded.joined(speech, 60 * (1 if quick else LONG_MINUTES))
     speech = speech[: FEW_RECORDINGS if quick else None]
     short = recorded.write(folder / "short", speech)
-    params: dict[str, Any] = {"device": "cpu", "dtype": "", "threads": programs.THREADS}
+    params = {"device": "cpu", "dtype": "", "threads": programs.THREADS}
     params["weights"] = model.name if os.environ.get("ASRKIT_WEIGHTS") else "Whisper tiny.en"
     params["speech"] = manifest.name if manifest else "recorded_speech()"
     one_by_one = programs.Task(
@@ -130,7 +130,7 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     files = recordings(folder / "files", [10.0, *spoken])
     (sound,) = recordings(folder / "sound", [30.0])
     preset = presets.tiny if quick else presets.tdt_ctc_110m
-    rnnt: Any = replace(preset(vocab_size=PIECES), durations=(), ctc=False)
+    rnnt = replace(preset(vocab_size=PIECES), durations=(), ctc=False)
     ctc = CTCConfig(vocab_size=PIECES, encoder=rnnt.encoder)
     params = {"files": len(files), "audio_s": programs.seconds(files), "preset": preset.__name__}
     params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS, "weights": "random"}
@@ -156,7 +156,7 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
 def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
     """One case of all arms, which is refused where the first does not find what was planted."""
     full = what == "headline-full"
-    params: dict[str, Any] = {"preset": preset}
+    params = {"preset": preset}
     if full:
         params["lengths"] = "equal"
     try:

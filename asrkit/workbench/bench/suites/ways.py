@@ -121,7 +121,7 @@ def one_thread() -> Iterator[None]:
     """
     this_machine()  # whose records, those of the block too, name all of its cores
     threads = torch.get_num_threads()
-    cores: set[int] = set()
+    cores = set()
     if hasattr(os, "sched_setaffinity"):
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {max(cores)})

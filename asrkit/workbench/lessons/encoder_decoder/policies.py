@@ -114,15 +114,14 @@ def random_model(layers: tuple[int, int], *, heads: int = 4, seed: int = 0) -> A
     """
     in_encoder, in_decoder = layers
     width = 64 * heads
-    encoder = FastConformerConfig(
-        width=width, layers=in_encoder, heads=heads, subsampling_channels=64
-    )
     config = AEDConfig(
         vocab_size=VOCABULARY,
         pad=VOCABULARY - 3,
         bos=VOCABULARY - 2,
         eos=VOCABULARY - 1,
-        encoder=encoder,
+        encoder=FastConformerConfig(
+            width=width, layers=in_encoder, heads=heads, subsampling_channels=64
+        ),
         width=width,
         layers=in_decoder,
         heads=heads,
