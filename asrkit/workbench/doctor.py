@@ -13,6 +13,7 @@ import torch
 
 from asrkit import files
 from asrkit.losses.choice import fastest
+from asrkit.losses.rnnt import TORCHAUDIO
 from asrkit.runtime import triton_fails
 from asrkit.transcribe.default import default_model
 from asrkit.workbench.machine import this_machine
@@ -23,11 +24,11 @@ STATUSES: tuple[Status, ...] = ("missing", "note", "ok")  # worst first
 EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it, its modules)
     "": (
         "every notebook",
-        "torchaudio numba lhotse soundfile av jiwer sentencepiece safetensors yaml",
+        "numba lhotse soundfile av jiwer sentencepiece safetensors yaml",
     ),
     "notebooks": (
         "every notebook and make report",
-        "matplotlib ipywidgets papermill nbconvert jupyterlab",
+        "matplotlib ipywidgets papermill nbconvert jupyterlab torchaudio",
     ),
     "synth": ("the speech of 00_start_here", "espeakng_loader"),
     "dev": ("make test", "pytest hypothesis"),
@@ -36,7 +37,7 @@ EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it
     "scale": ("asrkit transcribe --on ray", "ray"),
 }
 LOADS = {  # (shared library, extra that brings it) -> program that loads it
-    ("torchaudio", ""): "import torchaudio",
+    ("torchaudio", "notebooks"): "import torchaudio",
     ("espeak-ng", "synth"): (
         "import ctypes, espeakng_loader as e; ctypes.CDLL(str(e.get_library_path()))"
     ),
@@ -116,8 +117,8 @@ def _libraries() -> Iterable[Finding]:
         tried = subprocess.run([sys.executable, "-c", program], capture_output=True)
         loads = tried.returncode == 0
         detail = "loads" if loads else "does not load"
-        remedy = _install(extra) if extra else f"pip install --upgrade {name}"
-        yield _finding(name, detail, loads, remedy, required=not extra)
+        remedy = TORCHAUDIO if name == "torchaudio" else _install(extra)
+        yield _finding(name, detail, loads, remedy)
 
 
 def _memory(machine: Mapping[str, Any]) -> Finding:

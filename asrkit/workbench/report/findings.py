@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asrkit.workbench.records import CONDITIONS
+from asrkit.workbench.records import CONDITIONS, Record
 from asrkit.workbench.report.execute import NotebookRun
 from asrkit.workbench.tables import NO_BREAK_SPACE
 
-Record = Mapping[str, Any]
 LEAST_FACTOR = 1.1  # less than this is no finding
 UNITS = {  # unit of a record -> factor and text of what is shown
     "1": (1, ""),

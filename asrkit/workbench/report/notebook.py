@@ -23,7 +23,7 @@ from nbformat.v4 import new_markdown_cell
 from traitlets.config import Config
 
 from asrkit.workbench.claims import LEGEND
-from asrkit.workbench.records import MIME, problem
+from asrkit.workbench.records import MIME, Record, problem
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -54,8 +54,6 @@ MARKS = {  # verdict -> mark; any other is "soft"
     "not reproduced": "bad",
 }
 SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
-
-Record = Mapping[str, Any]
 
 
 def mark_of(label: str) -> str:

@@ -32,11 +32,11 @@ from asrkit.workbench.claims import (
     summary,
     verdict,
 )
+from asrkit.workbench.records import Record
 from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun
 from asrkit.workbench.report.findings import findings_of, value_with_unit
 from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, render
 
-Record = Mapping[str, Any]
 Row = dict[str, Any]
 
 MEANINGS = {  # mark -> what it says of a published number
