@@ -4,7 +4,8 @@ The library: asrkit.features, .text, .models, .losses, .decoders, .data, .transc
 The workbench, which the library never imports: asrkit.workbench with .measure, .cost, .bench,
 .claims, .plots, .lessons and .report.
 
-Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded.
+Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded. A
+user without a name gets one, such as uid12345.
 """
 
 import getpass

@@ -7,8 +7,10 @@ the two are not mixed.
 from pathlib import Path
 
 _packages = Path(__file__).resolve().parents[1]
-if others := sorted(_packages.glob("asrkit-*.dist-info")):  # ours is asrkit_workbench-*
+_others = sorted(_packages.glob("asrkit-[0-9]*.dist-info/METADATA"))  # ours is asrkit_workbench-*
+if _others:
     raise ImportError(
-        f"asrkit: expected no other package of this name, got {others[0].stem} in {_packages}. "
-        "Remove both (pip uninstall asrkit asrkit-workbench), then install asrkit-workbench."
+        f"asrkit: expected no other package of this name, got {_others[0].parent.stem} in "
+        f"{_packages}. Remove both (pip uninstall asrkit asrkit-workbench), then install "
+        "asrkit-workbench."
     )

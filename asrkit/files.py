@@ -147,7 +147,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[None]:
+def lock(folder: Path, *, wait: bool = False, message: str = "") -> Iterator[None]:
     """Hold an exclusive lock on `folder` until the block or the process ends, however it ends.
 
     The lock is a lock of the operating system on the file `folder/.lock`, which stays there and
@@ -156,8 +156,8 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
     Args:
         folder: Folder to lock, created when missing.
         wait: Wait for the present holder instead of raising.
-        refused: Message of the error, where the default does not say enough. Where it waits: a line
-            on stderr that says so; "" says nothing.
+        message: Of the error, where the default does not say enough; or a line on stderr before it
+            waits, "" for none.
 
     Raises:
         ValueError: Another process holds the lock, and `wait` is False.
@@ -168,10 +168,10 @@ def lock(folder: Path, *, wait: bool = False, refused: str = "") -> Iterator[Non
     held = filelock.FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held.acquire(blocking=wait and not refused)
+        held.acquire(blocking=wait and not message)
     except filelock.Timeout:
         default = f"{folder}: expected a folder that nobody else writes to now."
-        message = refused or f"{default} Wait, or name another."
+        message = message or f"{default} Wait, or name another."
         with contextlib.suppress(OSError):  # Windows lets nobody else read it
             holder = (folder / LOCK).read_text(errors="replace")
             message += f" {holder} holds it." if holder else ""
@@ -213,6 +213,8 @@ def json_lines(path: Path, make: Callable[[Any], T], wanted: str) -> Iterator[T]
     try:
         with open_text(path) as file:
             for number, line in enumerate(file, 1):  # noqa: B007 - errors tell it
+                if line.lstrip().startswith("["):
+                    raise ValueError("manifest: expected one object a line, got a list.")
                 if line.strip():
                     yield make(json.loads(line))
     except Exception as error:  # a damaged line makes a reader raise anything

@@ -96,7 +96,8 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
         index._source_stamp = (index._source_stamp, _source_hash(function.__code__.co_filename))
         _survive_errors(kernel._cache)
     except (RuntimeError, AttributeError) as error:  # no folder; a Numba that keeps it elsewhere
-        _warn_of_cache(error)
+        if isinstance(error, RuntimeError):
+            _warn_of_cache(error)
         return njit(nogil=True, **options)(function)
     return kernel
 

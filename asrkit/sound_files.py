@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asrkit.shapes import expect, message
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNREAD = frozenset(  # libsndfile, with which lhotse reads, decodes none of these
     ".m4a .m4b .mp4 .m4v .mov .3gp .3g2 .aac .ac3 .wma .asf .webm .mkv .mka .amr .avi".split()
@@ -17,6 +21,8 @@ SUFFIXES = UNREAD | frozenset(
     ".sph .nist".split()
 )
 STDIN = Path("-")
+CANCELLED = 0.1  # of the power of independent channels
+CANCELLED_S = 0.25  # of a piece in which they are compared
 
 
 @dataclass(frozen=True)
@@ -104,3 +110,28 @@ def sound_of(path: Path) -> Sound:
         return Sound(path, path.read_bytes() if path.is_fifo() else None)
     except (OSError, ValueError) as error:
         return Sound(path, error=message(error))
+
+
+def mean_of_channels(channels: "Tensor", rate_hz: int) -> tuple["Tensor", list[float]]:
+    """The mean (S,) of channels, and where it is a loud one instead, in seconds.
+
+    That is where channels cancel each other, as in antiphase: in each piece whose mean has a tenth
+    or less of the power that independent channels would leave.
+
+    Args:
+        channels: Samples (S, C).
+        rate_hz: Of the samples.
+    """
+    mono = channels.mean(1)
+    size = int(CANCELLED_S * rate_hz)
+    cancelled_s = []
+    for start in range(0, len(mono), size):
+        piece = channels[start : start + size]
+        mean = mono[start : start + size]
+        powers = piece.square().mean(0)
+        independent = float(powers.sum()) / len(powers) ** 2
+        if float(mean.square().mean()) < CANCELLED * independent:
+            loud = powers >= powers.max() / 2  # the first of them, lest pieces take turns
+            mean.copy_(piece[:, int(loud.nonzero()[0])])
+            cancelled_s.append(start / rate_hz)
+    return mono, cancelled_s

@@ -108,6 +108,11 @@ class SentencePieceTokenizer:
         """Number of pieces, blank not counted."""
         return len(self._processor)
 
+    @property
+    def unknown(self) -> int:
+        """The piece for what no other piece can write; -1 in a model without one."""
+        return self._processor.unk_id()
+
     def pieces(self) -> list[str]:
         """The pieces as the model writes them, with "▁" for a space."""
         return [self._processor.id_to_piece(token) for token in range(self.vocab_size)]

@@ -11,9 +11,16 @@ from asrkit.files import HERE
 OTHER = "asrkit: expected no other package of this name, got asrkit-0.5.5 in"
 
 
-@pytest.mark.parametrize("last", ["ours", "theirs"])
-@pytest.mark.parametrize("module", ["asrkit", "asrkit.shapes", "asrkit.cli"])
-def test_files_of_two_projects_are_not_mixed(module, last, tmp_path):
+@pytest.mark.parametrize(
+    "last, module",
+    [
+        ("ours", "asrkit"),
+        ("ours", "asrkit.cli"),
+        ("theirs", "asrkit.shapes"),
+        ("theirs", "asrkit.cli"),
+    ],
+)
+def test_files_of_two_projects_are_not_mixed(last, module, tmp_path):
     shutil.copytree(HERE, tmp_path / "asrkit", ignore=lambda *_: ["__pycache__"])
     if last == "theirs":
         (tmp_path / "asrkit/__init__.py").write_text("")
@@ -31,7 +38,7 @@ def test_files_of_two_projects_are_not_mixed(module, last, tmp_path):
     (tmp_path / "asrkit_workbench-0.4.0.dist-info").mkdir()
     assert imported("asrkit.shapes").returncode == 0
     (tmp_path / "asrkit-0.5.5.dist-info").mkdir()
-    if (module, last) == ("asrkit", "theirs"):
-        return  # nothing of ours is loaded
+    assert imported("asrkit.shapes").returncode == 0  # what an uninstallation may leave
+    (tmp_path / "asrkit-0.5.5.dist-info/METADATA").touch()
     error = imported(module).stderr.splitlines()[-1]
     assert error.startswith(f"ImportError: {OTHER} {tmp_path}. Remove both (pip")

@@ -1,7 +1,5 @@
 """What asrkit says where it can keep nothing."""
 
-import pwd
-
 import numpy as np
 import pytest
 import soundfile
@@ -27,6 +25,7 @@ from asrkit.workbench.lessons.start_here import demo_folder, demo_model
 def test_where_nothing_can_be_kept_a_line_names_what_to_set(
     door, home, tmp_path, monkeypatch
 ):
+    pwd = pytest.importorskip("pwd")
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     (tmp_path / "sounds").mkdir()
     soundfile.write(tmp_path / "sounds/a.wav", np.zeros(8000), 16_000)

@@ -73,7 +73,8 @@ class CommandOptions(ProgressOptions):
 
 
 def _train(asked: CommandOptions) -> int:
-    if asked.device == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun started this process
+    among_others = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun started this process
+    if asked.device == "cuda" and among_others and "LOCAL_RANK" in os.environ:
         asked = replace(asked, device=f"cuda:{os.environ['LOCAL_RANK']}")
     prepare_torch(asked.device)
     from asrkit.text import load_tokenizer
@@ -99,7 +100,7 @@ def _train(asked: CommandOptions) -> int:
             progress=not asked.no_progress,
             config=config,
         )
-    if int(os.environ.get("RANK", "0")) > 0:  # the first process says what became of it
+    if among_others and int(os.environ["RANK"]) > 0:  # the first process says what became of it
         return 0
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}

@@ -5,6 +5,7 @@ Every batch is a function of the seed and its number, so a run resumes without r
 before, as lhotse's samplers have to.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +22,13 @@ from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, expect_choice, whole
-from asrkit.sound_files import Sound
+from asrkit.sound_files import Sound, mean_of_channels
 from asrkit.sound_readers import LEAST_MISSING_S, expect_not_cut, open_sound
 from asrkit.text import Tokenizer
 
 RATE_HZ = 16_000  # of all waveforms in asrkit.data
 FULL_SCALE = 32768  # of int16
+MOST_PEAK = 8.0  # of samples: resampling and mixing may leave a little more than 1
 ROUNDED_S = 0.02  # more than times in manifests are rounded by
 
 
@@ -151,23 +153,25 @@ def _read_samples(cut: Any) -> Tensor:
     expect(cut.sampling_rate == RATE_HZ, "cuts", "16 kHz", got, "Call cuts.resample(16000).")
     try:
         expect_valid(cut)
-        for part, path in _sources(cut):
-            _expect_sound(part, path)
-        # Averaged here: lhotse's own downmix sums the channels, reads them all at once and repeats
-        # the text.
-        audio = cut.load_audio().mean(0)
+        for track, sound in _sources(cut):
+            _expect_sound(track, sound)
+        # Not lhotse's own downmix, which sums the channels and repeats the text.
+        channels = torch.from_numpy(cut.load_audio())
     except Exception as error:  # lhotse wraps what a decoder raises, in classes of several modules
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"cuts: {cut.id!r} cannot be read ({why}).") from None
-    finite = bool(np.isfinite(audio).all())
-    expect(finite, "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
-    samples = np.rint(audio * FULL_SCALE).clip(-FULL_SCALE, FULL_SCALE - 1)
-    return torch.from_numpy(samples.astype(np.int16))
+    peak = float(channels.abs().max())
+    expect(math.isfinite(peak), "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
+    remedy = "Divide samples that were whole numbers by 32768."
+    expect(peak <= MOST_PEAK, "cuts", "samples in -1..1", f"{peak:.0f} in {cut.id!r}", remedy)
+    expect(peak > 0, "cuts", "sound", f"zeros alone in {cut.id!r}", "Leave it out.")
+    mono, _ = mean_of_channels(channels.T, RATE_HZ)
+    return (mono * FULL_SCALE).round().clamp(-FULL_SCALE, FULL_SCALE - 1).to(torch.int16)
 
 
 def expect_valid(cut: Any) -> None:
-    """Refuse a lhotse cut that lhotse's `validate` does, and one with a supervision that is not all
-    inside it, whose text would be learnt from another sound. No audio is read.
+    """Refuse a lhotse cut that lhotse's `validate` refuses, and one with text that is not all in
+    the sound of its own track, channel and recording. No audio is read.
 
     Raises:
         AssertionError: Of lhotse, with the id.
@@ -175,45 +179,63 @@ def expect_valid(cut: Any) -> None:
     """
     from lhotse.qa import validate
 
-    validate(cut)
-    for part in cut.supervisions:
-        expect(
-            part.start >= -ROUNDED_S and part.end <= cut.duration + ROUNDED_S,
-            "manifest",
-            f"supervisions within the {cut.duration} s of {cut.id!r}",
-            f"{part.start} to {part.end} s in {part.id!r}",
-            "Keep them together: cuts.trim_to_supervisions().",
-        )
+    validate(cut.drop_supervisions())
+    remedy = "Cut by trim_to_supervisions(keep_overlapping=False), or leave out what sticks out."
+    for track in _tracks(cut):
+        for part in filter(lambda one: one.text, track.supervisions):
+            merged = part.recording_id.startswith("cat#")  # over tracks, by merge_supervisions
+            seconds = cut.duration if merged else track.duration
+            inside = part.start >= -ROUNDED_S and part.end <= seconds + ROUNDED_S
+            wanted = f"supervisions within the {seconds} s of {cut.id!r}"
+            got = f"{part.start} to {part.end} s in {part.id!r}"
+            expect(inside, "manifest", wanted, got, remedy)
+            own = part.recording_id == track.recording_id and _channels(part) <= _channels(track)
+            wanted = f"supervisions of the recording and channels of {cut.id!r}"
+            got = f"{part.recording_id!r}, channel {part.channel}, in {part.id!r}"
+            expect(merged or own, "manifest", wanted, got)
 
 
 def sound_paths(cut: Any) -> Iterator[Path]:
     """Yield the sound files of a lhotse cut, whatever part of them it takes."""
-    return (path for _, path in _sources(cut))
+    return (sound.path for _, sound in _sources(cut) if sound.data is None)
 
 
-def _sources(cut: Any) -> Iterator[tuple[Any, Path]]:
-    """Yield each sound file of a lhotse cut, after the cut of one recording that reads it."""
-    for track in getattr(cut, "tracks", [cut]):
-        part = getattr(track, "cut", track)
-        sources = getattr(getattr(part, "recording", None), "sources", [])  # padding has none
-        yield from ((part, Path(one.source)) for one in sources if one.type == "file")
+def _tracks(cut: Any) -> list[Any]:
+    """The cuts that a lhotse cut mixes, without padding; itself if it mixes none."""
+    parts = [getattr(track, "cut", track) for track in getattr(cut, "tracks", [cut])]
+    return [part for part in parts if hasattr(part, "recording")]
 
 
-def _expect_sound(part: Any, path: Path) -> None:
-    """Refuse a file that breaks off, or ends before the cut: lhotse would read what is there, and
-    mirror up to half a second of it.
+def _channels(part: Any) -> set[int]:
+    return {*part.channel} if isinstance(part.channel, list) else {part.channel}
+
+
+def _sources(cut: Any) -> Iterator[tuple[Any, Sound]]:
+    """Yield each sound that a lhotse cut reads from files or memory, after the track it is of."""
+    for track in _tracks(cut):
+        for source in track.recording.sources if track.recording else []:
+            if _channels(track) & {*source.channels}:
+                if source.type == "file":
+                    yield track, Sound(Path(source.source))
+                if source.type == "memory":
+                    yield track, Sound(Path(track.id), source.source)
+
+
+def _expect_sound(track: Any, sound: Sound) -> None:
+    """Refuse a sound that breaks off, or ends before the track: lhotse would read what is there,
+    and mirror up to half a second of it.
     """
     from lhotse.augmentation import AudioTransform
 
-    end_s = part.end
-    for change in part.recording.to_dict().get("transforms", []):  # in any order: some change speed
+    end_s = track.end
+    for change in track.recording.to_dict().get("transforms", []):
         _, end_s = AudioTransform.from_dict(change).reverse_timestamps(
-            0.0, end_s, part.sampling_rate
+            0.0, end_s, track.sampling_rate
         )
-    with open_sound(Sound(path)) as file:
-        expect_not_cut(not file.missing_s, path)
+    with open_sound(sound) as file:
+        expect_not_cut(not file.missing_s, sound.path)
         found_s = file.frames / file.rate_hz
-    wanted = f"a cut within the {found_s} s of {path}"
+    wanted = f"a cut within the {found_s} s of {sound.path}"
     expect(end_s < found_s + LEAST_MISSING_S, "manifest", wanted, f"{end_s} s")
 
 
@@ -288,7 +310,9 @@ class TrainingPlan:
         expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
         count = len(utterances)
         fits = whole(batches, 1, count)
-        expect(fits, "batches", f"from 1 to the number of utterances, {count}", batches)
+        wanted = f"from 1 to the number of utterances, {count}"
+        remedy = "Each process, and each of --accumulate, takes a batch of a step."
+        expect(fits, "batches", wanted, batches, remedy)
         budget = batch_seconds * RATE_HZ
         self.seed = seed
         self.count = batches

@@ -24,6 +24,7 @@ from asrkit.losses.lattice import (
 from asrkit.losses.triton_rows import (
     FIRST_NODE_,
     FRAMES_,
+    FUSED,
     LABELS_,
     arc_log_probs,
     column,
@@ -69,7 +70,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             **sizes,
             num_warps=warps,
             num_stages=1,
-            enable_fp_fusion=True,
+            **FUSED,
         )
         if not grad:
             return ArcPosteriors(log_likelihood)
@@ -85,7 +86,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             1 + options.fastemit_lambda,
             BLOCK=block,
             **sizes,
-            enable_fp_fusion=True,
+            **FUSED,
         )
     return ArcPosteriors(log_likelihood, blank, label, duration)
 

@@ -40,7 +40,9 @@ from asrkit.losses.lattice import (
 MAX_BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
 MIN_BLOCK = 32  # tokens of the smallest block, one a lane
 NODES = 8  # nodes that a program takes, one after another
-OPTIONS = {"num_warps": 1, "num_stages": 1, "enable_fp_fusion": True}  # Triton 3.10 has to be asked
+# Products and sums become one operation, which Triton 3.10 no longer does by itself.
+FUSED = {"enable_fp_fusion": True}
+OPTIONS = {"num_warps": 1, "num_stages": 1, **FUSED}
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 LOG2E = tl.constexpr(log2(e))
 

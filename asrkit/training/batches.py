@@ -85,12 +85,7 @@ def draw_planned(
         config: Seconds of a batch, and seed.
         own: Numbers of the batches of this process.
         count: Batches of a step.
-
-    Raises:
-        ValueError: Fewer utterances than batches of a step.
     """
-    wanted = f"at least {count} utterances, one for each process and each of --accumulate"
-    expect(len(utterances) >= count, "train_set", wanted, len(utterances))
     plan = TrainingPlan(
         utterances, batch_seconds=config.batch_seconds, seed=config.seed, batches=count
     )

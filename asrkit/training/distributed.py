@@ -91,6 +91,9 @@ def joined(device: torch.device) -> Iterator[Processes]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return
+    by_torchrun = "LOCAL_WORLD_SIZE" in os.environ
+    got = "the variables WORLD_SIZE and RANK alone"
+    expect(by_torchrun, "processes", "ones that torchrun started", got, "Start them by torchrun.")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
     store.set_timeout(PATIENCE)
@@ -122,13 +125,15 @@ def of_this_start(store: dist.Store, rank: int, count: int) -> dist.Store:
         answers = [store.get(f"{own}/{other}") for other in range(1, count)]  # waits for each
         store.set(f"{own}/answers", b" ".join(answers).decode())
         return dist.PrefixStore(own, store)
-    while True:
+    until = time.monotonic() + PATIENCE.total_seconds()
+    while time.monotonic() < until:
         prefix = store.get("first").decode()
         store.set(f"{prefix}/{rank}", own)
         confirmed = f"{prefix}/answers"
         if store.check([confirmed]) and own.encode() in store.get(confirmed):
             return dist.PrefixStore(prefix, store)
         time.sleep(0.05)
+    raise TimeoutError("The first process did not start.")
 
 
 def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 Tensors = tuple[Tensor, ...] | list[Tensor]
 OnStep = Callable[[list[dict[str, float]]], None]
 FREE = ("threads", "evaluate")  # settings that a resumed run may change
-SKIPPED = "Step {step} changed nothing, as others like it will: no finite loss and gradient, or no \
-utterance with frames enough for its labels."
+SKIPPED = "Step {step} was skipped: its loss or gradient is not finite, or no utterance has enough \
+frames for its labels. Later ones are in the log alone."
 FRESH = "Pass resume=False to start anew (asrkit train --fresh)."
 
 
@@ -169,7 +169,7 @@ def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] 
 def _take_folder(out: Path, after: ExitStack) -> None:
     """Lock the folder until `after` ends, and remove what a kill in mid-write left in it."""
     in_use = f"out: expected a folder of no other training that runs now, got {str(out)!r}. Wait."
-    after.enter_context(lock(out, refused=in_use))
+    after.enter_context(lock(out, message=in_use))
     for pattern in (".log-*.jsonl", ".state-*.pt", ".model-*.safetensors", ".tmp??????"):
         for part in out.glob(pattern):
             part.unlink()
@@ -315,6 +315,11 @@ class Run:
                 if not over and self.seconds - scored_s >= config.evaluate_s:
                     self._score(dev_set, beside)
                     scored_s = self.seconds
+            taken = [line for line in self.history if math.isfinite(line["gradient_norm"])]
+            wanted = "a step with a finite loss and gradient"
+            expect(
+                not self.history or taken != [], "train_set", wanted, "none, so nothing is learnt"
+            )
             self._score(dev_set, beside)
             if beside is not None:
                 self.dev = beside.collect()[self.step]

@@ -70,7 +70,7 @@ def _most_moves(frames: int, durations: Sequence[int]) -> list[float]:
 
 
 def label_counts(model_config: ModelConfig, batch: Prepared) -> Tensor:
-    """Labels of the utterances that are `alignable`, (2,); 1 if none has labels, 0 if none is."""
+    """Labels of the utterances that are `alignable`, (2,): at least 1, or 0 where none is."""
     fits = alignable(model_config, batch.lengths, batch.targets, batch.target_lengths)
     return (batch.target_lengths * fits).sum(1).clamp(min=1) * fits.any(1)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
-from asrkit.sound_files import Sound, find, sound_of
+from asrkit.sound_files import CANCELLED_S, Sound, find, mean_of_channels, sound_of
 from asrkit.sound_readers import LEAST_MISSING_S, BrokenOff, SoundReader, open_sound
 
 S = TypeVar("S")
@@ -29,8 +29,6 @@ Sources = Source | Iterable[Source]
 BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
 MARGIN_S = 1
 READ_SAMPLES = 2**20  # of all channels together, in one read
-CANCELLED = 0.1  # of the power of independent channels
-CANCELLED_S = 0.25  # of a piece in which they are compared
 MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
 OPEN = 2  # recordings under way for each thread: one that it reads, and the next one
 ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
@@ -139,24 +137,12 @@ class Reading:
         expect(done > 0, "audio", "samples", f"none in {name}")
 
     def _channel(self, channels: Tensor, at_s: float, rate: int) -> Tensor:
-        """The channel (S,) of a chunk (S, C) that is asked for, or the mean.
-
-        Where channels cancel each other in the mean, as in antiphase, it is the loudest one: in
-        each piece of which the mean has a tenth or less of the power that independent channels
-        would leave.
-        """
+        """The channel (S,) of a chunk (S, C) that is asked for, or the mean."""
         if self.sound.channel is not None or channels.shape[1] == 1:
             return channels[:, self.sound.channel or 0]
-        mono = []
-        for number, piece in enumerate(channels.split(int(CANCELLED_S * rate))):
-            mean = piece.mean(1)
-            powers = piece.square().mean(0)
-            independent = float(powers.sum()) / len(powers) ** 2
-            if float(mean.square().mean()) < CANCELLED * independent:
-                mean = piece[:, int(powers.argmax())]
-                self.cancelled_s.append(at_s + number * CANCELLED_S)
-            mono.append(mean)
-        return torch.cat(mono)
+        mono, cancelled_s = mean_of_channels(channels, rate)
+        self.cancelled_s += [at_s + seconds for seconds in cancelled_s]
+        return mono
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
@@ -166,7 +152,7 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
     """
     from lhotse.augmentation.resample import Resample  # torchaudio may not load
 
-    resample = Resample(rate, rate_hz)
+    resample = Resample(rate, rate_hz, dtype=torch.float64).float()
     block = BLOCK_S * rate
     margin = MARGIN_S * rate
     with_margins = block + 2 * margin

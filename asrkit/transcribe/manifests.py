@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from asrkit.files import json_lines
-from asrkit.shapes import count, expect, message
+from asrkit.shapes import count, expect, message, whole
 from asrkit.sound_files import SUFFIXES, Sound, listed
 from asrkit.sound_readers import seconds
 
@@ -121,13 +121,17 @@ class _Lines:
         self.base: Path | None = None
 
     def __call__(self, row: dict[str, Any]) -> Recording:
-        channel = None  # the mean of all
         if "type" in row:
             row, channel = _of_cut(row)
+        else:
+            channel = row.get("channel")  # None: the mean of all
+            fits = channel is None or whole(channel, 0)
+            expect(fits, "manifest", "a channel from 0 on", repr(channel))
         audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
         start_s = _time(row, "offset")
         duration_s = _time(row, "duration") or None
-        name = f"{audio}@{start_s}" if start_s else audio  # several lines may name one file
+        places = [f"@{start_s}"] * (start_s > 0) + [f"#{channel}"] * ("channel" in row)
+        name = "".join([audio, *places])  # several lines may name one file
         sound = Sound(self._path(audio), None, start_s, duration_s, channel)
         return Recording(str(row.get("id", name)), sound, duration_s or UNKNOWN_S)
 

@@ -439,7 +439,7 @@ def run(
     number, parts = part
     expect(0 <= number < parts, "part", "K/N with K from 0 to N - 1", f"{number}/{parts}")
     running = f"out: part {number}/{parts} of {plan.out} is being transcribed already."
-    with lock(plan.out / f".part-{number}-of-{parts}", refused=running):
+    with lock(plan.out / f".part-{number}-of-{parts}", message=running):
         todo = [shard for shard in plan.shards[number::parts] if not plan.done(shard)]
         transcriber = ShardTranscriber(plan.task, plan.head.made_by, device)
         transcribed_s = 0.0

@@ -21,7 +21,7 @@ import torch
 from asrkit.cli import main
 from asrkit.files import lock
 from asrkit.models import load_checkpoint
-from asrkit.training.distributed import of_this_start
+from asrkit.training.distributed import joined, of_this_start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from trainings import (
@@ -58,8 +58,7 @@ REFUSED = {
     "other seed": "settings: expected the same on all processes, got other ones on rank 1: seed 0 -> 1",
     "other data": "got other ones on rank 1: train_set sha256:",
     "folder in use": "out: expected a folder of no other training that runs now",
-    "one utterance": "train_set: expected at least 2 utterances, one for each process and each of "
-    "--accumulate, got 1.",
+    "one utterance": "batches: expected from 1 to the number of utterances, 1, got 2. Each process, ",
 }
 
 
@@ -134,6 +133,14 @@ def pair(tiny_speech, tmp_path_factory, start_method):
     return *found, folder
 
 
+def test_processes_that_torchrun_did_not_start_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    said = "^processes: expected ones that torchrun started, .* Start them by torchrun"
+    with pytest.raises(ValueError, match=said), joined(torch.device("cpu")):
+        pass
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_two_processes_train_what_one_accumulates(pair, tiny_speech, tmp_path, name):
     alone = trained(name, tiny_speech, tmp_path, accumulate=2)
@@ -167,7 +174,8 @@ def start(store, order):
         thread.start()
         time.sleep(0.1)
     for thread in threads:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
     return keys
 
 

@@ -397,7 +397,7 @@ def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
     ({"model": replace(ATTENTION, most=3)}, "train_set: expected texts of at most 2 tokens"),
     ({"speech": ["a.wav"]}, "train_set: expected Utterances, got list"),
     ({"config": {"steps": 3}}, "config: expected TrainConfig, got dict"),
-    ({"config": replace(SHORT, accumulate=999)}, "train_set: expected at least 999 utterances, one for each process"),
+    ({"config": replace(SHORT, accumulate=999)}, "batches: expected from 1 to the number of utterances, 30, got 999. Each process, "),
 ])  # fmt: skip
 def test_what_train_cannot_take_is_refused_in_one_line(
     wrong, said, tiny_speech, tmp_path

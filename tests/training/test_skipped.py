@@ -5,14 +5,17 @@ import itertools
 import math
 import sys
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 
 from asrkit.losses import ctc_loss, tdt_loss
 from asrkit.models import make_model
-from asrkit.training import Prepared, training_loss
+from asrkit.text import SentencePieceTokenizer
+from asrkit.training import Prepared, TrainConfig, train, training_loss
 from asrkit.training.distributed import Processes
 from asrkit.training.loop import Run
 from asrkit.training.objective import alignable
@@ -143,7 +146,7 @@ def test_a_spoilt_batch_is_said_once_and_the_log_has_it_and_resumes(
     own = spoilt_batches(tiny_speech, (2, 3))
     whole = run(tiny_speech, tmp_path / "a", config, batches=own)
     said = capsys.readouterr().err
-    assert said.count("Step 3 changed nothing") == said.count("changed nothing") == 1
+    assert said.count("Step 3 was skipped") == said.count("was skipped") == 1
     assert [math.isnan(loss) for loss in losses(whole)] == [
         n in (2, 3) for n in range(6)
     ]
@@ -244,14 +247,16 @@ def test_utterances_with_too_few_frames_are_counted_and_named(
 ):
     speech = with_texts(tiny_speech.select(range(12)), range(6))
     named = ", ".join(speech.ids[:5])
-    line = (
-        "6 of 12 utterances have too few frames for their labels, so CTC or TDT leaves "
-    )
-    for number, model in enumerate((CTC, ODD, TRANSDUCER, ATTENTION)):
-        run(speech, tmp_path / str(number), replace(SHORT, steps=1), model)
+    own = "Left out for too few frames for their labels"
+    beside = "Left out by the auxiliary CTC loss alone, for too few frames"
+    lines = {"ctc": (CTC, [own]), "tdt": (ODD, [own, beside])}
+    lines |= {"rnnt": (TRANSDUCER, [beside]), "attention": (ATTENTION, [beside])}
+    for name, (model, wanted) in lines.items():
+        run(speech, tmp_path / name, replace(SHORT, steps=4, augment=PLAIN), model)
         said = capsys.readouterr().err
-        assert said.startswith(f"{line}them out: {named}, ...\n")
-        assert said.count("too few") == 1
+        for line in wanted:
+            assert f"{line}: 6 of 12 utterances, {named}, ...\n" in said
+        assert said.count("too few") == len(wanted)
     run(speech, tmp_path / "idle", replace(SHORT, ctc_weight=0.0), TRANSDUCER)
     assert "too few" not in capsys.readouterr().err
     run(with_texts(speech, ()), tmp_path / "whole", SHORT, CTC)
@@ -263,7 +268,7 @@ def test_a_training_in_which_nothing_can_be_learnt_is_refused(
     tiny_speech, tmp_path, model_config
 ):
     said = (
-        "^train_set: expected frames enough for the labels of some utterance, got none"
+        "^train_set: expected an utterance with frames enough for its labels, got none"
     )
     speech = with_texts(tiny_speech, range(len(tiny_speech)))
     with pytest.raises(ValueError, match=said):
@@ -281,5 +286,43 @@ def test_a_step_without_an_alignment_is_no_loss_of_0(tiny_speech, tmp_path, caps
     config = replace(SHORT, augment=PLAIN)
     found = losses(run(speech, tmp_path, config, CTC, batches=own))
     assert [math.isnan(loss) for loss in found] == [False, True, False, True]
-    assert capsys.readouterr().err.count("Step 2 changed nothing") == 1
+    assert capsys.readouterr().err.count("Step 2 was skipped") == 1
     assert min(found[::2]) > 1
+
+
+def test_texts_that_the_tokenizer_has_no_pieces_for_are_named_or_all_refused(
+    tiny_speech, tmp_path, capsys
+):
+    model = BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["one two three four five six seven eight nine"] * 9),
+        model_writer=model,
+        vocab_size=24,
+        hard_vocab_limit=False,
+        minloglevel=9,
+    )
+    tokenizer = SentencePieceTokenizer(model.getvalue())
+    speech = tiny_speech.select(range(12))
+    config = replace(CTC, vocab_size=tokenizer.vocab_size)
+
+    def start(texts):
+        train(
+            config,
+            tokenizer,
+            replace(speech, texts=texts),
+            out=tmp_path,
+            config=TrainConfig(steps=1, batch_seconds=20.0),
+            resume=False,
+            progress=False,
+        )
+
+    start(["one two"] * 11 + ["ONE TWO"])
+    line = (
+        "Text that the tokenizer has no pieces for, which the model learns as unknown: "
+    )
+    line += f"1 of 12 utterances, {speech.ids[11]}\n"
+    assert line in capsys.readouterr().err
+    with pytest.raises(
+        ValueError, match="^train_set: expected text that the tokenizer"
+    ):
+        start(["ONE TWO"] * 12)

@@ -49,7 +49,7 @@ def test_blocks_are_those_of_the_whole_resampled_at_once(tmp_path, rate, monkeyp
     path = save(tmp_path / "a.wav", wave, rate)
     assert max(map(len, Reading(path, 16_000).blocks())) <= 11 * 16_000
     whole = resample(torch.from_numpy(wave[:, 0]).double(), rate, 16_000).float()
-    torch.testing.assert_close(read_audio(path, 16_000), whole, rtol=0, atol=2e-6)
+    torch.testing.assert_close(read_audio(path, 16_000), whole, rtol=0, atol=1e-6)
 
 
 def test_channels_are_averaged_or_one_of_them_is_read(tmp_path):

@@ -190,7 +190,13 @@ def test_a_set_up_that_cannot_fetch_the_weights_says_so_once_and_goes_on(
 
     def make():
         command = ["make", "--no-print-directory", ".venv/.weights"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        environment = {
+            **os.environ,
+            "MAKEFLAGS": "",
+        }  # not those of a make that runs tests
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

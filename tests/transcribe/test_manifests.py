@@ -116,7 +116,7 @@ PLAIN = "expected cuts of one recording in one file, as it was recorded, got a"
     ("line", "said"),
     [
         ("{", "got JSONDecodeError: Expecting property name"),
-        ("[]", "got TypeError: list indices"),
+        ("[]", "expected one object a line, got a list"),
         ("{}", "got KeyError: 'audio'"),
         ('{"audio": "a", "duration": NaN}', "expected 0 to 1,000,000,000 seconds as duration, got nan."),
         (json.dumps(cut(type="MixedCut", recording=None)), f"{PLAIN} MixedCut 'c'."),

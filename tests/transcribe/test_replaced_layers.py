@@ -19,7 +19,9 @@ CONFIGS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.ao moves to torchao
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor"
+)  # to torchao
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("form", ["eager", "optimized"])
 def test_a_model_with_replaced_layers_is_recognised_with(kind, form):

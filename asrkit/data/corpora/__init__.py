@@ -9,7 +9,7 @@ from typing import Any
 
 from lhotse import CutSet
 
-from asrkit.data.corpora.manifests import RATE_HZ, SPLITS, from_manifest
+from asrkit.data.corpora.manifests import RATE_HZ, SPLIT_NAMES, SPLITS, from_manifest, split_of
 from asrkit.data.corpora.synthetic import KINDS, spoken_commands
 from asrkit.shapes import expect
 
@@ -34,7 +34,8 @@ def load(
 
     Args:
         manifests: "spoken_commands", or manifests that `from_manifest` reads. Cuts of a manifest go
-            to the set that their `split` names (test-other is a test set), else to train.
+            to the set that their `split` names (test-other is a test set, validation a dev set),
+            without one to train.
         hold_out: A speaker of the manifests, who becomes their test set.
         kinds: Use only these kinds of spoken_commands.
         progress: Show a progress bar while a corpus is built.
@@ -53,12 +54,15 @@ def load(
             said = cut.supervisions[0]
             speaker = str(said.speaker)
             speakers.add(speaker)
-            split = str((said.custom or {}).get("split")).lower().partition("-")[0]
+            stated = str((said.custom or {}).get("split") or "all")
+            split = split_of(stated)
+            wanted = f"a split that begins with one of {', '.join(SPLIT_NAMES)}"
+            expect(split != "", "manifest", wanted, f"{stated!r} of {cut.id!r}")
             if hold_out is not None and split == "test":
                 split = "train"
             if speaker == hold_out:
                 split = "test"
-            sets[split if split in SPLITS else "train"].append(cut)
+            sets[split].append(cut)
     known = hold_out is None or hold_out in speakers
     wanted = f"a speaker of a manifest, such as {', '.join(sorted(speakers)[:9]) or 'none here'}"
     remedy = "spoken_commands has a test set of its own."

@@ -15,7 +15,7 @@ from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.utils import fastcopy
 from tqdm import tqdm
 
-from asrkit.data.corpora.manifests import SPLITS, transcribed_cut
+from asrkit.data.corpora.manifests import split_of, transcribed_cut
 from asrkit.data.utterances import sound_paths
 from asrkit.shapes import expect
 from asrkit.sound_files import UNREAD, listed
@@ -93,7 +93,7 @@ def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
 def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
     """Sound files with a text beside them; those without are left out.
 
-    A part is the first folder where that is called train, dev or test, or like train-x; else all.
+    A part is the first folder where that is called train, dev, test or like one of them; else all.
     """
     left_out = []
     readable = []
@@ -117,7 +117,7 @@ def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
                 left_out.append(f"no text of {path}")
                 continue
             top, *below = path.relative_to(folder).parts
-            part = top if below and top.partition("-")[0] in SPLITS else "all"
+            part = top if below and split_of(top) else "all"
             sets.setdefault(part, []).append(cut)
     return sets, left_out
 

@@ -1,5 +1,6 @@
 """Speech with transcripts as lhotse cuts at 16 kHz, read from a manifest."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from lhotse.utils import fastcopy
 
 from asrkit.data.utterances import RATE_HZ, expect_valid, sound_paths
 from asrkit.files import json_lines, refuse_manifest
-from asrkit.shapes import expect
+from asrkit.shapes import expect, whole
 from asrkit.sound_readers import LEAST_MISSING_S
 
 SPLITS = ("train", "dev", "test")
+SPLIT_NAMES = {  # the first word of a split's name, in corpora of others -> which one it is
+    **dict.fromkeys(("train", "training", "all"), "train"),
+    **dict.fromkeys(("dev", "devel", "development", "val", "valid", "validation"), "dev"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
 TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # lhotse's, in a folder
 LINES = "cuts, or lines with audio or duration, and text"
 
@@ -48,7 +54,7 @@ def _folder_cuts(folder: Path) -> list[Any]:
     """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing.
 
     Recipes name the part last: supervisions of "x_supervisions_test.jsonl.gz" get the split test,
-    unless they have one.
+    and those of "test_supervisions.jsonl", unless they have one.
     """
     try:
         recordings, parts = (
@@ -78,8 +84,15 @@ def _supervised(cut: Any, supervisions: SupervisionSet) -> Any:
     return cut.map_supervisions(lambda one: one.trim(cut.duration))
 
 
+def split_of(name: str) -> str:
+    """The set that a split's name means: "test" of "test-other" or "eval_2"; "" of others."""
+    return SPLIT_NAMES.get(re.split("[-_. ]", name.lower())[0], "")
+
+
 def _with_split(row: dict[str, Any], file: Path) -> dict[str, Any]:
-    split = file.name.partition(".")[0].rpartition("_")[2]
+    corpus, _, part = file.name.partition("supervisions")
+    words = [*re.split("[-_.]", part), *re.split("[-_.]", corpus)]
+    split = next(filter(None, map(split_of, words)), "all")
     return row | {"custom": {"split": split, **(row.get("custom") or {})}}
 
 
@@ -87,15 +100,23 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     """The cut of a line of a manifest in `folder`: one of lhotse's, or audio and text.
 
     The latter has `audio` (NeMo: `audio_filepath`) and `text`, perhaps id, speaker, split and kind.
-    `offset` and `duration` in seconds name a part of the sound.
+    `offset` and `duration` in seconds name a part of the sound, `channel` one of its channels.
     """
     if "type" in row:
         return deserialize_cut(row)
     audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
     file = _audio_folder(audio, folder) / audio
     start = float(row.get("offset") or 0)
-    name = f"{audio}@{start}" if start else audio  # several lines may name one sound
+    channel = row.get("channel")
+    places = [f"@{start}"] * (start > 0) + [f"#{channel}"] * (channel is not None)
+    name = "".join([audio, *places])  # several lines may name one sound
     cut = Recording.from_file(file, recording_id=str(row.get("id", name))).to_cut()
+    if channel is not None:
+        there = whole(channel, 0, cut.num_channels - 1)
+        wanted = f"a channel below {cut.num_channels} of {audio!r}"
+        expect(there, "manifest", wanted, repr(channel))
+        if cut.num_channels > 1:
+            cut = fastcopy(cut.to_mono()[channel], id=cut.id)
     left = cut.duration - start
     stated = row.get("duration")
     seconds = left if stated is None else float(stated)

@@ -104,7 +104,7 @@ def spoken_commands(
     key = content_hash([FORM, jobs, engine, WORKER.read_text(encoding="utf-8")])
     folder = home() / "corpora" / f"spoken_commands-{key.removeprefix('sha256:')[:16]}"
     if not folder.is_dir():
-        with lock(folder.parent, wait=True, refused="Waiting for speech that is being made."):
+        with lock(folder.parent, wait=True, message="Waiting for speech that is being made."):
             if not folder.is_dir():  # else another process has built it meanwhile
                 _build(folder, jobs, workers, progress)
     return {

@@ -120,6 +120,7 @@ class Tiles:
             "FRAMES_OF": FRAMES_OF,
             "LABELS_OF": LABELS_OF,
             "COLUMNS": COLUMNS,
+            **rows.FUSED,
         }
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
@@ -176,7 +177,6 @@ class Tiles:
             chunk.b,
             chunk.t,
             **self.common,
-            enable_fp_fusion=True,
         )
 
 

@@ -95,7 +95,7 @@ class PlantedDecoder:
 
 def seeded(make: Callable[..., Any], config: object, seed: int = 0) -> Any:
     """The model `make(config)` in eval mode, with random weights, the same ones each time."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make(config).eval().requires_grad_(False)
 

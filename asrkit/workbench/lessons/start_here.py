@@ -71,7 +71,7 @@ def demo_folder(name: str = "demo") -> Iterator[Path]:
         name: Of the folder in home() that keeps the demo.
     """
     folder = files.home() / name
-    with files.lock(folder, wait=True, refused="Waiting for the demo, which is being trained."):
+    with files.lock(folder, wait=True, message="Waiting for the demo, which is being trained."):
         training = folder / "training"
         shutil.rmtree(training, ignore_errors=True)
         yield training

@@ -41,6 +41,10 @@ FITS: Mapping[str, set[type]] = {
     "int": {int},
     "float": {int, float},
     "str": {str},
+    "list": {list},
+    "tuple": {list},
+    "dict": {dict},
+    "None": {type(None)},
 }
 SITE_PAGES = {  # of every report, beside a page for each notebook
     "index": "Findings",
@@ -160,7 +164,8 @@ def jobs_of(
         full = settings.get("full", {}) if size == "full" else {}
         chosen = {name: value for name, value in {**full, **parameters}.items() if name in types}
         for name, value in chosen.items():
-            fits = type(value) in FITS.get(types[name], {type(value)})
+            kinds = [kind.partition("[")[0].strip() for kind in types[name].split("|")]
+            fits = any(type(value) in FITS.get(kind, {type(value)}) for kind in kinds)
             expect(fits, "parameters", f"{types[name]} as {name} of {path.name}", repr(value))
         job = Job(
             path=path,
@@ -171,7 +176,8 @@ def jobs_of(
         )
         jobs.append(job)
     unknown = sorted({*parameters} - known)
-    expect(not unknown, "parameters", f"one of {sorted(known)}", unknown)
+    remedy = "" if known else "Tag the cell that sets them `parameters`."
+    expect(not unknown, "parameters", f"one of {sorted(known)}", unknown, remedy)
     return jobs
 
 
@@ -185,9 +191,9 @@ def _declared(notebook: Any) -> dict[str, str]:
         if "parameters" in cell.metadata.get("tags", []):
             for name, annotation, default in ASSIGNMENT.findall(cell.source):
                 types[name] = annotation.strip("'\" ")
-                with contextlib.suppress(ValueError, SyntaxError):
+                with contextlib.suppress(ValueError, SyntaxError, TypeError):
                     kind = type(ast.literal_eval(default.strip())).__name__
-                    types[name] = types[name] or kind.replace("int", "float")
+                    types[name] = types[name] or {"int": "float"}.get(kind, kind)
     return types
 
 

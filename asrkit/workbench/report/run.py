@@ -114,7 +114,7 @@ def report(  # noqa: PLR0913 - one option for each of the command's
     expect(0 < limit < math.inf, "timeout_s", "a number of seconds above 0", limit)
     expect(jobs is None or jobs > 0, "jobs", "at least 1", jobs)
     busy = f"resume: expected a run that has ended, got one that is running now, {folder.name}."
-    with files.lock(folder, refused=busy):
+    with files.lock(folder, message=busy):
         plan["notebooks"] = [os.path.relpath(path, folder) for path in paths]
         plan["commands"] = [*plan.get("commands", []), _command_line()]
         write_text(folder / "plan.json", json.dumps(plan, indent=1, default=str))

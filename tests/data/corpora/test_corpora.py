@@ -25,6 +25,7 @@ from asrkit.data import Utterances, corpora
 from asrkit.data.batching.statistics import read_lengths
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder
+from asrkit.transcribe import manifests
 
 SIZES = {"train": 18, "dev": 6, "test": 6}
 ROOT = Path(corpora.__file__).resolve().parents[3]
@@ -387,6 +388,78 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
         corpora.load([path], hold_out="eve")
 
 
+@pytest.mark.parametrize(
+    "name, split",
+    [("validation", "dev"), ("val_seen", "dev"), ("Eval2", None), ("eval-2", "test"),
+     ("evaluation", "test"), ("train.clean", "train"), ("all", "train"), ("unseen", None)],
+)  # fmt: skip
+def test_a_split_of_any_usual_name_is_known_and_others_are_refused(
+    tmp_path, name, split
+):
+    tone(tmp_path / "a.wav")
+    path = manifest(tmp_path, {"audio": "a.wav", "text": "a", "split": name})
+    if split is None:
+        said = f"^manifest: expected a split that begins with one of train, .*got '{name}' of "
+        with pytest.raises(ValueError, match=said):
+            corpora.load([path])
+    else:
+        assert [part for part, cuts in corpora.load([path]).items() if cuts] == [split]
+
+
+@pytest.mark.parametrize(
+    "name, split",
+    [("v1.0_supervisions_test", "test"), ("a_supervisions_dev_clean", "dev"), ("test_supervisions", "test"),
+     ("x_supervisions_validation", "dev"), ("test-set_supervisions_train", "train"), ("supervisions", "train")],
+)  # fmt: skip
+def test_tables_say_by_their_names_which_split_they_are(tmp_path, name, split):
+    tone(tmp_path / "a.wav", 16_000, seconds=1.0)
+    sound = Recording("a", [AudioSource("file", [0], "a.wav")], 16_000, 16_000, 1.0)
+    said = SupervisionSegment("a", "a", 0, 0.5, text="text")
+    RecordingSet.from_recordings([sound]).to_file(tmp_path / "recordings.jsonl")
+    SupervisionSet.from_segments([said]).to_file(tmp_path / f"{name}.jsonl.gz")
+    assert [part for part, cuts in corpora.load([tmp_path]).items() if cuts] == [split]
+
+
+def stereo(path, left, right, **options):
+    soundfile.write(path, np.stack([left, right], 1), 16_000, **options)
+
+
+def test_a_line_may_name_the_channel_of_its_text(tmp_path):
+    left, right = np.random.default_rng(0).normal(size=(2, 16_000)) * 0.1
+    stereo(tmp_path / "tel.wav", left, right)
+    rows = [{"audio_filepath": "tel.wav", "text": f"{n}", "channel": n} for n in (0, 1)]
+    path = manifest(tmp_path, *rows, {"audio_filepath": "tel.wav", "text": "both"})
+    held = Utterances.load(corpora.from_manifest(path), progress=False)
+    for waveform, wanted in zip(held.waveforms, (left, right, (left + right) / 2), strict=True):  # fmt: skip
+        assert np.abs(waveform.numpy() / 32768 - wanted).max() < 1e-4
+    sounds = [row.sound.channel for row in manifests.read([path])]
+    assert sounds == [0, 1, None]
+    said = "manifest: expected a channel below 2 of 'tel.wav', got 2"
+    path.write_text(json.dumps(rows[0] | {"channel": 2}))
+    with pytest.raises(ValueError, match=said):
+        corpora.from_manifest(path)
+
+
+def test_channels_that_cancel_each_other_are_not_averaged_to_silence(tmp_path):
+    wave = np.random.default_rng(0).normal(size=16_000) * 0.1
+    stereo(tmp_path / "a.wav", wave, -wave)
+    cuts = corpora.from_manifest(manifest(tmp_path, {"audio": "a.wav", "text": "a"}))
+    (waveform,) = Utterances.load(cuts, progress=False).waveforms
+    assert np.abs(waveform.numpy() / 32768 - wave).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "factor, said",
+    [(32768, "samples in -1..1, got .* in 'a.wav'. Divide"), (0, "sound, got zeros alone in 'a.wav'")],
+)  # fmt: skip
+def test_sound_of_another_scale_and_silence_are_refused(tmp_path, factor, said):
+    wave = np.random.default_rng(0).normal(size=16_000) * 0.1
+    stereo(tmp_path / "a.wav", wave * factor, wave * factor, subtype="FLOAT")
+    cuts = corpora.from_manifest(manifest(tmp_path, {"audio": "a.wav", "text": "a"}))
+    with pytest.raises(ValueError, match=f"^cuts: expected {said}"):
+        Utterances.load(cuts, progress=False)
+
+
 def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(
     a_home, espeak
 ):
@@ -456,7 +529,10 @@ def test_a_window_that_has_a_text_and_not_its_sound_is_refused(tmp_path):
 def test_a_text_of_another_channel_is_refused(tmp_path):
     cut = said_in(tmp_path / "a.wav", 0.0, 2.0)
     cut.supervisions[0].channel = 1
-    with pytest.raises(ValueError, match="'r' cannot be read .*mismatched channel"):
+    with pytest.raises(
+        ValueError,
+        match="'r' cannot be read .*recording and channels of 'r', got 'r', channel 1",
+    ):
         Utterances.load([cut], progress=False)
 
 
