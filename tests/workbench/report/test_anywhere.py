@@ -246,7 +246,9 @@ def test_a_user_without_a_name_gets_one_and_a_home():
     ("flag 0", "parameters: expected bool as flag of mine.ipynb, got 0."),
     ("day 2024", "parameters: expected str as day of mine.ipynb, got 2024."),
     ("name 1", "parameters: expected str as name of mine.ipynb, got 1."),
-    ("nothing 1", "parameters: expected one of ['anything', 'count', 'day', 'flag', 'name', 'number', 'seconds'], got ['nothing']."),
+    ("limit [1]", "parameters: expected int | None as limit of mine.ipynb, got [1]."),
+    ("sizes 3", "parameters: expected list as sizes of mine.ipynb, got 3."),
+    ("nothing 1", "parameters: expected one of ['count', 'day', 'flag', 'free', 'limit', 'name', 'number', 'seconds', 'sizes'], got ['nothing']."),
 ])  # fmt: skip
 def test_a_parameter_of_another_type_is_one_line(typed, said, declares, capsys):
     assert main(["report", declares, "-p", *typed.split()]) == 2
@@ -261,8 +263,10 @@ def test_a_parameter_of_another_type_is_one_line(typed, said, declares, capsys):
     ("flag False", False),
     ("flag true", True),
     ("day \"2024\"", "2024"),
-    ("anything None", None),
-    ("anything [1]", [1]),
+    ("limit None", None),
+    ("limit 3", 3),
+    ("sizes [3]", [3]),
+    ("free [1]", [1]),
 ])  # fmt: skip
 def test_a_parameter_of_its_type_is_taken(typed, value, declares):
     name, text = typed.split()
@@ -276,7 +280,8 @@ def declares(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cell = new_code_cell(
         "seconds: float = 3.0  # of each\ncount: int = 2\nnumber = 4\nflag = False\n"
-        "day: 'str' = '2024-09-21'\nname = 'a # b'\nanything: int | None = None"
+        "day: 'str' = '2024-09-21'\nname = 'a # b'\nlimit: int | None = None\n"
+        "sizes = [1, 2]\nfree = None"
     )
     cell.metadata["tags"] = ["parameters"]
     nbformat.write(new_notebook(cells=[cell]), "mine.ipynb")
