@@ -327,7 +327,7 @@ def _of_heads(package: str, make: Any) -> dict[str, tuple[str, str, Any]]:
 # name: package, form of the model ("" as asrkit loads it), and what loads it
 PROGRAMS = {
     **{
-        f"asrkit_{precision}": ("asrkit", "", partial(asrkit, precision=precision))
+        f"asrkit_{precision}": ("asrkit-workbench", "", partial(asrkit, precision=precision))
         for precision in ("float32", "bfloat16", "int8")
     },
     **_of_heads("sherpa-onnx", sherpa_onnx),
