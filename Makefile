@@ -93,11 +93,11 @@ $(READY): requirements.lock pyproject.toml
 	fi; \
 	touch $(OPEN); start=$$(date +%s); \
 	if [ -e $@ ]; then echo "asrkit: requirements.lock or pyproject.toml is newer than .venv; updating it."; else \
-	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 6 GB of disk, half of it CUDA libraries that PyPI's torch brings."; \
+	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 7 GB of disk, half of it CUDA libraries that PyPI's torch brings."; \
 	fi; \
 	log=.venv/pip.log; : > $$log; \
 	while sleep 10 >&- 2>&-; do \
-	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv | cut -f 1) of 6000 MB installed"; \
+	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv | cut -f 1) of 7000 MB installed"; \
 	done & \
 	trap "kill $$! 2>/dev/null" EXIT; \
 	trap 'echo "asrkit: stopped; the same command begins again, with what was downloaded." >&2; exit 130' INT TERM; \
