@@ -112,6 +112,18 @@ def sound_of(path: Path) -> Sound:
         return Sound(path, error=message(error))
 
 
+def part_name(audio: str, start_s: float, channel: int | None) -> str:
+    """What a manifest's line without an id is called, as several may name one file: "a.wav@2.0#1".
+
+    Args:
+        audio: The file, as the line has it.
+        start_s: Where the part begins.
+        channel: Its channel; None: the mean of all.
+    """
+    place = f"@{start_s}" if start_s else ""
+    return audio + place + ("" if channel is None else f"#{channel}")
+
+
 def mean_of_channels(channels: "Tensor", rate_hz: int) -> tuple["Tensor", list[float]]:
     """The mean (S,) of channels, and where it is a loud one instead, in seconds.
 

@@ -66,7 +66,7 @@ def check_speech(
             if getattr(tokenizer, "unknown", None) in tokens:
                 left_out[UNKNOWN].append(id_)
         labels = [torch.tensor(row, dtype=torch.int64, device="cpu") for row in rows]
-        sizes = torch.tensor([[*frames], [*map(len, rows)]], device="cpu")
+        sizes = torch.tensor([frames, [*map(len, rows)]], device="cpu")
         fits = alignable(model_config, sizes[0], pad_sequence(labels, batch_first=True), sizes[1])
         for id_, own, ctc in zip(chunk.ids, *fits.tolist(), strict=True):
             if not own:

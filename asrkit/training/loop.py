@@ -315,11 +315,9 @@ class Run:
                 if not over and self.seconds - scored_s >= config.evaluate_s:
                     self._score(dev_set, beside)
                     scored_s = self.seconds
-            taken = [line for line in self.history if math.isfinite(line["gradient_norm"])]
+            taken = any(math.isfinite(line["gradient_norm"]) for line in self.history)
             wanted = "a step with a finite loss and gradient"
-            expect(
-                not self.history or taken != [], "train_set", wanted, "none, so nothing is learnt"
-            )
+            expect(taken or not self.history, "train_set", wanted, "none: nothing was learnt")
             self._score(dev_set, beside)
             if beside is not None:
                 self.dev = beside.collect()[self.step]
@@ -351,13 +349,14 @@ class Run:
         for place, batch in zip(self.places, batches, strict=True):
             last = place == self.places[-1]
             torch.manual_seed(step_seed(self.config.seed, self.step * self.batches + place))
-            self.statistics.write(statistics)
             with averaging(self.loss, last):
                 loss, lean = self.loss(batch, among)
                 after = self.statistics.read()
                 loss = loss + 0 * after.sum()  # NaN where a variance overflows
                 backward(self.model, loss, self.processes.count)  # DDP divides by it
             moved += after
+            if not last:
+                self.statistics.write(statistics)  # for each batch those before the step
             total = total + loss.detach().double()
         moved = self.processes.total(moved) / self.batches
         gradient_norm = step_and_clear(self.model, self.optimizer, self.config)

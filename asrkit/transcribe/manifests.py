@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from asrkit.files import json_lines
 from asrkit.shapes import count, expect, message, whole
-from asrkit.sound_files import SUFFIXES, Sound, listed
+from asrkit.sound_files import SUFFIXES, Sound, listed, part_name
 from asrkit.sound_readers import seconds
 
 CONTAINERS = (".tar", ".tar.gz", ".tgz")  # files that hold recordings
@@ -130,8 +130,7 @@ class _Lines:
         audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
         start_s = _time(row, "offset")
         duration_s = _time(row, "duration") or None
-        places = [f"@{start_s}"] * (start_s > 0) + [f"#{channel}"] * ("channel" in row)
-        name = "".join([audio, *places])  # several lines may name one file
+        name = part_name(audio, start_s, channel)
         sound = Sound(self._path(audio), None, start_s, duration_s, channel)
         return Recording(str(row.get("id", name)), sound, duration_s or UNKNOWN_S)
 

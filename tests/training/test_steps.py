@@ -97,16 +97,23 @@ OPTIMIZERS = {
 }
 
 
+SPOILT = {
+    "gradient": lambda layer, x, bad: layer(x * bad).square().sum(),
+    "loss alone": lambda layer, x, bad: 0 * layer(x).sum() + bad,  # its gradient is 0
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_gradient_that_is_not_finite_leaves_every_bit(name, bad):
+def test_a_loss_or_gradient_that_is_not_finite_leaves_every_bit(name, bad, spoilt):
     torch.manual_seed(0)
     layer = nn.Linear(3, 2)
     optimizer = OPTIMIZERS[name](layer.parameters())
     x = torch.randn(4, 3)
     update(layer, optimizer, layer(x).square().sum(), FULL)
     before = copy.deepcopy((layer.state_dict(), optimizer.state_dict()["state"]))
-    norm = update(layer, optimizer, layer(x * bad).square().sum(), FULL)
+    norm = update(layer, optimizer, SPOILT[spoilt](layer, x, bad), FULL)
     assert not norm.isfinite()
     after = (layer.state_dict(), optimizer.state_dict()["state"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
@@ -128,18 +135,3 @@ def test_what_clips_by_itself_gets_the_gradient_as_it_is_and_the_norm_is_that_be
     torch.testing.assert_close(norm, torch.nn.utils.get_total_norm(gradients))
     averages = [lamb.state[weight]["exp_avg"] for weight in layer.parameters()]
     torch.testing.assert_close(averages, [0.1 * one for one in gradients])
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_loss_that_is_not_finite_makes_no_step_though_its_gradient_is_0(name, bad):
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 2)
-    optimizer = OPTIMIZERS[name](layer.parameters())
-    x = torch.randn(4, 3)
-    update(layer, optimizer, layer(x).square().sum(), FULL)
-    before = copy.deepcopy((layer.state_dict(), optimizer.state_dict()["state"]))
-    norm = update(layer, optimizer, 0 * layer(x).sum() + bad, FULL)
-    assert not norm.isfinite()
-    after = (layer.state_dict(), optimizer.state_dict()["state"])
-    torch.testing.assert_close(after, before, rtol=0, atol=0)

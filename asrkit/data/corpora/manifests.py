@@ -13,6 +13,7 @@ from lhotse.utils import fastcopy
 from asrkit.data.utterances import RATE_HZ, expect_valid, sound_paths
 from asrkit.files import json_lines, refuse_manifest
 from asrkit.shapes import expect, whole
+from asrkit.sound_files import part_name
 from asrkit.sound_readers import LEAST_MISSING_S
 
 SPLITS = ("train", "dev", "test")
@@ -108,8 +109,7 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     file = _audio_folder(audio, folder) / audio
     start = float(row.get("offset") or 0)
     channel = row.get("channel")
-    places = [f"@{start}"] * (start > 0) + [f"#{channel}"] * (channel is not None)
-    name = "".join([audio, *places])  # several lines may name one sound
+    name = part_name(audio, start, channel)
     cut = Recording.from_file(file, recording_id=str(row.get("id", name))).to_cut()
     if channel is not None:
         there = whole(channel, 0, cut.num_channels - 1)

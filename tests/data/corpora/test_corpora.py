@@ -428,12 +428,14 @@ def test_a_line_may_name_the_channel_of_its_text(tmp_path):
     left, right = np.random.default_rng(0).normal(size=(2, 16_000)) * 0.1
     stereo(tmp_path / "tel.wav", left, right)
     rows = [{"audio_filepath": "tel.wav", "text": f"{n}", "channel": n} for n in (0, 1)]
-    path = manifest(tmp_path, *rows, {"audio_filepath": "tel.wav", "text": "both"})
+    mean = {"audio_filepath": "tel.wav", "text": "both", "channel": None}
+    path = manifest(tmp_path, *rows, mean)
     held = Utterances.load(corpora.from_manifest(path), progress=False)
     for waveform, wanted in zip(held.waveforms, (left, right, (left + right) / 2), strict=True):  # fmt: skip
         assert np.abs(waveform.numpy() / 32768 - wanted).max() < 1e-4
-    sounds = [row.sound.channel for row in manifests.read([path])]
-    assert sounds == [0, 1, None]
+    to_transcribe = [*manifests.read([path])]
+    assert [row.sound.channel for row in to_transcribe] == [0, 1, None]
+    assert [row.id for row in to_transcribe] == list(held.ids)
     said = "manifest: expected a channel below 2 of 'tel.wav', got 2"
     path.write_text(json.dumps(rows[0] | {"channel": 2}))
     with pytest.raises(ValueError, match=said):
