@@ -56,12 +56,12 @@ lab: $(WEIGHTS)  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --notebook-dir=notebooks $(ARGS)
 
 bench: $(WEIGHTS)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
-	@$(BIN)/asrkit bench $(or $(ARGS),all)
+	@$(BIN)/python -m benchmarks $(or $(ARGS),all)
 
 docs: $(WEIGHTS)  ## write docs/commands.md again from what --help says
 	@$(BIN)/python docs/commands.py
 
-peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`; and Ray
+peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `python -m benchmarks all --peers`; and Ray
 
 scale: $(SCALE)/.stamp  ## install Ray beside .venv, for the tests of `asrkit transcribe --on ray`
 

@@ -67,7 +67,7 @@ def turn(item):
         "test_notebooks.py": 0,
         "test_ray.py": 2,
     }
-    return places.get(item.path.name, 1 if item.path.parent.name == "bench" else 3)
+    return places.get(item.path.name, 1 if item.path.parent.name == "benchmarks" else 3)
 
 
 def skips(terminalreporter):

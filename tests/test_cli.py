@@ -49,7 +49,7 @@ def test_ctrl_c_names_what_goes_on(monkeypatch, capsys):
     assert main(["report"]) == 130
     said = "stopped. The same command with --resume goes on: "
     assert capsys.readouterr().err.startswith(f"asrkit report: {said}")
-    for name in ("transcribe", "train", "report", "bench", "data prepare"):
+    for name in ("transcribe", "train", "report", "data prepare"):
         assert COMMANDS[name].goes_on
 
 
@@ -95,10 +95,6 @@ def test_options_are_made_of_fields_and_objects_of_options(typed, made_of_it):
     ("train --tokenizer nowhere.model --out OUT", "nowhere"),
     ("train --device tpu --out OUT", "--device: expected cpu, or cuda where there is a GPU, got tpu"),
     ("train --out /proc/x", "asrkit train: /proc/x cannot be written: "),
-    ("bench losses --threads 0 --out OUT", "--threads: expected 1 to 1,024, got 0"),
-    ("bench losses --out /proc/none/a.jsonl", "/proc/none/a.jsonl cannot be written: "),
-    ("bench losses --ranks 8", "--ranks: expected the suite batching, got losses"),
-    ("bench transcription --manifest mine.jsonl", "--manifest: expected --peers too, got none"),
     ("ledger --document 005", "--document: expected one of 000, 001"),
 ])  # fmt: skip
 def test_bad_arguments_give_one_line_and_write_nothing(

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
+BENCHMARKS = ROOT / "benchmarks"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"conflict"},
@@ -35,7 +36,7 @@ FLOORS = [  # of the library, of the workbench above it, and what uses both
         "workbench.measure",
         "workbench.claims",
     },
-    {"workbench.plots", "workbench.bench", "workbench.report", "workbench.doctor"},
+    {"workbench.plots", "workbench.report", "workbench.doctor"},
     {
         "workbench.lessons",
     },
@@ -50,10 +51,10 @@ BARE = (  # what a bare GPU machine imports: it has torch, numpy and numba
         "workbench.tables",
         "workbench.records",
         "workbench.measure",
-        "workbench.bench",
     }
     | {"workbench.doctor", "cli", "__init__", "__main__"}
 )
+BARE_FOLDERS = ("benchmarks", "asrkit.workbench.lessons.shared")  # as bare as those rooms
 KERNELS = {
     "torch",
     "numpy",
@@ -87,8 +88,6 @@ NODES = {
     "training": 6_367,  # steps that are not finite, what can be aligned, starts apart from the dead
     "transcribe": 15_426,  # the model where none is named; pauses, parts whose windows follow, gaps; memory
     "workbench": 2_413,  # asrkit doctor names that model
-    # published weights in the forms of four more programs, and the words that they get wrong
-    "workbench/bench": 29_711,
     "workbench/claims": 2_612,
     "workbench/cost": 3_257,
     "workbench/lessons": 9_274,  # a demo that is trained once, and whole
@@ -96,7 +95,13 @@ NODES = {
     "workbench/plots": 1_789,  # no matplotlibrc of the user
     "workbench/report": 5_395,  # types of parameters, folders of any name, kernels without the user's profile
 }
+MOST_BENCHMARK_NODES = 22_000
 MOST_NODES = 156_400  # of the whole package: sound, training and data as people have them; until benchmarks leave it
+LESSON_MODULES = 60  # of asrkit, that importing a lesson may load; more where it
+MORE_MODULES = {  # transcribes files, trains, or compares them with models of published sizes
+    "batched_ctc_frontend", "batching", "bf16_casting", "cost", "policies", "whisper_parts", "start_here",
+    "file_recognizer", "frontends", "ladder", "one_utterance", "precision", "scripted",
+}  # fmt: skip
 SLACK = 0.97  # share of its number that a folder has at least, or the number is lowered
 LESSONS = {path.stem[3:] for path in (ROOT / "notebooks").glob("*.ipynb")}
 
@@ -113,6 +118,16 @@ FORBIDDEN = ["/wo" + "rk/", "/ro" + "ot/", "/fa" + "rm/", "/op" + "t/", "/ho" + 
 def sources() -> list[Path]:
     """Every Python file of the package."""
     return sorted(PACKAGE.rglob("*.py"))
+
+
+def benchmark_sources() -> list[Path]:
+    """Every Python file of the benchmarks."""
+    return sorted(BENCHMARKS.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def relative(path: Path) -> str:
@@ -156,6 +171,8 @@ def imported(text: str, module: str) -> list[tuple[str, bool, int]]:
 def layer_problems(text: str, module: str) -> list[str]:
     """Imports of `module` that point up or sideways, or that a bare machine could not serve."""
     here = room_of(module.split(".")[1:] or ["__init__"])
+    if module.startswith("benchmarks"):
+        here = "benchmarks"
     problems = []
     for name, runs, line in imported(text, module):
         top, *rest = name.split(".")
@@ -174,9 +191,12 @@ def layer_problems(text: str, module: str) -> list[str]:
                 problems.append(
                     f"{module}:{line} imports the GPL program; start it as a process"
                 )
+        elif top == "benchmarks":
+            if not module.startswith("benchmarks"):
+                problems.append(f"{module}:{line} imports benchmarks, which no wheel has")
         elif (
             runs
-            and here in BARE
+            and (here in BARE or module.startswith(BARE_FOLDERS))
             and top not in KERNELS
             and top not in sys.stdlib_module_names
         ):
@@ -254,7 +274,7 @@ def drawn_rooms() -> set[str]:
 def test_a_lesson_has_the_name_of_its_notebook():
     inside = (PACKAGE / "workbench" / "lessons").iterdir()
     found = {path.stem for path in inside if not path.name.startswith("__")}
-    assert found <= LESSONS, found - LESSONS
+    assert found <= LESSONS | {"shared"}, found - LESSONS
 
 
 def test_the_picture_of_the_house_equals_the_tree():
@@ -283,15 +303,14 @@ def test_every_room_stands_on_a_floor():
 
 def test_imports_point_down():
     problems = []
-    for path in sources():
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        problems += layer_problems(path.read_text(encoding="utf-8"), module)
+    for path in [*sources(), *benchmark_sources()]:
+        problems += layer_problems(path.read_text(encoding="utf-8"), module_of(path))
     assert not problems, "\n".join(problems)
 
 
 def test_files_and_functions_are_short_and_documented():
     problems = []
-    for path in sources():
+    for path in [*sources(), *benchmark_sources()]:
         problems += size_problems(path.read_text(encoding="utf-8"), relative(path))
     assert not problems, "\n".join(problems)
 
@@ -313,6 +332,26 @@ def test_each_folder_has_the_nodes_of_its_row():
     assert NODES.keys() == found.keys(), f"no such folder: {NODES.keys() - found}"
     total = sum(NODES.values())
     assert total <= MOST_NODES, f"NODES allows {total:,} in all: lower some"
+
+
+def test_the_benchmarks_are_within_their_bound():
+    assert sum(map(count_nodes, benchmark_sources())) <= MOST_BENCHMARK_NODES
+
+
+def test_importing_a_lesson_loads_few_modules():
+    lessons = sorted(
+        module_of(path).removesuffix(".__init__")
+        for path in (PACKAGE / WORKBENCH / "lessons").rglob("*.py")
+    )
+    program = "import importlib, sys; importlib.import_module(sys.argv[1]); print(sum(name.split('.')[0] == 'asrkit' for name in sys.modules))"
+    assert "asrkit.workbench.lessons.loss_kernels" in lessons
+    for lesson in lessons:
+        if lesson.rpartition(".")[2] in MORE_MODULES:
+            continue
+        done = subprocess.run(
+            [sys.executable, "-c", program, lesson], capture_output=True, text=True
+        )
+        assert int(done.stdout) <= LESSON_MODULES, f"{lesson}: {done.stdout}"
 
 
 def test_the_gpl_program_imports_nothing_of_asrkit():
@@ -385,7 +424,7 @@ NEEDED = ("torch", "numpy", "numba")  # torchaudio where it is used; lhotse look
     ("rooms", "packages"),
     [
         (
-            BARE | {"training"},
+            BARE | {"training", "benchmarks"},
             NEEDED,
         ),  # the suite `training` measures steps on a bare machine too
         (
@@ -404,20 +443,19 @@ def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(
         top
         for top, names in owners.items()
         if not {canonicalize_name(n) for n in names} & allowed
-    } - {"asrkit"}
+    } - {"asrkit", "benchmarks"}
     assert {"jiwer", "matplotlib", "sentencepiece"} <= blocked
     modules = ["asrkit"]
-    for path in sources():
-        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
-            ".__init__"
-        )
+    for path in [*sources(), *benchmark_sources()]:
+        dotted = module_of(path).removesuffix(".__init__")
+        place = "benchmarks" if dotted.startswith("benchmarks") else room(path)
         waits = path.stem in (
             "numba_cpu",
             "numba_cuda_loss",
             "triton",
             "espeak_worker",
         )  # for an `impl` that names them; kernels make a cache folder
-        if room(path) in rooms - {"__init__", "__main__"} and not waits:
+        if place in rooms - {"__init__", "__main__"} and not waits:
             modules.append(dotted)
     lists = [",".join(names) for names in (blocked, modules, POSIX, packages)]
     done = subprocess.run(

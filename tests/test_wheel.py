@@ -18,14 +18,13 @@ WORK = {  # command: what it prints
     "doctor": "make peers, in a checkout",
     "data lengths librispeech_eval --out table.csv": "11,126 utterances, 21.25 hours: table.csv",
     "data lengths ami_segments --out ami.csv": "ami.csv", "data stats ami_segments": "82,973 utterances",
-    "bench batching --quick --lengths table.csv --ranks 1": "records appended to reports/bench.jsonl",
 }  # fmt: skip
 JSON = ["cost --json", "doctor --json", "ledger --json", "data stats ami_segments --json",
         "data lengths ami_segments --out ami.csv --json"]  # fmt: skip
 REFUSED = {
+    "bench losses": "asrkit bench is now `python -m benchmarks`, in a checkout",
     "report": "notebooks: expected at least one, got none. Name some, or run in a folder that holds notebooks/",
     "report 02": "notebooks: expected a file, as there is no folder notebooks/ here, got '02'",
-    "bench losses --quick --peers": "--peers: expected the environment .venv-peers, got none. `make peers` installs it",
     "transcribe x.wav": "--model: expected the demo of notebook 00",
 }  # fmt: skip
 RUN_ALL = """

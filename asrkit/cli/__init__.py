@@ -11,19 +11,21 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
-from asrkit.cli import bench, cost, data, doctor, export, ledger, report, train, transcribe
+from asrkit.cli import cost, data, doctor, export, ledger, report, train, transcribe
 from asrkit.cli.command import Command, add_fields, made
 from asrkit.files import version
 
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
     "recognise speech": (transcribe.COMMAND, train.COMMAND, export.COMMAND),
     "prepare speech": (data.PREPARE, data.STATS, data.LENGTHS),
-    "measure this machine": (doctor.COMMAND, bench.COMMAND, cost.COMMAND),
+    "measure this machine": (doctor.COMMAND, cost.COMMAND),
     "reports and records": (report.COMMAND, ledger.COMMAND),
 }
 COMMANDS = {command.name: command for section in SECTIONS.values() for command in section}
 DESCRIPTION = "Speech recognition made fast, and measured on your machine."
+MOVED = "asrkit bench is now `python -m benchmarks`, in a checkout: see docs/benchmarks.md."
 TEXT_WIDTH = 78  # of descriptions; options fill the terminal
 
 
@@ -58,17 +60,37 @@ def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
     found = {"": top, "data": data}
     for name, command in COMMANDS.items():
         room, _, last = name.rpartition(" ")
-        found[name] = rooms[room].add_parser(
-            last,
-            help=command.summary,
-            description=textwrap.fill(f"{command.summary} {command.details}", TEXT_WIDTH),
-            epilog="\n  ".join(["examples:", *command.examples]),
-            formatter_class=formatter,
-        )
+        found[name] = rooms[room].add_parser(last, **_explained(command), formatter_class=formatter)
         add_fields(found[name], command.options)
     for name, one in found.items():
         one.set_defaults(parser=one, command=COMMANDS.get(name))
     return found
+
+
+def _explained(command: Command) -> dict[str, Any]:
+    """What argparse shows about a command."""
+    return {
+        "help": command.summary,
+        "description": textwrap.fill(f"{command.summary} {command.details}", TEXT_WIDTH),
+        "epilog": "\n  ".join(["examples:", *command.examples]),
+    }
+
+
+def run_alone(command: Command, prog: str, argv: list[str] | None = None) -> int:
+    """Run one command as a program of its own; returns the exit code, as `main` does.
+
+    Args:
+        command: The command.
+        prog: What is typed to start it.
+        argv: Its arguments; None takes those of the process.
+    """
+    explained = _explained(command)
+    del explained["help"]
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=prog, **explained, formatter_class=formatter)
+    add_fields(parser, command.options)
+    parser.set_defaults(parser=parser, command=command)
+    return _run(parser.parse_args(argv))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,10 +105,18 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may be no UTF-8
+    if (sys.argv[1:] if argv is None else argv)[:1] == ["bench"]:
+        print(MOVED, file=sys.stderr)
+        return 2
     args = parsers()[""].parse_args(argv)
     if args.command is None:
         args.parser.print_help(sys.stderr)
         return 2
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the command that was parsed; an error becomes one line on stderr."""
     try:
         code = args.command.run(made(args, args.command.options))
         sys.stdout.flush()

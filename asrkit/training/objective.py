@@ -325,7 +325,7 @@ def chooses_lean(
     out fresh pages for it at each step.
 
     Time of joint and loss, full / lean, forward and backward, medians of 4 to 5 interleaved rounds
-    on one core of an AMD EPYC with AVX-512 BF16, tanh (the suite "training" of `asrkit bench`
+    on one core of an AMD EPYC with AVX-512 BF16, tanh (the suite "training" of `python -m benchmarks`
     measures whole steps). The joint kept its logits then; overwritten, as here, it is up to a fifth
     faster below 10,000 nodes and as fast above:
 

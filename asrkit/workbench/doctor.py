@@ -68,7 +68,9 @@ def diagnose() -> list[Finding]:
         *_packages(),
         *_libraries(),
         _weights(),
-        _finding("peers", "for asrkit bench --peers", PEERS.exists(), "make peers, in a checkout"),
+        _finding(
+            "peers", "for python -m benchmarks --peers", PEERS.exists(), "make peers, in a checkout"
+        ),
         _memory(machine),
         _cache(),
         _losses(),

@@ -5,8 +5,8 @@ import torch
 
 from asrkit.decoders import transducer_greedy
 from asrkit.models import ConvConfig, LSTMConfig, TransducerConfig, TransducerModel
-from asrkit.workbench import bench
-from asrkit.workbench.bench.peers.peer_decoders import write
+from benchmarks.peers.peer_decoders import write
+from benchmarks.peers.processes import Peers
 
 pytestmark = pytest.mark.live
 TDT = [(0, 1, 2, 3, 4), (0, 1, 2, 4, 8)]
@@ -22,7 +22,7 @@ SIZES = {
 def peers():
     """NeMo's loops in their processes, or why they are not here."""
     try:
-        started = bench.Peers()
+        started = Peers()
     except ValueError as error:
         pytest.skip(str(error))
     with started:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asrkit.workbench.bench.peers.processes import PYTHON
+from benchmarks.peers.processes import PYTHON
 
 WORKER = Path(__file__).with_name("export_worker.py")
 RUN_ALL = """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
+sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks/peers")]
 
 from parity_attention_cases import (  # noqa: E402
     CASE,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
+sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks/peers")]
 
 from nemo_stubs import Stub, stub_nemo  # noqa: E402
 from parity_cases import (  # noqa: E402

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from asrkit.features import FeatureConfig, mel_bands
 from asrkit.models import Checkpoint, load_checkpoint, save_checkpoint
-from asrkit.workbench.bench.peers.processes import PYTHON
+from benchmarks.peers.processes import PYTHON
 
 HERE = Path(__file__).resolve().parent
 GONE = object()  # as a value: takes its key away

@@ -16,7 +16,7 @@ import torch
 import transformers  # before the stub: it asks which version of tokenizers there is
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.parents[1] / "asrkit/workbench/bench/peers")]
+sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks/peers")]
 
 from nemo_stubs import Stub  # noqa: E402
 from parity_worker import Answer, sampled, shapes_of, write  # noqa: E402

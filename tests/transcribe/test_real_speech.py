@@ -25,9 +25,9 @@ from asrkit.files import published_whisper
 from asrkit.models import load_checkpoint
 from asrkit.transcribe import Recognizer, WindowOptions, transcribe
 from asrkit.transcribe.default import default_model
-from asrkit.workbench.bench import programs
-from asrkit.workbench.bench.peers.processes import PYTHON, Peers
-from asrkit.workbench.bench.recorded import plain, word_errors
+from benchmarks.peers.processes import PYTHON, Peers
+from benchmarks.programs import cases as programs
+from benchmarks.programs.recorded import plain, word_errors
 
 pytestmark = [
     pytest.mark.live,

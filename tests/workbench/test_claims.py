@@ -11,8 +11,6 @@ import pytest
 from asrkit import files
 from asrkit.data import CANARY_MEMORY, at_most_seconds, shipped_lengths
 from asrkit.workbench import claims as ledger
-from asrkit.workbench.bench.suites import claims as claims_suite
-from asrkit.workbench.bench.suites import jasper
 from asrkit.workbench.claims import (
     OUTCOMES,
     Claim,
@@ -27,6 +25,8 @@ from asrkit.workbench.claims import (
     verdict,
 )
 from asrkit.workbench.records import Measurement
+from benchmarks.suites import claims as claims_suite
+from benchmarks.suites import jasper
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 CLAIMS = {claim.id: claim for claim in load_claims()}

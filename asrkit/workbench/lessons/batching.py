@@ -31,7 +31,7 @@ from asrkit.data.batching.strategies import Strategy
 from asrkit.models import TransducerConfig, load_checkpoint
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, evaluate, train
-from asrkit.workbench.bench.suites.batching import met_again
+from asrkit.workbench.lessons.shared.repeated_pairs import repeated_pairs
 from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import BLUE, colours_of
 
@@ -97,7 +97,7 @@ def compute_shares(account: Account, lengths: Lengths, cost: Cost) -> dict[str, 
 def share_met_again(strategy: Strategy, lengths: Lengths, *, seed: int = 0) -> float:
     """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
     epochs = (plan(strategy, lengths, seed=seed, epoch=epoch).steps for epoch in (0, 1))
-    return met_again(*epochs)
+    return repeated_pairs(*epochs)
 
 
 def utilisation_lines(curves: pd.DataFrame, ax: Axes, *, xlabel: str, low: float = 0.0) -> None:
@@ -114,7 +114,7 @@ def lengths_and_shares(
 
     Args:
         seconds: Length of each utterance, (N,).
-        shares: Way -> part -> per cent.
+        shares: Variant -> part -> per cent.
         axes: Two Axes.
     """
     left, right = axes

@@ -20,7 +20,7 @@ from asrkit.models import Checkpoint, FastConformer, FastConformerConfig
 from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.shapes import valid_mask
 from asrkit.transcribe import PipelineConfig, PromptOptions, Recognizer
-from asrkit.workbench.bench.suites import precision
+from asrkit.workbench.lessons.shared import precision
 from asrkit.workbench.measure import cast_profile
 from asrkit.workbench.plots import colour
 

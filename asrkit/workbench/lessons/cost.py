@@ -30,7 +30,6 @@ from asrkit.models.packed import multiplies
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.recognizer import ModelVariants, Recognizer
-from asrkit.workbench.bench.suites.encoders import one_utterance
 from asrkit.workbench.cost.money import (
     UNITS,
     Range,
@@ -39,6 +38,7 @@ from asrkit.workbench.cost.money import (
     compare,
     range_text,
 )
+from asrkit.workbench.lessons.shared.one_utterance import one_utterance
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.measure import measure
 from asrkit.workbench.plots.palette import GREEN, colour

@@ -12,8 +12,8 @@ from asrkit.models import (
     WhisperEncoderConfig,
 )
 from asrkit.text import CharTokenizer
-from asrkit.workbench.bench.suites import precision
 from asrkit.workbench.lessons import bf16_casting as lesson
+from asrkit.workbench.lessons.shared import precision
 
 
 def test_a_frozen_layer_casts_its_weights_in_every_call_and_one_that_learns_casts_them_once():

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from asrkit.models import presets
-from asrkit.workbench.bench.suites.encoders import shrunk
-from asrkit.workbench.bench.suites.ways import TOLERANCE
 from asrkit.workbench.lessons import cost as lesson
+from asrkit.workbench.lessons.shared.variants import TOLERANCE
+from benchmarks.suites.encoders import shrunk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCKS = 5

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from asrkit.decoders import transducer_greedy
-from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.lessons.cuda_graphs import blocks_of_turns
+from asrkit.workbench.lessons.shared.planted import planted
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, ConvConfig, attention_layers, presets
-from asrkit.workbench.bench.cache_policies import POLICIES, with_policy
 from asrkit.workbench.claims import load_claims
 from asrkit.workbench.lessons.encoder_decoder import policies as lesson
 from asrkit.workbench.lessons.encoder_decoder.policies import Times, aed_flops
+from asrkit.workbench.lessons.shared.cache_policies import POLICIES, with_policy
 from asrkit.workbench.measure import Timing
 
 SMALL = AEDConfig(

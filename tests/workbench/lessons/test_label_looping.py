@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from asrkit.workbench.bench.planted import planted
 from asrkit.workbench.lessons.label_looping import (
     FINISHED,
     WAITING,
@@ -13,6 +12,7 @@ from asrkit.workbench.lessons.label_looping import (
     waits_for,
     watch,
 )
+from asrkit.workbench.lessons.shared.planted import planted
 
 
 @pytest.fixture(scope="module")

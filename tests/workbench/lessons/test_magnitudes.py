@@ -6,8 +6,8 @@ import torch
 
 from asrkit.features import FeatureConfig
 from asrkit.models import TransducerConfig, TransducerModel
-from asrkit.workbench.bench.suites.precision import Speech
 from asrkit.workbench.lessons import bf16_casting as lesson
+from asrkit.workbench.lessons.shared.precision import Speech
 
 
 def test_every_quantity_is_positive_and_without_padding():

@@ -1,7 +1,7 @@
 """Cache policies of a decoder: what they compute, how long that takes, and pictures of both.
 
 Counts are of `asrkit.models.AEDModel`'s decoder, with the policies of
-`workbench.bench.cache_policies`.
+`lessons.shared.cache_policies`.
 
 The models that are timed are small and random, and never write eos, so that the number of their
 steps is known; their texts mean nothing. They decode noise, as an untrained encoder gives nearly
@@ -24,8 +24,8 @@ from asrkit.decoders import aed_greedy
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.models import AEDConfig, AEDModel, FastConformerConfig
-from asrkit.workbench.bench.cache_policies import POLICIES, CachePolicy, with_policy
 from asrkit.workbench.cost import encoder_flops
+from asrkit.workbench.lessons.shared.cache_policies import POLICIES, CachePolicy, with_policy
 from asrkit.workbench.measure import Timing, measure
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.marks import stacked

@@ -1,0 +1,114 @@
+"""The ladder: one recogniser whose speed-ups are switched on rung by rung."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any
+
+from asrkit.workbench.cost import encoder_flops, encoder_parameters
+from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, FileRecognizer, Task, Variant
+from asrkit.workbench.lessons.shared.scripted import HOP
+from asrkit.workbench.lessons.shared.variants import Work
+from asrkit.workbench.lessons.shared.variants import arm_params as variant_params
+from asrkit.workbench.measure.comparison import Comparison
+
+BASELINE = Variant(
+    normalization="one_by_one",
+    precision="float32",
+    encoder="eager",
+    strategy="one_by_one",
+    graphs="off",
+    order="as_given",
+    loading="before",
+)
+RUNGS: dict[str, dict[str, Any]] = {
+    "batched_frontend": {"normalization": "batched"},
+    "batched_decoder": {"strategy": "batched"},
+    "windowed_looping": {"strategy": "windowed_looping"},
+    "autocast": {"precision": "autocast"},
+    "bfloat16": {"precision": "bfloat16"},
+    "optimized_encoder": {"encoder": "optimized"},
+    "graph_of_steps": {"graphs": "step"},
+    "graph_whole": {"graphs": "full"},
+    "by_length": {"order": "by_length"},
+    "overlapped": {"loading": "overlapped"},
+}
+GPU_RUNGS = ("graph_of_steps", "graph_whole")
+
+
+def ladder_arms(task: Task, say: Callable[[str], object] = bool) -> dict[str, FileRecognizer]:
+    """Recognisers by name: "baseline", then of every rung "to_…" with all rungs below it.
+
+    A rung that needs a GPU is left out where there is none, and `say` is called with a line on it.
+    """
+    config = BASELINE
+    arms = {"baseline": FileRecognizer(task, config)}
+    for rung, change in RUNGS.items():
+        if rung in GPU_RUNGS and task.device != "cuda":
+            say(f"{rung.replace('_', ' ')} is left out: needs a GPU")
+            continue
+        config = replace(config, **change)
+        arms[f"to_{rung}"] = FileRecognizer(task, config)
+    return arms
+
+
+def ladder_comparison(
+    what: str,
+    task: Task,
+    arms: Mapping[str, FileRecognizer],
+    params: Mapping[str, Any],
+    quick: bool = False,
+) -> Comparison:
+    """All arms, each compared with the first one and with the one before.
+
+    Args:
+        what: the name of the case.
+        task: files whose labels are known.
+        arms: recognisers of these files.
+        params: more to say in the records.
+        quick: take the machine's ceilings at smaller sizes.
+
+    Raises:
+        AssertionError: the first arm finds other labels than were planted.
+    """
+    first, *others = arms
+    found = arms[first]().tokens()
+    assert found == task.labels, f"{what}: {first} finds other labels than planted."
+    config: Any = task.model.config.encoder
+    return Comparison(
+        what=what,
+        arms=arms,
+        params={
+            "shape": [len(task.files), max(task.samples) // HOP, config.width, config.layers],
+            "audio_s": sum(task.samples) / RATE_HZ,
+            "utterances": len(task.files),
+            "batch": task.batch,
+            "labels": sum(map(len, task.labels)),
+            "weights": "random, planted",
+            "lengths": "librispeech_eval",
+            **params,
+        },
+        arm_params={name: arm_params(arm, quick) for name, arm in arms.items()},
+        ratios=[(first, name) for name in others] + [*pairwise(others)],
+        warmup=1,
+    )
+
+
+def arm_params(arm: FileRecognizer, quick: bool) -> dict[str, Any]:
+    """Params of an arm: its config, its least work, and the time which that takes at the machine's
+    ceilings, at smaller sizes if quick.
+
+    Least work: the encoder's operations on all frames but padding; all weights of the encoder read
+    once a batch.
+    """
+    config = arm.config
+    encoder: Any = arm.task.model.config.encoder
+    work = Work(
+        FLOP=sum(encoder_flops(encoder, B=1, T=max(S // HOP, 1)) for S in arm.task.samples),
+        weights=len(arm.plan) * encoder_parameters(encoder),
+    )
+    way = "autocast_bfloat16" if config.precision == "autocast" else config.precision
+    return variant_params(way, work, arm.task.device, quick) | {
+        "pipeline": asdict(config),
+        "tolerance": 1e-3 if config.precision == "float32" else 0.2,  # of likelihoods
+    }

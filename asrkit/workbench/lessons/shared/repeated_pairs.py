@@ -1,0 +1,27 @@
+"""How often the same utterances share a batch in two epochs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Steps = Sequence[Sequence[np.ndarray]]  # steps[k][rank]: a batch, as row numbers of the lengths
+
+
+def repeated_pairs(steps: Steps, next_steps: Steps) -> float:
+    """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
+    here = _batch_of_row(steps)
+    there = _batch_of_row(next_steps)
+    pairs = Counter(here.values())
+    again = Counter((here[row], there[row]) for row in here.keys() & there.keys())
+    return _pairs(again) / max(1, _pairs(pairs))
+
+
+def _batch_of_row(steps: Steps) -> dict[int, int]:
+    batches = [rows for step in steps for rows in step]
+    return {row: number for number, rows in enumerate(batches) for row in rows.tolist()}
+
+
+def _pairs(groups: Counter[Any]) -> int:
+    return sum(n * (n - 1) for n in groups.values())

@@ -1,0 +1,186 @@
+"""Losses, decoders, encoders and engines of peers, each in a process of its own with the Python
+that `make peers` set up.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders import Hypotheses
+from asrkit.shapes import expect
+from asrkit.workbench.measure.comparison import Answer, RemoteArm
+from benchmarks.peers.peer_decoders import GRAPHS, LOOPS
+from benchmarks.peers.peer_encoders import PEERS as ENCODERS
+from benchmarks.peers.peer_encoders import sketch
+from benchmarks.peers.peer_worker import COPY
+
+WORKER = Path(__file__).with_name("peer_worker.py")
+PYTHON = WORKER.resolve().parents[2] / ".venv-peers/bin/python"
+NAMES = {
+    "rnnt": ("fast_rnnt", "warprnnt_numba", "nemo_numba", "nemo_pytorch"),
+    "rnnt-large": ("fast_rnnt", "nemo_numba"),  # the others of NeMo's kind take as long, or longer
+    "tdt": ("transformers_tdt",),
+    "rnnt-greedy": LOOPS[:1],
+    "tdt-greedy": LOOPS[:1],
+    "rnnt-greedy-loops": LOOPS,
+    "tdt-greedy-loops": (LOOPS[0], LOOPS[2]),
+    "rnnt-greedy-cuda": (LOOPS[0], GRAPHS),
+    "tdt-greedy-cuda": (LOOPS[0], GRAPHS),
+    "rnnt-greedy-loops-cuda": (*LOOPS, GRAPHS),
+    "tdt-greedy-loops-cuda": (LOOPS[0], LOOPS[2], GRAPHS),
+    "encoder": (*ENCODERS,),
+    "jasper-engines-bfloat16": ("openvino_bfloat16",),
+    "jasper-engines-float32": ("openvino_float32", "onnxruntime_float32"),
+    "engines-float32": ("openvino_float32", "onnxruntime_float32"),
+    "engines-bfloat16": ("openvino_bfloat16",),
+    "engines-int8": ("openvino_int8", "onnxruntime_int8"),
+}
+
+
+def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
+    """The small part of a result that a peer in another process sends back to be compared.
+
+    Args:
+        result: Hypotheses; or (cost, gradient) of a loss; or (frames, lengths) of an encoder.
+        logits: the logits of a loss, None for the others.
+
+    Returns:
+        Labels, lengths and frames of hypotheses, whose scores differ between packages. Cost, norm
+        of the gradient, and gradient times logits of a loss. A sketch of an encoder's frames, and
+        their lengths.
+    """
+    if isinstance(result, Hypotheses):
+        return result.labels, result.lengths, result.frames
+    if logits is None:
+        return sketch(*result), result[1]
+    cost, gradient = result
+    product = gradient * logits.detach()
+    return cost, gradient.norm(), product.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer(RemoteArm):
+    """An arm that sends one request to a peer's process.
+
+    Attributes:
+        process: the process, which answers a line with a line.
+        name: of the peer.
+        request: what it is asked each time.
+        version: package and version that answer.
+    """
+
+    process: subprocess.Popen[str]
+    name: str
+    request: Mapping[str, Any]
+    version: str = ""
+
+    def ask(self, do: str) -> dict[str, Any]:
+        """The process's answer to "prepare", "time" or "observe"; RuntimeError with its reason if
+        it has none.
+        """
+        assert self.process.stdin and self.process.stdout
+        request = {"threads": torch.get_num_threads(), **self.request, "do": do}
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
+        except BrokenPipeError:
+            answer = {"error": "its process ended"}
+        if "error" in answer:
+            raise RuntimeError(f"peer {self.name}: {answer['error']}")
+        return answer
+
+    def __call__(self, observe: bool = False) -> Answer:
+        answer = self.ask("observe" if observe else "time")
+        return Answer(
+            wall_ms=answer["wall_ms"],
+            cpu_ms=answer["cpu_ms"],
+            digest=tuple(torch.tensor(part) for part in answer.get("digest", ())),
+            peak_B=answer.get("peak_B"),
+        )
+
+
+class Peers:
+    """The installed peers, started when they are first asked and ended with the `with` block.
+
+    Args:
+        python: that runs them; None for .venv-peers, or this Python with build/peers.
+        names: of peers, by what they are asked for.
+        worker: the script that answers requests.
+    """
+
+    def __init__(
+        self,
+        python: str | None = None,
+        names: Mapping[str, tuple[str, ...]] = NAMES,
+        worker: Path = WORKER,
+    ) -> None:
+        if python is None and not PYTHON.exists() and COPY.is_dir():
+            python = sys.executable
+        self.python = Path(python or PYTHON)
+        self.names = names
+        self.worker = worker
+        expect(
+            self.python.exists(),
+            "peers",
+            "the environment .venv-peers",
+            "none",
+            "`make peers` installs it.",
+        )
+        self.running: dict[str, Peer | None] = {}
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end([*self.running])
+
+    def arms(self, kind: str, **request: Any) -> dict[str, Peer]:
+        """An arm for each peer that has `kind`, a key of NAMES; one that does not run is named on
+        standard error.
+        """
+        names = self.names.get(kind, ())
+        missing = [name for name in names if name not in self.running]
+        started = {name: self._start(name, request) for name in missing}  # all import at once
+        for name, peer in started.items():
+            self.running[name] = _ready(peer)
+        peers = {name: self.running[name] for name in names}
+        return {name: replace(peer, request=request) for name, peer in peers.items() if peer}
+
+    def end(self, kind: str) -> None:
+        """End the processes of peers that have `kind`, for their memory; asked again they start."""
+        self._end([name for name in self.names.get(kind, ()) if name in self.running])
+
+    def _end(self, names: list[str]) -> None:
+        for name in names:
+            peer = self.running.pop(name)
+            if peer:
+                peer.process.communicate()  # no more requests: it ends
+
+    def _start(self, name: str, request: Mapping[str, Any]) -> Peer:
+        process = subprocess.Popen(
+            [str(self.python), "-W", "ignore", str(self.worker), name],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        return Peer(process=process, name=name, request=request)
+
+
+def _ready(peer: Peer) -> Peer | None:
+    """The peer with its version, once it has answered; None, and a line that says why, if it
+    cannot.
+    """
+    try:
+        return replace(peer, version=peer.ask("prepare")["version"])
+    except RuntimeError as error:
+        print(f"{error}; left out. `make peers` installs all but fast_rnnt.", file=sys.stderr)
+        peer.process.communicate()
+        return None

@@ -1,0 +1,186 @@
+"""The suite of training: steps with the joint whole, its logits made float32 or left as they are,
+and with the lean loss; an LSTM encoder in phases.
+
+All arms of a training step start from one model and take one step on one batch: forward, backward,
+clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
+
+A step of the encoder is a forward and a backward pass: `cells` is the share of the frames of the
+whole batch that an arm computes, `useful_cells` the share that is no padding.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asrkit.data import computed_seconds, shipped_lengths
+from asrkit.models import (
+    LSTMEncoder,
+    LSTMEncoderConfig,
+    TransducerConfig,
+    TransducerModel,
+)
+from asrkit.training import Prepared, TrainConfig, training_loss, update
+from asrkit.training.options import Joint
+from asrkit.workbench.lessons.shared.lstm_phases import make_speech, phased_step, random_encoder
+from asrkit.workbench.measure.ops import dtype_name
+from benchmarks.harness.cases import Case, Suite
+
+# utterances, feature frames of 10 ms, labels, tokens with blank
+DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
+SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
+QUICK = ((2, 80, 6, 28),)
+# relative distance of losses and gradient norms that rounding of the joint's products excuses
+STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
+PHASES = (2, 4, 8)
+
+
+def suite(device: str, quick: bool) -> Iterator[Case]:
+    """A training step by size and dtype, float32 and bfloat16 where the hardware computes in it;
+    an LSTM encoder on LibriSpeech's lengths and on equal ones.
+
+    Args:
+        device: "cpu" or "cuda".
+        quick: small sizes.
+    """
+    native = TrainConfig().dtype(torch.device(device))
+    for size in QUICK if quick else SIZES:
+        for dtype in dict.fromkeys((torch.float32, native)):
+            yield training_case(size, dtype, device)
+    yield from _phases_cases(device, quick)
+
+
+def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
+    """One training step of the default model: both ways to compute the loss, in one autocast dtype.
+
+    Args:
+        size: Utterances, feature frames, labels, and tokens with blank.
+        dtype: Autocast dtype; float32 for none.
+        device: "cpu" or "cuda".
+    """
+    B, frames, U, V = size
+    generator = torch.Generator().manual_seed(0)
+    batch = Prepared(
+        features=torch.randn(B, frames, 80, generator=generator).to(device),
+        lengths=torch.linspace(frames, 0.7 * frames, B).long().to(device),
+        targets=torch.randint(V - 1, (B, U), generator=generator).to(device),
+        target_lengths=torch.linspace(U, 0.7 * U, B).long().to(device),
+        speech_s=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = TransducerModel(TransducerConfig(vocab_size=V - 1)).to(device).train()
+    arms: dict[str, Callable[[], Any]] = {}
+    if dtype != torch.float32:
+        before = copy.deepcopy(model)
+        before.output.__class__ = Float32Linear
+        arms["full_float32_logits"] = training_step(before, batch, "full", dtype)
+    arms["full"] = training_step(copy.deepcopy(model), batch, "full", dtype)
+    arms["lean"] = training_step(model, batch, "lean", dtype)
+    T = model.encode(batch.features, batch.lengths)[0].shape[1]
+    return Case(
+        what="training-step",
+        arms=arms,
+        params={
+            "shape": [B, T, U + 1, V],
+            "joint_width": model.config.joint_width,
+            "dtype": dtype_name(dtype),
+        },
+        ratios=[*combinations(arms, 2)],
+        tolerance=STEP_TOLERANCES[dtype],
+        memory=True,
+    )
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer whose output is float32 under autocast too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (..., V) of inputs (..., D)."""
+        return super().forward(x).float()
+
+
+def training_step(
+    model: TransducerModel, batch: Prepared, joint: Joint, dtype: torch.dtype
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A call that makes one training step: loss per label in nats and norm of the gradient.
+
+    Args:
+        model: In training mode.
+        batch: Features and targets.
+        joint: "full" or "lean".
+        dtype: Autocast dtype; float32 for none.
+    """
+    precision: Any = dtype_name(dtype)
+    config = TrainConfig(joint=joint, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+
+    def step() -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)  # the encoder's dropout
+        loss = training_loss(model, batch, config).per_label
+        norm = update(model, optimizer, loss, config)
+        return loss.detach(), norm
+
+    return step
+
+
+def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
+    """On a GPU the encoder has the sizes of MLPerf's and computes in bfloat16, in batches of 64 and
+    256; on a CPU it is a quarter as wide, in batches of 32.
+    """
+    config = LSTMEncoderConfig(width=256, dropout=0.0)
+    sizes: tuple[int, ...] = (32,)
+    dtype = torch.float32
+    shorter = 1
+    if quick:
+        config = LSTMEncoderConfig(bins=8, width=16, dropout=0.0)
+        sizes = (4,)
+        shorter = 20
+    elif device == "cuda":
+        config = replace(config, width=1024)
+        sizes = (64, 256)
+        dtype = torch.bfloat16
+    encoder = random_encoder(config).to(device, dtype)
+    seconds = shipped_lengths("librispeech_train_clean_100").seconds
+    for B in sizes:
+        drawn = np.random.default_rng(0).choice(seconds, B)
+        lengths = torch.from_numpy(100 * drawn).long() // shorter
+        equal = torch.full_like(lengths, int(lengths.float().mean()))
+        yield _phases_case("lstm-phases-librispeech", encoder, lengths)
+        yield _phases_case("lstm-phases-equal", encoder, equal)
+
+
+def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
+    """The whole batch, then in phases."""
+    config = encoder.config
+    speech = make_speech(encoder, lengths)
+    counts = {"whole": 1} | {f"phases_{count}": count for count in PHASES}
+    frames = lengths.numpy()
+    whole = computed_seconds(frames)
+    B, T, _ = speech.features.shape
+    dtype = speech.features.dtype
+    return Case(
+        what=what,
+        arms={name: partial(phased_step, encoder, speech, one) for name, one in counts.items()},
+        params={
+            "shape": [B, T, config.width, config.layers],
+            "dtype": dtype_name(dtype),
+            "useful_cells": frames.sum() / whole,
+        },
+        arm_params={
+            name: {"cells": computed_seconds(frames, one) / whole} for name, one in counts.items()
+        },
+        ratios=[("whole", name) for name in counts if name != "whole"],
+        tolerance=LSTM_TOLERANCES[dtype],
+        warmup=1,
+    )
+
+
+SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))

@@ -1,0 +1,169 @@
+"""`benchmarks all`: suites in processes of their own, with limits, tests before them on a GPU, and a list of what is finished."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.harness import all_suites
+from benchmarks.harness.cases import Suite
+from benchmarks.suites import SUITES
+
+sys.path.append(str(Path(__file__).parents[1] / "transcribe"))
+from waiting import running, wait_until
+
+SUITE = """
+import json, os, subprocess, sys
+from pathlib import Path
+
+name, *options = sys.argv[1:]
+records = Path(options[options.index("--out") + 1])
+with records.open("a") as file:
+    print(json.dumps(name), file=file)
+print("as asked:", name)
+if name == "hangs":
+    sleeping = subprocess.Popen(["sleep", "3600"])
+    records.with_name("new").write_text(str(sleeping.pid))
+    records.with_name("new").rename(records.with_name("pid"))
+    sleeping.wait()
+sys.exit(name == "fails")
+"""
+
+
+@pytest.fixture
+def suites(monkeypatch, tmp_path):
+    """suites(name, ...): `benchmarks all` has suites of these names only; their processes run SUITE."""
+    script = tmp_path / "suite.py"
+    script.write_text(SUITE)
+    monkeypatch.setattr(all_suites, "BENCH", (sys.executable, str(script)))
+
+    def declare(*names, **fields):
+        made = {name: Suite(name=name, cases=iter, **fields) for name in names}
+        monkeypatch.setattr(all_suites, "SUITES", made)
+
+    return declare
+
+
+def recorded(out):
+    return [json.loads(line) for line in (out / "bench.jsonl").read_text().splitlines()]
+
+
+def test_a_suite_that_fails_does_not_take_the_others_along_and_is_measured_again(
+    suites, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    command = ["all", "--out", str(out), "--quick"]
+    suites("fails", "ends")
+    assert main([*command, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["suites"]
+    assert [(one["suite"], one["status"], one["records"]) for one in found] == [
+        ("fails", "failed", 1),
+        ("ends", "done", 1),
+    ]
+    assert (out / "fails.log").read_text() == "as asked: fails\n"
+    assert main(command) == 1
+    assert "[2/2] ends: done before" in capsys.readouterr().err
+    suites("ends")
+    assert main(command[:-1]) == 0  # other options are other work
+    assert recorded(out) == ["fails", "ends", "fails", "ends"]
+
+
+def test_a_suite_that_reaches_its_limit_ends_with_all_that_it_started(
+    suites, tmp_path, monkeypatch
+):
+    pid = tmp_path / "out" / "pid"
+    moments = iter([0.0])
+
+    def monotonic():
+        """0, then a moment behind every limit, once the suite has begun."""
+        for moment in moments:
+            return moment
+        wait_until(pid.exists)
+        return math.inf
+
+    monkeypatch.setattr(all_suites, "time", SimpleNamespace(monotonic=monotonic))
+    suites("hangs")
+    (outcome,) = all_suites.run_all(tmp_path / "out", say=bool)
+    assert outcome.status == "stopped"
+    assert outcome.records == 1
+    wait_until(lambda: not running(pid.read_text()))
+
+
+def test_half_of_what_is_left_is_a_suites_limit_and_none_begins_without_time(
+    suites, tmp_path, monkeypatch
+):
+    limits = []
+    now = [0.0]
+
+    def run(command, log, end):
+        limits.append(end - now[0])
+        now[0] = end
+
+    monkeypatch.setattr(all_suites, "_run", run)
+    monkeypatch.setattr(all_suites.time, "monotonic", lambda: now[0])
+    suites(*"abcd")
+    outcomes = all_suites.run_all(tmp_path / "out", minutes=2, say=bool)
+    assert limits == [60, 30]
+    assert [one.status for one in outcomes] == ["stopped"] * 2 + ["no time"] * 2
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, passes):
+    tests = tmp_path / "test_kernel.py"
+    marked = "import pytest\n\n@pytest.mark.gpu\ndef test_kernel():\n    "
+    tests.write_text(
+        f"{marked}assert {passes}\n\ndef test_other():\n    assert False\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    suites("first", "second", gpu_tests=(str(tests),))
+    out = tmp_path / "out"
+    outcomes = all_suites.run_all(out, device="cuda", say=bool)
+    status = "done" if passes else "failed its gpu tests"
+    assert [one[1::2] for one in outcomes] == [(status, int(passes))] * 2
+    first = (out / "first.log").read_text()
+    assert "1 passed" in first if passes else "1 failed" in first
+
+
+def test_suites_without_gpu_code_are_left_out_on_a_gpu(suites, tmp_path):
+    suites("ends", cpu_only=True)
+    assert all_suites.run_all(tmp_path / "out", device="cuda", say=bool) == []
+
+
+BARE = """
+import importlib.util, os, sys
+
+gone = "hypothesis lhotse papermill nbformat matplotlib pandas jiwer IPython tqdm".split()
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in gone else find(name, *rest)
+
+class Bare:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] in gone:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Bare())
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+import pytest
+options = ["-q", "-p", "no:cacheprovider", "--collect-only", "-m", "gpu"]
+sys.exit(pytest.main([*options, *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.live
+def test_the_gpu_tests_of_all_suites_are_there_on_a_machine_with_torch_and_pytest_alone():
+    files = {file for suite in SUITES.values() for file in suite.gpu_tests}
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *sorted(files)],
+        cwd=all_suites.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"{file}::" in done.stdout for file in files)
+    first = ["transcription", "losses", "decoders", "encoders", "ladder"]
+    assert [*SUITES][:5] == first

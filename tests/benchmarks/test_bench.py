@@ -1,0 +1,300 @@
+"""The runner: arms that disagree leave no record, one failure ends nothing else, records are whole; and the arms of three suites."""
+
+import os
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from asrkit.decoders import ctc_greedy
+from asrkit.losses import rnnt_loss
+from asrkit.workbench import machine, records
+from asrkit.workbench.lessons.shared.file_recognizer import FileRecognizer
+from asrkit.workbench.measure.comparison import check
+from benchmarks.harness.cases import Case, Suite
+from benchmarks.harness.runner import run as run_suite
+from benchmarks.harness.table import table
+from benchmarks.suites import SUITES, losses
+
+FAST = ["numba_cpu", "numba_cpu_overwrite"]
+LEAN = ["lean", "lean_bfloat16"]
+pytestmark = pytest.mark.usefixtures("one_thread")
+FLUSHED = "torchaudio_flushed"
+LOOPS = [
+    ("frame_looping", "windowed_looping"),
+    ("label_looping", "windowed_looping"),
+    ("frame_looping", "label_looping"),
+]
+PAIRS = {
+    "losses": {
+        "rnnt-loss": [("torchaudio", name) for name in ["wavefront", *FAST]],
+        "tdt-loss": [("wavefront", name) for name in FAST],
+        "rnnt-loss-joint": {
+            *product(["torchaudio"], ["overwrite", FLUSHED, *LEAN]),
+            *product([FLUSHED], LEAN),
+        },
+    },
+    "decoders": {
+        "ctc-greedy-batched": [("sequential", "batched"), ("sequential", "numba_cpu")],
+        **dict.fromkeys(["rnnt-greedy", "tdt-greedy"], LOOPS),
+        "aed-greedy": [
+            ("recomputed", "kept"),
+            ("absorbed", "kept"),
+            ("kept", "kept_packed"),
+            *[("kept", f"draft_{per_cent}") for per_cent in (0, 5, 20)],
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cases():
+    """The quick cases of suites."""
+    state = torch.get_rng_state()
+    made = {suite: [*SUITES[suite].cases("cpu", True)] for suite in PAIRS}
+    assert torch.equal(torch.get_rng_state(), state)
+    return made
+
+
+@pytest.mark.parametrize("suite", PAIRS)
+def test_the_arms_of_a_suite_agree_and_are_paired(cases, suite):
+    assert {case.what for case in cases[suite]} == {*PAIRS[suite]}
+    for case in cases[suite]:
+        wanted = {*PAIRS[suite][case.what]}
+        if "one_by_one" in case.arms:
+            wanted.add(("one_by_one", "windowed_looping"))
+        assert {*case.pairs()} == wanted
+        assert case.memory == (suite == "losses")
+        for name in case.arms:
+            params = {
+                "dtype": "float32",
+                **case.params,
+                **case.arm_params.get(name, {}),
+            }
+            half = name.endswith("bfloat16")
+            assert params["dtype"] == ("bfloat16" if half else "float32")
+        check(case)
+
+
+def test_a_rows_least_work_is_that_of_its_arm():
+    case = losses.joint_case((2, 20, 6, 12, 16), "cpu")
+    product = 2 * 2 * 20 * 6 * 12 * 16
+    assert case.params["floor_FLOP"] == 3 * product
+    assert case.arm_params["lean"]["floor_FLOP"] == 4 * product
+    given = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
+    assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
+
+
+def test_decoders_are_listed_with_their_calls(cases):
+    case = next(
+        one
+        for one in cases["decoders"]
+        if one.what == "tdt-greedy" and "one_by_one" in one.arms
+    )
+    counted = case.arm_params
+    # a call each: what the plan needs is what the definition does
+    assert counted["one_by_one"]["join"] == case.params["path_joints"]
+    assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
+    assert counted["windowed_looping"]["join"] < counted["frame_looping"]["join"]
+    for one in counted.values():
+        assert one["syncs"] > 0
+        assert one["launches"] > one["join"]
+
+
+def answer(value=1.0):
+    return (torch.full((3,), value),)
+
+
+def fails():
+    raise RuntimeError("no such graph")
+
+
+def small(**arms):
+    arms = {"plain": answer, "slow": answer, "fast": answer} | arms
+    return Case(
+        what="small",
+        arms=arms,
+        params={"shape": [3], "dtype": "float32", "audio_s": 6.0},
+        ratios=[("plain", "fast"), ("slow", "fast")],
+    )
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """suite(case, ...): a suite "own" of these cases."""
+
+    def declare(*cases):
+        declared = Suite(name="own", cases=lambda device, quick, **_: iter(cases))
+        monkeypatch.setitem(SUITES, "own", declared)
+
+    return declare
+
+
+def run(**how):
+    return run_suite("own", quick=True, **how)
+
+
+def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
+    suite, tmp_path
+):
+    suite(replace(small(), memory=True))
+    said = []
+    out = tmp_path / "records.jsonl"
+    found = run(out=out, say=said.append)
+    assert records.read(out) == found
+    assert said == ["small 3: plain, slow, fast"]
+    by = {
+        (one["impl"], one["metric"]): one for one in found if one["metric"] != "ratio"
+    }
+    metrics = ("latency", "rtfx", "cpu_time", "peak_memory")
+    assert {*by} == {*product(["plain", "slow", "fast"], metrics)}
+    for one in found:
+        assert {"threads", "device", "shape", "quick"} <= {*one["params"]}
+    plain = by["plain", "latency"]["value"]
+    assert by["plain", "rtfx"]["value"] == pytest.approx(6e3 / plain)
+    ratios = [one for one in found if one["metric"] == "ratio"]
+    assert [one["params"]["arms"][0] for one in ratios] == ["plain", "slow"]
+    for one in ratios:
+        slow, fast = (by[name, "latency"]["samples"] for name in one["params"]["arms"])
+        parts = [a / b for a, b in zip(slow, fast, strict=True)]
+        assert one["samples"] == pytest.approx(parts)
+        assert one["stats"]["n"] >= 3
+
+
+def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
+    one = torch.ones(4)
+    arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
+    own = {"rounded": {"tolerance": 0.02}}
+    case = Case(what="x", arms=arms, params={}, arm_params=own)
+    check(case)
+    with pytest.raises(
+        AssertionError, match="rounded disagrees with exact.* of 2; 0.005"
+    ):
+        check(replace(case, arm_params={}, tolerance=0.005))
+    arms = {"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)}
+    with pytest.raises(AssertionError, match="exact disagrees with nan"):
+        check(replace(case, arms=arms))
+
+
+@pytest.mark.parametrize("field", ["labels", "scores"])
+def test_hypotheses_that_differ_in_labels_or_scores_disagree(field):
+    found = ctc_greedy(torch.zeros(1, 1, 2), torch.tensor([1]))
+    wrong = replace(found, **{field: getattr(found, field) + 1})
+    arms = {"right": lambda: found, "wrong": lambda: wrong}
+    with pytest.raises(
+        AssertionError, match="wrong disagrees with right, so it was not"
+    ):
+        check(Case(what="x", arms=arms, params={}))
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (lambda: answer(2.0), "small: slow disagrees with plain"),
+    (fails, "^small: slow fails: no such graph$"),
+])  # fmt: skip
+def test_one_arm_that_differs_or_raises_does_not_take_the_others_along(
+    suite, tmp_path, wrong, said
+):
+    out = tmp_path / "out.jsonl"
+    suite(small(slow=wrong), replace(small(), what="next"))
+    with pytest.raises(AssertionError, match=said):
+        run(out=out)
+    assert {(one["what"], one["impl"]) for one in records.read(out)} == {
+        *product(["small"], ["plain", "fast"]),
+        *product(["next"], ["plain", "slow", "fast"]),
+    }
+
+
+def test_a_first_arm_a_study_and_a_case_that_fail_do_not_end_the_suite(suite, tmp_path):
+    out = tmp_path / "out.jsonl"
+    refused = Case(what="y", refused="y: ValueError: y: too long")
+    study = Case(what="claims: x", measure=fails)
+    suite(small(plain=fails), study, refused, replace(small(), what="last"))
+    wanted = (
+        "small 3: RuntimeError: no such graph claims: x: RuntimeError: no such graph"
+        " y: ValueError: y: too long"
+    )
+    with pytest.raises(AssertionError, match=f"^{wanted}$"):
+        run(out=out)
+    assert {one["what"] for one in records.read(out)} == {"last"}
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_no_folder(
+    suite, tmp_path, monkeypatch
+):
+    def full(path, *records):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records, "append", full)
+    suite(small())
+    wanted = r"^\[Errno 28\] No space left on device: 'out\.jsonl'$"
+    with pytest.raises(OSError, match=wanted):
+        run(out=tmp_path / "out.jsonl")
+
+
+def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_calls():
+    shared = {"what": "x", "impl": "y"}
+    spread = {"case": "9 words", "low": 0.2, "high": 0.3}
+    work = {"floor_FLOP": 4e9, "peak_FLOP": 8e12, "floor_B": 6e6, "join": 7, "syncs": 2}
+    found = [
+        shared | {"metric": "wer", "unit": "fraction", "value": 0.25, "params": spread},
+        shared | {"metric": "latency", "unit": "ms", "value": 2.0, "params": work},
+        shared
+        | {"metric": "ratio", "unit": "1", "value": 5.0, "params": {"arms": "zy"}},
+    ]
+    found[1]["stats"] = {"p25": 1.0, "p75": 3.0}
+    case, head, line, *_, last = (one.replace("\u00a0", " ") for one in table(found))
+    assert case == "x 9 words"
+    assert line[head.index("wer") :] == "25.00 % [20.00 %, 30.00 %]"
+    assert "2,000 GFLOP/s (25 %), 3 GB/s" in last
+    assert "7 joint, 2 waits" in last
+    assert "z 5" in last
+
+
+@pytest.fixture(scope="module")
+def transcription():
+    """The quick cases of whole recognisers, whose first arm finds what was planted."""
+    return [*SUITES["transcription"].cases("cpu", True)]
+
+
+def test_transcription_goes_from_samples_to_the_planted_labels_in_every_arm(
+    transcription,
+):
+    found = [(case.what, case.params["batch"]) for case in transcription]
+    assert found == [*product(["headline-full", "headline-speech"], [1, 4])]
+    for case in transcription:
+        assert [*case.arms] == ["eager", "optimized"]
+        assert case.params["labels"] > 0
+        assert case.params["audio_s"] > 0
+        observed = check(case)
+        assert observed["eager"].params["ran"].startswith("windowed_looping")
+
+
+def test_an_arm_of_transcription_whose_encoder_goes_wrong_is_refused(
+    transcription, monkeypatch
+):
+    plain = FileRecognizer.encode
+
+    def wrong(self, features, frames, number):
+        encoded, ends = plain(self, features, frames, number)
+        if self.config.encoder == "optimized":
+            encoded = encoded.roll(1, 1)
+        return encoded, ends
+
+    monkeypatch.setattr(FileRecognizer, "encode", wrong)
+    wanted = "headline-full: optimized disagrees with eager"
+    with pytest.raises(AssertionError, match=wanted):
+        check(transcription[0])
+
+
+def test_the_state_of_gpus_is_read_from_one_query(tmp_path, monkeypatch):
+    line = "1980 MHz, 2619 MHz, 312.31 W, 55, 0x0000000000000000"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{line}'\necho '[N/A]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (state,) = machine.gpu_state()
+    assert state["power.draw"] == "312.31 W"
+    assert state["clocks.sm"] == "1980 MHz"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.gpu_state() is None

@@ -1,0 +1,110 @@
+"""The claims that need a GPU: the suite measures what the ledger asks for, by its names, and says nothing of a GPU on a CPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from asrkit.workbench import claims as ledger
+from asrkit.workbench.measure.comparison import check, compare_arms
+from benchmarks.harness.runner import run
+from benchmarks.suites import claims
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ASKED = {claim.id: claim for claim in ledger.load_claims()}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run("claims", quick=True)
+
+
+def cases(claim, device="cpu"):
+    return [*claims.STUDIES[claim](claims.Study(claim, device, True))]
+
+
+def test_every_study_is_of_a_claim_that_needs_a_gpu():
+    assert {ASKED[name].needs for name in claims.STUDIES} == {"cuda"}
+    assert {*claims.STUDIES} > claims.GPU_CLAIMS
+    assert len(claims.STUDIES) > 15
+
+
+def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_none(
+    found,
+):
+    decisive = [
+        one
+        for one in found
+        if (ASKED[one["what"]].metric, ASKED[one["what"]].unit)
+        == (one["metric"], one["unit"])
+    ]
+    assert {one["what"] for one in decisive} == {*claims.STUDIES} - claims.GPU_CLAIMS
+    for one in decisive:
+        claim, params = ASKED[one["what"]], one["params"]
+        assert params.get("arms", []) == [*claim.arms], claim.id
+        assert params["quick"]
+        assert ledger.verdict(claim, found).measured is None
+        params = params | {"device": "cuda"}
+        toy = {**one, "params": params}
+        assert ledger.verdict(claim, [toy], one["machine"]).measured is None
+        del params["quick"]
+        seen = ledger.verdict(claim, [toy], one["machine"])
+        assert seen.measured == one["value"], (claim.id, seen)
+
+
+def wrong_features(features, *_):
+    return 1.01 * features
+
+
+def wrong_labels(found, *_):
+    return replace(found, labels=found.labels.clamp(min=0) + 1)
+
+
+@pytest.mark.parametrize("name, wrong", [
+    ("normalize", wrong_features), ("ctc_greedy", wrong_labels),
+])  # fmt: skip
+def test_a_front_end_that_differs_from_its_loop_is_not_measured(
+    monkeypatch, name, wrong
+):
+    plain = getattr(claims, name)
+    (case,) = cases("ctc-frontend-batched")
+    check(case)
+    monkeypatch.setattr(claims, name, lambda *given: wrong(plain(*given)))
+    with pytest.raises(AssertionError, match="both_batched disagrees with"):
+        check(case)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Graphs without a GPU: the plain loop decodes; `wrong` modes find something else."""
+    wrong = set()
+    plain = claims.transducer_greedy
+
+    def decode(*given, graphs, **options):
+        found = plain(*given, graphs="off", **options)
+        return replace(found, labels=found.labels + 1) if graphs in wrong else found
+
+    monkeypatch.setattr(claims, "transducer_greedy", decode)
+    return wrong
+
+
+@pytest.mark.parametrize("claim", ["graphs-label-looping-tdt", "rnnt-near-ctc"])
+def test_arms_by_graphs_are_those_of_the_claim_and_wrong_ones_are_not_measured(
+    graphs, claim
+):
+    (case,) = cases(claim)
+    assert (*case.arms,) == (*ASKED[claim].arms,)
+    check(case)
+    graphs.add("full")
+    _, failures = compare_arms(case)
+    (message,) = failures.values()
+    assert "disagrees with planted" in message
+
+
+def test_idle_is_the_share_without_kernels(monkeypatch):
+    monkeypatch.setattr(claims, "kernels_ms", lambda call: 1e-3)
+    *_, case = cases("rnnt-gpu-idle")
+    (one,) = case.measure()
+    assert one.what == "rnnt-gpu-idle"
+    assert one.metric == "share"
+    assert one.unit == "1"
+    assert 0.9 < one.value < 1

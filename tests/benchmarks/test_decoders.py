@@ -1,0 +1,63 @@
+"""How cases of decoding are made: what is counted of an arm."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from asrkit.workbench.lessons.shared.planted import (
+    planted,
+    planted_decoder,
+    planted_text,
+)
+from asrkit.workbench.measure.comparison import check
+from benchmarks.suites import decoders
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = {"V": 33, "width": 112, "layers": 2, "heads": 2, "most": 64}
+
+
+@pytest.fixture
+def plan():
+    return planted(2, 30, V=33, width=240)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return planted_decoder(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def text(decoder):
+    return planted_text(decoder, 3, 40)
+
+
+def test_an_arm_that_cannot_run_is_named_and_without_the_first_there_are_none(
+    plan, capsys
+):
+    ways = {"plain": {"graphs": "off"}, "graph": {"graphs": "full"}}
+    counted = (plan.model, partial(decoders._decode_transducer, plan))
+    arms, params = decoders._counted(*counted, ways, "cpu")
+    assert [*arms] == [*params] == ["plain"]
+    assert "graph is left out: graphs: expected" in capsys.readouterr().err
+    arms, _ = decoders._counted(*counted, dict(reversed(ways.items())), "cpu")
+    assert not arms
+
+
+def test_calls_of_the_decoder_are_counted_and_a_right_draft_takes_one(decoder, text):
+    case = decoders.attention(decoder, 3, 40, "cpu")
+    calls = {name: params["follow"] for name, params in case.arm_params.items()}
+    drafts = {f"draft_{per_cent}" for per_cent in decoders.ERRORS}
+    assert {*case.arms} == {*calls} == {*decoders.KEPT, "kept_packed"} | drafts
+    steps = case.params["steps"]
+    assert calls["kept"] == calls["recomputed"] == calls["absorbed"] == steps > 5
+    assert calls["draft_0"] == 1 <= calls["draft_20"] <= steps
+    assert case.arms["kept"]().tokens() == text.labels
+    check(case)
+
+
+def test_bfloat16_has_a_tolerance_of_its_own(plan):
+    for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.2)):
+        made = decoders.transducer(plan.to("cpu", dtype), "cpu", ("frame_looping",))
+        assert made.tolerance == tolerance
+        assert f"torch.{made.params['dtype']}" == str(dtype)

@@ -1,0 +1,152 @@
+"""The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from asrkit.transcribe import Recognizer
+from asrkit.workbench.lessons.shared import file_recognizer
+from asrkit.workbench.lessons.shared.file_recognizer import (
+    FileRecognizer,
+    Variant,
+    VariantRecognizer,
+)
+from asrkit.workbench.lessons.shared.ladder import (
+    BASELINE,
+    GPU_RUNGS,
+    ladder_arms,
+    ladder_comparison,
+)
+from asrkit.workbench.lessons.shared.scripted import scripted
+from asrkit.workbench.measure.comparison import check
+from benchmarks.suites import ladder
+
+KINDS = {
+    what: ladder.config_of("tiny", durations)
+    for what, durations in ladder.KINDS.items()
+}
+SAMPLES = [16_000, 40_000, 25_001, 33_333, 8_000]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Five scripted utterances a kind of model, in batches of two."""
+    return {
+        what: scripted(config, SAMPLES, tmp_path_factory.mktemp(what), batch=2)
+        for what, config in KINDS.items()
+    }
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_every_rung_says_what_the_script_says(tasks, what):
+    task = tasks[what]
+    said = []
+    arms = ladder_arms(task, say=said.append)
+    assert sum(map(len, task.labels)) > 10
+    for name, arm in arms.items():
+        assert arm().tokens() == task.labels, name
+    assert said == [
+        f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in GPU_RUNGS
+    ]
+    check(ladder_comparison(what, task, arms, {}, quick=True))
+
+
+def test_files_in_memory_are_read_once_when_the_recogniser_is_made(tasks, monkeypatch):
+    task = replace(tasks["ladder-rnnt"], in_memory=True)
+    recognizer = FileRecognizer(task, BASELINE)
+    monkeypatch.setattr(file_recognizer, "read_wav", None)
+    assert recognizer().tokens() == task.labels
+    assert {*recognizer.stage_ms()} == {*file_recognizer.STAGES}
+
+
+def shortened(samples):
+    return samples[:-801]
+
+
+def rows_swapped(found):
+    return found[0].flip(0), found[1]
+
+
+def scaled(found):
+    return 1.5 * found[0], found[1]
+
+
+def a_frame_longer(found):
+    return found[0], (found[1] + 1).clamp(max=found[0].shape[1])
+
+
+def a_frame_shorter(found):
+    return found[0], found[1] - 1
+
+
+def not_a_number(found):
+    found[0][-1, :8] = torch.nan
+    return found
+
+
+MISTAKES = [  # what they are made in
+    (file_recognizer, "read_wav", shortened),
+    (VariantRecognizer, "features", scaled),
+    (VariantRecognizer, "features", a_frame_longer),
+    (Recognizer, "encode", a_frame_shorter),
+    (Recognizer, "encode", not_a_number),
+    (FileRecognizer, "encode", rows_swapped),
+]
+
+
+def spoil(monkeypatch, owner, name, mistake):
+    plain = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: mistake(plain(*given)))
+
+
+@pytest.mark.parametrize("owner, name, mistake", MISTAKES)
+def test_a_pipeline_with_a_mistake_is_not_measured(
+    tasks, owner, name, mistake, monkeypatch
+):
+    task = tasks["ladder-rnnt"]
+    fast = replace(BASELINE, order="by_length", strategy="windowed_looping")
+    plain = FileRecognizer(task, BASELINE)
+    case = ladder_comparison("x", task, {"baseline": plain}, {}, quick=True)
+    right = plain()
+    spoil(monkeypatch, owner, name, mistake)
+    arms = {"right": lambda: right, "wrong": FileRecognizer(task, fast)}
+    with pytest.raises(AssertionError, match="disagrees with right"):
+        check(replace(case, arms=arms, ratios=[]))
+
+
+def test_the_script_catches_a_mistake_that_all_arms_share(tasks, monkeypatch):
+    task = tasks["ladder-tdt"]
+    arms = ladder_arms(task)
+    spoil(monkeypatch, *MISTAKES[0])
+    with pytest.raises(
+        AssertionError, match="baseline finds other labels than planted"
+    ):
+        ladder_comparison("ladder-tdt", task, arms, {}, quick=True)
+
+
+def test_the_quick_suite_has_every_rung_with_its_config_and_its_least_work(tasks):
+    for (what, task), case in zip(
+        tasks.items(), ladder.suite("cpu", True), strict=True
+    ):
+        climbed = ladder_arms(task)
+        assert case.what == f"{what}-tiny"
+        assert [*case.arms] == [*climbed]
+        pairs = {*product(["baseline"], [*climbed][1:]), ("to_autocast", "to_bfloat16")}
+        assert {*case.pairs()} >= pairs
+        assert case.params["utterances"] == 4
+        assert case.params["audio_s"] == pytest.approx(8, abs=0.5)
+        for name, params in case.arm_params.items():
+            assert Variant(**params["pipeline"]) == climbed[name].config
+            assert min(params["least_ms"], params["floor_FLOP"]) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", KINDS)
+def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
+    task = scripted(KINDS[what], SAMPLES, tmp_path, batch=2, device="cuda")
+    for name, arm in ladder_arms(task).items():
+        for _ in range(2):  # graphs are captured, then replayed
+            assert arm().tokens() == task.labels, name
