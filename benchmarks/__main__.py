@@ -13,17 +13,17 @@ from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
 
 SUITES_HELP = (
-    "transcription: one recogniser, samples to labels; with --peers, files to text beside other "
-    "programs, by published weights of a Whisper with word error rates too; "
+    "transcription: a recogniser from samples to labels; with --peers also whole programs from "
+    "files to text, with word error rates for Whisper's published weights; "
     "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
-    "by attention too, with its caches and drafts; precision: words that bfloat16 and int8 cost; "
-    "encoders: FastConformers and Jasper 10x5 DR, with --peers beside NeMo, "
-    "transformers, OpenVINO and ONNX Runtime, and one recogniser on one core; "
-    "batching: samplers and their padding; training: one step, an LSTM encoder in phases; claims: "
-    "those of the ledger that need a GPU; ladder: "
-    "one recogniser, its speed-ups switched on one by one; all: every suite"
+    "also with attention, its caches and drafts; precision: word errors of bfloat16 and int8; "
+    "encoders: FastConformers and Jasper 10x5 DR, with --peers also NeMo, "
+    "transformers, OpenVINO and ONNX Runtime, and a recogniser on one core; "
+    "batching: samplers and their padding; training: a step, and an LSTM encoder in phases; "
+    "claims: claims of the ledger that need a GPU; ladder: "
+    "a recogniser whose speed-ups are switched on one by one; all: every suite"
 )
-OF_SUITE = {  # options of one suite
+SUITE_OPTIONS = {  # option: its suite
     "manifest": "transcription",
     "lengths": "batching",
     "ranks": "batching",
@@ -52,8 +52,7 @@ class BenchOptions(Options):
     quick: bool = described(False, "small sizes and few repeats")
     peers: bool = described(
         False,
-        "also time the packages that `make peers` installed, in a checkout; on a GPU NeMo's "
-        "decoders",
+        "also time the packages that `make peers` installed; on a GPU only NeMo's decoders",
     )
     device: Literal["cpu", "cuda"] = described("cpu", "where to compute", group="device")
     threads: int | None = described(
@@ -61,22 +60,22 @@ class BenchOptions(Options):
     )
     manifest: Path | None = described(
         None,
-        "with --peers, recordings that a Whisper reads, as `asrkit train --manifest` takes them "
+        "with --peers, recordings for Whisper in a manifest as of `asrkit train --manifest` "
         "(default: two minutes that asrkit ships)",
         metavar="FILE",
         group="suite transcription",
     )
     lengths: Path | None = described(
         None,
-        "a table of your own: CSV with the columns seconds and tokens",
+        "your own table: CSV with the columns seconds and tokens",
         metavar="FILE",
         group="suite batching",
     )
     ranks: list[int] = described((), "numbers of ranks (default: 1 8 64 1024)", metavar="N")
     model: Path | None = described(
         None,
-        "a trained model (default: that of notebook 00), which reads synthetic speech in voices "
-        "that are in no training set of asrkit",
+        "a trained model (default: that of notebook 00); it transcribes synthetic speech in "
+        "voices that no training set of asrkit has",
         metavar="PATH",
         group="suite precision",
     )
@@ -85,79 +84,82 @@ class BenchOptions(Options):
     )
     minutes: float | None = described(
         None,
-        "end after N minutes: each suite in turn may take half of what is left, and is ended "
-        "there (default: two hours each). Run again with the same --out, suites that ended well "
-        "are skipped, others are measured again",
+        "stop after N minutes: each suite may take half of the time that is left (default: two "
+        "hours each). A second run with the same --out skips finished suites and measures the "
+        "others again",
         metavar="N",
         group="suite all",
     )
     out: Path | None = described(
         None,
-        "file that records are appended to (default: reports/bench.jsonl); with the suite all "
-        "a folder of records, logs and a list of finished suites (default: reports/bench)",
+        "file that records are appended to (default: reports/bench.jsonl); for the suite all a "
+        "folder of records and logs (default: reports/bench)",
         group="output",
     )
 
 
-def _bench(asked: BenchOptions) -> int:
-    prepare_torch(asked.device, asked.threads)
-    given = {name: getattr(asked, name) for name in OF_SUITE if getattr(asked, name)}
-    for name in given:
-        expect(asked.suite == OF_SUITE[name], name, f"the suite {OF_SUITE[name]}", asked.suite)
-    expect(asked.peers or not asked.manifest, "manifest", "--peers too", "none")
-    if asked.suite == "all":
-        return _run_all(asked)
-    return _run_suite(asked, given)
+def _bench(options: BenchOptions) -> int:
+    prepare_torch(options.device, options.threads)
+    suite_options = {name: getattr(options, name) for name in SUITE_OPTIONS}
+    suite_options = {name: value for name, value in suite_options.items() if value}
+    for name in suite_options:
+        suite = SUITE_OPTIONS[name]
+        expect(options.suite == suite, name, f"the suite {suite}", options.suite)
+    expect(options.peers or not options.manifest, "manifest", "--peers too", "none")
+    if options.suite == "all":
+        return _run_all(options)
+    return _run_suite(options, suite_options)
 
 
-def _run_suite(asked: BenchOptions, options: dict[str, Any]) -> int:
+def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
     from benchmarks.harness.runner import run
     from benchmarks.harness.table import legend, table
     from benchmarks.peers.processes import Peers
 
-    out = asked.out or Path("reports/bench.jsonl")
+    out = options.out or Path("reports/bench.jsonl")
     check_writable(out, folder=False)
     records = []
-    with Peers() if asked.peers else contextlib.nullcontext() as peers:
+    with Peers() if options.peers else contextlib.nullcontext() as peers:
         try:
             records = run(
-                asked.suite,
-                device=asked.device,
+                options.suite,
+                device=options.device,
                 out=out,
-                quick=asked.quick,
+                quick=options.quick,
                 peers=peers,
-                say=progress,
-                **options,
+                log=progress,
+                **suite_options,
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
-            progress(f"{asked.suite} is left out: {error}")
+            progress(f"{options.suite} is left out: {error}")
     lines = table(records, width=table_width())
-    say(asked, *lines, *legend(lines))
+    say(options, *lines, *legend(lines))
     result = {"records": len(records), "out": str(out)}
-    finish(asked, result, f"{count(len(records), 'record')} appended to {out}")
+    finish(options, result, f"{count(len(records), 'record')} appended to {out}")
     return 0
 
 
-def _run_all(asked: BenchOptions) -> int:
+def _run_all(options: BenchOptions) -> int:
     from benchmarks.harness.all_suites import run_all
 
-    out = asked.out or Path("reports/bench")
+    out = options.out or Path("reports/bench")
     check_writable(out)
-    options = ["--quick"] * asked.quick + ["--peers"] * asked.peers
-    if asked.threads is not None:
-        options += ["--threads", str(asked.threads)]
-    outcomes = run_all(
-        out, device=asked.device, minutes=asked.minutes, options=options, say=progress
+    passed_on = ["--quick"] * options.quick + ["--peers"] * options.peers
+    if options.threads is not None:
+        passed_on += ["--threads", str(options.threads)]
+    status = run_all(
+        out, device=options.device, minutes=options.minutes, options=passed_on, log=progress
     )
-    result = {"suites": [outcome._asdict() for outcome in outcomes], "out": str(out)}
-    finish(asked, result, "\n".join([*map(str, outcomes), f"records and logs: {out}"]))
-    return int(any(outcome.status != "done" for outcome in outcomes))
+    lines = [f"{suite}: {text}" for suite, text in status.items()]
+    result = {"suites": status, "out": str(out)}
+    finish(options, result, "\n".join([*lines, f"records and logs: {out}"]))
+    return int(any(text != "done" for text in status.values()))
 
 
 COMMAND = Command(
     name="benchmarks",
-    summary="Measure fast implementations against their references, side by side in one run.",
-    goes_on="`all` resumes by the same command: suites that ended well are kept.",
+    summary="Measure fast implementations against their references, interleaved in one run.",
+    goes_on="The same command resumes `all`: finished suites are skipped.",
     options=BenchOptions,
     run=_bench,
     examples=[

@@ -1,1 +1,1 @@
-"""What runs a suite: cases, the runner, tables of its records, and the run of all suites."""
+"""The machinery of suites: cases, the runner, tables of records, and a run of all suites."""

@@ -1,29 +1,28 @@
-"""What a suite yields and how it is registered: `Case`, one benchmark, and `Suite`, a generator of
-cases.
-"""
+"""`Case`, one benchmark, and `Suite`, a generator of cases."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asrkit.workbench.measure.comparison import Arms, Comparison
 from asrkit.workbench.records import Measurement
 
-__all__ = ["Arms", "Case", "PeerArms", "Suite"]
+__all__ = ["Arms", "Case", "PeerArms", "Suite", "failure", "study_params"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerArms:
-    """Arms of other packages that join a case; each runs in a process of its own.
+    """Arms of other packages that join a case; each runs in its own process.
 
     Attributes:
-        request: what the processes are asked for, see `peers.processes.Peers.arms`.
+        request: arguments of `peers.processes.Peers.arms`.
         ours: our arm that the peers' times are divided by, if it runs.
-        against: another arm of ours for the peer of this name.
+        against: peer name to another arm of ours that this peer's time is divided by.
         params: params of the peers' records.
-        logits: the logits that a peer loss draws for itself, to compare gradients by.
+        logits: logits of a loss, which its peers draw from the same seed.
     """
 
     request: Mapping[str, Any]
@@ -37,14 +36,13 @@ class PeerArms:
 class Case(Comparison):
     """One benchmark of a suite: arms to compare and time, or a function that measures.
 
-    Of `arms`, `measure` and `refused` exactly one says what to do. A case whose `arms` are empty is
-    skipped.
+    A case has `arms`, `measure` or `refused`. If it has none of them, it is skipped.
 
     Attributes:
-        measure: yields measurements itself; it replaces arms.
-        refused: why the case could not be made; the run reports it as a failure.
-        peers: arms of other packages, if any fit.
-        more: yields measurements of the case beside times, once these are taken.
+        measure: yields measurements; replaces the arms.
+        refused: why the case could not be built; reported as a failure.
+        peers: arms of other packages.
+        more: yields further measurements once the arms are timed.
     """
 
     measure: Callable[[], Iterable[Measurement]] | None = None
@@ -62,16 +60,16 @@ class Case(Comparison):
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A suite as the runner knows it. A module of suites declares one; `bench.SUITES` lists them.
+    """A suite. Each module of `benchmarks.suites` declares one, and `SUITES` there lists them.
 
     Attributes:
         name: as in `python -m benchmarks NAME`.
-        cases: called with device, quick and the options of this suite, such as `ranks` of batching;
-            yields the suite's cases.
-        gpu_tests: files with tests of its kernels, of which `bench all` runs those marked `gpu`
-            first on CUDA.
-        cpu_only: whether nothing of it runs on a GPU.
-        takes_peers: whether `cases` takes peers (`peers.processes.Peers`, or None) too.
+        cases: yields the cases; takes device, quick and the options of this suite, such as `ranks`
+            of batching.
+        gpu_tests: test files of its kernels; `python -m benchmarks all` runs their tests marked
+            `gpu` first on CUDA.
+        cpu_only: whether nothing in it runs on a GPU.
+        takes_peers: whether `cases` also takes peers (`peers.processes.Peers`, or None).
     """
 
     name: str
@@ -82,7 +80,21 @@ class Suite:
 
 
 def failure(title: str, error: Exception) -> str:
-    """One line on why a case failed; an AssertionError says by itself which case it is about."""
+    """One line on why a case failed; the message of an AssertionError already names the case."""
     if isinstance(error, AssertionError):
         return str(error)
     return f"{title}: {type(error).__name__}: {error}"
+
+
+def study_params(device: str, quick: bool, **params: Any) -> dict[str, Any]:
+    """Params that all records of a claim's study share.
+
+    Args:
+        device: "cpu" or "cuda".
+        quick: whether sizes are toy sizes, which settle no claim. On a CPU they may be so without
+            --quick.
+        **params: further params.
+    """
+    shared = {"weights": "random", "threads": torch.get_num_threads(), "device": device}
+    toy = {"quick": True} if quick else {}
+    return {**shared, "suite": "claims", **toy, **params}

@@ -1,4 +1,4 @@
-"""Runs a suite: every case is compared, then timed, and its records are written as it ends."""
+"""Run a suite: compare the arms of each case, time them, and write their records."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +21,8 @@ from benchmarks.peers.processes import Peers, digest
 from benchmarks.suites import SUITES
 
 Record = dict[str, Any]
-MOST_S = 60.0  # that the repeats of one arm may take
-ENOUGH_S = {"cpu": 2.0, "cuda": 0.5}  # of repeats, after which an arm needs no more
+MOST_S = 60.0  # time limit for the repeats of one arm
+ENOUGH_S = {"cpu": 2.0, "cuda": 0.5}  # an arm is not repeated further after this time
 PEER_TOLERANCE = 5e-3
 
 
@@ -33,58 +33,55 @@ def run(
     out: Path | None = None,
     quick: bool = False,
     peers: Peers | None = None,
-    say: Callable[[str], object] = bool,
+    log: Callable[[str], object] = bool,
     **options: Any,
 ) -> list[Record]:
     """Measure a suite; returns its records: times and memory of each arm, ratios of pairs.
 
-    The arms of a case are compared before they are timed. An arm that raises, or returns other than
-    the first, is left out; if the first raises, all are. Each is repeated at most 20 times (5 if
-    quick), and at least 3 times unless those take over a minute.
+    The arms of a case are compared before they are timed. An arm that raises, or whose result
+    differs from the first arm's, is left out; if the first arm raises, all are. Each arm is
+    repeated at most 20 times (5 if quick), and at least 3 times unless these take over a minute.
 
     Args:
         suite: a name in SUITES.
         device: "cpu" or "cuda".
-        out: file that records are appended to as they are made; None keeps them in memory only.
+        out: file that each record is appended to at once; None: no file.
         quick: small sizes and few repeats.
-        peers: other packages, whose arms join the cases that they fit.
-        say: called with a line of text before each case, and with each failure.
+        peers: other packages whose arms join the cases that name them.
+        log: called with a line before each case, and with each failure.
         **options: options of the suite, such as `lengths` of batching.
 
     Raises:
-        AssertionError: once everything else is done, with all failures.
+        AssertionError: some cases failed; raised after all others were measured.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
     if SUITES[suite].takes_peers:
         options["peers"] = peers
-    found: list[Record] = []
+    measured: list[Record] = []
     failures: list[str] = []
     for case in SUITES[suite].cases(device, quick, **options):
         if not (case.arms or case.measure or case.refused):
             continue
-        say(": ".join(filter(None, [case.title, ", ".join(case.arms)])))
+        log(": ".join(filter(None, [case.title, ", ".join(case.arms)])))
         try:
             for measurement in measurements(case, device, quick, peers):
-                found.append(measurement.record())
+                measured.append(measurement.record())
                 if out is not None:
-                    _append(out, found[-1])
+                    _append(out, measured[-1])
         except torch.OutOfMemoryError:
-            say(
-                f"{case.title}: its arms fit into memory one by one, if at all,"
-                " not side by side to be compared"
-            )
+            log(f"{case.title}: its arms do not fit into memory together to be compared")
         except OSError:  # the records cannot be written
             raise
-        except Exception as error:  # whatever a case raises, the others go on
+        except Exception as error:  # a case that fails does not end the suite
             failures.append(failure(case.title, error))
-            say(failures[-1])
-        del case  # its arms are freed before those of the next are made
+            log(failures[-1])
+        del case  # free its arms before the next case is built
     assert not failures, " ".join(failures)
-    return found
+    return measured
 
 
 def _append(out: Path, record: Record) -> None:
-    """Write a record; an error names the file, which the system's "No space left" does not."""
+    """Append a record. The error of a full disk names no file; here it does."""
     try:
         records.append(out, record)
     except OSError as error:
@@ -94,21 +91,21 @@ def _append(out: Path, record: Record) -> None:
 def measurements(
     case: Case, device: str, quick: bool, peers: Peers | None
 ) -> Iterator[Measurement]:
-    """The measurements of a case, each as soon as it is there.
+    """The measurements of a case.
 
     Raises:
-        AssertionError: at the end, if any arm failed.
+        AssertionError: an arm failed; raised after all others were measured.
     """
     assert not case.refused, case.refused
     cuda = device == "cuda"
-    of_run: dict[str, Any] = {"gpu_before": gpu_state()} if cuda else {}
+    run_params: dict[str, Any] = {"gpu_before": gpu_state()} if cuda else {}
     if quick:
-        of_run["quick"] = True
+        run_params["quick"] = True
     if case.measure:
         for measurement in case.measure():
             if cuda:
-                of_run["gpu_after"] = gpu_state()
-            yield replace(measurement, params=measurement.params | of_run)
+                run_params["gpu_after"] = gpu_state()
+            yield replace(measurement, params=measurement.params | run_params)
         return
     load1 = os.getloadavg()[0]
     case = with_peers(case, peers)
@@ -125,7 +122,7 @@ def measurements(
             most_s=MOST_S,
             device=device,
         )
-        params = {"threads": torch.get_num_threads(), "device": device, **of_run}
+        params = {"threads": torch.get_num_threads(), "device": device, **run_params}
         if cuda:
             params["gpu_after"] = gpu_state()
         case = replace(case, params={"dtype": "float32", **case.params, **params})
@@ -136,7 +133,7 @@ def measurements(
 
 
 def with_peers(case: Case, peers: Peers | None) -> Case:
-    """The case with the arms of the peers that fit it, and their ratios to ours."""
+    """The case with the arms of its peers, and their ratios to ours."""
     if peers is None or case.peers is None:
         return case
     arms = peers.arms(**case.peers.request)
@@ -162,9 +159,9 @@ def timed(
     """Time, rate and memory of each arm, then the ratios of pairs.
 
     Args:
-        case: the case, with the arms that agree.
-        timings: times by arm; an arm without any has no measurements.
-        observations: what comparing the arms found out beside their results.
+        case: its arms agree.
+        timings: times of the arms that were measured.
+        observations: peak memory and implementation of each arm.
     """
     for name, timing in timings.items():
         observation = observations[name]

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 from asrkit.workbench.records import Record
 from asrkit.workbench.tables import aligned, paragraph, percent, three_digits
 
-UNITS = {  # of records: their unit in the table, and its size
+UNITS = {  # unit of a record: unit in the table, and its size
     "1": ("", 1),
     "s/s": ("", 1),
     "B": (" MiB", 2**20),
     "FLOP/s": (" GFLOP/s", 1e9),
     "B/s": (" GB/s", 1e9),
 }
-COUNTS = {  # params: what is called in the column "calls"
+COUNTS = {  # param: its name in the column "calls"
     "join": "joint",
     "predict": "predictor",
     "follow": "decoder",
@@ -20,32 +20,32 @@ COUNTS = {  # params: what is called in the column "calls"
     "syncs": "waits",
 }
 COLUMNS = {"latency": "time", "rtfx": "RTFx", "cpu_time": "CPU time", "peak_memory": "memory"}
-LEGEND = {  # what stands in a table -> what it means
+LEGEND = {  # text in a table -> its meaning
     "times as fast as": "another arm's time over this one's",
     "CPU time": "of all threads",
-    "least work": "what no implementation can do without, by the time it took, and its share of "
+    "least work": "work that no implementation can avoid, over the measured time, and its share of "
     "the machine's measured peak",
-    "calls": "of the joint and the predictor, or of a decoder by attention; what they start on a "
-    "GPU, waits for a GPU",
-    "×": "behind a name its shape: of losses B×T×U1×V, of decoders B×T×D×V or B×T×V, of decoders "
-    "by attention B×T×D×layers, of whole models B×T×D, of encoders B×T×D×blocks, of features "
-    "B×T×F",
+    "calls": "calls of the joint and the predictor, or of an attention decoder; kernels launched "
+    "on a GPU, waits for a GPU",
+    "×": "the shape after a name: B×T×U1×V for losses, B×T×D×V or B×T×V for decoders, "
+    "B×T×D×layers for attention decoders, B×T×D for whole models, B×T×D×blocks for encoders, "
+    "B×T×F for features",
 }
 
 
 def legend(lines: Iterable[str]) -> list[str]:
-    """Lines on what the words mean that stand in the lines of a table."""
+    """Lines that explain the terms in a table."""
     text = "\n".join(lines)
-    found = [f"{name}: {meaning}." for name, meaning in LEGEND.items() if name in text]
-    return paragraph(" ".join(found)) if found else []
+    terms = [f"{name}: {meaning}." for name, meaning in LEGEND.items() if name in text]
+    return paragraph(" ".join(terms)) if terms else []
 
 
 def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
-    """Lines of text, a table for each case below its name, with a row for each arm.
+    """Lines of text: for each case its name and a table with a row for each arm.
 
     Args:
-        records: of any suites.
-        width: longest line, in columns; 0 for any. Longer rows are wrapped, see `tables.aligned`.
+        records: records of any suites.
+        width: longest line, in columns; 0: no limit. Longer rows are wrapped, see `tables.aligned`.
     """
     cases: dict[str, dict[str, dict[str, str]]] = {}
     for record in records:
@@ -62,7 +62,7 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
 
 
 def _heading(record: Record) -> str:
-    """The case of a record: what, preset, shape, and whether its weights are random or trained."""
+    """The case of a record: what, preset, shape, and the kind of weights."""
     params = record["params"]
     shape = "×".join(map(str, params.get("shape", ())))
     words = [record["what"], params.get("preset"), params.get("case"), shape]
@@ -72,7 +72,7 @@ def _heading(record: Record) -> str:
 
 
 def _cells(record: Record) -> Iterator[tuple[str, str]]:
-    """Columns, and what a record puts into them."""
+    """The cells of a record: (column, text)."""
     metric = record["metric"]
     params = record["params"]
     unit, size = UNITS.get(record["unit"], (f" {record['unit']}", 1))
@@ -84,7 +84,7 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
         text = percent(record["value"], 2)
         if "low" in params:
             text += f" [{percent(params['low'], 2)}, {percent(params['high'], 2)}]"
-        yield column, text.replace(" %", "\u00a0%")  # no line is broken there
+        yield column, text.replace(" %", "\u00a0%")  # no line break there
     elif record["unit"] == metric:
         yield column, value
     else:
@@ -101,7 +101,7 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _least_work(record: Record) -> Iterator[str]:
-    """Rates of the least work, floor_FLOP and floor_B, with shares of the measured peaks."""
+    """The least work, floor_FLOP and floor_B, as rates and as shares of the measured peaks."""
     params = record["params"]
     for unit in ("FLOP", "B"):
         if f"floor_{unit}" in params:

@@ -1,1 +1,1 @@
-"""Peers of our arms: other packages, each in a process of its own."""
+"""Other packages to compare with; each runs in its own process."""

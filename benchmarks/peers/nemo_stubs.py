@@ -1,10 +1,8 @@
-"""NeMo's modules without the packages that they name and do not use here.
+"""NeMo's modules without the packages that they import and do not need here.
 
-NeMo's `__init__` files import lightning, hydra and some forty packages more. Here its packages are
-put into `sys.modules` as empty modules with their folders as `__path__`, and what nothing provides
-is a module of empty classes, so that a single file of NeMo can be imported. It is used by the
-workers of this folder, in processes of their own whose `sys.path` holds it; nothing of asrkit is
-imported here.
+NeMo's `__init__` files import lightning, hydra and some forty other packages. To import single
+files of NeMo, its packages become empty modules in `sys.modules` whose `__path__` is their folder,
+and missing modules become modules of empty classes. The workers of this folder call it.
 """
 
 import sys
@@ -80,7 +78,7 @@ def stub_nemo() -> None:
 
 
 def _used() -> dict[str, dict[str, Any]]:
-    """What stands for the names that are used, by module."""
+    """Replacements of the names that NeMo uses, by module."""
     access = type("AccessMixin", (), {"is_access_enabled": lambda self, guid=None: False})
     adapter = type("AdapterModuleMixin", (), {"is_adapter_available": lambda self: False})
     adapters = types.SimpleNamespace(AdapterModuleMixin=adapter, get_registered_adapter=_same)
@@ -110,7 +108,7 @@ def _used() -> dict[str, dict[str, Any]]:
             "cuda_python_required": _same,
         },
         "nemo.utils": {
-            "avoid_float16_autocast_context": nullcontext,  # it asks about CUDA only
+            "avoid_float16_autocast_context": nullcontext,  # it concerns CUDA only
             "logging": types.SimpleNamespace(info=_same, warning=_same, debug=_same),
         },
         "nemo.collections.asr.models.configs": {"CacheAwareStreamingConfig": streaming},
@@ -132,5 +130,5 @@ def cuda_python() -> bool:
 
 
 def _same(value: Any = None) -> Any:
-    """A decorator, or any other function, that changes nothing."""
+    """A decorator or other function that does nothing."""
     return value

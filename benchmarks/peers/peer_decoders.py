@@ -1,13 +1,13 @@
 """NeMo's greedy transducer decoders; see peer_worker.py.
 
-A request names a file that `write` made: the weights of a TransducerModel with an LSTM and a relu,
-and frames that are projected already, so NeMo's own projection of the encoder is left out.
-Prediction network, joint and decoder are NeMo's. The answer has the hypotheses: the digest
-[labels, lengths, frames], scores, and with "keep_durations" the durations of TDT's labels.
+A request names a file that `write` wrote: weights of a TransducerModel with an LSTM and a relu, and
+projected frames, so NeMo's projection of the encoder is not run. Prediction network, joint and
+decoder are NeMo's. The answer has the digest [labels, lengths, frames] of the hypotheses, their
+scores and, with "keep_durations", the durations of TDT's labels.
 
-On CUDA there is one loop more, nemo_label_looping_graphs: NeMo's label looping as one CUDA graph
-with conditional nodes. NeMo falls back to smaller graphs, or to none, with a warning where
-cuda-python or the driver cannot do that; here that is an error.
+On CUDA there is also nemo_label_looping_graphs: label looping as one CUDA graph with conditional
+nodes. Where cuda-python or the driver does not support that, NeMo warns and falls back to smaller
+graphs or to none; here that is an error.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ GRAPHS = "nemo_label_looping_graphs"  # on CUDA only
 
 
 def write(path: Path, model: Any, encoded: Tensor, lengths: Tensor) -> None:
-    """Write what NeMo needs to decode the same batch with the same weights; asrkit's side.
+    """Write the weights and the batch that NeMo decodes; called by asrkit's side.
 
     Args:
-        path: the file.
+        path: file to write.
         model: a TransducerModel with an LSTM and a relu.
         encoded: projected frames (B, T, D).
-        lengths: of the frames, (B,).
+        lengths: their lengths (B,).
     """
     torch.save(
         {
@@ -45,16 +45,16 @@ def write(path: Path, model: Any, encoded: Tensor, lengths: Tensor) -> None:
 def prepare(
     loop: str, plan: str, max_symbols: int, device: str = "cpu", keep_durations: bool = False
 ) -> tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]:
-    """NeMo's decoder of a plan as a call, and what makes an answer of its hypotheses.
+    """The call of NeMo's decoder, and the function that makes an answer of its hypotheses.
 
     Args:
         loop: one of LOOPS, or GRAPHS.
-        plan: path of what `write` wrote.
-        max_symbols: labels on a frame at most.
+        plan: path of the file that `write` wrote.
+        max_symbols: most labels on a frame.
         device: "cpu" or "cuda".
-        keep_durations: whether the hypotheses of TDT have the durations of their labels.
+        keep_durations: whether TDT's hypotheses include the durations of their labels.
     """
-    from nemo_stubs import stub_nemo
+    from benchmarks.peers.nemo_stubs import stub_nemo
 
     stub_nemo()
     from nemo.collections.asr.parts.submodules import rnnt_greedy_decoding as greedy
@@ -78,10 +78,10 @@ def prepare(
         infer = getattr(greedy, f"Greedy{kind}Infer")(**options)
     else:
         options["use_cuda_graph_decoder"] = loop == GRAPHS
-        if not durations:  # there is no frame looping of TDT
+        if not durations:  # TDT has no frame looping
             options["loop_labels"] = loop != "nemo_frame_looping"
         infer = getattr(greedy, f"GreedyBatched{kind}Infer")(**options)
-    if loop == GRAPHS:  # forced, it raises where it would fall back
+    if loop == GRAPHS:  # if forced, it raises instead of falling back
         assert device == "cuda", "on a CPU NeMo decodes without graphs"
         infer.decoding_computer.force_cuda_graphs_mode("full_graph")
 
@@ -96,14 +96,14 @@ def modules(weights: Mapping[str, Tensor], durations: int, encoded: Tensor) -> t
     """NeMo's prediction network and joint with the weights of a TransducerModel.
 
     Args:
-        weights: of the TransducerModel.
-        durations: how many the model has.
-        encoded: frames (B, T, D), whose dtype and device both get.
+        weights: weights of the TransducerModel.
+        durations: number of its durations.
+        encoded: frames (B, T, D), whose dtype and device both modules get.
     """
     from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint
-    from peer_encoders import load
 
     from asrkit.models.checkpoints.nemo import our_name
+    from benchmarks.peers.peer_encoders import load
 
     V, H = weights["predictor.embedding.weight"].shape
     D = encoded.shape[-1]
@@ -123,19 +123,19 @@ def modules(weights: Mapping[str, Tensor], durations: int, encoded: Tensor) -> t
 
 
 def answer(hypotheses: Any) -> dict[str, Any]:
-    """Hypotheses of NeMo as numbers."""
-    labels = [torch.as_tensor(one.y_sequence).long() for one in hypotheses]
-    frames = [torch.as_tensor(one.timestamp).long() for one in hypotheses]
-    durations = [one.token_duration for one in hypotheses]
+    """NeMo's hypotheses as numbers."""
+    labels = [torch.as_tensor(row.y_sequence).long() for row in hypotheses]
+    frames = [torch.as_tensor(row.timestamp).long() for row in hypotheses]
+    durations = [row.token_duration for row in hypotheses]
     return {
         "digest": [_padded(labels), [*map(len, labels)], _padded(frames)],
         "durations": [list(map(int, jumps)) for jumps in durations if jumps is not None],
-        "scores": [float(one.score) for one in hypotheses],
+        "scores": [float(row.score) for row in hypotheses],
     }
 
 
 def _padded(rows: list[Tensor]) -> list[list[int]]:
-    """Rows of one length, filled up with -1."""
+    """The rows, padded with -1 to one length."""
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).tolist()
 
 

@@ -1,9 +1,9 @@
 """FastConformer encoders of NeMo and transformers; see peer_worker.py.
 
-A request names a file that `write` made, the weights of asrkit's encoder, its sizes, and features,
-and a mode: float32, autocast (float32 weights, products in bfloat16) or
-bfloat16 (all of it). Encoders run in eval mode. The answer has a sketch of the frames, and their
-lengths. transformers is asked for its `sdpa` attention, and once more for its `eager` one.
+A request names a file that `write` wrote (weights and sizes of asrkit's encoder, and features),
+and a mode: float32, autocast (float32 weights, products in bfloat16) or bfloat16. Encoders run in
+eval mode. The answer has a sketch of the frames, and their lengths. transformers runs with its
+`sdpa` attention and with its `eager` one.
 """
 
 import re
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 Result = tuple[Tensor, Tensor]  # frames (B, T', D), lengths (B,)
-Encode = Callable[[Tensor, Tensor], Result]  # of features (B, T, F) and lengths
+Encode = Callable[[Tensor, Tensor], Result]  # takes features (B, T, F) and lengths (B,)
 
 
 def write(path: Path, encoder: Any, features: Tensor, lengths: Tensor) -> None:
-    """Write what a peer needs to encode the same batch with the same weights; asrkit's side.
+    """Write the weights and the batch that a peer encodes; called by asrkit's side.
 
     Args:
-        path: the file.
+        path: file to write.
         encoder: our encoder.
         features: (B, T, F).
         lengths: (B,).
@@ -39,8 +39,8 @@ def write(path: Path, encoder: Any, features: Tensor, lengths: Tensor) -> None:
 
 
 def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
-    """Eight columns and the norm of every frame (B, T, 9) in float32, what lies in the padding as
-    0: enough to know it by.
+    """Eight columns and the norm of every frame, (B, T, 9) in float32, with padding as 0: enough to
+    recognise the frames.
     """
     columns = encoded[..., :: max(encoded.shape[-1] // 8, 1)][..., :8].float()
     norms = encoded.float().norm(dim=-1, keepdim=True)
@@ -53,16 +53,16 @@ def sketch(encoded: Tensor, lengths: Tensor) -> Tensor:
 def load(
     module: nn.Module, prefix: str, our_name: Callable[[str], str], weights: Mapping[str, Tensor]
 ) -> None:
-    """Give a module of theirs our weights.
+    """Copy asrkit's weights into a peer's module.
 
     Args:
-        module: whose weights are all overwritten, but for tables of positions.
-        prefix: of its names in a checkpoint of theirs.
-        our_name: asrkit's name of a weight in such a checkpoint.
-        weights: by asrkit's names.
+        module: all its weights are overwritten, except tables of positions.
+        prefix: prefix of its names in the peer's checkpoints.
+        our_name: maps a name in such a checkpoint to asrkit's name.
+        weights: weights by asrkit's names.
 
     Raises:
-        KeyError: it has a weight that ours lack.
+        KeyError: the module has a weight that asrkit's model lacks.
     """
     for name, weight in module.state_dict().items():
         if name.endswith((".inv_freq", "pos_enc.pe")):
@@ -70,13 +70,13 @@ def load(
         ours = our_name(prefix + name)
         joined, part = re.subn(r"\.attention\.[qkv]\.", ".attention.qkv.", ours)
         value = weights[joined]
-        if part:  # ours are rows of one layer
+        if part:  # asrkit has one layer for all three
             value = value.chunk(3)["qkv".index(ours.rpartition(".attention.")[2][0])]
-        weight.copy_(value.reshape(weight.shape))  # a linear layer may be a convolution of theirs
+        weight.copy_(value.reshape(weight.shape))  # their convolution may be our linear layer
 
 
 def nemo_settings(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of NeMo's ConformerEncoder, as its FastConformer checkpoints have them."""
+    """Arguments of NeMo's ConformerEncoder, as in its FastConformer checkpoints."""
     return {
         "feat_in": sizes["bins"],
         "n_layers": sizes["layers"],
@@ -111,10 +111,9 @@ def transformers_settings(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nemo(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[nn.Module, Encode]:
-    """NeMo's ConformerEncoder, set up as its FastConformer checkpoints are."""
-    from nemo_stubs import stub_nemo
-
+    """NeMo's ConformerEncoder with the settings of its FastConformer checkpoints."""
     from asrkit.models.checkpoints.nemo import our_name
+    from benchmarks.peers.nemo_stubs import stub_nemo
 
     stub_nemo()
     from nemo.collections.asr.modules.conformer_encoder import ConformerEncoder
@@ -153,11 +152,11 @@ def transformers(
 def prepare(
     make: Callable[..., tuple[nn.Module, Encode]], plan: str, mode: str
 ) -> tuple[Callable[[], Result], Callable[[Result], dict[str, Any]]]:
-    """The call of an encoder, and what makes an answer of its frames.
+    """The call of an encoder, and the function that makes an answer of its frames.
 
     Args:
-        make: of the functions above.
-        plan: path of what `write` wrote.
+        make: `nemo` or `transformers`.
+        plan: path of the file that `write` wrote.
         mode: "float32", "autocast" or "bfloat16".
     """
     batch = torch.load(plan)

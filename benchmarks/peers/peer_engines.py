@@ -1,11 +1,11 @@
 """Jasper and FastConformer in OpenVINO and ONNX Runtime; see peer_worker.py.
 
-A request names a folder that has a model and features by `write_model` and `write_features`, and
-how many frames these have. The first process that needs an engine's file lets another process make
-it, which takes several times the weights and ends. Models have no lengths: utterances are whole. A
-Jasper gives log-probabilities of one utterance of any length, a FastConformer encoded frames of a
-batch, whose shape is the only one that its folder is for. A process runs on one thread of the core
-that our arms run on.
+A request names a folder with the files of `write_model` and `write_features`, and the number of
+frames. The first process that needs an engine's file has it written by a child process, which takes
+several times the memory of the weights and ends. Models have no lengths, so utterances are whole. A
+Jasper returns log-probabilities of one utterance of any length; a FastConformer returns encoded
+frames of a batch, and its folder is for one shape. A process runs on one thread, on the same core
+as our arms.
 """
 
 import os
@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers import peer_encoders
+
 MODEL = "model.pt"
 GROUP = 64  # activations of a row that share a scale, in OpenVINO's int8
 Shape = tuple[int, ...]
@@ -27,11 +29,11 @@ Run = Callable[[], np.ndarray]
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """Write what is exported; asrkit's side.
+    """Write the model to export; called by asrkit's side.
 
     Args:
-        folder: to write into.
-        model: our CTCModel with a Jasper or a FastConformer, float32, in eval mode.
+        folder: folder to write into.
+        model: a CTCModel with a Jasper or a FastConformer, float32, in eval mode.
     """
     from asrkit.models.checkpoints import config_to_dict
 
@@ -40,11 +42,11 @@ def write_model(folder: Path, model: Any) -> None:
 
 
 def write_features(folder: Path, features: Tensor) -> None:
-    """Write features (B, T, F) for requests with `frames` T; asrkit's side.
+    """Write features (B, T, F) for requests with `frames` T; called by asrkit's side.
 
     Args:
-        folder: to write into.
-        features: of whole utterances, one for a Jasper.
+        folder: folder to write into.
+        features: features of whole utterances; of one utterance for a Jasper.
     """
     np.save(_features_path(folder, features.shape[1]), features.numpy())
 
@@ -54,10 +56,10 @@ def _features_path(folder: Path, frames: int) -> Path:
 
 
 class WholeUtterances(nn.Module):
-    """A model for utterances without padding: features (B, T, F) in, its frames (B, T', D) out.
+    """A model for utterances without padding: features (B, T, F) in, frames (B, T', D) out.
 
     Args:
-        model: ours in eval mode, which it calls; a subsampling of it becomes `Convolutions`.
+        model: asrkit's model in eval mode; its subsampling is replaced by `Convolutions`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -67,32 +69,34 @@ class WholeUtterances(nn.Module):
         self.model = model
 
     def forward(self, features: Tensor) -> Tensor:
-        """The model's first result; lengths are constants, and so are its masks."""
+        """The model's first result, with constant lengths and masks."""
         B, T, _ = features.shape
         return self.model(features, torch.full((B,), T))[0]
 
 
 class Convolutions(nn.Module):
-    """The subsampling of a FastConformer over channels (B, C, T, F), as ONNX Runtime is faster.
+    """The subsampling of a FastConformer in the layout (B, C, T, F), which is faster in ONNX
+    Runtime.
 
     Args:
-        ours: whose parts it calls.
+        subsampling: the subsampling of asrkit's encoder.
     """
 
-    def __init__(self, ours: Any) -> None:
+    def __init__(self, subsampling: Any) -> None:
         super().__init__()
-        self.ours = ours
+        self.subsampling = subsampling
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (B, T', D) of whole utterances (B, T, F), and their lengths (B,)."""
         x = features[:, None]
-        for conv in self.ours.convs:
+        for conv in self.subsampling.convs:
             x = conv(x).relu()
-        return self.ours.out(x.transpose(1, 2).flatten(2)), torch.full_like(lengths, x.shape[2])
+        frames = self.subsampling.out(x.transpose(1, 2).flatten(2))
+        return frames, torch.full_like(lengths, x.shape[2])
 
 
 def _whole(folder: Path, shape: Shape) -> tuple[nn.Module, Tensor, Any]:
-    """The model of `write_model` without lengths, an input, and which of its sizes may change."""
+    """The model of `write_model` without lengths, an example input, and its dynamic sizes."""
     from asrkit.models import CTCModel, Jasper
     from asrkit.models.checkpoints import config_from_dict
 
@@ -108,11 +112,11 @@ def _whole(folder: Path, shape: Shape) -> tuple[nn.Module, Tensor, Any]:
 
 
 def export(path: Path, shape: Shape) -> None:
-    """Write the file of an engine beside what `write_model` wrote, by its suffix .xml or .onnx.
+    """Write an engine's file into the folder of `write_model`.
 
     Args:
-        path: the file.
-        shape: of the features (B, T, F); a Jasper's file is for any T.
+        path: file to write; its suffix is .xml or .onnx.
+        shape: (B, T, F) of the features; a Jasper's file is for any T.
     """
     whole, example, dynamic_shapes = _whole(path.parent, shape)
     if path.suffix == ".xml":
@@ -125,20 +129,20 @@ def export(path: Path, shape: Shape) -> None:
         whole, (example,), dynamo=True, dynamic_shapes=dynamic_shapes, verbose=False
     )
     assert program is not None
-    program.save(path, external_data=True)  # a file of ONNX alone ends at 2 GB
+    program.save(path, external_data=True)  # a single ONNX file is limited to 2 GB
 
 
 def quantize(path: Path, shape: Shape) -> None:
-    """Write an ONNX model with linear layers in int8: weights by output channel, activations in
-    every call.
+    """Write an ONNX model with linear layers in int8: weights quantised by output channel,
+    activations in every call.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    plain = _made(path.with_name("model.onnx"), export, shape)
+    plain = _written(path.with_name("model.onnx"), export, shape)
     graph = onnx.load(plain, load_external_data=False).graph
     stacks = {weight.name for weight in graph.initializer if len(weight.dims) > 2}
-    by_head = [node.name for node in graph.node if stacks & {*node.input}]  # it has no such kernel
+    by_head = [node.name for node in graph.node if stacks & {*node.input}]  # no int8 kernel
     quantize_dynamic(
         plain,
         path,
@@ -151,48 +155,48 @@ def quantize(path: Path, shape: Shape) -> None:
 
 
 def compress(path: Path, shape: Shape) -> None:
-    """Write an OpenVINO model with weights of linear layers in int8, by output channel; it
-    quantizes their activations in every call.
+    """Write an OpenVINO model with int8 weights of linear layers, by output channel; OpenVINO
+    quantises the activations in every call.
     """
     import openvino
     from openvino.passes import ConstantFolding, Manager
 
     from asrkit.export.writing import compress
 
-    model = openvino.Core().read_model(_made(path.with_name("model.xml"), export, shape))
+    model = openvino.Core().read_model(_written(path.with_name("model.xml"), export, shape))
     model.reshape([*shape])
     folding = Manager()
-    folding.register_pass(ConstantFolding())  # of positions, which need no product any more
+    folding.register_pass(ConstantFolding())  # computes products of positions once
     folding.run_passes(model)
     compress(model)
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
-def _made(path: Path, make: Callable[[Path, Shape], None], shape: Shape) -> Path:
-    """The file of this path, made by another process unless it is there."""
+def _written(path: Path, write: Callable[[Path, Shape], None], shape: Shape) -> Path:
+    """The path, once a child process has written its file."""
     if not path.exists():
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            process.submit(make, path, shape).result()
+            process.submit(write, path, shape).result()
     return path
 
 
 def openvino(folder: Path, features: np.ndarray, precision: str, int8: bool = False) -> Run:
-    """A call that returns what the model makes of features, by OpenVINO on one thread.
+    """A call that runs the model by OpenVINO on one thread.
 
     Args:
-        folder: of `write_model`.
+        folder: folder of `write_model`.
         features: (B, T, F).
         precision: "f32" or "bf16".
-        int8: whether linear layers are quantized: weights by channel, activations in every call,
-            in groups of GROUP.
+        int8: whether linear layers are quantised: weights by channel, activations in groups of
+            GROUP in every call.
     """
     import openvino
 
     core = openvino.Core()
     if int8:
-        path = _made(folder / "model-int8.xml", compress, features.shape)
+        path = _written(folder / "model-int8.xml", compress, features.shape)
     else:
-        path = _made(folder / "model.xml", export, features.shape)
+        path = _written(folder / "model.xml", export, features.shape)
     model = core.read_model(path)
     model.reshape([*features.shape])
     options = {
@@ -211,12 +215,12 @@ def openvino(folder: Path, features: np.ndarray, precision: str, int8: bool = Fa
 
 
 def onnxruntime(folder: Path, features: np.ndarray, int8: bool = False) -> Run:
-    """A call that returns what the model makes of features, by ONNX Runtime on one thread.
+    """A call that runs the model by ONNX Runtime on one thread.
 
     Args:
-        folder: of `write_model`.
+        folder: folder of `write_model`.
         features: (B, T, F).
-        int8: whether linear layers are quantized, as `quantize` does.
+        int8: whether linear layers are quantised, as by `quantize`.
     """
     import onnxruntime
 
@@ -226,9 +230,9 @@ def onnxruntime(folder: Path, features: np.ndarray, int8: bool = False) -> Run:
     options.inter_op_num_threads = 1
     options.add_free_dimension_override_by_name("T", features.shape[1])
     if int8:
-        path = _made(folder / "model-int8.onnx", quantize, features.shape)
+        path = _written(folder / "model-int8.onnx", quantize, features.shape)
     else:
-        path = _made(folder / "model.onnx", export, features.shape)
+        path = _written(folder / "model.onnx", export, features.shape)
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs = {session.get_inputs()[0].name: features}
     return lambda: session.run(None, inputs)[0]
@@ -237,12 +241,12 @@ def onnxruntime(folder: Path, features: np.ndarray, int8: bool = False) -> Run:
 def prepare(
     make: Callable[[Path, np.ndarray], Run], folder: str, frames: int
 ) -> tuple[Run, Callable[[np.ndarray], dict[str, Any]]]:
-    """The call of an engine on one core, and what makes an answer of its frames.
+    """The call of an engine on one core, and the function that makes an answer of its frames.
 
     Args:
-        make: of the functions above.
-        folder: of `write_model` and `write_features`.
-        frames: of the features.
+        make: `openvino` or `onnxruntime`.
+        folder: folder of `write_model` and `write_features`.
+        frames: T of the features.
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -250,12 +254,10 @@ def prepare(
     return make(Path(folder), features), answer
 
 
-def answer(found: np.ndarray) -> dict[str, Any]:
+def answer(frames: np.ndarray) -> dict[str, Any]:
     """A sketch of the frames, and their lengths."""
-    from peer_encoders import sketch
-
-    lengths = torch.full((len(found),), found.shape[1])
-    return {"digest": [sketch(torch.tensor(found), lengths).tolist(), lengths.tolist()]}
+    lengths = torch.full((len(frames),), frames.shape[1])
+    return peer_encoders.answer((torch.tensor(frames), lengths))
 
 
 PEERS = {

@@ -1,8 +1,7 @@
 """Losses of other packages, forward and backward of the mean; see peer_worker.py.
 
-Their answer is the mean loss, the norm of the gradient and its product with the logits. Nothing of
-asrkit is imported here; the suite imports `inputs`, so both sides work on the same
-numbers.
+The answer is the mean loss, the norm of the gradient and its product with the logits. The suite
+also imports `inputs`, so both sides compute on the same numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +22,8 @@ def inputs(shape: Sequence[int], durations: int = 0, device: str = "cpu") -> tup
 
     Args:
         shape: (B, T, U1, V).
-        durations: how many a TDT model has; 0 for RNN-T.
-        device: of all tensors.
+        durations: number of durations of a TDT model; 0 for RNN-T.
+        device: device of all tensors.
     """
     B, T, U1, V = shape
     draw = torch.Generator(device).manual_seed(0)
@@ -36,7 +35,7 @@ def inputs(shape: Sequence[int], durations: int = 0, device: str = "cpu") -> tup
 
 
 def torchaudio(blank: int) -> Loss:
-    """torchaudio.functional.rnnt_loss, which stands in for a peer where none is installed."""
+    """torchaudio.functional.rnnt_loss, a peer that every installation has."""
     from torchaudio.functional import rnnt_loss
 
     def loss(logits: Tensor, *targets: Tensor) -> Tensor:
@@ -71,8 +70,8 @@ def fast_rnnt(blank: int) -> Loss:
 
 
 def nemo_numba(blank: int) -> Loss:
-    """NeMo's own copy of that port, its default loss."""
-    from nemo_stubs import stub_nemo
+    """NeMo's copy of that port, its default loss."""
+    from benchmarks.peers.nemo_stubs import stub_nemo
 
     stub_nemo()
     from nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch import RNNTLossNumba
@@ -82,7 +81,7 @@ def nemo_numba(blank: int) -> Loss:
 
 def nemo_pytorch(blank: int) -> Loss:
     """NeMo's RNN-T loss in plain torch, node by node."""
-    from nemo_stubs import stub_nemo
+    from benchmarks.peers.nemo_stubs import stub_nemo
 
     stub_nemo()
     from nemo.collections.asr.losses.rnnt_pytorch import RNNTLossPytorch
@@ -91,11 +90,10 @@ def nemo_pytorch(blank: int) -> Loss:
 
 
 def transformers_tdt(blank: int, durations: Sequence[int]) -> Loss:
-    """The TDT loss of transformers' Parakeet: NeMo's plain torch by anti-diagonals. Its RNN-T loss
-    is torchaudio's.
+    """The TDT loss of transformers' Parakeet, in plain torch by anti-diagonals.
 
-    NeMo's own TDT losses are left out: one needs CUDA, the other takes minutes for a lattice of 200
-    by 101 nodes.
+    NeMo's own TDT losses are not measured: one needs CUDA, the other takes minutes for a lattice of
+    200 by 101 nodes.
     """
     from transformers.loss.loss_tdt import tdt_loss
 
@@ -110,12 +108,12 @@ def transformers_tdt(blank: int, durations: Sequence[int]) -> Loss:
 def prepare(
     make: Callable[..., Loss], shape: Sequence[int], durations: Sequence[int]
 ) -> tuple[Callable[[], Result], Callable[[Result], dict[str, Any]]]:
-    """The call of a loss, and what makes an answer of its result.
+    """The call of a loss, and the function that makes an answer of its result.
 
     Args:
-        make: of the functions above; it takes the blank, and durations if there are any.
-        shape: (B, T, U1, V), as `inputs` draws them.
-        durations: of TDT.
+        make: a function above; takes the blank and, if there are any, the durations.
+        shape: (B, T, U1, V) of `inputs`.
+        durations: durations of a TDT model; none for RNN-T.
     """
     logits, *targets = inputs(shape, len(durations))
     logits.requires_grad_()

@@ -1,8 +1,9 @@
-"""Losses, decoders, encoders and engines of peers, each in a process of its own with the Python
-that `make peers` set up.
+"""Losses, decoders, encoders and engines of other packages, each in its own process, run by the
+Python that `make peers` set up.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,11 +22,12 @@ from benchmarks.peers.peer_encoders import PEERS as ENCODERS
 from benchmarks.peers.peer_encoders import sketch
 from benchmarks.peers.peer_worker import COPY
 
-WORKER = Path(__file__).with_name("peer_worker.py")
-PYTHON = WORKER.resolve().parents[2] / ".venv-peers/bin/python"
-NAMES = {
+CHECKOUT = Path(__file__).resolve().parents[2]
+PYTHON = CHECKOUT / ".venv-peers/bin/python"
+WORKER = "benchmarks.peers.peer_worker"
+NAMES = {  # kind of a request: peers that can answer it
     "rnnt": ("fast_rnnt", "warprnnt_numba", "nemo_numba", "nemo_pytorch"),
-    "rnnt-large": ("fast_rnnt", "nemo_numba"),  # the others of NeMo's kind take as long, or longer
+    "rnnt-large": ("fast_rnnt", "nemo_numba"),  # NeMo's others are no faster than nemo_numba
     "tdt": ("transformers_tdt",),
     "rnnt-greedy": LOOPS[:1],
     "tdt-greedy": LOOPS[:1],
@@ -45,16 +47,16 @@ NAMES = {
 
 
 def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
-    """The small part of a result that a peer in another process sends back to be compared.
+    """The part of a result that a peer sends back to be compared.
 
     Args:
-        result: Hypotheses; or (cost, gradient) of a loss; or (frames, lengths) of an encoder.
-        logits: the logits of a loss, None for the others.
+        result: Hypotheses, (cost, gradient) of a loss, or (frames, lengths) of an encoder.
+        logits: logits of a loss; else None.
 
     Returns:
-        Labels, lengths and frames of hypotheses, whose scores differ between packages. Cost, norm
-        of the gradient, and gradient times logits of a loss. A sketch of an encoder's frames, and
-        their lengths.
+        For hypotheses: labels, lengths and frames, as scores differ between packages. For a loss:
+        cost, norm of the gradient, and gradient times logits. For an encoder: a sketch of the
+        frames, and their lengths.
     """
     if isinstance(result, Hypotheses):
         return result.labels, result.lengths, result.frames
@@ -70,10 +72,10 @@ class Peer(RemoteArm):
     """An arm that sends one request to a peer's process.
 
     Attributes:
-        process: the process, which answers a line with a line.
-        name: of the peer.
-        request: what it is asked each time.
-        version: package and version that answer.
+        process: process that answers each line with a line.
+        name: name of the peer.
+        request: fields of every request.
+        version: package and its version.
     """
 
     process: subprocess.Popen[str]
@@ -81,9 +83,11 @@ class Peer(RemoteArm):
     request: Mapping[str, Any]
     version: str = ""
 
-    def ask(self, do: str) -> dict[str, Any]:
-        """The process's answer to "prepare", "time" or "observe"; RuntimeError with its reason if
-        it has none.
+    def request_answer(self, do: str) -> dict[str, Any]:
+        """The answer to "prepare", "time" or "observe".
+
+        Raises:
+            RuntimeError: the peer failed, or its process ended.
         """
         assert self.process.stdin and self.process.stdout
         request = {"threads": torch.get_num_threads(), **self.request, "do": do}
@@ -97,7 +101,7 @@ class Peer(RemoteArm):
         return answer
 
     def __call__(self, observe: bool = False) -> Answer:
-        answer = self.ask("observe" if observe else "time")
+        answer = self.request_answer("observe" if observe else "time")
         return Answer(
             wall_ms=answer["wall_ms"],
             cpu_ms=answer["cpu_ms"],
@@ -107,19 +111,19 @@ class Peer(RemoteArm):
 
 
 class Peers:
-    """The installed peers, started when they are first asked and ended with the `with` block.
+    """The installed peers. Each starts at its first request, and all end with the `with` block.
 
     Args:
-        python: that runs them; None for .venv-peers, or this Python with build/peers.
-        names: of peers, by what they are asked for.
-        worker: the script that answers requests.
+        python: interpreter that runs them; None: .venv-peers, or this one if build/peers exists.
+        names: names of the peers by kind of request.
+        worker: module that answers requests.
     """
 
     def __init__(
         self,
         python: str | None = None,
         names: Mapping[str, tuple[str, ...]] = NAMES,
-        worker: Path = WORKER,
+        worker: str = WORKER,
     ) -> None:
         if python is None and not PYTHON.exists() and COPY.is_dir():
             python = sys.executable
@@ -142,30 +146,31 @@ class Peers:
         self._end([*self.running])
 
     def arms(self, kind: str, **request: Any) -> dict[str, Peer]:
-        """An arm for each peer that has `kind`, a key of NAMES; one that does not run is named on
-        standard error.
+        """An arm for each peer of a kind, a key of NAMES; one that fails is reported on standard
+        error and left out.
         """
         names = self.names.get(kind, ())
         missing = [name for name in names if name not in self.running]
-        started = {name: self._start(name, request) for name in missing}  # all import at once
+        started = {name: self._start(name, request) for name in missing}  # they import in parallel
         for name, peer in started.items():
             self.running[name] = _ready(peer)
         peers = {name: self.running[name] for name in names}
         return {name: replace(peer, request=request) for name, peer in peers.items() if peer}
 
     def end(self, kind: str) -> None:
-        """End the processes of peers that have `kind`, for their memory; asked again they start."""
+        """End the peers of a kind, to free their memory; a later request starts them again."""
         self._end([name for name in self.names.get(kind, ()) if name in self.running])
 
     def _end(self, names: list[str]) -> None:
         for name in names:
             peer = self.running.pop(name)
             if peer:
-                peer.process.communicate()  # no more requests: it ends
+                peer.process.communicate()  # closes its standard input, which ends it
 
     def _start(self, name: str, request: Mapping[str, Any]) -> Peer:
         process = subprocess.Popen(
-            [str(self.python), "-W", "ignore", str(self.worker), name],
+            [str(self.python), "-W", "ignore", "-m", self.worker, name],
+            env=worker_environment(),
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -174,12 +179,17 @@ class Peers:
         return Peer(process=process, name=name, request=request)
 
 
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker: it imports this checkout."""
+    return {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+
+
 def _ready(peer: Peer) -> Peer | None:
-    """The peer with its version, once it has answered; None, and a line that says why, if it
-    cannot.
+    """The peer with its version once it is prepared; None, and a line on standard error, if that
+    fails.
     """
     try:
-        return replace(peer, version=peer.ask("prepare")["version"])
+        return replace(peer, version=peer.request_answer("prepare")["version"])
     except RuntimeError as error:
         print(f"{error}; left out. `make peers` installs all but fast_rnnt.", file=sys.stderr)
         peer.process.communicate()

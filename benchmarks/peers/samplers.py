@@ -1,4 +1,4 @@
-"""lhotse's samplers as arms of the suite of batching, on cuts that have lengths and no audio."""
+"""lhotse's samplers as arms of the batching suite, on cuts with lengths and without audio."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ def batches_of(steps: Steps) -> list[np.ndarray]:
 def cuts_of(lengths: "Lengths") -> Any:
     """A lhotse CutSet of these lengths, without audio.
 
-    The id of a cut is its row number, and its text has a letter for each token.
+    The id of a cut is its row number, and its text has one letter per token.
     """
     from lhotse import CutSet, MonoCut, SupervisionSegment
 
@@ -39,7 +39,7 @@ def cuts_of(lengths: "Lengths") -> Any:
 def rows_of(cuts: Iterable[Any]) -> np.ndarray:
     """Row numbers of a batch of `cuts_of`.
 
-    lhotse repeats a cut where a rank would have none; the copy has the row number of the original.
+    lhotse repeats a cut where a rank would have none; the copy keeps the row number.
     """
     return np.array([int(cut.id.partition("_")[0]) for cut in cuts])
 
@@ -48,10 +48,10 @@ def bucketing(cuts: Any, *, ranks: int, drop_last: bool = False, **limits: Any) 
     """lhotse's DynamicBucketingSampler of rank 0, with 30 buckets.
 
     Args:
-        cuts: As `cuts_of` makes them.
-        ranks: Number of ranks.
-        drop_last: Leave incomplete batches and steps out.
-        limits: Of a batch, max_duration or a constraint, and other options of the sampler.
+        cuts: cuts of `cuts_of`.
+        ranks: number of ranks.
+        drop_last: omit incomplete batches and steps.
+        limits: max_duration of a batch or a constraint, and other options of the sampler.
     """
     from lhotse.dataset.sampling import DynamicBucketingSampler
 
@@ -65,10 +65,10 @@ def nemo_like(cuts: Any, buckets: "Buckets", *, ranks: int, drop_last: bool = Fa
     """lhotse's DynamicBucketingSampler with fixed batch sizes, as NeMo uses it.
 
     Args:
-        cuts: As `cuts_of` makes them. Those for which there is no bucket are left out.
+        cuts: cuts of `cuts_of`; those that fit no bucket are left out.
         buckets: 2D buckets and their sizes.
-        ranks: Number of ranks.
-        drop_last: Leave incomplete batches and steps out.
+        ranks: number of ranks.
+        drop_last: omit incomplete batches and steps.
     """
     shapes = list(zip(buckets.seconds.tolist(), buckets.tokens.tolist(), strict=True))
     constraint = strict()(shapes, buckets.sizes.tolist())
@@ -91,8 +91,8 @@ def nemo_like(cuts: Any, buckets: "Buckets", *, ranks: int, drop_last: bool = Fa
 def strict() -> Any:
     """Class of a lhotse constraint on 2D buckets (seconds, tokens), after NeMo's documentation.
 
-    The first duration that is long enough decides; of its cells the first with room for the tokens
-    is taken, or none.
+    The first duration that is long enough decides: a cut gets its first cell with room for the
+    tokens, or none.
     """
     from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
 
@@ -103,22 +103,24 @@ def strict() -> Any:
             return example.duration, len(example.supervisions[0].text)
 
         def add(self, example: Any) -> None:
-            # lhotse's own looks the bucket up at each of its cuts, which takes most of its time.
+            # lhotse's own method looks up the bucket for each cut, which takes most of its time
             if self.current_bucket is None:
                 self.current_bucket = self.select_bucket(None, example)
             self.num_cuts += 1
 
         def select_bucket(self, buckets: Any, example: Any = None, example_len: Any = None) -> Any:
-            """The cell that an example fits into, None if there is none.
+            """The cell that an example fits into; None if there is none.
 
             Args:
-                buckets: those of lhotse, which are not asked.
+                buckets: ignored; part of lhotse's signature.
                 example: a cut.
                 example_len: its seconds and tokens, if known.
             """
             cells = self.max_seq_len_buckets
             seconds, tokens = example_len or self.measure_length(example)
-            first = bisect_left(cells, (seconds,))  # of the first duration that is long enough
+            first = bisect_left(
+                cells, (seconds,)
+            )  # first cell of the first duration that is long enough
             if first == len(cells):
                 return None
             longest = cells[first][0]
@@ -132,12 +134,12 @@ def strict() -> Any:
 def every_rank(sampler: Any, number: int) -> Steps:
     """The batches of all ranks in one epoch of a lhotse sampler.
 
-    A rank of lhotse draws the batches of all ranks and keeps batches[rank]. With a slice in place
-    of the rank, lhotse's own code keeps them all.
+    A rank of lhotse draws the batches of all ranks and keeps batches[rank]. With a slice as the
+    rank, lhotse's own code keeps them all.
 
     Args:
-        sampler: Of any rank. It cannot be used otherwise afterwards.
-        number: Of the epoch.
+        sampler: sampler of any rank; it cannot be used otherwise afterwards.
+        number: number of the epoch.
     """
     sampler.set_epoch(number)
     sampler.rank = slice(None)
@@ -149,14 +151,14 @@ def pace(sampler: Any, epochs: Sequence[Steps]) -> list[float]:
     """Time the steps of a sampler of rank 0.
 
     Args:
-        sampler: To iterate over.
-        epochs: Whose batches the sampler has to draw.
+        sampler: sampler of rank 0.
+        epochs: the batches that it should draw.
 
     Returns:
-        Milliseconds a step of each epoch, with all that comes before its first step.
+        For each epoch, milliseconds per step, including the work before the first step.
 
     Raises:
-        AssertionError: The sampler draws other batches than those of `epochs`.
+        AssertionError: the sampler draws other batches than those of `epochs`.
     """
     steps_ms: list[float] = []
     for number, steps in enumerate(epochs):

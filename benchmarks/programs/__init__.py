@@ -1,1 +1,1 @@
-"""Whole programs, from sound files to text, each in a process of its own."""
+"""Whole programs, from sound files to text, each in its own process."""

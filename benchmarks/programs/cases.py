@@ -1,9 +1,9 @@
-"""Cases of whole programs: files to text, and a command from its start to the text of one file.
+"""Cases of whole programs: files to text, and a cold command to the text of one file.
 
-Each program runs in a process of its own (`peer_programs.py`), on two threads, with the same
-weights in the form that it reads, and programs take turns. Their texts are compared with what was
-said, where that is known, and with those of asrkit in float32: of random weights a program whose
-features differ, as sherpa-onnx's do, writes other words, as many of them.
+Each program runs in its own process (program_worker.py) on two threads, with the same weights in
+its own form, and programs take turns. Texts are compared with the references, if there are any, and
+with those of asrkit in float32. With random weights a program whose features differ, such as
+sherpa-onnx, writes other words, but about as many.
 """
 
 import subprocess
@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 from asrkit.cpu import fast_dtype, has_int8
@@ -24,14 +23,15 @@ from asrkit.workbench.measure import Sample, Timing, measure
 from asrkit.workbench.measure.publishing import arm_measurements, error_rate, latency, time_ratio
 from asrkit.workbench.records import Measurement
 from benchmarks.harness.cases import Case
-from benchmarks.peers.processes import Peers
-from benchmarks.programs import peer_programs, whisper_programs
+from benchmarks.peers.processes import Peer, Peers, worker_environment
+from benchmarks.programs import whisper_programs
+from benchmarks.programs.program_worker import PROGRAMS
 from benchmarks.programs.recorded import word_errors
 
-SCRIPT = Path(__file__).with_name("peer_programs.py")
+WORKER = "benchmarks.programs.program_worker"
 THREADS = 2
-FIRST = "asrkit_float32"
-OURS = ("asrkit_float32", "asrkit_bfloat16", "asrkit_int8")
+BASELINE = "asrkit_float32"
+OURS = (BASELINE, "asrkit_bfloat16", "asrkit_int8")
 ONNX = (
     "sherpa_onnx_{}_float32",
     "sherpa_onnx_{}_int8",
@@ -43,7 +43,6 @@ PEERS = {
     "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
     "whisper": (*whisper_programs.PROGRAMS,),
 }
-PROGRAMS = peer_programs.PROGRAMS | whisper_programs.PROGRAMS
 
 
 @dataclass(kw_only=True)
@@ -51,34 +50,34 @@ class Program:
     """An arm: a call transcribes all files.
 
     Attributes:
-        peer: its process.
-        texts: of the last call.
-        peak_B: the most memory that its process has held.
+        peer: process of the program.
+        texts: texts of the last call.
+        peak_B: peak memory of the process.
     """
 
-    peer: Any
+    peer: Peer
     texts: list[str] = field(default_factory=list)
     peak_B: int | None = None
 
     def __call__(self) -> Sample:
-        answer = self.peer.ask("observe")
+        answer = self.peer.request_answer("observe")
         self.texts, self.peak_B = answer["texts"], answer["peak_B"]
         return Sample(wall_ms=answer["wall_ms"], cpu_ms=answer["cpu_ms"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What programs transcribe.
+class Workload:
+    """Recordings that programs transcribe, and their model.
 
     Attributes:
         kind: "ctc", "rnnt" or "whisper".
         model: a checkpoint, or a Whisper's folder.
-        folder: for the model in other forms.
+        folder: folder for the model in other forms.
         files: recordings.
-        first: what programs transcribe before they are timed, and in a cold command.
-        params: of every record.
-        said: the words of each file, or of the parts of the one file; () where nobody speaks.
-        rounds: in which each program has its turn.
+        first: recording of a cold command, and of the untimed call of a program.
+        params: params of every record.
+        references: words of each file, or of the parts of a single file; () for noise.
+        rounds: number of turns of each program.
     """
 
     kind: str
@@ -87,25 +86,35 @@ class Task:
     files: Sequence[Path]
     first: Path
     params: Mapping[str, Any]
-    said: Sequence[str] = ()
+    references: Sequence[str] = ()
     rounds: int = 3
 
     def models(self, python: str, names: Sequence[str]) -> dict[str, Path]:
-        """The model in the form of each program; one that cannot be written is named on stderr."""
-        found: dict[str, Path] = {}
+        """The model in each program's form; a program whose form fails is reported on stderr."""
+        models: dict[str, Path] = {}
         for name in names:
             form = PROGRAMS[name][1]
             path = self.folder / f"{self.kind}-{form}" if form else self.model
             if not path.exists():
-                command = [python, "-W", "ignore", str(SCRIPT), "--write", form]
-                command += [str(self.model), str(path)]
-                made = subprocess.run(command, capture_output=True, text=True)
-                if made.returncode:
-                    why = made.stderr.strip().rpartition("\n")[2]
-                    print(f"{name} is left out: {why}", file=sys.stderr)
+                command = [*worker_command(python), "--write", form, str(self.model), str(path)]
+                environment = worker_environment()
+                writer = subprocess.run(command, capture_output=True, text=True, env=environment)
+                if writer.returncode:
+                    left_out(name, writer.stderr)
                     continue
-            found[name] = path
-        return found
+            models[name] = path
+        return models
+
+
+def worker_command(python: str) -> list[str]:
+    """The command of a program's process, without its arguments."""
+    return [python, "-W", "ignore", "-m", WORKER]
+
+
+def left_out(name: str, errors: str) -> None:
+    """Report a program that fails: the last line of its errors."""
+    reason = errors.strip().rpartition("\n")[2]
+    print(f"{name} is left out: {reason}", file=sys.stderr)
 
 
 def seconds(files: Sequence[Path]) -> float:
@@ -113,68 +122,68 @@ def seconds(files: Sequence[Path]) -> float:
     return sum(len(read_wav(file)) for file in files) / RATE_HZ
 
 
-def has_bfloat16() -> bool:
-    """Whether this CPU is fast in it."""
-    return fast_dtype() == "bfloat16"
-
-
 def ours() -> list[str]:
-    """asrkit's ways on this CPU."""
-    runs = {"asrkit_float32": True, "asrkit_bfloat16": has_bfloat16()}
-    runs["asrkit_int8"] = has_int8()
-    for name in (name for name, here in runs.items() if not here):
-        print(f"{name} is left out: this CPU has no such products", file=sys.stderr)
-    return [name for name, here in runs.items() if here]
+    """asrkit's precisions that are fast on this CPU."""
+    fast = dict(zip(OURS, (True, fast_dtype() == "bfloat16", has_int8()), strict=True))
+    for name in OURS:
+        if not fast[name]:
+            left_out(name, "this CPU has no fast products in this precision")
+    return [name for name in OURS if fast[name]]
 
 
-def cases(tasks: Mapping[str, Task], peers: Peers | None) -> Iterator[Case]:
-    """Yield a case of each name, whose task is measured cold where the name begins so.
+def cases(workloads: Mapping[str, Workload], peers: Peers | None) -> Iterator[Case]:
+    """Yield a case per workload; a name that begins with "cold-" measures cold commands.
 
     Args:
-        tasks: by the name of the case, all with one model.
-        peers: other programs beside asrkit.
+        workloads: by the name of the case, all with one model.
+        peers: other programs; None: asrkit alone.
     """
-    (task, *_) = tasks.values()
+    (workload, *_) = workloads.values()
     pythons = dict.fromkeys(ours(), sys.executable)
-    models = dict.fromkeys(pythons, task.model)
+    models = dict.fromkeys(pythons, workload.model)
     if peers is not None:
-        names = [one for one in PEERS[task.kind] if not one.endswith("_bfloat16") or has_bfloat16()]
-        theirs = task.models(str(peers.python), names)
-        pythons |= dict.fromkeys(theirs, str(peers.python))
-        models |= theirs
-    for what, task in tasks.items():
+        python = str(peers.python)
+        bfloat16 = fast_dtype() == "bfloat16"
+        names = [
+            name for name in PEERS[workload.kind] if bfloat16 or not name.endswith("_bfloat16")
+        ]
+        other_models = workload.models(python, names)
+        pythons |= dict.fromkeys(other_models, python)
+        models |= other_models
+    for what, workload in workloads.items():
         measured = cold if what.startswith("cold-") else files
-        yield Case(what=what, measure=partial(measured, what, task, pythons, models))
+        yield Case(what=what, measure=partial(measured, what, workload, pythons, models))
 
 
 def files(
-    what: str, task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
+    what: str, workload: Workload, pythons: Mapping[str, str], models: Mapping[str, Path]
 ) -> Iterator[Measurement]:
-    """Measure all programs over all files, in turns.
+    """Measure all programs on all files, in turns.
 
     Args:
         what: name of the case.
-        task: what they transcribe.
-        pythons: the Python of each program.
-        models: its form of the model.
+        workload: recordings and model.
+        pythons: interpreter of each program.
+        models: each program's form of the model.
     """
-    request = {"threads": THREADS, "first": str(task.first)}
-    request["files"] = [*map(str, task.files)]
+    request = {"threads": THREADS, "first": str(workload.first)}
+    request["files"] = [*map(str, workload.files)]
     arms: dict[str, Program] = {}
     kinds = {name: (name,) for name in pythons}
     with ExitStack() as stack:
         processes = {
-            python: stack.enter_context(Peers(python, kinds, SCRIPT))
+            python: stack.enter_context(Peers(python, kinds, WORKER))
             for python in {*pythons.values()}
         }
         for name, python in pythons.items():
             started = processes[python].arms(name, **request, model=str(models[name]))
             arms |= {name: Program(peer=peer) for name, peer in started.items()}
-        timings = measure(arms, repeats=task.rounds, warmup=0)
+        timings = measure(arms, repeats=workload.rounds, warmup=0)
     for name, timing in timings.items():
         program = arms[name]
-        params = {**task.params, "peer": program.peer.version, **agreement(arms[FIRST], program)}
-        if task.kind == "whisper":
+        params = {**workload.params, "peer": program.peer.version}
+        params |= agreement(arms[BASELINE], program)
+        if workload.kind == "whisper":
             params["decoding"] = decoding(name)
         shared: dict[str, Any] = {"impl": name, "params": params}
         yield from arm_measurements(
@@ -185,84 +194,89 @@ def files(
             memory_timer="VmHWM of its process",
             **shared,
         )
-        if task.said:
-            yield error_rate(what, "wer", word_errors(task.said, program.texts), **shared)
-    yield from ratios(what, timings, task.params)
+        if workload.references:
+            errors = word_errors(workload.references, program.texts)
+            yield error_rate(what, "wer", errors, **shared)
+    yield from ratios(what, timings, workload.params)
 
 
 def decoding(name: str) -> str:
-    """How a program decodes by a Whisper."""
+    """How a program decodes with a Whisper."""
     table = whisper_programs.DECODING
-    return next(text for beginning, text in table.items() if name.startswith(beginning))
+    return next(text for prefix, text in table.items() if name.startswith(prefix))
 
 
-def agreement(first: Program, other: Program) -> dict[str, Any]:
-    """Files with the same text, and edits of characters over those of the first."""
-    same = [one == two for one, two in zip(first.texts, other.texts, strict=True)]
+def agreement(baseline: Program, other: Program) -> dict[str, Any]:
+    """Number of files with the same text, and the character edit rate."""
+    same = [a == b for a, b in zip(baseline.texts, other.texts, strict=True)]
     return {
         "same_texts": sum(same),
         "characters": sum(map(len, other.texts)),
-        "edited": cer(first.texts, other.texts).rate,
+        "edited": cer(baseline.texts, other.texts).rate,
     }
 
 
 def ratios(
     what: str, timings: Mapping[str, Timing], params: Mapping[str, Any]
 ) -> Iterator[Measurement]:
-    """How many times as long asrkit in float32 took as each other program."""
+    """The time of asrkit in float32 over that of each other program."""
     for name in timings:
-        if name != FIRST:
-            named = {**params, "arms": [FIRST, name]}
-            yield time_ratio(what, timings, FIRST, name, impl=name, params=named)
+        if name != BASELINE:
+            arm_params = {**params, "arms": [BASELINE, name]}
+            yield time_ratio(what, timings, BASELINE, name, impl=name, params=arm_params)
 
 
 def cold(
-    what: str, task: Task, pythons: Mapping[str, str], models: Mapping[str, Path]
+    what: str, workload: Workload, pythons: Mapping[str, str], models: Mapping[str, Path]
 ) -> Iterator[Measurement]:
-    """Measure commands from their start to the text of one file, in turns, with a warm cache.
+    """Measure commands from their start to the text of one file, in turns, with a warm file cache.
 
     Args:
         what: name of the case.
-        task: whose `first` they transcribe.
-        pythons: the Python of each program.
-        models: its form of the model.
+        workload: its `first` recording is transcribed.
+        pythons: interpreter of each program.
+        models: each program's form of the model.
     """
     arms = {}
     for name, python in pythons.items():
-        arm = Command(command(name, python, models[name], task.first))
+        arm = Command(command(name, python, models[name], workload.first))
         try:
             arm()
             arms[name] = arm
         except RuntimeError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-    timings = measure(arms, repeats=task.rounds, warmup=0)
-    params = {**task.params, "files": 1, "audio_s": seconds([task.first])}
+            left_out(name, str(error))
+    timings = measure(arms, repeats=workload.rounds, warmup=0)
+    params = {**workload.params, "files": 1, "audio_s": seconds([workload.first])}
     for name, timing in timings.items():
         yield latency(what, replace(timing, warmup=1), impl=name, params=params)
     yield from ratios(what, timings, params)
 
 
 def command(name: str, python: str, model: Path, file: Path) -> list[str]:
-    """A command that prints the text of a file first."""
+    """A command whose first line of output is the text of a file."""
     if name not in OURS:
-        return [python, "-W", "ignore", str(SCRIPT), name, str(model), str(THREADS), str(file)]
+        return [*worker_command(python), name, str(model), str(THREADS), str(file)]
     dtype = ["--dtype", name.partition("_")[2], "--threads", str(THREADS)]
     return [python, "-m", "asrkit", "transcribe", str(file), "--model", str(model), *dtype]
 
 
 @dataclass(frozen=True)
 class Command:
-    """An arm: a call runs a command, and takes the time until its first line."""
+    """An arm: a call runs a command and measures the time until its first line of output."""
 
     words: Sequence[str]
 
     def __call__(self) -> Sample:
+        pipe = subprocess.PIPE
+        environment = worker_environment()
         start = time.perf_counter_ns()
-        with subprocess.Popen(self.words, stdout=PIPE, stderr=PIPE, text=True) as process:
+        with subprocess.Popen(
+            self.words, stdout=pipe, stderr=pipe, text=True, env=environment
+        ) as process:
             assert process.stdout
             text = process.stdout.readline()
             wall_ns = time.perf_counter_ns() - start
             _, errors = process.communicate()
         if not text.strip():
-            raise RuntimeError(errors.strip().rpartition("\n")[2])
+            raise RuntimeError(errors)
         return Sample(wall_ms=wall_ns / 1e6, cpu_ms=None)

@@ -1,4 +1,4 @@
-"""Recorded speech for whole programs, and the word errors of what they write."""
+"""Recorded speech for whole programs, and the word errors of their texts."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from asrkit.files import shipped
 from asrkit.text import ErrorRate, normalize_text, wer
 from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, write_wav
 
-PAUSE_S = 2.0  # the longest between two recordings
+PAUSE_S = 2.0  # longest pause between two recordings
 Recordings = Sequence[tuple[np.ndarray, str]]  # samples (S,) int16 of each, and its words
 
 
@@ -26,7 +26,7 @@ def read(manifest: Path | None = None) -> Recordings:
 
 
 def write(folder: Path, recordings: Recordings) -> list[Path]:
-    """A WAV file of each."""
+    """Write a WAV file of each recording."""
     folder.mkdir(parents=True)
     return [
         write_wav(folder / f"{row}.wav", samples) for row, (samples, _) in enumerate(recordings)
@@ -36,9 +36,8 @@ def write(folder: Path, recordings: Recordings) -> list[Path]:
 def joined(recordings: Recordings, seconds: float) -> tuple[np.ndarray, list[str]]:
     """One long recording: samples (S,) int16, and the words of each part of it.
 
-    All recordings follow each other in a random order, then in another, with pauses of 0 to
-    `PAUSE_S`, the same each time, until there are so many seconds; it ends with the recording
-    that reaches them.
+    All recordings follow in one seeded random order, then in another, with pauses of 0 to
+    `PAUSE_S`. The long one ends with the recording that reaches `seconds`.
     """
     draw = np.random.default_rng(0)
     parts: list[np.ndarray] = []
@@ -56,44 +55,45 @@ def joined(recordings: Recordings, seconds: float) -> tuple[np.ndarray, list[str
 
 
 def plain(text: str) -> str:
-    """Words of lower-case letters, digits and apostrophes; all else separates words."""
+    """Words of lower-case letters, digits and apostrophes; other characters separate words."""
     return " ".join(re.findall("[a-z0-9']+", normalize_text(text).replace("\u2019", "'")))
 
 
-def word_errors(said: Sequence[str], written: Sequence[str]) -> ErrorRate:
-    """WER of plain texts. The interval is a bootstrap of recordings, each with all words that are
-    aligned with its own: one that comes several times in a long one is drawn as a whole.
+def word_errors(references: Sequence[str], texts: Sequence[str]) -> ErrorRate:
+    """WER of plain texts, with a bootstrap interval over recordings.
+
+    A recording that occurs several times in a long one is drawn as a whole, with all its copies.
 
     Args:
-        said: the words of each recording.
-        written: as many texts, or one of all recordings.
+        references: words of each recording.
+        texts: a text per recording, or one text of them all.
     """
-    said, written = [*map(plain, said)], [*map(plain, written)]
-    parts = written if len(written) == len(said) else cut(said, " ".join(written))
-    of_text: dict[str, list[str]] = {}
-    for text, part in zip(said, parts, strict=True):
-        of_text.setdefault(text, []).append(part)
-    distinct = [" ".join([text] * len(found)) for text, found in of_text.items()]
-    drawn = wer(distinct, [*map(" ".join, of_text.values())])
-    return replace(wer(said, parts), low=drawn.low, high=drawn.high)
+    references, texts = [*map(plain, references)], [*map(plain, texts)]
+    parts = texts if len(texts) == len(references) else cut(references, " ".join(texts))
+    copies: dict[str, list[str]] = {}
+    for reference, part in zip(references, parts, strict=True):
+        copies.setdefault(reference, []).append(part)
+    distinct = [" ".join([reference] * len(rows)) for reference, rows in copies.items()]
+    drawn = wer(distinct, [*map(" ".join, copies.values())])
+    return replace(wer(references, parts), low=drawn.low, high=drawn.high)
 
 
-def cut(said: Sequence[str], written: str) -> list[str]:
-    """The words of one text that are aligned with each of several; what is inserted between two of
-    them belongs to the first.
+def cut(references: Sequence[str], text: str) -> list[str]:
+    """The words of one text that are aligned with each reference; words inserted between two belong
+    to the first.
 
     An alignment with the fewest errors has the fewest in each part, so errors add up.
     """
     import jiwer
 
-    counts = [len(text.split()) for text in said]
-    found = jiwer.process_words(" ".join(said), written)
-    place = [0] * (sum(counts) + 1)  # by word that was said: where it stands among those written
-    for one in found.alignments[0]:
-        for word in range(one.ref_start_idx, one.ref_end_idx):
-            behind = 0 if one.type == "delete" else word - one.ref_start_idx
-            place[word] = one.hyp_start_idx + behind
-    words = written.split()
-    place[0], place[-1] = 0, len(words)
-    ends = [place[end] for end in accumulate(counts)]
+    counts = [len(reference.split()) for reference in references]
+    alignment = jiwer.process_words(" ".join(references), text).alignments[0]
+    start = [0] * (sum(counts) + 1)  # by word of the references: where it begins in the text
+    for chunk in alignment:
+        for word in range(chunk.ref_start_idx, chunk.ref_end_idx):
+            offset = 0 if chunk.type == "delete" else word - chunk.ref_start_idx
+            start[word] = chunk.hyp_start_idx + offset
+    words = text.split()
+    start[0], start[-1] = 0, len(words)
+    ends = [start[end] for end in accumulate(counts)]
     return [" ".join(words[a:b]) for a, b in zip([0, *ends], ends, strict=False)]

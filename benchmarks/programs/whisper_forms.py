@@ -1,13 +1,13 @@
-"""An English Whisper in the forms that other programs read; see FORMS and peer_programs.py.
+"""Forms of an English Whisper that other programs read; see FORMS and program_worker.py.
 
-CTranslate2's folder is what is published, so faster-whisper needs no other. Intel's exporter
-(optimum-intel 2.2) wants an older transformers than the one that is measured: `write_openvino`
-makes the same graphs, a decoder that keeps keys and values as states.
+faster-whisper reads the published CTranslate2 folder. Intel's exporter (optimum-intel 2.2) needs an
+older transformers than the one measured here, so `write_openvino` makes the same graphs: a decoder
+that keeps keys and values as states.
 """
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +19,8 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 JOINED = {"qkv": ("query", "key", "value"), "key_value": ("key", "value")}
 MAGIC = 0x67676D6C  # "ggml"
-FLOAT32, FLOAT16, Q8_0 = 0, 1, 8  # types of ggml's tensors
-FILE_TYPES = {FLOAT16: 1, Q8_0: 2007}  # of whole files; 2000 is the version of ggml's blocks
+FLOAT32, FLOAT16, Q8_0 = 0, 1, 8  # ggml's tensor types
+FILE_TYPES = {FLOAT16: 1, Q8_0: 2007}  # ggml's file types; 2000 is the version of its blocks
 BLOCK = 32  # weights that share a scale
 
 
@@ -32,23 +32,23 @@ def load(source: str) -> Any:
 
 
 def weights_of(model: Any) -> dict[str, Tensor]:
-    """Weights of asrkit's model under transformers' names; keys have no bias there."""
+    """asrkit's weights by transformers' names; keys have no bias there."""
     from asrkit.models.checkpoints.names import LAYERS
     from asrkit.models.checkpoints.weights import replaced
 
-    found = {}
+    weights = {}
     for ours, weight in model.state_dict().items():
         joined = [part for part in JOINED if f".{part}." in ours]
         parts = JOINED[joined[0]] if joined else [""]
-        for part, one in zip(parts, weight.chunk(len(parts)), strict=True):
+        for part, rows in zip(parts, weight.chunk(len(parts)), strict=True):
             name = ours.replace(f".{joined[0]}.", f".{part}.") if joined else ours
             if not name.endswith(".key.bias"):
-                found[replaced(name, LAYERS["whisper_to_transformers"])] = one.contiguous()
-    return found
+                weights[replaced(name, LAYERS["whisper_to_transformers"])] = rows.contiguous()
+    return weights
 
 
 def settings(checkpoint: Any) -> dict[str, dict[str, Any]]:
-    """The contents of a Hugging Face folder's JSON files by name."""
+    """Contents of a Hugging Face folder's JSON files, by name."""
     config, notes = checkpoint.model.config, checkpoint.notes
     sizes = {"d_model": config.width, "vocab_size": config.vocab_size}
     sizes |= {"num_mel_bins": config.encoder.bins, "max_source_positions": config.encoder.most}
@@ -83,7 +83,7 @@ def settings(checkpoint: Any) -> dict[str, dict[str, Any]]:
 
 
 def write_huggingface(source: str, target: str) -> None:
-    """A folder as transformers saves one."""
+    """Write a folder as transformers does."""
     from safetensors.torch import save_file
 
     checkpoint = load(source)
@@ -97,7 +97,7 @@ def write_huggingface(source: str, target: str) -> None:
 
 
 class Decoder(nn.Module):
-    """A decoder of transformers in plain torch: logits, and keys and values (B, H, T, D / H).
+    """transformers' decoder in plain torch: logits, and keys and values (B, H, T, D / H).
 
     Args:
         model: WhisperForConditionalGeneration, in eval mode.
@@ -114,34 +114,35 @@ class Decoder(nn.Module):
         """Logits (B, U, V); keys and values of the text by layer, then those of the frames."""
         T, U = past[0].shape[2], input_ids.shape[1]
         places = torch.arange(T, T + U)
-        seen = torch.arange(T + U) <= places[:, None]
+        mask = torch.arange(T + U) <= places[:, None]
         x = self.decoder.embed_tokens(input_ids) + self.decoder.embed_positions.weight[places]
         kept, frames = [], []
         for number, layer in enumerate(self.decoder.layers):
             normal = layer.self_attn_layer_norm(x)
-            before = [one[beam_idx] for one in past[2 * number : 2 * number + 2]]
-            now = keys_values(layer.self_attn, normal)
-            text = [torch.cat(pair, 2) for pair in zip(before, now, strict=True)]
-            x = x + attend(layer.self_attn, normal, text, seen)
-            heard = keys_values(layer.encoder_attn, encoder_hidden_states)
-            x = x + attend(layer.encoder_attn, layer.encoder_attn_layer_norm(x), heard, None)
+            cached = [tensor[beam_idx] for tensor in past[2 * number : 2 * number + 2]]
+            added = keys_values(layer.self_attn, normal)
+            text = [torch.cat(pair, 2) for pair in zip(cached, added, strict=True)]
+            x = x + attend(layer.self_attn, normal, text, mask)
+            speech = keys_values(layer.encoder_attn, encoder_hidden_states)
+            x = x + attend(layer.encoder_attn, layer.encoder_attn_layer_norm(x), speech, None)
             x = x + layer.fc2(gelu(layer.fc1(layer.final_layer_norm(x))))
             kept += text
-            frames += heard
+            frames += speech
         return (self.output(self.decoder.layer_norm(x)), *kept, *frames)
 
 
 def keys_values(attention: Any, x: Tensor) -> list[Tensor]:
     """Keys and values of x (B, T, D), each (B, H, T, D / H)."""
-    return [_by_head(one(x), attention.num_heads) for one in (attention.k_proj, attention.v_proj)]
+    layers = (attention.k_proj, attention.v_proj)
+    return [_by_head(layer(x), attention.num_heads) for layer in layers]
 
 
-def attend(attention: Any, x: Tensor, text: list[Tensor], seen: Tensor | None) -> Tensor:
-    """What queries of x (B, U, D) find in keys and values."""
+def attend(attention: Any, x: Tensor, cache: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Attention of x (B, U, D) over keys and values."""
     query = _by_head(attention.q_proj(x), attention.num_heads)
-    keys, values = text
-    found = scaled_dot_product_attention(query, keys, values, attn_mask=seen)
-    return attention.out_proj(found.transpose(1, 2).flatten(2))
+    keys, values = cache
+    mixed = scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+    return attention.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
@@ -149,7 +150,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 
 def write_openvino(source: str, target: str) -> None:
-    """A folder for OpenVINO GenAI's WhisperPipeline, weights in float16 as they are published."""
+    """Write a folder for OpenVINO GenAI's WhisperPipeline, weights in float16 as published."""
     import openvino
     from openvino_tokenizers import convert_tokenizer
     from transformers import AutoTokenizer, WhisperForConditionalGeneration
@@ -169,15 +170,15 @@ def write_openvino(source: str, target: str) -> None:
     for name, graph in graphs.items():
         openvino.save_model(graph, folder / f"openvino_{name}_model.xml")
     words = AutoTokenizer.from_pretrained(folder)
-    made = convert_tokenizer(words, with_detokenizer=True, skip_special_tokens=True)
-    for name, graph in zip(("tokenizer", "detokenizer"), made, strict=True):
+    graph_pair = convert_tokenizer(words, with_detokenizer=True, skip_special_tokens=True)
+    for name, graph in zip(("tokenizer", "detokenizer"), graph_pair, strict=True):
         openvino.save_model(graph, folder / f"openvino_{name}.xml")
     (folder / "model.safetensors").unlink()
 
 
 def decoder_graph(model: Any) -> Any:
-    """OpenVINO's graph of a `Decoder`. Its states are the keys and values of the text, and those of
-    the frames, which are computed once after a reset.
+    """OpenVINO's graph of a `Decoder`. Its states are the keys and values of the text and of the
+    frames; those of the frames are computed once after a reset.
     """
     import openvino
     from openvino import opset13 as ops
@@ -193,7 +194,9 @@ def decoder_graph(model: Any) -> Any:
     names += [f"past.{number}" for number in range(2 * layers)]
     shapes = [[-1, -1], [-1, -1, config.d_model], [-1], *[[-1, heads, -1, size]] * len(past)]
     graph = openvino.convert_model(
-        Decoder(model), example_input=example, input=[openvino.PartialShape(one) for one in shapes]
+        Decoder(model),
+        example_input=example,
+        input=[openvino.PartialShape(shape) for shape in shapes],
     )
     for port, name in zip(graph.inputs, names, strict=True):
         port.set_names({name})
@@ -212,7 +215,7 @@ def decoder_graph(model: Any) -> Any:
     graph.validate_nodes_and_infer_types()
     for number, result in enumerate(results[1 + 2 * layers :]):
         computed = result.input(0).get_source_output()
-        users = [one for one in computed.get_target_inputs() if one.get_node() != result]
+        users = [port for port in computed.get_target_inputs() if port.get_node() != result]
         kept = ops.read_value(computed, f"frames.{number}")
         for user in users:
             user.replace_source_output(kept.output(0))
@@ -222,13 +225,12 @@ def decoder_graph(model: Any) -> Any:
 
 
 def write_ggml(source: str, target: str, kind: int) -> None:
-    """A file of whisper.cpp: sizes, mel filters, the bytes of each token, and the weights.
+    """Write a file of whisper.cpp: sizes, mel filters, the bytes of each token, and the weights.
 
     Args:
-        source: a folder that asrkit loads.
-        target: the file.
-        kind: type of the matrices; convolutions are float16 all the same, and vectors and positions
-            float32.
+        source: folder that asrkit loads.
+        target: file to write.
+        kind: type of the matrices; convolutions are always float16, vectors and positions float32.
     """
     from asrkit.features import FeatureConfig, mel_bands
     from asrkit.models.checkpoints.names import LAYERS
@@ -252,7 +254,7 @@ def write_ggml(source: str, target: str, kind: int) -> None:
 
 
 def token_bytes(contents: str, count: int) -> Iterator[bytes]:
-    """The bytes of each of the first tokens of a byte-level tokenizer.json."""
+    """The bytes of the first `count` tokens of a byte-level tokenizer.json."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in kept]
     letters = {chr(byte): byte for byte in kept}
@@ -263,8 +265,8 @@ def token_bytes(contents: str, count: int) -> Iterator[bytes]:
 
 
 def write_tensor(file: BinaryIO, name: str, values: np.ndarray, kind: int) -> None:
-    """Append a weight to a file of ggml: number of sizes, length of the name, type, sizes from the
-    last to the first, name and values.
+    """Append a weight to a ggml file: number of dimensions, length of the name, type, sizes in
+    reverse order, name, values.
     """
     if name.endswith(("conv1.bias", "conv2.bias")):
         values = values[:, None]
@@ -278,7 +280,7 @@ def write_tensor(file: BinaryIO, name: str, values: np.ndarray, kind: int) -> No
 
 
 def encoded(values: np.ndarray, kind: int) -> bytes:
-    """Values as ggml keeps them: floats, or in Q8_0 blocks of a float16 scale and 32 int8."""
+    """Values in ggml's layout: floats, or Q8_0 blocks of a float16 scale and 32 int8."""
     if kind != Q8_0:
         return values.astype("<f4" if kind == FLOAT32 else "<f2").tobytes()
     blocks = values.reshape(-1, BLOCK)
@@ -288,8 +290,7 @@ def encoded(values: np.ndarray, kind: int) -> bytes:
     return np.concatenate(rows, 1).tobytes()
 
 
-# form: what writes it, to a path of that name
-FORMS = {
+FORMS: dict[str, Callable[[str, str], None]] = {  # source and target path
     "huggingface": write_huggingface,
     "openvino": write_openvino,
     "ggml-f16.bin": partial(write_ggml, kind=FLOAT16),

@@ -1,49 +1,43 @@
-"""Programs that transcribe by a Whisper, each as its users call it; see peer_programs.py.
+"""Programs that transcribe with a Whisper, each called as its users call it.
 
-All decode greedily, in English, and do not condition on the text before. What an unlikely text
-leads to is left to each: DECODING says what it does by default.
+All decode greedily, in English, without conditioning on previous text. Other settings are each
+program's defaults; DECODING describes them.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
+from benchmarks.programs.fastconformer_programs import BATCH, RATE_HZ, Transcribe, samples_of
 
-BATCH = 8  # windows or files at once, where a program takes several
-WINDOW_S = 30  # what a Whisper reads at once
-RATE_HZ = 16_000
-Transcribe = Callable[[Sequence[str]], list[str]]
-
-
-def samples_of(file: str) -> np.ndarray:
-    """Samples (S,) float32 of a sound file."""
-    import soundfile
-
-    return soundfile.read(file, dtype="float32")[0]
+WINDOW_S = 30  # length of Whisper's window
 
 
 def faster_whisper(model: str, threads: int, precision: str, **batched: Any) -> Transcribe:
-    """faster-whisper on CTranslate2: window after window, or in batches with these settings."""
+    """faster-whisper on CTranslate2: sequential, or in batches with these settings."""
     from faster_whisper import BatchedInferencePipeline, WhisperModel
 
     whisper = WhisperModel(model, device="cpu", compute_type=precision, cpu_threads=threads)
-    asked: dict[str, Any] = {"language": "en", "beam_size": 1, "condition_on_previous_text": False}
+    options: dict[str, Any] = {
+        "language": "en",
+        "beam_size": 1,
+        "condition_on_previous_text": False,
+    }
     recognizer = whisper
     if batched:
         recognizer = BatchedInferencePipeline(whisper)
-        asked |= batched
+        options |= batched
 
     def text(file: str) -> str:
-        segments, _ = recognizer.transcribe(file, **asked)
+        segments, _ = recognizer.transcribe(file, **options)
         return "".join(segment.text for segment in segments).strip()
 
     return lambda files: [*map(text, files)]
 
 
 def transformers(model: str, threads: int) -> Transcribe:
-    """transformers' pipeline, which takes arrays where there is no ffmpeg; longer recordings by its
-    own algorithm of long form.
+    """transformers' pipeline; it takes arrays, since it reads files by ffmpeg only. Recordings
+    longer than a window are transcribed by its long-form algorithm.
     """
     import torch
     from transformers import pipeline
@@ -54,9 +48,9 @@ def transformers(model: str, threads: int) -> Transcribe:
     def call(files: Sequence[str]) -> list[str]:
         sounds = [*map(samples_of, files)]
         long = max(map(len, sounds)) > WINDOW_S * RATE_HZ
-        given = [{"raw": sound, "sampling_rate": RATE_HZ} for sound in sounds]
-        found = recognizer(given, return_timestamps=long, generate_kwargs={"num_beams": 1})
-        return [one["text"].strip() for one in found]
+        inputs = [{"raw": sound, "sampling_rate": RATE_HZ} for sound in sounds]
+        results = recognizer(inputs, return_timestamps=long, generate_kwargs={"num_beams": 1})
+        return [result["text"].strip() for result in results]
 
     return call
 
@@ -85,14 +79,14 @@ def whisper_cpp(model: str, threads: int) -> Transcribe:
     return lambda files: [*map(text, files)]
 
 
-FASTER_WHISPER: dict[str, dict[str, Any]] = {  # how it transcribes, and the settings of that
+FASTER_WHISPER: dict[str, dict[str, Any]] = {  # part of the name: settings of batches
     "": {},
     "batched_": {"batch_size": BATCH},
     "batched_times_": {"batch_size": BATCH, "without_timestamps": False},
 }
 FALLBACK = "decoded again at temperatures up to 1 where a text is unlikely or repeats itself"
 BETWEEN = f"batches of {BATCH} windows between pauses; temperature 0 alone"
-# name: package, form of the model ("" as asrkit loads it), and what loads it
+# as in fastconformer_programs.py
 PROGRAMS: dict[str, tuple[str, str, Callable[[str, int], Transcribe]]] = {
     **{
         f"faster_whisper_{kind}{precision}": (
@@ -109,7 +103,7 @@ PROGRAMS: dict[str, tuple[str, str, Callable[[str, int], Transcribe]]] = {
     "whisper_cpp_int8": ("pywhispercpp", "ggml-q8_0.bin", whisper_cpp),
     "transformers_whisper": ("transformers", "huggingface", transformers),
 }
-DECODING = {  # beginning of a name: how it decodes, beyond what all have in common
+DECODING = {  # prefix of a name: how it decodes by default; the first match counts
     "asrkit": f"batches of windows; {FALLBACK}",
     "faster_whisper_batched_times": f"{BETWEEN}; with timestamps",
     "faster_whisper_batched": BETWEEN,

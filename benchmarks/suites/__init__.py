@@ -1,6 +1,6 @@
 """The suites by name, in the order in which `python -m benchmarks all` measures them.
 
-A new suite declares a `Suite` in a module of its own and is added to the list below.
+To add one, declare a `Suite` in a new module and list it below.
 """
 
 from benchmarks.suites import (

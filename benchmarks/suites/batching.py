@@ -1,17 +1,20 @@
-"""The suite of batching: samplers on the same lengths, under one limit of memory. What they pad,
-and what a step of them costs.
+"""The batching suite: padding and time of samplers on the same lengths and memory limit.
 
-All numbers but times follow from lengths, a model of memory and one of compute
-(asrkit.data.batching.padding): no speech, no GPU. `utilisation` is useful compute over what the
-ranks could have done while the slowest of each step was at work, `straggler` the share of their
-time spent waiting for it, `memory` the mean share of the limit that a batch uses; `kept` is the
-share of the utterances; `met_again`, of the pairs that share a batch, those that do in the next
-epoch too; `sampler_time` a step of the sampler on one rank with what comes before the first. Where
-an epoch has few steps, an incomplete last one weighs much.
+All numbers except times are computed from lengths, a memory model and a compute model
+(asrkit.data.batching.padding), without speech or a GPU:
 
-A limit in seconds is the largest that bisection finds to keep every batch of the very epochs
-accounted for within memory. Who sets one beforehand has to stay below it, so the arms that have
-one, random and lhotse's, are flattered.
+    utilisation    useful compute over the compute of all ranks in the time of the slowest
+    straggler      share of the ranks' time spent waiting for the slowest
+    memory         mean share of the memory limit that a batch uses
+    kept           share of the utterances in the epoch
+    met_again      share of the pairs in one batch that share a batch in the next epoch too
+    sampler_time   time of the sampler per step on one rank, including the work before the first
+
+In an epoch with few steps, an incomplete last step has much weight.
+
+A limit in seconds is found by bisection: the largest that keeps every batch of the measured epochs
+within memory. That is only possible in hindsight, so it favours the arms that have one: random and
+lhotse's.
 """
 
 import itertools
@@ -50,9 +53,8 @@ from benchmarks.peers.samplers import Steps, batches_of
 RANKS = (1, 8, 64, 1024)
 SETS = ("librispeech_train_clean_100", "librispeech_eval", "ami_segments")
 EPOCHS = 3
-FEWEST = 100  # utterances of a table: lhotse wants one a bucket
-# Fields of data.Account that are recorded.
-ACCOUNTED = (
+MIN_UTTERANCES = 100  # of a table; lhotse needs one per bucket
+ACCOUNTED = (  # recorded fields of data.Account
     "utilisation",
     "straggler",
     "memory",
@@ -65,32 +67,31 @@ ACCOUNTED = (
     "steps",
 )
 UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms"}
-# Standard deviations of the tokens per second within a duration, from which on NeMo's estimate
-# leaves an utterance out.
+# NeMo's estimate omits utterances that are this many standard deviations above the mean of tokens
+# per second within a duration
 OUTLIER = 4.0
 
 
 class BatchingArm(NamedTuple):
-    """A way to batch."""
+    """A sampler to compare."""
 
     name: str
-    epoch: Callable[[int], Steps]  # the batches of an epoch, by its number
-    sampler: Callable[[], Any] | None = None  # makes the one of rank 0; None: it is not timed
-    params: Mapping[str, Any] = {}  # recorded beside the metrics
-    # Another library's: what it loses is recorded, where ours would be refused for it.
-    theirs: bool = False
+    epoch: Callable[[int], Steps]  # number of an epoch to its batches
+    sampler: Callable[[], Any] | None = None  # returns rank 0's sampler to time; None: not timed
+    params: Mapping[str, Any] = {}  # further params of the records
+    may_lose: bool = False  # whether it may lose or repeat utterances, as lhotse's samplers do
 
 
 def suite(
     device: str, quick: bool, *, lengths: Path | None = None, ranks: Sequence[int] = ()
 ) -> Iterator[Case]:
-    """A comparison for each set of lengths and each number of ranks.
+    """Yield a comparison for each set of lengths and each number of ranks.
 
     Args:
-        device: Does not matter: nothing is computed on it.
-        quick: Use one small set and few ranks.
-        lengths: A table of one's own to use in place of the shipped sets.
-        ranks: Numbers of ranks in place of the default ones.
+        device: ignored, since nothing is computed on it.
+        quick: one small set and few ranks.
+        lengths: table of lengths to use instead of the shipped sets.
+        ranks: numbers of ranks; () for the default ones.
     """
     ranks = ranks or RANKS[: 2 if quick else None]
     fewest = min(ranks)
@@ -105,8 +106,8 @@ def suite(
     else:
         sets = {"web_like": web_like(150_000)} | {name: shipped_lengths(name) for name in SETS}
     for name, table in sets.items():
-        # As a corpus comes: lhotse, which looks at 20,000 cuts at a time, would find one length in
-        # a sorted table.
+        # in random order like a corpus: lhotse looks at 20,000 cuts at a time, which would all have
+        # one length in a sorted table
         table = table.take(np.random.default_rng(0).permutation(len(table)))
         cuts = samplers.cuts_of(table)
         for count in ranks:
@@ -119,11 +120,12 @@ def suite(
 
 
 def _check_own(table: Lengths, limit: Limit, ranks: int) -> None:
-    expect(len(table) >= FEWEST, "lengths", f"at least {FEWEST} utterances", len(table))
+    N = len(table)
+    expect(N >= MIN_UTTERANCES, "lengths", f"at least {MIN_UTTERANCES} utterances", N)
     most = limit.share(1, table.seconds, table.tokens).max()
     wanted = "utterances that fit the limit of memory alone"
     expect(most <= 1, "lengths", wanted, f"{most:.2f} of it", "Cut long ones up.")
-    expect(ranks <= len(table), "ranks", f"at most {len(table)}, the number of utterances", ranks)
+    expect(ranks <= N, "ranks", f"at most {N}, the number of utterances", ranks)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class BatchingComparison:
     name: str
     lengths: Lengths
     limit: Limit
-    cuts: Any  # of lhotse
+    cuts: Any  # lhotse's cuts
     ranks: int
 
     def __str__(self) -> str:
@@ -144,15 +146,15 @@ class BatchingComparison:
         """Accounts of three epochs of each arm, and the time of its sampler.
 
         Raises:
-            AssertionError: The batches of an arm are wrong.
+            AssertionError: an arm has wrong batches.
         """
         with warnings.catch_warnings():
-            # lhotse warns that cuts are in memory, and that a buffer may be small.
+            # lhotse warns that cuts are in memory, and that a buffer may be small
             warnings.filterwarnings("ignore", module="lhotse")
             return [measurement for arm in self.arms() for measurement in self.measure(arm)]
 
     def measure(self, arm: BatchingArm) -> Iterator[Measurement]:
-        """Measurements of one arm, one for each metric that is recorded."""
+        """The measurements of one arm, one for each metric."""
         params = {
             "case": str(self),
             "set": self.name,
@@ -178,10 +180,10 @@ class BatchingComparison:
             )
 
     def _samples(self, arm: BatchingArm) -> dict[str, list[float]]:
-        """A value of each metric for each epoch of an arm; of `repeated_pairs` one for each two."""
+        """Values of each metric, one per epoch; of `met_again` one per pair of epochs."""
         epochs = [arm.epoch(number) for number in range(EPOCHS)]
         samples = {"kept": [self.check(arm, steps) for steps in epochs]}
-        if not min(samples["kept"]):  # drop_last may leave nothing
+        if not min(samples["kept"]):  # drop_last may drop everything
             return samples
         accounts = []
         for steps in epochs:
@@ -200,31 +202,31 @@ class BatchingComparison:
         return samples
 
     def check(self, arm: BatchingArm, steps: Steps) -> float:
-        """The share of the utterances that an epoch of an arm holds.
+        """The share of the utterances in an epoch of an arm.
 
         Raises:
-            AssertionError: A rank has no batch in a step, a batch exceeds the limit, or (unless
-                the arm is another library's) utterances are lost or occur twice.
+            AssertionError: a rank has no batch in a step, a batch exceeds the limit, or utterances
+                are lost or repeated although the arm may not lose any.
         """
         every_row = np.concatenate([np.empty(0), *batches_of(steps)])
         rows, counts = np.unique(every_row, return_counts=True)
         kept = len(rows) / len(self.lengths)
         repeated = int((counts - 1).sum())
         complete = all(len(step) == self.ranks and all(map(len, step)) for step in steps)
-        # lhotse repeats some where the last step would leave ranks without a batch
-        allowed = self.ranks - 1 if arm.theirs else 0
+        # lhotse repeats some utterances if ranks would have no batch in the last step
+        allowed = self.ranks - 1 if arm.may_lose else 0
         wrong = {
             "ranks without a batch": not complete,
-            f"{kept:.3%} of the utterances": kept < 1 and not arm.theirs,
+            f"{kept:.3%} of the utterances": kept < 1 and not arm.may_lose,
             f"{repeated} utterances twice": repeated > allowed,
             "a batch above the limit": self.largest_share(steps) > 1,
         }
-        found = " and ".join(what for what, here in wrong.items() if here)
-        assert not found, f"{self}: {arm.name}, of which nothing was recorded, has {found}."
+        faults = " and ".join(fault for fault, is_true in wrong.items() if is_true)
+        assert not faults, f"{self}: {arm.name} was not recorded, because it has {faults}."
         return kept
 
     def largest_share(self, steps: Steps) -> float:
-        """Share of the limit that the largest batch of an epoch uses."""
+        """The share of the limit that the largest batch of an epoch uses."""
         D = self.lengths.seconds
         U = self.lengths.tokens
         shares = [
@@ -235,9 +237,7 @@ class BatchingComparison:
         return max(shares, default=0.0)
 
     def arms(self) -> Iterator[BatchingArm]:
-        """The ways to batch that are compared; the samplers of those that are not timed run the
-        same code.
-        """
+        """The arms. Samplers that are not timed run the same code as a timed one."""
         from asrkit import data
 
         lengths = self.lengths
@@ -267,7 +267,7 @@ class BatchingComparison:
     def ours(
         self, name: str, strategy: Strategy, timed: bool = False, **params: Any
     ) -> BatchingArm:
-        """An arm of a strategy of asrkit; `params` are recorded."""
+        """An arm of an asrkit strategy; `params` are recorded."""
         from asrkit.data import LengthSampler
 
         @cache
@@ -278,7 +278,7 @@ class BatchingComparison:
         return BatchingArm(name, epoch, sampler if timed else None, params)
 
     def lhotses(self, name: str, make: Callable[..., Any], **options: Any) -> BatchingArm:
-        """An arm of the sampler of lhotse that `make` makes."""
+        """An arm of the lhotse sampler that `make` returns."""
         import lhotse
 
         sampler = partial(make, self.cuts, ranks=self.ranks, **options)
@@ -287,13 +287,13 @@ class BatchingComparison:
         def epoch(number: int) -> Steps:
             return samplers.every_rank(sampler(), number)
 
-        return BatchingArm(name, epoch, sampler, {"lhotse": lhotse.__version__}, theirs=True)
+        return BatchingArm(name, epoch, sampler, {"lhotse": lhotse.__version__}, may_lose=True)
 
     def with_largest_seconds(self, limited: Callable[[float], BatchingArm]) -> BatchingArm:
-        """The arm with the largest limit in seconds, to 2 %, that keeps its epochs within memory.
+        """The arm with the largest limit in seconds (to 2 %) that keeps its epochs within memory.
 
         Args:
-            limited: Makes an arm with a limit in seconds.
+            limited: returns an arm with a limit in seconds.
         """
         best = None
         low = 0.0
@@ -315,8 +315,8 @@ def nemo_buckets(lengths: Lengths, limit: Limit) -> Buckets:
     Utterances with far more tokens per second than others of their bin are left out.
 
     Args:
-        lengths: Of the utterances.
-        limit: Sizes each bucket.
+        lengths: lengths of the utterances.
+        limit: memory limit that determines the size of each bucket.
     """
     bins = np.searchsorted(duration_bins(lengths, 30), lengths.seconds)
     rates = lengths.tokens_per_second

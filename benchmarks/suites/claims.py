@@ -1,9 +1,9 @@
-"""The suite of claims: what the ledger says needs a GPU, measured at the sizes that are published,
-on a machine without notebooks.
+"""The claims suite: the ledger's claims that need a GPU, measured at published sizes, on a machine
+without notebooks.
 
-A study is a row of STUDIES: the claim's id, which its records carry, and what makes its cases. On a
-CPU the studies run at toy sizes, as a rehearsal that settles nothing. Weights are random, and what
-decoders read is planted (asrkit.workbench.lessons.shared.planted), in as many frames as the encoder gives.
+A study is a row of STUDIES: the id of a claim, and a function that yields its cases. On a CPU the
+studies run at toy sizes, as a rehearsal that settles nothing. Weights are random, and decoders read
+planted frames (planted.py), as many as the encoder returns.
 """
 
 import math
@@ -41,17 +41,17 @@ from asrkit.workbench.lessons.shared.planted import (
 )
 from asrkit.workbench.lessons.shared.precision import cast_and_product
 from asrkit.workbench.measure import measure
+from asrkit.workbench.measure.publishing import of_samples
 from asrkit.workbench.records import Measurement
-from benchmarks.harness.cases import Case, Suite
-from benchmarks.harness.studies import StudyRecords
+from benchmarks.harness.cases import Case, Suite, study_params
 
-Options = Mapping[str, Any]  # of transducer_greedy
+Options = Mapping[str, Any]  # options of transducer_greedy
 RATE_HZ = 16_000
-PROMPT = 9  # tokens of a prompt of Canary-1B-Flash
+PROMPT = 9  # tokens of a Canary-1B-Flash prompt
 LOOPS = {name: {"strategy": name, "graphs": "off"} for name in ("frame_looping", "label_looping")}
 EAGER = {"graphs": "off"}
 GRAPH = {"graphs": "full"}
-FRONT_ENDS = {  # what claims call a slow way and both_batched
+FRONT_ENDS = {  # claim: the slow variant, and the claim's name of both_batched
     "ctc-greedy-batched": ("sequential_ctc", "batched_ctc"),
     "feature-norm-batched": ("sequential_norm", "batched_norm"),
     "ctc-frontend-batched": ("both_sequential", "both_batched"),
@@ -61,7 +61,7 @@ mel = partial(log_mel, config=FeatureConfig(normalization="none"))
 
 @dataclass(frozen=True)
 class Arm:
-    """A call that decodes a plan, after the encoder's work, whose result is not read."""
+    """A call that runs an encoder and then decodes planted frames."""
 
     plan: Planted
     decode: Callable[[], Hypotheses]
@@ -71,59 +71,59 @@ class Arm:
         self.encode()
         return self.decode()
 
-    def right(self) -> tuple[Tensor]:
-        """Whether it finds what was planted."""
+    def is_correct(self) -> tuple[Tensor]:
+        """Whether it finds the planted labels."""
         return (torch.tensor(self().tokens() == self.plan.labels),)
 
 
 class Study(NamedTuple):
-    """A claim, and where and how large its cases are."""
+    """A claim, and the device and size of its cases."""
 
     claim: str
     device: str
-    toy: bool  # sizes that settle nothing
+    toy: bool  # whether sizes are toy sizes, which settle nothing
 
     @property
     def batch(self) -> tuple[int, int]:
-        """Utterances, and seconds of the longest."""
+        """Number of utterances, and seconds of the longest."""
         return (2, 2) if self.toy else (32, 20)
 
     def encoder(self, config: Any) -> FastConformerConfig:
         """The encoder of this config, or a tiny one."""
-        found: Any = presets.tiny() if self.toy else config
-        return found.encoder
+        model: Any = presets.tiny() if self.toy else config
+        return model.encoder
 
-    def records(self, shape: Sequence[int], **params: Any) -> StudyRecords:
-        """What makes records with these params."""
-        return StudyRecords(self.device, self.toy, shape=[*shape], **params)
+    def params(self, shape: Sequence[int], **params: Any) -> dict[str, Any]:
+        """Params of the study's records."""
+        return study_params(self.device, self.toy, shape=[*shape], **params)
 
     def decoders(self, arms: Mapping[str, Arm], **params: Any) -> Iterator[Case]:
-        """A case of two arms, slow and fast, which are timed if they find what was planted."""
-        compared = {name: arm.right for name, arm in arms.items()}
+        """A case of two arms, slow and fast, which are timed if they find the planted labels."""
+        compared = {name: arm.is_correct for name, arm in arms.items()}
         first, *_ = arms.values()
         yield Case(
             what=self.claim,
             arms=arms,
             compared_arms={"planted": lambda: (torch.tensor(True),), **compared},
-            params=self.records(first.plan.encoded.shape, **params).params,
+            params=self.params(first.plan.encoded.shape, **params),
         )
 
     def values(
         self,
         impl: str,
         calls: Sequence[Callable[[], object]],
-        records: StudyRecords,
+        params: dict[str, Any],
         value: Callable[..., float],
         unit: str = "1",
     ) -> Iterator[Case]:
-        """A case that records what follows from times: a share, or a latency in `unit`.
+        """A case that records a share of the time, or a latency.
 
         Args:
-            impl: of the record.
-            calls: are timed in turns.
-            records: makes the record.
-            value: of the milliseconds that each call took in one repeat.
-            unit: of the value.
+            impl: impl of the record.
+            calls: calls that are timed in turns.
+            params: params of the record.
+            value: computes the value of one repeat from the milliseconds of each call.
+            unit: "1" for a share, else the unit of a latency.
         """
         metric = "share" if unit == "1" else "latency"
 
@@ -133,23 +133,25 @@ class Study(NamedTuple):
             times = measure(arms, repeats=repeats, enough_s=1.0, most_s=10.0, device=self.device)
             rows = zip(*(timing.samples_ms for timing in times.values()), strict=False)
             samples = [value(*ms) for ms in rows]
-            yield records.value(self.claim, samples, times["0"], impl, metric=metric, unit=unit)
+            yield of_samples(
+                self.claim, metric, unit, samples, times["0"], impl=impl, params=params
+            )
 
         yield Case(what=self.claim, measure=measured)
 
-    def idle(self, impl: str, call: Callable[[], object], records: StudyRecords) -> Iterator[Case]:
-        """A case that records in which share of a call's time the GPU runs nothing."""
+    def idle(self, impl: str, call: Callable[[], object], params: dict[str, Any]) -> Iterator[Case]:
+        """A case that records the share of a call's time in which the GPU is idle."""
         busy_ms = kernels_ms(call)
-        return self.values(impl, [call], records, lambda ms: max(0.0, 1 - busy_ms / ms))
+        return self.values(impl, [call], params, lambda ms: max(0.0, 1 - busy_ms / ms))
 
 
 def share(ms: float, rest_ms: float) -> float:
-    """The share of the first in the time of both."""
+    """The share of `ms` in the total time."""
     return ms / (ms + rest_ms)
 
 
 def kernels_ms(call: Callable[[], object]) -> float:
-    """Time that kernels of a call take on the GPU, by torch's profiler."""
+    """Time of a call's kernels on the GPU, by torch's profiler."""
     call()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
@@ -163,12 +165,12 @@ def kernels_ms(call: Callable[[], object]) -> float:
 
 
 def noise(*shape: int) -> Tensor:
-    """Reproducible random numbers."""
+    """Seeded random numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def random_model(make: Callable[..., Any], config: object, device: str) -> Any:
-    """A model with random weights, drawn on the device, where a billion are drawn faster."""
+    """A model with random weights, drawn on the device, which is faster for a billion."""
     with torch.device(device):
         return seeded(make, config)
 
@@ -180,19 +182,19 @@ def ctc_model(study: Study) -> CTCModel:
 
 
 def noise_features(study: Study, B: int, seconds: int, bins: int) -> tuple[Tensor, Tensor]:
-    """Features (B, T, bins) of noise and lengths (B,), all of them full."""
+    """Noise as features (B, T, bins), and lengths (B,), all of them T."""
     T = 100 * seconds
     return noise(B, T, bins).to(study.device), torch.full((B,), T, device=study.device)
 
 
 def encoding(study: Study, config: Any, B: int, seconds: int) -> Callable[[], object]:
-    """A call of a model's encoder in bfloat16, from features of noise.
+    """A call of a model's encoder in bfloat16 on noise.
 
     Args:
-        study: of the claim.
-        config: of the model.
-        B: utterances.
-        seconds: of each.
+        study: study of the claim.
+        config: config of the model.
+        B: number of utterances.
+        seconds: length of each.
     """
     encoder = study.encoder(config)
     model = random_model(make_encoder, encoder, study.device).bfloat16()
@@ -201,21 +203,21 @@ def encoding(study: Study, config: Any, B: int, seconds: int) -> Callable[[], ob
 
 
 def casts(study: Study) -> Iterator[Case]:
-    """The casts of the first linear layer of a feed-forward module of Parakeet CTC 1.1B, and its
-    product: the time of either, or the ratio.
+    """Casts and product of the first linear layer of a feed-forward module of Parakeet CTC 1.1B:
+    the time of one of them, or their ratio.
     """
     shape = (100, 64, 256) if study.toy else (8000, 1024, 4096)
     arms = cast_and_product(study.device, *shape)
-    records = study.records(shape, dtype="bfloat16")
+    params = study.params(shape, dtype="bfloat16")
     name = study.claim.removesuffix("-200us")
     if name in arms:
-        return study.values(name, [arms[name]], records, lambda ms: 1e3 * ms, "us")
-    unlike = dict.fromkeys(arms, tuple)  # they do different things: nothing is to agree
-    return iter([Case(what=study.claim, arms=arms, compared_arms=unlike, params=records.params)])
+        return study.values(name, [arms[name]], params, lambda ms: 1e3 * ms, "us")
+    nothing = dict.fromkeys(arms, tuple)  # they do different work, so there is nothing to compare
+    return iter([Case(what=study.claim, arms=arms, compared_arms=nothing, params=params)])
 
 
 def half_precision(study: Study) -> Iterator[Case]:
-    """Autocast against weights in bfloat16, features to log-probs."""
+    """Autocast against weights in bfloat16, from features to log-probs."""
     model = ctc_model(study)
     half = deepcopy(model).bfloat16()
     features, lengths = noise_features(study, *study.batch, bins=80)
@@ -227,14 +229,14 @@ def half_precision(study: Study) -> Iterator[Case]:
     yield Case(
         what=study.claim,
         arms={"autocast": autocast, "bfloat16": lambda: run(half, features.bfloat16(), lengths)},
-        params=study.records(features.shape, dtype="bfloat16").params,
+        params=study.params(features.shape, dtype="bfloat16"),
         tolerance=0.05,
     )
 
 
 def front_end(study: Study) -> Iterator[Case]:
-    """Steps around the encoder of a CTC model of 1.1 billion parameters in bfloat16, on lengths
-    that are quantiles of LibriSpeech's evaluation sets.
+    """Steps before and after the encoder of a CTC model of 1.1 billion parameters in bfloat16. The
+    lengths are quantiles of LibriSpeech's evaluation sets.
     """
     B, _ = study.batch
     seconds = np.quantile(shipped_lengths("librispeech_eval").seconds, (np.arange(B) + 0.5) / B)
@@ -245,36 +247,36 @@ def front_end(study: Study) -> Iterator[Case]:
     raw = mel(*speech)
     scores = log_probs_of(model, *speech)
     set_blank_share(model, scores[0])
-    records = study.records(waveforms.shape, dtype="bfloat16", lengths="as LibriSpeech's")
+    params = study.params(waveforms.shape, dtype="bfloat16", lengths="as LibriSpeech's")
     normalization = partial(normalize_sequential, *raw)
     decoding = partial(ctc_greedy_sequential, *scores)
     features = [lambda: normalize_sequential(*mel(*speech))]
     with_mel = [normalization, partial(mel, *speech)]
     with_model = [decoding, partial(log_probs_of, model, *speech)]
     timed: dict[str, Any] = {
-        "preprocessor-10ms": (features, records, float, "ms"),
-        "preprocessor-norm-share": (with_mel, records, share),
-        "ctc-greedy-share": (with_model, records, share),
+        "preprocessor-10ms": (features, params, float, "ms"),
+        "preprocessor-norm-share": (with_mel, params, share),
+        "ctc-greedy-share": (with_model, params, share),
     }
     if study.claim in timed:
         yield from study.values("sequential", *timed[study.claim])
         return
     slow, fast = FRONT_ENDS[study.claim]
-    ways = frontends(model, *speech)
+    variants = frontends(model, *speech)
     yield Case(
         what=study.claim,
-        arms={slow: ways[slow], fast: ways["both_batched"]},
-        compared_arms={  # step by step: labels differ where features do in the last digit
+        arms={slow: variants[slow], fast: variants["both_batched"]},
+        compared_arms={  # each step alone: rounding of features changes labels
             slow: lambda: (normalization(), *decoding().parts()),
             fast: lambda: (normalize(*raw), *ctc_greedy(*scores).parts()),
         },
-        params=records.params,
+        params=params,
         tolerance=1e-4,
     )
 
 
 def transducer(study: Study, durations: tuple[int, ...] = (), layers: int = 1) -> Planted:
-    """A batch for a transducer of Parakeet's sizes, with so many layers of its LSTM."""
+    """A planted batch for a transducer of Parakeet's sizes with an LSTM of `layers` layers."""
     B, seconds = study.batch
     sizes: Options = {"V": 33, "width": 240} if study.toy else {}
     frames = round(seconds * FRAMES_PER_SECOND)
@@ -287,56 +289,57 @@ def decode(plan: Planted, options: Options) -> Hypotheses:
     return transducer_greedy(plan.model, plan.encoded, plan.lengths, **options)
 
 
-def looping(ways: Mapping[str, Options], study: Study) -> Iterator[Case]:
-    """An RNN-T's decoding alone, in two ways.
+def looping(variants: Mapping[str, Options], study: Study) -> Iterator[Case]:
+    """Two variants of an RNN-T's decoding alone.
 
     Args:
-        ways: options by name of arm.
-        study: of the claim.
+        variants: options by name of arm.
+        study: study of the claim.
     """
     plan = transducer(study)
-    arms = {name: Arm(plan, partial(decode, plan, options)) for name, options in ways.items()}
+    arms = {name: Arm(plan, partial(decode, plan, options)) for name, options in variants.items()}
     return study.decoders(arms)
 
 
 def idle_looping(study: Study) -> Iterator[Case]:
-    """Share of frame looping's time in which the GPU runs nothing."""
+    """The share of frame looping's time in which the GPU is idle."""
     plan = transducer(study)
     call = partial(decode, plan, LOOPS["frame_looping"])
-    return study.idle("frame_looping", call, study.records(plan.encoded.shape))
+    return study.idle("frame_looping", call, study.params(plan.encoded.shape))
 
 
 def idle_encoder(study: Study) -> Iterator[Case]:
-    """Share of an encoder's time in which the GPU runs nothing, at a large and a small batch of ten
-    seconds; the newest record is that of the claim.
+    """The share of an encoder's time in which the GPU is idle, for a large and a small batch of ten
+    seconds. The claim uses the newest record, that of the small batch.
     """
     for B in (128, 1):
         call = encoding(study, presets.tdt_ctc_110m(), B, 10)
-        records = study.records([B, 1000], dtype="bfloat16", preset="tdt_ctc_110m")
-        yield from study.idle("eager", call, records)
+        params = study.params([B, 1000], dtype="bfloat16", preset="tdt_ctc_110m")
+        yield from study.idle("eager", call, params)
 
 
-def recognizers(ways: Mapping[str, Options], config: Any, study: Study) -> Iterator[Case]:
-    """Features to labels in bfloat16 with 1.1 billion parameters, in two ways.
+def recognizers(variants: Mapping[str, Options], config: Any, study: Study) -> Iterator[Case]:
+    """Two variants of features to labels in bfloat16 with 1.1 billion parameters.
 
     Args:
-        ways: options by name of arm; "ctc" is a CTC model of the same size.
-        config: of the transducer.
-        study: of the claim.
+        variants: options by name of arm; "ctc" is a CTC model of the same size.
+        config: config of the transducer.
+        study: study of the claim.
     """
     plan = transducer(study, config.durations, layers=2).to(study.device, torch.bfloat16)
     encode = encoding(study, config, *study.batch)
     scores = ctc_log_probs(plan).to(study.device)
-    arms = {name: Arm(plan, partial(decode, plan, own), encode) for name, own in ways.items()}
+    arms = {
+        name: Arm(plan, partial(decode, plan, options), encode)
+        for name, options in variants.items()
+    }
     if "ctc" in arms:
         arms["ctc"] = Arm(plan, partial(ctc_greedy, scores, plan.lengths), encode)
     return study.decoders(arms, dtype="bfloat16", audio_s=math.prod(study.batch))
 
 
 def canary(study: Study, config: Any) -> Arm:
-    """Features to tokens in bfloat16; the frames are projected in every step of the decoder, as
-    NeMo does.
-    """
+    """Features to tokens in bfloat16. As in NeMo, every step of the decoder projects the frames."""
     B, seconds = study.batch
     sizes = {name: getattr(config, name) for name in ("width", "heads", "most")}
     sizes["V"] = config.vocab_size
@@ -351,15 +354,15 @@ def canary(study: Study, config: Any) -> Arm:
 
 
 def decoder_share(study: Study) -> Iterator[Case]:
-    """Share of decoding in the time of Canary-1B."""
+    """The share of decoding in the time of Canary-1B."""
     arm = canary(study, presets.canary_1b())
     assert arm().tokens() == arm.plan.labels, "other labels than were planted"
-    records = study.records(arm.plan.encoded.shape, dtype="bfloat16", prompt=PROMPT)
-    return study.values("recomputed", [arm.decode, arm.encode], records, share)
+    params = study.params(arm.plan.encoded.shape, dtype="bfloat16", prompt=PROMPT)
+    return study.values("recomputed", [arm.decode, arm.encode], params, share)
 
 
 def moved_layers(study: Study) -> Iterator[Case]:
-    """Canary-1B against Canary-1B-Flash, whose layers are in the encoder."""
+    """Canary-1B against Canary-1B-Flash, which moves layers from the decoder to the encoder."""
     arms = {
         "deep_decoder": canary(study, presets.canary_1b()),
         "shallow_decoder": canary(study, presets.canary_1b_flash()),
@@ -372,7 +375,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
 
     Args:
         device: "cpu" or "cuda".
-        quick: toy sizes, as always on a CPU.
+        quick: toy sizes; on a CPU always.
     """
     cuda = device == "cuda"
     for claim, cases in STUDIES.items():
@@ -404,7 +407,7 @@ STUDIES: dict[str, Callable[[Study], Iterator[Case]]] = {
     "decoder-bottleneck": decoder_share,
     "decoder-3x": moved_layers,
 }
-GPU_CLAIMS = {  # which a CPU cannot rehearse
+GPU_CLAIMS = {  # a CPU cannot rehearse these
     "graphs-cut-launches",
     "rnnt-gpu-idle",
     "launch-bound-small-batch",

@@ -1,12 +1,12 @@
-"""The suite of greedy decoding.
+"""The decoders suite: greedy decoding.
 
 Labels are planted (asrkit.workbench.lessons.shared.planted): 12.5 frames and 3.5 labels a second.
 
-Transducers have V = 1025 tokens, a joint of D = 640 and an LSTM of one layer, and utterances of 5,
-15 and 30 seconds.
+Transducers have V = 1025 tokens, a joint of width D = 640, an LSTM of one layer, and utterances of
+5, 15 and 30 seconds.
 
-Attention decoders of 12, 6 and 2 layers have V = 1024 and D = 256. They are timed by what they keep
-of frames and text, and with drafts of a CTC head that mishears a share of the labels.
+Attention decoders have 12, 6 and 2 layers, V = 1024 and D = 256. They are timed with different
+caches, and with drafts of a CTC head that gets a share of the labels wrong.
 """
 
 import sys
@@ -47,27 +47,27 @@ from asrkit.workbench.measure.ops import dtype_name
 from benchmarks.harness.cases import Case, PeerArms, Suite
 from benchmarks.peers.peer_decoders import GRAPHS, write
 
-Options = dict[str, Any]  # of transducer_greedy or aed_greedy
-Batches = tuple[tuple[int, int], ...]
+Options = dict[str, Any]  # options of transducer_greedy or aed_greedy
+Batches = tuple[tuple[int, int], ...]  # utterances, and frames of the longest
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
-KEPT = {  # by an attention decoder
+CACHES = {  # of an attention decoder
     "kept": POLICIES["KV cache"],
     "absorbed": POLICIES["absorbed"],
     "recomputed": POLICIES["NeMo 3.0"],
 }
-ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head hears as others
+ERRORS = (0, 5, 20)  # per cent of the labels that the CTC head gets wrong
 
 
 class Sizes(NamedTuple):
-    """Sizes of batches: utterances, and frames of the longest; the first are worth most."""
+    """Sizes of batches, the most important first, and of models."""
 
     loops: Batches
-    slow: tuple[int, int]  # with the slow loops
+    slow: tuple[int, int]  # a batch for the slow loops
     ctc: Batches
     attention: Batches
     layers: tuple[int, ...]  # of attention decoders
-    transducer: Options  # sizes of the models that differ from the default ones
-    decoder: Options
+    transducer: Options  # sizes that differ from the defaults of `planted`
+    decoder: Options  # sizes that differ from the defaults of `planted_decoder`
 
 
 FULL = Sizes(
@@ -91,8 +91,8 @@ QUICK = Sizes(
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """RNN-T and TDT: every loop in half precision, then over batch sizes and lengths, then the
-    slowest; greedy CTC over batch sizes; attention by layers and batch sizes.
+    """Yield RNN-T and TDT (loops in bfloat16, then in float32, then the slow loops), CTC, and
+    attention decoders, each at several batch sizes.
 
     Args:
         device: "cpu" or "cuda".
@@ -118,14 +118,14 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
 
 
 def ctc(plan: Planted, device: str) -> Case:
-    """Greedy CTC: one utterance after another, and batched."""
+    """Greedy CTC: utterance by utterance, and batched."""
     log_probs = ctc_log_probs(plan).to(device)
     lengths = plan.lengths.to(device)
     arms = {
         "sequential": partial(ctc_greedy_sequential, log_probs, lengths),
         "batched": partial(ctc_greedy, log_probs, lengths, impl="batched"),
     }
-    # what a compiled loop asks of a GPU says nothing
+    # launches are not counted for the compiled loop, which uses no GPU
     arm_params = {name: counts(arm, device) for name, arm in arms.items()}
     if device != "cuda":
         arms["numba_cpu"] = partial(ctc_greedy, log_probs, lengths, impl="numba_cpu")
@@ -148,17 +148,17 @@ def versus_nemo(
     names: tuple[str, ...] = LOOPS,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Case]:
-    """One case of every loop, with NeMo's on the same weights and frames if peers are wanted.
+    """One case of all loops, with NeMo's loops on the same weights and frames as peers.
 
-    On CUDA windowed looping runs by graphs too. NeMo's slow loops join where our one-by-one does.
-    Its graphs are set against our largest one. The file that NeMo reads exists until the case after
-    this one is asked for.
+    On CUDA windowed looping also runs in graphs. NeMo's slow loops take part if our one-by-one loop
+    does. NeMo's graphs are compared with our largest graph. The file for NeMo is deleted when the
+    next case is requested.
 
     Args:
         plan: model and frames.
         device: "cpu" or "cuda".
-        names: of our loops without graphs.
-        dtype: of model and frames.
+        names: our loops without graphs.
+        dtype: dtype of model and frames.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.pt"
@@ -179,18 +179,18 @@ def versus_nemo(
 
 
 def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
-    """An arm for each loop, and on CUDA for windowed looping by graphs.
+    """An arm for each loop, and on CUDA for windowed looping in graphs.
 
     Args:
         plan: model and frames, on the device.
         device: "cpu" or "cuda".
-        names: of loops without graphs.
+        names: loops without graphs.
     """
-    ways = {name: {"strategy": name, "graphs": "off"} for name in names}
+    variants = {name: {"strategy": name, "graphs": "off"} for name in names}
     if device == "cuda":
-        ways |= {f"windowed_looping_{mode}": {"graphs": mode} for mode in ("step", "full")}
+        variants |= {f"windowed_looping_{mode}": {"graphs": mode} for mode in ("step", "full")}
     decode = partial(_decode_transducer, plan)
-    arms, arm_params = _counted(plan.model, decode, ways, device)
+    arms, arm_params = _counted(plan.model, decode, variants, device)
     pairs = [(name, "windowed_looping") for name in arms if name != "windowed_looping"]
     return Case(
         what="tdt-greedy" if plan.model.durations else "rnnt-greedy",
@@ -208,7 +208,7 @@ def _decode_transducer(plan: Planted, model: Any, **options: Any) -> Hypotheses:
 
 
 def _params(plan: Planted) -> dict[str, Any]:
-    """Shape of a transducer's decoding."""
+    """Params of a transducer's decoding."""
     B, T, D = plan.encoded.shape
     return {
         "shape": [B, T, D, plan.model.blank + 1],
@@ -221,7 +221,7 @@ def _params(plan: Planted) -> dict[str, Any]:
 
 
 def _tolerance(plan: Planted) -> float:
-    """Of scores that are sums of many logarithms."""
+    """The tolerance for scores, which are sums of many logarithms."""
     return 1e-3 if plan.encoded.dtype == torch.float32 else 0.2
 
 
@@ -233,22 +233,21 @@ class Counting:
         self.calls = Counter[str]()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.model, name)
+        value = getattr(self.model, name)
         if name not in ("join", "predict", "follow"):
-            return found
+            return value
 
         def counted(*arguments: Any, **options: Any) -> Any:
             self.calls[name] += 1
-            return found(*arguments, **options)
+            return value(*arguments, **options)
 
         return counted
 
 
 def counts(call: Callable[[], object], device: str) -> dict[str, int]:
-    """Kernels and copies that a GPU is asked for, and how often it is waited for, in one call.
+    """Launches of kernels and copies on a GPU, and waits for it, in one call.
 
-    They are counted by torch's dispatcher, so on a CPU they are those that a GPU would be asked
-    for.
+    torch's dispatcher counts them, so on a CPU they are the launches that a GPU would have.
     """
     profile = launch_profile(call, device=device, runtime=False)
     return {"launches": profile.launches, "syncs": profile.syncs}
@@ -257,59 +256,59 @@ def counts(call: Callable[[], object], device: str) -> dict[str, int]:
 def _counted(
     model: Any,
     decode: Callable[..., Hypotheses],
-    ways: Mapping[str, Options],
+    variants: Mapping[str, Options],
     device: str,
 ) -> tuple[Arms, dict[str, dict[str, Any]]]:
-    """An arm for each way that can run, and what it asks for; the others are named on standard
-    error. No arms where the first cannot run.
+    """An arm for each variant that can run, and its counted calls. A variant that fails is reported
+    on standard error; if the first fails, there are no arms.
 
     Args:
-        model: of all ways whose options name no other.
+        model: model of the variants whose options name no other model.
         decode: takes a model and options.
-        ways: options by name of arm.
+        variants: options by name of arm.
         device: "cpu" or "cuda".
     """
     arms: dict[str, Callable[[], Hypotheses]] = {}
     params: dict[str, dict[str, Any]] = {}
-    for name, options in ways.items():
+    for name, options in variants.items():
         arm = partial(decode, **{"model": model, **options})
         counting = Counting(arm.keywords["model"])
         watched = partial(arm, model=counting)
         if options.get("graphs", "off") != "off":
-            watched = arm  # the graph of the model itself, whose calls are in it, out of sight
+            watched = arm  # calls inside a graph cannot be counted
         try:
-            arm()  # a graph is captured now, and kept for the calls that follow
+            arm()  # captures the graph for later calls
             params[name] = counts(watched, device) | counting.calls
         except (ValueError, RuntimeError) as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         arms[name] = arm
-    return (arms if next(iter(ways)) in arms else {}), params
+    return (arms if next(iter(variants)) in arms else {}), params
 
 
 def attention(decoder: PlantedDecoder, B: int, T: int, device: str) -> Case:
-    """One case of all ways to decode a batch, with drafts, and on a CPU with packed weights; on a
-    GPU in bfloat16.
+    """One case of attention decoding: caches, drafts, and on a CPU packed weights; on a GPU in
+    bfloat16.
 
     Args:
-        decoder: to decode with.
-        B: utterances.
+        decoder: planted decoder.
+        B: number of utterances.
         T: frames of the longest.
         device: "cpu" or "cuda".
     """
     cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     plan = planted_text(decoder, B, T).to(device, dtype)
-    ways = {name: {"model": with_policy(plan.model, policy)} for name, policy in KEPT.items()}
+    variants = {name: {"model": with_policy(plan.model, policy)} for name, policy in CACHES.items()}
     pairs = [("recomputed", "kept"), ("absorbed", "kept")]
     if not cuda:
-        ways["kept_packed"] = {"model": optimize(deepcopy(plan.model))}
+        variants["kept_packed"] = {"model": optimize(deepcopy(plan.model))}
         pairs.append(("kept", "kept_packed"))
     for per_cent in ERRORS:
         ctc = ctc_log_probs(plan, per_cent / 100).to(device)
-        ways[f"draft_{per_cent}"] = {"ctc": ctc}
+        variants[f"draft_{per_cent}"] = {"ctc": ctc}
         pairs.append(("kept", f"draft_{per_cent}"))
-    arms, arm_params = _counted(plan.model, partial(_decode_text, plan), ways, device)
+    arms, arm_params = _counted(plan.model, partial(_decode_text, plan), variants, device)
     D, layers = decoder.model.config.width, decoder.model.config.layers
     return Case(
         what="aed-greedy",
@@ -330,7 +329,7 @@ def attention(decoder: PlantedDecoder, B: int, T: int, device: str) -> Case:
 
 
 def _decode_text(plan: Planted, model: Any, ctc: Any = None, **options: Any) -> Hypotheses:
-    """Greedy hypotheses; a draft from the log-probabilities `ctc` is made in the same time."""
+    """Greedy hypotheses; with log-probabilities `ctc` the draft is part of the call."""
     if ctc is not None:
         options["draft"] = ctc_draft(plan.model, ctc_greedy(ctc, plan.lengths))
     return aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt, **options)

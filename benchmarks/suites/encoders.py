@@ -1,16 +1,16 @@
-"""The suite of encoders: FastConformers of published sizes and Jasper 10x5 DR in every way that
-`asrkit.workbench.lessons.shared.variants` names, and a whole recogniser on one core.
+"""The encoders suite: variants of FastConformers of published sizes and of Jasper 10x5 DR, and a
+whole recogniser on one core.
 
-Weights are random and seeded: they change neither the work nor its time, and every peer gets the
-same. The shortest utterance of a batch is half as long as the longest; RTFx counts speech,
-operations count padding too. Least work is the products' operations, and all weights read once;
-`least_ms` is what that takes at the ceilings of the machine, measured in the same run. Each case is
-one arithmetic: its arms have to come as near to our eager float32 as TOLERANCE says before they are
-timed.
+`asrkit.workbench.lessons.shared.variants` lists the variants. Weights are random and seeded, as
+they do not change the time, and every peer gets the same ones. The shortest utterance of a batch is
+half as long as the longest. RTFx counts speech without padding, operations include padding. The
+least work is the operations of the products and one read of all weights; `least_ms` is its time at
+the machine's ceilings, measured in the same run. Each case has one arithmetic, and its arms must
+agree with our eager float32 within TOLERANCE before they are timed.
 
-With `--peers`, NeMo and transformers encode the same batches on a CPU; OpenVINO and ONNX Runtime
-run whole utterances on one core, since the models they get have neither lengths nor masks. Beside
-those times stands each arm's distance from our eager float32, over the norm of that.
+With `--peers`, NeMo and transformers encode the same batches on a CPU. OpenVINO and ONNX Runtime
+run whole utterances on one core, since their models have neither lengths nor masks. Their times are
+recorded together with each arm's relative distance from our eager float32.
 """
 
 import tempfile
@@ -48,9 +48,9 @@ from asrkit.workbench.lessons.shared.variants import (
     arithmetic,
     arm,
     arm_params,
+    is_supported,
     one_thread,
-    runs,
-    speech,
+    random_features,
     weights_dtype,
 )
 from asrkit.workbench.measure.ceilings import ceilings
@@ -62,12 +62,11 @@ from benchmarks.peers.peer_engines import write_features, write_model
 from benchmarks.peers.processes import NAMES, Peers
 from benchmarks.suites.jasper import claims
 
-RATE_HZ = 16_000
-PEERS_MOST = 1_000_000_000  # parameters times utterances
-COLUMNS = 8  # of a sketch, which are numbers of the frames themselves
+MAX_PEER_SIZE = 1_000_000_000  # parameters times utterances
+COLUMNS = 8  # columns of a sketch that are values of the frames
 
 SECONDS = 10  # of the longest utterance
-BATCHES: dict[str, dict[str, tuple[int, ...]]] = {  # utterances
+BATCHES: dict[str, dict[str, tuple[int, ...]]] = {  # preset: batch sizes
     "cpu": {"tdt_ctc_110m": (1, 8), "parakeet_ctc_0_6b": (1, 8), "parakeet_ctc_1_1b": (1,)},
     "cuda": dict.fromkeys(("parakeet_ctc_0_6b", "tdt_ctc_110m", "parakeet_ctc_1_1b"), (1, 32, 128)),
     "quick": {"tiny": (2,)},
@@ -78,7 +77,7 @@ JASPER_BATCHES = {  # utterances, and seconds of the longest
     "quick": ((1, 0.5), (2, 0.5)),
 }
 
-WAYS = {  # of a FastConformer, eager float32 first; on a GPU bfloat16 is worth most
+VARIANTS = {  # of a FastConformer, eager float32 first; on a GPU bfloat16 matters most
     "cpu": {
         "encoder-float32": "float32 optimized_float32",
         "encoder-bfloat16": "float32 bfloat16 optimized_bfloat16",
@@ -90,16 +89,17 @@ WAYS = {  # of a FastConformer, eager float32 first; on a GPU bfloat16 is worth 
         "encoder-float32": "float32 graphed_float32 tf32",
     },
 }
-JASPER_WAYS = {
+JASPER_VARIANTS = {
     "cpu": "float32 optimized_float32 bfloat16 optimized_bfloat16",
     "cuda": "float32 optimized_float32 tf32 bfloat16 optimized_bfloat16 optimized_graphed_bfloat16 "
     "float16 optimized_float16 optimized_graphed_float16",
 }
-ENGINE_WAYS = {  # on one core, in the arithmetic of the engines beside them
+ENGINE_VARIANTS = {  # on one core, by the arithmetic of the engines
     "float32": "float32 optimized_float32",
     "bfloat16": "float32 bfloat16 optimized_bfloat16",
     "int8": "float32 bfloat16 optimized_bfloat16 optimized_int8",
 }
+ONE_CORE_VARIANTS = ("float32", "bfloat16", "optimized_bfloat16", "optimized_int8")
 
 
 def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[Case]:
@@ -108,7 +108,7 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
     Args:
         device: "cpu" or "cuda".
         quick: small sizes only.
-        peers: on a CPU the packages that take part; None: ours alone.
+        peers: packages to compare with on a CPU; None: ours alone.
     """
     yield Case(what="machine-ceiling", measure=lambda: ceilings(device, quick).measurements)
     size = "quick" if quick else device
@@ -119,8 +119,8 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
         assert isinstance(config, FastConformerConfig)
         encoder = random_encoder(config, device)
         for B in batches:
-            inputs = speech(B, 2 if quick else SECONDS, config.bins, device)
-            if device == "cuda" or B * encoder_parameters(config) > PEERS_MOST:
+            inputs = random_features(B, 2 if quick else SECONDS, config.bins, device)
+            if device == "cuda" or B * encoder_parameters(config) > MAX_PEER_SIZE:
                 yield from fastconformer(encoder, inputs, quick, None, preset=preset)
                 continue
             yield from fastconformer(encoder, inputs, quick, peers, preset=preset)
@@ -136,7 +136,7 @@ def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[C
 def random_encoder(config: FastConformerConfig, device: str) -> FastConformer:
     """An encoder with seeded random weights, in eval mode.
 
-    The biases of attention are not zero as at birth, so a peer that lacks them is found out.
+    The biases of attention are random instead of zero, so that a peer without them is detected.
     """
     encoder = seeded(FastConformer, config)
     draw = torch.Generator().manual_seed(0)
@@ -147,18 +147,18 @@ def random_encoder(config: FastConformerConfig, device: str) -> FastConformer:
 
 
 def case(
-    what: str, ways: str, model: nn.Module, inputs: Inputs, quick: bool, **params: Any
+    what: str, variants: str, model: nn.Module, inputs: Inputs, quick: bool, **params: Any
 ) -> Case:
-    """An arm for each way that this machine has, set against the first, and against eager calls in
-    its own arithmetic; `cores=1` among the params keeps all on one core.
+    """An arm for each variant that this machine supports, with ratios to the first variant and to
+    eager calls in the same arithmetic. With the param `cores=1` all arms run on one core.
 
     Args:
-        what: the name of the case.
-        ways: names of `asrkit.workbench.lessons.shared.variants`, the first of which the others have to agree with.
-        model: float32, an encoder or a CTC model, where the inputs are.
+        what: name of the case.
+        variants: names as in variants.py; the first is the reference.
+        model: an encoder or a CTC model in float32, on the device of the inputs.
         inputs: features (B, T, F) and lengths (B,).
-        quick: with the ceilings at smaller sizes.
-        params: more params of all records.
+        quick: measure the ceilings at smaller sizes.
+        params: further params of all records.
     """
     features, lengths = inputs
     B, T, _ = features.shape
@@ -169,16 +169,23 @@ def case(
         shape += [config.width, config.layers]
     least = work(config, B, T)
     scope = one_thread if params.get("cores") == 1 else nullcontext
-    names = [way for way in ways.split() if runs(way)]
+    names = [variant for variant in variants.split() if is_supported(variant)]
     models = {dtype: cast_copy(model, dtype) for dtype in {*map(weights_dtype, names)}}
     with scope():
-        params_of_arms = {way: arm_params(way, least, device, quick) for way in names}
+        params_of_arms = {variant: arm_params(variant, least, device, quick) for variant in names}
     first, *others = names
-    pairs = [(first, way) for way in others]
-    pairs += [(arithmetic(way), way) for way in others if "_" in way and arithmetic(way) in others]
+    pairs = [(first, variant) for variant in others]
+    pairs += [
+        (arithmetic(variant), variant)
+        for variant in others
+        if "_" in variant and arithmetic(variant) in others
+    ]
     return Case(
         what=what,
-        arms={way: arm(models[weights_dtype(way)], inputs, way, scope) for way in names},
+        arms={
+            variant: arm(models[weights_dtype(variant)], inputs, variant, scope)
+            for variant in names
+        },
         params={
             "shape": shape,
             "audio_s": lengths.sum().item() / 100,
@@ -192,27 +199,27 @@ def case(
 
 
 def work(config: FastConformerConfig | JasperConfig, B: int, T: int) -> Work:
-    """Least work of a call on B utterances of T feature frames."""
+    """The least work of a call on B utterances of T feature frames."""
     return Work(FLOP=encoder_flops(config, B=B, T=T), weights=encoder_parameters(config))
 
 
 def fastconformer(
     encoder: FastConformer, inputs: Inputs, quick: bool, peers: Peers | None, **params: Any
 ) -> Iterator[Case]:
-    """A case for each arithmetic, on a CPU beside NeMo and transformers where they take part."""
+    """A case for each arithmetic, with NeMo and transformers as peers."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.pt"
         if peers is not None:
             write(plan, encoder, *inputs)
-        for what, ways in WAYS[inputs[0].device.type].items():
-            made = case(what, ways, encoder, inputs, quick, **params)
+        for what, variants in VARIANTS[inputs[0].device.type].items():
+            comparison = case(what, variants, encoder, inputs, quick, **params)
             if peers is not None:
                 ours = what.removeprefix("encoder-").replace("-", "_")
                 mode = ours.removesuffix("_bfloat16")
                 request = {"kind": "encoder", "plan": str(plan), "mode": mode}
-                theirs = PeerArms(request=request, ours=ours, params=made.arm_params[ours])
-                made = replace(made, peers=theirs)
-            yield made
+                arms = PeerArms(request=request, ours=ours, params=comparison.arm_params[ours])
+                comparison = replace(comparison, peers=arms)
+            yield comparison
         if peers is not None:
             peers.end("encoder")
 
@@ -220,31 +227,29 @@ def fastconformer(
 def jaspers(
     device: str, quick: bool, batches: Sequence[tuple[int, float]], peers: Peers | None
 ) -> Iterator[Case]:
-    """Jasper 10x5 DR: on a GPU the claims about it and inference, on a CPU inference on one core,
-    with peers beside OpenVINO and ONNX Runtime, which take one utterance of any length.
+    """Jasper 10x5 DR: on a GPU its claims and inference; on a CPU inference on one core, and with
+    peers also OpenVINO and ONNX Runtime on single utterances.
 
     Args:
         device: "cpu" or "cuda".
         quick: a small Jasper.
         batches: utterances, and seconds of the longest.
-        peers: whose processes run the engines, on a CPU; None: ours alone.
+        peers: processes of the engines, on a CPU; None: ours alone.
     """
     preset = "mini_jasper" if quick else "jasper_10x5dr"
     config = presets.PRESETS[preset]()
     assert isinstance(config, CTCConfig)
     model = random_jasper(config, device)
     params: dict[str, Any] = {"preset": preset}
-    ways = JASPER_WAYS["cpu"]
     if device == "cpu":
         params["cores"] = 1
     else:
-        ways = JASPER_WAYS["cuda"]
         yield from claims(model, device, quick)
-    made = [speech(B, seconds, config.encoder.bins, device) for B, seconds in batches]
-    for inputs in made:
-        yield case("jasper-inference", ways, model, inputs, quick, **params)
+    drawn = [random_features(B, seconds, config.encoder.bins, device) for B, seconds in batches]
+    for inputs in drawn:
+        yield case("jasper-inference", JASPER_VARIANTS[device], model, inputs, quick, **params)
     if device == "cpu":
-        whole = [features for features, lengths in made if len(lengths) == 1]
+        whole = [features for features, lengths in drawn if len(lengths) == 1]
         yield from engines("jasper-engines", model, model, whole, quick, peers, preset=preset)
 
 
@@ -257,21 +262,21 @@ def engines(
     peers: Peers | None,
     **params: Any,
 ) -> Iterator[Case]:
-    """A case on one core for each arithmetic and each batch, with the engines that run.
+    """A case on one core for each arithmetic and each batch, with engines as peers.
 
     Args:
-        name: of the cases, before the arithmetic, as in peers.processes.NAMES.
-        model: float32, on the CPU.
-        exported: the model that engines get.
-        batches: features (B, T, F) of whole utterances; of a FastConformer one batch.
-        quick: take the ceilings at smaller sizes.
-        peers: whose processes run the engines; None: ours alone.
-        params: more params of all records.
+        name: prefix of the cases' names, as in peers.processes.NAMES.
+        model: model in float32, on the CPU.
+        exported: model that the engines get.
+        batches: features (B, T, F) of whole utterances; a single batch for a FastConformer.
+        quick: measure the ceilings at smaller sizes.
+        peers: processes of the engines; None: ours alone.
+        params: further params of all records.
     """
     with tempfile.TemporaryDirectory() as folder:
         if peers is not None:
             write_model(Path(folder), exported)
-        for kind, ways in ENGINE_WAYS.items():
+        for kind, variants in ENGINE_VARIANTS.items():
             what = f"{name}-{kind}"
             if what not in NAMES or (kind == "int8" and not has_int8()):
                 continue
@@ -280,45 +285,45 @@ def engines(
                 request: dict[str, Any] = {"kind": what, "folder": folder, "frames": T}
                 if peers is not None:
                     write_features(Path(folder), features)
-                    peers.arms(**request)  # they start before our arms take memory
+                    peers.arms(**request)  # start them before our arms take memory
                 inputs = (features, torch.full((B,), T))
-                made = case(what, ways, model, inputs, quick, cores=1, **params)
-                *_, ours = made.arms
-                theirs = PeerArms(request=request, ours=ours, params=made.arm_params[ours])
-                yield replace(made, peers=theirs, more=partial(errors, made, request, peers))
+                comparison = case(what, variants, model, inputs, quick, cores=1, **params)
+                *_, ours = comparison.arms
+                yield replace(
+                    comparison,
+                    peers=PeerArms(request=request, ours=ours, params=comparison.arm_params[ours]),
+                    more=partial(errors, comparison, request, peers),
+                )
             if peers is not None:
                 peers.end(what)
 
 
-def errors(made: Case, request: Mapping[str, Any], peers: Peers | None) -> Iterator[Measurement]:
-    """Distance of each arm's frames from those of eager float32, over the norm of these.
+def errors(
+    comparison: Case, request: Mapping[str, Any], peers: Peers | None
+) -> Iterator[Measurement]:
+    """The relative distance of each arm's frames from those of eager float32.
 
-    A peer's frames are known by their `sketch` alone, so all arms are compared by the eight columns
-    of it; the norm of a frame, which a norm layer makes nearly the same for all, would hide errors.
+    A peer sends only a `sketch` of its frames, so all arms are compared by its eight columns. The
+    norm of a frame would hide errors, because a norm layer makes it nearly the same for all frames.
     """
-    sketches = {way: sketch(*encode()) for way, encode in made.arms.items()}
-    params = {way: {"dtype": arithmetic(way)} for way in made.arms}
+    sketches = {variant: sketch(*encode()) for variant, encode in comparison.arms.items()}
+    params = {variant: {"dtype": arithmetic(variant)} for variant in comparison.arms}
     if peers is not None:
         for name, peer in peers.arms(**request).items():
             sketches[name] = peer(observe=True).digest[0]
             params[name] = {"dtype": arithmetic(name), "peer": peer.version}
-    wanted = sketches.pop("float32")[..., :COLUMNS]
-    common = {**made.params, "device": "cpu", "threads": 1}
-    for name, got in sketches.items():
-        difference, size = apart(wanted, got[..., :COLUMNS])
-        yield Measurement(
-            made.what,
-            "relative_error",
-            "1",
-            difference / size,
-            impl=name,
-            params=common | params[name],
-        )
+    reference = sketches.pop("float32")[..., :COLUMNS]
+    shared = {**comparison.params, "device": "cpu", "threads": 1}
+    for name, frames in sketches.items():
+        difference, size = apart(reference, frames[..., :COLUMNS])
+        error = difference / size
+        own = shared | params[name]
+        yield Measurement(comparison.what, "relative_error", "1", error, impl=name, params=own)
 
 
 def one_core(quick: bool) -> Case:
-    """Parakeet RNN-T 1.1B whole, one utterance of 16 seconds on one core: features, encoder, label
-    looping.
+    """The whole Parakeet RNN-T 1.1B on one core: features, encoder and decoder for one utterance of
+    16 seconds.
     """
     preset, config = "parakeet_rnnt_1_1b", presets.parakeet_rnnt_1_1b()
     seconds = 16
@@ -330,16 +335,20 @@ def one_core(quick: bool) -> Case:
     variants = ModelVariants(utterance.model)
     arms = {}
     params_of_arms = {}
-    for way in filter(runs, ("float32", "bfloat16", "optimized_bfloat16", "optimized_int8")):
-        precision: Any = arithmetic(way)
+    for variant in filter(
+        is_supported, ("float32", "bfloat16", "optimized_bfloat16", "optimized_int8")
+    ):
+        precision: Any = arithmetic(variant)
         options = PipelineConfig(
             precision=precision,
-            encoder="optimized" if "optimized" in way else "eager",
+            encoder="optimized" if "optimized" in variant else "eager",
             graphs="off",
         )
-        arms[way] = partial(utterance.recognise, Recognizer(variants, options))
+        arms[variant] = partial(utterance.recognise, Recognizer(variants, options))
         with one_thread():
-            params_of_arms[way] = arm_params(way, work(encoder, 1, 100 * seconds), "cpu", quick)
+            params_of_arms[variant] = arm_params(
+                variant, work(encoder, 1, 100 * seconds), "cpu", quick
+            )
     first, *others = arms
     return Case(
         what="recogniser-one-core",
@@ -354,13 +363,13 @@ def one_core(quick: bool) -> Case:
             "preset": preset,
         },
         arm_params=params_of_arms,
-        ratios=[(first, way) for way in others],
+        ratios=[(first, variant) for variant in others],
         warmup=1,
     )
 
 
 def shrunk(config: TransducerConfig) -> TransducerConfig:
-    """`config` at a toy size, for a rehearsal."""
+    """The config at a toy size, for a rehearsal."""
     return replace(
         config,
         vocab_size=32,

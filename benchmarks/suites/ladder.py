@@ -1,14 +1,14 @@
-"""The ladder: one recogniser, its speed-ups switched on rung by rung, all in one run.
+"""The ladder suite: one recogniser whose speed-ups are switched on one by one, all in one run.
 
-The baseline reads a batch, computes features and normalises them one utterance after another,
-encodes in eager float32, decodes one utterance after another, and takes utterances as they come.
-Every rung is `replace(config, ...)` of the config below it. Utterances have the lengths of
-LibriSpeech's dev and test sets and 3.5 labels a second; the files hold beeps in noise, and what the
-recogniser finds in them is known before (asrkit.workbench.lessons.shared.scripted).
+The baseline batches utterances in the order of the files, reads a batch, normalises features one
+utterance after another, encodes in eager float32, and decodes one utterance after another. Every
+rung is `replace(config, ...)` of the previous config. Utterances have the lengths of LibriSpeech's
+dev and test sets and 3.5 labels a second. The files contain beeps in noise, and their labels are
+known (asrkit.workbench.lessons.shared.scripted).
 
-That proves that order, lengths, padding, batches and graphs are right, and that half precision's
-error stays far below what tells random frames apart. It does not prove that a trained model keeps
-its error rate: notebooks 04 and 13 measure that.
+Correct labels prove that order, lengths, padding, batches and graphs are right, and that the error
+of half precision is far smaller than the differences of random frames. They do not prove that a
+trained model keeps its error rate; notebooks 04 and 13 measure that.
 """
 
 import sys
@@ -26,8 +26,8 @@ from asrkit.workbench.lessons.shared.ladder import ladder_arms, ladder_compariso
 from asrkit.workbench.lessons.shared.scripted import lengths, scripted
 from benchmarks.harness.cases import Case, Suite, failure
 
-SIZES = {"tiny": (4, 2), "cpu": (12, 4), "cuda": (64, 32)}  # utterances, and those of a batch
-PRESETS = {  # of RNN-T and of TDT
+SIZES = {"tiny": (4, 2), "cpu": (12, 4), "cuda": (64, 32)}  # utterances, batch size
+PRESETS = {  # for RNN-T and for TDT
     "tiny": ("tiny", "tiny"),
     "cpu": ("tdt_ctc_110m", "tdt_ctc_110m"),
     "cuda": ("parakeet_rnnt_1_1b", "parakeet_tdt_0_6b"),
@@ -36,8 +36,8 @@ KINDS: dict[str, Sequence[int]] = {"ladder-rnnt": (), "ladder-tdt": presets.TDT}
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """Yield a case for RNN-T and one for TDT: of published sizes on CUDA, of 110 million weights
-    on a CPU, tiny if quick.
+    """Yield a case for RNN-T and one for TDT: published sizes on CUDA, 110 million weights on a
+    CPU, tiny if quick.
 
     Args:
         device: "cpu" or "cuda".
@@ -48,24 +48,24 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     samples = lengths(N, most_s=2 if quick else inf)
     cut = {"lengths": "librispeech_eval, at most 2 s"} if quick else {}
     for (name, durations), preset in zip(KINDS.items(), PRESETS[size], strict=True):
-        what = f"{name}-tiny" if quick else name  # no claim takes these for published sizes
+        what = f"{name}-tiny" if quick else name  # no claim may use the tiny sizes
         with tempfile.TemporaryDirectory() as folder:
             try:
                 config = config_of(preset, durations)
                 task = scripted(config, samples, Path(folder), batch=B, device=device)
-                arms = ladder_arms(task, say=partial(print, f"{what}:", file=sys.stderr))
+                arms = ladder_arms(task, log=partial(print, f"{what}:", file=sys.stderr))
                 compared = ladder_comparison(what, task, arms, {"preset": preset, **cut}, quick)
-                made = Case(**vars(compared))
-                del task, arms, compared  # gigabytes, which end with the case
+                case = Case(**vars(compared))
+                del task, arms, compared  # so that their gigabytes are freed with the case
             except (AssertionError, RuntimeError, ValueError) as error:
-                made = Case(what=what, refused=failure(what, error))
-            yield made
-        del made
+                case = Case(what=what, refused=failure(what, error))
+            yield case
+        del case
         release_graphs()
 
 
 def config_of(preset: str, durations: Sequence[int]) -> TransducerConfig:
-    """A preset without a CTC head; the tiny one wide enough to be planted."""
+    """A preset without a CTC head; the tiny one is made wide enough for planted labels."""
     config: Any = presets.PRESETS[preset]()
     if preset == "tiny":
         predictor = LSTMConfig(width=240, layers=1)

@@ -1,12 +1,12 @@
-"""The suite of the transducer losses: on given logits, and from the two halves of the joint.
+"""The losses suite: transducer losses on logits, and from the two halves of the joint.
 
-The halves are encoded (B, T, D) and predicted (B, U1, D); weight (V, D) and bias (V,) are those of
-the layer that makes logits of their sum.
+The halves are encoded (B, T, D) and predicted (B, U1, D). A layer with weight (V, D) and bias (V,)
+makes logits of their sum.
 
-Least work, in every row. On given logits: read them twice, write their gradient; an exponential and
-an addition for each in the first pass, an exponential and a product in the second. From the halves:
-read these and the weights, write their gradients; three matrix products of 2 N D V where the logits
-are kept, four where they are made twice.
+Every row has its least work. On logits: two reads of the logits and one write of their gradient;
+per logit an exponential and an addition in the first pass, an exponential and a product in the
+second. From the halves: one read of the halves and weights, one write of their gradients; three
+matrix products of 2 N D V operations if the logits are stored, four if they are computed twice.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ from benchmarks.peers.peer_losses import inputs
 
 Shape = tuple[int, ...]
 DURATIONS = (0, 1, 2, 3, 4)
-# relative distance of gradients that rounding excuses
-ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
-TORCHAUDIO: dict[str, Any] = {"tolerance": 5e-3}  # its float32 recursion errs by 1e-3
-# as far off as a whole joint in bfloat16
+# relative distance of gradients, due to rounding
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+TORCHAUDIO: dict[str, Any] = {"tolerance": 5e-3}  # the error of its float32 recursion is 1e-3
+# error of a whole joint in bfloat16
 HALF: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
-OFFSETS = 2**31  # logits from which torchaudio's offsets of 32 bits end
-# (B, T, U1, V) of logits, and (B, T, U1, D, V) of halves of a joint; on a GPU the first are those
-# asked for most, whose rows of 1025 logits are not aligned
+MAX_LOGITS = 2**31  # limit of torchaudio's 32-bit offsets
+# (B, T, U1, V) of logits, and (B, T, U1, D, V) of halves of a joint; the first GPU sizes are the
+# most important ones, with rows of 1025 logits, which are not aligned
 TINY = (1, 12, 6, 9)
-PEERS = (1, 100, 51, 256)  # the largest lattice for which all peers need no minutes
-LARGE = (4, 200, 101, 1024)  # for the strongest of them: of the README, and NeMo's
+PEERS = (1, 100, 51, 256)  # the largest lattice that no peer needs minutes for
+LARGE = (4, 200, 101, 1024)  # for the fastest peers: the README's size
 QUICK_SIZES: Sequence[Shape] = ((2, 40, 11, 28),)
 CPU_SIZES: Sequence[Shape] = (PEERS, (1, 200, 101, 1024), LARGE, (8, 200, 101, 28))
 GPU_SIZES: Sequence[Shape] = ((32, 200, 101, 1025), (32, 500, 101, 1024), (128, 500, 101, 1024))
@@ -48,8 +48,8 @@ GPU_JOINTS: Sequence[Shape] = ((32, 200, 101, 640, 1025),)
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """All cases, the smallest also against the reference of plain loops; on a GPU those whose
-    inputs its memory holds.
+    """Yield all cases; the smallest also has the reference in plain loops. Sizes that do not fit
+    into a GPU's memory are left out.
 
     Args:
         device: "cpu" or "cuda".
@@ -83,10 +83,10 @@ def logits_case(
     """Forward and backward of a loss on given logits.
 
     Args:
-        loss: rnnt_loss, or tdt_loss with its durations beside the tokens.
+        loss: rnnt_loss, or tdt_loss, whose logits include DURATIONS.
         shape: (B, T, U1, V).
-        device: of the logits.
-        dtype: of the logits.
+        device: device of the logits.
+        dtype: dtype of the logits.
     """
     name = "rnnt"
     durations: list[int] = []
@@ -105,7 +105,7 @@ def logits_case(
     compiled = compiled_impls(logits)
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
-    if name == "rnnt" and dtype == torch.float32 and logits.nelement() < OFFSETS:
+    if name == "rnnt" and dtype == torch.float32 and logits.nelement() < MAX_LOGITS:
         names.append("torchaudio")
     slow = names[-1]
     names += [*compiled, *overwriting]
@@ -129,7 +129,7 @@ def logits_case(
             "floor_FLOP": 4 * logits.nelement(),
         },
         ratios=pairs,
-        tolerance=ROUNDED[dtype],
+        tolerance=TOLERANCES[dtype],
         memory=True,
         warmup=_warmup(logits.nelement()),
         peers=peers,
@@ -137,7 +137,7 @@ def logits_case(
 
 
 def compiled_impls(logits: Tensor) -> list[str]:
-    """The compiled implementation of the losses, if it runs on these logits."""
+    """The compiled implementation, if it supports these logits."""
     name = "triton" if logits.is_cuda else "numba_cpu"
     try:
         expect_runs(name, logits)
@@ -147,29 +147,29 @@ def compiled_impls(logits: Tensor) -> list[str]:
 
 
 def _warmup(logits: int) -> int:
-    """Rounds to warm up: comparing has called every arm once, and a large one takes seconds."""
+    """Rounds to warm up: none for a large case, since the comparison has called every arm once."""
     return 3 if logits < 1e7 else 0
 
 
 def joint_case(shape: Shape, device: str) -> Case:
-    """Forward and backward from the halves of the joint, with tanh, to the gradients of the leaves.
+    """Forward and backward from the halves of a joint with tanh to the gradients of the leaves.
 
     Args:
         shape: (B, T, U1, D, V).
-        device: of the leaves.
+        device: device of the leaves.
     """
     B, T, U1, D, V = shape
     leaves, targets = joint_inputs(shape, device)
     gpu = leaves[0].is_cuda
     arms = joint_arms(leaves, targets, gpu)
-    multiplied = 2 * B * T * U1 * D * V
+    product_FLOP = 2 * B * T * U1 * D * V
     params: dict[str, dict[str, Any]] = {}
     for name in arms:
         params[name] = TORCHAUDIO if name.startswith("torchaudio") else {}
         if name.endswith("bfloat16"):
             params[name] = HALF
-        if name.startswith("lean"):  # the logits are computed again
-            params[name] = params[name] | {"floor_FLOP": 4 * multiplied}
+        if name.startswith("lean"):  # it computes the logits twice
+            params[name] = params[name] | {"floor_FLOP": 4 * product_FLOP}
     lean = [name for name in arms if name.startswith("lean")]
     whole = [name for name in arms if name not in lean]
     pairs = [("torchaudio", name) for name in whole if name != "torchaudio"]
@@ -182,11 +182,11 @@ def joint_case(shape: Shape, device: str) -> Case:
             "activation": "tanh",
             "lattice": "of random weights",
             "floor_B": 2 * 4 * sum(leaf.nelement() for leaf in leaves),
-            "floor_FLOP": 3 * multiplied,
+            "floor_FLOP": 3 * product_FLOP,
         },
         arm_params=params,
         memory=True,
-        tolerance=1e-4 if gpu else 1e-5,  # a GPU's thread adds one node after the other
+        tolerance=1e-4 if gpu else 1e-5,  # a GPU thread adds the nodes one by one
         warmup=_warmup(B * T * U1 * V),
         ratios=pairs,
     )
@@ -197,7 +197,7 @@ def joint_inputs(shape: Shape, device: str) -> tuple[tuple[Tensor, ...], tuple[T
 
     Args:
         shape: (B, T, U1, D, V).
-        device: of the tensors.
+        device: device of the tensors.
 
     Returns:
         (encoded, predicted, weight, bias), which require gradients, and (targets, frames, labels)
@@ -218,16 +218,16 @@ def joint_inputs(shape: Shape, device: str) -> tuple[tuple[Tensor, ...], tuple[T
 
 
 def joint_arms(leaves: tuple[Tensor, ...], targets: Any, gpu: bool) -> Arms:
-    """Ways from a joint's halves to the loss and the gradients of the leaves, by name.
+    """Arms by name, from a joint's halves to the loss and the gradients of the leaves.
 
-    On a GPU the lean loss in bfloat16 stands beside two joints under autocast: torchaudio_bfloat16,
-    whose logits are cast to float32, for torchaudio takes no bfloat16, and joint_triton_bfloat16,
-    whose gradient overwrites the logits.
+    On a GPU the lean loss in bfloat16 is compared with two joints under autocast:
+    torchaudio_bfloat16, whose logits are cast to float32, since torchaudio supports no bfloat16,
+    and joint_triton_bfloat16, whose gradient overwrites the logits.
 
     Args:
         leaves: encoded, predicted, weight and bias.
-        targets: and both lengths.
-        gpu: whether these are the arms of a GPU.
+        targets: targets and both lengths.
+        gpu: whether to return the arms for a GPU.
     """
     encoded, predicted, weight, bias = leaves
 
@@ -242,14 +242,14 @@ def joint_arms(leaves: tuple[Tensor, ...], targets: Any, gpu: bool) -> Arms:
         return rnnt_loss(logits().float(), *targets, impl="torchaudio")
 
     def gradients(loss: Callable[[], Tensor], half: bool = False) -> tuple[Tensor, ...]:
-        """The loss and the gradients of all leaves; `half`: under autocast in bfloat16."""
+        """The loss and the gradients of all leaves; with `half` under autocast to bfloat16."""
         with torch.autocast(encoded.device.type, torch.bfloat16, enabled=half):
             cost = loss()
         return cost.detach(), *torch.autograd.grad(cost, leaves)
 
     def flushed() -> tuple[Tensor, ...]:
-        """torchaudio with denormal numbers as 0: its gradient holds some, and their products are
-        slow.
+        """torchaudio with denormal numbers flushed to 0: its gradient has some, and products with
+        them are slow.
         """
         torch.set_flush_denormal(True)
         try:

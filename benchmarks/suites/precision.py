@@ -1,6 +1,4 @@
-"""What half precision does to a model's output; what autocast has to cast; and the words that
-bfloat16 and int8 cost a trained model, which is what the suite measures.
-"""
+"""The precision suite: word errors of a trained model in bfloat16 and int8."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,7 @@ from asrkit.workbench.records import Measurement
 from benchmarks.harness.cases import Case, Suite
 
 COST = "precision-cost"
-JOBS = 3000  # utterances of the test set and of the development set, a third of each kind
+JOBS = 3000  # utterances of the test set, and of the development set
 RESAMPLES = 1000
 
 
@@ -33,17 +31,17 @@ def suite(
     model: Path | None = None,
     kinds: Sequence[str] | None = None,
 ) -> Iterator[Case]:
-    """Yield what precisions cost a trained model.
+    """Yield the case of a trained model.
 
     Args:
         device: "cpu".
         quick: few utterances.
-        model: the checkpoint; None for that of notebook 00, where there is one.
-        kinds: of the speech that it reads, as `asrkit train --kinds` names them; None for all, and
-            for the digits that the model of notebook 00 was trained on.
+        model: checkpoint; None: the one of notebook 00, if it exists.
+        kinds: kinds of speech, as of `asrkit train --kinds`. None: all, or digits for the model of
+            notebook 00.
 
     Raises:
-        ValueError: a GPU.
+        ValueError: the device is a GPU.
     """
     expect(device == "cpu", "device", "cpu", device)
     if model is None:
@@ -58,14 +56,13 @@ def suite(
 def costs(
     checkpoint: Checkpoint, kinds: Sequence[str] | None, quick: bool
 ) -> Iterator[Measurement]:
-    """Word error rate of a trained model in float32, bfloat16 and, where this CPU and the encoder
-    have it, int8; beside the last two, what changes by them. Neither voices nor texts of four
-    words and more are in the training set.
+    """Word error rates of a trained model in float32, bfloat16 and, if supported, int8, and the
+    changes from float32. No voice and no text of four words or more is in the training set.
 
     Args:
-        checkpoint: of the model, float32 on a CPU.
-        kinds: of the speech; None for all.
-        quick: little speech.
+        checkpoint: checkpoint of the model, in float32 on a CPU.
+        kinds: kinds of speech; None: all.
+        quick: few utterances.
     """
     from asrkit.data import Utterances, corpora
     from asrkit.training import evaluate
@@ -82,9 +79,9 @@ def costs(
     }
     plain: list[str] = []
     for precision in precisions_of(checkpoint):
-        found = evaluate(checkpoint, speech, config=PipelineConfig(precision=precision))
-        yield error_rate(COST, "wer", found.errors, impl=precision, params=params)
-        texts = [found.texts[id_] for id_ in speech.ids]
+        result = evaluate(checkpoint, speech, config=PipelineConfig(precision=precision))
+        yield error_rate(COST, "wer", result.errors, impl=precision, params=params)
+        texts = [result.texts[id_] for id_ in speech.ids]
         if plain:
             references = [normalize_text(text) for text in speech.texts]
             yield from changes(precision, references, plain, texts, params)
@@ -93,7 +90,7 @@ def costs(
 
 
 def precisions_of(checkpoint: Checkpoint) -> list[Any]:
-    """float32, bfloat16, and int8 where this CPU has it and the encoder is a FastConformer."""
+    """float32, bfloat16, and int8 if this CPU and the encoder support it."""
     if has_int8() and isinstance(checkpoint.model.encoder, FastConformer):
         return ["float32", "bfloat16", "int8"]
     logging.getLogger(__name__).warning(
@@ -109,15 +106,15 @@ def changes(
     other: Sequence[str],
     params: dict[str, Any],
 ) -> Iterator[Measurement]:
-    """How many more word errors the texts of a precision have than those of float32, with an
-    interval by a bootstrap of utterances, and how many texts differ.
+    """The increase of the word error rate over float32, with a bootstrap interval over utterances,
+    and the share of texts that differ.
 
     Args:
-        precision: of the texts.
-        references: what was said.
-        plain: texts of float32.
-        other: texts of the precision.
-        params: of the measurements.
+        precision: impl of the measurements.
+        references: reference texts.
+        plain: texts in float32.
+        other: texts in this precision.
+        params: params of the measurements.
     """
     words = np.array([len(text.split()) for text in references])
     more = _word_errors(references, other) - _word_errors(references, plain)
@@ -135,10 +132,10 @@ def changes(
 
 def _word_errors(references: Sequence[str], texts: Sequence[str]) -> Any:
     """Word errors of each text (N,)."""
-    import jiwer  # lazily, as a bare GPU machine has none
+    import jiwer  # lazily, since a bare GPU machine lacks it
 
-    found = map(jiwer.process_words, references, texts)
-    return np.array([one.substitutions + one.insertions + one.deletions for one in found])
+    rows = map(jiwer.process_words, references, texts)
+    return np.array([row.substitutions + row.insertions + row.deletions for row in rows])
 
 
 SUITE = Suite(name="precision", cases=suite, cpu_only=True)

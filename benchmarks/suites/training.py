@@ -1,11 +1,12 @@
-"""The suite of training: steps with the joint whole, its logits made float32 or left as they are,
-and with the lean loss; an LSTM encoder in phases.
+"""The training suite: a training step with the whole joint and with the lean loss, and an LSTM
+encoder computed in phases.
 
-All arms of a training step start from one model and take one step on one batch: forward, backward,
-clipping, AdamW. The learning rate is 0, so that every call computes the same loss and its gradient.
+All arms of a training step start from the same model and take one step on the same batch: forward,
+backward, clipping, AdamW. The learning rate is 0, so every call computes the same loss and
+gradient.
 
-A step of the encoder is a forward and a backward pass: `cells` is the share of the frames of the
-whole batch that an arm computes, `useful_cells` the share that is no padding.
+A step of the encoder is a forward and a backward pass. `cells` is the share of the padded batch's
+frames that an arm computes, `useful_cells` the share without padding.
 """
 
 import copy
@@ -28,7 +29,12 @@ from asrkit.models import (
 )
 from asrkit.training import Prepared, TrainConfig, training_loss, update
 from asrkit.training.options import Joint
-from asrkit.workbench.lessons.shared.lstm_phases import make_speech, phased_step, random_encoder
+from asrkit.workbench.lessons.shared.lstm_phases import (
+    phased_step,
+    random_batch,
+    random_encoder,
+)
+from asrkit.workbench.lessons.shared.planted import seeded
 from asrkit.workbench.measure.ops import dtype_name
 from benchmarks.harness.cases import Case, Suite
 
@@ -36,15 +42,15 @@ from benchmarks.harness.cases import Case, Suite
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
 SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
 QUICK = ((2, 80, 6, 28),)
-# relative distance of losses and gradient norms that rounding of the joint's products excuses
+# relative distance of losses and gradient norms, due to rounding of the joint's products
 STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
 PHASES = (2, 4, 8)
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
-    """A training step by size and dtype, float32 and bfloat16 where the hardware computes in it;
-    an LSTM encoder on LibriSpeech's lengths and on equal ones.
+    """Yield a training step by size and dtype (float32, and bfloat16 if the hardware supports it),
+    and an LSTM encoder on LibriSpeech's lengths and on equal lengths.
 
     Args:
         device: "cpu" or "cuda".
@@ -58,11 +64,11 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
-    """One training step of the default model: both ways to compute the loss, in one autocast dtype.
+    """One training step of the default model with the full and the lean loss.
 
     Args:
-        size: Utterances, feature frames, labels, and tokens with blank.
-        dtype: Autocast dtype; float32 for none.
+        size: utterances, feature frames, labels, and tokens with blank.
+        dtype: autocast dtype; float32: no autocast.
         device: "cpu" or "cuda".
     """
     B, frames, U, V = size
@@ -74,14 +80,13 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
         target_lengths=torch.linspace(U, 0.7 * U, B).long().to(device),
         speech_s=0.0,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = TransducerModel(TransducerConfig(vocab_size=V - 1)).to(device).train()
+    model = seeded(TransducerModel, TransducerConfig(vocab_size=V - 1))
+    model.requires_grad_().to(device).train()
     arms: dict[str, Callable[[], Any]] = {}
     if dtype != torch.float32:
-        before = copy.deepcopy(model)
-        before.output.__class__ = Float32Linear
-        arms["full_float32_logits"] = training_step(before, batch, "full", dtype)
+        float32_logits = copy.deepcopy(model)
+        float32_logits.output.__class__ = Float32Linear
+        arms["full_float32_logits"] = training_step(float32_logits, batch, "full", dtype)
     arms["full"] = training_step(copy.deepcopy(model), batch, "full", dtype)
     arms["lean"] = training_step(model, batch, "lean", dtype)
     T = model.encode(batch.features, batch.lengths)[0].shape[1]
@@ -100,7 +105,7 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer whose output is float32 under autocast too."""
+    """A linear layer whose output is float32 also under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (..., V) of inputs (..., D)."""
@@ -110,20 +115,20 @@ class Float32Linear(nn.Linear):
 def training_step(
     model: TransducerModel, batch: Prepared, joint: Joint, dtype: torch.dtype
 ) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A call that makes one training step: loss per label in nats and norm of the gradient.
+    """A call that takes one training step; returns loss per label in nats and norm of the gradient.
 
     Args:
-        model: In training mode.
-        batch: Features and targets.
+        model: model in training mode.
+        batch: features and targets.
         joint: "full" or "lean".
-        dtype: Autocast dtype; float32 for none.
+        dtype: autocast dtype; float32: no autocast.
     """
     precision: Any = dtype_name(dtype)
     config = TrainConfig(joint=joint, precision=precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
 
     def step() -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)  # the encoder's dropout
+        torch.manual_seed(0)  # for the encoder's dropout
         loss = training_loss(model, batch, config).per_label
         norm = update(model, optimizer, loss, config)
         return loss.detach(), norm
@@ -132,8 +137,8 @@ def training_step(
 
 
 def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
-    """On a GPU the encoder has the sizes of MLPerf's and computes in bfloat16, in batches of 64 and
-    256; on a CPU it is a quarter as wide, in batches of 32.
+    """Cases of the LSTM encoder: on a GPU MLPerf's sizes in bfloat16, with batches of 64 and 256;
+    on a CPU a quarter as wide, with batches of 32.
     """
     config = LSTMEncoderConfig(width=256, dropout=0.0)
     sizes: tuple[int, ...] = (32,)
@@ -158,24 +163,24 @@ def _phases_cases(device: str, quick: bool) -> Iterator[Case]:
 
 
 def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
-    """The whole batch, then in phases."""
+    """The whole batch, and in phases."""
     config = encoder.config
-    speech = make_speech(encoder, lengths)
+    batch = random_batch(encoder, lengths)
     counts = {"whole": 1} | {f"phases_{count}": count for count in PHASES}
     frames = lengths.numpy()
     whole = computed_seconds(frames)
-    B, T, _ = speech.features.shape
-    dtype = speech.features.dtype
+    B, T, _ = batch.features.shape
+    dtype = batch.features.dtype
     return Case(
         what=what,
-        arms={name: partial(phased_step, encoder, speech, one) for name, one in counts.items()},
+        arms={name: partial(phased_step, encoder, batch, n) for name, n in counts.items()},
         params={
             "shape": [B, T, config.width, config.layers],
             "dtype": dtype_name(dtype),
             "useful_cells": frames.sum() / whole,
         },
         arm_params={
-            name: {"cells": computed_seconds(frames, one) / whole} for name, one in counts.items()
+            name: {"cells": computed_seconds(frames, n) / whole} for name, n in counts.items()
         },
         ratios=[("whole", name) for name in counts if name != "whole"],
         tolerance=LSTM_TOLERANCES[dtype],

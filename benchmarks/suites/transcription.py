@@ -1,11 +1,11 @@
-"""The suite that leads: one recogniser whole from samples in the host's memory to labels, and on a
-CPU whole programs from files to text, asrkit and others (benchmarks.programs.cases). A
-Whisper has published weights and reads recorded speech; without them it is left out.
+"""The transcription suite: a recogniser from samples in CPU memory to labels, and with peers on a
+CPU whole programs from files to text (benchmarks.programs.cases).
 
-Of the recogniser, weights are random and labels planted with 3.5 a second, as on the ladder
-(asrkit.workbench.lessons.shared.scripted): the decoder finds them only where the encoder gave its own
-frames. A call uploads each batch, computes features and frames, decodes, and brings the labels
-back. On CUDA every arm is in bfloat16 and decodes by a captured loop.
+A Whisper has published weights and transcribes recorded speech; without the weights it is left out.
+The recogniser has random weights and planted labels, 3.5 a second
+(asrkit.workbench.lessons.shared.scripted), which the decoder finds only if the encoder is right. A
+call copies each batch to the device, computes features and frames, decodes, and copies the labels
+back. On CUDA every arm uses bfloat16 and a decoding loop in a CUDA graph.
 """
 
 import os
@@ -30,31 +30,36 @@ from benchmarks.harness.cases import Case, Suite, failure
 from benchmarks.peers.processes import Peers
 from benchmarks.programs import cases as programs
 from benchmarks.programs import recorded
-from benchmarks.programs.speaking import PIECES, recordings, write_ctc, write_transducer
+from benchmarks.programs.random_checkpoints import (
+    PIECES,
+    recordings,
+    write_ctc,
+    write_transducer,
+)
 from benchmarks.suites import ladder
 
 SECONDS = 10  # of each utterance of a full batch
-DISTINCT = 32  # utterances with their own audio and labels; larger batches repeat them
-BATCHES = (128, 1, 32, 256)  # on a GPU; the first are worth most
-FEW_BATCHES = (1, 4)  # on a CPU, or if quick
-PROGRAM_MINUTES = 9  # of audio that programs transcribe in each of three rounds
-LONG_MINUTES = 8  # of one recording that a Whisper reads
-FEW_RECORDINGS = 6  # that it reads one by one, if quick
-MEAN_S = 7.0  # of LibriSpeech's recordings
-BATCHES_OF_SPEECH = 4  # that LibriSpeech's lengths are sorted into
+DISTINCT = 32  # different utterances; larger batches repeat them
+BATCHES = (128, 1, 32, 256)  # batch sizes on a GPU, the most important first
+FEW_BATCHES = (1, 4)  # batch sizes on a CPU, or if quick
+PROGRAM_MINUTES = 9  # audio for programs with random weights
+LONG_MINUTES = 8  # audio of the long recording for Whisper
+QUICK_RECORDINGS = 6  # recordings for Whisper, if quick
+MEAN_S = 7.0  # mean length of LibriSpeech's recordings
+BATCHES_OF_SPEECH = 4  # batches that LibriSpeech's lengths are sorted into
 
 
 def suite(
     device: str, quick: bool, peers: Peers | None = None, manifest: Path | None = None
 ) -> Iterator[Case]:
-    """Yield cases by batch size: utterances of ten seconds, then LibriSpeech's lengths. With peers,
-    on a CPU, first those of whole programs.
+    """Yield cases by batch size: utterances of ten seconds, then LibriSpeech's lengths. With peers
+    on a CPU, yield those of whole programs first.
 
     Args:
         device: "cuda" for Parakeet TDT 0.6B; "cpu" for a model of 110 million weights.
-        quick: a tiny model, and few utterances of two seconds at most.
-        peers: other programs beside asrkit.
-        manifest: of recordings that a Whisper reads in place of those that asrkit ships.
+        quick: a tiny model, and few utterances of at most two seconds.
+        peers: other programs; None: none.
+        manifest: manifest of recordings for Whisper; None: the recordings that asrkit ships.
     """
     if device == "cpu" and peers is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -80,14 +85,14 @@ def suite(
 def whisper_programs(
     folder: Path, quick: bool, peers: Peers, manifest: Path | None
 ) -> Iterator[Case]:
-    """Yield the cases of programs that transcribe recorded speech by published weights: recordings
-    one by one, one long recording of all of them, and a cold command.
+    """Yield the cases of programs with Whisper's published weights: single recordings, one long
+    recording made of them, and a cold command.
 
     Args:
-        folder: for recordings, and the model in other forms.
-        quick: few recordings, and a minute.
-        peers: other programs beside asrkit.
-        manifest: of the recordings; None for those that asrkit ships.
+        folder: folder for recordings, and for the model in other forms.
+        quick: few recordings, and one minute.
+        peers: other programs.
+        manifest: manifest of the recordings; None: the recordings that asrkit ships.
     """
     model = published_whisper()
     if model is None:
@@ -95,55 +100,55 @@ def whisper_programs(
         print(text.format(WEIGHTS), file=sys.stderr)
         return
     speech = recorded.read(manifest)
-    samples, said = recorded.joined(speech, 60 * (1 if quick else LONG_MINUTES))
-    speech = speech[: FEW_RECORDINGS if quick else None]
+    samples, references = recorded.joined(speech, 60 * (1 if quick else LONG_MINUTES))
+    speech = speech[: QUICK_RECORDINGS if quick else None]
     short = recorded.write(folder / "short", speech)
     params = {"device": "cpu", "dtype": "", "threads": programs.THREADS}
     params["weights"] = model.name if os.environ.get("ASRKIT_WEIGHTS") else "Whisper tiny.en"
     params["speech"] = manifest.name if manifest else "recorded_speech()"
-    one_by_one = programs.Task(
+    single = programs.Workload(
         kind="whisper",
         model=model,
         folder=folder,
         files=short,
         first=short[0],
-        said=[text for _, text in speech],
+        references=[text for _, text in speech],
         params={**params, "files": len(short), "audio_s": programs.seconds(short)},
         rounds=1 if quick else 3,
     )
     (long,) = recorded.write(folder / "long", [(samples, "")])
-    of_long = {**params, "files": 1, "audio_s": programs.seconds([long]), "parts": len(said)}
-    joined = replace(one_by_one, files=[long], said=said, params=of_long)
-    tasks = {"files-whisper": one_by_one, "long-whisper": joined, "cold-whisper": one_by_one}
-    yield from programs.cases(tasks, peers)
+    params |= {"files": 1, "audio_s": programs.seconds([long]), "parts": len(references)}
+    joined = replace(single, files=[long], references=references, params=params)
+    workloads = {"files-whisper": single, "long-whisper": joined, "cold-whisper": single}
+    yield from programs.cases(workloads, peers)
 
 
 def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
-    """Yield the cases of programs of random weights: a CTC model and an RNN-T of 110 million
-    weights over recordings of LibriSpeech's lengths.
+    """Yield the cases of programs with random weights: a CTC model and an RNN-T of 110 million
+    weights, on recordings of LibriSpeech's lengths.
 
     Args:
-        folder: for models and recordings, gigabytes.
+        folder: folder for models and recordings; needs gigabytes.
         quick: tiny models, and half a minute of audio.
-        peers: other programs beside asrkit.
+        peers: other programs.
     """
     minutes = 0.5 if quick else PROGRAM_MINUTES
-    spoken = [min(S / RATE_HZ, 30.0) for S in lengths(round(60 * minutes / MEAN_S))]
-    files = recordings(folder / "files", [10.0, *spoken])
+    seconds = [min(S / RATE_HZ, 30.0) for S in lengths(round(60 * minutes / MEAN_S))]
+    files = recordings(folder / "files", [10.0, *seconds])
     (sound,) = recordings(folder / "sound", [30.0])
     preset = presets.tiny if quick else presets.tdt_ctc_110m
     rnnt = replace(preset(vocab_size=PIECES), durations=(), ctc=False)
     ctc = CTCConfig(vocab_size=PIECES, encoder=rnnt.encoder)
     params = {"files": len(files), "audio_s": programs.seconds(files), "preset": preset.__name__}
     params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS, "weights": "random"}
-    made = {
+    writers = {
         "ctc": partial(write_ctc, config=ctc, sound=sound),
         "rnnt": partial(write_transducer, config=rnnt, sound=sound),
     }
-    for kind, write in made.items():
+    for kind, write in writers.items():
         with torch.inference_mode():
             model = write(folder / f"{kind}.safetensors")
-        task = programs.Task(
+        workload = programs.Workload(
             kind=kind,
             model=model,
             folder=folder,
@@ -152,11 +157,11 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
             params=params,
             rounds=1 if quick else 3,
         )
-        yield from programs.cases({f"files-{kind}": task, f"cold-{kind}": task}, peers)
+        yield from programs.cases({f"files-{kind}": workload, f"cold-{kind}": workload}, peers)
 
 
 def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
-    """One case of all arms, which is refused where the first does not find what was planted."""
+    """One case of all arms; it is refused if the first arm does not find the planted labels."""
     full = what == "headline-full"
     params = {"preset": preset}
     if full:
@@ -164,15 +169,14 @@ def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
     try:
         speech = repeated(task, B if full else max(BATCHES_OF_SPEECH * B, len(task.files)), B)
         compared = ladder_comparison(what, speech, arms_of(speech), params, quick)
-        made = Case(**vars(compared))
     except (AssertionError, RuntimeError, ValueError) as error:
         return Case(what=what, params={"shape": [B]}, refused=failure(what, error))
-    shape = [B, *made.params["shape"][1:]]
-    return replace(made, params=made.params | {"shape": shape})
+    shape = [B, *compared.params["shape"][1:]]
+    return Case(**{**vars(compared), "params": compared.params | {"shape": shape}})
 
 
 def repeated(task: Task, count: int, B: int) -> Task:
-    """A task's utterances over and over, `count` in all, in batches of B that stay in memory."""
+    """A task that repeats the utterances up to `count`, in batches of B that are kept in memory."""
     rows = [row % len(task.files) for row in range(count)]
     assert task.script is not None
     return replace(
@@ -187,7 +191,7 @@ def repeated(task: Task, count: int, B: int) -> Task:
 
 
 def arms_of(task: Task) -> dict[str, FileRecognizer]:
-    """Recognisers by name, eager first."""
+    """Recognisers by name; eager is the first."""
     eager = Variant(precision="float32", encoder="eager", loading="before")
     configs = {"eager": eager, "optimized": replace(eager, encoder="optimized")}
     if task.device == "cuda":

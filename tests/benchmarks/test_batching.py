@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def comparison(lengths, ranks=2, cuts=False):
-    """What the suite makes of a table, without the shuffling."""
+    """The suite's comparison of a table, without shuffling."""
     return batching.BatchingComparison(
         "x", lengths, LIMIT, samplers.cuts_of(lengths) if cuts else None, ranks
     )
@@ -38,7 +38,7 @@ def few():
 
 @pytest.fixture(scope="module")
 def found(few, tmp_path_factory):
-    """(records, stdout, stderr) of a table of one's own, through the command line."""
+    """(records, stdout, stderr) of the user's own table, through the command line."""
     folder = tmp_path_factory.mktemp("batching")
     table = folder / "mine.csv.gz"
     file = folder / "records.jsonl"
@@ -61,7 +61,7 @@ def values(found, metric):
     }
 
 
-def test_each_arm_is_recorded_once_a_metric_and_says_all_about_itself(found):
+def test_each_arm_has_one_record_per_metric_with_all_params(found):
     made, _, err = found
     keys = [(one["params"]["ranks"], one["impl"], one["metric"]) for one in made]
     assert len({*keys}) == len(keys)
@@ -76,7 +76,9 @@ def test_each_arm_is_recorded_once_a_metric_and_says_all_about_itself(found):
     assert err.splitlines() == [f"{title} 1 ranks", f"{title} 8 ranks"]
 
 
-def test_ours_keep_every_utterance_within_the_limit_and_what_theirs_lose_is_told(found):
+def test_ours_keep_every_utterance_within_the_limit_and_losses_of_others_are_recorded(
+    found,
+):
     kept = values(found, "kept")
     most = values(found, "memory_max")
     for key in itertools.product((1, 8), OURS):
@@ -87,33 +89,33 @@ def test_ours_keep_every_utterance_within_the_limit_and_what_theirs_lose_is_told
     assert dropping not in values(found, "utilisation")
 
 
-def test_a_wrong_arm_is_refused_and_says_why(few):
+def test_a_wrong_arm_is_refused_with_the_reason(few):
     made = comparison(few)
     good = data.plan(data.Random(limit=LIMIT), few, ranks=2).steps
     (first, second), *rest = good
 
-    def share(steps, theirs=False):
-        arm = batching.BatchingArm("bad", lambda number: steps, theirs=theirs)
+    def share(steps, may_lose=False):
+        arm = batching.BatchingArm("bad", lambda number: steps, may_lose=may_lose)
         return made.check(arm, steps)
 
     less = [(first[1:], second), *rest]
     assert share(good) == 1
-    assert share(less, theirs=True) == 699 / 700
+    assert share(less, may_lose=True) == 699 / 700
     once = [(first, np.append(second, first[0])), *rest]
     twice = [(first, np.append(second, first[:2])), *rest]
     empty = [*good, (first[:0], second[:0])]
     alone = [(np.concatenate([first, second]),), *rest]
     everything = [np.array_split(np.arange(700), 2)]
-    for steps, theirs, why in [
-        (less, False, "bad, of which nothing was recorded, has 99.857% of the utt"),
+    for steps, may_lose, message in [
+        (less, False, "bad was not recorded, because it has 99.857% of the utt"),
         (once, False, "has 1 utterances twice."),
         (twice, True, "has 2 utterances twice."),
         (empty, True, "has ranks without a batch."),
         (alone, True, "has ranks without a batch"),
         (everything, False, "has a batch above the limit."),
     ]:
-        with pytest.raises(AssertionError, match=why):
-            share(steps, theirs)
+        with pytest.raises(AssertionError, match=message):
+            share(steps, may_lose)
 
 
 def test_the_batches_of_all_ranks_are_those_that_lhotse_gives_to_each():
@@ -129,9 +131,9 @@ def test_the_batches_of_all_ranks_are_those_that_lhotse_gives_to_each():
         assert len(seen) == len(steps)
         assert all(map(np.array_equal, seen, [step[rank] for step in steps]))
     rows = np.concatenate(samplers.batches_of(steps))
-    assert len(rows) == 104  # lhotse repeats cuts to complete a step, which is let pass
+    assert len(rows) == 104  # lhotse repeats cuts to complete a step, which is allowed
     assert {*rows} == {*range(101)}
-    arm = batching.BatchingArm("lhotse", lambda number: steps, theirs=True)
+    arm = batching.BatchingArm("lhotse", lambda number: steps, may_lose=True)
     assert comparison(lengths, ranks=8).check(arm, steps) == 1
 
 
@@ -170,7 +172,7 @@ def test_the_limit_in_seconds_is_the_largest_that_fits_in_every_epoch():
     made = comparison(same, ranks=1)
 
     def grows(seconds):
-        """Of an epoch, the last of which has the largest batch."""
+        """An arm whose last epoch has the largest batch."""
         most = int(seconds / 10)
         return batching.BatchingArm("x", lambda n: [[np.arange(most + 20 * n)]])
 
@@ -180,7 +182,7 @@ def test_the_limit_in_seconds_is_the_largest_that_fits_in_every_epoch():
     assert made.largest_share(grows(1.03 * most).epoch(batching.EPOCHS - 1)) > 1
 
 
-def test_pairs_that_meet_again_are_counted():
+def test_pairs_that_share_a_batch_again_are_counted():
     def epoch(*batches):
         return [[np.array(rows)] for rows in batches]
 

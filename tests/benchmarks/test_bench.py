@@ -1,4 +1,4 @@
-"""The runner: arms that disagree leave no record, one failure ends nothing else, records are whole; and the arms of three suites."""
+"""The runner: arms that disagree have no records, a failure does not end the suite, records are complete; and the arms of three suites."""
 
 import os
 from dataclasses import replace
@@ -52,19 +52,19 @@ PAIRS = {
 def cases():
     """The quick cases of suites."""
     state = torch.get_rng_state()
-    made = {suite: [*SUITES[suite].cases("cpu", True)] for suite in PAIRS}
+    cases = {suite: [*SUITES[suite].cases("cpu", True)] for suite in PAIRS}
     assert torch.equal(torch.get_rng_state(), state)
-    return made
+    return cases
 
 
 @pytest.mark.parametrize("suite", PAIRS)
 def test_the_arms_of_a_suite_agree_and_are_paired(cases, suite):
     assert {case.what for case in cases[suite]} == {*PAIRS[suite]}
     for case in cases[suite]:
-        wanted = {*PAIRS[suite][case.what]}
+        pairs = {*PAIRS[suite][case.what]}
         if "one_by_one" in case.arms:
-            wanted.add(("one_by_one", "windowed_looping"))
-        assert {*case.pairs()} == wanted
+            pairs.add(("one_by_one", "windowed_looping"))
+        assert {*case.pairs()} == pairs
         assert case.memory == (suite == "losses")
         for name in case.arms:
             params = {
@@ -82,24 +82,24 @@ def test_a_rows_least_work_is_that_of_its_arm():
     product = 2 * 2 * 20 * 6 * 12 * 16
     assert case.params["floor_FLOP"] == 3 * product
     assert case.arm_params["lean"]["floor_FLOP"] == 4 * product
-    given = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
-    assert given.params["floor_B"] == 3 * 4 * 12 * 6 * 9
+    on_logits = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
+    assert on_logits.params["floor_B"] == 3 * 4 * 12 * 6 * 9
 
 
 def test_decoders_are_listed_with_their_calls(cases):
     case = next(
-        one
-        for one in cases["decoders"]
-        if one.what == "tdt-greedy" and "one_by_one" in one.arms
+        case
+        for case in cases["decoders"]
+        if case.what == "tdt-greedy" and "one_by_one" in case.arms
     )
-    counted = case.arm_params
-    # a call each: what the plan needs is what the definition does
-    assert counted["one_by_one"]["join"] == case.params["path_joints"]
-    assert counted["one_by_one"]["predict"] == case.params["labels"] + 1
-    assert counted["windowed_looping"]["join"] < counted["frame_looping"]["join"]
-    for one in counted.values():
-        assert one["syncs"] > 0
-        assert one["launches"] > one["join"]
+    calls = case.arm_params
+    # the definition calls each once per step of the path
+    assert calls["one_by_one"]["join"] == case.params["path_joints"]
+    assert calls["one_by_one"]["predict"] == case.params["labels"] + 1
+    assert calls["windowed_looping"]["join"] < calls["frame_looping"]["join"]
+    for counts in calls.values():
+        assert counts["syncs"] > 0
+        assert counts["launches"] > counts["join"]
 
 
 def answer(value=1.0):
@@ -131,19 +131,19 @@ def suite(monkeypatch):
     return declare
 
 
-def run(**how):
-    return run_suite("own", quick=True, **how)
+def run(**options):
+    return run_suite("own", quick=True, **options)
 
 
-def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
+def test_records_of_a_case_are_complete_and_ratios_are_taken_repeat_by_repeat(
     suite, tmp_path
 ):
     suite(replace(small(), memory=True))
-    said = []
+    lines = []
     out = tmp_path / "records.jsonl"
-    found = run(out=out, say=said.append)
+    found = run(out=out, log=lines.append)
     assert records.read(out) == found
-    assert said == ["small 3: plain, slow, fast"]
+    assert lines == ["small 3: plain, slow, fast"]
     by = {
         (one["impl"], one["metric"]): one for one in found if one["metric"] != "ratio"
     }
@@ -162,7 +162,7 @@ def test_records_of_a_case_are_whole_and_ratios_are_taken_repeat_by_repeat(
         assert one["stats"]["n"] >= 3
 
 
-def test_a_rounded_arm_is_let_pass_within_its_own_tolerance_only():
+def test_a_rounded_arm_agrees_only_within_its_own_tolerance():
     one = torch.ones(4)
     arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
     own = {"rounded": {"tolerance": 0.02}}
@@ -188,16 +188,16 @@ def test_hypotheses_that_differ_in_labels_or_scores_disagree(field):
         check(Case(what="x", arms=arms, params={}))
 
 
-@pytest.mark.parametrize("wrong, said", [
+@pytest.mark.parametrize("wrong, message", [
     (lambda: answer(2.0), "small: slow disagrees with plain"),
     (fails, "^small: slow fails: no such graph$"),
 ])  # fmt: skip
-def test_one_arm_that_differs_or_raises_does_not_take_the_others_along(
-    suite, tmp_path, wrong, said
+def test_an_arm_that_differs_or_raises_does_not_end_the_others(
+    suite, tmp_path, wrong, message
 ):
     out = tmp_path / "out.jsonl"
     suite(small(slow=wrong), replace(small(), what="next"))
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         run(out=out)
     assert {(one["what"], one["impl"]) for one in records.read(out)} == {
         *product(["small"], ["plain", "fast"]),
@@ -219,7 +219,7 @@ def test_a_first_arm_a_study_and_a_case_that_fail_do_not_end_the_suite(suite, tm
     assert {one["what"] for one in records.read(out)} == {"last"}
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_run_is_named_with_the_file_and_no_folder(
+def test_the_error_of_a_full_disk_names_the_file_without_its_folder(
     suite, tmp_path, monkeypatch
 ):
     def full(path, *records):
@@ -253,7 +253,7 @@ def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_call
 
 @pytest.fixture(scope="module")
 def transcription():
-    """The quick cases of whole recognisers, whose first arm finds what was planted."""
+    """The quick cases of whole recognisers, whose first arm finds the planted labels."""
     return [*SUITES["transcription"].cases("cpu", True)]
 
 

@@ -1,4 +1,4 @@
-"""Cache policies of decoding by attention: all find the text of the model that keeps keys and values."""
+"""Cache policies of attention decoding: all return the text of the model that caches keys and values."""
 
 import sys
 from pathlib import Path

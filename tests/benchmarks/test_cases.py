@@ -22,10 +22,10 @@ def test_a_comparison_makes_no_copy_of_what_it_compares():
     assert found == pytest.approx([LARGE**0.5] * 2)
 
 
-def test_an_error_that_ends_the_gpus_context_is_not_blamed_on_the_arms_that_follow(
+def test_an_error_that_ends_the_gpus_context_is_not_attributed_to_later_arms(
     monkeypatch,
 ):
-    """What CUDA does then: every call fails, the wait too."""
+    """After such an error every call to CUDA fails, also a wait."""
     ran = []
     dead = []
 
@@ -76,7 +76,7 @@ def test_differences_of_halves_neither_overflow_nor_vanish():
     assert apart(torch.tensor([torch.nan]), torch.ones(1))[0] != 0.0
 
 
-def test_an_arm_that_raises_anything_or_differs_from_infinity_or_gives_nothing_is_left_out():
+def test_an_arm_that_raises_or_differs_from_infinity_or_returns_nothing_is_left_out():
     def breaks():
         raise KeyError("gone")
 

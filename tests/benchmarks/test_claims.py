@@ -1,4 +1,4 @@
-"""The claims that need a GPU: the suite measures what the ledger asks for, by its names, and says nothing of a GPU on a CPU."""
+"""The claims that need a GPU: records have the ledger's names, metrics and arms, and a CPU settles no claim."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from benchmarks.harness.runner import run
 from benchmarks.suites import claims
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ASKED = {claim.id: claim for claim in ledger.load_claims()}
+CLAIMS = {claim.id: claim for claim in ledger.load_claims()}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def cases(claim, device="cpu"):
 
 
 def test_every_study_is_of_a_claim_that_needs_a_gpu():
-    assert {ASKED[name].needs for name in claims.STUDIES} == {"cuda"}
+    assert {CLAIMS[name].needs for name in claims.STUDIES} == {"cuda"}
     assert {*claims.STUDIES} > claims.GPU_CLAIMS
     assert len(claims.STUDIES) > 15
 
@@ -34,12 +34,12 @@ def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_non
     decisive = [
         one
         for one in found
-        if (ASKED[one["what"]].metric, ASKED[one["what"]].unit)
+        if (CLAIMS[one["what"]].metric, CLAIMS[one["what"]].unit)
         == (one["metric"], one["unit"])
     ]
     assert {one["what"] for one in decisive} == {*claims.STUDIES} - claims.GPU_CLAIMS
     for one in decisive:
-        claim, params = ASKED[one["what"]], one["params"]
+        claim, params = CLAIMS[one["what"]], one["params"]
         assert params.get("arms", []) == [*claim.arms], claim.id
         assert params["quick"]
         assert ledger.verdict(claim, found).measured is None
@@ -68,19 +68,19 @@ def test_a_front_end_that_differs_from_its_loop_is_not_measured(
     plain = getattr(claims, name)
     (case,) = cases("ctc-frontend-batched")
     check(case)
-    monkeypatch.setattr(claims, name, lambda *given: wrong(plain(*given)))
+    monkeypatch.setattr(claims, name, lambda *arguments: wrong(plain(*arguments)))
     with pytest.raises(AssertionError, match="both_batched disagrees with"):
         check(case)
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Graphs without a GPU: the plain loop decodes; `wrong` modes find something else."""
+    """Graphs without a GPU: the plain loop decodes; modes in `wrong` return other labels."""
     wrong = set()
     plain = claims.transducer_greedy
 
-    def decode(*given, graphs, **options):
-        found = plain(*given, graphs="off", **options)
+    def decode(*arguments, graphs, **options):
+        found = plain(*arguments, graphs="off", **options)
         return replace(found, labels=found.labels + 1) if graphs in wrong else found
 
     monkeypatch.setattr(claims, "transducer_greedy", decode)
@@ -88,11 +88,11 @@ def graphs(monkeypatch):
 
 
 @pytest.mark.parametrize("claim", ["graphs-label-looping-tdt", "rnnt-near-ctc"])
-def test_arms_by_graphs_are_those_of_the_claim_and_wrong_ones_are_not_measured(
+def test_arms_with_graphs_are_those_of_the_claim_and_wrong_ones_are_not_measured(
     graphs, claim
 ):
     (case,) = cases(claim)
-    assert (*case.arms,) == (*ASKED[claim].arms,)
+    assert (*case.arms,) == (*CLAIMS[claim].arms,)
     check(case)
     graphs.add("full")
     _, failures = compare_arms(case)
@@ -100,7 +100,7 @@ def test_arms_by_graphs_are_those_of_the_claim_and_wrong_ones_are_not_measured(
     assert "disagrees with planted" in message
 
 
-def test_idle_is_the_share_without_kernels(monkeypatch):
+def test_idle_time_is_the_share_without_kernels(monkeypatch):
     monkeypatch.setattr(claims, "kernels_ms", lambda call: 1e-3)
     *_, case = cases("rnnt-gpu-idle")
     (one,) = case.measure()

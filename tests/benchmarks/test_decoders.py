@@ -1,4 +1,4 @@
-"""How cases of decoding are made: what is counted of an arm."""
+"""Cases of decoding: the calls that are counted, and tolerances."""
 
 from functools import partial
 
@@ -32,15 +32,15 @@ def text(decoder):
     return planted_text(decoder, 3, 40)
 
 
-def test_an_arm_that_cannot_run_is_named_and_without_the_first_there_are_none(
+def test_an_arm_that_cannot_run_is_reported_and_without_the_first_there_are_none(
     plan, capsys
 ):
-    ways = {"plain": {"graphs": "off"}, "graph": {"graphs": "full"}}
-    counted = (plan.model, partial(decoders._decode_transducer, plan))
-    arms, params = decoders._counted(*counted, ways, "cpu")
+    variants = {"plain": {"graphs": "off"}, "graph": {"graphs": "full"}}
+    arguments = (plan.model, partial(decoders._decode_transducer, plan))
+    arms, params = decoders._counted(*arguments, variants, "cpu")
     assert [*arms] == [*params] == ["plain"]
     assert "graph is left out: graphs: expected" in capsys.readouterr().err
-    arms, _ = decoders._counted(*counted, dict(reversed(ways.items())), "cpu")
+    arms, _ = decoders._counted(*arguments, dict(reversed(variants.items())), "cpu")
     assert not arms
 
 
@@ -48,7 +48,7 @@ def test_calls_of_the_decoder_are_counted_and_a_right_draft_takes_one(decoder, t
     case = decoders.attention(decoder, 3, 40, "cpu")
     calls = {name: params["follow"] for name, params in case.arm_params.items()}
     drafts = {f"draft_{per_cent}" for per_cent in decoders.ERRORS}
-    assert {*case.arms} == {*calls} == {*decoders.KEPT, "kept_packed"} | drafts
+    assert {*case.arms} == {*calls} == {*decoders.CACHES, "kept_packed"} | drafts
     steps = case.params["steps"]
     assert calls["kept"] == calls["recomputed"] == calls["absorbed"] == steps > 5
     assert calls["draft_0"] == 1 <= calls["draft_20"] <= steps
@@ -58,6 +58,6 @@ def test_calls_of_the_decoder_are_counted_and_a_right_draft_takes_one(decoder, t
 
 def test_bfloat16_has_a_tolerance_of_its_own(plan):
     for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.2)):
-        made = decoders.transducer(plan.to("cpu", dtype), "cpu", ("frame_looping",))
-        assert made.tolerance == tolerance
-        assert f"torch.{made.params['dtype']}" == str(dtype)
+        case = decoders.transducer(plan.to("cpu", dtype), "cpu", ("frame_looping",))
+        assert case.tolerance == tolerance
+        assert f"torch.{case.params['dtype']}" == str(dtype)

@@ -30,14 +30,16 @@ LARGEST = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}  # errors
 @pytest.fixture(scope="module")
 def small():
     """An encoder with random weights, and a batch of two."""
-    return encoders.random_encoder(TINY, "cpu"), variants.speech(2, 1, 80, "cpu")
+    return encoders.random_encoder(TINY, "cpu"), variants.random_features(
+        2, 1, 80, "cpu"
+    )
 
 
-def run(cases, monkeypatch, **how):
+def run(cases, monkeypatch, **options):
     """Records of these cases."""
     suite = Suite(name="encoders", cases=lambda device, quick: iter(cases))
     monkeypatch.setitem(SUITES, "encoders", suite)
-    return run_suite("encoders", quick=True, **how)
+    return run_suite("encoders", quick=True, **options)
 
 
 def by_impl(records, metric="latency"):
@@ -48,7 +50,7 @@ def by_impl(records, metric="latency"):
 
 
 def pairs_of(records):
-    """The pairs of arms that a ratio was recorded of."""
+    """The pairs of arms whose ratio was recorded."""
     ratios = [one for one in records if one["metric"] == "ratio"]
     return {tuple(one["params"]["arms"]) for one in ratios}
 
@@ -78,11 +80,11 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
         assert params["least_ms"] == pytest.approx(1e3 * max(by_products, by_bytes))
 
 
-def test_an_arm_further_from_float32_than_is_told_leaves_no_record(small, monkeypatch):
+def test_an_arm_outside_its_tolerance_has_no_record(small, monkeypatch):
     monkeypatch.setitem(variants.TOLERANCE, "bfloat16", 1e-6)
-    made = encoders.case("encoder-bfloat16", "float32 bfloat16", *small, True)
+    case = encoders.case("encoder-bfloat16", "float32 bfloat16", *small, True)
     with pytest.raises(AssertionError, match="bfloat16 disagrees with float32"):
-        run([made], monkeypatch)
+        run([case], monkeypatch)
 
 
 def watched(monkeypatch, owner, name):
@@ -90,22 +92,22 @@ def watched(monkeypatch, owner, name):
     where = []
     plain = getattr(owner, name)
 
-    def watching(*given, **how):
+    def watching(*arguments, **options):
         where.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
-        return plain(*given, **how)
+        return plain(*arguments, **options)
 
     monkeypatch.setattr(owner, name, watching)
     return where
 
 
-WAYS_OF_A_GPU = sorted({*" ".join(encoders.WAYS["cuda"].values()).split()})
+GPU_VARIANTS = sorted({*" ".join(encoders.VARIANTS["cuda"].values()).split()})
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", WAYS_OF_A_GPU)
-def test_on_a_gpu_every_way_encodes_what_float64_does_on_a_cpu(name):
+@pytest.mark.parametrize("name", GPU_VARIANTS)
+def test_on_a_gpu_every_variant_agrees_with_float64_on_a_cpu(name):
     model = encoders.random_encoder(TINY, "cpu")
-    features, lengths = variants.speech(3, 2, 80, "cpu")
+    features, lengths = variants.random_features(3, 2, 80, "cpu")
     moved = deepcopy(model).to("cuda", variants.weights_dtype(name))
     buffer = features.cuda()
     call = variants.arm(moved, (buffer, lengths.cuda()), name)
@@ -119,7 +121,7 @@ def test_on_a_gpu_every_way_encodes_what_float64_does_on_a_cpu(name):
         assert off <= variants.TOLERANCE[variants.arithmetic(name)]
 
 
-def test_a_sketch_sees_every_frame_and_nothing_in_the_padding():
+def test_a_sketch_depends_on_every_frame_and_not_on_padding():
     frames = torch.randn(2, 5, 32)
     lengths = torch.tensor([5, 3])
     seen = sketch(frames, lengths)
@@ -142,14 +144,16 @@ def test_peers_encode_the_same_with_the_same_weights(small, monkeypatch):
         assert not peers.running
     names = {"nemo_encoder", "transformers_encoder", "transformers_encoder_eager"}
     timed = by_impl(found)
-    for what in encoders.WAYS["cpu"]:
+    for what in encoders.VARIANTS["cpu"]:
         ours = what.removeprefix("encoder-").replace("-", "_")
         for name in names:
             assert timed[what, name]["params"]["dtype"] == variants.arithmetic(ours)
             assert (name, ours) in pairs_of(found)
 
 
-def test_one_core_says_what_was_planted_with_one_thread_on_one_core(monkeypatch):
+def test_the_whole_recogniser_finds_planted_labels_with_one_thread_on_one_core(
+    monkeypatch,
+):
     where = watched(monkeypatch, recognizer, "log_mel")
     cores = os.sched_getaffinity(0)
     torch.set_num_threads(2)
@@ -199,8 +203,8 @@ def test_ours_alone_on_one_core_with_errors_and_floors(narrow, monkeypatch):
     wanted["bfloat16"] = ["bfloat16", "optimized_bfloat16"]
     if has_int8():
         wanted["int8"] = [*wanted["bfloat16"], "optimized_int8"]
-    ways = {(f"engines-{kind}", way) for kind in wanted for way in wanted[kind]}
-    assert found.keys() == ways
+    pairs = {(f"engines-{kind}", name) for kind in wanted for name in wanted[kind]}
+    assert found.keys() == pairs
     for (what, _), one in found.items():
         assert 0 < one["value"] < LARGEST[what.partition("-")[2]]
     for one in by_impl(records).values():
@@ -219,16 +223,18 @@ def test_ours_alone_on_one_core_with_errors_and_floors(narrow, monkeypatch):
 )
 def test_engines_compute_the_same_from_the_same_weights(narrow, monkeypatch, capfd):
     kinds = ["float32", "bfloat16", *["int8"] * has_int8()]
-    asked = {f"engines-{kind}": NAMES[f"engines-{kind}"] for kind in kinds}
-    with Peers(names=asked) as peers:
+    names_by_kind = {f"engines-{kind}": NAMES[f"engines-{kind}"] for kind in kinds}
+    with Peers(names=names_by_kind) as peers:
         records = run(engine_cases(narrow, 2, peers), monkeypatch, peers=peers)
         assert not peers.running
     errors = by_impl(records, "relative_error")
     timed = by_impl(records)
     if ("engines-bfloat16", "openvino_bfloat16") not in errors:
         assert "it computes in f32 on this CPU, not in bf16" in capfd.readouterr().err
-        del asked["engines-bfloat16"]
-    for what, name in chain(*(product([what], asked[what]) for what in asked)):
+        del names_by_kind["engines-bfloat16"]
+    for what, name in chain(
+        *(product([what], names_by_kind[what]) for what in names_by_kind)
+    ):
         kind = what.partition("-")[2]
         params = timed[what, name]["params"]
         assert 0 < errors[what, name]["value"] < LARGEST[kind]

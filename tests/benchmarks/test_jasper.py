@@ -1,4 +1,4 @@
-"""Jasper at a small size: latencies, training steps, and the claims that they are for."""
+"""Jasper at a small size: latencies, training steps, and their claims."""
 
 from dataclasses import replace
 from importlib.metadata import distributions
@@ -23,13 +23,13 @@ def small():
     return random_jasper(SMALL, "cpu")
 
 
-def test_the_studies_record_the_claims_that_wait_for_a_gpu():
+def test_the_studies_record_the_claims_that_need_a_gpu():
     """A rehearsal on a CPU, which settles nothing."""
     first, *_, last = SMALL.encoder.stages
     few = replace(SMALL, encoder=replace(SMALL.encoder, stages=(first, last)))
     cases = jasper.claims(random_jasper(few, "cpu"), "cpu", True)
-    made = [one.record() for case in cases for one in case.measure()]
-    found = {record["what"]: record for record in made}
+    measured = [one.record() for case in cases for one in case.measure()]
+    found = {record["what"]: record for record in measured}
     assert {*found} == {*jasper.LATENCY, *jasper.TRAINING}
     claims = {claim.id: claim for claim in load_claims()}
     for name, record in found.items():
@@ -44,7 +44,7 @@ def test_the_studies_record_the_claims_that_wait_for_a_gpu():
         assert "python -m benchmarks encoders --device cuda" in claim.notes
 
 
-def test_a_training_step_lowers_the_loss_and_leaves_the_model_as_it_is():
+def test_a_training_step_lowers_the_loss_and_does_not_change_the_model():
     small = CTCModel(SMALL)
     before = [weight.clone() for weight in small.parameters()]
     step = jasper.training_step(small, 2, 60, mixed=False)

@@ -1,4 +1,4 @@
-"""The ladder: every rung says what the script says; wrong order, lengths, numbers and lost batches are seen; records fit."""
+"""The ladder: every rung finds the planted labels; wrong order, lengths, numbers and lost batches are detected."""
 
 from dataclasses import replace
 from itertools import product
@@ -41,20 +41,20 @@ def tasks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_every_rung_says_what_the_script_says(tasks, what):
+def test_every_rung_finds_the_planted_labels(tasks, what):
     task = tasks[what]
-    said = []
-    arms = ladder_arms(task, say=said.append)
+    lines = []
+    arms = ladder_arms(task, log=lines.append)
     assert sum(map(len, task.labels)) > 10
     for name, arm in arms.items():
         assert arm().tokens() == task.labels, name
-    assert said == [
+    assert lines == [
         f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in GPU_RUNGS
     ]
     check(ladder_comparison(what, task, arms, {}, quick=True))
 
 
-def test_files_in_memory_are_read_once_when_the_recogniser_is_made(tasks, monkeypatch):
+def test_files_in_memory_are_read_only_by_the_constructor(tasks, monkeypatch):
     task = replace(tasks["ladder-rnnt"], in_memory=True)
     recognizer = FileRecognizer(task, BASELINE)
     monkeypatch.setattr(file_recognizer, "read_wav", None)
@@ -87,7 +87,7 @@ def not_a_number(found):
     return found
 
 
-MISTAKES = [  # what they are made in
+MISTAKES = [  # owner and name of a function, mistake in its result
     (file_recognizer, "read_wav", shortened),
     (VariantRecognizer, "features", scaled),
     (VariantRecognizer, "features", a_frame_longer),
@@ -99,7 +99,7 @@ MISTAKES = [  # what they are made in
 
 def spoil(monkeypatch, owner, name, mistake):
     plain = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *given: mistake(plain(*given)))
+    monkeypatch.setattr(owner, name, lambda *arguments: mistake(plain(*arguments)))
 
 
 @pytest.mark.parametrize("owner, name, mistake", MISTAKES)

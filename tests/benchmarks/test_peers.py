@@ -1,10 +1,10 @@
-"""Peers in processes of their own: the protocol with a real loss, what is missing, what disagrees, what dies."""
+"""Peers in their own processes: the protocol with a real loss; peers that are missing, disagree or die."""
 
 import importlib.metadata
 import subprocess
 import sys
-from functools import partial
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -36,9 +36,9 @@ def declare(monkeypatch, case):
 @pytest.fixture
 def case():
     """The smallest lattice, without our own arm of the same name."""
-    made = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
-    arms = {name: made.arms[name] for name in ("reference", "wavefront")}
-    return replace(made, arms=arms, setups={}, ratios=())
+    case = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
+    arms = {name: case.arms[name] for name in ("reference", "wavefront")}
+    return replace(case, arms=arms, setups={}, ratios=())
 
 
 def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
@@ -49,7 +49,7 @@ def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, cas
     assert torch.stack(answer.digest).tolist() == pytest.approx(wanted, rel=1e-5)
     assert min(answer.wall_ms, answer.cpu_ms) > 0
     assert answer.peak_B >= 0
-    assert peer().digest == ()  # only asked for once: it costs time
+    assert peer().digest == ()  # a digest takes time
 
 
 def test_records_name_the_peer_and_its_version(peers, case, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_peer_that_disagrees_is_not_measured(peers, case, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2], ids=["labels", "lengths", "frames"])
-def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
+def test_a_peer_decoder_must_find_the_same_labels_on_the_same_frames(wrong):
     log_probs = torch.eye(3)[torch.tensor([[0, 2, 1], [2, 2, 1]])]
     found = ctc_greedy(log_probs, torch.tensor([3, 3]))
     parts = [*digest(found, None)]
@@ -88,7 +88,7 @@ def test_a_peer_decoder_has_to_find_the_same_labels_on_the_same_frames(wrong):
         check(made)
 
 
-def test_a_peer_that_is_not_installed_is_one_line_and_left_out(case, capfd):
+def test_a_peer_that_is_not_installed_is_left_out_with_one_line(case, capfd):
     with Peers(sys.executable, {"rnnt": ("warprnnt_numba",)}) as absent:
         for _ in range(2):
             assert absent.arms(**case.peers.request) == {}
@@ -97,18 +97,20 @@ def test_a_peer_that_is_not_installed_is_one_line_and_left_out(case, capfd):
     assert "`make peers`" in line
 
 
-def test_a_peer_whose_process_dies_is_heard():
+def test_a_peer_whose_process_dies_raises():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", "input()"], **pipes)
     peer = Peer(process=process, name="frail", request={})
-    for _ in range(2):  # it ends instead of answering, then it is gone
+    for _ in range(2):  # first it ends without an answer, then it is gone
         with pytest.raises(RuntimeError, match="peer frail: its process ended"):
             peer()
         process.wait()
     process.communicate()
 
 
-def test_peers_without_their_environment_are_one_line(tmp_path, monkeypatch, capsys):
+def test_peers_without_their_environment_are_an_error_of_one_line(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(processes, "PYTHON", tmp_path / "none")
     command = ["losses", "--quick", "--peers", "--out", str(tmp_path / "out")]
     assert main(command) == 2

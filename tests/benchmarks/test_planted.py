@@ -1,4 +1,4 @@
-"""Planted models: every decoder finds what was planted, with a margin, at the density of speech."""
+"""Planted models: every decoder finds the planted labels, with a margin, at the density of speech."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from asrkit.decoders import aed_greedy, ctc_greedy, transducer_greedy
 from asrkit.decoders.transducer import STRATEGIES
 from asrkit.workbench.lessons.shared.planted import (
     ctc_log_probs,
+    label_frames,
     planted,
     planted_decoder,
     planted_text,
-    speech,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +25,7 @@ def decoder():
 
 
 class Watched:
-    """A model that notes by how much the best token, and the best duration, is ahead of the next."""
+    """A model that records the smallest margin of the best token, and of the best duration."""
 
     def __init__(self, model):
         self.model, self.margin = model, float("inf")
@@ -44,8 +44,8 @@ class Watched:
                 self.watch(part)
         return logits
 
-    def follow(self, *given, **options):
-        logits, state = self.model.follow(*given, **options)
+    def follow(self, *arguments, **options):
+        logits, state = self.model.follow(*arguments, **options)
         self.watch(logits[:, -1])
         return logits, state
 
@@ -53,7 +53,7 @@ class Watched:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4, 8)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_strategy_finds_what_was_planted(strategy, durations, dtype):
+def test_every_strategy_finds_the_planted_labels(strategy, durations, dtype):
     plan = planted(5, 60, durations=durations, **SMALL).to("cpu", dtype)
     assert plan.lengths.tolist() == [60, 52, 45, 37, 30]
     assert all(plan.labels)
@@ -65,13 +65,13 @@ def test_every_strategy_finds_what_was_planted(strategy, durations, dtype):
 
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 @pytest.mark.parametrize("sizes", [SMALL, {}, {**SMALL, "layers": 2}], ids=str)
-def test_rounding_is_far_from_changing_a_choice(durations, sizes):
+def test_rounding_does_not_change_a_choice(durations, sizes):
     plan = planted(2, 60, durations=durations, seed=1, **sizes)
     for dtype in (torch.float32, torch.bfloat16):
         rounded = plan.to("cpu", dtype)
         watched = Watched(rounded.model)
-        given = (watched, rounded.encoded, rounded.lengths)
-        found = transducer_greedy(*given, strategy="one_by_one")
+        inputs = (watched, rounded.encoded, rounded.lengths)
+        found = transducer_greedy(*inputs, strategy="one_by_one")
         assert found.tokens() == plan.labels
         assert watched.margin > 4  # nats
 
@@ -81,13 +81,13 @@ def test_joints_are_those_of_the_definition(durations):
     plan = planted(4, 60, durations=durations, lengths=[60, 1, 30, 2], **SMALL)
     calls = []
     watched = Watched(plan.model)
-    watched.join = lambda *given: calls.append(1) or plan.model.join(*given)
+    watched.join = lambda *inputs: calls.append(1) or plan.model.join(*inputs)
     transducer_greedy(watched, plan.encoded, plan.lengths, strategy="one_by_one")
     assert len(calls) == plan.joints()
 
 
-def test_labels_lie_as_in_speech():
-    frames = torch.tensor(speech(10_000, 0))
+def test_labels_are_distributed_as_in_speech():
+    frames = torch.tensor(label_frames(10_000, 0))
     assert len(frames) / 10_000 == pytest.approx(0.28, rel=0.05)
     assert max(torch.bincount(frames)) == 2
     gaps = frames.diff().double()
@@ -105,7 +105,7 @@ def test_ctc_finds_the_same_labels_within_the_utterances():
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
 )
-def test_rounding_is_far_from_changing_a_token(dtype):
+def test_rounding_does_not_change_a_token(dtype):
     decoder = planted_decoder(seed=1, **SMALL_DECODER)
     for T in (50, 25):
         plan = planted_text(decoder, 1, T, seed=T).to("cpu", dtype)
@@ -130,7 +130,7 @@ def test_attention_finds_texts_of_the_smallest_sizes_to_the_published(B, T, size
 
 
 @pytest.mark.parametrize("errors", [0.0, 0.2, 1.0])
-def test_the_ctc_head_mishears_the_share_that_was_asked_for(decoder, errors):
+def test_the_ctc_head_gets_the_requested_share_wrong(decoder, errors):
     plan = planted_text(decoder, 30, 50)
     best = ctc_log_probs(plan, errors).argmax(-1)
     rows = zip(best, plan.frames, plan.labels, strict=True)
@@ -138,7 +138,7 @@ def test_the_ctc_head_mishears_the_share_that_was_asked_for(decoder, errors):
     assert torch.cat(wrong).double().mean() == pytest.approx(errors, rel=0.2)
 
 
-def test_codes_that_cannot_be_kept_apart_are_refused():
+def test_a_width_too_small_for_distinct_codes_is_refused():
     with pytest.raises(
         ValueError, match="^width: expected at least 224 units for V=33"
     ):

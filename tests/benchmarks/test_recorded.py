@@ -1,4 +1,4 @@
-"""Recorded speech of whole programs: one long recording, plain texts, and word errors by its parts."""
+"""Recorded speech for whole programs: one long recording, plain texts, and word errors by parts."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, read_wav
 from benchmarks.programs import recorded
 
 WORDS = st.lists(st.sampled_from("abc"), max_size=8).map(" ".join)
-SAID = st.lists(WORDS.filter(bool), min_size=1, max_size=5)
+REFERENCES = st.lists(WORDS.filter(bool), min_size=1, max_size=5)
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +65,18 @@ def test_plain_texts_have_lower_case_letters_digits_and_apostrophes(text, wanted
 
 
 def test_a_text_is_cut_where_the_words_of_each_part_end():
-    said = ["he could wait", "no longer", "lobsters and lobsters"]
+    references = ["he could wait", "no longer", "lobsters and lobsters"]
     written = "he could wade so no longer and lobsters"
-    assert recorded.cut(said, written) == ["he could wade so", "no longer", "and lobsters"]  # fmt: skip
-    assert recorded.cut(said, "") == ["", "", ""]
+    assert recorded.cut(references, written) == ["he could wade so", "no longer", "and lobsters"]  # fmt: skip
+    assert recorded.cut(references, "") == ["", "", ""]
 
 
-@given(SAID, WORDS)
-def test_errors_of_the_parts_add_up_to_those_of_the_whole(said, written):
-    whole = wer([" ".join(said)], [written], resamples=1)
-    parts = recorded.word_errors(said, [written])
+@given(REFERENCES, WORDS)
+def test_errors_of_the_parts_add_up_to_those_of_the_whole(references, written):
+    whole = wer([" ".join(references)], [written], resamples=1)
+    parts = recorded.word_errors(references, [written])
     assert parts.rate == pytest.approx(whole.rate)
-    assert " ".join(" ".join(recorded.cut(said, written)).split()) == written
+    assert " ".join(" ".join(recorded.cut(references, written)).split()) == written
 
 
 def test_recordings_one_by_one_are_compared_one_by_one():
@@ -87,7 +87,7 @@ def test_recordings_one_by_one_are_compared_one_by_one():
 
 
 def test_a_recording_that_comes_again_is_drawn_as_a_whole():
-    said = ["a b c d", "e f g h"] * 20
-    found = recorded.word_errors(said, ["a b c d e x y h " * 20])
+    references = ["a b c d", "e f g h"] * 20
+    found = recorded.word_errors(references, ["a b c d e x y h " * 20])
     assert (found.rate, found.low, found.high) == (0.25, 0, 0.5)
     assert found.units == 160

@@ -16,14 +16,14 @@ def cases():
     return {case.what: case for case in SUITES["training"].cases("cpu", True)}
 
 
-def test_all_ways_to_train_agree_and_lean_takes_no_more_memory(cases):
+def test_all_training_steps_agree_and_lean_takes_no_more_memory(cases):
     for what, case in cases.items():
         found = check(case)
         if what == "training-step":
             assert found["lean"].peak_B <= found["full"].peak_B
 
 
-def test_every_way_to_run_an_lstm_encoder_has_the_share_that_it_computes(cases):
+def test_every_arm_of_an_lstm_encoder_has_the_share_that_it_computes(cases):
     case = cases["lstm-phases-librispeech"]
     assert {*case.arms} == {"whole", "phases_2", "phases_4", "phases_8"}
     cells = {name: params["cells"] for name, params in case.arm_params.items()}
@@ -32,7 +32,7 @@ def test_every_way_to_run_an_lstm_encoder_has_the_share_that_it_computes(cases):
     assert cases["lstm-phases-equal"].arm_params["phases_8"]["cells"] == 1
 
 
-def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_says_so(
+def test_a_suite_that_lacks_a_package_is_left_out_with_a_line(
     monkeypatch, tmp_path, capsys
 ):
     def lacking(device, quick):
@@ -42,11 +42,11 @@ def test_without_a_package_that_it_needs_the_command_leaves_the_suite_out_and_sa
     monkeypatch.setitem(SUITES, "training", suite)
     out = tmp_path / "bench.jsonl"
     assert main(["training", "--quick", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "training is left out: No module named 'tqdm'" in said.err
-    assert "0 records appended" in said.out
+    output = capsys.readouterr()
+    assert "training is left out: No module named 'tqdm'" in output.err
+    assert "0 records appended" in output.out
 
 
-def test_every_suite_can_be_asked_for_at_the_command_line():
+def test_the_command_line_has_every_suite():
     suites = get_args(get_type_hints(BenchOptions)["suite"])
     assert {*suites} == {*SUITES, "all"}

@@ -44,7 +44,7 @@ def nemo(peers, tmp_path):
         )
         if loop not in arms:
             pytest.skip("needs nemo_toolkit: `make peers` installs it")
-        answer = arms[loop].ask("observe")
+        answer = arms[loop].request_answer("observe")
         return [torch.tensor(part) for part in answer["digest"]], answer
 
     return ask

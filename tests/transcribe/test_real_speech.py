@@ -154,7 +154,7 @@ def test_faster_whisper_makes_no_fewer_errors_in_a_long_recording(
     path = file_of(long.samples)
     (ours,) = written(path)
     asked = {"threads": 2, "first": str(path), "files": [str(path)]}
-    with Peers(str(PYTHON), {name: (name,)}, programs.SCRIPT) as peers:
+    with Peers(str(PYTHON), {name: (name,)}, programs.WORKER) as peers:
         arm = peers.arms(name, **asked, model=str(published_whisper()))[name]
-        (theirs,) = arm.ask("observe")["texts"]
+        (theirs,) = arm.request_answer("observe")["texts"]
     assert errors(long, ours.text) <= errors(long, theirs) + 0.01

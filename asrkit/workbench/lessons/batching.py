@@ -94,8 +94,8 @@ def compute_shares(account: Account, lengths: Lengths, cost: Cost) -> dict[str, 
     }
 
 
-def share_met_again(strategy: Strategy, lengths: Lengths, *, seed: int = 0) -> float:
-    """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
+def repeated_share(strategy: Strategy, lengths: Lengths, *, seed: int = 0) -> float:
+    """The share of the pairs of utterances in one batch that are in one batch again next epoch."""
     epochs = (plan(strategy, lengths, seed=seed, epoch=epoch).steps for epoch in (0, 1))
     return repeated_pairs(*epochs)
 

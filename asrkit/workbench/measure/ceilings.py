@@ -1,6 +1,4 @@
-"""What a machine does at most: the rates that all other rates are compared with, measured in the
-same run.
-"""
+"""The machine's ceilings: its highest measured rates, to compare other rates of a run with."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,38 +17,38 @@ from asrkit.workbench.records import Measurement
 WHAT = "machine-ceiling"
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TF32 = {"tf32": torch.float32}
-ROWS = {"cpu": (512, 2048), "cuda": (4096, 8192)}  # square products; the better rate counts
-MIB = {"cpu": 1024, "cuda": 4096}  # of a stream: beyond the caches, some hundreds of MiB on servers
+ROWS = {"cpu": (512, 2048), "cuda": (4096, 8192)}  # sizes of square products; the best rate counts
+MIB = {"cpu": 1024, "cuda": 4096}  # size of a stream, larger than the caches of servers
 Call = Callable[[], object]
 Measured = tuple[str, str, list[int], int, Call]  # metric, impl, shape, operations or bytes, call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """The best rates that torch reached in any repeat: of matrix products by arithmetic, and of
-    bytes that stream by.
+    """The best rates of any repeat: of matrix products by arithmetic, and of memory.
 
-    `measurements` are what they were taken from, whose values are medians.
+    `measurements` are the underlying measurements; their values are medians.
     """
 
-    flops: dict[str, float]  # FLOP/s of float32, bfloat16, float16, and on CUDA tf32
-    bytes_per_s: float  # of a copy (read and written) or of weights in any type, whichever is more
+    flops: dict[str, float]  # FLOP/s in float32, bfloat16, float16, and on CUDA tf32
+    bytes_per_s: float  # the higher rate of a copy (read and written) and of reading weights
     measurements: tuple[Measurement, ...]
 
     def floor_ms(self, FLOP: int, B: int, arithmetic: str) -> float:
-        """Milliseconds that work takes at least: those of its operations or of its bytes.
+        """Lower bound of the time of work in ms: that of its operations or of its bytes.
 
         Args:
-            FLOP: operations.
-            B: bytes that are read and written.
+            FLOP: number of operations.
+            B: bytes read and written.
             arithmetic: dtype of the operations, or "tf32".
         """
         return 1e3 * max(FLOP / self.flops[arithmetic], B / self.bytes_per_s)
 
 
 def ceilings(device: str = "cpu", quick: bool = False) -> Ceilings:
-    """The machine's, with the threads torch uses now; measured once a process, in some seconds.
-    `quick`: at smaller sizes only.
+    """The machine's ceilings with torch's current number of threads.
+
+    They are measured once per process, in a few seconds; with `quick` at smaller sizes.
     """
     return _ceilings(device, quick, torch.get_num_threads())
 
@@ -62,16 +60,16 @@ def _ceilings(device: str, quick: bool, threads: int) -> Ceilings:
     products = [rate("FLOP/s", *work) for work in _products(device, quick)]
     streams = [rate("B/s", *work) for work in _streams(device, quick)]
     flops: dict[str, float] = {}
-    for one in products:
-        flops[one.impl] = max(flops.get(one.impl, 0.0), *one.samples)
-    bytes_per_s = max(max(one.samples) for one in streams)
+    for product in products:
+        flops[product.impl] = max(flops.get(product.impl, 0.0), *product.samples)
+    bytes_per_s = max(max(stream.samples) for stream in streams)
     return Ceilings(flops=flops, bytes_per_s=bytes_per_s, measurements=(*products, *streams))
 
 
 def _rate(
     unit: str, metric: str, name: str, shape: list[int], work: int, call: Call, **run: Any
 ) -> Measurement:
-    """Measure how much work a call does in a second, which is so much at once."""
+    """Measure the rate of a call that does this much work."""
     with tf32(name == "tf32"):
         times = measure({name: call}, warmup=1, enough_s=1.0, **run)
     rates = [1e3 * work / ms for ms in times[name].samples_ms]
@@ -87,7 +85,7 @@ def _products(device: str, quick: bool) -> Iterator[Measured]:
             a, b = torch.randn(2, N, N, generator=draw, device=device, dtype=dtype)
             product = partial(F.linear, a, b)
             if device == "cpu" and multiplies(dtype):
-                # the weight is laid out before, as in asrkit.models.packed
+                # the weight is packed before, as in asrkit.models.packed
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 linear = torch.ops.mkldnn._linear_pointwise
                 product = partial(linear, a, packed, None, "none", [], "")
@@ -95,7 +93,7 @@ def _products(device: str, quick: bool) -> Iterator[Measured]:
 
 
 def _streams(device: str, quick: bool) -> Iterator[Measured]:
-    """A copy, and weights of each dtype that are read once."""
+    """A copy, and one read of weights of each dtype."""
     size = 2**20 * MIB[device]
     if quick:
         size //= 8
@@ -103,5 +101,5 @@ def _streams(device: str, quick: bool) -> Iterator[Measured]:
     target = torch.empty_like(source)
     yield "copy", "float32", [size // 8], size, partial(target.copy_, source)
     for name, dtype in TYPES.items():
-        both = torch.cat([source, target]).view(dtype).view(-1, 1024)  # no new memory but this
-        yield "weight_stream", name, [*both.shape], size, partial(F.linear, both[:1], both)
+        weight = torch.cat([source, target]).view(dtype).view(-1, 1024)
+        yield "weight_stream", name, [*weight.shape], size, partial(F.linear, weight[:1], weight)

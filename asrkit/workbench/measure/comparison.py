@@ -1,4 +1,4 @@
-"""Arms that have to return the same: each is compared with the first before any is timed."""
+"""Arms that must return the same result: each is compared with the first before they are timed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,23 +19,23 @@ CHUNK = 2**20  # elements, or one row, converted to float64 at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Arms to compare and time. The first is the reference: the others must return what it returns.
+    """Arms to compare and time. The first is the reference for the results of the others.
 
     Attributes:
-        what: name of the benchmark, which the records of its arms carry.
-        arms: name to a call without arguments, or with the one that its setup makes.
+        what: name of the benchmark in its records.
+        arms: name to a call without arguments, or with the argument that its setup returns.
         params: params of every record; "shape" and "dtype" also name the case in messages.
         arm_params: params of one arm's records, over `params`; "tolerance" applies to that arm.
-        setups: arm name to a call that makes the arm's argument, anew and untimed for each call.
-        ratios: (slow, fast) pairs whose ratio is recorded; None takes the last two arms.
-        compared_arms: what to compare instead of the timed arms, where float32 rounding or another
-            layout keeps their results from being equal; these may return nothing, for timed arms
-            that do different things.
-        tolerance: largest norm of a difference of floats, relative to the norm of the first arm's;
-            integers must be equal.
+        setups: arm name to an untimed call that returns the arm's argument, before each call.
+        ratios: (slow, fast) pairs whose ratio is recorded; None: the last two arms.
+        compared_arms: arms to compare instead of the timed ones, if rounding or another layout
+            makes the timed results differ. They may return nothing if the timed arms do different
+            work.
+        tolerance: largest norm of a difference of floats, relative to the norm of the first arm's
+            result; integers must be equal.
         memory: whether the peak memory of each arm is recorded.
-        warmup: rounds of calls that do not count.
-        digest: what a `RemoteArm` returns of the first arm's result; None without such arms.
+        warmup: untimed rounds of calls.
+        digest: digest of the first arm's result, as a `RemoteArm` returns it; None without one.
     """
 
     what: str
@@ -64,13 +64,13 @@ class Comparison:
         return partial(self.arms[name])
 
     def run(self, name: str) -> Any:
-        """What one call of the arm of this name returns."""
+        """The result of one call of the arm of this name."""
         return self.once(name)()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Sample):
-    """Times of one call of a `RemoteArm`; if it was observed, a digest of its result and its peak
+    """Times of one call of a `RemoteArm`; if observed also a digest of its result, and its peak
     memory in bytes.
     """
 
@@ -79,7 +79,7 @@ class Answer(Sample):
 
 
 class RemoteArm:
-    """An arm that another process computes."""
+    """An arm that runs in another process."""
 
     def __call__(self, observe: bool = False) -> Answer:
         """The times of one call; with `observe` also the digest of its result."""
@@ -87,10 +87,10 @@ class RemoteArm:
 
 
 class Observation(NamedTuple):
-    """What the comparison of an arm found out beside its result."""
+    """Facts about an arm from its comparison."""
 
-    peak_B: int | None = None  # memory, if it was asked for
-    params: Mapping[str, Any] = {}  # of its records: which implementation ran
+    peak_B: int | None = None  # peak memory, if measured
+    params: Mapping[str, Any] = {}  # for its records: the implementation that ran
 
 
 def check(case: Comparison, device: str = "cpu") -> dict[str, Observation]:
@@ -103,10 +103,10 @@ def check(case: Comparison, device: str = "cpu") -> dict[str, Observation]:
 def compare_arms(
     case: Comparison, device: str = "cpu"
 ) -> tuple[dict[str, Observation], dict[str, str]]:
-    """Compare every arm with the first; arms beside `compared_arms` are only observed.
+    """Compare every arm with the first. If there are `compared_arms`, other arms are only observed.
 
-    Held beside the inputs are the first arm's result, and one other arm's result or its peak.
-    Logits of (64, 500, 101, 1024) in float32 take 13.2 GB, their gradient as much.
+    Memory: the inputs, the first arm's result, and one other arm's result or peak. Logits of
+    (64, 500, 101, 1024) in float32 take 13.2 GB, their gradient as much.
 
     Returns:
         (observations, failure messages), each keyed by arm name.
@@ -114,32 +114,32 @@ def compare_arms(
     Raises:
         Exception: any error of the first arm.
         torch.OutOfMemoryError: from any arm.
-        RuntimeError: an arm's error ended the GPU's context, so no later arm can be judged.
+        RuntimeError: an arm's error ended the GPU's context, so later arms cannot be compared.
     """
     first, *others = {**(case.compared_arms or {}), **case.arms}
-    wanted, observation = _observe(case, first, device)
+    reference, observation = _observe(case, first, device)
     observations = {first: observation}
     failures: dict[str, str] = {}
     for name in others:
         try:
-            got, observation = _observe(case, name, device)
-            if got is not None:
-                _expect_equal(case, first, wanted, name, got)
+            result, observation = _observe(case, name, device)
+            if result is not None:
+                _expect_equal(case, first, reference, name, result)
             observations[name] = observation
         except torch.OutOfMemoryError:
             raise
         except AssertionError as error:
             failures[name] = str(error)
-        except Exception as error:  # whatever an arm raises, the others go on
+        except Exception as error:  # an arm that fails does not end the comparison
             if device == "cuda":
                 torch.cuda.synchronize(device)  # raises if the error has ended the GPU's context
             failures[name] = f"{case.what}: {name} fails: {error}"
-        got = None  # freed before the next arm runs
+        result = None  # frees it before the next arm runs
     return observations, failures
 
 
 def _observe(case: Comparison, name: str, device: str) -> tuple[Any, Observation]:
-    """The result of an arm, None if it is not compared, and what was observed."""
+    """The result of an arm (None if it is not compared), and its observation."""
     arm = case.arms.get(name)
     if isinstance(arm, RemoteArm):
         answer = arm(observe=True)
@@ -154,17 +154,17 @@ def _observe(case: Comparison, name: str, device: str) -> tuple[Any, Observation
     return result, Observation(peak_B, {"ran": impl} if impl else {})
 
 
-def _expect_equal(case: Comparison, first: str, wanted: Any, name: str, got: Any) -> None:
-    """Raise AssertionError where an arm's result is not the first one's."""
+def _expect_equal(case: Comparison, first: str, reference: Any, name: str, result: Any) -> None:
+    """Raise AssertionError if an arm's result differs from the first arm's."""
     head = f"{case.what}: {name} disagrees with {first}, so it was not measured."
     tolerance = case.arm_params.get(name, {}).get("tolerance", case.tolerance)
-    theirs = _tensors(got)
-    ours = _tensors(wanted)
-    if isinstance(got, Answer):
+    parts = _tensors(result)
+    reference_parts = _tensors(reference)
+    if isinstance(result, Answer):
         assert case.digest
-        ours = case.digest(wanted)
-    assert theirs or case.compared_arms, f"{case.what}: {name} returns nothing to compare."
-    for x, y in zip(ours, theirs, strict=True):
+        reference_parts = case.digest(reference)
+    assert parts or case.compared_arms, f"{case.what}: {name} returns nothing to compare."
+    for x, y in zip(reference_parts, parts, strict=True):
         assert x.shape == y.shape, f"{head} Shapes {tuple(x.shape)} and {tuple(y.shape)}."
         if not x.is_floating_point():
             assert torch.equal(x, y.to(x.device)), f"{head} Integers differ."
@@ -172,12 +172,12 @@ def _expect_equal(case: Comparison, first: str, wanted: Any, name: str, got: Any
         difference, size = apart(x, y)
         assert difference <= tolerance * size < math.inf, (
             f"{head} They are {difference:.2g} apart, of {size:.2g};"
-            f" {tolerance:g} of that is let pass."
+            f" the tolerance is {tolerance:g} of that."
         )
 
 
 def _tensors(result: Any) -> Sequence[Tensor]:
-    """The parts of a result in which arms have to agree."""
+    """The tensors of a result in which arms must agree."""
     if isinstance(result, Hypotheses):
         return result.parts()
     if isinstance(result, Answer):
@@ -188,7 +188,7 @@ def _tensors(result: Any) -> Sequence[Tensor]:
 def apart(x: Tensor, y: Tensor) -> tuple[float, float]:
     """Norms of x - y and of x, in float64.
 
-    Taken chunk by chunk: where these fill gigabytes there is no room for a copy of either.
+    They are computed in chunks, because gigabytes of logits leave no memory for a copy.
     """
     x, y = torch.atleast_1d(x, y)
     rows = max(1, CHUNK * len(x) // max(x.numel(), 1))

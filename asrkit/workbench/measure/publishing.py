@@ -1,4 +1,4 @@
-"""Measurements of timings, what an arm took and how two arms compare, and of error rates."""
+"""Measurements from timings (of one arm, or the ratio of two) and from error rates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def latency(what: str, timing: Timing, **fields: Any) -> Measurement:
 def of_samples(
     what: str, metric: str, unit: str, samples: Sequence[float], timing: Timing, **fields: Any
 ) -> Measurement:
-    """What follows from the times of an arm, a sample a repeat, with fields of the Measurement."""
+    """A quantity with one sample per repeat of a timing, with `fields` of the Measurement."""
     return Measurement(
         what,
         metric,
@@ -42,15 +42,15 @@ def arm_measurements(
     memory_timer: str,
     **fields: Any,
 ) -> Iterator[Measurement]:
-    """Latency, RTFx, CPU time and peak memory of an arm, those that are known.
+    """Latency, RTFx, CPU time and peak memory of an arm, as far as they are known.
 
     Args:
         what: name of the benchmark.
-        timing: of the arm.
-        audio_s: seconds of speech in a call, if it is speech.
-        peak_B: most memory, if it was watched.
-        memory_timer: what watched it.
-        fields: of all Measurements.
+        timing: times of the arm.
+        audio_s: seconds of speech per call; None if it is not speech.
+        peak_B: peak memory; None if not measured.
+        memory_timer: how it was measured.
+        fields: fields of all Measurements.
     """
     yield latency(what, timing, **fields)
     if audio_s:
@@ -66,14 +66,14 @@ def arm_measurements(
 def time_ratio(
     what: str, times: Mapping[str, Timing], slow: str, fast: str, **fields: Any
 ) -> Measurement:
-    """How many times as long `slow` took as `fast`, within each repeat, with `fields`."""
+    """The time of `slow` over that of `fast` in each repeat, with `fields` of the Measurement."""
     return of_samples(what, "ratio", "1", ratio(times, slow, fast), times[fast], **fields)
 
 
 def error_rate(
     what: str, metric: str, errors: ErrorRate, *, impl: str, params: Params
 ) -> Measurement:
-    """An error rate with its counts and its interval."""
+    """An error rate with its counts and interval."""
     counts = {name: value for name, value in vars(errors).items() if name != "rate"}
     return Measurement(
         what, metric, "fraction", errors.rate, impl=impl, params={**params, **counts}
@@ -90,10 +90,10 @@ def publish_times(
     """Publish the latency of each arm from a notebook.
 
     Args:
-        what: Name of the measurement.
-        times: Timings by the name of the arm.
-        params: Parameters of every record: shape, dtype, device and so on.
-        impls: Arm -> the implementation that ran, where the two names differ.
+        what: name of the measurement.
+        times: timings by arm.
+        params: params of every record: shape, dtype, device and so on.
+        impls: arm to implementation; None if the names are the same.
     """
     for name, timing in times.items():
         impl = name if impls is None else impls[name]
@@ -110,16 +110,16 @@ def publish_ratio(
     impl: str = "",
     arms: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Publish how many times as long `slow` took as `fast`; returns the record.
+    """Publish the time of `slow` over that of `fast`; returns the record.
 
     Args:
-        what: Name of the measurement, or id of the claim that it answers.
-        times: Timings of both arms, taken in turns.
-        slow: The arm that is divided.
-        fast: The arm that it is divided by.
-        params: Parameters of the record; "arms" is added.
-        impl: The implementation that the record is about; by default `fast`.
-        arms: What the claim calls the two arms, where that differs.
+        what: name of the measurement, or id of a claim.
+        times: interleaved timings of both arms.
+        slow: arm in the numerator.
+        fast: arm in the denominator.
+        params: params of the record; "arms" is added.
+        impl: implementation that the record is about; by default `fast`.
+        arms: the claim's names of the two arms, if they differ.
     """
     named = {**params, "arms": [*arms] or [slow, fast]}
     record = time_ratio(what, times, slow, fast, impl=impl or fast, params=named).record()

@@ -40,8 +40,8 @@ def test_random_batches_by_seconds_fill_the_memory_and_never_exceed_it():
 
 
 def test_batches_of_sorted_utterances_meet_again_and_random_ones_do_not():
-    fixed = lesson.share_met_again(Sorted(limit=at_most_utterances(10)), LENGTHS)
-    shuffled = lesson.share_met_again(Random(limit=at_most_utterances(10)), LENGTHS)
+    fixed = lesson.repeated_share(Sorted(limit=at_most_utterances(10)), LENGTHS)
+    shuffled = lesson.repeated_share(Random(limit=at_most_utterances(10)), LENGTHS)
     assert fixed == 1.0
     assert shuffled < 0.1
 

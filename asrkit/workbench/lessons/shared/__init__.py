@@ -1,4 +1,4 @@
-"""Parts of several lessons: planted models, recognisers of files, variants of a computation.
+"""Code that several lessons share: planted models, a recogniser of files, variants of a model.
 
-Benchmarks use them too, so a bare GPU machine, with torch, NumPy and Numba alone, imports them.
+Benchmarks use it too, so it imports on a bare GPU machine, with torch, NumPy and Numba only.
 """

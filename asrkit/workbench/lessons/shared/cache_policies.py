@@ -1,18 +1,18 @@
-"""Four cache policies of decoding by attention, by what is kept between two steps; one text.
+"""Four cache policies of an attention decoder. All return the same text.
 
-Of the frames, for the cross-attention of each layer (`cross`):
-    "kept"        keys and values of all layers, projected once: 2 L T D numbers an utterance;
-    "absorbed"    the frames alone. q . (Wk h) = (Wk^T q) . h, so the key's weight goes to the
-                  query, and the value's weight follows the mixing; the bias of the keys cancels in
-                  the softmax, that of the values is added once;
-    "recomputed"  the frames alone, projected to keys and values again in every step.
-Of the text so far, for the self-attention (`past`):
+The cache of the frames, for the cross-attention of each layer (`cross`):
+    "kept"        keys and values of all layers, projected once: 2 L T D numbers per utterance;
+    "absorbed"    the frames only. q . (Wk h) = (Wk^T q) . h, so the key's weight is applied to the
+                  query, and the value's weight after mixing. The bias of the keys cancels in the
+                  softmax; that of the values is added once;
+    "recomputed"  the frames only, projected to keys and values again in every step.
+The cache of the text so far, for the self-attention (`past`):
     "kept"        keys and values;
-    "states"      what each layer was given, projected to keys and values again in every step;
+    "states"      the input of each layer, projected to keys and values again in every step;
     "none"        the tokens: every step computes the whole prefix again.
 
-`asrkit.models.AEDModel` keeps keys and values of both. NeMo 3.0 decodes with "recomputed" and
-"states", as the decoders of its Canary models did when their speeds were published.
+`asrkit.models.AEDModel` keeps keys and values of both. NeMo 3.0 uses "recomputed" and "states", as
+its Canary models did when their speeds were published.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ from asrkit.models.attention_layers import (
 
 
 class CachePolicy(NamedTuple):
-    """What decoding keeps: `cross` of the frames, `past` of the text so far."""
+    """What decoding caches of the frames (`cross`) and of the text so far (`past`)."""
 
     cross: Literal["kept", "absorbed", "recomputed"]
     past: Literal["kept", "states", "none"]
@@ -49,33 +49,33 @@ POLICIES = {
 
 
 class Frames(NamedTuple):
-    """The frames, and nothing that was computed from them."""
+    """The frames without keys and values."""
 
-    mask: Tensor  # (B, 1, 1, T), 0 for frames that are seen, -inf for others
+    mask: Tensor  # (B, 1, 1, T), 0 for valid frames, -inf for padding
     frames: Tensor  # (B, T, D)
 
 
 class States(NamedTuple):
-    """What each layer was given so far."""
+    """The inputs of each layer so far."""
 
     place: Tensor  # (B,) int64, tokens so far
     buffers: tuple[Tensor, ...]  # L times (B, room, D)
 
 
 class Tokens(NamedTuple):
-    """The tokens so far, and nothing that was computed from them."""
+    """The tokens so far without keys and values."""
 
     place: Tensor  # (B,) int64, tokens so far
     buffers: tuple[Tensor]  # (B, room) int64
 
 
 def with_policy(model: Any, policy: CachePolicy) -> Any:
-    """An `AEDModel` that `aed_greedy` decodes with one of POLICIES; its layers not packed."""
+    """The `AEDModel` with one of POLICIES, for `aed_greedy`; its layers must not be packed."""
     return model if policy == POLICIES["KV cache"] else _WithPolicy(model, policy)
 
 
 class _WithPolicy:
-    """A model whose frames are not kept as keys and values."""
+    """A model that does not cache the keys and values of the frames."""
 
     def __init__(self, model: Any, policy: CachePolicy) -> None:
         self.model = model
@@ -85,12 +85,12 @@ class _WithPolicy:
         return getattr(self.model, name)
 
     def remember(self, encoded: Tensor, lengths: Tensor) -> Frames:
-        """As the model's, the frames alone."""
+        """As the model's; caches the frames only."""
         frames, mask = self.model.heard(encoded, lengths)
         return Frames(mask, frames)
 
     def begin(self, memory: Frames, room: int) -> Any:
-        """As the model's, with what is kept of the text."""
+        """As the model's, with the cache of the text that the policy needs."""
         config = self.model.config
         B, _, D = memory.frames.shape
         place = torch.zeros(B, dtype=torch.int64, device=memory.mask.device)
@@ -138,11 +138,11 @@ def from_states(
     """Self-attention that projects the whole prefix to keys and values: (B, K, D) for `out`.
 
     Args:
-        attention: Of a layer.
-        norm: What is before it.
-        x: What the layer is given for K new tokens (B, K, D).
-        states: What it was given so far (B, room, D); the new are written there.
-        span: Where the tokens go, and what they look at.
+        attention: self-attention of a layer.
+        norm: norm before it.
+        x: input of the layer for K new tokens (B, K, D).
+        states: its inputs so far (B, room, D); the new ones are written there.
+        span: places of the tokens, and their mask.
     """
     span.write(states, x)
     weight, bias = attention.qkv.weight, attention.qkv.bias
@@ -157,12 +157,12 @@ def from_states(
 def absorbed(attention: CrossAttention, x: Tensor, memory: Frames) -> Tensor:
     """Cross-attention that projects no frame: (B, K, D) for `out`.
 
-    (2 T + 2 D / H) H D multiplications a query, none a frame.
+    It takes (2 T + 2 D / H) H D multiplications per query, and none per frame.
 
     Args:
-        attention: Of a layer.
-        x: Normed tokens (B, K, D).
-        memory: The frames.
+        attention: cross-attention of a layer.
+        x: normed tokens (B, K, D).
+        memory: the frames.
     """
     queries = split_heads(attention.query(x), attention.heads)
     B, H, K, size = queries.shape

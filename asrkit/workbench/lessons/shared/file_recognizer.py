@@ -1,4 +1,4 @@
-"""The recogniser on sound files, stage by stage: what ladder and transcription measure."""
+"""The recogniser on WAV files, stage by stage, as ladder and transcription measure it."""
 
 import time
 import wave
@@ -23,17 +23,17 @@ from asrkit.transcribe.recognizer import ModelVariants, Recognizer
 
 RATE_HZ = 16_000
 STAGES = ("loading", "frontend", "encoder", "decoder")
-Batch = tuple[Tensor, Tensor]  # samples (B, S) int16 in the host's memory, and lengths (B,)
+Batch = tuple[Tensor, Tensor]  # samples (B, S) int16 on the CPU, and lengths (B,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant(PipelineConfig):
-    """A `PipelineConfig` with ways that are slower than the recogniser's, to measure what it gains.
+    """A `PipelineConfig` with slower alternatives, to measure what each speed-up gains.
 
     Args:
-        normalization: Normalise features for the whole batch, or utterance by utterance.
-        order: Batch utterances of similar length, or as they come.
-        loading: Read the next audio in a thread during computation, or before it.
+        normalization: normalise features for the whole batch, or utterance by utterance.
+        order: batch utterances of similar length, or in the order of the files.
+        loading: read the next audio in a thread during computation, or before it.
     """
 
     normalization: Literal["batched", "one_by_one"] = "batched"
@@ -46,7 +46,7 @@ class VariantRecognizer(Recognizer):
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """As those of `Recognizer`, normalised as the way says."""
+        """As of `Recognizer`, with the normalisation of the variant."""
         if getattr(self.config, "normalization", "batched") == "batched":
             return super().features(waveforms, lengths)
         plain = replace(self.feature_config, normalization="none")
@@ -57,50 +57,49 @@ class VariantRecognizer(Recognizer):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """N sound files, the model that transcribes them, and the batch size.
+    """N WAV files, the model that transcribes them, and the batch size.
 
-    Recognisers of one task share the model's variants and the encoder's CUDA graphs.
+    Recognisers of a task share the model's variants and the encoder's CUDA graphs.
     """
 
     model: TransducerModel  # float32, in eval mode, on `device`
-    files: Sequence[Path]  # WAV, one channel of int16 at the rate of `features`
-    samples: Sequence[int]  # of each file
+    files: Sequence[Path]  # WAV, one channel of int16
+    samples: Sequence[int]  # length of each file
     batch: int  # files transcribed at once
     features: FeatureConfig = field(default_factory=FeatureConfig)
-    # (N, T, D) float32, added to the frames that the decoder reads: see
-    # asrkit.workbench.lessons.shared.scripted
+    # (N, T, D) float32, added to the encoder's frames: see scripted.py
     script: Tensor | None = None
-    labels: Sequence[Sequence[int]] = ()  # of each file, where they are known
+    labels: Sequence[Sequence[int]] = ()  # labels of each file, if known
     device: str = "cpu"
-    in_memory: bool = False  # whether a recogniser reads the files once, when it is made
+    in_memory: bool = False  # whether a recogniser reads the files only once, in its constructor
 
     @cached_property
     def variants(self) -> ModelVariants:
-        """The model in the forms that recognisers have asked for."""
+        """The model with the weights and layouts of its recognisers."""
         return ModelVariants(self.model)
 
 
 class Transcribed(NamedTuple):
-    """The hypotheses of N files, in their order, whatever the batches were. On the CPU."""
+    """The hypotheses of N files in their order, on the CPU."""
 
     labels: Tensor  # (N, U) int64, padded with -1
     counts: Tensor  # (N,) labels of each file
     frames: Tensor  # (N, U) int64, the encoder frame of each label
-    ends: Tensor  # (N,) encoder frames
-    likelihoods: Tensor  # (N,) float32, probability of its labels
-    impl: str  # how the decoder ran
+    ends: Tensor  # (N,) encoder frames of each file
+    likelihoods: Tensor  # (N,) float32, probability of the labels
+    impl: str  # implementation of the decoder
 
     def tokens(self) -> list[list[int]]:
-        """The labels as one list a file."""
+        """The labels of each file as a list."""
         rows = zip(self.labels.tolist(), self.counts.tolist(), strict=True)
         return [row[:count] for row, count in rows]
 
 
 class FileRecognizer:
-    """The recogniser of a task's files under one config; a call transcribes them all.
+    """The recogniser of a task's files with one config; a call transcribes them all.
 
     Raises:
-        ValueError: the device or the model cannot do what `config` asks for.
+        ValueError: the device or the model does not support the config.
     """
 
     def __init__(self, task: Task, config: Variant) -> None:
@@ -113,14 +112,14 @@ class FileRecognizer:
             rows.sort(key=task.samples.__getitem__, reverse=True)
         starts = range(0, len(rows), task.batch)
         self.plan = [rows[start : start + task.batch] for start in starts]
-        self.scripts: list[Tensor] | None = None  # of each batch
+        self.scripts: list[Tensor] | None = None  # one for each batch
         if task.script is not None:
             script = task.script.to(self.recognizer.dtype)
             self.scripts = [script[batch] for batch in self.plan]
-        self.held = [self._load(batch) for batch in self.plan] if task.in_memory else None
+        self.loaded = [self._load(batch) for batch in self.plan] if task.in_memory else None
 
     def __call__(self, after_stage: Callable[[], object] = bool) -> Transcribed:
-        """The hypotheses of all files; `after_stage` is called when a stage of a batch ends."""
+        """The hypotheses of all files; `after_stage` is called after each stage of each batch."""
         results: list[Hypotheses] = []
         all_ends: list[Tensor] = []
         for number, (samples, lengths) in enumerate(self._batches()):
@@ -132,15 +131,15 @@ class FileRecognizer:
             encoded, ends = self.encode(features, frames, number)
             after_stage()
             results.append(self.recognizer.decode(encoded, ends))
-            all_ends.append(ends.clone())  # a graph overwrites its own at the next batch
+            all_ends.append(ends.clone())  # a CUDA graph overwrites them
             after_stage()
         rows = torch.tensor([row for batch in self.plan for row in batch])
-        return _gathered(results, all_ends, rows)
+        return _joined(results, all_ends, rows)
 
     def stage_ms(self) -> dict[str, float]:
         """Milliseconds of one call by stage, with the device synchronised after each.
 
-        Where a thread loads the audio, "loading" is the time spent waiting for it.
+        If a thread loads the audio, "loading" is the time spent waiting for it.
         """
         ends_s = [time.perf_counter()]
 
@@ -150,16 +149,16 @@ class FileRecognizer:
             ends_s.append(time.perf_counter())
 
         self(clock)
-        took_ms = 1e3 * np.diff(ends_s).reshape(-1, len(STAGES)).sum(0)
-        return dict(zip(STAGES, took_ms.tolist(), strict=True))
+        stages_ms = 1e3 * np.diff(ends_s).reshape(-1, len(STAGES)).sum(0)
+        return dict(zip(STAGES, stages_ms.tolist(), strict=True))
 
     def _batches(self) -> Iterable[Batch]:
-        if self.held is not None:
-            return self.held
-        loaded = map(self._load, self.plan)
+        if self.loaded is not None:
+            return self.loaded
+        batches = map(self._load, self.plan)
         if self.config.loading == "before":
-            return loaded
-        return read_ahead([loaded], iter, 1, ahead=1)
+            return batches
+        return read_ahead([batches], iter, 1, ahead=1)
 
     def _load(self, rows: Sequence[int]) -> Batch:
         sounds = [torch.tensor(read_wav(self.task.files[row])) for row in rows]
@@ -171,7 +170,7 @@ class FileRecognizer:
 
     @torch.inference_mode()
     def encode(self, features: Tensor, frames: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The frames that the decoder reads, with the script of this batch added."""
+        """The encoder's frames, with the script of this batch added."""
         encoded, ends = self.recognizer.encode(features, frames)
         if self.scripts is not None:
             script = self.scripts[number][:, : encoded.shape[1]]
@@ -179,36 +178,36 @@ class FileRecognizer:
         return encoded, ends
 
 
-def _gathered(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tensor) -> Transcribed:
-    """The batches as one, their rows back in the order of the files."""
+def _joined(batches: Sequence[Hypotheses], ends: Sequence[Tensor], rows: Tensor) -> Transcribed:
+    """The batches as one, in the order of the files."""
     U = max(batch.labels.shape[1] for batch in batches)
     order = rows.argsort()
 
-    def together(parts: Iterable[Tensor]) -> Tensor:
+    def concatenated(parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([*parts]).cpu()[order]
 
     def padded(parts: Iterable[Tensor]) -> Tensor:
-        return together(pad(part, (0, U - part.shape[1]), value=-1) for part in parts)
+        return concatenated(pad(part, (0, U - part.shape[1]), value=-1) for part in parts)
 
     return Transcribed(
         labels=padded(batch.labels for batch in batches),
-        counts=together(batch.lengths for batch in batches),
+        counts=concatenated(batch.lengths for batch in batches),
         frames=padded(batch.frames for batch in batches),
-        ends=together(ends),
-        likelihoods=together(batch.scores for batch in batches).float().exp(),
+        ends=concatenated(ends),
+        likelihoods=concatenated(batch.scores for batch in batches).float().exp(),
         impl=batches[0].impl,
     )
 
 
 def read_wav(path: Path) -> np.ndarray:
-    """Samples (S,) int16 of a WAV file with one channel, by the standard library."""
+    """Samples (S,) int16 of a WAV file with one channel, read by the standard library."""
     with wave.open(str(path)) as file:
         assert (file.getnchannels(), file.getsampwidth()) == (1, 2), path.name
         return np.frombuffer(file.readframes(file.getnframes()), "<i2")
 
 
 def write_wav(path: Path, samples: np.ndarray) -> Path:
-    """Write samples (S,) int16 as a WAV file of 16 kHz with one channel; returns its path."""
+    """Write samples (S,) int16 as a WAV file at 16 kHz with one channel; returns its path."""
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, RATE_HZ, 0, "NONE", ""))
         file.writeframes(samples.astype("<i2").tobytes())

@@ -1,4 +1,4 @@
-"""A CTC front end, from waveforms to labels, with steps one by one or batched."""
+"""A CTC model from waveforms to labels, with its steps utterance by utterance or batched."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,16 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asrkit.decoders import (
-    Hypotheses,
-)
+from asrkit.decoders import Hypotheses
 from asrkit.features import log_mel
 from asrkit.models import CTCModel
 from asrkit.transcribe.recognizer import ModelVariants
 from asrkit.workbench.lessons.shared.file_recognizer import Variant, VariantRecognizer
 
 BLANK_SHARE = 0.72  # of frames, as in speech
-variant = partial(Variant, encoder="eager")  # front end and decoder are compared
+variant = partial(Variant, encoder="eager")  # only front end and decoder differ
 VARIANTS = {  # normalisation and CTC decoding, each utterance by utterance or batched
     "both_sequential": variant(normalization="one_by_one", strategy="one_by_one"),
     "sequential_ctc": variant(normalization="batched", strategy="one_by_one"),
@@ -27,17 +25,17 @@ VARIANTS = {  # normalisation and CTC decoding, each utterance by utterance or b
 
 @torch.inference_mode()
 def run(model: nn.Module, *inputs: Tensor) -> Any:
-    """What the model makes of its inputs."""
+    """The outputs of the model, in inference mode."""
     return model(*inputs)
 
 
 def frontends(
     model: CTCModel, waveforms: Tensor, lengths: Tensor
 ) -> dict[str, Callable[[], Hypotheses]]:
-    """Arms from waveforms to labels, by name as in VARIANTS.
+    """Arms from waveforms to labels, by the names of VARIANTS.
 
     Args:
-        model: on the device of the waveforms.
+        model: model on the device of the waveforms.
         waveforms: (B, S).
         lengths: (B,) samples.
     """
@@ -52,7 +50,7 @@ def log_probs_of(model: CTCModel, waveforms: Tensor, lengths: Tensor) -> tuple[T
     """Log-probs (B, T, V) float32 and lengths (B,) in frames.
 
     Args:
-        model: on the device of the waveforms.
+        model: model on the device of the waveforms.
         waveforms: (B, S).
         lengths: (B,) samples.
     """
@@ -62,6 +60,6 @@ def log_probs_of(model: CTCModel, waveforms: Tensor, lengths: Tensor) -> tuple[T
 
 @torch.inference_mode()
 def set_blank_share(model: CTCModel, scores: Tensor) -> None:
-    """Set the blank's bias so that BLANK_SHARE of the frames with these log-probs become blank."""
-    behind = scores[..., :-1].amax(-1) - scores[..., -1]
-    model.output.bias[-1] += behind.quantile(BLANK_SHARE).to(model.output.bias.dtype)
+    """Set the bias of the blank so that BLANK_SHARE of the frames with these scores are blank."""
+    margin = scores[..., :-1].amax(-1) - scores[..., -1]
+    model.output.bias[-1] += margin.quantile(BLANK_SHARE).to(model.output.bias.dtype)

@@ -1,4 +1,4 @@
-"""A Jasper with random weights, and the latencies of its variants."""
+"""A Jasper with random weights, and latencies of its variants."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 from asrkit.models import CTCConfig, CTCModel
 from asrkit.models.inference import cast_copy
-from asrkit.workbench.lessons.shared.variants import Encode, arm, speech, weights_dtype
+from asrkit.workbench.lessons.shared.variants import Encode, arm, random_features, weights_dtype
 from asrkit.workbench.measure import Timing, measure
 
-WARM_UP = 16  # calls before those that count
+WARM_UP = 16  # untimed calls
 
 
 def random_jasper(config: CTCConfig, device: str) -> CTCModel:
-    """A model in eval mode with seeded random weights, whose norms have the statistics of noise."""
+    """A model in eval mode with seeded random weights and batch norm statistics of noise."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = CTCModel(config).requires_grad_(False)
         for part in model.modules():
             if isinstance(part, nn.BatchNorm1d):
-                part.momentum = None  # its statistics are those of the next batch
+                part.momentum = None  # take the statistics of the next batch
         noise = torch.randn(1, 100, config.encoder.bins)
         model.train()(noise, torch.tensor([100]))
     return model.eval().to(device)
@@ -32,30 +32,28 @@ def latencies(
     model: CTCModel,
     B: int,
     seconds: float,
-    ways: Iterable[str],
+    variants: Iterable[str],
     *,
     repeats: int,
     warmup: int = WARM_UP,
 ) -> dict[str, Timing]:
-    """Times of calls that run a Jasper and take the best token of each frame, the ways in turns.
-
-    Features are ready before, in float32.
+    """Times of calls from float32 features to the best token of each frame, with variants in turns.
 
     Args:
-        model: in eval mode, float32, on its device.
-        B: utterances of a call.
-        seconds: of each utterance.
-        ways: names of `asrkit.workbench.lessons.shared.variants`, such as "float32" and "optimized_bfloat16".
-        repeats: calls that count.
-        warmup: calls before those.
+        model: model in float32 and in eval mode, on its device.
+        B: utterances per call.
+        seconds: length of each utterance.
+        variants: names as in variants.py, such as "float32" and "optimized_bfloat16".
+        repeats: timed calls.
+        warmup: untimed calls.
     """
     device = next(model.parameters()).device.type
-    features, _ = speech(B, seconds, model.encoder.config.bins, device)
+    features, _ = random_features(B, seconds, model.encoder.config.bins, device)
     inputs = (features, torch.full((B,), features.shape[1], device=device))
     calls = {}
-    for way in ways:
-        encode = arm(cast_copy(model, weights_dtype(way)), inputs, way)
-        calls[way] = partial(best_tokens, encode)
+    for variant in variants:
+        encode = arm(cast_copy(model, weights_dtype(variant)), inputs, variant)
+        calls[variant] = partial(best_tokens, encode)
     with fastest_convolutions():
         return measure(calls, repeats=repeats, warmup=warmup, device=device)
 
@@ -67,7 +65,7 @@ def best_tokens(encode: Encode) -> Tensor:
 
 @contextmanager
 def fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try its convolutions on each new shape, as published."""
+    """Let cuDNN choose its fastest convolution for each new shape, as in the published tables."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:

@@ -1,4 +1,4 @@
-"""The ladder: one recogniser whose speed-ups are switched on rung by rung."""
+"""The ladder: one recogniser whose speed-ups are switched on one by one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -36,16 +36,16 @@ RUNGS: dict[str, dict[str, Any]] = {
 GPU_RUNGS = ("graph_of_steps", "graph_whole")
 
 
-def ladder_arms(task: Task, say: Callable[[str], object] = bool) -> dict[str, FileRecognizer]:
-    """Recognisers by name: "baseline", then of every rung "to_…" with all rungs below it.
+def ladder_arms(task: Task, log: Callable[[str], object] = bool) -> dict[str, FileRecognizer]:
+    """Recognisers by name: "baseline", then "to_RUNG" with this rung and all rungs below it.
 
-    A rung that needs a GPU is left out where there is none, and `say` is called with a line on it.
+    Without a GPU, rungs that need one are left out, and `log` is called with a line on each.
     """
     config = BASELINE
     arms = {"baseline": FileRecognizer(task, config)}
     for rung, change in RUNGS.items():
         if rung in GPU_RUNGS and task.device != "cuda":
-            say(f"{rung.replace('_', ' ')} is left out: needs a GPU")
+            log(f"{rung.replace('_', ' ')} is left out: needs a GPU")
             continue
         config = replace(config, **change)
         arms[f"to_{rung}"] = FileRecognizer(task, config)
@@ -59,21 +59,21 @@ def ladder_comparison(
     params: Mapping[str, Any],
     quick: bool = False,
 ) -> Comparison:
-    """All arms, each compared with the first one and with the one before.
+    """All arms, each compared with the first arm and with the previous one.
 
     Args:
-        what: the name of the case.
-        task: files whose labels are known.
+        what: name of the case.
+        task: files with known labels.
         arms: recognisers of these files.
-        params: more to say in the records.
-        quick: take the machine's ceilings at smaller sizes.
+        params: further params of the records.
+        quick: measure the machine's ceilings at smaller sizes.
 
     Raises:
-        AssertionError: the first arm finds other labels than were planted.
+        AssertionError: the labels of the first arm are not the planted ones.
     """
     first, *others = arms
-    found = arms[first]().tokens()
-    assert found == task.labels, f"{what}: {first} finds other labels than planted."
+    labels = arms[first]().tokens()
+    assert labels == task.labels, f"{what}: {first} finds other labels than planted."
     config: Any = task.model.config.encoder
     return Comparison(
         what=what,
@@ -95,11 +95,11 @@ def ladder_comparison(
 
 
 def arm_params(arm: FileRecognizer, quick: bool) -> dict[str, Any]:
-    """Params of an arm: its config, its least work, and the time which that takes at the machine's
-    ceilings, at smaller sizes if quick.
+    """Params of an arm: its config, its least work, and the time of that work at the machine's
+    ceilings.
 
-    Least work: the encoder's operations on all frames but padding; all weights of the encoder read
-    once a batch.
+    The least work is the encoder's operations on all frames without padding, and one read of its
+    weights per batch.
     """
     config = arm.config
     encoder: Any = arm.task.model.config.encoder
@@ -107,8 +107,8 @@ def arm_params(arm: FileRecognizer, quick: bool) -> dict[str, Any]:
         FLOP=sum(encoder_flops(encoder, B=1, T=max(S // HOP, 1)) for S in arm.task.samples),
         weights=len(arm.plan) * encoder_parameters(encoder),
     )
-    way = "autocast_bfloat16" if config.precision == "autocast" else config.precision
-    return variant_params(way, work, arm.task.device, quick) | {
+    variant = "autocast_bfloat16" if config.precision == "autocast" else config.precision
+    return variant_params(variant, work, arm.task.device, quick) | {
         "pipeline": asdict(config),
-        "tolerance": 1e-3 if config.precision == "float32" else 0.2,  # of likelihoods
+        "tolerance": 1e-3 if config.precision == "float32" else 0.2,  # for likelihoods
     }

@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from asrkit.models import (
-    LSTMEncoder,
-    LSTMEncoderConfig,
-)
+from asrkit.models import LSTMEncoder, LSTMEncoderConfig
+from asrkit.workbench.lessons.shared.planted import seeded
 
 
 @dataclass(frozen=True)
-class Speech:
-    """Random features (B, T, F), their lengths (B,) on the host, and the gradient of the output."""
+class Batch:
+    """Random features (B, T, F), their lengths (B,) on the CPU, and the gradient of the output."""
 
     features: Tensor
     lengths: Tensor
@@ -21,14 +19,12 @@ class Speech:
 
 
 def random_encoder(config: LSTMEncoderConfig) -> LSTMEncoder:
-    """An encoder with seeded random weights, in training mode: cuDNN has no other backward pass."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LSTMEncoder(config).train()
+    """An encoder with seeded random weights, in training mode, as cuDNN's backward pass needs."""
+    return seeded(LSTMEncoder, config).requires_grad_().train()
 
 
-def make_speech(encoder: LSTMEncoder, lengths: Tensor) -> Speech:
-    """Noise of these lengths where the encoder lies, in its dtype."""
+def random_batch(encoder: LSTMEncoder, lengths: Tensor) -> Batch:
+    """Noise of these lengths, on the device and in the dtype of the encoder."""
     weight = next(encoder.parameters())
     draw = torch.Generator().manual_seed(1)
     B = len(lengths)
@@ -36,14 +32,14 @@ def make_speech(encoder: LSTMEncoder, lengths: Tensor) -> Speech:
     features = torch.randn(B, T, encoder.config.bins, generator=draw)
     encoded_T = -(-T // encoder.config.subsampling)
     gradient = torch.randn(B, encoded_T, encoder.width, generator=draw)
-    return Speech(features.to(weight), lengths, gradient.to(weight))
+    return Batch(features.to(weight), lengths, gradient.to(weight))
 
 
-def phased_step(encoder: LSTMEncoder, speech: Speech, count: int) -> tuple[Tensor, ...]:
+def phased_step(encoder: LSTMEncoder, batch: Batch, count: int) -> tuple[Tensor, ...]:
     """Encoded frames and the gradients of all weights, computed in at most `count` phases."""
     encoder.config = replace(encoder.config, phases=count)
     encoder.zero_grad(set_to_none=True)
-    encoded, _ = encoder(speech.features, speech.lengths)
-    encoded.backward(speech.gradient)
+    encoded, _ = encoder(batch.features, batch.lengths)
+    encoded.backward(batch.gradient)
     gradients = [weight.grad for weight in encoder.parameters() if weight.grad is not None]
     return (encoded.detach(), *gradients)

@@ -1,13 +1,13 @@
 """The transducer loss with its lattice in a CUDA kernel of Numba, as notebook 03 explains it.
 
-Lattice: anti-diagonal after anti-diagonal, forward and backward variables at the same time. A block
-takes one direction of one utterance, T + U1 - 1 barriers long; its threads share the nodes of a
-diagonal, and shared memory holds the latest two diagonals. Sums are float64: a diagonal waits for
+The lattice is computed by anti-diagonals, forward and backward variables at the same time. A block
+computes one direction of one utterance with T + U1 - 1 barriers. Its threads share the nodes of a
+diagonal, and shared memory holds the last two diagonals. Sums are float64: a diagonal waits for
 memory and barriers rather than for arithmetic, and float32 would lose digits that the other
-implementations keep. Memory: 16 bytes a node for both sums, 8 for both posteriors.
+implementations keep. Memory: 16 bytes per node for both sums, 8 for both posteriors.
 
-The passes over the logits are those of torch, `asrkit.losses.wavefront`. Those of Numba, which the
-records of `numba_cuda` timed, were slower than Triton's and have left.
+The passes over the logits are torch's (`asrkit.losses.wavefront`). The records of `numba_cuda`
+timed passes in Numba, which were slower than Triton's and have been removed.
 """
 
 import math
@@ -38,12 +38,12 @@ from asrkit.losses.lattice import (
 from asrkit.shapes import dims, expect
 
 SIMULATED = config.ENABLE_CUDASIM
-# Numba warns of grids with few blocks, but there is no more work than one block for each lattice.
+# Numba warns of small grids, but there is only one block of work per lattice and direction.
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 WARP = 32  # threads that run together
-BLOCKS = 4096  # for each utterance at most; they go on to further nodes in strides
-THREADS = 256  # of a block of the lattice, at most
-WIDEST = 3072  # two diagonals of float64 in the 48 KiB of shared memory that every device has
+BLOCKS = 4096  # most blocks per utterance; each takes several nodes in strides
+THREADS = 256  # most threads of a block
+WIDEST = 3072  # two diagonals of float64 fit into the 48 KiB of shared memory of every device
 
 
 def rnnt_loss_numba_cuda(
@@ -57,8 +57,8 @@ def rnnt_loss_numba_cuda(
     """`asrkit.losses.rnnt_loss` with this lattice, in nats; blank is the last token.
 
     Args:
-        logits: (B, T, U1, V), float32, float16 or bfloat16, on a GPU; in Numba's simulator
-            (NUMBA_ENABLE_CUDASIM=1 before Python starts) on a CPU.
+        logits: (B, T, U1, V), float32, float16 or bfloat16, on a GPU; on a CPU with Numba's
+            simulator (environment variable NUMBA_ENABLE_CUDASIM=1).
         targets: labels (B, U), int32 or int64.
         logit_lengths: frames (B,).
         target_lengths: labels (B,).
@@ -88,14 +88,14 @@ def launch(
 ) -> None:
     """Queue a kernel on torch's current stream, without waiting.
 
-    Memory that torch frees before the kernel has run is given out again on the same stream only,
-    hence to work that is queued behind the kernel. In Numba's simulator the tensors are the CPU's.
+    If torch frees memory before the kernel has run, it reuses that memory on the same stream only,
+    so for work that runs after the kernel. With Numba's simulator the tensors are on the CPU.
 
     Args:
-        kernel: from cuda.jit.
-        blocks: the grid.
-        threads: of a block.
-        arguments: tensors, which are not copied.
+        kernel: a function of cuda.jit.
+        blocks: size of the grid.
+        threads: threads per block.
+        arguments: tensors; they are not copied.
         shared: bytes of dynamic shared memory.
     """
     if SIMULATED:
@@ -117,13 +117,13 @@ def _array(value: Tensor) -> Any:
 
 
 def blocks_for(sizes: Tensor, each: int) -> tuple[int, int]:
-    """The grid for `sizes` (B,) pieces of work, of which a block takes `each` at a time."""
+    """The grid for `sizes` (B,) nodes, of which a block takes `each` at a time."""
     blocks = (int(sizes.max()) + each - 1) // each
     return min(blocks, BLOCKS), len(sizes)
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
-    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+    """Log-likelihoods and, with `grad`, posteriors of the arcs.
 
     Arcs are float32, sums float64.
     """
@@ -131,23 +131,23 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     directions = 2 if grad else 1  # backward variables and, with `grad`, forward variables
     sums = arcs.log_z.new_empty((directions, nodes.count), dtype=torch.float64)
     log_likelihood = sums.new_empty(len(nodes.table))
-    given = (arcs.blank_logp, arcs.label_logp, nodes.on(sums.device), sums)
+    inputs = (arcs.blank_logp, arcs.label_logp, nodes.on(sums.device), sums)
     warps = (U1 + WARP - 1) // WARP
     threads = min(THREADS, warps * WARP)
     blocks = (len(log_likelihood), directions)
-    launch(_sweep, blocks, threads, *given, log_likelihood, shared=16 * U1)
+    launch(_sweep, blocks, threads, *inputs, log_likelihood, shared=16 * U1)
     if not grad:
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
     label_posterior = torch.empty_like(arcs.blank_logp)
     grid = blocks_for(nodes.sizes, THREADS)
-    launch(_posteriors, grid, THREADS, *given, blank_posterior, label_posterior)
+    launch(_posteriors, grid, THREADS, *inputs, blank_posterior, label_posterior)
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
 
 
 @cuda.jit(device=True)
 def log_add(a, b):
-    """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
+    """log(exp(a) + exp(b)), also for terms whose exp() would underflow."""
     larger = a
     smaller = b
     if a < b:
@@ -160,8 +160,8 @@ def log_add(a, b):
 
 @cuda.jit
 def _sweep(blank_logp, label_logp, table, sums, log_likelihood):
-    """log beta(t, u) in row 0 of `sums`; log alpha(t, u) in row 1, by the same steps through the
-    lattice turned by 180 degrees.
+    """Write log beta(t, u) into row 0 of `sums`, and log alpha(t, u) into row 1 by the same steps
+    through the lattice rotated by 180 degrees.
     """
     b = cuda.blockIdx.x
     direction = cuda.blockIdx.y
@@ -179,7 +179,7 @@ def _sweep(blank_logp, label_logp, table, sums, log_likelihood):
         for u in range(least + cuda.threadIdx.x, end, cuda.blockDim.x):
             place = (k - u) * U1 + u
             node = cuda.selp(forward, first + place, last - place)
-            # the nodes that the two arcs into this one leave, seen in the sweep's direction
+            # source nodes of the two arcs into this one, in the sweep's direction
             blank_from = cuda.selp(forward, node - U1, node)
             label_from = cuda.selp(forward, node - 1, node)
             x = -inf
@@ -206,7 +206,7 @@ def _posteriors(blank_logp, label_logp, table, sums, blank_posterior, label_post
     U1 = table[b, LABELS] + 1
     first = table[b, FIRST_NODE]
     size = table[b, FRAMES] * U1
-    # an utterance without any path gets posteriors of 0 rather than 0 / 0
+    # an utterance without a path gets posteriors of 0 instead of 0 / 0
     total = sums[0, first]
     if total == -inf:
         total = 0.0

@@ -1,22 +1,22 @@
-"""Models that emit labels planned before, so that the density of labels, which decides how fast
-decoding is, is not left to chance.
+"""Models that emit planted labels, so that the density of labels, which determines the speed of
+decoding, is chosen.
 
 Random weights emit far too many labels or none, and a trained model has one density only. Here real
-models get weights that follow a script, and frames that hold it in codes: random vectors of signs.
+models get weights that follow the frames, and frames that encode the labels as random vectors of
+signs ("codes").
 
-Of a `TransducerModel`, label n of an utterance comes from the class n modulo 3 of the vocabulary,
-so the last label's class tells the model how far it is. The hidden layer of the joint has a block
-of units for each class, and the prediction lifts the block of the last label's class above the
-threshold of the relu. In that block the frame holds the code of the next label, and the output
-layer's rows are these codes. Where the block is empty blank wins. The embedding of blank is zero,
-as it is in NeMo.
+In a `TransducerModel`, label n of an utterance comes from class n modulo 3 of the vocabulary, so
+the class of the last label tells the position. The hidden layer of the joint has a block of units
+per class. The prediction raises the block of the last label's class above the threshold of the
+relu. In this block the frame holds the code of the next label, and the output layer's rows are
+these codes. If the block is empty, blank wins. The embedding of blank is zero, as in NeMo.
 
-Of an `AEDModel`, half of the channels hold the code of a position, half that of a token. Positions
-have such codes instead of sines, whose neighbours half precision can hardly tell apart. The
-cross-attention of the first layer asks with that code, and finds the frame that holds it; the
-frame's other half is the code of the next token, and the rows of the embedding, which are the
-output's as well, are these codes. All other sublayers compute and add noise: labels do not depend
-on it, but scores do, so a decoder that loses a token's keys and values is found out.
+In an `AEDModel`, half of the channels hold the code of a position, the other half that of a token.
+Positions have codes instead of sines, because half precision can hardly distinguish the sines of
+neighbours. The cross-attention of the first layer queries with the code of the position and finds
+the frame that holds it. The frame's other half is the code of the next token, and these codes are
+the rows of the embedding and of the output layer. All other sublayers compute and add noise: labels
+do not depend on it but scores do, so a decoder that loses a token's keys and values is detected.
 """
 
 import math
@@ -39,38 +39,38 @@ from asrkit.models import (
 from asrkit.shapes import expect
 
 LABELS_PER_SECOND = 3.5  # as English in some thousand subwords
-FRAMES_PER_SECOND = 12.5  # of the encoder
+FRAMES_PER_SECOND = 12.5  # encoder frames
 DURATIONS = (
-    (),  # of an RNN-T model
-    (0, 1, 2, 3, 4),  # of a TDT model
+    (),  # RNN-T
+    (0, 1, 2, 3, 4),  # TDT
 )
-Joint = tuple[int, int, bool, int]  # frame, labels before, whether one more is found, and the jump
-CLASSES = 3  # two labels on a frame and the silence after them are told apart
-LIFT = 3.0  # by which the prediction raises its block; the largest value of a frame is about 2
-LOGIT = 20.0  # of the label that is meant; blank has 13, the other labels' spread around 0
-# standard deviation of what is added to all values, so that they look like a trained model's
+Step = tuple[int, int, bool, int]  # frame, previous labels, whether it emits a label, duration
+CLASSES = 3  # enough to distinguish two labels on a frame and the blank after them
+BLOCK_SHIFT = 3.0  # the prediction adds it to a block; the largest value of a frame is about 2
+LABEL_LOGIT = 20.0  # of the planted label; blank has 13, other labels about 0
+# standard deviation of noise in all weights and frames
 NOISE = 0.1
 BOS, EOS, PAD = 0, 1, 2
-SPECIAL = 3  # tokens that no text of an attention decoder holds come first
-VALUE = 2.0  # of a token's code in the residual stream, where that of the position is 1
-ASK = 30.0  # attention score of the frame that is meant; the others' spread around 0
-ATTENTION_LOGIT = 8.0  # of the token that is meant: the best, and not certain
-MURMUR = 0.5  # of what all other sublayers together add to a channel
+SPECIAL = 3  # the first tokens, which no text of an attention decoder contains
+TOKEN_SCALE = 2.0  # scale of a token's code in the residual stream; a position's code has scale 1
+QUERY_SCORE = 30.0  # attention score of the queried frame; others have about 0
+ATTENTION_LOGIT = 8.0  # of the planted token: the largest, but not certain
+SUBLAYER_NOISE = 0.5  # standard deviation that all other sublayers together add to a channel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A model, a batch for it, and what every greedy decoder has to find in it."""
+    """A model, a batch for it, and the hypotheses that every greedy decoder has to find."""
 
     model: Any  # a TransducerModel or an AEDModel
     encoded: Tensor  # (B, T, D)
     lengths: Tensor  # (B,) int64
     labels: list[list[int]]
-    frames: list[list[int]]  # of these labels
-    prompt: Tensor | None = None  # (P,) int64, of an AEDModel
+    frames: list[list[int]]  # frame of each label
+    prompt: Tensor | None = None  # (P,) int64, for an AEDModel
 
     def to(self, device: str, dtype: torch.dtype) -> "Planted":
-        """The plan with model and batch there; the model is moved itself, not copied."""
+        """The plan on a device and in a dtype; moves the model itself, without a copy."""
         return replace(
             self,
             model=self.model.to(device, dtype),
@@ -79,22 +79,22 @@ class Planted:
         )
 
     def joints(self) -> int:
-        """Joint calls of the paths, one frame and one prediction each: labels and blanks."""
+        """Calls of the joint on the paths: labels and blanks."""
         utterances = zip(self.frames, self.lengths.tolist(), strict=True)
-        return sum(len([*_path(*one, self.model.durations)]) for one in utterances)
+        return sum(len([*_path(*row, self.model.durations)]) for row in utterances)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedDecoder:
-    """An encoder-decoder model, and the codes by which frames tell it what to say."""
+    """An encoder-decoder model, and the codes in which frames hold its text."""
 
     model: AEDModel
-    places: Tensor  # (most, D / 2), of positions
-    codes: Tensor  # (V, D / 2), of tokens
+    places: Tensor  # (most, D / 2), codes of positions
+    codes: Tensor  # (V, D / 2), codes of tokens
 
 
 def seeded(make: Callable[..., Any], config: object, seed: int = 0) -> Any:
-    """The model `make(config)` in eval mode, with random weights, the same ones each time."""
+    """The model `make(config)` in eval mode, with seeded random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make(config).eval().requires_grad_(False)
@@ -111,28 +111,28 @@ def planted(
     seed: int = 0,
     lengths: Sequence[int] | None = None,
 ) -> Planted:
-    """A batch whose labels are known, and a transducer that emits them.
+    """A batch with planted labels, and a transducer that emits them.
 
-    Labels come in bursts with pauses between them, two on a frame at most.
+    Labels come in bursts with pauses between them, at most two on a frame.
 
     Args:
-        B: utterances.
+        B: number of utterances.
         T: frames of the longest.
-        durations: of a TDT model, 0 and 1 among them; none for an RNN-T.
-        V: tokens with blank.
-        width: of predictor and joint.
-        layers: of the predictor's LSTM.
-        seed: of labels, frames and weights.
-        lengths: frames of each utterance; None for T down to T / 2.
+        durations: durations of a TDT model, with 0 and 1; none for RNN-T.
+        V: number of tokens, with blank.
+        width: width of predictor and joint.
+        layers: LSTM layers of the predictor.
+        seed: seed of labels, frames and weights.
+        lengths: frames of each utterance; None: from T to T / 2.
 
     Raises:
-        ValueError: codes of this width cannot keep V tokens apart.
+        ValueError: the width is too small for distinct codes of V tokens.
     """
-    # 16 ln V signs a block: two codes are then alike in fewer than half of them
+    # with 16 ln V signs per block, two codes agree in fewer than half of them
     least = math.ceil(16 * CLASSES * math.log(V) * (4 / 3 if durations else 1))
     expect(width >= least, "width", f"at least {least} units for V={V}", width)
     ends = torch.linspace(T, T // 2, B).long() if lengths is None else torch.tensor(lengths)
-    frames = [speech(length, (seed, b)) for b, length in enumerate(ends.tolist())]
+    frames = [label_frames(length, (seed, b)) for b, length in enumerate(ends.tolist())]
     labels = [_labels(len(row), V - 1, (seed, b, 1)) for b, row in enumerate(frames)]
     generator = torch.Generator().manual_seed(seed)
     config = TransducerConfig(
@@ -146,11 +146,10 @@ def planted(
     codes = _codes(V, len(durations), size, generator)
     model = seeded(TransducerModel, config)
     _plant_transducer(model, codes, generator)
-    encoded = NOISE * torch.randn(B, T, width, generator=generator) - LIFT
+    encoded = NOISE * torch.randn(B, T, width, generator=generator) - BLOCK_SHIFT
     for b in range(B):
         path = _path(frames[b], int(ends[b]), durations)
-        spelled = _spell(codes, labels[b], path, durations, T)
-        encoded[b, :, : CLASSES * size] += spelled.flatten(1)
+        encoded[b, :, : CLASSES * size] += _frame_codes(codes, labels[b], path, durations, T)
     return Planted(model=model, encoded=encoded, lengths=ends, labels=labels, frames=frames)
 
 
@@ -163,20 +162,20 @@ def planted_decoder(
     most: int = 512,
     seed: int = 0,
 ) -> PlantedDecoder:
-    """An encoder-decoder model that says what frames of `planted_text` tell it.
+    """An encoder-decoder model that writes the text in the frames of `planted_text`.
 
     Args:
-        V: tokens of the decoder.
-        width: of the decoder, D.
-        layers: of the decoder.
-        heads: of its attention.
-        most: tokens that it has positions for.
-        seed: of all weights.
+        V: number of tokens.
+        width: width D of the decoder.
+        layers: layers of the decoder.
+        heads: attention heads.
+        most: number of positions.
+        seed: seed of all weights.
 
     Raises:
-        ValueError: codes of this width cannot be kept apart.
+        ValueError: the width is too small for distinct codes.
     """
-    # half of the width are signs: two of 12 ln V signs are alike in little more than half
+    # half of the width are signs: with 12 ln V, two codes agree in little more than half
     least = math.ceil(24 * math.log(max(V, most)))
     expect(width >= least, "width", f"at least {least} for V={V} and most={most}", width)
     config = AEDConfig(
@@ -202,20 +201,20 @@ def planted_decoder(
 def planted_text(
     decoder: PlantedDecoder, B: int, T: int, *, prompt: int = 1, seed: int = 0
 ) -> Planted:
-    """A batch whose texts are known: labels one on a frame at most, and eos behind them.
+    """A batch with planted texts: at most one label on a frame, then eos.
 
     Args:
-        decoder: which is to say the texts.
-        B: utterances.
-        T: frames of the longest; the others have T down to T / 2.
-        prompt: tokens before the text, `bos` first.
-        seed: of labels and frames.
+        decoder: decoder that writes the texts.
+        B: number of utterances, with T to T / 2 frames.
+        T: frames of the longest.
+        prompt: number of tokens before the text; the first is `bos`.
+        seed: seed of labels and frames.
     """
     assert 1 <= prompt <= decoder.model.most - T, "the model has no positions for such texts"
     V, half = decoder.codes.shape
     lengths = torch.linspace(T, T // 2, B).long()
     frames = [
-        _one_a_frame(speech(end, (seed, b))[: end - 1], end - 1)
+        _spread(label_frames(end, (seed, b))[: end - 1], end - 1)
         for b, end in enumerate(lengths.tolist())
     ]
     labels = [_labels(len(row), V, (seed, b, 1), SPECIAL) for b, row in enumerate(frames)]
@@ -224,9 +223,9 @@ def planted_text(
     tokens[0] = BOS
     encoded = NOISE * torch.randn(B, T, 2 * half, generator=generator)
     for b, end in enumerate(lengths.tolist()):
-        said = torch.tensor([*labels[b], EOS])
-        asked = decoder.places[prompt - 1 : prompt - 1 + len(said)]
-        encoded[b, [*frames[b], end - 1]] += torch.cat([asked, decoder.codes[said]], 1)
+        text = torch.tensor([*labels[b], EOS])
+        places = decoder.places[prompt - 1 : prompt - 1 + len(text)]
+        encoded[b, [*frames[b], end - 1]] += torch.cat([places, decoder.codes[text]], 1)
     return Planted(
         model=decoder.model,
         encoded=encoded,
@@ -238,35 +237,36 @@ def planted_text(
 
 
 def ctc_log_probs(plan: Planted, errors: float = 0.0) -> Tensor:
-    """What a CTC model would say of the same speech: log-probabilities (B, T, tokens and blank), a
-    peak a label; of two on a frame the second is one later.
+    """Log-probabilities (B, T, V) of a CTC model for the same labels, with one peak per label.
+
+    If a frame has two labels, the second one's peak is on the next frame.
 
     Args:
-        plan: whose labels are said.
-        errors: the share of labels that are taken for another one.
+        plan: plan with the labels.
+        errors: share of the labels that are replaced by another one.
     """
     B, T, _ = plan.encoded.shape
     blank = plan.model.blank
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(B, T, blank + 1, generator=draw)
-    logits[..., blank] += LOGIT / 2
+    logits[..., blank] += LABEL_LOGIT / 2
     for b, (labels, end) in enumerate(zip(plan.labels, plan.lengths.tolist(), strict=True)):
         wrong = torch.rand(len(labels), generator=draw) < errors
-        found = torch.tensor(labels) + wrong  # the next token, or blank behind the last
-        logits[b, _one_a_frame(plan.frames[b], end), found] += LOGIT
+        tokens = torch.tensor(labels) + wrong  # a wrong one is the next token, or blank
+        logits[b, _spread(plan.frames[b], end), tokens] += LABEL_LOGIT
     return logits.log_softmax(-1)
 
 
-def speech(T: int, seed: int | Sequence[int]) -> list[int]:
-    """Frames of labels that lie like subwords in T frames of speech: in bursts with pauses between
-    them, and two on a frame at most.
+def label_frames(T: int, seed: int | Sequence[int]) -> list[int]:
+    """Frames of labels, distributed like subwords in T frames of speech: in bursts with pauses
+    between them, and at most two on a frame.
     """
     density = LABELS_PER_SECOND / FRAMES_PER_SECOND
     draw = np.random.default_rng(seed)
-    many = int(2 * T * density) + 20
-    is_pause = draw.random(many) < 0.1  # one gap in ten, 28 % of the time
-    pauses = is_pause * draw.gamma(2, 1.4, many)
-    steps = draw.gamma(2, 0.36, many)
+    count = int(2 * T * density) + 20
+    is_pause = draw.random(count) < 0.1  # one gap in ten, 28 % of the time
+    pauses = is_pause * draw.gamma(2, 1.4, count)
+    steps = draw.gamma(2, 0.36, count)
     gaps = (steps + pauses) / density  # 1 / density on average
     frames: list[int] = []
     for place in np.cumsum(gaps):
@@ -277,10 +277,8 @@ def speech(T: int, seed: int | Sequence[int]) -> list[int]:
     return frames
 
 
-def _one_a_frame(frames: Sequence[int], end: int) -> list[int]:
-    """As many frames before `end`, one later where a label has that frame already, and earlier
-    where they would end too late.
-    """
+def _spread(frames: Sequence[int], end: int) -> list[int]:
+    """The frames moved apart, so that each label has its own frame before `end`."""
     N = len(frames)
     order = np.arange(N)
     later = np.maximum.accumulate(np.array(frames, dtype=int) - order) + order
@@ -288,19 +286,17 @@ def _one_a_frame(frames: Sequence[int], end: int) -> list[int]:
 
 
 def _labels(N: int, V: int, seed: Sequence[int], first: int = 0) -> list[int]:
-    """N labels from `first` to V; that of place n is of class n modulo CLASSES, so neighbours
-    differ.
-    """
+    """N labels from `first` to V. Label n is of class n modulo CLASSES, so neighbours differ."""
     drawn = np.random.default_rng(seed).integers((V - first) // CLASSES, size=N)
     return (first + CLASSES * drawn + np.arange(N) % CLASSES).tolist()
 
 
 def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Tensor:
-    """Signs for V tokens; a quarter of the units is shared out among the durations. (V + durations,
-    size).
+    """Codes (V + durations, size) of V tokens and of the durations, which share a quarter of the
+    units.
     """
     each = size // (4 * durations) if durations else 0
-    first = size - durations * each  # of the units of durations
+    first = size - durations * each  # first unit of the durations
     codes = torch.randn(V + durations, size, generator=generator).sign()
     codes[V - 1] = 0  # blank has a bias instead
     codes[:, first:] = 0
@@ -310,8 +306,8 @@ def _codes(V: int, durations: int, size: int, generator: torch.Generator) -> Ten
 
 
 def _plant_transducer(model: TransducerModel, codes: Tensor, generator: torch.Generator) -> None:
-    """Weights by which the prediction lifts the block of the last label's class, and the output
-    layer reads the codes.
+    """Set weights with which the prediction raises the block of the last label's class, and the
+    output layer reads the codes.
     """
     predictor: Any = model.predictor
     lstm = predictor.lstm
@@ -322,77 +318,79 @@ def _plant_transducer(model: TransducerModel, codes: Tensor, generator: torch.Ge
         for weight in module.parameters():
             deviation = NOISE / weight.shape[-1] ** 0.5
             weight.normal_(0, deviation, generator=generator)
-    classes = torch.arange(H) * CLASSES // H  # that the units of the predictor stand for
-    # also stands for the blank before the first label, whose embedding is zero
+    classes = torch.arange(H) * CLASSES // H  # class of each predictor unit
+    # the last class also represents the initial blank, whose embedding is zero
     last_class = (classes == CLASSES - 1).float()
     is_own = classes == torch.arange(V)[:, None] % CLASSES  # (V, H)
     predictor.embedding.weight += 2.0 * (is_own.float() - last_class)
     predictor.embedding.weight[V - 1] = 0
     lstm.bias_ih_l0[2 * H : 3 * H] += 2.0 * last_class
-    output = 2.0  # of a unit of the label's class
+    output = 2.0  # value of a unit of the label's class
     for layer in range(lstm.num_layers):
         gates = getattr(lstm, f"bias_ih_l{layer}").view(4, H)  # input, forget, candidate, output
         gates += torch.tensor([6.0, -6.0, 0.0, 6.0])[:, None]  # so only the last label counts
-        # the candidate is the embedding, or what lies below
+        # the candidate is the layer's input
         getattr(lstm, f"weight_ih_l{layer}")[2 * H : 3 * H] += torch.eye(H)
-        output = math.tanh(math.tanh(output))  # what the layer makes of it
+        output = math.tanh(math.tanh(output))
     for k in range(CLASSES):
         own = classes == k
         block = slice(k * size, (k + 1) * size)
-        model.predictor_projection.weight[block, own] += LIFT / (output * own.sum())
-    positive = codes.clamp(min=0).sum(1, keepdim=True)  # the relu lets pass what is positive
-    code_weights = LOGIT / positive.clamp(min=1) * codes
+        model.predictor_projection.weight[block, own] += BLOCK_SHIFT / (output * own.sum())
+    positive = codes.clamp(min=0).sum(1, keepdim=True)  # units that pass the relu
+    code_weights = LABEL_LOGIT / positive.clamp(min=1) * codes
     model.output.weight[:, : CLASSES * size] += code_weights.repeat(1, CLASSES)
-    model.output.bias[V - 1] += 0.65 * LOGIT
+    model.output.bias[V - 1] += 0.65 * LABEL_LOGIT
 
 
-def _spell(
-    codes: Tensor, labels: list[int], path: Iterator[Joint], durations: Sequence[int], T: int
+def _frame_codes(
+    codes: Tensor, labels: list[int], path: Iterator[Step], durations: Sequence[int], T: int
 ) -> Tensor:
-    """The codes (T, CLASSES, size) of an utterance's frames: each label's, and of TDT that of the
-    jump behind it.
+    """The codes (T, CLASSES * size) of an utterance's frames: of each label, and with TDT of each
+    duration.
     """
-    spelled = torch.zeros(T, CLASSES, codes.shape[1])
-    code_of = dict(zip(durations, codes[len(codes) - len(durations) :], strict=True))
-    for t, n, is_label, jump in path:
-        block = spelled[t, (n - 1) % CLASSES]
+    frames = torch.zeros(T, CLASSES, codes.shape[1])
+    for t, n, is_label, duration in path:
+        block = frames[t, (n - 1) % CLASSES]
         if is_label:
             block += codes[labels[n]]
         if durations:
-            block += code_of[jump]
-    return spelled
+            block += codes[durations.index(duration) - len(durations)]
+    return frames.flatten(1)
 
 
-def _path(frames: list[int], length: int, durations: Sequence[int]) -> Iterator[Joint]:
-    """The path to labels on these frames; of TDT by the longest durations that jump over none."""
+def _path(frames: list[int], length: int, durations: Sequence[int]) -> Iterator[Step]:
+    """The path to labels on these frames; with TDT by the longest durations that skip no label."""
     t = n = 0
     while t < length:
         is_label = frames[n : n + 1] == [t]
         following, *_ = [*frames[n + is_label :], math.inf]
-        jump = max((one for one in durations if t + one <= following), default=1 - is_label)
-        yield t, n, is_label, jump
+        fitting = (duration for duration in durations if t + duration <= following)
+        duration = max(fitting, default=1 - is_label)
+        yield t, n, is_label, duration
         n += is_label
-        t += jump
+        t += duration
 
 
 def _plant_attention(
     model: AEDModel, places: Tensor, codes: Tensor, generator: torch.Generator
 ) -> None:
-    """Weights by which the first layer asks for the frame of its position, and the output reads
+    """Set weights with which the first layer queries the frame of its position and the output reads
     codes; all other sublayers add noise.
 
-    Every channel of a head of that layer stands for one of the position's channels in query and
-    key, and for one of the token's in the value: row r for channel r modulo D / 2.
+    Row r of that layer's query and key is channel r modulo D / 2 of the position's code, and row r
+    of its value is that channel of the token's code.
     """
     D = model.config.width
     half = D // 2
     model.positions.copy_(torch.cat([places, torch.zeros_like(places)], 1))
-    after_norm = VALUE * math.sqrt(2 / (1 + VALUE**2))  # a token's code in what the output reads
+    after_norm = TOKEN_SCALE * math.sqrt(
+        2 / (1 + TOKEN_SCALE**2)
+    )  # scale of a token's code after the last norm
     model.embedding.weight.zero_()
     model.embedding.weight[:, half:] = codes * ATTENTION_LOGIT / (half * after_norm)
     model.embedding.weight[PAD] = 0
     model.norm.weight[:half] = 0
-    share = MURMUR / math.sqrt(3 * model.config.layers)
+    share = SUBLAYER_NOISE / math.sqrt(3 * model.config.layers)
     layers: Any = model.layers
     for layer in layers:
         own, cross = layer.self_attention, layer.cross_attention
@@ -401,15 +399,15 @@ def _plant_attention(
         for linear in (own.out, cross.out, layer.feed_forward[2]):
             linear.weight.normal_(0, share / linear.in_features**0.5, generator=generator)
             linear.bias.normal_(0, share / 10, generator=generator)
-        own.out.weight *= 3  # since it mixes tokens, which makes the values smaller
+        own.out.weight *= 3  # mixing tokens makes the values smaller
     attention = layers[0].cross_attention
-    signs = math.sqrt(D // attention.heads)  # a score is the sum of as many over their root
+    signs = math.sqrt(D // attention.heads)  # a score is a sum of D / heads products over its root
     key, value = attention.key_value.weight.chunk(2)
     for weights in (attention.query.weight, attention.query.bias, key, value):
         weights.zero_()
     picks = torch.eye(half).repeat(2, 1)  # (D, D / 2)
-    # the norm before makes 1 the root of 2
-    attention.query.weight[:, :half] = picks * ASK / (math.sqrt(2) * signs)
+    # the norm before it scales 1 to the root of 2
+    attention.query.weight[:, :half] = picks * QUERY_SCORE / (math.sqrt(2) * signs)
     key[:, :half] = picks
     value[:, half:] = picks
-    attention.out.weight[half:] += VALUE / 2 * picks.T
+    attention.out.weight[half:] += TOKEN_SCALE / 2 * picks.T

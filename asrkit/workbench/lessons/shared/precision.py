@@ -1,4 +1,4 @@
-"""What half precision does to the output of a model, and what autocast has to cast."""
+"""Errors of half precision in a model's output, and the casts of autocast."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -16,41 +16,35 @@ from asrkit.models import Checkpoint
 from asrkit.models.presets import Model
 from asrkit.models.transducer import log_probs
 from asrkit.runtime import op_name
-from asrkit.shapes import expect, valid_mask
+from asrkit.shapes import expect_choice, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of
 from asrkit.workbench.measure.ops import Listener, Op
 
-MODES = {
-    "float32": torch.float32,
-    "autocast": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+MODES = ("float32", "autocast", "bfloat16", "float16")
 ROUNDED = ("features", "log-mel", "waveform")
 
 
 class ModelOutput(NamedTuple):
-    """What a model makes of a batch."""
+    """The outputs of a model for a batch."""
 
-    log_probs: Tensor  # (B, T, V) of its CTC head; (B, T, 0) where it has none
+    log_probs: Tensor  # (B, T, V) of the CTC head; (B, T, 0) without one
     lengths: Tensor  # (B,)
-    tokens: list[list[int]]  # greedy, by the model's own decoder
+    tokens: list[list[int]]  # greedy
 
 
 def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
     """A function `read(features, lengths, decode=True)` that runs the model in one precision.
 
-    It takes float32 features (B, T, F) and lengths (B,), and returns a `ModelOutput`, without
-    tokens unless `decode`.
+    It takes float32 features (B, T, F) and lengths (B,), and returns a `ModelOutput`; with
+    decode=False the tokens are empty.
 
     Args:
-        model: float32, in eval mode; it is not changed.
-        mode: one of MODES, or "float64". "autocast" opens a region for each call, in bfloat16,
-            decoding included; the others run a copy of the model in that dtype.
+        model: model in float32 and in eval mode; it is not changed.
+        mode: one of MODES, or "float64". "autocast" runs each call, decoding included, under
+            autocast to bfloat16; the others run a copy of the model in that dtype.
     """
-    known = ", ".join(MODES)
-    expect(mode in (*MODES, "float64"), "mode", f"one of {known} or float64", repr(mode))
+    expect_choice("mode", mode, [*MODES, "float64"])
     if mode not in ("float32", "autocast"):
         model = copy.deepcopy(model).to(getattr(torch, mode))
     device = next(model.parameters()).device.type
@@ -60,7 +54,7 @@ def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
 
     @torch.inference_mode()
     def read(features: Tensor, lengths: Tensor, *, decode: bool = True) -> ModelOutput:
-        """Log-probabilities of features (B, T, F) of these lengths; tokens too if `decode`."""
+        """The outputs for features (B, T, F); tokens only if `decode`."""
         with torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"):
             encoded, ends = model.encoder(features, lengths)
             frames = kind.project(model, encoded)
@@ -75,14 +69,14 @@ def reader(model: Model, mode: str) -> Callable[..., ModelOutput]:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """How far one output is from another, over the frames of speech."""
+    """Distance of two outputs, over the valid frames."""
 
-    log_prob_max: float  # nats, of any token in any frame
+    log_prob_max: float  # nats, largest of any token in any frame
     log_prob_mean: float  # nats
 
 
 def deviation(exact: ModelOutput, other: ModelOutput) -> Deviation:
-    """The Deviation of `other` from `exact`, computed in float64."""
+    """The deviation of `other` from `exact`, computed in float64."""
     valid = valid_mask(exact.lengths, exact.log_probs.shape[1])
     error = (exact.log_probs[valid].double() - other.log_probs[valid].double()).abs()
     return Deviation(log_prob_max=error.max().item(), log_prob_mean=error.mean().item())
@@ -96,18 +90,18 @@ def rounded_features(
     where: str,
     config: FeatureConfig,
 ) -> Tensor:
-    """Log-mel features (B, T, F), float32, with one tensor on the way rounded.
+    """Log-mel features (B, T, F), float32, with one tensor of their computation rounded.
 
     Args:
         waveforms: (B, S).
         lengths: (B,) samples.
-        dtype: that the tensor is rounded to.
-        where: one of ROUNDED. "features": the result, as at the door of a model in half precision.
-            "log-mel": before the normalisation, which is then computed in `dtype` too. "waveform":
-            the samples.
-        config: of the features.
+        dtype: dtype that the tensor is rounded to.
+        where: one of ROUNDED. "features" rounds the result, as at the input of a model in half
+            precision; "log-mel" rounds before the normalisation, which is then computed in `dtype`
+            too; "waveform" rounds the samples.
+        config: settings of the features.
     """
-    expect(where in ROUNDED, "where", f"one of {', '.join(ROUNDED)}", repr(where))
+    expect_choice("where", where, ROUNDED)
     if where == "log-mel":
         plain = replace(config, normalization="none")
         bands, frames = log_mel(waveforms, lengths, config=plain)
@@ -118,12 +112,12 @@ def rounded_features(
 
 
 class Speech(NamedTuple):
-    """A trained model and a batch that it was not trained on."""
+    """A trained model, and a batch of speech that is not in its training set."""
 
     checkpoint: Checkpoint
     waveforms: Tensor  # (B, S)
     lengths: Tensor  # (B,)
-    texts: list[str]  # of each utterance
+    texts: list[str]  # reference of each utterance
 
     def features(self) -> tuple[Tensor, Tensor]:
         """Log-mel features (B, T, F) and lengths (B,)."""
@@ -131,19 +125,19 @@ class Speech(NamedTuple):
         return log_mel(self.waveforms, self.lengths, config=config)
 
     def rates(self, output: ModelOutput) -> tuple[ErrorRate, ErrorRate]:
-        """Word and character error rate of the output's tokens."""
+        """Word and character error rates of the output's tokens."""
         tokenizer = self.checkpoint.tokenizer
         texts = [normalize_text(tokenizer.decode(row)) for row in output.tokens]
         return wer(self.texts, texts), cer(self.texts, texts)
 
 
 def held_out_digits(checkpoint: Checkpoint, *, most: int | None = None) -> Speech:
-    """The digit strings of the test split of asrkit's synthetic speech, in voices that no training
-    set has, as one batch.
+    """One batch of digit strings: the test split of asrkit's synthetic speech, in voices that no
+    training set has.
 
     Args:
-        checkpoint: of the trained model.
-        most: utterances at most; None: all.
+        checkpoint: checkpoint of the trained model.
+        most: largest number of utterances; None: all.
     """
     from asrkit.data import Utterances, corpora
 
@@ -155,14 +149,14 @@ def held_out_digits(checkpoint: Checkpoint, *, most: int | None = None) -> Speec
 
 
 def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str) -> list[Op]:
-    """Casts of one call of an encoder under the autocast to bfloat16 of a device that need not be
-    there: tensors have no memory.
+    """Casts of one call of an encoder under autocast to bfloat16, without memory for the tensors.
 
-    CPU and CUDA have different lists of ops that autocast computes in half precision and in
-    float32. Attention is one op here: which kernel takes it, the GPU decides.
+    The device need not be present. CPU and CUDA have different lists of ops that autocast computes
+    in half precision and in float32. Attention counts as one op, because its kernel depends on the
+    GPU.
 
     Args:
-        make: returns a module of (features, lengths).
+        make: returns a module that takes features and lengths.
         shape: (B, T, F) of the features.
         device: "cpu" or "cuda".
     """
@@ -173,14 +167,14 @@ def autocast_casts(make: Callable[[], nn.Module], *shape: int, device: str) -> l
         features = torch.randn(shape)
         lengths = torch.full(shape[:1], shape[1])
         listener = _AttentionWhole(device, module)
-        # in inference mode attention arrives whole
+        # in inference mode attention is dispatched as one op
         with torch.inference_mode(), _region(device), listener:
             module(features, lengths)
     return [op for op in listener.ops if op.kind == "cast"]
 
 
 class _AttentionWhole(Listener):
-    """A listener that takes attention for one op, which has no casts."""
+    """A listener that counts attention as one op without casts."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op_name(func) == "scaled_dot_product_attention":
@@ -190,7 +184,7 @@ class _AttentionWhole(Listener):
 
 @contextmanager
 def _region(device: str) -> Iterator[None]:
-    """What torch.autocast does, which opens no region for a device that is not there."""
+    """torch.autocast to bfloat16, also for a device that is not present."""
     enabled = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, True)
@@ -208,13 +202,13 @@ def _region(device: str) -> Iterator[None]:
 def cast_and_product(
     device: str, rows: int, width: int, inner: int
 ) -> dict[str, Callable[[], object]]:
-    """Arms "cast", of a product's factors to bfloat16, and "product", of the casts.
+    """Arms "cast", which casts the factors of a product to bfloat16, and "product" in bfloat16.
 
     Args:
-        device: of the tensors.
-        rows: of the input (rows, width).
-        width: of the input.
-        inner: of the weight (inner, width) and the bias (inner,).
+        device: device of the tensors.
+        rows: number of rows of the input (rows, width).
+        width: number of columns of the input.
+        inner: number of rows of the weight (inner, width).
     """
     parts = [torch.randn(size, device=device) for size in ((rows, width), (inner, width), (inner,))]
     half = [part.to(torch.bfloat16) for part in parts]

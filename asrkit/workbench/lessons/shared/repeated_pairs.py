@@ -10,12 +10,12 @@ Steps = Sequence[Sequence[np.ndarray]]  # steps[k][rank]: a batch, as row number
 
 
 def repeated_pairs(steps: Steps, next_steps: Steps) -> float:
-    """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
-    here = _batch_of_row(steps)
-    there = _batch_of_row(next_steps)
-    pairs = Counter(here.values())
-    again = Counter((here[row], there[row]) for row in here.keys() & there.keys())
-    return _pairs(again) / max(1, _pairs(pairs))
+    """The share of the pairs of utterances in one batch that are in one batch again next epoch."""
+    batch = _batch_of_row(steps)
+    next_batch = _batch_of_row(next_steps)
+    pairs = Counter(batch.values())
+    repeated = Counter((batch[row], next_batch[row]) for row in batch.keys() & next_batch.keys())
+    return _pairs(repeated) / max(1, _pairs(pairs))
 
 
 def _batch_of_row(steps: Steps) -> dict[int, int]:

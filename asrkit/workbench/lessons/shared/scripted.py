@@ -1,11 +1,10 @@
-"""Files and models whose labels are known before: what the ladder's recognisers transcribe.
+"""Files and models with known labels, which the ladder's recognisers transcribe.
 
-Weights of the encoder are random, those of predictor and joint planted
-(asrkit.workbench.lessons.shared.planted). So that tokens depend on all that was computed, the decoder reads
-frames + script. The script is what the decoder should read, less the frames that the encoder gave
-for that utterance alone, one at a time, in float32. The frames are `LOUD` times as large as what
-the labels differ by, and cancel only where a pipeline computed the same: another utterance's,
-another length's, or a NaN drowns the labels.
+The encoder has random weights; predictor and joint are planted (planted.py). So that tokens depend
+on the whole computation, the decoder reads frames + script. The script is the planted frames minus
+the frames that the encoder returns for that utterance alone in float32. The encoder's frames are
+`ENCODER_SCALE` times as large as the planted codes, and cancel only if a pipeline computes the same
+frames. Frames of another utterance, a wrong length or a NaN hide the labels.
 """
 
 import math
@@ -28,14 +27,15 @@ from asrkit.workbench.lessons.shared.one_utterance import random_transducer
 from asrkit.workbench.lessons.shared.planted import planted
 
 HOP = 160  # samples between feature frames
-BEEP = 1280  # samples of a tone: one encoder frame
+BEEP = 1280  # samples of a beep: one encoder frame
 PLAIN = PipelineConfig(precision="float32", encoder="eager")
-LOUD = 6.0  # deviation of the encoder's part of a frame, where labels are signs of 1
+ENCODER_SCALE = 6.0  # standard deviation of the encoder's frames; codes are signs of 1
 
 
 def lengths(N: int, *, most_s: float = math.inf) -> list[int]:
-    """Samples of N utterances, distributed like LibriSpeech's dev and test sets, in random order:
-    each has the median length of one of N equal parts of these sets, or `most_s` if that is less.
+    """Samples of N utterances, distributed like LibriSpeech's dev and test sets, in random order.
+
+    Each is the median length of one of N equal parts of these sets, or `most_s` if that is less.
     """
     table = shipped("lengths") / "librispeech_eval.csv.gz"
     seconds = np.loadtxt(table, delimiter=",", skiprows=1, usecols=0)
@@ -45,7 +45,7 @@ def lengths(N: int, *, most_s: float = math.inf) -> list[int]:
 
 
 def beeps(S: int, seed: int) -> np.ndarray:
-    """Samples (S,) int16: a tone of another pitch and loudness in every encoder frame, in noise."""
+    """Samples (S,) int16: noise, and in each encoder frame a beep of random pitch and loudness."""
     random = np.random.default_rng(seed)
     count = math.ceil(S / BEEP)
     tones = random.uniform((100, 0.05), (4000, 0.3), (count, 2))
@@ -63,14 +63,14 @@ def scripted(
     batch: int,
     device: str = "cpu",
 ) -> Task:
-    """Files of beeps, a model, and the script that makes it say what is known before.
+    """Files of beeps, a model, and the script that makes it emit planted labels.
 
     Args:
-        config: of the model, with a FastConformer and an LSTM.
-        samples: of each file.
-        folder: where the files are written.
+        config: config of the model, with a FastConformer and an LSTM.
+        samples: length of each file.
+        folder: folder to write the files into.
         batch: files transcribed at once.
-        device: of the model.
+        device: device of the model.
     """
     encoder = config.encoder
     predictor: Any = config.predictor
@@ -86,7 +86,7 @@ def scripted(
         width=config.joint_width,
         layers=predictor.layers,
     )
-    with torch.device(device):  # where a billion weights are drawn faster
+    with torch.device(device):  # drawing a billion weights is faster on a GPU
         model = random_transducer(config, plan.model)
     alone = Recognizer(model, PLAIN, features=features)
     with torch.no_grad(), tf32(False):
@@ -95,12 +95,12 @@ def scripted(
             sound = torch.tensor(read_wav(file))[None] / 32768
             inputs.append(alone.features(sound, torch.tensor([S])))
         spread_features(model.encoder, *inputs[samples.index(max(samples))])
-        frames = [model.encoder(*one)[0][0] for one in inputs]  # one utterance at a time
+        frames = [model.encoder(*utterance)[0][0] for utterance in inputs]
         projection = model.encoder_projection
-        standardize(projection, projection(torch.cat(frames)), LOUD)
+        standardize(projection, projection(torch.cat(frames)), ENCODER_SCALE)
         script = plan.encoded.to(device)
-        for row, own in enumerate(frames):
-            script[row, : len(own)] -= projection(own)
+        for row, encoded in enumerate(frames):
+            script[row, : len(encoded)] -= projection(encoded)
     return Task(
         model=model,
         files=files,
@@ -114,11 +114,11 @@ def scripted(
 
 
 def spread_features(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
-    """Make the frames of a random FastConformer differ, in place.
+    """Change the weights of a random FastConformer so that its frames depend on the features.
 
-    Fresh random weights give nearly the same frame whatever the input: products of what a relu lets
-    pass have large means. Here what leaves the subsampling gets mean 0 and deviation 1 over these
-    features (1, T, F), and the blocks' branches are weakened.
+    Random weights return nearly the same frame for any input, because products of relu outputs have
+    large means. Here the outputs of the subsampling get mean 0 and standard deviation 1 over these
+    features (1, T, F), and the branches of the blocks are scaled down.
     """
     assert isinstance(encoder, FastConformer)
     subsampled, _ = encoder.subsampling(features, lengths)
@@ -133,7 +133,7 @@ def spread_features(encoder: nn.Module, features: Tensor, lengths: Tensor) -> No
 
 
 def standardize(layer: nn.Linear, outputs: Tensor, deviation: float = 1.0) -> None:
-    """Make the layer's outputs (N, D), as they are now, have mean 0 and this deviation."""
+    """Change the layer so that these outputs (N, D) get mean 0 and this standard deviation."""
     scale = deviation / outputs.std(0)
     layer.weight.mul_(scale[:, None])
     layer.bias.sub_(outputs.mean(0))

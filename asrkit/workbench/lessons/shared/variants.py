@@ -1,13 +1,13 @@
-"""Ways to compute a model's forward pass, as arms of a case.
+"""Variants of a model's forward pass, as arms of a case.
 
-The name of an arm says how it computes: what is done to the model, then the arithmetic of its
-products, as in "optimized_graphed_bfloat16".
+The name of a variant lists how the model is prepared, then the arithmetic of its products, as in
+"optimized_graphed_bfloat16".
 
-    float32 bfloat16 float16    weights of that dtype, products too
-    tf32                        products of float32 on a GPU
-    int8                        linear layers on a CPU, the rest in its fast dtype
-    autocast                    weights stay float32, products take them cast to bfloat16
-    optimized                   by `asrkit.models.optimize`
+    float32 bfloat16 float16    weights and products in that dtype
+    tf32                        float32 weights, products in TF32 on a GPU
+    int8                        linear layers in int8 on a CPU, the rest in its fast dtype
+    autocast                    float32 weights, cast to bfloat16 for products
+    optimized                   prepared by `asrkit.models.optimize`
     graphed                     replayed as a CUDA graph
 """
 
@@ -24,86 +24,87 @@ from asrkit.models.inference import LinearLayers, capture, cast_copy, optimize, 
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.measure.ceilings import ceilings
 
-TOLERANCE = {  # distance from eager float32 over its norm
+TOLERANCE = {  # relative distance from eager float32
     "float32": 1e-4,
     "tf32": 0.02,
     "bfloat16": 0.05,
     "float16": 0.01,
     "int8": 0.1,
 }
-Inputs = tuple[Tensor, Tensor]
-Encode = Callable[[], tuple[Tensor, Tensor]]
+Inputs = tuple[Tensor, Tensor]  # features (B, T, F) and lengths (B,)
+Encode = Callable[[], tuple[Tensor, Tensor]]  # frames (B, T', D) and lengths (B,)
 
 
 class Work(NamedTuple):
-    """What no way can do without: operations, and numbers that are read."""
+    """Work that no variant can avoid: operations, and weights that are read."""
 
     FLOP: int
     weights: int
 
 
-def arithmetic(way: str) -> str:
+def arithmetic(variant: str) -> str:
     """The arithmetic of the products."""
-    return way.rpartition("_")[2]
+    return variant.rpartition("_")[2]
 
 
-def weights_dtype(way: str) -> torch.dtype:
+def weights_dtype(variant: str) -> torch.dtype:
     """The dtype of the weights."""
-    name = arithmetic(way)
-    if name == "int8":  # those that do not become int8
+    name = arithmetic(variant)
+    if name == "int8":  # dtype of the weights that stay floats
         name = fast_dtype()
-    elif name == "tf32" or way.startswith("autocast"):
+    elif name == "tf32" or variant.startswith("autocast"):
         name = "float32"
     return getattr(torch, name)
 
 
-def runs(way: str) -> bool:
-    """Whether this machine computes so."""
-    return arithmetic(way) != "int8" or has_int8()
+def is_supported(variant: str) -> bool:
+    """Whether this machine can run it."""
+    return arithmetic(variant) != "int8" or has_int8()
 
 
 def arm(
     model: nn.Module,
     inputs: Inputs,
-    way: str,
+    variant: str,
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Encode:
     """A call that computes the model's outputs.
 
     Args:
-        model: with weights of `weights_dtype(way)`.
+        model: its weights have `weights_dtype(variant)`.
         inputs: features (B, T, F) and lengths (B,).
-        way: how to compute.
-        scope: makes a context that each call runs in, such as one core.
+        variant: name of the variant.
+        scope: returns a context for each call, such as `one_thread`.
     """
     features, lengths = inputs
-    if "optimized" in way:
-        layers: LinearLayers = "int8" if arithmetic(way) == "int8" else "as_it_is"
-        model = optimize(cast_copy(model, weights_dtype(way)), linear_layers=layers)
+    device = features.device.type
+    if "optimized" in variant:
+        layers: LinearLayers = "int8" if arithmetic(variant) == "int8" else "as_it_is"
+        model = optimize(cast_copy(model, weights_dtype(variant)), linear_layers=layers)
 
     def encode() -> tuple[Tensor, Tensor]:
-        autocast = torch.autocast(features.device.type, torch.bfloat16, enabled="autocast" in way)
-        with scope(), torch.inference_mode(), tf32(way == "tf32"), autocast:
+        autocast = torch.autocast(device, torch.bfloat16, enabled="autocast" in variant)
+        with scope(), torch.inference_mode(), tf32(variant == "tf32"), autocast:
             return model(features, lengths)
 
-    return capture(encode) if "graphed" in way else encode
+    return capture(encode) if "graphed" in variant else encode
 
 
-def arm_params(way: str, work: Work, device: str, quick: bool) -> dict[str, Any]:
-    """Params of an arm: its arithmetic, its least work, and the time that this takes at the
-    ceilings of that arithmetic, but for int8, whose rate is not measured.
+def arm_params(variant: str, work: Work, device: str, quick: bool) -> dict[str, Any]:
+    """Params of an arm: its arithmetic, its least work, and the time of that work at the machine's
+    ceilings. For int8 no ceiling is measured.
 
     Args:
-        way: how the arm computes.
-        work: of a call.
+        variant: name of the variant.
+        work: least work of a call.
         device: "cpu" or "cuda".
-        quick: take the ceilings at smaller sizes.
+        quick: measure the ceilings at smaller sizes.
     """
-    name = arithmetic(way)
+    name = arithmetic(variant)
     params = {"dtype": name, "tolerance": TOLERANCE[name], "floor_FLOP": work.FLOP}
     if name == "int8":
         return params
-    read_B = work.weights * weights_dtype(way).itemsize
+    read_B = work.weights * weights_dtype(variant).itemsize
     top = ceilings(device, quick)
     return params | {
         "floor_B": read_B,
@@ -115,11 +116,11 @@ def arm_params(way: str, work: Work, device: str, quick: bool) -> dict[str, Any]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread on one core inside the block; afterwards all is as before.
+    """Use one thread on one core inside the block.
 
-    Where the system pins no thread, as macOS does not, the thread moves between cores.
+    macOS cannot pin a thread to a core, so there it may move.
     """
-    this_machine()  # whose records, those of the block too, name all of its cores
+    this_machine()  # cached here, so that records of the block name all cores
     threads = torch.get_num_threads()
     cores = set()
     if hasattr(os, "sched_setaffinity"):
@@ -134,14 +135,14 @@ def one_thread() -> Iterator[None]:
             os.sched_setaffinity(0, cores)
 
 
-def speech(B: int, seconds: float, bins: int, device: str) -> Inputs:
-    """Noise as features (B, T, F), zeros in the padding, and lengths (B,) from T down to T / 2.
+def random_features(B: int, seconds: float, bins: int, device: str) -> Inputs:
+    """Noise as features (B, T, F), with zeros in the padding, and lengths (B,) from T to T / 2.
 
     Args:
-        B: utterances.
-        seconds: of the longest.
+        B: number of utterances.
+        seconds: length of the longest.
         bins: F.
-        device: of the tensors.
+        device: device of both tensors.
     """
     T = round(100 * seconds)
     lengths = torch.linspace(T, T // 2, B).long()

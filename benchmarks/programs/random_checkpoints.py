@@ -1,8 +1,8 @@
-"""Checkpoints with random weights that write some three labels a second of any sound, and sounds:
-what whole programs transcribe, each in its own form of the same weights.
+"""Checkpoints with random weights that emit about three labels a second on any sound, and sounds.
 
-Fresh random weights write far too many labels or none. Here frames are made to differ
-(`scripted.spread_features`), and the bias of the blank is found by bisection.
+Whole programs transcribe these sounds, each with the same weights in its own form. Plain random
+weights emit far too many labels or none. Here `scripted.spread_features` makes the frames differ,
+and bisection finds the bias of the blank.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ PIECES = 1024
 
 
 def recordings(folder: Path, seconds: Sequence[float]) -> list[Path]:
-    """Files of beeps in noise, of these lengths."""
+    """Write files of beeps in noise with these lengths."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = [int(length * RATE_HZ) for length in seconds]
     return [write_wav(folder / f"{row}.wav", beeps(S, row)) for row, S in enumerate(counts)]
 
 
 def write_ctc(path: Path, config: CTCConfig, sound: Path) -> Path:
-    """Write a CTC checkpoint that writes `LABELS_PER_SECOND` of a sound; returns its path."""
-    model, frames, lengths = _lively(CTCModel, config, sound)
+    """Write a CTC checkpoint that emits `LABELS_PER_SECOND` on a sound; returns its path."""
+    model, frames, lengths = _model_and_frames(CTCModel, config, sound)
     _spread(model.output, frames[0])
 
     def labels() -> int:
@@ -52,11 +52,12 @@ def write_ctc(path: Path, config: CTCConfig, sound: Path) -> Path:
 
 
 def write_transducer(path: Path, config: TransducerConfig, sound: Path) -> Path:
-    """Write an RNN-T checkpoint that writes `LABELS_PER_SECOND` of a sound; returns its path.
+    """Write an RNN-T checkpoint that emits `LABELS_PER_SECOND` on a sound; returns its path.
 
-    In the joint the labels before outweigh the frame, so one label on it says little of one more.
+    In the joint the previous labels outweigh the frame, so a label does not make another one on the
+    same frame likely.
     """
-    model, frames, lengths = _lively(TransducerModel, config, sound)
+    model, frames, lengths = _model_and_frames(TransducerModel, config, sound)
     standardize(model.encoder_projection, model.encoder_projection(frames[0]))
     model.predictor.embedding.weight.mul_(3)
     history = torch.randint(PIECES, (1, 400), generator=torch.Generator().manual_seed(0))
@@ -72,9 +73,9 @@ def write_transducer(path: Path, config: TransducerConfig, sound: Path) -> Path:
     return _write(path, model, sound, labels)
 
 
-def _lively(kind: Any, config: Any, sound: Path) -> tuple[Any, Tensor, Tensor]:
-    """A model of random weights, the same ones each time, whose frames of a sound differ; these
-    (1, T, D) and their length.
+def _model_and_frames(kind: Any, config: Any, sound: Path) -> tuple[Any, Tensor, Tensor]:
+    """A model with seeded random weights whose frames of a sound differ, these frames (1, T, D) and
+    their length.
     """
     model = seeded(kind, config)
     samples = torch.tensor(read_wav(sound))[None] / 32768
@@ -86,16 +87,16 @@ def _lively(kind: Any, config: Any, sound: Path) -> tuple[Any, Tensor, Tensor]:
 
 
 def _spread(output: Any, inputs: Tensor) -> None:
-    """Make logits of an output layer differ for these inputs (N, D), and `<unk>` never win."""
+    """Make an output layer's logits differ for inputs (N, D), and `<unk>` never the best."""
     standardize(output, output(inputs), 4.0)
     output.bias[0] = -1e4
 
 
 def _write(path: Path, model: Any, sound: Path, labels: Callable[[], int]) -> Path:
-    """Find the blank's bias by what `labels` counts, and write the checkpoint."""
+    """Find the bias of the blank by bisection, and write the checkpoint; `labels` counts labels."""
     wanted = LABELS_PER_SECOND * len(read_wav(sound)) / RATE_HZ
     low, high = 0.0, 40.0
-    misses: dict[float, float] = {}  # of an RNN-T they need not fall steadily
+    misses: dict[float, float] = {}  # of an RNN-T they need not be monotonic
     for _ in range(12):
         bias = (low + high) / 2
         model.output.bias[PIECES] = bias
@@ -108,11 +109,11 @@ def _write(path: Path, model: Any, sound: Path, labels: Callable[[], int]) -> Pa
 
 
 def pieces() -> list[str]:
-    """`PIECES` pieces of SentencePiece: `<unk>`, syllables that begin a word, and others."""
+    """`PIECES` pieces of SentencePiece: `<unk>`, syllables that begin a word, other syllables."""
     consonants, vowels = "bcdfghjklmnprstvwyz", "aeiou"
-    made = ["".join(parts) for parts in product(consonants, vowels, "lmnrst")]
+    syllables = ["".join(parts) for parts in product(consonants, vowels, "lmnrst")]
     half = PIECES // 2
-    return ["<unk>", *("▁" + piece for piece in made[: half - 1]), *made[:half]]
+    return ["<unk>", *("▁" + piece for piece in syllables[: half - 1]), *syllables[:half]]
 
 
 def tokenizer() -> SentencePieceTokenizer:

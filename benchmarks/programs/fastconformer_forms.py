@@ -1,0 +1,114 @@
+"""Forms of FastConformer checkpoints that other programs read; see FORMS and program_worker.py."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asrkit.features import FeatureConfig, mel_bands
+from asrkit.models import CTCModel, load_checkpoint
+from benchmarks.peers.peer_encoders import load, nemo_settings, transformers_settings
+from benchmarks.programs.fastconformer_programs import MAX_SYMBOLS
+
+
+def write_onnx(source: str, target: str, int8: bool) -> None:
+    """Write a checkpoint as `asrkit export` does, with the mel filters for a plain script."""
+    from asrkit.export import export
+
+    checkpoint = load_checkpoint(source)
+    export(checkpoint, target, format="onnx", int8=int8)
+    np.save(f"{target}/bands.npy", mel_bands(FeatureConfig(**checkpoint.features)).numpy())
+
+
+def write_transformers(source: str, target: str) -> None:
+    """Write a CTC checkpoint as a folder of transformers' Parakeet."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import (
+        ParakeetCTCConfig,
+        ParakeetFeatureExtractor,
+        ParakeetForCTC,
+        ParakeetTokenizer,
+    )
+
+    from asrkit.models.checkpoints.huggingface import our_name
+
+    checkpoint: Any = load_checkpoint(source)
+    sizes = vars(checkpoint.model.config.encoder)
+    blank = checkpoint.model.blank
+    encoder = transformers_settings(sizes)
+    config = ParakeetCTCConfig(vocab_size=blank + 1, pad_token_id=blank, encoder_config=encoder)
+    model = ParakeetForCTC(config)
+    load(model, "", our_name, checkpoint.model.state_dict())
+    model.save_pretrained(target)
+    ParakeetFeatureExtractor(feature_size=sizes["bins"]).save_pretrained(target)
+    scores = [(piece, -float(n)) for n, piece in enumerate(checkpoint.tokenizer.pieces())]
+    words = Tokenizer(models.Unigram([*scores, ("<pad>", 0.0)], unk_id=0))
+    words.decoder = decoders.Metaspace()
+    tokenizer = ParakeetTokenizer(tokenizer_object=words, pad_token="<pad>", unk_token="<unk>")
+    tokenizer.save_pretrained(target)
+
+
+def write_nemo(source: str, target: str) -> None:
+    """Write a CTC or RNN-T checkpoint as NeMo's archive."""
+    from nemo.collections.asr.models import EncDecCTCModelBPE, EncDecRNNTBPEModel
+    from omegaconf import OmegaConf, open_dict
+
+    from asrkit.models.checkpoints.nemo import our_name
+
+    checkpoint: Any = load_checkpoint(source)
+    model = checkpoint.model
+    sizes = vars(model.config.encoder)
+    modules = "nemo.collections.asr.modules."
+    V = model.blank
+    features = {"window_size": 0.025, "features": sizes["bins"], "n_fft": 512, "dither": 0.0}
+    config = {
+        "sample_rate": 16_000,
+        "preprocessor": {"_target_": f"{modules}AudioToMelSpectrogramPreprocessor", **features},
+        "encoder": {"_target_": f"{modules}ConformerEncoder", **nemo_settings(sizes)},
+        "decoding": {"strategy": "greedy_batch", "greedy": {"max_symbols": MAX_SYMBOLS}},
+    }
+    kind = EncDecCTCModelBPE
+    if isinstance(model, CTCModel):
+        width = sizes["width"]
+        config["decoder"] = {
+            "_target_": f"{modules}ConvASRDecoder",
+            "feat_in": width,
+            "num_classes": V,
+            "vocabulary": [],
+        }
+    else:
+        kind = EncDecRNNTBPEModel
+        width = model.config.predictor.width
+        net = {"pred_hidden": width, "pred_rnn_layers": model.config.predictor.layers}
+        joint = {"joint_hidden": model.config.joint_width, "activation": "relu"}
+        joint |= {"encoder_hidden": sizes["width"], "pred_hidden": width}
+        config["model_defaults"] = {"enc_hidden": sizes["width"], **net}
+        config["decoder"] = {"_target_": f"{modules}RNNTDecoder", "prednet": net, "vocab_size": V}
+        config["joint"] = {
+            "_target_": f"{modules}RNNTJoint",
+            "jointnet": joint,
+            "num_classes": V,
+            "vocabulary": [],
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "tokenizer.model").write_bytes(checkpoint.tokenizer.model)
+        lines = (f"{piece}\n" for piece in checkpoint.tokenizer.pieces())
+        Path(folder, "vocab.txt").write_text("".join(lines))
+        config["tokenizer"] = {"dir": folder, "type": "bpe"}
+        archive = kind(OmegaConf.create(config)).eval()
+        for part in {"encoder", "decoder", "joint"} & config.keys():
+            load(getattr(archive, part), f"{part}.", our_name, model.state_dict())
+        with open_dict(archive.cfg):  # `transcribe` reads it
+            archive.cfg.validation_ds = {"manifest_filepath": None}
+        archive.save_to(target)
+
+
+FORMS: dict[str, Callable[[str, str], None]] = {  # source and target path
+    "onnx": partial(write_onnx, int8=False),
+    "onnx-int8": partial(write_onnx, int8=True),
+    "parakeet": write_transformers,
+    "model.nemo": write_nemo,
+}
