@@ -169,7 +169,7 @@ def test_a_rounded_arm_agrees_only_within_its_own_tolerance():
     case = Case(what="x", arms=arms, params={}, arm_params=own)
     check(case)
     with pytest.raises(
-        AssertionError, match="rounded disagrees with exact.* of 2; 0.005"
+        AssertionError, match="rounded disagrees with exact.* of 2; the tolerance is 0.005"
     ):
         check(replace(case, arm_params={}, tolerance=0.005))
     arms = {"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)}

@@ -21,5 +21,5 @@ def test_torchaudio_has_no_arm_where_its_offsets_end(monkeypatch):
     """It would raise, and its case would have no records."""
     shape = (2, 40, 11, 28)
     assert "torchaudio" in losses.logits_case(losses.rnnt_loss, shape, "cpu").arms
-    monkeypatch.setattr(losses, "OFFSETS", 2 * 40 * 11 * 28)
+    monkeypatch.setattr(losses, "MAX_LOGITS", 2 * 40 * 11 * 28)
     assert "torchaudio" not in losses.logits_case(losses.rnnt_loss, shape, "cpu").arms
