@@ -10,7 +10,7 @@ from torch import Tensor
 from asrkit.workbench.measure.comparison import Arms, Comparison
 from asrkit.workbench.records import Measurement
 
-__all__ = ["Arms", "Case", "PeerArms", "Suite", "failure", "study_params"]
+__all__ = ["Arms", "Case", "PeerArms", "Suite", "study_params"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +36,15 @@ class PeerArms:
 class Case(Comparison):
     """One benchmark of a suite: arms to compare and time, or a function that measures.
 
-    A case has `arms`, `measure` or `refused`. If it has none of them, it is skipped.
+    A case has `arms` or `measure`; without either it is skipped.
 
     Attributes:
         measure: yields measurements; replaces the arms.
-        refused: why the case could not be built; reported as a failure.
         peers: arms of other packages.
         more: yields further measurements once the arms are timed.
     """
 
     measure: Callable[[], Iterable[Measurement]] | None = None
-    refused: str = ""
     peers: PeerArms | None = None
     more: Callable[[], Iterable[Measurement]] = tuple
 
@@ -56,6 +54,16 @@ class Case(Comparison):
         shape = "×".join(map(str, self.params.get("shape", ())))
         dtype = str(self.params.get("dtype", "")).replace("float32", "")
         return " ".join(filter(None, (self.what, shape, dtype)))
+
+    @classmethod
+    def refused(cls, what: str, error: Exception) -> "Case":
+        """A case that fails, because it could not be built."""
+        error = error.with_traceback(None)  # which would keep tensors alive
+
+        def fail() -> Iterator[Measurement]:
+            raise error
+
+        return cls(what=what, measure=fail)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +85,6 @@ class Suite:
     gpu_tests: tuple[str, ...] = ()
     cpu_only: bool = False
     takes_peers: bool = False
-
-
-def failure(title: str, error: Exception) -> str:
-    """One line on why a case failed; the message of an AssertionError already names the case."""
-    if isinstance(error, AssertionError):
-        return str(error)
-    return f"{title}: {type(error).__name__}: {error}"
 
 
 def study_params(device: str, quick: bool, **params: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from asrkit.workbench.measure import Timing, measure
 from asrkit.workbench.measure.comparison import Observation, RemoteArm, compare_arms
 from asrkit.workbench.measure.publishing import arm_measurements, time_ratio
 from asrkit.workbench.records import Measurement
-from benchmarks.harness.cases import Case, failure
+from benchmarks.harness.cases import Case
 from benchmarks.peers.processes import Peers, digest
 from benchmarks.suites import SUITES
 
@@ -60,7 +60,7 @@ def run(
     measured: list[Record] = []
     failures: list[str] = []
     for case in SUITES[suite].cases(device, quick, **options):
-        if not (case.arms or case.measure or case.refused):
+        if not (case.arms or case.measure):
             continue
         log(": ".join(filter(None, [case.title, ", ".join(case.arms)])))
         try:
@@ -73,11 +73,18 @@ def run(
         except OSError:  # the records cannot be written
             raise
         except Exception as error:  # a case that fails does not end the suite
-            failures.append(failure(case.title, error))
+            failures.append(_failure(case.title, error))
             log(failures[-1])
         del case  # free its arms before the next case is built
     assert not failures, " ".join(failures)
     return measured
+
+
+def _failure(title: str, error: Exception) -> str:
+    """One line on why a case failed; the message of an AssertionError already names the case."""
+    if isinstance(error, AssertionError):
+        return str(error)
+    return f"{title}: {type(error).__name__}: {error}"
 
 
 def _append(out: Path, record: Record) -> None:
@@ -96,7 +103,6 @@ def measurements(
     Raises:
         AssertionError: an arm failed; raised after all others were measured.
     """
-    assert not case.refused, case.refused
     cuda = device == "cuda"
     run_params: dict[str, Any] = {"gpu_before": gpu_state()} if cuda else {}
     if quick:

@@ -2,8 +2,7 @@
 
 A request names a file that `write` wrote (weights and sizes of asrkit's encoder, and features),
 and a mode: float32, autocast (float32 weights, products in bfloat16) or bfloat16. Encoders run in
-eval mode. The answer has a sketch of the frames, and their lengths. transformers runs with its
-`sdpa` attention and with its `eager` one.
+eval mode. The answer has a sketch of the frames, and their lengths.
 """
 
 import re
@@ -129,15 +128,15 @@ def nemo(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[nn.Mo
 
 
 def transformers(
-    sizes: Mapping[str, Any], weights: Mapping[str, Tensor], attention: str
+    sizes: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[nn.Module, Encode]:
-    """transformers' ParakeetEncoder with "sdpa" or "eager" attention."""
+    """transformers' ParakeetEncoder with `sdpa` attention."""
     from transformers import ParakeetEncoder, ParakeetEncoderConfig
 
     from asrkit.models.checkpoints.huggingface import our_name
 
     config = ParakeetEncoderConfig(**transformers_settings(sizes))
-    config._attn_implementation = attention
+    config._attn_implementation = "sdpa"
     encoder = ParakeetEncoder(config)
     load(encoder, "encoder.", our_name, weights)
 
@@ -180,12 +179,7 @@ def answer(result: Result) -> dict[str, Any]:
     return {"digest": [sketch(encoded, lengths).tolist(), lengths.tolist()]}
 
 
-def _transformers(attention: str) -> tuple[str, Callable[..., Any]]:
-    return "transformers", partial(prepare, partial(transformers, attention=attention))
-
-
 PEERS = {
     "nemo_encoder": ("nemo_toolkit", partial(prepare, nemo)),
-    "transformers_encoder": _transformers("sdpa"),
-    "transformers_encoder_eager": _transformers("eager"),
+    "transformers_encoder": ("transformers", partial(prepare, transformers)),
 }

@@ -173,7 +173,7 @@ def versus_nemo(
         peers = PeerArms(
             request={"kind": request, "max_symbols": 10, "device": device, "plan": str(path)},
             ours="windowed_looping",
-            against={GRAPHS: [*case.arms][-1]} if case.arms else {},
+            against={GRAPHS: [*case.arms][-1]},
         )
         yield replace(case, peers=peers)
 
@@ -260,7 +260,7 @@ def _counted(
     device: str,
 ) -> tuple[Arms, dict[str, dict[str, Any]]]:
     """An arm for each variant that can run, and its counted calls. A variant that fails is reported
-    on standard error; if the first fails, there are no arms.
+    on standard error and left out.
 
     Args:
         model: model of the variants whose options name no other model.
@@ -283,7 +283,7 @@ def _counted(
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
         arms[name] = arm
-    return (arms if next(iter(variants)) in arms else {}), params
+    return arms, params
 
 
 def attention(decoder: PlantedDecoder, B: int, T: int, device: str) -> Case:

@@ -24,7 +24,7 @@ from asrkit.decoders import release_graphs
 from asrkit.models import LSTMConfig, TransducerConfig, presets
 from asrkit.workbench.lessons.shared.ladder import ladder_arms, ladder_comparison
 from asrkit.workbench.lessons.shared.scripted import lengths, scripted
-from benchmarks.harness.cases import Case, Suite, failure
+from benchmarks.harness.cases import Case, Suite
 
 SIZES = {"tiny": (4, 2), "cpu": (12, 4), "cuda": (64, 32)}  # utterances, batch size
 PRESETS = {  # for RNN-T and for TDT
@@ -58,7 +58,7 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
                 case = Case(**vars(compared))
                 del task, arms, compared  # so that their gigabytes are freed with the case
             except (AssertionError, RuntimeError, ValueError) as error:
-                case = Case(what=what, refused=failure(what, error))
+                case = Case.refused(what, error)
             yield case
         del case
         release_graphs()

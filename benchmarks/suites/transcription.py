@@ -26,7 +26,7 @@ from asrkit.models import CTCConfig, presets
 from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, FileRecognizer, Task, Variant
 from asrkit.workbench.lessons.shared.ladder import ladder_comparison
 from asrkit.workbench.lessons.shared.scripted import lengths, scripted
-from benchmarks.harness.cases import Case, Suite, failure
+from benchmarks.harness.cases import Case, Suite
 from benchmarks.peers.processes import Peers
 from benchmarks.programs import cases as programs
 from benchmarks.programs import recorded
@@ -170,7 +170,7 @@ def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:
         speech = repeated(task, B if full else max(BATCHES_OF_SPEECH * B, len(task.files)), B)
         compared = ladder_comparison(what, speech, arms_of(speech), params, quick)
     except (AssertionError, RuntimeError, ValueError) as error:
-        return Case(what=what, params={"shape": [B]}, refused=failure(what, error))
+        return Case.refused(what, error)
     shape = [B, *compared.params["shape"][1:]]
     return Case(**{**vars(compared), "params": compared.params | {"shape": shape}})
 

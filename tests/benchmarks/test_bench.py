@@ -169,7 +169,8 @@ def test_a_rounded_arm_agrees_only_within_its_own_tolerance():
     case = Case(what="x", arms=arms, params={}, arm_params=own)
     check(case)
     with pytest.raises(
-        AssertionError, match="rounded disagrees with exact.* of 2; the tolerance is 0.005"
+        AssertionError,
+        match="rounded disagrees with exact.* of 2; the tolerance is 0.005",
     ):
         check(replace(case, arm_params={}, tolerance=0.005))
     arms = {"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)}
@@ -207,7 +208,7 @@ def test_an_arm_that_differs_or_raises_does_not_end_the_others(
 
 def test_a_first_arm_a_study_and_a_case_that_fail_do_not_end_the_suite(suite, tmp_path):
     out = tmp_path / "out.jsonl"
-    refused = Case(what="y", refused="y: ValueError: y: too long")
+    refused = Case.refused("y", ValueError("y: too long"))
     study = Case(what="claims: x", measure=fails)
     suite(small(plain=fails), study, refused, replace(small(), what="last"))
     wanted = (

@@ -44,7 +44,7 @@ def case():
 def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, case):
     (peer,) = peers.arms(**case.peers.request).values()
     answer = peer(observe=True)
-    result = case.run("reference")
+    result = case.once("reference")()
     wanted = [one.item() for one in digest(result, case.peers.logits)]
     assert torch.stack(answer.digest).tolist() == pytest.approx(wanted, rel=1e-5)
     assert min(answer.wall_ms, answer.cpu_ms) > 0
@@ -64,7 +64,7 @@ def test_records_name_the_peer_and_its_version(peers, case, monkeypatch):
 
 
 def test_a_peer_that_disagrees_is_not_measured(peers, case, monkeypatch):
-    cost, gradient = case.run("reference")
+    cost, gradient = case.once("reference")()
     arms = dict.fromkeys(("wrong", "numba_cpu"), lambda: (cost, gradient.flip(1)))
     declare(monkeypatch, replace(case, arms=arms, setups={}))
     wanted = "torchaudio disagrees with wrong, so it was not measured"

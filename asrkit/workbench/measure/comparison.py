@@ -63,10 +63,6 @@ class Comparison:
             return partial(self.arms[name], self.setups[name]())
         return partial(self.arms[name])
 
-    def run(self, name: str) -> Any:
-        """The result of one call of the arm of this name."""
-        return self.once(name)()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Sample):
@@ -147,7 +143,7 @@ def _observe(case: Comparison, name: str, device: str) -> tuple[Any, Observation
     peak_B = peak_memory(case.once(name), device=device) if case.memory else None
     result = None
     if not case.compared_arms:
-        result = case.run(name)
+        result = case.once(name)()
     elif name in case.compared_arms:
         result = case.compared_arms[name]()
     impl = getattr(result, "impl", "")

@@ -110,9 +110,7 @@ def launch(
 def _array(value: Tensor) -> Any:
     """A tensor as a CUDA array on the same memory."""
     if SIMULATED:
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
-
-        return FakeCUDAArray(value.numpy())
+        return value.numpy()
     return cuda.as_cuda_array(value, sync=False)
 
 
