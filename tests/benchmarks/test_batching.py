@@ -55,19 +55,22 @@ def found(few, tmp_path_factory):
 def values(found, metric):
     """Values of a metric by (ranks, arm)."""
     return {
-        (one["params"]["ranks"], one["impl"]): one["value"]
-        for one in found[0]
-        if one["metric"] == metric
+        (record["params"]["ranks"], record["impl"]): record["value"]
+        for record in found[0]
+        if record["metric"] == metric
     }
 
 
 def test_each_arm_has_one_record_per_metric_with_all_params(found):
-    made, _, err = found
-    keys = [(one["params"]["ranks"], one["impl"], one["metric"]) for one in made]
+    measured, _, err = found
+    keys = [
+        (record["params"]["ranks"], record["impl"], record["metric"])
+        for record in measured
+    ]
     assert len({*keys}) == len(keys)
     assert {impl for _, impl, _ in keys} == {*OURS, *THEIRS}
     assert {impl for _, impl, metric in keys if metric == "sampler_time"} == TIMED
-    for record in made:
+    for record in measured:
         params = record["params"]
         assert params["set"] == "mine"
         assert params["utterances"] == 700
@@ -90,13 +93,13 @@ def test_ours_keep_every_utterance_within_the_limit_and_losses_of_others_are_rec
 
 
 def test_a_wrong_arm_is_refused_with_the_reason(few):
-    made = comparison(few)
+    compared = comparison(few)
     good = data.plan(data.Random(limit=LIMIT), few, ranks=2).steps
     (first, second), *rest = good
 
     def share(steps, may_lose=False):
         arm = batching.BatchingArm("bad", lambda number: steps, may_lose=may_lose)
-        return made.check(arm, steps)
+        return compared.check(arm, steps)
 
     less = [(first[1:], second), *rest]
     assert share(good) == 1
@@ -169,28 +172,28 @@ def test_nemo_like_batches_hold_one_bucket_each_and_leave_out_what_has_none(few)
 
 def test_the_limit_in_seconds_is_the_largest_that_fits_in_every_epoch():
     same = data.Lengths(np.full(500, 10.0), np.zeros(500))
-    made = comparison(same, ranks=1)
+    compared = comparison(same, ranks=1)
 
     def grows(seconds):
         """An arm whose last epoch has the largest batch."""
         most = int(seconds / 10)
         return batching.BatchingArm("x", lambda n: [[np.arange(most + 20 * n)]])
 
-    arm = made.with_largest_seconds(grows)
-    assert 0.98 < made.largest_share(arm.epoch(batching.EPOCHS - 1)) <= 1
+    arm = compared.with_largest_seconds(grows)
+    assert 0.98 < compared.largest_share(arm.epoch(batching.EPOCHS - 1)) <= 1
     most = arm.params["max_seconds"]
-    assert made.largest_share(grows(1.03 * most).epoch(batching.EPOCHS - 1)) > 1
+    assert compared.largest_share(grows(1.03 * most).epoch(batching.EPOCHS - 1)) > 1
 
 
 def test_pairs_that_share_a_batch_again_are_counted():
     def epoch(*batches):
         return [[np.array(rows)] for rows in batches]
 
-    one = epoch([0, 1, 2], [3, 4])
-    other = epoch([0, 1, 3], [2, 4])
-    shared = repeated_pairs(one, other)
+    first = epoch([0, 1, 2], [3, 4])
+    second = epoch([0, 1, 3], [2, 4])
+    shared = repeated_pairs(first, second)
     assert shared == 1 / 4  # 0 and 1, of four pairs
-    assert repeated_pairs(one, one) == 1
+    assert repeated_pairs(first, first) == 1
     assert repeated_pairs(epoch([0]), epoch([0])) == 0
 
 

@@ -145,26 +145,30 @@ def test_records_of_a_case_are_complete_and_ratios_are_taken_repeat_by_repeat(
     assert records.read(out) == found
     assert lines == ["small 3: plain, slow, fast"]
     by = {
-        (one["impl"], one["metric"]): one for one in found if one["metric"] != "ratio"
+        (record["impl"], record["metric"]): record
+        for record in found
+        if record["metric"] != "ratio"
     }
     metrics = ("latency", "rtfx", "cpu_time", "peak_memory")
     assert {*by} == {*product(["plain", "slow", "fast"], metrics)}
-    for one in found:
-        assert {"threads", "device", "shape", "quick"} <= {*one["params"]}
+    for record in found:
+        assert {"threads", "device", "shape", "quick"} <= {*record["params"]}
     plain = by["plain", "latency"]["value"]
     assert by["plain", "rtfx"]["value"] == pytest.approx(6e3 / plain)
-    ratios = [one for one in found if one["metric"] == "ratio"]
-    assert [one["params"]["arms"][0] for one in ratios] == ["plain", "slow"]
-    for one in ratios:
-        slow, fast = (by[name, "latency"]["samples"] for name in one["params"]["arms"])
+    ratios = [record for record in found if record["metric"] == "ratio"]
+    assert [record["params"]["arms"][0] for record in ratios] == ["plain", "slow"]
+    for record in ratios:
+        slow, fast = (
+            by[name, "latency"]["samples"] for name in record["params"]["arms"]
+        )
         parts = [a / b for a, b in zip(slow, fast, strict=True)]
-        assert one["samples"] == pytest.approx(parts)
-        assert one["stats"]["n"] >= 3
+        assert record["samples"] == pytest.approx(parts)
+        assert record["stats"]["n"] >= 3
 
 
 def test_a_rounded_arm_agrees_only_within_its_own_tolerance():
-    one = torch.ones(4)
-    arms = {"exact": lambda: (one,), "rounded": lambda: (1.01 * one,)}
+    ones = torch.ones(4)
+    arms = {"exact": lambda: (ones,), "rounded": lambda: (1.01 * ones,)}
     own = {"rounded": {"tolerance": 0.02}}
     case = Case(what="x", arms=arms, params={}, arm_params=own)
     check(case)
@@ -173,7 +177,7 @@ def test_a_rounded_arm_agrees_only_within_its_own_tolerance():
         match="rounded disagrees with exact.* of 2; the tolerance is 0.005",
     ):
         check(replace(case, arm_params={}, tolerance=0.005))
-    arms = {"nan": lambda: (one * float("nan"),), "exact": lambda: (one,)}
+    arms = {"nan": lambda: (ones * float("nan"),), "exact": lambda: (ones,)}
     with pytest.raises(AssertionError, match="exact disagrees with nan"):
         check(replace(case, arms=arms))
 
@@ -200,7 +204,7 @@ def test_an_arm_that_differs_or_raises_does_not_end_the_others(
     suite(small(slow=wrong), replace(small(), what="next"))
     with pytest.raises(AssertionError, match=message):
         run(out=out)
-    assert {(one["what"], one["impl"]) for one in records.read(out)} == {
+    assert {(record["what"], record["impl"]) for record in records.read(out)} == {
         *product(["small"], ["plain", "fast"]),
         *product(["next"], ["plain", "slow", "fast"]),
     }
@@ -217,7 +221,7 @@ def test_a_first_arm_a_study_and_a_case_that_fail_do_not_end_the_suite(suite, tm
     )
     with pytest.raises(AssertionError, match=f"^{wanted}$"):
         run(out=out)
-    assert {one["what"] for one in records.read(out)} == {"last"}
+    assert {record["what"] for record in records.read(out)} == {"last"}
 
 
 def test_the_error_of_a_full_disk_names_the_file_without_its_folder(
@@ -244,7 +248,7 @@ def test_a_table_shows_shares_with_their_interval_rates_with_their_peak_and_call
         | {"metric": "ratio", "unit": "1", "value": 5.0, "params": {"arms": "zy"}},
     ]
     found[1]["stats"] = {"p25": 1.0, "p75": 3.0}
-    case, head, line, *_, last = (one.replace("\u00a0", " ") for one in table(found))
+    case, head, line, *_, last = (line.replace("\u00a0", " ") for line in table(found))
     assert case == "x 9 words"
     assert line[head.index("wer") :] == "25.00 % [20.00 %, 30.00 %]"
     assert "2,000 GFLOP/s (25 %), 3 GB/s" in last

@@ -15,16 +15,19 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_every_arithmetic_and_stream_is_measured_and_the_best_repeat_counts():
     found = ceilings("cpu", quick=True)
-    by = {(one.metric, one.impl): one for one in found.measurements}
+    by = {
+        (measurement.metric, measurement.impl): measurement
+        for measurement in found.measurements
+    }
     names = ["float32", "bfloat16", "float16"]
     pairs = {*product(["matrix_product", "weight_stream"], names), ("copy", "float32")}
     assert {*by} == pairs
-    best = {key: max(one.samples) for key, one in by.items()}
+    best = {key: max(measurement.samples) for key, measurement in by.items()}
     assert found.flops == {name: best["matrix_product", name] for name in names}
     streams = [best[key] for key in best if key[0] != "matrix_product"]
     assert found.bytes_per_s == max(streams)
-    for one in found.measurements:
-        assert records.problem(one.record()) == ""
+    for measurement in found.measurements:
+        assert records.problem(measurement.record()) == ""
 
 
 def test_work_takes_as_long_as_the_slower_of_its_operations_and_its_bytes():
@@ -40,8 +43,8 @@ def test_tf32_is_as_it_was_afterwards_even_after_an_error(on):
     products = torch.backends.cuda.matmul
     before = products.allow_tf32, cudnn.allow_tf32
     with contextlib.suppress(KeyError), tf32(on):
-        for one in (products, cudnn.conv, cudnn.rnn):
-            assert one.fp32_precision == ("tf32" if on else "ieee")
+        for setting in (products, cudnn.conv, cudnn.rnn):
+            assert setting.fp32_precision == ("tf32" if on else "ieee")
         raise KeyError
     # torch's older settings can be read as before
     assert (products.allow_tf32, cudnn.allow_tf32) == before
@@ -51,11 +54,17 @@ def test_tf32_is_switched_after_torchs_newer_setting_was_used_as_well():
     """Asking for allow_tf32 raises then."""
     matmul = torch.backends.cuda.matmul
     conv = torch.backends.cudnn.conv
-    before = [one.fp32_precision for one in (matmul, conv)]
+    before = [setting.fp32_precision for setting in (matmul, conv)]
     try:
         matmul.fp32_precision = "tf32"
         with tf32(False):
-            assert [one.fp32_precision for one in (matmul, conv)] == ["ieee", "ieee"]
-        assert [one.fp32_precision for one in (matmul, conv)] == ["tf32", before[1]]
+            assert [setting.fp32_precision for setting in (matmul, conv)] == [
+                "ieee",
+                "ieee",
+            ]
+        assert [setting.fp32_precision for setting in (matmul, conv)] == [
+            "tf32",
+            before[1],
+        ]
     finally:
         matmul.fp32_precision, conv.fp32_precision = before

@@ -32,23 +32,25 @@ def test_records_have_metric_unit_and_arms_of_their_claims_and_a_cpu_settles_non
     found,
 ):
     decisive = [
-        one
-        for one in found
-        if (CLAIMS[one["what"]].metric, CLAIMS[one["what"]].unit)
-        == (one["metric"], one["unit"])
+        record
+        for record in found
+        if (CLAIMS[record["what"]].metric, CLAIMS[record["what"]].unit)
+        == (record["metric"], record["unit"])
     ]
-    assert {one["what"] for one in decisive} == {*claims.STUDIES} - claims.GPU_CLAIMS
-    for one in decisive:
-        claim, params = CLAIMS[one["what"]], one["params"]
+    assert {record["what"] for record in decisive} == {
+        *claims.STUDIES
+    } - claims.GPU_CLAIMS
+    for record in decisive:
+        claim, params = CLAIMS[record["what"]], record["params"]
         assert params.get("arms", []) == [*claim.arms], claim.id
         assert params["quick"]
         assert ledger.verdict(claim, found).measured is None
         params = params | {"device": "cuda"}
-        toy = {**one, "params": params}
-        assert ledger.verdict(claim, [toy], one["machine"]).measured is None
+        toy = {**record, "params": params}
+        assert ledger.verdict(claim, [toy], record["machine"]).measured is None
         del params["quick"]
-        seen = ledger.verdict(claim, [toy], one["machine"])
-        assert seen.measured == one["value"], (claim.id, seen)
+        seen = ledger.verdict(claim, [toy], record["machine"])
+        assert seen.measured == record["value"], (claim.id, seen)
 
 
 def wrong_features(features, *_):
@@ -103,8 +105,8 @@ def test_arms_with_graphs_are_those_of_the_claim_and_wrong_ones_are_not_measured
 def test_idle_time_is_the_share_without_kernels(monkeypatch):
     monkeypatch.setattr(claims, "kernels_ms", lambda call: 1e-3)
     *_, case = cases("rnnt-gpu-idle")
-    (one,) = case.measure()
-    assert one.what == "rnnt-gpu-idle"
-    assert one.metric == "share"
-    assert one.unit == "1"
-    assert 0.9 < one.value < 1
+    (measurement,) = case.measure()
+    assert measurement.what == "rnnt-gpu-idle"
+    assert measurement.metric == "share"
+    assert measurement.unit == "1"
+    assert 0.9 < measurement.value < 1

@@ -45,14 +45,16 @@ def run(cases, monkeypatch, **options):
 def by_impl(records, metric="latency"):
     """Records of a metric by (case, arm)."""
     return {
-        (one["what"], one["impl"]): one for one in records if one["metric"] == metric
+        (record["what"], record["impl"]): record
+        for record in records
+        if record["metric"] == metric
     }
 
 
 def pairs_of(records):
     """The pairs of arms whose ratio was recorded."""
-    ratios = [one for one in records if one["metric"] == "ratio"]
-    return {tuple(one["params"]["arms"]) for one in ratios}
+    ratios = [record for record in records if record["metric"] == "ratio"]
+    return {tuple(record["params"]["arms"]) for record in ratios}
 
 
 def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_ceiling(
@@ -64,8 +66,8 @@ def test_a_record_has_its_arithmetic_its_least_work_and_the_time_of_that_at_the_
     kinds = ("float32", "autocast_bfloat16", "bfloat16")
     wanted = {*kinds, "optimized_float32", "optimized_bfloat16"}
     assert {name for _, name in timed} == wanted
-    for (_, name), one in timed.items():
-        params = one["params"]
+    for (_, name), record in timed.items():
+        params = record["params"]
         dtype = "float32" if name.endswith("float32") else "bfloat16"
         assert params["dtype"] == dtype
         assert params["preset"] == "tiny"
@@ -205,10 +207,10 @@ def test_ours_alone_on_one_core_with_errors_and_floors(narrow, monkeypatch):
         wanted["int8"] = [*wanted["bfloat16"], "optimized_int8"]
     pairs = {(f"engines-{kind}", name) for kind in wanted for name in wanted[kind]}
     assert found.keys() == pairs
-    for (what, _), one in found.items():
-        assert 0 < one["value"] < LARGEST[what.partition("-")[2]]
-    for one in by_impl(records).values():
-        params = one["params"]
+    for (what, _), record in found.items():
+        assert 0 < record["value"] < LARGEST[what.partition("-")[2]]
+    for record in by_impl(records).values():
+        params = record["params"]
         assert params["cores"] == 1
         assert params["preset"] == "small"
         assert params["audio_s"] == 2 * 90 / 100

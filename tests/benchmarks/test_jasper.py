@@ -28,7 +28,9 @@ def test_the_studies_record_the_claims_that_need_a_gpu():
     first, *_, last = SMALL.encoder.stages
     few = replace(SMALL, encoder=replace(SMALL.encoder, stages=(first, last)))
     cases = jasper.claims(random_jasper(few, "cpu"), "cpu", True)
-    measured = [one.record() for case in cases for one in case.measure()]
+    measured = [
+        measurement.record() for case in cases for measurement in case.measure()
+    ]
     found = {record["what"]: record for record in measured}
     assert {*found} == {*jasper.LATENCY, *jasper.TRAINING}
     claims = {claim.id: claim for claim in load_claims()}
@@ -70,7 +72,7 @@ def test_the_peers_that_are_installed_are_the_pinned_ones_and_none_sends_telemet
     lines = (root / "requirements-peers.txt").read_text(encoding="utf-8").splitlines()
     (packages,) = PYTHON.parents[1].glob("lib/python*/site-packages")
     installed = distributions(path=[str(packages)])
-    found = pairs((one.metadata["Name"], one.version) for one in installed)
+    found = pairs((package.metadata["Name"], package.version) for package in installed)
     assert pairs(line.split("==") for line in lines if "==" in line) <= found
     # what NeMo imports sends nothing unless somebody gives it an exporter
     senders = {name for name, _ in found if "telemetry" in name}

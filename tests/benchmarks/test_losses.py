@@ -11,8 +11,8 @@ def test_an_eager_joint_in_bfloat16_stands_beside_the_lean_loss_on_a_gpu():
     arms = losses.joint_arms(leaves, targets, gpu=True)
     rounded = arms["torchaudio_bfloat16"]()
     whole = arms["torchaudio"]()
-    for one, other in zip(rounded, whole, strict=True):
-        difference, size = apart(other, one)
+    for result, exact in zip(rounded, whole, strict=True):
+        difference, size = apart(exact, result)
         assert difference <= 0.05 * size
     assert not torch.equal(rounded[0], whole[0]), "its joint is in float32"
 

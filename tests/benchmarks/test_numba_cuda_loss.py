@@ -47,8 +47,8 @@ def check_all(device):
     from asrkit.workbench.lessons.shared.numba_cuda_loss import rnnt_loss_numba_cuda
 
     for dtype in DTYPES:
-        given = batch(3, 3, 4, 3, 21, dtype=dtype, device=device)
-        check(rnnt_loss_numba_cuda, *given)
+        inputs = batch(3, 3, 4, 3, 21, dtype=dtype, device=device)
+        check(rnnt_loss_numba_cuda, *inputs)
 
 
 def simulate():
@@ -97,8 +97,8 @@ def test_kernels_agree_with_the_reference_on_a_device():
 
     check_all("cuda")
     for dtype in DTYPES:
-        given = batch(8, 2, 40, 300, 65, dtype=dtype, device="cuda")
-        check(rnnt_loss_numba_cuda, *given)
+        inputs = batch(8, 2, 40, 300, 65, dtype=dtype, device="cuda")
+        check(rnnt_loss_numba_cuda, *inputs)
 
 
 @pytest.mark.gpu

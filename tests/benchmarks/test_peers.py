@@ -45,7 +45,7 @@ def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, cas
     (peer,) = peers.arms(**case.peers.request).values()
     answer = peer(observe=True)
     result = case.once("reference")()
-    wanted = [one.item() for one in digest(result, case.peers.logits)]
+    wanted = [part.item() for part in digest(result, case.peers.logits)]
     assert torch.stack(answer.digest).tolist() == pytest.approx(wanted, rel=1e-5)
     assert min(answer.wall_ms, answer.cpu_ms) > 0
     assert answer.peak_B >= 0
@@ -55,11 +55,13 @@ def test_a_peer_computes_the_same_from_the_same_seed_and_times_itself(peers, cas
 def test_records_name_the_peer_and_its_version(peers, case, monkeypatch):
     declare(monkeypatch, case)
     found = run("one", quick=True, peers=peers)
-    by = {one["metric"]: one for one in found if one["impl"] == "torchaudio"}
+    by = {
+        record["metric"]: record for record in found if record["impl"] == "torchaudio"
+    }
     assert {*by} == {"latency", "cpu_time", "peak_memory"}
     version = importlib.metadata.version("torchaudio")
-    for one in by.values():
-        assert one["params"]["peer"] == f"torchaudio {version}"
+    for record in by.values():
+        assert record["params"]["peer"] == f"torchaudio {version}"
     assert by["peak_memory"]["timer"] == "VmHWM of its process"
 
 
@@ -81,11 +83,11 @@ def test_a_peer_decoder_must_find_the_same_labels_on_the_same_frames(wrong):
     arms = {"ours": lambda: found, "theirs": theirs}
     request = {"kind": "x"}
     peers = PeerArms(request=request)
-    made = Case(what="x", arms=arms, peers=peers, digest=partial(digest, logits=None))
-    check(made)
+    case = Case(what="x", arms=arms, peers=peers, digest=partial(digest, logits=None))
+    check(case)
     parts[wrong] = parts[wrong] + 1
     with pytest.raises(AssertionError, match="theirs disagrees .* Integers differ"):
-        check(made)
+        check(case)
 
 
 def test_a_peer_that_is_not_installed_is_left_out_with_one_line(case, capfd):

@@ -134,7 +134,7 @@ def test_the_ctc_head_gets_the_requested_share_wrong(decoder, errors):
     plan = planted_text(decoder, 30, 50)
     best = ctc_log_probs(plan, errors).argmax(-1)
     rows = zip(best, plan.frames, plan.labels, strict=True)
-    wrong = [one[frames] != torch.tensor(labels) for one, frames, labels in rows]
+    wrong = [row[frames] != torch.tensor(labels) for row, frames, labels in rows]
     assert torch.cat(wrong).double().mean() == pytest.approx(errors, rel=0.2)
 
 

@@ -101,11 +101,11 @@ def test_features_lose_least_when_they_are_rounded_last(dtype):
     off = {}
     for where in ROUNDED:
         config = FeatureConfig()
-        made = rounded_features(waves, lengths, dtype, where=where, config=config)
-        assert made.dtype == torch.float32
-        assert made.isfinite().all()
-        assert not made[1, frames[1] :].any()
-        off[where] = ((made - exact).norm() / exact.norm()).item()
+        rounded = rounded_features(waves, lengths, dtype, where=where, config=config)
+        assert rounded.dtype == torch.float32
+        assert rounded.isfinite().all()
+        assert not rounded[1, frames[1] :].any()
+        off[where] = ((rounded - exact).norm() / exact.norm()).item()
     assert 0 < off["features"] < off["log-mel"] < off["waveform"]
     assert off["features"] < torch.finfo(dtype).eps / 2
 
@@ -121,11 +121,11 @@ def counted(casts):
 def test_without_a_gpu_the_casts_of_a_cpu_are_those_that_it_makes(batch):
     encoder = FastConformer(CONFIG).eval()
     with torch.no_grad():
-        made = cast_profile(encoder, batch, "autocast", repeats=1, warmup=0).casts
+        casts = cast_profile(encoder, batch, "autocast", repeats=1, warmup=0).casts
     without_memory = casts_on("cpu")
-    assert counted(without_memory) == counted(made)
+    assert counted(without_memory) == counted(casts)
     assert Counter(cast.bytes for cast in without_memory) == Counter(
-        cast.bytes for cast in made
+        cast.bytes for cast in casts
     )
 
 
@@ -170,7 +170,10 @@ def test_the_word_errors_of_precisions_are_recorded(tmp_path, monkeypatch):
     save_checkpoint(path, saved)
     command = ["precision", "--quick", "--out", str(out), "--kinds", "digits"]
     assert main([*command, "--model", str(path)]) == 0
-    found = {(one["impl"], one["metric"]): one["value"] for one in records.read(out)}
+    found = {
+        (record["impl"], record["metric"]): record["value"]
+        for record in records.read(out)
+    }
     exact = found["float32", "wer"]
     for kind in ["bfloat16", *["int8"] * has_int8()]:
         more = found[kind, "more_word_errors"]

@@ -165,7 +165,10 @@ def test_every_program_transcribes_speech_with_published_weights(tmp_path, monke
         cases = [*transcription.whisper_programs(tmp_path, True, peers, None)]
         assert [case.what for case in cases] == ["files-whisper", "long-whisper", "cold-whisper"]  # fmt: skip
         for case in cases[:2]:
-            by = {(one.impl, one.metric): one for one in case.measure()}
+            by = {
+                (measurement.impl, measurement.metric): measurement
+                for measurement in case.measure()
+            }
             for name in (programs.BASELINE, *OF_WHISPER):
                 errors = by[name, "wer"]
                 assert errors.params["low"] <= errors.value <= errors.params["high"]
@@ -196,8 +199,8 @@ def test_files_and_a_cold_command_are_measured_with_peers_of_the_same_weights(
     pythons = {programs.BASELINE: sys.executable, **dict.fromkeys(THEIRS, str(PYTHON))}
     assert {*models} == {*pythons}
     by = {
-        (one.impl, one.metric): one
-        for one in programs.files("files-ctc", workload, pythons, models)
+        (measurement.impl, measurement.metric): measurement
+        for measurement in programs.files("files-ctc", workload, pythons, models)
     }
     for name in pythons:
         time = by[name, "latency"]
@@ -209,4 +212,6 @@ def test_files_and_a_cold_command_are_measured_with_peers_of_the_same_weights(
     same = by["onnxruntime_ctc_float32", "latency"].params["same_texts"]
     assert same == len(sounds)
     cold = [*programs.cold("cold-ctc", workload, pythons, models)]
-    assert {one.impl for one in cold if one.metric == "latency"} == {*pythons}
+    assert {
+        measurement.impl for measurement in cold if measurement.metric == "latency"
+    } == {*pythons}

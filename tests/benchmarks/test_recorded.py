@@ -21,18 +21,20 @@ def speech():
 
 def test_the_shipped_recordings_are_files_of_their_samples(speech, tmp_path):
     known = recorded_speech()
-    assert [text for _, text in speech] == [one.text for one in known]
+    assert [text for _, text in speech] == [recording.text for recording in known]
     files = recorded.write(tmp_path / "short", speech[:2])
-    for file, (samples, _), one in zip(files, speech, known, strict=False):
+    for file, (samples, _), recording in zip(files, speech, known, strict=False):
         assert np.array_equal(read_wav(file), samples)
-        assert len(samples) / RATE_HZ == pytest.approx(one.duration_s, abs=0.01)
+        assert len(samples) / RATE_HZ == pytest.approx(recording.duration_s, abs=0.01)
 
 
 def test_a_long_recording_has_every_recording_once_before_any_comes_again(speech):
     samples, texts = recorded.joined(speech, 480)
     again, _ = recorded.joined(speech, 480)
     assert np.array_equal(samples, again)
-    longest = max(len(one) for one, _ in speech) / RATE_HZ + recorded.PAUSE_S
+    longest = (
+        max(len(recording) for recording, _ in speech) / RATE_HZ + recorded.PAUSE_S
+    )
     assert 480 <= len(samples) / RATE_HZ <= 480 + longest
     N = len(speech)
     orders = [texts[start : start + N] for start in range(0, len(texts) - N, N)]
@@ -44,7 +46,7 @@ def test_a_long_recording_has_every_recording_once_before_any_comes_again(speech
 
 def test_its_parts_are_the_recordings_with_silence_behind_each(speech):
     samples, texts = recorded.joined(speech, 30)
-    by_text = {text: one for one, text in speech}
+    by_text = {text: recording for recording, text in speech}
     start = 0
     for text in texts:
         part = by_text[text]
