@@ -239,7 +239,7 @@ def onnxruntime(folder: Path, features: np.ndarray, int8: bool = False) -> Run:
 
 
 def prepare(
-    make: Callable[[Path, np.ndarray], Run], folder: str, frames: int
+    make: Callable[..., Run], folder: str, frames: int, **options: Any
 ) -> tuple[Run, Callable[[np.ndarray], dict[str, Any]]]:
     """The call of an engine on one core, and the function that makes an answer of its frames.
 
@@ -247,11 +247,12 @@ def prepare(
         make: `openvino` or `onnxruntime`.
         folder: folder of `write_model` and `write_features`.
         frames: T of the features.
+        **options: precision and int8 of `make`.
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     features = np.load(_features_path(Path(folder), frames))
-    return make(Path(folder), features), answer
+    return make(Path(folder), features, **options), answer
 
 
 def answer(frames: np.ndarray) -> dict[str, Any]:
@@ -261,9 +262,9 @@ def answer(frames: np.ndarray) -> dict[str, Any]:
 
 
 PEERS = {
-    "openvino_float32": ("openvino", partial(prepare, partial(openvino, precision="f32"))),
-    "openvino_bfloat16": ("openvino", partial(prepare, partial(openvino, precision="bf16"))),
-    "openvino_int8": ("openvino", partial(prepare, partial(openvino, precision="f32", int8=True))),
+    "openvino_float32": ("openvino", partial(prepare, openvino, precision="f32")),
+    "openvino_bfloat16": ("openvino", partial(prepare, openvino, precision="bf16")),
+    "openvino_int8": ("openvino", partial(prepare, openvino, precision="f32", int8=True)),
     "onnxruntime_float32": ("onnxruntime", partial(prepare, onnxruntime)),
-    "onnxruntime_int8": ("onnxruntime", partial(prepare, partial(onnxruntime, int8=True))),
+    "onnxruntime_int8": ("onnxruntime", partial(prepare, onnxruntime, int8=True)),
 }

@@ -34,6 +34,13 @@ def inputs(shape: Sequence[int], durations: int = 0, device: str = "cpu") -> tup
     return logits, targets, frames, labels
 
 
+def digest(result: Result, logits: Tensor) -> tuple[Tensor, ...]:
+    """Cost, norm of the gradient, and gradient times logits."""
+    cost, gradient = result
+    product = gradient * logits.detach()
+    return cost, gradient.norm(), product.sum()
+
+
 def torchaudio(blank: int) -> Loss:
     """torchaudio.functional.rnnt_loss, a peer that every installation has."""
     from torchaudio.functional import rnnt_loss
@@ -126,9 +133,7 @@ def prepare(
         return cost, gradient
 
     def answer(result: Result) -> dict[str, Any]:
-        cost, gradient = result
-        product = torch.sum(gradient * logits)
-        return {"digest": [cost.item(), gradient.norm().item(), product.item()]}
+        return {"digest": [part.item() for part in digest(result, logits)]}
 
     return call, answer
 

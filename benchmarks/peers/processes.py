@@ -17,6 +17,7 @@ from torch import Tensor
 from asrkit.decoders import Hypotheses
 from asrkit.shapes import expect
 from asrkit.workbench.measure.comparison import Answer, RemoteArm
+from benchmarks.peers import peer_losses
 from benchmarks.peers.peer_decoders import GRAPHS, LOOPS
 from benchmarks.peers.peer_encoders import PEERS as ENCODERS
 from benchmarks.peers.peer_encoders import sketch
@@ -55,16 +56,13 @@ def digest(result: Any, logits: Tensor | None) -> tuple[Tensor, ...]:
 
     Returns:
         For hypotheses: labels, lengths and frames, as scores differ between packages. For a loss:
-        cost, norm of the gradient, and gradient times logits. For an encoder: a sketch of the
-        frames, and their lengths.
+        `peer_losses.digest`. For an encoder: a sketch of the frames, and their lengths.
     """
     if isinstance(result, Hypotheses):
         return result.labels, result.lengths, result.frames
     if logits is None:
         return sketch(*result), result[1]
-    cost, gradient = result
-    product = gradient * logits.detach()
-    return cost, gradient.norm(), product.sum()
+    return peer_losses.digest(result, logits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +178,9 @@ class Peers:
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of a worker: it imports this checkout."""
-    return {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    """The environment of a worker, which imports this checkout first."""
+    paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _ready(peer: Peer) -> Peer | None:

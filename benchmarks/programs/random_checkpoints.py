@@ -96,7 +96,7 @@ def _write(path: Path, model: Any, sound: Path, labels: Callable[[], int]) -> Pa
     """Find the bias of the blank by bisection, and write the checkpoint; `labels` counts labels."""
     wanted = LABELS_PER_SECOND * len(read_wav(sound)) / RATE_HZ
     low, high = 0.0, 40.0
-    misses: dict[float, float] = {}  # of an RNN-T they need not be monotonic
+    misses: dict[float, float] = {}  # for an RNN-T they need not be monotonic
     for _ in range(12):
         bias = (low + high) / 2
         model.output.bias[PIECES] = bias

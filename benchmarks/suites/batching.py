@@ -53,7 +53,7 @@ from benchmarks.peers.samplers import Steps, batches_of
 RANKS = (1, 8, 64, 1024)
 SETS = ("librispeech_train_clean_100", "librispeech_eval", "ami_segments")
 EPOCHS = 3
-MIN_UTTERANCES = 100  # of a table; lhotse needs one per bucket
+MIN_UTTERANCES = 100  # in a table; lhotse needs one per bucket
 ACCOUNTED = (  # recorded fields of data.Account
     "utilisation",
     "straggler",

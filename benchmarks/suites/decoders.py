@@ -50,7 +50,7 @@ from benchmarks.peers.peer_decoders import GRAPHS, write
 Options = dict[str, Any]  # options of transducer_greedy or aed_greedy
 Batches = tuple[tuple[int, int], ...]  # utterances, and frames of the longest
 LOOPS = ("frame_looping", "label_looping", "windowed_looping")
-CACHES = {  # of an attention decoder
+CACHES = {  # what an attention decoder caches
     "kept": POLICIES["KV cache"],
     "absorbed": POLICIES["absorbed"],
     "recomputed": POLICIES["NeMo 3.0"],
@@ -65,7 +65,7 @@ class Sizes(NamedTuple):
     slow: tuple[int, int]  # a batch for the slow loops
     ctc: Batches
     attention: Batches
-    layers: tuple[int, ...]  # of attention decoders
+    layers: tuple[int, ...]  # numbers of layers of attention decoders
     transducer: Options  # sizes that differ from the defaults of `planted`
     decoder: Options  # sizes that differ from the defaults of `planted_decoder`
 

@@ -65,7 +65,7 @@ from benchmarks.suites.jasper import claims
 MAX_PEER_SIZE = 1_000_000_000  # parameters times utterances
 COLUMNS = 8  # columns of a sketch that are values of the frames
 
-SECONDS = 10  # of the longest utterance
+SECONDS = 10  # length of the longest utterance
 BATCHES: dict[str, dict[str, tuple[int, ...]]] = {  # preset: batch sizes
     "cpu": {"tdt_ctc_110m": (1, 8), "parakeet_ctc_0_6b": (1, 8), "parakeet_ctc_1_1b": (1,)},
     "cuda": dict.fromkeys(("parakeet_ctc_0_6b", "tdt_ctc_110m", "parakeet_ctc_1_1b"), (1, 32, 128)),
@@ -77,7 +77,7 @@ JASPER_BATCHES = {  # utterances, and seconds of the longest
     "quick": ((1, 0.5), (2, 0.5)),
 }
 
-VARIANTS = {  # of a FastConformer, eager float32 first; on a GPU bfloat16 matters most
+VARIANTS = {  # FastConformer, eager float32 first; on a GPU bfloat16 matters most
     "cpu": {
         "encoder-float32": "float32 optimized_float32",
         "encoder-bfloat16": "float32 bfloat16 optimized_bfloat16",

@@ -33,11 +33,11 @@ LATENCY_RATIOS = (  # claim, slow arm, its name in the claim
 )
 TRAINING = ("jasper-mixed-a100", "jasper-throughput-a100")
 LARGEST = (16, 16.7)  # the claims' cell of the table: utterances, and seconds of each
-REPEATS = 50  # of each precision; the tables have 495
+REPEATS = 50  # per precision; the tables have 495
 STEP = (64, 1670)  # utterances and feature frames of a training step
 STEPS = 12  # timed steps, after as many untimed ones
 LABELS_PER_FRAME = 0.12  # per feature frame: 12 characters a second
-LEARNING_RATE = 0.01  # of NovoGrad, as published
+LEARNING_RATE = 0.01  # published for NovoGrad
 LOSS_TOLERANCE = 0.05  # relative, of mixed precision to TF32 in the first step
 
 

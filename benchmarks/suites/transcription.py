@@ -38,7 +38,7 @@ from benchmarks.programs.random_checkpoints import (
 )
 from benchmarks.suites import ladder
 
-SECONDS = 10  # of each utterance of a full batch
+SECONDS = 10  # length of each utterance of a full batch
 DISTINCT = 32  # different utterances; larger batches repeat them
 BATCHES = (128, 1, 32, 256)  # batch sizes on a GPU, the most important first
 FEW_BATCHES = (1, 4)  # batch sizes on a CPU, or if quick

@@ -13,7 +13,7 @@ from asrkit.models import CTCModel
 from asrkit.transcribe.recognizer import ModelVariants
 from asrkit.workbench.lessons.shared.file_recognizer import Variant, VariantRecognizer
 
-BLANK_SHARE = 0.72  # of frames, as in speech
+BLANK_SHARE = 0.72  # share of blank frames in speech
 variant = partial(Variant, encoder="eager")  # only front end and decoder differ
 VARIANTS = {  # normalisation and CTC decoding, each utterance by utterance or batched
     "both_sequential": variant(normalization="one_by_one", strategy="one_by_one"),

@@ -47,14 +47,14 @@ DURATIONS = (
 Step = tuple[int, int, bool, int]  # frame, previous labels, whether it emits a label, duration
 CLASSES = 3  # enough to distinguish two labels on a frame and the blank after them
 BLOCK_SHIFT = 3.0  # the prediction adds it to a block; the largest value of a frame is about 2
-LABEL_LOGIT = 20.0  # of the planted label; blank has 13, other labels about 0
+LABEL_LOGIT = 20.0  # logit of the planted label; blank has 13, other labels about 0
 # standard deviation of noise in all weights and frames
 NOISE = 0.1
 BOS, EOS, PAD = 0, 1, 2
 SPECIAL = 3  # the first tokens, which no text of an attention decoder contains
 TOKEN_SCALE = 2.0  # scale of a token's code in the residual stream; a position's code has scale 1
 QUERY_SCORE = 30.0  # attention score of the queried frame; others have about 0
-ATTENTION_LOGIT = 8.0  # of the planted token: the largest, but not certain
+ATTENTION_LOGIT = 8.0  # logit of the planted token: the largest, but not certain
 SUBLAYER_NOISE = 0.5  # standard deviation that all other sublayers together add to a channel
 
 
