@@ -99,25 +99,13 @@ def launch(
         shared: bytes of dynamic shared memory.
     """
     if SIMULATED:
-        kernel[blocks, threads, 0, shared](*map(_array, arguments))
+        kernel[blocks, threads, 0, shared](*(tensor.numpy() for tensor in arguments))
         return
     index = arguments[0].device.index
     with cuda.gpus[index]:
+        arrays = [cuda.as_cuda_array(tensor, sync=False) for tensor in arguments]
         stream = cuda.external_stream(torch.cuda.current_stream(index).cuda_stream)
-        kernel[blocks, threads, stream, shared](*map(_array, arguments))
-
-
-def _array(value: Tensor) -> Any:
-    """A tensor as a CUDA array on the same memory."""
-    if SIMULATED:
-        return value.numpy()
-    return cuda.as_cuda_array(value, sync=False)
-
-
-def blocks_for(sizes: Tensor, each: int) -> tuple[int, int]:
-    """The grid for `sizes` (B,) nodes, of which a block takes `each` at a time."""
-    blocks = (int(sizes.max()) + each - 1) // each
-    return min(blocks, BLOCKS), len(sizes)
+        kernel[blocks, threads, stream, shared](*arrays)
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
@@ -138,7 +126,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.empty_like(arcs.blank_logp)
     label_posterior = torch.empty_like(arcs.blank_logp)
-    grid = blocks_for(nodes.sizes, THREADS)
+    blocks_each = min(-(-int(nodes.sizes.max()) // THREADS), BLOCKS)
+    grid = (blocks_each, len(nodes.sizes))
     launch(_posteriors, grid, THREADS, *inputs, blank_posterior, label_posterior)
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
 
