@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from asrkit.export.folder import DECODING, is_exported, require
 from asrkit.models import Checkpoint, CTCModel, make_model
 from asrkit.models.checkpoints import own
+from asrkit.models.common import without_memory
 from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect, expect_choice, message
 
@@ -83,7 +84,7 @@ def load_exported(
     expect(precision in precisions, "dtype", f"{' or '.join(precisions)} with {engine}", precision)
     try:
         config, weights, tokenizer, features, notes = own.read(path / DECODING)
-        with torch.device("meta"):
+        with without_memory():
             model: Any = make_model(config)
         model.encoder, model.ctc_head = nn.Identity(), None
         is_ctc = isinstance(model, CTCModel)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
-from asrkit.models.transducer import log_probs
+from asrkit.models.ctc import log_probs
 from asrkit.runtime import CPU_FLOAT
 
 # Of ONNX's operators: the lowest that torch writes; engines since 2023 read it.

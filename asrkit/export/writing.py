@@ -13,6 +13,7 @@ from asrkit.features import FeatureConfig
 from asrkit.files import new_folder
 from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel
 from asrkit.models.checkpoints import own
+from asrkit.models.common import without_memory
 from asrkit.shapes import expect, expect_choice
 
 Format = Literal["onnx", "openvino"]
@@ -80,7 +81,7 @@ def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
     if is_ctc or head != "ctc":
         return model
     config = CTCConfig(vocab_size=model.config.vocab_size, encoder=model.config.encoder)
-    with torch.device("meta"):
+    with without_memory():
         ctc = CTCModel(config)
     ctc.encoder, ctc.output = model.encoder, model.ctc_head
     return ctc

@@ -10,13 +10,18 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention import Context, RelativeAttention, attended, relative_positions
-from asrkit.models.encoders import (
+from asrkit.models.common import (
     dtype_of,
     expect_batch,
     expect_heads,
     expect_sizes,
     strided,
+)
+from asrkit.models.relative_attention import (
+    Context,
+    RelativeAttention,
+    attended,
+    relative_positions,
 )
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask, whole

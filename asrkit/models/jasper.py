@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from asrkit.models.encoders import (
+from asrkit.models.common import (
     dtype_of,
     expect_batch,
     expect_sizes,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.encoders import dtype_of, expect_batch, expect_sizes, strided
+from asrkit.models.common import dtype_of, expect_batch, expect_sizes, strided
 from asrkit.runtime import readable, to_device
 from asrkit.shapes import expect, valid_mask, whole
 
@@ -170,8 +170,9 @@ class LSTMEncoder(nn.Module):
         D = config.width
         self.config = config
         self.width = D
-        self.before = _lstm(config.bins * config.stack_input, D, config.before, config.dropout)
-        self.after = _lstm(D * config.stack, D, config.after, config.dropout)
+        inputs = config.bins * config.stack_input
+        self.before = make_lstm(inputs, D, config.before, dropout=config.dropout)
+        self.after = make_lstm(D * config.stack, D, config.after, dropout=config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,29 +238,34 @@ def _first_rows(states: States, rows: int) -> States:
     return hidden[:, :rows].contiguous(), cell[:, :rows].contiguous()
 
 
-def _lstm(inputs: int, D: int, layers: int, dropout: float) -> nn.LSTM:
-    """LSTM layers, started as MLPerf's are."""
-    between = dropout if layers > 1 else 0.0  # of one layer torch warns that nothing is between
-    lstm = nn.LSTM(inputs, D, layers, dropout=between)
-    scale_first_weights(lstm)
-    return lstm
-
-
-def scale_first_weights(lstm: nn.LSTM) -> None:
-    """Turn the weights that torch has drawn into those that MLPerf's RNN-T starts with.
-
-    The forget gate's bias is 1, all of it in `bias_ih`, and then all weights and biases are
-    multiplied by INITIAL_SCALE.
+def make_lstm(
+    inputs: int,
+    D: int,
+    layers: int,
+    *,
+    dropout: float,
+    start: str = "mlperf",
+    batch_first: bool = False,
+) -> nn.LSTM:
+    """LSTM layers with their initial weights.
 
     Args:
-        lstm: As torch made it; changed in place.
+        inputs: Width of the input.
+        D: Width of every layer.
+        layers: Number of layers.
+        dropout: Share dropped between the layers, in training.
+        start: "torch" leaves the weights as torch draws them. "mlperf" turns them into those of
+            MLPerf's RNN-T: the forget gate's bias is 1, all of it in `bias_ih`, and then all
+            weights and biases are multiplied by INITIAL_SCALE.
+        batch_first: Whether B is the first dimension of inputs and outputs.
     """
-    D = lstm.hidden_size
-    forget_gate = slice(D, 2 * D)  # torch's order: input, forget, cell, output
-    with torch.no_grad():
-        for name, weight in lstm.named_parameters():
-            if name.startswith("bias_ih"):
-                weight[forget_gate] = 1.0
-            if name.startswith("bias_hh"):
-                weight[forget_gate] = 0.0
-            weight.mul_(INITIAL_SCALE)
+    between = dropout if layers > 1 else 0.0  # torch warns of dropout in a single layer
+    lstm = nn.LSTM(inputs, D, layers, dropout=between, batch_first=batch_first)
+    if start == "mlperf":
+        forget_gate = slice(D, 2 * D)  # torch's order: input, forget, cell, output
+        with torch.no_grad():
+            for name, weight in lstm.named_parameters():
+                if name.startswith("bias_"):
+                    weight[forget_gate] = float(name.startswith("bias_ih"))
+                weight.mul_(INITIAL_SCALE)
+    return lstm

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from asrkit.models.attention_decoder import AEDConfig, AEDModel
+from asrkit.models.ctc import CTCConfig, CTCModel
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.transducer import (
-    CTCConfig,
-    CTCModel,
     LSTMConfig,
     TransducerConfig,
     TransducerModel,

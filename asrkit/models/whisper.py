@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention_layers import join_heads, split_heads
-from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, padding_mask, strided
+from asrkit.models.common import expect_batch, expect_heads, expect_sizes, padding_mask, strided
+from asrkit.models.decoder_layers import join_heads, split_heads
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 

@@ -165,7 +165,7 @@ def test_looks_are_the_weights_that_mix_the_last_layers_values():
     heard = []
     last.register_forward_hook(lambda _, given, mixed: heard.append((given, mixed)))
     with torch.no_grad():
-        found = model.looks(encoded, lengths, tokens)
+        found = model.cross_weights(encoded, lengths, tokens)
         model.logits(encoded, lengths, tokens)
         ((x, keys, values, mask), mixed), *_ = heard
         by_head = last.weights(x, keys, mask)

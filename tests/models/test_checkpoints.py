@@ -26,8 +26,8 @@ from asrkit.models import (
     load_checkpoint,
     save_checkpoint,
 )
-from asrkit.models.inference import fold
-from asrkit.models.packed import pack
+from asrkit.models.cpu.prepacked import prepack
+from asrkit.models.folding import fold
 from asrkit.text import CharTokenizer
 
 FAST = FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4)
@@ -143,7 +143,7 @@ def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path, content, message)
 @pytest.mark.parametrize("parts, message", [
     ({"tokenizer": CharTokenizer("abc")}, "tokenizer: expected 28 tokens, got 3"),
     ({"features": {"mels": 80}}, "features: expected settings of FeatureConfig, got .'mels'"),
-    ({"model": pack(small())}, "model: expected layers that are not packed, got packed ones"),
+    ({"model": prepack(small())}, "model: expected layers that are not prepacked, got prepacked ones"),
     ({"model": fold(small(encoder=FAST))}, "model: .*Missing key.*batch_norm.* Save a model before it is optimized"),
 ])  # fmt: skip
 def test_what_would_not_load_is_not_saved(tmp_path, parts, message):
@@ -218,9 +218,10 @@ def test_a_full_disk_is_said_and_the_file_that_was_there_stays(tmp_path):
 
 
 SCRIPT = """
-import sys, torch
+import sys
+from asrkit.models.common import without_memory
 from asrkit.models.presets import make_model, whisper_tiny, parakeet_rnnt_0_6b, tiny_aed
-with torch.device("meta"):
+with without_memory():
     make_model(whisper_tiny()), make_model(parakeet_rnnt_0_6b()), make_model(tiny_aed())
 print([name for name in sys.modules if name.startswith("torch._dynamo")])
 """

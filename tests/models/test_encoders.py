@@ -12,7 +12,7 @@ from asrkit.models import (
     Stage,
     WhisperEncoderConfig,
 )
-from asrkit.models.transducer import make_encoder
+from asrkit.models.encoders import make_encoder
 from asrkit.workbench.measure import host_reads
 
 SIZES = {"bins": 20, "width": 16}

@@ -17,8 +17,12 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.attention import RelativeAttention, attended, relative_positions
 from asrkit.models.fastconformer import ConformerBlock
+from asrkit.models.relative_attention import (
+    RelativeAttention,
+    attended,
+    relative_positions,
+)
 from asrkit.text import CharTokenizer
 
 sys.path.append(str(Path(__file__).resolve().parent))

@@ -20,11 +20,15 @@ from asrkit.models import (
     optimize,
     presets,
 )
-from asrkit.models.inference import fold
-from asrkit.models.packed import PackedConv1d, PackedPointwise, multiplies
+from asrkit.models.cpu.prepacked import (
+    PrepackedConv1d,
+    PrepackedPointwise,
+    onednn_supports,
+)
+from asrkit.models.folding import fold
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16),
+    not onednn_supports(torch.bfloat16),
     reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 FAST = FastConformerConfig(
@@ -102,8 +106,8 @@ def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
     assert frames.tolist() == [50, 30]
     kinds = [type(part) for part in model.modules()]
     packed = 8 if dtype == torch.float32 else 3
-    assert kinds.count(PackedConv1d) == packed * has_avx512()
-    assert kinds.count(PackedPointwise) == 4
+    assert kinds.count(PrepackedConv1d) == packed * has_avx512()
+    assert kinds.count(PrepackedPointwise) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

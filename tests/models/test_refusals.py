@@ -25,8 +25,8 @@ from asrkit.models import (
     optimize,
     phases,
 )
-from asrkit.models.inference import fold
-from asrkit.models.packed import pack
+from asrkit.models.cpu.prepacked import prepack
+from asrkit.models.folding import fold
 
 FAST = FastConformerConfig(bins=8, width=16, layers=1, heads=2, subsampling_channels=4)
 DENSE = Stage(channels=4, kernel=3)
@@ -85,8 +85,8 @@ CALLS = [
     (lambda: fold(FastConformer(FAST)), "model: expected eval mode, got training mode. Call model.eval"),
     (lambda: fold(shared_convolution()), "model: expected a convolution of its own before each batch norm"),
     (lambda: optimize(FastConformer(FAST)), "model: expected eval mode"),
-    (lambda: pack(FastConformer(FAST).eval().double()), "model: expected one in eval mode on a CPU, in a dtype"),
-    (lambda: packed().state_dict(), "model: expected layers that are not packed"),
+    (lambda: prepack(FastConformer(FAST).eval().double()), "model: expected one in eval mode on a CPU, in a dtype"),
+    (lambda: packed().state_dict(), "model: expected layers that are not prepacked"),
     (lambda: packed().train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its steps are fused"),
     (lambda: packed()(torch.zeros(1, 9, 7), torch.tensor([9])), "features: expected shape .B, T, F=8."),
     (lambda: fold(FastConformer(FAST).eval()).train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its batch norms are folded"),

@@ -45,7 +45,7 @@ def attention_frames(
         P = prompts.shape[1]
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
-        looks = model.looks(encoded, lengths, tokens[:, :-1], memory)
+        looks = model.cross_weights(encoded, lengths, tokens[:, :-1], memory)
         looks = looks[:, P - 1 :]  # (B, N, T)
         dtype = torch.promote_types(looks.dtype, torch.float32)  # sums of many
         looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)

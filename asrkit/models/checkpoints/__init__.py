@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
-from torch.overrides import TorchFunctionMode
 
 from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
+from asrkit.models.common import without_memory
 from asrkit.models.presets import Model, make_model
 from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
@@ -66,7 +66,7 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
     for name, value in model.state_dict().items():
         weights[name] = value.detach().cpu().contiguous()
     contents = (model.config, weights, tokenizer, features, notes)
-    _load(_without_memory(contents), weights, "model", "Save a model before it is optimized.")
+    _load(_skeleton(contents), weights, "model", "Save a model before it is optimized.")
     own.write(path, contents)
 
 
@@ -113,7 +113,7 @@ def load_checkpoint(
     read = huggingface.read if folder else readers.get(path.suffix, own.read)
     try:
         contents = read(path)
-        model = _without_memory(contents)
+        model = _skeleton(contents)
     except Exception as error:  # a file whose parts are not those of its kind raises anything
         if type(error) is ValueError and _is_ours(str(error), path.name):
             raise
@@ -163,23 +163,7 @@ def _damage(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class _Uninitialised(TorchFunctionMode):
-    """Leaves weights as they are made.
-
-    On the device "meta" torch's compiler would draw their random numbers, and importing that takes
-    longer than all of asrkit.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs.get("tensor")
-        return func(*args, **kwargs)
-
-
-def _without_memory(contents: own.Contents) -> Model:
+def _skeleton(contents: own.Contents) -> Model:
     """The model of `contents` without memory for its weights; ValueError where parts do not fit."""
     config, weights, tokenizer, features, notes = contents
     V = config.vocab_size
@@ -204,7 +188,7 @@ def _without_memory(contents: own.Contents) -> Model:
     layers = max(getattr(part, "layers", 0) for part in parts)
     most = f"at most {len(weights)} layers, the number of its tensors"
     expect(layers <= len(weights), "model", most, layers)
-    with torch.device("meta"), _Uninitialised():
+    with without_memory():
         return make_model(config)
 
 

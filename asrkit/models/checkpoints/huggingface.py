@@ -20,9 +20,10 @@ from asrkit.models.checkpoints.folders import (
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
 from asrkit.models.checkpoints.own import Contents, Values
 from asrkit.models.checkpoints.weights import renamed, replaced, shape_conformer
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.presets import ModelConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.models.transducer import LSTMConfig, TransducerConfig
 from asrkit.shapes import expect
 from asrkit.text import JsonTokenizer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from asrkit.models.checkpoints.folders import expect_only
 from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import renamed, saved
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.jasper import JasperConfig, Stage
-from asrkit.models.transducer import CTCConfig
 from asrkit.shapes import expect
 from asrkit.text import CharTokenizer
 

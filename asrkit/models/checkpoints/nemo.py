@@ -28,10 +28,11 @@ from asrkit.models.checkpoints.weights import (
     saved,
     shape_conformer,
 )
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
 from asrkit.models.presets import ModelConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.models.transducer import LSTMConfig, TransducerConfig
 from asrkit.shapes import expect
 from asrkit.text import CharTokenizer, Tokenizer
 

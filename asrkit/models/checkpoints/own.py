@@ -9,12 +9,13 @@ from torch import Tensor
 
 from asrkit.files import atomic
 from asrkit.models.attention_decoder import AEDConfig
-from asrkit.models.encoders import ConvConfig
+from asrkit.models.conv import ConvConfig
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.presets import ModelConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, StatelessConfig, TransducerConfig
+from asrkit.models.transducer import LSTMConfig, StatelessConfig, TransducerConfig
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer

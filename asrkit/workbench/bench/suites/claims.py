@@ -28,7 +28,7 @@ from asrkit.decoders import (
 )
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
 from asrkit.models import CTCModel, FastConformerConfig, presets
-from asrkit.models.transducer import make_encoder
+from asrkit.models.encoders import make_encoder
 from asrkit.transcribe.recognizer import ModelVariants
 from asrkit.workbench.bench import cache_policies
 from asrkit.workbench.bench.cases import Case, Suite

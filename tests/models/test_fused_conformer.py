@@ -14,14 +14,14 @@ from asrkit.models import (
     optimize,
     presets,
 )
-from asrkit.models.packed import multiplies
-from asrkit.models.packed_conformer import PackedFastConformer
+from asrkit.models.cpu.fused_conformer import FusedFastConformer
+from asrkit.models.cpu.prepacked import onednn_supports
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from conformers import build
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16),
+    not onednn_supports(torch.bfloat16),
     reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 DTYPES = pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def expect_no_worse(encoder, features, lengths):
     exact, frames = copy.deepcopy(encoder).double()(features.double(), lengths)
     limit = (encoder(features, lengths)[0] - exact).norm()
     packed = optimize(encoder)
-    assert isinstance(packed, PackedFastConformer)
+    assert isinstance(packed, FusedFastConformer)
     for _ in range(2):  # the second time with cached positions
         found, steps = packed(features, lengths)
         assert torch.equal(steps, frames)
@@ -88,7 +88,7 @@ def test_optimize_packs_the_encoder_of_a_model_and_context_may_be_limited_before
     lengths = torch.tensor([200, 60])
     wanted = model.encode(features, lengths)[0]
     assert optimize(model) is model
-    assert isinstance(model.encoder, PackedFastConformer)
+    assert isinstance(model.encoder, FusedFastConformer)
     found = model.encode(features, lengths)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
     kinds = {type(part) for part in model.modules()}
