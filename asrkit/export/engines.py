@@ -77,8 +77,13 @@ def load_exported(
             read it, or has not the precision.
     """
     path = Path(path)
-    there = is_exported(path)
-    expect(there, "model", "a folder of asrkit export", repr(str(path)), "Make one: asrkit export.")
+    expect(
+        is_exported(path),
+        "model",
+        "a folder of asrkit export",
+        repr(str(path)),
+        "Make one: asrkit export.",
+    )
     expect_choice("engine", engine, [*_ENGINES])
     opens, precisions = _ENGINES[engine]
     expect(precision in precisions, "dtype", f"{' or '.join(precisions)} with {engine}", precision)
@@ -137,8 +142,13 @@ def _openvino(path: Path, threads: int, precision: str) -> Engine:
     }
     compiled = openvino.Core().compile_model(path, "CPU", options)
     used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    remedy = "Pass --dtype float32."
-    expect(used == hint, "dtype", f"one that OpenVINO has on this CPU, {used}", hint, remedy)
+    expect(
+        used == hint,
+        "dtype",
+        f"one that OpenVINO has on this CPU, {used}",
+        hint,
+        "Pass --dtype float32.",
+    )
     request = compiled.create_infer_request()
 
     def run(signal: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,8 +26,13 @@ def is_exported(path: Path | str) -> bool:
 def require(*packages: str) -> None:
     """Raise ValueError, which says how to install them, where packages are missing."""
     missing = [name for name in packages if not find_spec(name)]
-    remedy = f"Install them: pip install {' '.join(missing)}."
-    expect(not missing, "packages", ", ".join(packages), f"no {', '.join(missing)}", remedy)
+    expect(
+        not missing,
+        "packages",
+        ", ".join(packages),
+        f"no {', '.join(missing)}",
+        f"Install them: pip install {' '.join(missing)}.",
+    )
 
 
 def write_tokens(path: Path, tokenizer: Tokenizer) -> None:

@@ -68,12 +68,21 @@ def export(
 def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
     """The model that leaves: this one, or of a transducer its encoder and CTC head."""
     is_ctc, name = isinstance(model, CTCModel), type(model).__name__
-    known = is_ctc or isinstance(model, TransducerModel)
-    remedy = "No layout of these formats holds another kind."
-    expect(known, "model", "a CTC model or a transducer", name, remedy)
+    expect(
+        is_ctc or isinstance(model, TransducerModel),
+        "model",
+        "a CTC model or a transducer",
+        name,
+        "No layout of these formats holds another kind.",
+    )
     recurrent = any(isinstance(part, torch.nn.LSTM) for part in model.encoder.modules())
-    remedy = "torch exports LSTMs for one number of frames only."
-    expect(not recurrent, "model", "an encoder without LSTMs", type(model.encoder).__name__, remedy)
+    expect(
+        not recurrent,
+        "model",
+        "an encoder without LSTMs",
+        type(model.encoder).__name__,
+        "torch exports LSTMs for one number of frames only.",
+    )
     heads = ["ctc"] if is_ctc else ["transducer"]
     if not is_ctc and model.ctc_head is not None:
         heads.append("ctc")
@@ -113,9 +122,12 @@ def _metadata(model: CTCModel | TransducerModel, features: dict[str, Any]) -> di
         metadata["pred_rnn_layers"], metadata["pred_hidden"] = state_sizes(model)
         # A client takes a transducer for a TDT by these letters, a logit's place for its frames.
         metadata["url"] = "asrkit/tdt" if model.durations else "asrkit/rnnt"
-        wanted = "durations 0, 1, 2, ... as clients count them"
-        in_order = model.durations == tuple(range(len(model.durations)))
-        expect(in_order, "model", wanted, model.durations)
+        expect(
+            model.durations == tuple(range(len(model.durations))),
+            "model",
+            "durations 0, 1, 2, ... as clients count them",
+            model.durations,
+        )
     return {name: str(value) for name, value in metadata.items()}
 
 

@@ -69,10 +69,18 @@ class AEDConfig:
         expect_sizes(self, "vocab_size width layers heads expansion most")
         V = self.vocab_size
         special = (self.bos, self.eos, self.pad)
-        inside = min(special) >= 0 and max(special) < V
-        expect(inside, "bos, eos, pad", f"tokens from 0 to below vocab_size={V}", special)
-        differs = self.bos not in special[1:]
-        expect(differs, "bos, eos, pad", "another token for bos than for eos and pad", special)
+        expect(
+            min(special) >= 0 and max(special) < V,
+            "bos, eos, pad",
+            f"tokens from 0 to below vocab_size={V}",
+            special,
+        )
+        expect(
+            self.bos not in special[1:],
+            "bos, eos, pad",
+            "another token for bos than for eos and pad",
+            special,
+        )
         expect_heads(self)
 
 
@@ -221,8 +229,13 @@ class AEDModel(EncodingModel):
         dims(lengths, "B", "lengths", B=B)
         dtype = self.positions.dtype
         same = encoded.dtype == dtype or torch.is_autocast_enabled(encoded.device.type)
-        remedy = f"Pass encoded.to({dtype})."
-        expect(same, "encoded", f"{dtype}, as the model's weights are", encoded.dtype, remedy)
+        expect(
+            same,
+            "encoded",
+            f"{dtype}, as the model's weights are",
+            encoded.dtype,
+            f"Pass encoded.to({dtype}).",
+        )
         valid = to_device(valid_mask(lengths, T), encoded.device)
         frames = encoded.masked_fill(~valid[..., None], 0.0)  # a weight of 0 does not remove a NaN
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)

@@ -23,8 +23,12 @@ def expect_sizes(config: Any, names: str) -> None:
 
 def expect_heads(config: Any) -> None:
     """ValueError unless all attention heads of a config have the same width."""
-    divides = config.width % config.heads == 0
-    expect(divides, "heads", f"a divisor of width={config.width}", config.heads)
+    expect(
+        config.width % config.heads == 0,
+        "heads",
+        f"a divisor of width={config.width}",
+        config.heads,
+    )
 
 
 def expect_batch(features: Tensor, lengths: Tensor, bins: int) -> int:
@@ -37,10 +41,14 @@ def expect_batch(features: Tensor, lengths: Tensor, bins: int) -> int:
     """
     B, T, _ = dims(features, "B T F", "features", F=bins)
     dims(lengths, "B", "lengths", B=B)
-    shape = tuple(features.shape)
-    expect(B > 0 and T > 0, "features", "an utterance and a frame at least", shape)
-    counts = lengths.dtype in (torch.int32, torch.int64)
-    expect(counts, "lengths", "int32 or int64", lengths.dtype, "Give frames, not shares.")
+    expect(B > 0 and T > 0, "features", "an utterance and a frame at least", tuple(features.shape))
+    expect(
+        lengths.dtype in (torch.int32, torch.int64),
+        "lengths",
+        "int32 or int64",
+        lengths.dtype,
+        "Give frames, not shares.",
+    )
     if readable(lengths):
         numbers = lengths.numpy()  # NumPy's min and max add no op of torch
         low, high = numbers.min(), numbers.max()

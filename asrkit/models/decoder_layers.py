@@ -15,7 +15,8 @@ from asrkit.models.common import join_heads, split_heads
 from asrkit.models.cpu.prepacked import PrepackedLinear
 
 # On a CPU a step of one token for rows of equal length attends to a multiple of this many slots.
-# oneDNN keeps code for each size of a product: 150 MiB for all sizes in a recording of eight minutes.
+# oneDNN keeps code for each size of a product: 150 MiB for all sizes in a recording of eight
+# minutes.
 SLOTS = 32
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 

@@ -243,8 +243,12 @@ def limit_context(model: nn.Module, context: Context) -> None:
         ValueError: `model` has no FastConformer.
     """
     encoder: Any = getattr(model, "encoder", model)
-    fits = isinstance(encoder, FastConformer)
-    expect(fits, "model", "one with a FastConformer", type(encoder).__name__)
+    expect(
+        isinstance(encoder, FastConformer),
+        "model",
+        "one with a FastConformer",
+        type(encoder).__name__,
+    )
     encoder.config = replace(encoder.config, context=context)
     if model is not encoder:  # the config that save_checkpoint writes
         model.config = replace(model.config, encoder=encoder.config)  # type: ignore[type-var]

@@ -29,17 +29,25 @@ def fold(model: M) -> M:
         ValueError: The model is in training mode, or batch norms share a convolution. The model is
             then unchanged.
     """
-    remedy = "Call model.eval() first: training needs batch norms."
-    expect(not model.training, "model", "eval mode", "training mode", remedy)
+    expect(
+        not model.training,
+        "model",
+        "eval mode",
+        "training mode",
+        "Call model.eval() first: training needs batch norms.",
+    )
     pairs = [
         (conv, parent, name)
         for part in model.modules()
         for conv, parent, name in _convolutions(part)
         if isinstance(getattr(parent, name), nn.BatchNorm1d)
     ]
-    convs = {id(conv) for conv, _, _ in pairs}
-    wanted = "a convolution of its own before each batch norm"
-    expect(len(convs) == len(pairs), "model", wanted, "one that several share")
+    expect(
+        len({id(conv) for conv, _, _ in pairs}) == len(pairs),
+        "model",
+        "a convolution of its own before each batch norm",
+        "one that several share",
+    )
     for conv, parent, name in pairs:
         fold_norm(conv, getattr(parent, name))
         setattr(parent, name, FoldedNorm().eval())
@@ -87,8 +95,13 @@ class FoldedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` itself; ValueError in training, which needs the statistics of the batch."""
-        wanted = "eval mode: its batch norms are folded"
-        expect(not self.training, "model", wanted, "training mode", "Load it again to train it.")
+        expect(
+            not self.training,
+            "model",
+            "eval mode: its batch norms are folded",
+            "training mode",
+            "Load it again to train it.",
+        )
         return x
 
 

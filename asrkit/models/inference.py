@@ -78,10 +78,14 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
         output = Int8Output
     elif linear_layers == "int8":
         expect_int8()
-        wanted = "a FastConformer in float32 or bfloat16 on a CPU"
         weight = next(model.parameters())
-        got = f"{type(encoder).__name__} in {weight.dtype} on {weight.device.type}"
-        expect(fuses, "int8", wanted, got, OTHER_DTYPES)
+        expect(
+            fuses,
+            "int8",
+            "a FastConformer in float32 or bfloat16 on a CPU",
+            f"{type(encoder).__name__} in {weight.dtype} on {weight.device.type}",
+            OTHER_DTYPES,
+        )
         layer = Int8Linear
     fold(model)
     if fuses:

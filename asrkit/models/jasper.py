@@ -50,9 +50,12 @@ class Stage:
     def __post_init__(self) -> None:
         expect_sizes(self, "channels kernel repeat stride dilation")
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
-        alone = self.repeat == self.dilation == 1 and not self.dense
-        wanted = "1, but for a stage with repeat=1, dilation=1 and dense=False"
-        expect(self.stride == 1 or alone, "stride", wanted, self.stride)
+        expect(
+            self.stride == 1 or (self.repeat == self.dilation == 1 and not self.dense),
+            "stride",
+            "1, but for a stage with repeat=1, dilation=1 and dense=False",
+            self.stride,
+        )
 
 
 def _published_stages() -> tuple[Stage, ...]:
@@ -86,9 +89,12 @@ class JasperConfig:
         expect(self.bins >= 1 and len(stages) >= 1, "config", "a bin and a Stage at least", self)
         dense = False
         for number, stage in enumerate(stages):
-            got = f"stride {stage.stride} in stage {number}"
-            crosses = dense and stage.stride > 1
-            expect(not crosses, "stages", "no stride behind a dense stage", got)
+            expect(
+                not (dense and stage.stride > 1),
+                "stages",
+                "no stride behind a dense stage",
+                f"stride {stage.stride} in stage {number}",
+            )
             dense = dense or stage.dense
 
     @property

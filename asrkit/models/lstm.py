@@ -89,8 +89,12 @@ def phases(lengths: Lengths, count: int, *, stack: int = 2) -> Phases:
     expect(least >= 1, "lengths", "at least one frame each", least)
     stacked = strided(frames, stack)
     most = int(stacked.max())
-    wanted = f"a whole number from 1 to {most}, the stacked frames of the longest utterance"
-    expect(whole(count, 1, most), "count", wanted, repr(count))
+    expect(
+        whole(count, 1, most),
+        "count",
+        f"a whole number from 1 to {most}, the stacked frames of the longest utterance",
+        repr(count),
+    )
     return [(int(end), rows) for end, rows in fewest_cells(stacked * stack, count)]
 
 

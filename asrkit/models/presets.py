@@ -31,10 +31,13 @@ def make_model(config: ModelConfig) -> Model:
 
     >>> make_model(parakeet_ctc_0_6b())  # doctest: +SKIP
     """
-    wanted = "a TransducerConfig, CTCConfig or AEDConfig"
-    is_config = isinstance(config, ModelConfig)
-    remedy = "Call the preset: make_model(presets.tiny())."
-    expect(is_config, "config", wanted, type(config).__name__, remedy)
+    expect(
+        isinstance(config, ModelConfig),
+        "config",
+        "a TransducerConfig, CTCConfig or AEDConfig",
+        type(config).__name__,
+        "Call the preset: make_model(presets.tiny()).",
+    )
     if isinstance(config, CTCConfig):
         return CTCModel(config)
     if isinstance(config, AEDConfig):

@@ -158,19 +158,34 @@ class PromptFormat:
         expect_choice("target_language", target, self.languages)
         translates = target != language
         if translates:
-            same = f"{language!r} to transcribe, as language"
-            remedy = "Pass task='translate'."
-            expect(task != "transcribe", "target_language", same, repr(target), remedy)
+            expect(
+                task != "transcribe",
+                "target_language",
+                f"{language!r} to transcribe, as language",
+                repr(target),
+                "Pass task='translate'.",
+            )
             has_place = TARGET in self.template or (TASK in self.template and target == ENGLISH)
-            wanted = f"{language!r}: the model has no place in its prompt for another one"
-            expect(has_place, "target_language", wanted, repr(target))
+            expect(
+                has_place,
+                "target_language",
+                f"{language!r}: the model has no place in its prompt for another one",
+                repr(target),
+            )
         else:
-            other = f"another language than language={language!r} to translate into"
-            remedy = "Name the language of the text."
-            expect(task != "translate", "target_language", other, repr(target), remedy)
-        has_place = PUNCTUATION in self.template or punctuation is None
-        wanted = "none, since the model's prompt has no place for it"
-        expect(has_place, "punctuation", wanted, punctuation)
+            expect(
+                task != "translate",
+                "target_language",
+                f"another language than language={language!r} to translate into",
+                repr(target),
+                "Name the language of the text.",
+            )
+        expect(
+            PUNCTUATION in self.template or punctuation is None,
+            "punctuation",
+            "none, since the model's prompt has no place for it",
+            punctuation,
+        )
         if punctuation is None:
             punctuation = self.punctuation
         values = {

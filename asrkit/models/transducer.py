@@ -82,14 +82,21 @@ class TransducerConfig:
 
     def __post_init__(self) -> None:
         expect_sizes(self, "vocab_size joint_width")
-        is_list = isinstance(self.durations, Sequence)
-        expect(is_list, "durations", "a sequence of numbers of frames", self.durations)
+        expect(
+            isinstance(self.durations, Sequence),
+            "durations",
+            "a sequence of numbers of frames",
+            self.durations,
+        )
         durations = tuple(self.durations)  # JSON brings lists
-        valid = all(whole(duration, 0, MAX_COUNT) for duration in durations)
-        distinct = len(set(durations)) == len(durations)
-        moves = any(durations) or not durations
-        wanted = f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0"
-        expect(valid and distinct and moves, "durations", wanted, durations)
+        expect(
+            all(whole(duration, 0, MAX_COUNT) for duration in durations)
+            and (len(set(durations)) == len(durations))
+            and (any(durations) or not durations),
+            "durations",
+            f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0",
+            durations,
+        )
         object.__setattr__(self, "durations", durations)
 
 

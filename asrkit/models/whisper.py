@@ -125,8 +125,13 @@ class WhisperEncoder(nn.Module):
             ValueError: A wrong shape, or more frames than there are positions for.
         """
         T = expect_batch(features, lengths, self.config.bins)
-        wanted = f"at most {self.most_frames} frames, as the model has positions"
-        expect(self.most_frames >= T, "features", wanted, T, "Cut longer recordings into windows.")
+        expect(
+            self.most_frames >= T,
+            "features",
+            f"at most {self.most_frames} frames, as the model has positions",
+            T,
+            "Cut longer recordings into windows.",
+        )
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0).to(self.positions.dtype)
         x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)

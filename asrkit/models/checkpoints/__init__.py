@@ -106,9 +106,13 @@ def load_checkpoint(
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
         path = path / "model.safetensors"
-    kinds = "a .safetensors, .nemo or Jasper's .pt file, or a folder of a model"
-    there = path.is_file() or folder
-    expect(there, "model", kinds, f"no such file: {str(path)!r}", "Make one: asrkit train.")
+    expect(
+        path.is_file() or folder,
+        "model",
+        "a .safetensors, .nemo or Jasper's .pt file, or a folder of a model",
+        f"no such file: {str(path)!r}",
+        "Make one: asrkit train.",
+    )
     readers = {".nemo": nemo.read, ".pt": jasper.read}
     read = huggingface.read if folder else readers.get(path.suffix, own.read)
     try:
@@ -130,9 +134,12 @@ def load_checkpoint(
     for name in [*weights]:  # one by one, so that none is in memory twice
         weight = weights.pop(name)
         floating = weight.is_floating_point()
-        same = state.get(name, weight).is_floating_point() == floating
-        wanted = "floating-point weights, whole counters"
-        expect(same and not weight.is_complex(), name, wanted, weight.dtype)
+        expect(
+            (state.get(name, weight).is_floating_point() == floating) and not weight.is_complex(),
+            name,
+            "floating-point weights, whole counters",
+            weight.dtype,
+        )
         storage = weight.untyped_storage().data_ptr()
         to_dtype = dtype if floating else weight.dtype
         # Weights that lie in one piece of memory, as an LSTM's may, become weights of their own.
@@ -172,22 +179,38 @@ def _skeleton(contents: own.Contents) -> Model:
         prompt = PromptFormat.from_notes(notes)
         if prompt is not None:
             highest = max(prompt.ids.values(), default=0)
-            below = f"tokens below {V}, the size of the model's vocabulary"
-            expect(highest < V, "prompt", below, highest)
+            expect(
+                highest < V,
+                "prompt",
+                f"tokens below {V}, the size of the model's vocabulary",
+                highest,
+            )
             size = len(prompt.template)
-            fewer = f"fewer tokens than the model's {config.most} positions"
-            expect(size < config.most, "prompt", fewer, size)
+            expect(
+                size < config.most,
+                "prompt",
+                f"fewer tokens than the model's {config.most} positions",
+                size,
+            )
     else:
         expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
     unknown = features.keys() - FeatureConfig.__dataclass_fields__.keys()
     expect(not unknown, "features", "settings of FeatureConfig", sorted(unknown))
     bins = FeatureConfig(**features).bins
-    wanted = f"{config.encoder.bins} bins, as the encoder has"
-    expect(bins == config.encoder.bins, "features", wanted, bins)
+    expect(
+        bins == config.encoder.bins,
+        "features",
+        f"{config.encoder.bins} bins, as the encoder has",
+        bins,
+    )
     parts = (config, config.encoder, getattr(config, "predictor", None))
     layers = max(getattr(part, "layers", 0) for part in parts)
-    most = f"at most {len(weights)} layers, the number of its tensors"
-    expect(layers <= len(weights), "model", most, layers)
+    expect(
+        layers <= len(weights),
+        "model",
+        f"at most {len(weights)} layers, the number of its tensors",
+        layers,
+    )
     with without_memory():
         return make_model(config)
 

@@ -55,8 +55,13 @@ class _File:
         """Position of the next `size` bytes; ValueError where the file ends before."""
         start, self.at = self.at, self.at + size
         found = len(self.data)
-        remedy = "Is it whole? Copy it again."
-        expect(self.at <= found, "model.bin", f"at least {self.at:,} bytes", f"{found:,}", remedy)
+        expect(
+            self.at <= found,
+            "model.bin",
+            f"at least {self.at:,} bytes",
+            f"{found:,}",
+            "Is it whole? Copy it again.",
+        )
         return start
 
     def number(self, form: str = "I") -> int:
@@ -73,11 +78,21 @@ class _File:
         """The next shape, type and values, which stay in the file until they are used."""
         shape = [self.number() for _ in range(self.number("B"))]
         kind = self.number("B")
-        wanted = f"a type below {len(DTYPES)} for {name!r:.80}"
-        expect(kind < len(DTYPES), "model.bin", wanted, kind, REMEDY)
+        expect(
+            kind < len(DTYPES),
+            "model.bin",
+            f"a type below {len(DTYPES)} for {name!r:.80}",
+            kind,
+            REMEDY,
+        )
         count, size = math.prod(shape), self.number()
-        wanted = f"as many bytes as the shape {shape!s:.80} of {name!r:.80} needs"
-        expect(size == count * DTYPES[kind].itemsize, "model.bin", wanted, f"{size:,}", REMEDY)
+        expect(
+            size == count * DTYPES[kind].itemsize,
+            "model.bin",
+            f"as many bytes as the shape {shape!s:.80} of {name!r:.80} needs",
+            f"{size:,}",
+            REMEDY,
+        )
         start = self.skip(size)
         flat = torch.frombuffer(self.data, dtype=DTYPES[kind], count=count, offset=start)
         return flat.view(shape)
@@ -130,8 +145,13 @@ def read_variables(path: Path) -> Weights:
     """
     file = _File(path)
     version = file.number()
-    wanted = f"a file of CTranslate2, binary version {VERSION}"
-    expect(version == VERSION, "model.bin", wanted, f"version {version}", REMEDY)
+    expect(
+        version == VERSION,
+        "model.bin",
+        f"a file of CTranslate2, binary version {VERSION}",
+        f"version {version}",
+        REMEDY,
+    )
     found = f"{file.text():.100}, revision {file.number()}"
     expect(found == SPECIFICATION, "model.bin", SPECIFICATION, found, REMEDY)
     variables: Weights = {}
@@ -145,7 +165,12 @@ def read_variables(path: Path) -> Weights:
         variables[quantised] = weight / scale.view(-1, *[1] * (weight.dim() - 1))
     for _ in range(file.number()):
         alias, name = file.text(), file.text()
-        wanted = f"a variable to which {alias!r:.80} refers"
-        expect(name in variables, "model.bin", wanted, f"no {name!r:.80}", REMEDY)
+        expect(
+            name in variables,
+            "model.bin",
+            f"a variable to which {alias!r:.80} refers",
+            f"no {name!r:.80}",
+            REMEDY,
+        )
         variables.setdefault(alias, variables[name])
     return variables

@@ -19,8 +19,13 @@ def expect_only(values: Mapping[str, Any], only: Mapping[str, Any], name: str) -
     """
     for key, value in only.items():
         got = values.get(key, value)
-        remedy = "Other values are not supported."
-        expect(got == value, f"{name}.{key}", repr(value), f"{got!r:.80}", remedy)
+        expect(
+            got == value,
+            f"{name}.{key}",
+            repr(value),
+            f"{got!r:.80}",
+            "Other values are not supported.",
+        )
 
 
 def translated(values: Mapping[str, Any], names: Mapping[str, list]) -> Values:
@@ -72,7 +77,12 @@ def read_weights(path: Path) -> Weights:
     weights: Weights = {}
     for name in names:
         there = Path(name).name == name and (path / name).is_file()  # in no other folder
-        remedy = "Pickled weights (.bin, .pt) are not read."
-        expect(there, "model", name, f"none in {path.name}", remedy)
+        expect(
+            there,
+            "model",
+            name,
+            f"none in {path.name}",
+            "Pickled weights (.bin, .pt) are not read.",
+        )
         weights |= read_safetensors(path / name)[0]
     return weights

@@ -50,12 +50,12 @@ def read(path: Path) -> Contents:
         ValueError: Something is damaged, missing or not supported; it is named.
     """
     training = saved(path, path.name, mmap=True)
-    is_dict = isinstance(training, dict)
-    expect(is_dict, path.name, "the keys of a training", type(training).__name__)
+    expect(isinstance(training, dict), path.name, "the keys of a training", type(training).__name__)
     averaged = training.get("ema_state_dict") is not None
     state = "ema_state_dict" if averaged else "state_dict"
-    wanted = "weights under ema_state_dict or state_dict"
-    expect(state in training, path.name, wanted, [*training][:5])
+    expect(
+        state in training, path.name, "weights under ema_state_dict or state_dict", [*training][:5]
+    )
     weights = training[state]
     config = CTCConfig(vocab_size=len(ALPHABET), encoder=_encoder(weights))
     notes = {"source": path.name, "weights": state}
@@ -86,8 +86,13 @@ def _stage(weights: Weights, number: int, count: int) -> Stage:
     is_wide = number == count - 2
     is_last = number == count - 1
     fits = count > 2 and (dense or repeat == 1) and (not is_last or kernel == 1)
-    got = f"{channels} channels of {kernel} frames {repeat} times in stage {number} of {count}"
-    expect(fits, name, LAYOUT, got, "Other .pt files are not supported.")
+    expect(
+        fits,
+        name,
+        LAYOUT,
+        f"{channels} channels of {kernel} frames {repeat} times in stage {number} of {count}",
+        "Other .pt files are not supported.",
+    )
     dropout = 0.2
     if dense and kernel >= 21:
         dropout = 0.3

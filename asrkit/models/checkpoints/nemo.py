@@ -122,8 +122,7 @@ def _followed(value: Any, root: Any, count: Iterator[int]) -> Any:
 
     `count` counts its values: ValueError for more than `MOST_VALUES`.
     """
-    few = next(count) <= MOST_VALUES
-    expect(few, "model_config.yaml", f"at most {MOST_VALUES} values", "more")
+    expect(next(count) <= MOST_VALUES, "model_config.yaml", f"at most {MOST_VALUES} values", "more")
     if isinstance(value, dict):
         return {key: _followed(item, root, count) for key, item in value.items()}
     if isinstance(value, list):
@@ -159,8 +158,13 @@ def _settings(
 ) -> tuple[ModelConfig, Tokenizer, Values, Values]:
     """Model, tokenizer, features and notes of an archive's config and files."""
     target = str(config["target"]).rpartition(".")[2]
-    remedy = "Other NeMo models are not supported."
-    expect(target in TARGETS, "target", f"one of {sorted(TARGETS)}", f"{target!r:.80}", remedy)
+    expect(
+        target in TARGETS,
+        "target",
+        f"one of {sorted(TARGETS)}",
+        f"{target!r:.80}",
+        "Other NeMo models are not supported.",
+    )
     kind = TARGETS[target]
     features = _features(config["preprocessor"])
     encoder = _encoder(config["encoder"], features["bins"])
@@ -234,8 +238,12 @@ def _encoder(values: Values, bins: int) -> FastConformerConfig | JasperConfig:
     # With unequal sides NeMo adds the position terms of one distance to the scores of another,
     # which are not our numbers.
     local = values.get("self_attention_model", "rel_pos") == "rel_pos_local_attn"
-    fits = not local or context[0] == context[-1] > 0
-    expect(fits, "encoder.att_context_size", "equal sides of local attention", context)
+    expect(
+        not local or context[0] == context[-1] > 0,
+        "encoder.att_context_size",
+        "equal sides of local attention",
+        context,
+    )
     return FastConformerConfig(bins=bins, context=context, **sizes)
 
 

@@ -110,8 +110,12 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 def read(path: Path) -> Contents:
     """Contents of a file that `write` made."""
     weights, texts = read_safetensors(path)
-    written = "asrkit" in texts
-    expect(written, "model", "a checkpoint written by asrkit", f"{path.name} without its header")
+    expect(
+        "asrkit" in texts,
+        "model",
+        "a checkpoint written by asrkit",
+        f"{path.name} without its header",
+    )
     header = json.loads(texts["asrkit"])
     config = config_from_dict(header["model"])
     tokenizer = load_tokenizer({**header["tokenizer"]})  # a dict: a path is not followed

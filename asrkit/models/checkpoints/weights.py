@@ -98,6 +98,9 @@ def drop_tied_output(weights: Weights, output: str) -> None:
     """
     tied = weights.pop(output, None)
     if tied is not None:
-        embedding = weights.setdefault("embedding.weight", tied)
-        wanted = "the weights of the embedding, to which it is tied"
-        expect(torch.equal(tied, embedding), output, wanted, "others")
+        expect(
+            torch.equal(tied, weights.setdefault("embedding.weight", tied)),
+            output,
+            "the weights of the embedding, to which it is tied",
+            "others",
+        )

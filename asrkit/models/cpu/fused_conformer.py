@@ -48,8 +48,8 @@ class Frames(NamedTuple):
 class FusedFastConformer(nn.Module):
     """Computes what `FastConformer` computes in eval mode; without gradients and state_dict.
 
-    Each part of the eager encoder is freed as soon as it is prepacked, so the two encoders are never
-    both in memory.
+    Each part of the eager encoder is freed as soon as it is prepacked, so the two encoders are
+    never both in memory.
 
     Args:
         encoder: The eager encoder with folded batch norms. It cannot be used afterwards.
@@ -79,9 +79,13 @@ class FusedFastConformer(nn.Module):
             lengths: Frames of each utterance (B,), int64.
         """
         T = expect_batch(features, lengths, self.config.bins)
-        remedy = "Load it again to train it."
-        wanted = "eval mode: its steps are fused"
-        expect(not self.training, "model", wanted, "training mode", remedy)
+        expect(
+            not self.training,
+            "model",
+            "eval mode: its steps are fused",
+            "training mode",
+            "Load it again to train it.",
+        )
         padding = padding_mask(lengths, T, features.device)
         if padding is not None:
             features = features.masked_fill(padding[..., None], 0.0)

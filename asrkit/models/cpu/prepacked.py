@@ -19,9 +19,9 @@ M = TypeVar("M", bound=nn.Module)
 ROWS = 128
 FRAMES = 400
 # For few frames oneDNN may want another layout of a convolution, and then makes it slowly in every
-# call: a second for 15 million weights. Without AMX it does so for channels in blocks of 48. So small
-# weights are kept in a second layout, and such convolutions of large weights compute LEAST_FRAMES at
-# least. Frames that do not fill a block cost as much as a block.
+# call: a second for 15 million weights. Without AMX it does so for channels in blocks of 48. So
+# small weights are kept in a second layout, and such convolutions of large weights compute
+# LEAST_FRAMES at least. Frames that do not fill a block cost as much as a block.
 LARGE = 2**20
 LEAST_FRAMES = 112
 FEW_FRAMES = 80
@@ -30,7 +30,8 @@ BLOCK = 16
 # thread of an AMD EPYC with AVX-512, for layers of Jasper 10x5 DR from 256 channels and 11 taps to
 # 768 and 25: 0.78 to 0.94 for 100 frames, 0.78 to 0.97 for 350, 0.88 to 0.95 for 800. Only 768
 # channels of fewer than 80 frames take longer, 1.5 times, because of LEAST_FRAMES; the whole model
-# takes 0.6 to 0.9 times as long for such lengths. Without AVX-512 they are slower: see `has_avx512`.
+# takes 0.6 to 0.9 times as long for such lengths. Without AVX-512 they are slower: see
+# `has_avx512`.
 Activation = Literal["none", "relu", "swish", "gelu"]  # swish is oneDNN's name of SiLU
 
 
@@ -51,9 +52,13 @@ class Prepacked(nn.Module):
             self.bias = nn.Parameter(bias.detach(), requires_grad=False)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        remedy = "Save, copy, move or cast the model before it is prepacked or optimized."
-        got = "prepacked ones, which cannot be saved"
-        expect(False, "model", "layers that are not prepacked", got, remedy)
+        expect(
+            False,
+            "model",
+            "layers that are not prepacked",
+            "prepacked ones, which cannot be saved",
+            "Save, copy, move or cast the model before it is prepacked or optimized.",
+        )
 
     _save_to_state_dict = _refuse
     _apply = _refuse  # .to(), .half(), .cuda() and their like call it
@@ -167,8 +172,8 @@ def multiply_by_group(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Products of each group of columns with its own weight: (R, G, out) from `rows` (R, G in).
 
     Computed as a 1x1 convolution over an image one pixel wide, because oneDNN then reads the
-    columns in place. For 125 rows, 8 groups of 64 columns and 250 outputs it took half the time of a
-    batch of float32 products in torch, and 0.8 of it in bfloat16, on an AMD EPYC with AVX-512.
+    columns in place. For 125 rows, 8 groups of 64 columns and 250 outputs it took half the time of
+    a batch of float32 products in torch, and 0.8 of it in bfloat16, on an AMD EPYC with AVX-512.
 
     Args:
         rows: (R, G in), contiguous.
@@ -267,8 +272,12 @@ def prepack(model: M) -> M:
     Raises:
         ValueError: `can_prepack` is False for it.
     """
-    wanted = "one in eval mode on a CPU, in a dtype that its oneDNN multiplies"
-    expect(can_prepack(model), "model", wanted, type(model).__name__)
+    expect(
+        can_prepack(model),
+        "model",
+        "one in eval mode on a CPU, in a dtype that its oneDNN multiplies",
+        type(model).__name__,
+    )
     _prepack_children(model)
     return model.eval()
 
@@ -294,9 +303,9 @@ def _is_plain_convolution(layer: Any) -> bool:
     """Whether a layer is a convolution over time that can be prepacked, and gains by it.
 
     It has one group, and zeros as padding if any. Without AVX-512 only convolutions of one frame
-    are prepacked, as linear layers. For others oneDNN wants another layout for some numbers of frames,
-    and makes it in every call: 1.1 s for 640 channels and 256 frames, where the plain convolution
-    takes 0.1. Other numbers of frames gain nothing.
+    are prepacked, as linear layers. For others oneDNN wants another layout for some numbers of
+    frames, and makes it in every call: 1.1 s for 640 channels and 256 frames, where the plain
+    convolution takes 0.1. Other numbers of frames gain nothing.
 
     In half precision oneDNN wants another layout of few channels in blocks of 48 for some numbers
     of frames, and makes it in every call: 20 to 100 times the time of the plain convolution.
