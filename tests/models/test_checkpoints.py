@@ -109,7 +109,7 @@ DAMAGE = [
     (lambda header, _: header["features"].update(bins=40), "features: expected 80 bins, as the encoder has, got 40"),
     (lambda header, _: header["model"].update(surprise=1), "model: no config of this asrkit .*surprise"),
     (lambda header, _: header["model"].update(dropout="x"), "dropout: expected a finite number"),
-    (lambda header, _: header["model"].update(joint_width=99), "model.safetensors: the weights are not of its config"),
+    (lambda header, _: header["model"].update(joint_width=99), "model.safetensors: the weights do not fit its config"),
     (lambda header, _: header["model"]["predictor"].update(layers=10**4), "model: expected at most 31 layers, the number of its tensors, got 10000"),
     (lambda header, _: header.update(model=header["model"]["encoder"]), "model: "),
     (lambda _, weights: weights.update(other=weights.pop("output.bias")), "model.safetensors: .*Missing .*output.bias.*Unexpected .*other"),
@@ -129,7 +129,7 @@ def test_what_is_damaged_or_does_not_fit_is_refused_in_one_line(
 
 @pytest.mark.parametrize("content, message", [
     (None, "model: expected a .safetensors, .nemo or Jasper's .pt file, or a folder of a model, got no such file"),
-    (b"not a model", "model: bad.safetensors is damaged .it is no whole .safetensors file: .*Pass a"),
+    (b"not a model", "model: bad.safetensors is damaged .it is not a whole .safetensors file: .*Pass a"),
     (b"\2" + bytes(7) + b"{}", "model: expected a checkpoint written by asrkit, got bad.safetensors without its header"),
 ])  # fmt: skip
 def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path, content, message):

@@ -149,7 +149,7 @@ def test_weights_that_are_missing_unknown_or_others_are_named(folder, changes, m
 
 @pytest.mark.parametrize("name, message", [
     ("config.json", "ctc is damaged"), ("preprocessor_config.json", "ctc is damaged"),
-    ("tokenizer.json", "tokenizer: "), ("model.safetensors", "it is no whole .safetensors file"),
+    ("tokenizer.json", "tokenizer: "), ("model.safetensors", "it is not a whole .safetensors file"),
 ])  # fmt: skip
 def test_a_file_that_is_cut_is_refused(folder, name, message):
     path = folder()

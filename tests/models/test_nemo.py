@@ -185,7 +185,7 @@ NORM = "encoder.layers.0.conv.batch_norm."
 BIAS = "decoder.decoder_layers.0.bias"
 WEIGHTS = [
     ({"encoder.layers.0.adapter.x": torch.zeros(1)}, 'Unexpected key(s) in state_dict: "encoder.blocks.0.adapter.x"'),
-    ({"encoder.layers.1.norm_out.bias": GONE}, "a.nemo: the weights are not of its config (Missing key"),
+    ({"encoder.layers.1.norm_out.bias": GONE}, "a.nemo: the weights do not fit its config (Missing key"),
     ({"encoder.layers.1.self_attn.linear_k.bias": GONE}, "it has no 'encoder.blocks.1.attention.k.bias'"),
     ({BIAS: torch.zeros(9)}, "size mismatch for output.bias"),
     ({"joint.joint_net.2.bias": torch.zeros(9)}, "model: expected weights of one model, got two for output.bias"),

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
@@ -28,14 +26,14 @@ __all__ = ["Checkpoint", "config_from_dict", "config_to_dict", "load_checkpoint"
 
 
 class Checkpoint(NamedTuple):
-    """A model ready to use, with all that it needs.
+    """A model with all that it needs to transcribe.
 
     Args:
         model: The model.
-        tokenizer: Turns its tokens into text.
-        features: Arguments of the `FeatureConfig` that it was trained on.
-        notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding;
-            `prompt` of an encoder-decoder model, as `PromptFormat.from_notes` reads it, and
+        tokenizer: Turns the model's tokens into text.
+        features: Arguments of the `FeatureConfig` that the model was trained on.
+        notes: The model's source and how it was trained. `max_symbols` is for greedy decoding. An
+            encoder-decoder model may have `prompt`, which `PromptFormat.from_notes` reads, and
             `suppressed`, the arguments `always` and `first` of `asrkit.decoders.Suppressing`.
     """
 
@@ -50,11 +48,11 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
 
     Args:
         path: The file, whose name ends in .safetensors.
-        checkpoint: Model, tokenizer, features and notes. Of a model within DataParallel,
-            DistributedDataParallel, AveragedModel or torch.compile it is the model itself.
+        checkpoint: Model, tokenizer, features and notes. A model may be wrapped by DataParallel,
+            DistributedDataParallel, AveragedModel or torch.compile.
 
     Raises:
-        ValueError: The name is another, the parts do not fit one another, or the model was
+        ValueError: The name has another suffix, the parts do not fit together, or the model was
             optimized.
         OSError: The file cannot be written, as on a full disk.
     """
@@ -62,24 +60,17 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
     expect(path.suffix == ".safetensors", "path", "a .safetensors file", repr(path.name))
     model, tokenizer, features, notes = checkpoint
     model = _unwrapped(model)
-    weights = {}
-    for name, value in model.state_dict().items():
-        weights[name] = value.detach().cpu().contiguous()
+    state = model.state_dict()
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
     contents = (model.config, weights, tokenizer, features, notes)
     _load(_skeleton(contents), weights, "model", "Save a model before it is optimized.")
     own.write(path, contents)
 
 
 def _unwrapped(model: nn.Module) -> Any:
-    """The model within torch.compile, parallel processes or an average."""
-    while True:
-        parts = dict(model.named_children())
-        if [*parts] == ["_orig_mod"]:
-            model = parts["_orig_mod"]
-        elif isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
-            model = model.module
-        else:
-            return model
+    """The model within torch.compile, DataParallel, DistributedDataParallel or AveragedModel."""
+    inner: Any = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+    return model if inner is None else _unwrapped(inner)
 
 
 def load_checkpoint(
@@ -88,15 +79,15 @@ def load_checkpoint(
     """A checkpoint, its model in eval mode.
 
     Args:
-        path: asrkit's own .safetensors file, or the folder that holds `model.safetensors`; a NeMo
-            `.nemo` archive; a Hugging Face folder (config.json beside the weights), or one of
-            CTranslate2, as faster-whisper has (config.json beside model.bin); a `.pt` file of
-            Jasper's published training code, whose averaged weights are taken where it has them.
-        device: Where the weights are to lie.
-        dtype: Floating-point dtype of the weights; counters stay whole numbers.
+        path: asrkit's own .safetensors file, or a folder with `model.safetensors`; a NeMo `.nemo`
+            archive; a Hugging Face folder (config.json and weights); a CTranslate2 folder, as
+            faster-whisper uses (config.json and model.bin); a `.pt` file of Jasper's published
+            training code, of which the averaged weights are loaded if there are any.
+        device: Device of the weights.
+        dtype: Floating-point dtype of the weights. Counters stay integers.
 
     Raises:
-        ValueError: What is wrong, missing or not supported, in one line.
+        ValueError: Something is damaged, missing or not supported; the message says what.
     """
     from asrkit.models.checkpoints import huggingface, jasper, nemo
 
@@ -118,7 +109,7 @@ def load_checkpoint(
     try:
         contents = read(path)
         model = _skeleton(contents)
-    except Exception as error:  # a file whose parts are not those of its kind raises anything
+    except Exception as error:  # a file with unexpected contents may raise anything
         if type(error) is ValueError and _is_ours(str(error), path.name):
             raise
         why = " ".join(_damage(error).split())
@@ -126,23 +117,23 @@ def load_checkpoint(
         message = f"model: {path.name} is damaged ({why:.300}), or asrkit does not know its model."
         raise ValueError(f"{message} {remedy}") from None
     _, weights, tokenizer, features, notes = contents
-    # Tensors of other files are mapped from them: what changes the file would change the model.
+    # Tensors of other files are mapped: a change of the file would change the model.
     mapped = read is not nemo.read
     state = model.state_dict()
     storages = set[int]()
     moved = dict[str, Tensor]()
-    for name in [*weights]:  # one by one, so that none is in memory twice
+    for name in [*weights]:  # popped one by one, so that none is in memory twice
         weight = weights.pop(name)
         floating = weight.is_floating_point()
         expect(
-            (state.get(name, weight).is_floating_point() == floating) and not weight.is_complex(),
+            state.get(name, weight).is_floating_point() == floating and not weight.is_complex(),
             name,
             "floating-point weights, whole counters",
             weight.dtype,
         )
         storage = weight.untyped_storage().data_ptr()
         to_dtype = dtype if floating else weight.dtype
-        # Weights that lie in one piece of memory, as an LSTM's may, become weights of their own.
+        # Weights that share memory, as an LSTM's may, are copied.
         moved[name] = weight.to(device, to_dtype, copy=mapped or storage in storages)
         storages.add(storage)
     _load(model, moved, path.name, "Is it whole, and of this asrkit?")
@@ -150,7 +141,7 @@ def load_checkpoint(
 
 
 def _is_ours(message: str, file: str) -> bool:
-    """Whether a ValueError says what is wrong, as those of asrkit do and those of Python do not."""
+    """Whether the message of a ValueError is asrkit's own, which names what is wrong."""
     return ": expected " in message or message.startswith(("model: ", "tokenizer: ", file))
 
 
@@ -164,34 +155,26 @@ def _damage(error: Exception) -> str:
         case KeyError():
             return f"it has no {error}"
         case tarfile.TarError() | zlib.error() | EOFError():
-            return f"it is no whole tar archive: {error}"
+            return f"it is not a whole tar archive: {error}"
         case SafetensorError():
-            return f"it is no whole .safetensors file: {error}"
+            return f"it is not a whole .safetensors file: {error}"
     return f"{type(error).__name__}: {error}"
 
 
 def _skeleton(contents: own.Contents) -> Model:
-    """The model of `contents` without memory for its weights; ValueError where parts do not fit."""
+    """The model of `contents` without memory for its weights; ValueError if parts do not fit."""
     config, weights, tokenizer, features, notes = contents
     V = config.vocab_size
-    if isinstance(config, AEDConfig):  # tokens of a prompt, and of nothing at all, come on top
+    if isinstance(config, AEDConfig):  # it also has tokens of prompts, and unused ones
         expect(tokenizer.vocab_size <= V, "tokenizer", f"at most {V} tokens", tokenizer.vocab_size)
         prompt = PromptFormat.from_notes(notes)
         if prompt is not None:
             highest = max(prompt.ids.values(), default=0)
-            expect(
-                highest < V,
-                "prompt",
-                f"tokens below {V}, the size of the model's vocabulary",
-                highest,
-            )
+            wanted = f"tokens below {V}, the size of the model's vocabulary"
+            expect(highest < V, "prompt", wanted, highest)
             size = len(prompt.template)
-            expect(
-                size < config.most,
-                "prompt",
-                f"fewer tokens than the model's {config.most} positions",
-                size,
-            )
+            wanted = f"fewer tokens than the model's {config.most} positions"
+            expect(size < config.most, "prompt", wanted, size)
     else:
         expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
     unknown = features.keys() - FeatureConfig.__dataclass_fields__.keys()
@@ -216,10 +199,10 @@ def _skeleton(contents: own.Contents) -> Model:
 
 
 def _load(model: Model, weights: dict[str, Tensor], name: str, remedy: str) -> None:
-    """Give a model without memory its weights; ValueError unless they have its names and shapes."""
+    """Load weights into a model without memory; ValueError unless names and shapes fit."""
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         why = " ".join(str(error).partition(":")[2].split())
-        message = f"{name}: the weights are not of its config ({why:.400}). {remedy}"
+        message = f"{name}: the weights do not fit its config ({why:.400}). {remedy}"
         raise ValueError(message) from None
