@@ -1,8 +1,8 @@
-"""Configs of published models under their names, tiny ones, and `make_model`: the model of any.
+"""Configs of published models under their names, tiny ones, and `make_model`, for any config.
 
 A preset has the sizes of the published model and random weights:
-`TransducerModel(presets.parakeet_rnnt_1_1b())`. What the published configs state, checkpoint by
-checkpoint, is tested against their parameter counts in tests/models/test_presets.py.
+`TransducerModel(presets.parakeet_rnnt_1_1b())`. tests/models/test_presets.py compares the published
+parameter counts.
 """
 
 from collections.abc import Callable
