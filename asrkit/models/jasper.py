@@ -92,7 +92,7 @@ class JasperConfig:
             expect(
                 not (dense and stage.stride > 1),
                 "stages",
-                "no stride behind a dense stage",
+                "no stride after a dense stage",
                 f"stride {stage.stride} in stage {number}",
             )
             dense = dense or stage.dense

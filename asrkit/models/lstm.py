@@ -201,7 +201,7 @@ class LSTMEncoder(nn.Module):
         return encoded[to_device(rank, features.device)], encoded_lengths[rank]
 
     def _plan(self, lengths: Tensor, T: int) -> Phases:
-        """Phases of a batch of T feature frames, in stacked frames; one without readable lengths."""
+        """Phases of a batch of T feature frames, in stacked frames; one if lengths are unread."""
         config = self.config
         if not readable(lengths):
             return [(strided(T, config.stack_input), len(lengths))]

@@ -67,7 +67,7 @@ CALLS = [
     (lambda: FastConformerConfig(context=(1,)), "context: expected .left, right. in encoder frames, -1 for all"),
     (lambda: limit_context(nn.Linear(2, 2), (1, 1)), "model: expected one with a FastConformer, got Linear"),
     (lambda: Stage(channels=4, kernel=3, stride=2), "stride: expected 1, but for a stage with repeat=1"),
-    (lambda: JasperConfig(stages=(DENSE, STRIDE)), "stages: expected no stride behind a dense stage, got stride 2 in stage 1"),
+    (lambda: JasperConfig(stages=(DENSE, STRIDE)), "stages: expected no stride after a dense stage, got stride 2 in stage 1"),
     (lambda: JasperConfig(stages=()), "config: expected a bin and a Stage at least"),
     (lambda: TransducerConfig(vocab_size=5, durations=(0,)), "durations: expected distinct whole numbers of frames up to 1000, one above 0"),
     (lambda: TransducerConfig(vocab_size=5, activation="gelu"), "activation: expected one of 'tanh', 'relu', got 'gelu'"),

@@ -26,7 +26,7 @@ def attention_frames(
     times are rough; those of a translation are rougher still.
 
     Args:
-        model: An `Attention` with `looks`, in evaluation mode.
+        model: An `Attention` with `cross_weights`, in evaluation mode.
         encoded: (B, T, D) frames that the texts were decoded from.
         lengths: (B,) valid frames.
         hypotheses: Of these B utterances, greedy ones or a beam's.
