@@ -160,9 +160,15 @@ def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
     }
     dynamic = ({0: "B", 2: "T"}, {0: "B"})
     if isinstance(model, CTCModel):
-        module = Acoustic(model.encoder, model.output)
-        outputs = ("logprobs", "logprobs_lengths")
-        return [Graph(name="model", module=module, inputs=inputs, outputs=outputs, dynamic=dynamic)]
+        return [
+            Graph(
+                name="model",
+                module=Acoustic(model.encoder, model.output),
+                inputs=inputs,
+                outputs=("logprobs", "logprobs_lengths"),
+                dynamic=dynamic,
+            )
+        ]
     encoder = Graph(
         name="encoder",
         module=Acoustic(model.encoder),

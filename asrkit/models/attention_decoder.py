@@ -296,5 +296,4 @@ def sines(most: int, D: int, like: Tensor) -> Tensor:
     """
     if like.is_meta:  # torch.arange would import torch's compiler
         return like.new_empty(most, D)
-    rising = relative_positions(most - 1, 0, D, like).flip(0)
-    return rising / math.sqrt(D)
+    return relative_positions(most - 1, 0, D, like).flip(0) / math.sqrt(D)

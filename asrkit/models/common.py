@@ -12,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 from asrkit.runtime import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
+Encoded = tuple[Tensor, Tensor]  # frames (B, T', D) and their lengths (B,)
+
 
 def expect_sizes(config: Any, names: str) -> None:
     """ValueError unless a config's fields have their types, and each of `names` is at least 1."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from asrkit.models.common import dtype_of, expect_batch, expect_sizes, strided
+from asrkit.models.common import Encoded, dtype_of, expect_batch, expect_sizes, strided
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
@@ -66,7 +66,7 @@ class ConvEncoder(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm1d(D) for _ in self.convs)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features. What is in the padding has no influence.
 
         Args:

@@ -76,8 +76,7 @@ def span_of(place: Tensor, K: int, room: int, reach: int | None, dtype: torch.dt
 
 def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask to add to scores: 0 where `seen` (bool, any shape) is True, else -inf."""
-    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return zeros.masked_fill(~seen, -torch.inf)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
 
 
 def attention_weights(products: Tensor, width: int, mask: Tensor) -> Tensor:
@@ -147,8 +146,7 @@ def _attend_one(queries: Tensor, kept: Tensor, span: Span) -> Tensor:
         mask = queries.new_zeros(slots)
         mask[span.reach :] = -torch.inf
     keys, values = kept[:, :slots].transpose(1, 3).unbind(2)
-    products = queries @ keys.transpose(2, 3)
-    return attention_weights(products, keys.shape[-1], mask) @ values
+    return attention_weights(queries @ keys.transpose(2, 3), keys.shape[-1], mask) @ values
 
 
 class CrossAttention(nn.Module):

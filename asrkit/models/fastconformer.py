@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asrkit.models.common import (
+    Encoded,
     dtype_of,
     expect_batch,
     expect_heads,
@@ -96,10 +97,9 @@ class _Subsampling(nn.Module):
             depthwise = nn.Conv2d(C, C, 3, stride=2, padding=1, groups=C)
             pointwise = nn.Conv2d(C, C, 1)
             self.convs.append(nn.Sequential(depthwise, pointwise))
-        bins = strided(config.bins, config.subsampling)
-        self.out = nn.Linear(C * bins, config.width)
+        self.out = nn.Linear(C * strided(config.bins, config.subsampling), config.width)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
         first, *depthwise_pointwise = self.convs
         padded = F.pad(features, (1, 1, 1, 1))
@@ -113,7 +113,7 @@ class _Subsampling(nn.Module):
         rows = x.transpose(2, 3).flatten(2)  # (B, T', C F')
         return self.out(rows), lengths
 
-    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> Encoded:
         """ReLU of `conv` over the last dimension of `x`, zero in the padding; halved lengths."""
         lengths = strided(lengths, 2)
         padding = to_device(~valid_mask(lengths, x.shape[1]), x.device)
@@ -201,7 +201,7 @@ class FastConformer(nn.Module):
         self.input_dropout = nn.Dropout(config.dropout_input)
         self.position_dropout = nn.Dropout(config.dropout_positions)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features.
 
         Args:

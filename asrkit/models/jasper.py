@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from asrkit.models.common import (
+    Encoded,
     dtype_of,
     expect_batch,
     expect_sizes,
@@ -213,7 +214,7 @@ class Jasper(nn.Module):
             self.stages.append(JasperStage(stage, inputs, branches))
             inputs = stage.channels
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features.
 
         Args:
@@ -234,7 +235,6 @@ class Jasper(nn.Module):
                 sources.append(x)
             if sizes.stride > 1:
                 lengths = strided(lengths, sizes.stride)
-                frames = strided(x.shape[2], sizes.stride)
-                padding = padding_mask(lengths, frames, features.device)
+                padding = padding_mask(lengths, strided(x.shape[2], sizes.stride), features.device)
             x = stage(x, sources if sizes.dense else [], padding)
         return x.transpose(1, 2), lengths

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.common import dtype_of, expect_batch, expect_sizes, strided
+from asrkit.models.common import Encoded, dtype_of, expect_batch, expect_sizes, strided
 from asrkit.runtime import readable, to_device
 from asrkit.shapes import expect, valid_mask, whole
 
@@ -179,7 +179,7 @@ class LSTMEncoder(nn.Module):
         self.after = make_lstm(D * config.stack, D, config.after, dropout=config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features.
 
         Args:
@@ -209,7 +209,7 @@ class LSTMEncoder(nn.Module):
         most = strided(int(stacked.max()), config.stack)  # a short batch has no more phases
         return phases(stacked, min(config.phases, most), stack=config.stack)
 
-    def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> tuple[Tensor, Tensor]:
+    def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> Encoded:
         """Encode a batch in phases; if there are several, the longest utterances are first."""
         B = len(lengths)
         x, lengths = stack_frames(features.transpose(0, 1), lengths, self.config.stack_input)

@@ -65,16 +65,16 @@ class PromptFormat:
     Args:
         template: The prompt from first token to last: texts of tokens, and slots that `tokens`
             fills.
-        ids: Token ids by text, for the template and all that may fill its slots: `<|de|>` for each
-            language, `<|transcribe|>`, `<|translate|>`, `<|pnc|>`, `<|nopnc|>`.
+        ids: Token ids by text. Kept are those of the template and of all that may fill its slots:
+            `<|de|>` for each language, `<|transcribe|>`, `<|translate|>`, `<|pnc|>`, `<|nopnc|>`.
         languages: Codes of the supported languages.
         language: Default spoken language.
         punctuation: Whether texts have punctuation and capitals by default.
     """
 
-    template: tuple[str, ...]
+    template: Sequence[str]
     ids: dict[str, int] = field(hash=False)
-    languages: tuple[str, ...]
+    languages: Sequence[str]
     language: str = ENGLISH
     punctuation: bool = True
 
@@ -84,31 +84,10 @@ class PromptFormat:
         object.__setattr__(self, "languages", tuple(self.languages))
         expect_choice("prompt.language", self.language, self.languages)
         needed = sorted(_texts(self.template, self.languages))
-        missing = [text for text in needed if not whole(self.ids.get(text), 0)]
+        ids = {text: self.ids[text] for text in needed if whole(self.ids.get(text), 0)}
+        missing = [text for text in needed if text not in ids]
         expect(not missing, "prompt", "a token for each of its places", f"none for {missing[:5]}")
-
-    @classmethod
-    def of_vocabulary(
-        cls,
-        template: Sequence[str],
-        vocabulary: dict[str, int],
-        languages: Sequence[str],
-        **defaults: Any,
-    ) -> Self:
-        """The format with the token ids of a vocabulary.
-
-        Args:
-            template: Template of the prompt, as in the class.
-            vocabulary: Token ids by text, of which only those that a prompt needs are kept.
-            languages: Codes of the supported languages.
-            **defaults: `language` and `punctuation`.
-
-        Raises:
-            ValueError: The vocabulary lacks a token.
-        """
-        needed = sorted(_texts(template, languages))
-        ids = {text: vocabulary[text] for text in needed if text in vocabulary}
-        return cls(template=tuple(template), ids=ids, languages=tuple(languages), **defaults)
+        object.__setattr__(self, "ids", ids)
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Self | None:

@@ -119,10 +119,8 @@ class StatelessPredictor(nn.Module):
         if state is None:
             state = labels.new_full((B, self.context - 1), self.blank)
         history = torch.cat([state, labels], 1)
-        embedded = self.embedding(history)
-        windows = embedded.unfold(1, self.context, 1)  # (B, U, D, context)
-        predicted = self.mix(windows.flatten(2)).relu()
-        return predicted, history[:, U:]
+        windows = self.embedding(history).unfold(1, self.context, 1)  # (B, U, D, context)
+        return self.mix(windows.flatten(2)).relu(), history[:, U:]
 
 
 class LSTMPredictor(nn.Module):
@@ -132,9 +130,11 @@ class LSTMPredictor(nn.Module):
         super().__init__()
         width = config.width
         self.embedding = nn.Embedding(V, width)
-        settings = {"dropout": config.dropout, "start": config.start, "batch_first": True}
-        self.lstm = make_lstm(width, width, config.layers, **settings)
-        self.dropout = nn.Dropout(config.dropout)
+        dropout, start = config.dropout, config.start
+        self.lstm = make_lstm(
+            width, width, config.layers, dropout=dropout, start=start, batch_first=True
+        )
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, labels: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
@@ -253,5 +253,4 @@ class TransducerModel(EncodingModel):
         """
         encoded, lengths, ctc = self.encode(features, lengths)
         predicted = self.rows(targets)
-        logits = self.join(encoded[:, :, None], predicted[:, None])
-        return logits, lengths, ctc
+        return self.join(encoded[:, :, None], predicted[:, None]), lengths, ctc

@@ -24,8 +24,9 @@ TEMPLATES = {
 def made(name: str, **defaults) -> PromptFormat:
     """The format of a template; the last one knows English alone."""
     languages = ["en"] if name == "english" else ["de", "en", "fr"]
-    return PromptFormat.of_vocabulary(
-        TEMPLATES[name], VOCABULARY, languages, **defaults
+    template = TEMPLATES[name]
+    return PromptFormat(
+        template=template, ids=VOCABULARY, languages=languages, **defaults
     )
 
 

@@ -100,8 +100,7 @@ def read_nemo(
         prompt = _prompt((*lead, *template), ids, languages, _slots(config))
     sizes = translated(decoder, SETTINGS["canary_in_nemo"])
     sizes["vocab_size"] = -(-tokenizer.vocab_size // NEMO_ROUND) * NEMO_ROUND
-    model = AEDConfig(**sizes, **_special(ids), encoder=encoder)
-    return model, tokenizer, prompt
+    return AEDConfig(**sizes, **_special(ids), encoder=encoder), tokenizer, prompt
 
 
 def piece_model(values: Values, members: dict[str, Any]) -> SentencePieceTokenizer:
@@ -141,8 +140,8 @@ def _prompt(
     first = ENGLISH if ENGLISH in languages else languages[0]
     language = slots.get("source_lang", first).removeprefix("<|").removesuffix("|>")
     punctuation = slots.get("pnc") not in ("no", False, "<|nopnc|>")
-    return PromptFormat.of_vocabulary(
-        filled, ids, languages, language=language, punctuation=punctuation
+    return PromptFormat(
+        template=filled, ids=ids, languages=languages, language=language, punctuation=punctuation
     )
 
 

@@ -94,9 +94,9 @@ class _File:
             f"{size:,}",
             REMEDY,
         )
-        start = self.skip(size)
-        flat = torch.frombuffer(self.data, dtype=DTYPES[kind], count=count, offset=start)
-        return flat.view(shape)
+        return torch.frombuffer(
+            self.data, dtype=DTYPES[kind], count=count, offset=self.skip(size)
+        ).view(shape)
 
 
 def read(path: Path, settings: Values) -> Contents:

@@ -71,8 +71,9 @@ def read(path: Path) -> Contents:
     if isinstance(config, AEDConfig):
         canary.shape_decoder(weights, config)
     settings = extractor(path)
-    only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
-    expect_only(settings, only, "preprocessor_config.json")
+    expect_only(
+        settings, {"feature_extractor_type": "ParakeetFeatureExtractor"}, "preprocessor_config.json"
+    )
     features = translated(settings, SETTINGS["parakeet_features"])
     features["window_s"] /= features["rate_hz"]
     features["hop_s"] /= features["rate_hz"]
@@ -92,7 +93,7 @@ def _parakeet(
         return CTCConfig(vocab_size=tokens, encoder=encoder), tokens
     width = values.get("decoder_hidden_size", 640)
     durations = values.get("durations", TDT) if kind == "parakeet_tdt" else ()
-    config = TransducerConfig(
+    return TransducerConfig(
         vocab_size=tokens,
         encoder=encoder,
         joint_width=width,
@@ -100,8 +101,7 @@ def _parakeet(
         ctc=False,
         predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
         durations=durations,
-    )
-    return config, tokens
+    ), tokens
 
 
 def our_name(name: str) -> str:

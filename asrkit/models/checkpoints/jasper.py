@@ -58,11 +58,10 @@ def read(path: Path) -> Contents:
     )
     weights = training[state]
     config = CTCConfig(vocab_size=len(ALPHABET), encoder=_encoder(weights))
-    notes = {"source": path.name, "weights": state}
     features = FEATURES | {"bins": config.encoder.bins}
     ours = renamed(weights, our_name)
     ours["output.weight"] = ours["output.weight"].flatten(1)  # from a convolution of one frame
-    return config, ours, CharTokenizer(ALPHABET), features, notes
+    return config, ours, CharTokenizer(ALPHABET), features, {"source": path.name, "weights": state}
 
 
 def _encoder(weights: Weights) -> JasperConfig:
@@ -136,16 +135,18 @@ def nemo_encoder(values: Values, bins: int) -> JasperConfig:
     stages = []
     for block in values["jasper"]:
         dense = block.get("residual_dense", False)
-        only = NEMO_BLOCK | {"residual": dense}
-        expect_only({"residual": True, **block}, only, "encoder.jasper[]")
-        stage = Stage(
-            channels=block["filters"],
-            kernel=block["kernel"][0],
-            repeat=block["repeat"],
-            dropout=block["dropout"],
-            stride=block["stride"][0],
-            dilation=block["dilation"][0],
-            dense=dense,
+        expect_only(
+            {"residual": True, **block}, NEMO_BLOCK | {"residual": dense}, "encoder.jasper[]"
         )
-        stages.append(stage)
+        stages.append(
+            Stage(
+                channels=block["filters"],
+                kernel=block["kernel"][0],
+                repeat=block["repeat"],
+                dropout=block["dropout"],
+                stride=block["stride"][0],
+                dilation=block["dilation"][0],
+                dense=dense,
+            )
+        )
     return JasperConfig(bins=bins, stages=stages)

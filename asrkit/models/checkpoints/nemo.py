@@ -177,8 +177,7 @@ def _settings(
         return ctc, tokenizer, features, notes
     decoding = config["decoding"]
     greedy = decoding.get("greedy") or {}
-    max_symbols = greedy.get("max_symbols") or greedy.get("max_symbols_per_step")
-    notes["max_symbols"] = max_symbols or 10
+    notes["max_symbols"] = greedy.get("max_symbols") or greedy.get("max_symbols_per_step") or 10
     predictor = config["decoder"]["prednet"]
     joint = config["joint"]["jointnet"]
     transducer = TransducerConfig(
@@ -197,26 +196,20 @@ def _settings(
 def _features(values: Values) -> Values:
     """Arguments of FeatureConfig. NeMo's windows are never periodic, which is the default."""
     expect_only(values, ONLY["preprocessor"], "preprocessor")
-    rate = values.get("sample_rate", 16_000)
-    window = int(float(values.get("window_size", 0.02)) * rate)  # NeMo truncates
-    hop = int(float(values.get("window_stride", 0.01)) * rate)
+    features = translated(values, SETTINGS["nemo_features"])
+    rate = features["rate_hz"]
+    window = int(float(features["window_s"]) * rate)  # NeMo truncates
+    features["window_s"] = window / rate
+    features["hop_s"] = int(float(features["hop_s"]) * rate) / rate
+    features["fft"] = features["fft"] or 2 ** (window - 1).bit_length()
+    features["preemphasis"] = float(features["preemphasis"] or 0.0)
     single = torch.finfo(torch.float32)
-    guard: Any = values.get("log_zero_guard_value", 2.0**-24)
-    log_guard = {"tiny": single.tiny, "eps": single.eps}.get(guard, guard)
-    normalize = values.get("normalize", "per_feature")
-    return {
-        "rate_hz": rate,
-        "window_s": window / rate,
-        "hop_s": hop / rate,
-        "bins": values.get("features", 64),
-        "fft": values.get("n_fft") or 2 ** (window - 1).bit_length(),
-        "window": values.get("window", "hann"),
-        "preemphasis": float(values.get("preemph", 0.97) or 0.0),
-        "power": values.get("mag_power", 2.0),
-        "guard": values.get("log_zero_guard_type", "add"),
-        "log_guard": float(log_guard),  # YAML reads 1e-5 as a string
-        "normalization": "none" if normalize in ("NA", "", None, False) else normalize,
-    }
+    guard: Any = features["log_guard"]
+    guard = {"tiny": single.tiny, "eps": single.eps}.get(guard, guard)
+    features["log_guard"] = float(guard)  # YAML reads 1e-5 as a string
+    if features["normalization"] in ("NA", "", None, False):
+        features["normalization"] = "none"
+    return features
 
 
 def _encoder(values: Values, bins: int) -> FastConformerConfig | JasperConfig:

@@ -54,7 +54,6 @@ def read(path: Path, values: Values) -> Contents:
     Raises:
         ValueError: A file is missing or damaged, or has a setting that is not supported.
     """
-    text = _tokenizer_json(path)
     expect_only(values, _ONLY, "config.json")
     generation = read_json(path, "generation_config.json")
     weights = renamed(read_weights(path), _our_name)
@@ -66,7 +65,7 @@ def read(path: Path, values: Values) -> Contents:
     join(weights, ".cross_attention", "kv", "key_value")
     version = values.get("transformers_version", "of unknown version")
     source = f"transformers {version}, whisper"
-    return contents(values | generation, text, weights, extractor(path), source)
+    return contents(values | generation, _tokenizer_json(path), weights, extractor(path), source)
 
 
 def contents(
@@ -104,11 +103,10 @@ def contents(
         output_bias=False,
         **decoder | {"pad": ids[END] if decoder["pad"] is None else decoder["pad"]},
     )
-    multilingual = values.get("is_multilingual", config.vocab_size >= _MULTILINGUAL)
-    prompt = PromptFormat.of_vocabulary((START, NO_TIMES), ids, ("en",))
-    if multilingual:
-        template = (START, LANGUAGE, TASK, NO_TIMES)
-        prompt = PromptFormat.of_vocabulary(template, ids, languages_of([*ids]))
+    template, languages = [START, NO_TIMES], ["en"]
+    if values.get("is_multilingual", config.vocab_size >= _MULTILINGUAL):
+        template, languages = [START, LANGUAGE, TASK, NO_TIMES], languages_of([*ids])
+    prompt = PromptFormat(template=template, ids=ids, languages=languages)
     first = values.get("begin_suppress_tokens", (220, 50_256))
     notes = {
         "source": source,
@@ -123,8 +121,7 @@ def contents(
         },
     }
     drop_tied_output(weights, "proj_out.weight")
-    features = feature_settings(settings)
-    return config, weights, JsonTokenizer(text, ids[END]), features, notes
+    return config, weights, JsonTokenizer(text, ids[END]), feature_settings(settings), notes
 
 
 def _our_name(name: str) -> str:

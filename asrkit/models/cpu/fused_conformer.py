@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.common import expect_batch, padding_mask, strided
+from asrkit.models.common import Encoded, expect_batch, padding_mask, strided
 from asrkit.models.cpu.prepacked import (
     PrepackedDepthwise,
     PrepackedLinear,
@@ -71,7 +71,7 @@ class FusedFastConformer(nn.Module):
         self.eval()
 
     @torch.no_grad()
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encoded frames (B, T', D) and their lengths (B,), as `FastConformer.forward`.
 
         Args:
@@ -118,8 +118,9 @@ class _Subsampling(nn.Module):
         self.depthwise = nn.ModuleList()
         self.pointwise = nn.ModuleList()
         for depthwise, pointwise in pairs:
-            packed = PrepackedDepthwise(depthwise.weight, depthwise.bias, stride=2, groups=C)
-            self.depthwise.append(packed)
+            self.depthwise.append(
+                PrepackedDepthwise(depthwise.weight, depthwise.bias, stride=2, groups=C)
+            )
             self.pointwise.append(
                 PrepackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu")
             )

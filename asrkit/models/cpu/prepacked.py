@@ -230,8 +230,7 @@ class PrepackedConv1d(Prepacked):
         block = BLOCK * self.stride  # frames of the input for a block of outputs
         blocks = max(math.ceil(T / block), self.least_frames // BLOCK)
         # Padded as rows of channels, so that channels are last, as the convolution wants them.
-        rows = F.pad(x.transpose(1, 2), (0, 0, 0, blocks * block - T))
-        return rows.transpose(1, 2)
+        return F.pad(x.transpose(1, 2), (0, 0, 0, blocks * block - T)).transpose(1, 2)
 
 
 def onednn_supports(dtype: torch.dtype) -> bool:
@@ -321,7 +320,8 @@ def _is_plain_convolution(layer: Any) -> bool:
 def _fuse_activations(layers: nn.Sequential) -> None:
     """Make prepacked layers compute the activations after them."""
     for place in range(1, len(layers)):
-        layer, activation = layers[place - 1], layers[place]
+        layer: Any = layers[place - 1]
+        activation = layers[place]
         relu = isinstance(layer, Prepacked) and isinstance(activation, nn.ReLU)
         gelu = isinstance(layer, PrepackedLinear) and isinstance(activation, nn.GELU)
         if relu or (gelu and activation.approximate == "none"):
