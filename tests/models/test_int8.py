@@ -1,4 +1,4 @@
-"""Linear layers in int8: oneDNN's layer is the arithmetic in floats, and an encoder of them stays near the exact one."""
+"""Linear layers in int8: oneDNN's layer equals the arithmetic in floats, and an encoder of such layers stays near the exact one."""
 
 import copy
 import sys
@@ -51,8 +51,8 @@ def int8_linear(x, weight, bias, activation="none", residual=0.0):
 
 
 X = torch.randn(7, 333, generator=torch.Generator().manual_seed(1))
-NUMBERS = {  # activations that are hard in one way or another
-    "behind SiLU": nn.functional.silu(3 * X),
+NUMBERS = {  # activations that are hard to quantize
+    "after SiLU": nn.functional.silu(3 * X),
     "positive": X.abs() + 1,
     "negative": -X.abs() - 1,
     "zeros": torch.zeros_like(X),
@@ -84,7 +84,7 @@ def test_a_number_is_quantized_as_by_the_reference_and_at_most_a_step_away(name,
 
 @DTYPES
 @pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_not_hidden(bad, dtype):
+def test_values_that_are_not_finite_are_not_hidden(bad, dtype):
     x = torch.randn(3, 40).to(dtype)
     x[1, 7] = bad
     for values, scale, zero in (quantize(x), fast_quantize(x)):

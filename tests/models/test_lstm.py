@@ -1,4 +1,4 @@
-"""The LSTM encoder: phases change nothing but the padding that is computed."""
+"""The LSTM encoder: phases change only the computed padding."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise

@@ -1,4 +1,4 @@
-"""What a user does wrong with models, layers and `optimize`: each is refused in one line that says what was expected.
+"""Wrong arguments of models, layers and `optimize`: each is refused in one line that names what was expected.
 
 Files that others wrote are refused in the tests of their readers.
 """
@@ -96,7 +96,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call, message", CALLS)
-def test_what_cannot_be_is_refused_in_one_line(call, message):
+def test_wrong_arguments_are_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         call()
     assert "\n" not in str(caught.value)
