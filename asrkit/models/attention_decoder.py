@@ -105,18 +105,13 @@ class AEDModel(EncodingModel):
         self.vocab_size = V
         self.blank = V  # of the CTC head
         self.encoder = make_encoder(config.encoder)
-        self.encoder_projection = nn.Identity()
-        if self.encoder.width != D:
-            self.encoder_projection = nn.Linear(self.encoder.width, D)
-        self.ctc_head = nn.Linear(self.encoder.width, V + 1) if config.ctc else None
+        width = self.encoder.width
+        self.encoder_projection = nn.Linear(width, D) if width != D else nn.Identity()
+        self.ctc_head = nn.Linear(width, V + 1) if config.ctc else None
         self.embedding = nn.Embedding(V, D)  # also the weight of the output
         self.prepacked_output: nn.Module | None = None  # set by `asrkit.models.optimize`
-        self.output_bias: nn.Parameter | None = None
-        if config.output_bias:
-            self.output_bias = nn.Parameter(torch.zeros(V))
-        self.embedding_norm: nn.Module = nn.Identity()
-        if config.embedding_norm:
-            self.embedding_norm = nn.LayerNorm(D)
+        self.output_bias = nn.Parameter(torch.zeros(V)) if config.output_bias else None
+        self.embedding_norm = nn.LayerNorm(D) if config.embedding_norm else nn.Identity()
         layers = (DecoderLayer(config) for _ in range(config.layers))
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(D)

@@ -117,9 +117,8 @@ class FoldedStage(nn.Module):
         *earlier, self.last = convs
         self.norms = FoldedNorm()
         self.layers = nn.ModuleList(nn.Sequential(conv, nn.ReLU(inplace=True)) for conv in earlier)
-        self.branches: nn.Conv1d | None = None
-        if stage.branches:
-            self.branches = _merged([branch.conv for branch in stage.branches])
+        branches = [branch.conv for branch in stage.branches]
+        self.branches = _merged(branches) if branches else None
 
     def forward(self, x: Tensor, sources: Sequence[Tensor], padding: Tensor | None) -> Tensor:
         """As `JasperStage.forward`."""

@@ -121,8 +121,8 @@ class JasperConfig:
 
     def branch_channels(self) -> list[list[int]]:
         """For each stage, the channels of the inputs of its branches, oldest first."""
-        channels: list[list[int]] = []
-        sources: list[int] = []
+        channels = []
+        sources = []
         inputs = self.bins
         for stage in self.stages:
             if stage.dense:
@@ -229,7 +229,7 @@ class Jasper(nn.Module):
         T = expect_batch(features, lengths, self.config.bins)
         padding = padding_mask(lengths, T, features.device)
         x = without_padding(features.transpose(1, 2), padding).to(dtype_of(self))  # (B, F, T)
-        sources: list[Tensor] = []
+        sources = []
         for stage, sizes in zip(self.stages, self.config.stages, strict=True):
             if sizes.dense:
                 sources.append(x)

@@ -217,8 +217,7 @@ class LSTMEncoder(nn.Module):
         encoded_frames = strided(len(x), self.config.stack)
         parts = []
         start = 0
-        before_states: States = None
-        after_states: States = None
+        before_states = after_states = None
         for end, rows in planned:
             before_states = _first_rows(before_states, rows)
             after_states = _first_rows(after_states, rows)

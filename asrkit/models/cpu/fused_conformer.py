@@ -6,7 +6,7 @@ blocks, and none where a batch has no padding.
 """
 
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +63,7 @@ class FusedFastConformer(nn.Module):
         self.width = encoder.width
         self.dtype = encoder.subsampling.out.weight.dtype
         self.subsampling = _Subsampling(encoder.subsampling)
-        encoder.subsampling = cast(Any, None)
+        del encoder.subsampling
         self.blocks = nn.ModuleList()
         for number, block in enumerate(encoder.blocks):
             self.blocks.append(_Block(block, layer))

@@ -47,9 +47,7 @@ class Prepacked(nn.Module):
     def __init__(self, bias: Tensor | None, activation: Activation = "none") -> None:
         super().__init__()
         self.activation = activation
-        self.bias: nn.Parameter | None = None
-        if bias is not None:
-            self.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         expect(
