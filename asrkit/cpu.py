@@ -38,7 +38,7 @@ def fast_dtype(device: str = "cpu") -> str:
 
 
 def has_avx512() -> bool:
-    """Whether this CPU has AVX-512, without which oneDNN has no convolutions that pay packed."""
+    """Whether this CPU has AVX-512, without which prepacked convolutions are slower."""
     return bool(torch.cpu.get_capabilities().get("avx512_f"))
 
 

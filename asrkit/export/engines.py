@@ -58,18 +58,16 @@ class EngineEncoder(nn.Module):
         return encoded, torch.from_numpy(frame_lengths)
 
 
-def load_exported(
-    path: Path | str, engine: str, *, threads: int | None = None, precision: str = "float32"
-) -> Checkpoint:
+def load_exported(path: Path | str, engine: str, *, precision: str = "float32") -> Checkpoint:
     """The checkpoint of an exported folder, to transcribe with.
 
-    The encoder, and the CTC head of a CTC model, run in the engine; predictor, joint and decoders
-    are asrkit's. A transducer that was exported with head="ctc" is a CTC model.
+    The encoder, and the CTC head of a CTC model, run in the engine, on as many threads as torch
+    has; predictor, joint and decoders are asrkit's. A transducer that was exported with head="ctc"
+    is a CTC model.
 
     Args:
         path: A folder from `export`.
         engine: "onnxruntime", which reads ONNX, or "openvino", which reads both formats.
-        threads: Threads of the engine; None for as many as torch has.
         precision: "float32", or "bfloat16" for OpenVINO on a CPU that multiplies it.
 
     Raises:
@@ -98,7 +96,7 @@ def load_exported(
         model.load_state_dict(weights, assign=True)
         files = path.glob("model.*" if is_ctc else "encoder.*")  # a graph, perhaps weights too
         graph = next(file for file in files if file.suffix in (".onnx", ".xml"))
-        run = open_graph(graph, threads or torch.get_num_threads(), precision)
+        run = open_graph(graph, torch.get_num_threads(), precision)
     except ValueError:
         raise
     except Exception as error:  # each engine has its own classes of errors

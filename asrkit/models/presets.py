@@ -215,7 +215,7 @@ def jasper_10x5dr(vocab_size: int = 28) -> CTCConfig:
     return CTCConfig(vocab_size=vocab_size, encoder=JasperConfig())
 
 
-def mini_jasper(vocab_size: int = 28, bins: int = 80) -> CTCConfig:
+def mini_jasper(vocab_size: int = 28) -> CTCConfig:
     """Three blocks of two convolutions in 1.66 million weights, which train on a CPU in minutes."""
     first = Stage(channels=96, kernel=11, repeat=1, dropout=0.1, stride=2, dense=False)
     wide = Stage(channels=160, kernel=29, repeat=1, dropout=0.1, dilation=2, dense=False)
@@ -224,7 +224,7 @@ def mini_jasper(vocab_size: int = 28, bins: int = 80) -> CTCConfig:
         Stage(channels=channels, kernel=kernel, repeat=2, dropout=0.1)
         for channels, kernel in ((96, 11), (96, 13), (128, 15))
     ]
-    encoder = JasperConfig(bins=bins, stages=(first, *blocks, wide, last))
+    encoder = JasperConfig(bins=80, stages=(first, *blocks, wide, last))
     return CTCConfig(vocab_size=vocab_size, encoder=encoder)
 
 

@@ -122,9 +122,9 @@ def block_attention(
     # Indexed, not unfolded: torch.compile's inductor (2.11) computes wrong gradients of keys that
     # are unfolded into overlapping windows.
     starts = torch.arange(N, device=k.device)[:, None] * C
-    windows = starts + torch.arange(W, device=k.device)  # (N, W)
-    k = F.pad(k, (0, 0, left, pad_right))[:, :, windows]  # (B, H, N, W, D/H)
-    v = F.pad(v, (0, 0, left, pad_right))[:, :, windows]
+    windows = starts + torch.arange(W, device=k.device)  # (N, W), keys of each block
+    # Each (B, H, N, W, D/H):
+    k, v = (F.pad(part, (0, 0, left, pad_right))[:, :, windows] for part in (k, v))
     # The window of query c in a block begins c keys later, so its row of P = left + right + 1
     # distances moves c columns to the right.
     bias = F.pad(scores, (0, C), value=never).flatten(-2)

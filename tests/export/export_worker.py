@@ -179,7 +179,7 @@ def compared(ours, path, engine):
     from asrkit.export import load_exported
     from asrkit.transcribe import Recognizer
 
-    theirs = Recognizer(load_exported(path, engine, threads=1).model)
+    theirs = Recognizer(load_exported(path, engine).model)
     error, tokens, wanted = 0.0, [], []
     for B, T in BATCHES:
         signal = batch(B, T)

@@ -180,5 +180,4 @@ def shape_decoder(weights: Weights, config: AEDConfig) -> None:
         table = sines(config.most, config.width, torch.zeros((), **CPU_FLOAT))
         weights["positions"] = torch.cat([table[:, 0::2], table[:, 1::2]], 1)
     drop_tied_output(weights, "output.weight")
-    join(weights, ".self_attention", "qkv", "qkv")
-    join(weights, ".cross_attention", "kv", "key_value")
+    join(weights, "kv", "key_value")

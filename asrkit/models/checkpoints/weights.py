@@ -77,22 +77,21 @@ def shape_conformer(weights: Weights) -> None:
             weights[name] = value.flatten(1)
         if name.endswith((".content_bias", ".position_bias")):
             weights[name] = value[:, None]  # (H, D/H) -> (H, 1, D/H)
-    join(weights, ".attention", "qkv", "qkv")
+    join(weights, "qkv", "qkv")
 
 
-def join(weights: Weights, within: str, parts: Sequence[str], joined: str) -> None:
+def join(weights: Weights, parts: Sequence[str], joined: str) -> None:
     """Join layers that share an input into one layer, in place, by concatenating their rows.
 
     Args:
         weights: Weights, named as in asrkit except for the parts.
-        within: End of the name before the part, such as ".self_attention"; "" for every layer.
         parts: Names of the parts, in the order of their rows.
         joined: Name of the joined layer.
     """
-    first = f"{within}.{parts[0]}."
+    first = f".{parts[0]}."
     for name in [name for name in weights if first in name]:
-        rows = [weights.pop(name.replace(first, f"{within}.{part}.")) for part in parts]
-        weights[name.replace(first, f"{within}.{joined}.")] = torch.cat(rows)
+        rows = [weights.pop(name.replace(first, f".{part}.")) for part in parts]
+        weights[name.replace(first, f".{joined}.")] = torch.cat(rows)
 
 
 def drop_tied_output(weights: Weights, output: str) -> None:

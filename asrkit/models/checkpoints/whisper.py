@@ -61,8 +61,8 @@ def read(path: Path, values: Values) -> Contents:
     for name in [name for name in weights if name.endswith(".k.weight")]:
         bias = name.removesuffix("weight") + "bias"
         weights.setdefault(bias, weights[name].new_zeros(weights[name].shape[:1]))
-    join(weights, "", "qkv", "qkv")
-    join(weights, ".cross_attention", "kv", "key_value")
+    join(weights, "qkv", "qkv")
+    join(weights, "kv", "key_value")
     version = values.get("transformers_version", "of unknown version")
     source = f"transformers {version}, whisper"
     return contents(values | generation, _tokenizer_json(path), weights, extractor(path), source)

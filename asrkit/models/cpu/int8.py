@@ -112,9 +112,9 @@ class Int8Output(Prepacked):
         values, scale = quantize_weight(weight)
         zeros = torch.zeros(len(scale), dtype=torch.int64, device="cpu")
         with warnings.catch_warnings(action="ignore"):  # torch plans to replace such tensors
-            quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
+            quantized = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
         bias = None if self.bias is None else self.bias.float()
-        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
         self.seven_bits = not has_int8()
 
     def forward(self, x: Tensor) -> Tensor:
