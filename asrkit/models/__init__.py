@@ -1,4 +1,4 @@
-"""Models: encoders, predictors, joint, and the checkpoints that carry them."""
+"""Models: encoders, CTC, transducers, attention decoders, and their checkpoints."""
 
 from asrkit.models import presets
 from asrkit.models.attention_decoder import AEDConfig, AEDModel
