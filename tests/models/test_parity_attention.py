@@ -64,7 +64,9 @@ def test_the_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     write = {"nemo": lambda path: archive(path, name=case), "transformers": folder}
     theirs = golden(f"{peer}_attention")[case]
     expect_the_numbers(
-        write[peer](tmp_path / "a.nemo"), theirs, known.ARGUMENTS[case.removesuffix("-bpe")]
+        write[peer](tmp_path / "a.nemo"),
+        theirs,
+        known.ARGUMENTS[case.removesuffix("-bpe")],
     )
 
 
