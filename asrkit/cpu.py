@@ -1,7 +1,7 @@
 """What this CPU has instructions for: AVX-512, products of bfloat16, and products of int8.
 
 Everything here asks `torch.cpu.get_capabilities`, which reads the CPU's flags. Whether oneDNN takes
-a dtype at all, perhaps by slower instructions, is another question: `asrkit.models.packed`.
+a dtype at all, perhaps by slower instructions, is another question: `asrkit.models.cpu.prepacked`.
 """
 
 import torch
@@ -38,14 +38,14 @@ def fast_dtype(device: str = "cpu") -> str:
 
 
 def has_avx512() -> bool:
-    """Whether this CPU has AVX-512, without which oneDNN has no convolutions that pay packed."""
+    """Whether this CPU has AVX-512, without which prepacked convolutions are slower."""
     return bool(torch.cpu.get_capabilities().get("avx512_f"))
 
 
 def has_int8() -> bool:
     """Whether this is an x86 CPU with instructions for products of int8.
 
-    On Arm `asrkit.models.int8` was never run.
+    On Arm `asrkit.models.cpu.int8` was never run.
     """
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(flag) for flag in INT8_FLAGS)

@@ -30,7 +30,7 @@ from asrkit.decoders import NGram, WordNGram, ctc_alignment, ctc_beam
 from asrkit.decoders.attention.beam import normalised
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss
-from asrkit.models import attention, attention_decoder, load_checkpoint, whisper
+from asrkit.models import attention_decoder, load_checkpoint, relative_attention, whisper
 from asrkit.optim import Lamb, NovoGrad
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import BeamOptions, PipelineConfig, Recognizer, WindowOptions, transcribe
@@ -49,7 +49,7 @@ found = {}
 waves, lengths = random(2, 16_000) / 4, whole(16_000, 9000)
 for window in ("hann", "hamming"):
     found[window] = log_mel(waves, lengths, config=FeatureConfig(window=window))
-found["relative"] = attention.relative_positions(9, -9, 12, waves)
+found["relative"] = relative_attention.relative_positions(9, -9, 12, waves)
 found["sines"] = attention_decoder.sines(40, 12, waves), whisper.sines(40, 12, waves)
 generator = torch.Generator().manual_seed(0)
 found["augment"] = augment(waves, lengths, generator)

@@ -99,7 +99,7 @@ def _dtype(use: ModelOptions) -> str:
     """The dtype to load the model in, or "auto"; loads torch for int8 only."""
     if use.dtype != "int8":
         return use.dtype
-    from asrkit.models.int8 import loaded_dtype
+    from asrkit.models.cpu.int8 import loaded_dtype
 
     return loaded_dtype(use.dtype)
 

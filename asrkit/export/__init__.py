@@ -1,5 +1,5 @@
-"""Models that leave: `graphs` traces them, `export` writes them as a folder for inference engines
-and their clients, and `load_exported` runs the encoder of such a folder in an engine.
+"""Exported models: `export` writes a folder for inference engines and their clients, from the
+traced `graphs` of a model; `load_exported` runs the encoder of such a folder in an engine.
 
 Importing this needs none of the engines' packages.
 """

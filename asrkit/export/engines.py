@@ -1,4 +1,4 @@
-"""Exported folders as checkpoints whose encoder runs in an inference engine; decoders stay ours."""
+"""Exported folders as checkpoints whose encoder runs in an engine; the decoders are asrkit's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,96 +11,100 @@ from torch import Tensor, nn
 from asrkit.export.folder import DECODING, is_exported, require
 from asrkit.models import Checkpoint, CTCModel, make_model
 from asrkit.models.checkpoints import own
+from asrkit.models.common import without_memory
 from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect, expect_choice, message
 
-# Features (B, F, T) float32 and lengths (B,) int64 to what the graph computes, and its lengths.
+# Features (B, F, T) float32 and lengths (B,) int64 to the output of the graph and its lengths.
 Engine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class EngineEncoder(nn.Module):
-    """An encoder that an engine computes, or an encoder with its CTC head.
+    """An encoder, perhaps with its CTC head, that an engine computes.
 
     Args:
-        engine: Takes features (B, F, T) and lengths.
-        time_last: Whether frames come as (B, D, T').
+        engine: Computes the graph.
+        time_last: Whether its frames are (B, D, T').
     """
 
     def __init__(self, engine: Engine, *, time_last: bool) -> None:
         super().__init__()
         self.engine = engine
         self.time_last = time_last
-        # A recogniser asks the parameters of a model for its dtype and device.
+        # A recogniser reads dtype and device from the parameters of a model.
         self.frames_like = nn.Parameter(torch.zeros(0, **CPU_FLOAT), requires_grad=False)
 
     def __deepcopy__(self, memo: Any) -> "EngineEncoder":
-        """Itself: an engine cannot be copied, and nothing changes it."""
+        """Itself: an engine cannot be copied, and does not change."""
         return self
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, T', D) of features (B, T, F), NaN where these are not finite; lengths (B,).
+        """Frames (B, T', D) and their lengths (B,); NaN where features (B, T, F) are not finite.
 
         Raises:
-            RuntimeError: The engine has too little memory, or features have another shape.
+            RuntimeError: The engine has too little memory, or the features have another shape.
         """
         signal = features.transpose(1, 2).contiguous()
         try:
             frames, frame_lengths = self.engine(signal.numpy(), lengths.numpy())
-        except Exception as error:  # each engine has classes of its own
+        except Exception as error:  # each engine has its own classes of errors
             raise RuntimeError(f"model: its engine cannot run it ({_line(error)}).") from None
         encoded = torch.from_numpy(frames)
         if self.time_last:
             encoded = encoded.transpose(1, 2)
-        # An engine may make numbers of NaN; torch keeps it, and so the utterance is an error.
+        # An engine may turn NaN into numbers. torch keeps NaN, which makes the utterance an error.
         finite = features.isfinite().all(2).all(1)  # (B,)
         encoded = encoded.masked_fill(~finite[:, None, None], torch.nan)
         return encoded, torch.from_numpy(frame_lengths)
 
 
-def load_exported(
-    path: Path | str, engine: str, *, threads: int | None = None, precision: str = "float32"
-) -> Checkpoint:
+def load_exported(path: Path | str, engine: str, *, precision: str = "float32") -> Checkpoint:
     """The checkpoint of an exported folder, to transcribe with.
 
-    Its encoder, and the CTC head of a CTC model, run in the engine; predictor, joint and decoders
-    are asrkit's. Of a transducer that left with its CTC head the checkpoint is a CTC model.
+    The encoder, and the CTC head of a CTC model, run in the engine, on as many threads as torch
+    has; predictor, joint and decoders are asrkit's. A transducer that was exported with head="ctc"
+    is a CTC model.
 
     Args:
-        path: A folder of `export`.
+        path: A folder from `export`.
         engine: "onnxruntime", which reads ONNX, or "openvino", which reads both formats.
-        threads: Threads that compute; None: as many as torch has.
-        precision: "float32", or "bfloat16" for OpenVINO, where this CPU has products of it.
+        precision: "float32", or "bfloat16" for OpenVINO on a CPU that multiplies it.
 
     Raises:
         ValueError: The folder is incomplete or damaged; or the engine is not installed, does not
-            read it, or has not the precision.
+            read the format, or does not support the precision.
     """
     path = Path(path)
-    there = is_exported(path)
-    expect(there, "model", "a folder of asrkit export", repr(str(path)), "Make one: asrkit export.")
+    expect(
+        is_exported(path),
+        "model",
+        "a folder of asrkit export",
+        repr(str(path)),
+        "Make one: asrkit export.",
+    )
     expect_choice("engine", engine, [*_ENGINES])
-    opens, precisions = _ENGINES[engine]
+    open_graph, precisions = _ENGINES[engine]
     expect(precision in precisions, "dtype", f"{' or '.join(precisions)} with {engine}", precision)
     try:
         config, weights, tokenizer, features, notes = own.read(path / DECODING)
-        with torch.device("meta"):
+        with without_memory():
             model: Any = make_model(config)
         model.encoder, model.ctc_head = nn.Identity(), None
         is_ctc = isinstance(model, CTCModel)
         if is_ctc:
-            model.output = nn.Identity()  # of log-probabilities, which stay what they are
+            model.output = nn.Identity()  # log-softmax does not change log-probabilities
         model.load_state_dict(weights, assign=True)
-        acoustic = "model" if is_ctc else "encoder"
-        files = path.glob(f"{acoustic}.*")  # a graph, and perhaps weights beside it
+        files = path.glob("model.*" if is_ctc else "encoder.*")  # a graph, perhaps weights too
         graph = next(file for file in files if file.suffix in (".onnx", ".xml"))
-        runs = opens(graph, threads or torch.get_num_threads(), precision)
+        run = open_graph(graph, torch.get_num_threads(), precision)
     except ValueError:
         raise
-    except Exception as error:  # each engine has classes of its own
-        wanted, got = f"an export that {engine} reads", f"{path} ({_line(error)})"
-        remedy = "Export it again: asrkit export --format onnx."
-        raise ValueError(f"model: expected {wanted}, got {got}. {remedy}") from None
-    model.encoder = EngineEncoder(runs, time_last=not is_ctc)
+    except Exception as error:  # each engine has its own classes of errors
+        raise ValueError(
+            f"model: expected an export that {engine} reads, got {path} ({_line(error)}). "
+            "Export it again: asrkit export --format onnx."
+        ) from None
+    model.encoder = EngineEncoder(run, time_last=not is_ctc)
     model.eval().requires_grad_(False)
     return Checkpoint(model, tokenizer, features, notes)
 
@@ -136,18 +140,23 @@ def _openvino(path: Path, threads: int, precision: str) -> Engine:
     }
     compiled = openvino.Core().compile_model(path, "CPU", options)
     used = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    remedy = "Pass --dtype float32."
-    expect(used == hint, "dtype", f"one that OpenVINO has on this CPU, {used}", hint, remedy)
+    expect(
+        used == hint,
+        "dtype",
+        f"one that OpenVINO has on this CPU, {used}",
+        hint,
+        "Pass --dtype float32.",
+    )
     request = compiled.create_infer_request()
 
     def run(signal: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = request.infer({"audio_signal": signal, "length": lengths})
-        return found[0].copy(), found[1].copy()
+        outputs = request.infer({"audio_signal": signal, "length": lengths})
+        return outputs[0].copy(), outputs[1].copy()
 
     return run
 
 
-# What opens each engine, and its precisions.
+# The function that opens a graph in each engine, and the engine's precisions.
 _ENGINES = {
     "onnxruntime": (_onnxruntime, ("float32",)),
     "openvino": (_openvino, ("float32", "bfloat16")),

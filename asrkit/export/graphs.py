@@ -1,4 +1,4 @@
-"""A model as the graphs that leave: in the names, shapes and order that clients of NeMo's exports
+"""The graphs of an exported model, with the names, shapes and order that clients of NeMo's exports
 expect.
 
     encoder   audio_signal (B, F, T), length (B,)             -> outputs (B, D, T'), encoded_lengths
@@ -6,7 +6,7 @@ expect.
     joiner    encoder_outputs (B, D, T'), decoder_outputs     -> logits (B, T', U, V)
     model     audio_signal (B, F, T), length (B,)             -> logprobs (B, T', V), their lengths
 
-`decoder` is the predictor and `joiner` the joint; `model` is a CTC model whole. Source of the
+`decoder` is the predictor and `joiner` the joint; `model` is a whole CTC model. Source of the
 layout: github.com/k2-fsa/sherpa-onnx, scripts/nemo and sherpa-onnx/csrc.
 """
 
@@ -22,24 +22,25 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
-from asrkit.models.transducer import log_probs
+from asrkit.models.ctc import log_probs
 from asrkit.runtime import CPU_FLOAT
 
-# Of ONNX's operators: the lowest that torch writes; engines since 2023 read it.
+# Version of ONNX's operators: the lowest that torch writes. Engines since 2023 read it.
 OPSET = 18
-# Sizes of the example that a graph is traced with: 2 utterances, so that a batch is no constant.
+# Sizes of the example that a graph is traced with: 2 utterances, so that B does not become
+# constant.
 EXAMPLE_B = 2
 EXAMPLE_T = 167
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """One graph, and all that an exporter asks for.
+    """One graph, and what an exporter needs to write it.
 
     Args:
-        name: Of the graph and of its file, without suffix.
-        module: What it computes.
-        inputs: Name of each input, and an example.
+        name: Name of the graph and of its file, without suffix.
+        module: The module that the graph computes.
+        inputs: Name of each input, with an example.
         outputs: Names of the outputs.
         dynamic: For each input, the dimensions that vary and their names.
     """
@@ -52,7 +53,7 @@ class Graph:
 
 
 class Acoustic(nn.Module):
-    """The encoder, channels first; with the head of a CTC model its log-probabilities instead."""
+    """The encoder, channels first; or log-probabilities, with the head of a CTC model."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module | None = None) -> None:
         super().__init__()
@@ -72,23 +73,27 @@ class Acoustic(nn.Module):
         return log_probs(self.head(encoded)), lengths
 
 
-class LSTMDecoder(nn.Module):
-    """A recurrent predictor, one label at a time."""
+class _Decoder(nn.Module):
+    """A predictor, one label at a time."""
 
     def __init__(self, predictor: Any) -> None:
         super().__init__()
         self.predictor = predictor
 
+
+class LSTMDecoder(_Decoder):
+    """A recurrent predictor, one label at a time."""
+
     def forward(
         self, targets: Tensor, target_length: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Predictions (B, D, 1), the lengths as they came, and both new states (layers, B, D).
+        """Predictions (B, D, 1), the lengths unchanged, and both new states (layers, B, D).
 
         Args:
-            targets: The last label of each utterance (B, 1), int32; the blank before the first.
-            target_length: Labels in `targets` (B,), int32: 1 each. Only handed back.
-            hidden: States of the LSTM (layers, B, D), float32; zeros before the first label.
-            cell: Its cells (layers, B, D), likewise.
+            targets: The last label of each utterance (B, 1), int32; the blank at the start.
+            target_length: Labels in `targets` (B,), int32: 1 each. They are returned unchanged.
+            hidden: Hidden states of the LSTM (layers, B, D), float32; zeros at the start.
+            cell: Cells of the LSTM (layers, B, D), likewise.
         """
         state = (hidden.transpose(0, 1), cell.transpose(0, 1))
         predicted, (hidden, cell) = self.predictor(targets, state)
@@ -96,26 +101,22 @@ class LSTMDecoder(nn.Module):
         return predicted.transpose(1, 2), target_length + 0, *states
 
 
-class StatelessDecoder(nn.Module):
-    """A predictor that sees the last labels, which its client keeps as states of an LSTM.
+class StatelessDecoder(_Decoder):
+    """A predictor of the last labels, which its client keeps as if they were states of an LSTM.
 
-    Clients start with zeros, so a label is held as its distance from the blank, in float32.
+    Clients start with zeros, so a state has the difference of each label and the blank, in float32.
     """
-
-    def __init__(self, predictor: Any) -> None:
-        super().__init__()
-        self.predictor = predictor
 
     def forward(
         self, targets: Tensor, target_length: Tensor, labels: Tensor, unused: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Predictions (B, D, 1), the lengths as they came, and both new states (1, B, context).
+        """Predictions (B, D, 1), the lengths unchanged, and both new states (1, B, context).
 
         Args:
-            targets: The last label of each utterance (B, 1), int32; the blank before the first.
-            target_length: Labels in `targets` (B,), int32: 1 each. Only handed back.
-            labels: Those before it, less the blank (1, B, context), float32; zeros at first.
-            unused: In the place of an LSTM's cells (1, B, context), float32. Only handed back.
+            targets: The last label of each utterance (B, 1), int32; the blank at the start.
+            target_length: Labels in `targets` (B,), int32: 1 each. They are returned unchanged.
+            labels: Earlier labels minus the blank (1, B, context), float32; zeros at the start.
+            unused: In place of an LSTM's cells (1, B, context), float32. Returned unchanged.
         """
         blank = self.predictor.blank
         before = labels[0, :, 1:].to(targets.dtype) + blank  # (B, context - 1)
@@ -135,10 +136,10 @@ class Joiner(nn.Module):
         self.output = model.output
 
     def forward(self, encoder_outputs: Tensor, decoder_outputs: Tensor) -> Tensor:
-        """Logits (B, T', U, V + durations); there are 0 durations for RNN-T.
+        """Logits (B, T', U, V + durations), with 0 durations for RNN-T.
 
         Args:
-            encoder_outputs: Frames of `Acoustic` (B, D, T').
+            encoder_outputs: Frames from `Acoustic` (B, D, T').
             decoder_outputs: Predictions of the decoder (B, D, U), in the same dtype.
         """
         encoded = self.encoder_projection(encoder_outputs.transpose(1, 2))
@@ -147,10 +148,10 @@ class Joiner(nn.Module):
 
 
 def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
-    """The graphs of a model: one of CTC; encoder, decoder and joiner of a transducer.
+    """The graphs of a model: one for CTC; encoder, decoder and joiner for a transducer.
 
     Args:
-        model: In eval mode in float32 on a CPU.
+        model: A model in eval mode, in float32 on a CPU.
     """
     signal = torch.zeros(EXAMPLE_B, model.config.encoder.bins, EXAMPLE_T, **CPU_FLOAT)
     inputs = {
@@ -159,9 +160,15 @@ def graphs(model: CTCModel | TransducerModel) -> list[Graph]:
     }
     dynamic = ({0: "B", 2: "T"}, {0: "B"})
     if isinstance(model, CTCModel):
-        module = Acoustic(model.encoder, model.output)
-        outputs = ("logprobs", "logprobs_lengths")
-        return [Graph(name="model", module=module, inputs=inputs, outputs=outputs, dynamic=dynamic)]
+        return [
+            Graph(
+                name="model",
+                module=Acoustic(model.encoder, model.output),
+                inputs=inputs,
+                outputs=("logprobs", "logprobs_lengths"),
+                dynamic=dynamic,
+            )
+        ]
     encoder = Graph(
         name="encoder",
         module=Acoustic(model.encoder),
@@ -199,7 +206,7 @@ def _decoder(model: TransducerModel) -> Graph:
     return Graph(
         name="decoder",
         module=module(model.predictor),
-        inputs={  # clients count labels in 32 bits
+        inputs={  # clients use int32 for labels
             "targets": torch.full((EXAMPLE_B, 1), model.blank, dtype=torch.int32, device="cpu"),
             "target_length": torch.ones(EXAMPLE_B, dtype=torch.int32, device="cpu"),
             "states.1": state,
@@ -211,10 +218,10 @@ def _decoder(model: TransducerModel) -> Graph:
 
 
 def trace(graph: Graph) -> torch.onnx.ONNXProgram:
-    """The graph in float32, by torch's exporter.
+    """Trace the graph in float32 by torch's exporter.
 
     Raises:
-        ValueError: The exporter cannot write it.
+        ValueError: The exporter cannot write the graph.
     """
     try:
         with quiet(), torch.no_grad():
@@ -228,7 +235,7 @@ def trace(graph: Graph) -> torch.onnx.ONNXProgram:
                 dynamic_shapes=graph.dynamic,
                 verbose=False,
             )
-    except Exception as error:  # of many classes, and pages long
+    except Exception as error:  # many classes, with messages of pages
         why = " ".join(str(error).split())
         raise ValueError(
             f"model: torch's exporter cannot write its {graph.name} ({why:.300}). "
@@ -240,7 +247,7 @@ def trace(graph: Graph) -> torch.onnx.ONNXProgram:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence exporters, which log and print pages that are of use to their authors."""
+    """Silence exporters, which log and print pages for their developers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     silence = io.StringIO()

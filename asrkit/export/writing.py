@@ -1,4 +1,4 @@
-"""`export`: a checkpoint as a folder of files that inference engines and their clients read."""
+"""`export`: a checkpoint as a folder that inference engines and their clients read."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from asrkit.features import FeatureConfig
 from asrkit.files import new_folder
 from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel
 from asrkit.models.checkpoints import own
+from asrkit.models.common import without_memory
 from asrkit.shapes import expect, expect_choice
 
 Format = Literal["onnx", "openvino"]
@@ -22,7 +23,7 @@ PACKAGES = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino", "onnx", "onnxscript"),
 }
-# What int8 is for. Embeddings and the rest stay in float32.
+# Operators whose weights become int8. All others, such as embeddings, stay in float32.
 QUANTISED = ("MatMul", "Gemm", "Conv")
 
 
@@ -34,24 +35,25 @@ def export(
     head: Head | None = None,
     int8: bool = False,
 ) -> None:
-    """Write the folder of a model's graphs, whole or not at all.
+    """Write a folder of a model's graphs, completely or not at all.
 
     The layout is the one that sherpa-onnx reads for NeMo's models; see `asrkit.export.folder` for
     the files and `asrkit.export.graphs` for their inputs and outputs. B and T are dynamic.
 
     Args:
         checkpoint: A CTC model or a transducer, in float32 on a CPU, not optimized.
-        path: The folder, which is not there yet, or is empty.
+        path: The folder, which does not exist yet or is empty.
         format: "onnx", or "openvino" for OpenVINO's IR (.xml and .bin).
-        head: Which part of a transducer with a CTC head leaves: "transducer" (as None), or "ctc".
-        int8: Weights in 8 bits. ONNX: of products and convolutions, with activations
-            quantised as they come. OpenVINO: weights of products only, activations stay float32.
+        head: Exported part of a transducer with a CTC head: "transducer" (the default) or "ctc".
+        int8: Whether weights have 8 bits. ONNX: weights of products and convolutions, and their
+            activations are quantised in each call. OpenVINO: weights of products only, and
+            activations stay in float32.
 
     Raises:
-        ValueError: The model has no such form, a package is missing, or the folder is taken.
+        ValueError: The model cannot be exported, a package is missing, or the folder is not empty.
     """
     expect_choice("format", format, get_args(Format))
-    model = _leaving(checkpoint.model, head)
+    model = exported_part(checkpoint.model, head)
     metadata = _metadata(model, checkpoint.features)
     require(*PACKAGES[format])
     write = _write_onnx if format == "onnx" else _write_openvino
@@ -64,15 +66,24 @@ def export(
         own.write(folder / DECODING, (model.config, _decoding(model), *others))
 
 
-def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
-    """The model that leaves: this one, or of a transducer its encoder and CTC head."""
-    is_ctc, name = isinstance(model, CTCModel), type(model).__name__
-    known = is_ctc or isinstance(model, TransducerModel)
-    remedy = "No layout of these formats holds another kind."
-    expect(known, "model", "a CTC model or a transducer", name, remedy)
+def exported_part(model: Any, head: Head | None) -> CTCModel | TransducerModel:
+    """The model to export: this one, or the encoder and CTC head of a transducer."""
+    is_ctc = isinstance(model, CTCModel)
+    expect(
+        is_ctc or isinstance(model, TransducerModel),
+        "model",
+        "a CTC model or a transducer",
+        type(model).__name__,
+        "No layout of these formats holds another kind.",
+    )
     recurrent = any(isinstance(part, torch.nn.LSTM) for part in model.encoder.modules())
-    remedy = "torch exports LSTMs for one number of frames only."
-    expect(not recurrent, "model", "an encoder without LSTMs", type(model.encoder).__name__, remedy)
+    expect(
+        not recurrent,
+        "model",
+        "an encoder without LSTMs",
+        type(model.encoder).__name__,
+        "torch exports LSTMs for one number of frames only.",
+    )
     heads = ["ctc"] if is_ctc else ["transducer"]
     if not is_ctc and model.ctc_head is not None:
         heads.append("ctc")
@@ -80,14 +91,14 @@ def _leaving(model: Any, head: Head | None) -> CTCModel | TransducerModel:
     if is_ctc or head != "ctc":
         return model
     config = CTCConfig(vocab_size=model.config.vocab_size, encoder=model.config.encoder)
-    with torch.device("meta"):
+    with without_memory():
         ctc = CTCModel(config)
     ctc.encoder, ctc.output = model.encoder, model.ctc_head
     return ctc
 
 
 def _decoding(model: CTCModel | TransducerModel) -> dict[str, torch.Tensor]:
-    """Weights for asrkit's own decoders: of a transducer, all but the encoder and its CTC head."""
+    """Weights for asrkit's decoders: those of a transducer except encoder and CTC head."""
     if isinstance(model, CTCModel):
         return {}
     return {
@@ -98,7 +109,7 @@ def _decoding(model: CTCModel | TransducerModel) -> dict[str, torch.Tensor]:
 
 
 def _metadata(model: CTCModel | TransducerModel, features: dict[str, Any]) -> dict[str, str]:
-    """What clients read of a model before they run it."""
+    """Settings that clients read from a graph before they run it."""
     settings = FeatureConfig(**features)
     is_ctc = isinstance(model, CTCModel)
     metadata = {
@@ -110,16 +121,20 @@ def _metadata(model: CTCModel | TransducerModel, features: dict[str, Any]) -> di
     }
     if isinstance(model, TransducerModel):
         metadata["pred_rnn_layers"], metadata["pred_hidden"] = state_sizes(model)
-        # A client takes a transducer for a TDT by these letters, a logit's place for its frames.
+        # "tdt" in the url tells a client that logits of durations follow; their index is the
+        # duration.
         metadata["url"] = "asrkit/tdt" if model.durations else "asrkit/rnnt"
-        wanted = "durations 0, 1, 2, ... as clients count them"
-        in_order = model.durations == tuple(range(len(model.durations)))
-        expect(in_order, "model", wanted, model.durations)
+        expect(
+            model.durations == tuple(range(len(model.durations))),
+            "model",
+            "durations 0, 1, 2, ... as clients count them",
+            model.durations,
+        )
     return {name: str(value) for name, value in metadata.items()}
 
 
 def _write_onnx(graph: Graph, path: Path, metadata: dict[str, str], int8: bool) -> None:
-    """Write one graph; weights above 2 GB lie in a file beside it."""
+    """Write one graph; weights above 2 GB go to a second file."""
     program = trace(graph)
     program.model.metadata_props.update(metadata)
     if not int8:
@@ -127,7 +142,7 @@ def _write_onnx(graph: Graph, path: Path, metadata: dict[str, str], int8: bool) 
         return
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # Weights are unsigned: onnxruntime has no other convolutions on a CPU.
+    # Unsigned weights, because onnxruntime has no other int8 convolutions on a CPU.
     with quiet():
         quantize_dynamic(
             program.model_proto,
@@ -138,7 +153,7 @@ def _write_onnx(graph: Graph, path: Path, metadata: dict[str, str], int8: bool) 
 
 
 def _write_openvino(graph: Graph, path: Path, _metadata: dict[str, str], int8: bool) -> None:
-    """Write one graph as IR, an .xml of operators beside a .bin of weights, by way of ONNX."""
+    """Write one graph as IR, by way of ONNX: operators in an .xml file, weights in a .bin file."""
     import openvino
 
     with TemporaryDirectory(dir=path.parent) as between:
@@ -148,14 +163,14 @@ def _write_openvino(graph: Graph, path: Path, _metadata: dict[str, str], int8: b
         if int8:
             compress(model)
         openvino.save_model(model, path, compress_to_fp16=False)
-        del model  # it maps the file of weights
+        del model  # it maps the weights from the temporary folder
 
 
 def compress(model: Any) -> None:
-    """Replace float32 weights of products by int8 ones and a scale for each output.
+    """Replace float32 weights of products by int8 weights with a scale for each output, in place.
 
     Args:
-        model: Of OpenVINO; changed in place.
+        model: An OpenVINO model.
     """
     from openvino import opset13 as op
 

@@ -1,17 +1,16 @@
-"""Models: encoders, predictors, joint, and the checkpoints that carry them."""
+"""Models: encoders, CTC, transducers, attention decoders, and their checkpoints."""
 
 from asrkit.models import presets
 from asrkit.models.attention_decoder import AEDConfig, AEDModel
 from asrkit.models.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from asrkit.models.encoders import ConvConfig, ConvEncoder
+from asrkit.models.conv import ConvConfig, ConvEncoder
+from asrkit.models.ctc import CTCConfig, CTCModel
 from asrkit.models.fastconformer import FastConformer, FastConformerConfig, limit_context
 from asrkit.models.inference import optimize
 from asrkit.models.jasper import Jasper, JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, phases
 from asrkit.models.presets import make_model
 from asrkit.models.transducer import (
-    CTCConfig,
-    CTCModel,
     LSTMConfig,
     StatelessConfig,
     TransducerConfig,

@@ -6,7 +6,7 @@ is the same with other options.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,17 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention import relative_positions
-from asrkit.models.attention_layers import (
-    Activation,
-    DecoderLayer,
-    Memory,
-    Past,
-    added_mask,
-    span_of,
-)
-from asrkit.models.encoders import ConvConfig, draw, embedding, expect_heads, expect_sizes
-from asrkit.models.transducer import EncoderConfig, EncodingModel, make_encoder
+from asrkit.models.common import expect_heads, expect_sizes
+from asrkit.models.conv import ConvConfig
+from asrkit.models.ctc import EncodingModel
+from asrkit.models.decoder_layers import DecoderLayer, Memory, Past, added_mask, span_of
+from asrkit.models.encoders import EncoderConfig, make_encoder
+from asrkit.models.relative_attention import relative_positions
 from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
@@ -34,20 +29,20 @@ class AEDConfig:
     """Sizes of an `AEDModel`.
 
     Args:
-        vocab_size: Tokens of the decoder, V: those of the text, `bos`, `eos`, `pad` and whatever
-            else a prompt holds.
-        bos: Token before the text, where no prompt is given.
+        vocab_size: Tokens of the decoder, V: those of the text, `bos`, `eos`, `pad` and all others
+            of a prompt.
+        bos: Token before the text, if there is no prompt.
         eos: Token that ends the text.
         pad: Token that fills rows; its embedding starts as zeros. It may be `eos`, as Whisper's is.
         encoder: Sizes of the encoder.
-        width: Width of the decoder, D. A linear layer leads there where the encoder has another.
+        width: Width of the decoder, D. A linear layer projects to it from another encoder width.
         layers: Layers of the decoder, L.
         heads: Attention heads, H, a divisor of `width`.
-        expansion: Width of the feed-forwards, in D.
-        most: Tokens that the decoder has positions for, prompt and text together.
+        expansion: Width of the feed-forwards, as a multiple of D.
+        most: Positions of the decoder: most tokens of prompt and text together.
         dropout: Share of activations and attention weights dropped in training.
         ctc: Whether the encoder has a CTC head as well, over V tokens and blank, which is V.
-        activation: Of the feed-forwards, "relu" or "gelu" (Whisper).
+        activation: Activation of the feed-forwards, "relu" or "gelu" (Whisper).
         positions: "sines", which are fixed, or "learned" (Whisper).
         embedding_norm: Whether there is a layer norm on tokens and positions; Whisper has none.
         output_bias: Whether the output has a bias; Whisper's has none.
@@ -65,7 +60,7 @@ class AEDConfig:
     most: int = 512
     dropout: float = 0.1
     ctc: bool = False
-    activation: Activation = "relu"
+    activation: Literal["relu", "gelu"] = "relu"
     positions: Literal["sines", "learned"] = "sines"
     embedding_norm: bool = True
     output_bias: bool = True
@@ -74,20 +69,27 @@ class AEDConfig:
         expect_sizes(self, "vocab_size width layers heads expansion most")
         V = self.vocab_size
         special = (self.bos, self.eos, self.pad)
-        inside = min(special) >= 0 and max(special) < V
-        expect(inside, "bos, eos, pad", f"tokens from 0 to below vocab_size={V}", special)
-        differs = self.bos not in special[1:]
-        expect(differs, "bos, eos, pad", "another token for bos than for eos and pad", special)
+        expect(
+            min(special) >= 0 and max(special) < V,
+            "bos, eos, pad",
+            f"tokens from 0 to below vocab_size={V}",
+            special,
+        )
+        expect(
+            self.bos not in special[1:],
+            "bos, eos, pad",
+            "another token for bos than for eos and pad",
+            special,
+        )
         expect_heads(self)
 
 
 class AEDModel(EncodingModel):
     """Encoder and attention decoder.
 
-    `remember`, `begin` and `follow` are what decoding asks for, with `bos`, `eos`, `most` and
-    `vocab_size`. Positions that are learned are a parameter. The sines are a buffer of the
-    checkpoint, since NeMo interleaves sines and cosines and transformers puts the sines first: a
-    loader brings the table of its source.
+    Decoding needs `remember`, `begin` and `follow`, with `bos`, `eos`, `most` and `vocab_size`.
+    Learned positions are a parameter. Sines are a buffer of the checkpoint: NeMo interleaves sines
+    and cosines and transformers puts the sines first, so a loader brings the table of its source.
     """
 
     positions: Tensor  # (most, D)
@@ -103,37 +105,23 @@ class AEDModel(EncodingModel):
         self.vocab_size = V
         self.blank = V  # of the CTC head
         self.encoder = make_encoder(config.encoder)
-        self.encoder_projection = nn.Identity()
-        if self.encoder.width != D:
-            self.encoder_projection = nn.Linear(self.encoder.width, D)
-        self.ctc_head = nn.Linear(self.encoder.width, V + 1) if config.ctc else None
-        self.embedding = embedding(V, D)  # the output's weight as well
-        self.packed_output: nn.Module | None = None  # of `asrkit.models.optimize`
-        self.output_bias: nn.Parameter | None = None
-        if config.output_bias:
-            self.output_bias = nn.Parameter(torch.zeros(V))
-        self.embedding_norm: nn.Module = nn.Identity()
-        if config.embedding_norm:
-            self.embedding_norm = nn.LayerNorm(D)
-        layers = (
-            DecoderLayer(
-                D,
-                config.heads,
-                inner=config.expansion * D,
-                activation=config.activation,
-                dropout=config.dropout,
-            )
-            for _ in range(config.layers)
-        )
+        width = self.encoder.width
+        self.encoder_projection = nn.Linear(width, D) if width != D else nn.Identity()
+        self.ctc_head = nn.Linear(width, V + 1) if config.ctc else None
+        self.embedding = nn.Embedding(V, D)  # also the weight of the output
+        self.prepacked_output: nn.Module | None = None  # set by `asrkit.models.optimize`
+        self.output_bias = nn.Parameter(torch.zeros(V)) if config.output_bias else None
+        self.embedding_norm = nn.LayerNorm(D) if config.embedding_norm else nn.Identity()
+        layers = (DecoderLayer(config) for _ in range(config.layers))
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(D)
         self.dropout = nn.Dropout(config.dropout)
-        draw(self.embedding.weight, D**-0.5)
+        nn.init.normal_(self.embedding.weight, std=D**-0.5)
         with torch.no_grad():
             self.embedding.weight[config.pad].zero_()
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.empty(config.most, D))
-            draw(self.positions, D**-0.5)
+            nn.init.normal_(self.positions, std=D**-0.5)
         else:
             self.register_buffer("positions", sines(config.most, D, self.embedding.weight))
 
@@ -145,7 +133,7 @@ class AEDModel(EncodingModel):
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), int64.
-            tokens: Prompt and text (B, U), int64; filled with any token or a negative number.
+            tokens: Prompt and text (B, U), int64; the padding is any token, or negative.
 
         Returns:
             Logits (B, U, V), encoded lengths (B,), and the CTC head's log-probabilities
@@ -158,93 +146,99 @@ class AEDModel(EncodingModel):
         """Logits (B, U, V) of the tokens that follow each of `tokens`, all at once.
 
         Args:
-            encoded: Frames (B, T, D) of `encode`.
+            encoded: Frames (B, T, D) from `encode`.
             lengths: Valid frames (B,).
             tokens: Prompt and text (B, U), int64.
         """
-        frames, mask = self.heard(encoded, lengths)
+        frames, mask = self.masked_frames(encoded, lengths)
         x = self.embed_text(tokens, len(encoded))
-        return self.score(self.through(self.layers, x, frames, mask))
+        return self.score(self.apply_layers(x, frames, mask))
 
-    def looks(
+    def cross_weights(
         self, encoded: Tensor, lengths: Tensor, tokens: Tensor, memory: Memory | None = None
     ) -> Tensor:
-        """(B, U, T): how much the last layer's heads look at each frame, in the mean.
+        """Attention weights of the last layer over the frames, averaged over its heads: (B, U, T).
 
         Args:
-            encoded: Frames (B, T, D) of `encode`.
+            encoded: Frames (B, T, D) from `encode`.
             lengths: Valid frames (B,).
-            tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
-            memory: What `remember` returns for these frames, where it is there already.
+            tokens: Prompt and text (B, U). Row u belongs to the token that follows tokens[:, u].
+            memory: The result of `remember` for these frames, if it is computed already.
         """
         memory = memory or self.remember(encoded, lengths)
         x = self.embed_text(tokens, len(encoded))
         *lower, last = self.layers
         for layer, keys, values in zip(lower, memory.keys, memory.values, strict=False):
-            x = layer.look(layer.read(x), keys, values, memory.mask)
-        x = last.cross_norm(last.read(x))
+            x = layer(x, keys, values, memory.mask)
+        x = last.cross_norm(last.self_attend(x))
         parts = zip(x.split(1), memory.keys[-1].split(1), memory.mask.split(1), strict=True)
-        # of one text after the other, for the weights of all heads take much memory
+        # One text at a time: the weights of all heads take much memory.
         return torch.cat([last.cross_attention.weights(*part).mean(1) for part in parts])
 
-    def through(
-        self, layers: Iterable[DecoderLayer], x: Tensor, frames: Tensor, mask: Tensor
-    ) -> Tensor:
-        """What these layers make of a whole text x (B, U, D), with frames and mask of `heard`."""
-        for layer in layers:
-            keys, values = layer.cross_attention.keys_values(frames)
-            x = layer.look(layer.read(x), keys, values, mask)
+    def apply_layers(self, x: Tensor, frames: Tensor, mask: Tensor) -> Tensor:
+        """The output of all layers for whole texts x (B, U, D).
+
+        Args:
+            x: Embedded tokens (B, U, D).
+            frames: Frames from `masked_frames`.
+            mask: Their mask, likewise.
+        """
+        for layer in self.layers:
+            x = layer(x, *layer.cross_attention.keys_values(frames), mask)
         return x
 
     def score(self, x: Tensor) -> Tensor:
-        """Logits (..., V) of what the last layer gives (..., D)."""
+        """Logits (..., V) from the output of the last layer (..., D)."""
         x = self.norm(x)
-        if self.packed_output is not None:
-            return self.packed_output(x)
+        if self.prepacked_output is not None:
+            return self.prepacked_output(x)
         return F.linear(x, self.embedding.weight, self.output_bias)
 
     def embed_text(self, tokens: Tensor, B: int) -> Tensor:
-        """(B, U, D), the input of the first layer, of whole texts (B, U); what is negative is
-        padding.
-        """
+        """Input of the first layer (B, U, D) for whole texts (B, U), whose padding is negative."""
         _, U = dims(tokens, "B U", "tokens", B=B)
         expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
         return self.embed(tokens.clamp(min=0), self.positions[:U])
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """(B, K, D), the input of the first layer.
+        """Input of the first layer (B, K, D).
 
         Args:
             tokens: (B, K) int64 or int32, below V.
-            positions: What stands for their places, (B, K, D) or (K, D).
+            positions: Rows of `self.positions` for the tokens, (B, K, D) or (K, D).
         """
         return self.dropout(self.embedding_norm(self.embedding(tokens) + positions))
 
-    def heard(self, encoded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (B, T, D) with zeros behind `lengths`, and what attention adds to their scores.
+    def masked_frames(self, encoded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames with zeros in the padding, and the mask that attention adds to their scores.
 
         Args:
-            encoded: Frames (B, T, D) of `encode`; what lies behind `lengths` has no influence.
+            encoded: Frames (B, T, D) from `encode`. What is in the padding has no influence.
             lengths: Valid frames (B,), on the frames' device or the host. An utterance without any
                 sees one frame of zeros.
 
         Returns:
-            The frames, and (B, 1, 1, T): 0 for frames that are seen, -inf for others.
+            The frames (B, T, D), and the mask (B, 1, 1, T): 0 for valid frames, -inf for others.
         """
         B, T, _ = dims(encoded, "B T D", "encoded", D=self.config.width)
         dims(lengths, "B", "lengths", B=B)
         dtype = self.positions.dtype
         same = encoded.dtype == dtype or torch.is_autocast_enabled(encoded.device.type)
-        remedy = f"Pass encoded.to({dtype})."
-        expect(same, "encoded", f"{dtype}, as the model's weights are", encoded.dtype, remedy)
+        expect(
+            same,
+            "encoded",
+            f"{dtype}, as the model's weights are",
+            encoded.dtype,
+            f"Pass encoded.to({dtype}).",
+        )
         valid = to_device(valid_mask(lengths, T), encoded.device)
-        frames = encoded.masked_fill(~valid[..., None], 0.0)  # 0 weights do not undo a NaN
+        frames = encoded.masked_fill(~valid[..., None], 0.0)  # a weight of 0 does not remove a NaN
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
         return frames, added_mask(seen[:, None, None], dtype)
 
     def remember(self, encoded: Tensor, lengths: Tensor) -> Memory:
-        """What decoding keeps of the frames; arguments as of `heard`."""
-        frames, mask = self.heard(encoded, lengths)
+        """What decoding keeps of the frames; arguments as of `masked_frames`."""
+        frames, mask = self.masked_frames(encoded, lengths)
         pairs = [
             [part.contiguous() for part in layer.cross_attention.keys_values(frames)]
             for layer in self.layers
@@ -283,19 +277,18 @@ class AEDModel(EncodingModel):
         x = self.embed(tokens, self.positions[span.slots])
         rows = zip(self.layers, kept, memory.keys, memory.values, strict=True)
         for layer, own, keys, values in rows:
-            x = layer.look(layer.read(x, own, span), keys, values, memory.mask)
+            x = layer(x, keys, values, memory.mask, own, span)
         return self.score(x), Past(place + K, kept)
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:
-    """Fixed positions (most, D) over sqrt(D): sine and cosine interleaved, as NeMo's.
+    """NeMo's fixed positions (most, D) over sqrt(D), sines and cosines interleaved.
 
     Args:
-        most: Positions, from 0.
+        most: Number of positions, from 0.
         D: Width of a position.
         like: A tensor whose device and dtype the result has.
     """
-    if like.is_meta:  # as in `asrkit.models.encoders.draw`
+    if like.is_meta:  # torch.arange would import torch's compiler
         return like.new_empty(most, D)
-    rising = relative_positions(most - 1, 0, D, like).flip(0)
-    return rising / math.sqrt(D)
+    return relative_positions(most - 1, 0, D, like).flip(0) / math.sqrt(D)

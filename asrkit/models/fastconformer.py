@@ -10,18 +10,24 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention import Context, RelativeAttention, attended, relative_positions
-from asrkit.models.encoders import (
+from asrkit.models.common import (
+    Encoded,
     dtype_of,
     expect_batch,
     expect_heads,
     expect_sizes,
     strided,
 )
+from asrkit.models.relative_attention import (
+    Context,
+    RelativeAttention,
+    attended,
+    relative_positions,
+)
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask, whole
 
-MAX_CONTEXT = 10**9  # frames; -1 is all
+MAX_CONTEXT = 10**9  # frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +42,14 @@ class FastConformerConfig:
         subsampling: Frames of features for one encoded frame: 2, 4 or 8.
         subsampling_channels: Channels of the strided convolutions.
         kernel: Frames of a block's depthwise convolution, an odd number.
-        expansion: Width of a feed-forward layer over `width`.
-        dropout: Share dropped behind every part of a block, in training.
+        expansion: Width of a feed-forward layer, as a multiple of `width`.
+        dropout: Share dropped after every part of a block, in training.
         dropout_attention: Share of attention weights dropped.
-        dropout_input: Share dropped behind the subsampling.
-        dropout_positions: Share dropped of the relative positions.
+        dropout_input: Share dropped after the subsampling.
+        dropout_positions: Share of the relative positions dropped.
         bias: Whether linear layers and the block's convolutions have biases.
-        scale_input: Whether the subsampling's output is multiplied by sqrt(D).
-        context: Encoded frames that a frame attends to on its (left, right); -1 is all.
+        scale_input: Whether the output of the subsampling is multiplied by sqrt(D).
+        context: Encoded frames that a frame attends to on its (left, right); -1 for all.
     """
 
     bins: int = 80
@@ -67,7 +73,7 @@ class FastConformerConfig:
         expect(self.subsampling in (2, 4, 8), "subsampling", "2, 4 or 8", self.subsampling)
         expect_heads(self)
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
-        context = tuple(self.context)  # JSON brings lists
+        context = tuple(self.context)  # JSON has lists
         valid = len(context) == 2 and all(whole(side, -1, MAX_CONTEXT) for side in context)
         expect(valid, "context", "(left, right) in encoder frames, -1 for all", context)
         object.__setattr__(self, "context", context)
@@ -76,9 +82,9 @@ class FastConformerConfig:
 class _Subsampling(nn.Module):
     """Strided 3 x 3 convolutions over time and frequency: one dense, then depthwise and pointwise.
 
-    Channels lie last throughout: (B, T, F, C). The first convolution and the pointwise ones are
-    then products of matrices that are in memory already; as convolutions over one channel they are
-    up to 20 times slower on a CPU.
+    Channels are last throughout: (B, T, F, C). The first convolution and the pointwise ones are
+    then matrix products over memory as it is; as convolutions they are up to 20 times slower on a
+    CPU.
     """
 
     def __init__(self, config: FastConformerConfig) -> None:
@@ -91,10 +97,9 @@ class _Subsampling(nn.Module):
             depthwise = nn.Conv2d(C, C, 3, stride=2, padding=1, groups=C)
             pointwise = nn.Conv2d(C, C, 1)
             self.convs.append(nn.Sequential(depthwise, pointwise))
-        bins = strided(config.bins, config.subsampling)
-        self.out = nn.Linear(C * bins, config.width)
+        self.out = nn.Linear(C * strided(config.bins, config.subsampling), config.width)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Frames (B, T', D) of features (B, T, F), and their lengths (B,)."""
         first, *depthwise_pointwise = self.convs
         padded = F.pad(features, (1, 1, 1, 1))
@@ -108,8 +113,8 @@ class _Subsampling(nn.Module):
         rows = x.transpose(2, 3).flatten(2)  # (B, T', C F')
         return self.out(rows), lengths
 
-    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """ReLU of `conv` over the last dimension of `x`, zero behind the halved lengths."""
+    def _mix(self, x: Tensor, conv: Any, lengths: Tensor) -> Encoded:
+        """ReLU of `conv` over the last dimension of `x`, zero in the padding; halved lengths."""
         lengths = strided(lengths, 2)
         padding = to_device(~valid_mask(lengths, x.shape[1]), x.device)
         x = F.linear(x, conv.weight.flatten(1), conv.bias)
@@ -118,7 +123,7 @@ class _Subsampling(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """Half a feed-forward layer, attention, convolution, the other half (arXiv 2005.08100, 2.4)."""
+    """Half a feed-forward layer, attention, convolution, another half (arXiv 2005.08100, 2.4)."""
 
     def __init__(self, config: FastConformerConfig) -> None:
         super().__init__()
@@ -148,9 +153,9 @@ class ConformerBlock(nn.Module):
 
         Args:
             x: Frames (B, T, D).
-            valid: Which frames are no padding (B, T), bool.
+            valid: True for frames outside the padding (B, T), bool.
             positions: `relative_positions(*attended(T, context), D, x)`.
-            context: Frames that a frame attends to on its (left, right); -1 is all.
+            context: Frames that a frame attends to on its (left, right); -1 for all.
         """
         first_half, second_half = self.feed
         x = x.add(self.dropout(first_half(x)), alpha=0.5)
@@ -160,7 +165,7 @@ class ConformerBlock(nn.Module):
         return self.final_norm(x)
 
     def _convolution(self, x: Tensor, valid: Tensor) -> Tensor:
-        """The convolution module (B, T, D): its norm, GLU, depthwise convolution, pointwise one."""
+        """The convolution module: (B, T, D) after its norm, GLU, and two convolutions."""
         gated = F.glu(self.gate(self.conv_norm(x)), -1)
         gated = gated.masked_fill_(~valid[..., None], 0.0)
         mixed = self.batch_norm(self.depthwise(gated.transpose(1, 2)))  # (B, D, T)
@@ -180,12 +185,11 @@ def _feed_forward(config: FastConformerConfig) -> nn.Sequential:
 
 
 class FastConformer(nn.Module):
-    """Conformer blocks behind a subsampling by depthwise strided convolutions.
+    """Conformer blocks after a subsampling by depthwise strided convolutions.
 
-    In eval mode nothing that lies in the padding matters. In half precision
-    (`.to(torch.bfloat16)`) all of it computes in that dtype: features are cast once, at the start.
-    Accuracy needs float32 in one place only, the angles of `relative_positions`; norms and softmax
-    add up in float32 inside torch.
+    In eval mode the padding has no influence. In half precision (`.to(torch.bfloat16)`) everything
+    is computed in that dtype: features are cast once, at the start. Only the angles of
+    `relative_positions` need float32; norms and softmax sum in float32 inside torch.
     """
 
     def __init__(self, config: FastConformerConfig) -> None:
@@ -197,16 +201,16 @@ class FastConformer(nn.Module):
         self.input_dropout = nn.Dropout(config.dropout_input)
         self.position_dropout = nn.Dropout(config.dropout_positions)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features.
 
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), 1 to T, int64, on the features' device or the
-                host. Those on a GPU are not checked: it would have to be waited for.
+                host. Lengths on a GPU are not checked: reading them would wait for it.
 
         Returns:
-            Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
+            Encoded frames (B, T', D) and their lengths (B,), on the device of `lengths`.
         """
         T = expect_batch(features, lengths, self.config.bins)
         valid = to_device(valid_mask(lengths, T), features.device)
@@ -225,21 +229,25 @@ class FastConformer(nn.Module):
 
 
 def limit_context(model: nn.Module, context: Context) -> None:
-    """Let the FastConformer of `model` attend to near frames only; weights stay as they are.
+    """Limit the attention of a FastConformer to near frames; its weights do not change.
 
-    Memory and time of long audio then grow with T, not T²; a model trained on full context loses a
-    little accuracy.
+    Memory and time then grow with T, not T², for long audio. A model trained with full context
+    loses a little accuracy.
 
     Args:
         model: A FastConformer, or a model whose encoder is one. Changed in place.
-        context: Encoded frames that a frame attends to on its (left, right); (-1, -1) is all.
+        context: Encoded frames that a frame attends to on its (left, right); (-1, -1) for all.
 
     Raises:
         ValueError: `model` has no FastConformer.
     """
     encoder: Any = getattr(model, "encoder", model)
-    fits = isinstance(encoder, FastConformer)
-    expect(fits, "model", "one with a FastConformer", type(encoder).__name__)
+    expect(
+        isinstance(encoder, FastConformer),
+        "model",
+        "one with a FastConformer",
+        type(encoder).__name__,
+    )
     encoder.config = replace(encoder.config, context=context)
-    if model is not encoder:  # the config that save_checkpoint writes
+    if model is not encoder:  # save_checkpoint writes the config of the model
         model.config = replace(model.config, encoder=encoder.config)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""Jasper: a deep stack of plain convolutions, whose blocks see all blocks before them.
+"""Jasper: a deep stack of plain convolutions, each block connected to all blocks before it.
 
 Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their lengths (B,) out.
 Source: Li et al. 2019, Jasper (arXiv 1904.03288); sizes and lengths as in NVIDIA's
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from asrkit.models.encoders import (
+from asrkit.models.common import (
+    Encoded,
     dtype_of,
     expect_batch,
     expect_sizes,
@@ -32,11 +33,11 @@ class Stage:
         channels: Channels of every convolution.
         kernel: Frames of each convolution, an odd number.
         repeat: Convolutions in a row.
-        dropout: Share of activations dropped behind each of them, in training.
+        dropout: Share of activations dropped after each convolution, in training.
         stride: Frames from one output to the next. A stage that strides has one convolution.
         dilation: Frames between two taps of a kernel.
-        dense: Whether the last convolution adds branches: of this stage's input, and of the inputs
-            of all dense stages before it, a 1x1 convolution and batch norm each.
+        dense: Whether branches are added to the last convolution: a 1x1 convolution and batch norm
+            for the input of this stage and of each dense stage before it.
     """
 
     channels: int
@@ -50,9 +51,12 @@ class Stage:
     def __post_init__(self) -> None:
         expect_sizes(self, "channels kernel repeat stride dilation")
         expect(self.kernel % 2 == 1, "kernel", "an odd number of frames", self.kernel)
-        alone = self.repeat == self.dilation == 1 and not self.dense
-        wanted = "1, but for a stage with repeat=1, dilation=1 and dense=False"
-        expect(self.stride == 1 or alone, "stride", wanted, self.stride)
+        expect(
+            self.stride == 1 or (self.repeat == self.dilation == 1 and not self.dense),
+            "stride",
+            "1, but for a stage with repeat=1, dilation=1 and dense=False",
+            self.stride,
+        )
 
 
 def _published_stages() -> tuple[Stage, ...]:
@@ -81,14 +85,17 @@ class JasperConfig:
 
     def __post_init__(self) -> None:
         expect_types(self)
-        stages = tuple(self.stages)  # JSON brings lists
+        stages = tuple(self.stages)  # JSON has lists
         object.__setattr__(self, "stages", stages)
         expect(self.bins >= 1 and len(stages) >= 1, "config", "a bin and a Stage at least", self)
         dense = False
         for number, stage in enumerate(stages):
-            got = f"stride {stage.stride} in stage {number}"
-            crosses = dense and stage.stride > 1
-            expect(not crosses, "stages", "no stride behind a dense stage", got)
+            expect(
+                not (dense and stage.stride > 1),
+                "stages",
+                "no stride after a dense stage",
+                f"stride {stage.stride} in stage {number}",
+            )
             dense = dense or stage.dense
 
     @property
@@ -98,7 +105,7 @@ class JasperConfig:
 
     @property
     def layers(self) -> int:
-        """Convolutions of the stages, those of branches aside."""
+        """Convolutions of the stages, without those of branches."""
         return sum(stage.repeat for stage in self.stages)
 
     @property
@@ -113,16 +120,16 @@ class JasperConfig:
         return frames
 
     def branch_channels(self) -> list[list[int]]:
-        """For each stage, the channels of the inputs that its branches take, oldest first."""
-        found: list[list[int]] = []
-        sources: list[int] = []
-        channels = self.bins
+        """For each stage, the channels of the inputs of its branches, oldest first."""
+        channels = []
+        sources = []
+        inputs = self.bins
         for stage in self.stages:
             if stage.dense:
-                sources.append(channels)
-            found.append([*sources] if stage.dense else [])
-            channels = stage.channels
-        return found
+                sources.append(inputs)
+            channels.append([*sources] if stage.dense else [])
+            inputs = stage.channels
+        return channels
 
 
 class ConvNorm(nn.Module):
@@ -145,7 +152,7 @@ class ConvNorm(nn.Module):
         nn.init.xavier_uniform_(self.conv.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, T') of (B, C, T), whose padding has to be zero."""
+        """(B, channels, T') from (B, C, T), whose padding has to be zero."""
         return self.norm(self.conv(x))
 
 
@@ -156,9 +163,9 @@ class JasperStage(nn.Module):
         super().__init__()
         channels = config.channels
         self.repeats = nn.ModuleList()
-        how = {"stride": config.stride, "dilation": config.dilation}
+        steps = {"stride": config.stride, "dilation": config.dilation}
         for _ in range(config.repeat):
-            self.repeats.append(ConvNorm(inputs, channels, config.kernel, **how))
+            self.repeats.append(ConvNorm(inputs, channels, config.kernel, **steps))
             inputs = channels
         self.branches = nn.ModuleList(ConvNorm(source, channels, 1) for source in branch_channels)
         self.dropout = nn.Dropout(config.dropout)
@@ -169,10 +176,10 @@ class JasperStage(nn.Module):
         Args:
             x: Input (B, C, T), zero in its padding.
             sources: Input of each branch (B, C', T), zero in their padding.
-            padding: (B, T') bool, True in the padding of the output; None where there is none.
+            padding: (B, T') bool, True in the padding of the output; None without padding.
         """
-        *before, last = self.repeats
-        for repeat in before:
+        *earlier, last = self.repeats
+        for repeat in earlier:
             x = self._activate(repeat(x), padding)
         x = last(x)
         for branch, source in zip(self.branches, sources, strict=True):
@@ -184,17 +191,17 @@ class JasperStage(nn.Module):
 
 
 def without_padding(x: Tensor, padding: Tensor | None) -> Tensor:
-    """`x` (B, C, T) with zeros where `padding` (B, T) is True; None: there is no padding."""
+    """`x` (B, C, T) with zeros where `padding` (B, T) is True; None means no padding."""
     if padding is None:
         return x
     return x.masked_fill(padding[:, None], 0.0)
 
 
 class Jasper(nn.Module):
-    """Stages of convolutions with dense residuals: what lies in the padding has no influence.
+    """Stages of convolutions with dense residuals. The padding has no influence.
 
-    The padding is zero before every convolution, that of the branches too. One mask serves all
-    convolutions of a length, and batches without padding need none.
+    The padding is zero before every convolution, those of branches included. One mask serves all
+    convolutions of the same length, and batches without padding need none.
     """
 
     def __init__(self, config: JasperConfig) -> None:
@@ -207,7 +214,7 @@ class Jasper(nn.Module):
             self.stages.append(JasperStage(stage, inputs, branches))
             inputs = stage.channels
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features.
 
         Args:
@@ -216,20 +223,18 @@ class Jasper(nn.Module):
                 host.
 
         Returns:
-            Encoded frames (B, T', D), zero behind each length, and their lengths (B,), where
-            `lengths` lie.
-
+            Encoded frames (B, T', D), zero in the padding, and their lengths (B,), on the device of
+            `lengths`.
         """
         T = expect_batch(features, lengths, self.config.bins)
         padding = padding_mask(lengths, T, features.device)
         x = without_padding(features.transpose(1, 2), padding).to(dtype_of(self))  # (B, F, T)
-        sources: list[Tensor] = []
+        sources = []
         for stage, sizes in zip(self.stages, self.config.stages, strict=True):
             if sizes.dense:
                 sources.append(x)
             if sizes.stride > 1:
                 lengths = strided(lengths, sizes.stride)
-                frames = strided(x.shape[2], sizes.stride)
-                padding = padding_mask(lengths, frames, features.device)
+                padding = padding_mask(lengths, strided(x.shape[2], sizes.stride), features.device)
             x = stage(x, sources if sizes.dense else [], padding)
         return x.transpose(1, 2), lengths

@@ -3,9 +3,9 @@
 Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their lengths (B,) out. The
 form is that of MLPerf's RNN-T benchmark (github.com/mlcommons/training, rnn_speech_recognition).
 
-A padded batch computes its padding as well. In phases it does not: the utterances are sorted, all
-of them run to the end of the first phase, those that go on run from their saved state to the end of
-the second, and so on. What is computed for an utterance stays the same.
+A padded batch computes its padding as well. In phases it computes less of it: the utterances are
+sorted, all of them run to the end of the first phase, the longer ones continue from their saved
+states to the end of the second, and so on. The results of each utterance stay the same.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.encoders import dtype_of, expect_batch, expect_sizes, strided
+from asrkit.models.common import Encoded, dtype_of, expect_batch, expect_sizes, strided
 from asrkit.runtime import readable, to_device
 from asrkit.shapes import expect, valid_mask, whole
 
-INITIAL_SCALE = 0.5  # of all weights and biases; of the forget gate's bias of 1 too, as published
+INITIAL_SCALE = 0.5  # of all initial weights and biases, also the forget gate's bias of 1
 
 Lengths = Tensor | np.ndarray | Sequence[int]
-States = tuple[Tensor, Tensor] | None  # hidden and cell, (layers, B, D) each; None before a frame
-Phases = list[tuple[int, int]]  # where each phase ends, and how many of the longest rows it runs
+States = tuple[Tensor, Tensor] | None  # hidden and cell, (layers, B, D) each; None at the start
+Phases = list[tuple[int, int]]  # the end of each phase, and how many of the longest rows it runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class LSTMEncoderConfig:
         width: Width of every LSTM layer and of the encoded frames, D.
         before: LSTM layers before the second stacking.
         stack: Frames that are stacked between the LSTMs.
-        after: LSTM layers behind it.
-        dropout: Share dropped behind every LSTM layer, in training.
-        phases: Phases in which a batch runs at most; 1 runs it whole. What is computed for an
-            utterance does not depend on it, only how much padding is computed beside it.
+        after: LSTM layers after it.
+        dropout: Share dropped after every LSTM layer, in training.
+        phases: Most phases of a batch; 1 runs it whole. Only the computed padding depends on it,
+            not the results.
     """
 
     bins: int = 80
@@ -67,19 +67,19 @@ class LSTMEncoderConfig:
 
 
 def phases(lengths: Lengths, count: int, *, stack: int = 2) -> Phases:
-    """The phases that compute fewest frames: (end, rows) of each, ends in frames.
+    """The phases that compute the fewest frames: (end, rows) of each, ends in frames.
 
     Phase k runs the `rows` longest utterances from the end of phase k - 1 to its own `end`. Ends
-    are multiples of `stack`, so that no stacked frame lies in two phases. There are `count` phases,
-    or one for each rounded length where those are fewer.
+    are multiples of `stack`, so that no stacked frame is in two phases. There are `count` phases,
+    or one for each rounded length if those are fewer.
 
     Args:
         lengths: Frames of each utterance (B,), in any order, on the host.
-        count: Phases at most, from 1 up to the stacked frames of the longest utterance.
-        stack: Frames that are stacked behind the first LSTMs.
+        count: Most phases, from 1 to the stacked frames of the longest utterance.
+        stack: Frames that are stacked after the first LSTMs.
 
     Raises:
-        ValueError: A length below 1; more phases than that.
+        ValueError: A length is below 1, or there are more phases than stacked frames.
 
     >>> phases([10, 9, 4, 3], 2)
     [(4, 4), (10, 2)]
@@ -89,20 +89,24 @@ def phases(lengths: Lengths, count: int, *, stack: int = 2) -> Phases:
     expect(least >= 1, "lengths", "at least one frame each", least)
     stacked = strided(frames, stack)
     most = int(stacked.max())
-    wanted = f"a whole number from 1 to {most}, the stacked frames of the longest utterance"
-    expect(whole(count, 1, most), "count", wanted, repr(count))
+    expect(
+        whole(count, 1, most),
+        "count",
+        f"a whole number from 1 to {most}, the stacked frames of the longest utterance",
+        repr(count),
+    )
     return [(int(end), rows) for end, rows in fewest_cells(stacked * stack, count)]
 
 
 def fewest_cells(lengths: np.ndarray, count: int) -> list[tuple[float, int]]:
-    """(end, rows) of each of `count` phases whose cells, rows times duration, are fewest in sum.
+    """(end, rows) of the `count` phases with the smallest sum of cells, rows times duration.
 
-    A dynamic programme over the different lengths: the best k phases up to an end are the best
-    k - 1 up to some earlier end, and one more. It takes O(count B²) time.
+    A dynamic programme over the distinct lengths: the best k phases up to an end are the best k - 1
+    up to some earlier end, and one more. It takes O(count B²) time.
 
     Args:
-        lengths: Of each utterance (B,), above 0, in any unit.
-        count: Phases, at least 1; where there are fewer different lengths, as many as those.
+        lengths: Length of each utterance (B,), above 0, in any unit.
+        count: Number of phases, at least 1. There are fewer if there are fewer distinct lengths.
     """
     ends, utterances = np.unique(lengths, return_counts=True)
     starts = np.concatenate([[0], ends[:-1]])
@@ -117,21 +121,21 @@ def fewest_cells(lengths: np.ndarray, count: int) -> list[tuple[float, int]]:
         totals = before[:, None] + cells
         choices.append(totals.argmin(0))
         best = totals.min(0)
-    found = []
+    chosen = []
     last = len(ends) - 1
     for choice in reversed(choices):
         start = int(choice[last])
-        found.append((float(ends[last]), int(longer[start])))
+        chosen.append((float(ends[last]), int(longer[start])))
         last = start - 1
-    found.append((float(ends[last]), int(longer[0])))
-    return found[::-1]
+    chosen.append((float(ends[last]), int(longer[0])))
+    return chosen[::-1]
 
 
 def stack_frames(x: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`count` frames side by side, and the stacked lengths (B,).
+    """Every `count` frames concatenated to one, and the stacked lengths (B,).
 
-    What lies behind an utterance's length becomes zero first: where a length is no multiple of
-    `count`, the last stacked frame would else hold frames of padding, which an LSTM has filled.
+    The padding becomes zero first. An LSTM has filled it, and it would otherwise be part of the
+    last stacked frame of an utterance whose length is no multiple of `count`.
 
     Args:
         x: Frames (T, B, D).
@@ -150,19 +154,19 @@ def stack_frames(x: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def _without_padding(x: Tensor, lengths: Tensor) -> Tensor:
-    """`x` (T, B, D) with zeros behind the lengths (B,)."""
+    """`x` (T, B, D) with zeros after the lengths (B,)."""
     padding = to_device(~valid_mask(lengths, x.shape[0]), x.device)
     return x.masked_fill(padding.T[..., None], 0.0)
 
 
 class LSTMEncoder(nn.Module):
-    """Stacked features through LSTMs, then pairs of frames through further LSTMs.
+    """Stacked features through LSTMs, then stacked frames through further LSTMs.
 
-    What lies in the padding does not matter, and encoded frames are zero there.
+    The padding has no influence, and encoded frames are zero there.
 
-    Where the lengths lie on the host, a batch runs in `config.phases` phases. Lengths on a GPU
-    would have to be waited for, so they are not read: the batch runs whole, and they are not
-    checked. Both give the same frames but for rounding.
+    With lengths on the host, a batch runs in `config.phases` phases. Lengths on a GPU are neither
+    read nor checked, because that would wait for it: the batch runs whole. Both give the same
+    frames but for rounding.
     """
 
     def __init__(self, config: LSTMEncoderConfig) -> None:
@@ -170,20 +174,21 @@ class LSTMEncoder(nn.Module):
         D = config.width
         self.config = config
         self.width = D
-        self.before = _lstm(config.bins * config.stack_input, D, config.before, config.dropout)
-        self.after = _lstm(D * config.stack, D, config.after, config.dropout)
+        inputs = config.bins * config.stack_input
+        self.before = make_lstm(inputs, D, config.before, dropout=config.dropout)
+        self.after = make_lstm(D * config.stack, D, config.after, dropout=config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encode a batch of features.
 
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), 1 to T, int64, on the host or on the device of
-                `features`. Those on the host are checked, and let the batch run in phases.
+                `features`. Lengths on the host are checked, and the batch then runs in phases.
 
         Returns:
-            Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
+            Encoded frames (B, T', D) and their lengths (B,), on the device of `lengths`.
         """
         T = expect_batch(features, lengths, self.config.bins)
         planned = self._plan(lengths, T)
@@ -204,16 +209,15 @@ class LSTMEncoder(nn.Module):
         most = strided(int(stacked.max()), config.stack)  # a short batch has no more phases
         return phases(stacked, min(config.phases, most), stack=config.stack)
 
-    def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> tuple[Tensor, Tensor]:
-        """What `forward` returns; with several phases, `features` are sorted, the longest first."""
+    def _encode(self, features: Tensor, lengths: Tensor, planned: Phases) -> Encoded:
+        """Encode a batch in phases; if there are several, the longest utterances are first."""
         B = len(lengths)
         x, lengths = stack_frames(features.transpose(0, 1), lengths, self.config.stack_input)
         x = x.to(dtype_of(self))  # (T', B, count F)
         encoded_frames = strided(len(x), self.config.stack)
         parts = []
         start = 0
-        before_states: States = None
-        after_states: States = None
+        before_states = after_states = None
         for end, rows in planned:
             before_states = _first_rows(before_states, rows)
             after_states = _first_rows(after_states, rows)
@@ -230,36 +234,41 @@ class LSTMEncoder(nn.Module):
 
 
 def _first_rows(states: States, rows: int) -> States:
-    """The states of the first `rows` utterances: those that go on in the next phase."""
+    """The states of the first `rows` utterances, which continue in the next phase."""
     if states is None:
         return None
     hidden, cell = states
     return hidden[:, :rows].contiguous(), cell[:, :rows].contiguous()
 
 
-def _lstm(inputs: int, D: int, layers: int, dropout: float) -> nn.LSTM:
-    """LSTM layers, started as MLPerf's are."""
-    between = dropout if layers > 1 else 0.0  # of one layer torch warns that nothing is between
-    lstm = nn.LSTM(inputs, D, layers, dropout=between)
-    scale_first_weights(lstm)
-    return lstm
-
-
-def scale_first_weights(lstm: nn.LSTM) -> None:
-    """Turn the weights that torch has drawn into those that MLPerf's RNN-T starts with.
-
-    The forget gate's bias is 1, all of it in `bias_ih`, and then all weights and biases are
-    multiplied by INITIAL_SCALE.
+def make_lstm(
+    inputs: int,
+    D: int,
+    layers: int,
+    *,
+    dropout: float,
+    start: str = "mlperf",
+    batch_first: bool = False,
+) -> nn.LSTM:
+    """LSTM layers with their initial weights.
 
     Args:
-        lstm: As torch made it; changed in place.
+        inputs: Width of the input.
+        D: Width of every layer.
+        layers: Number of layers.
+        dropout: Share dropped between the layers, in training.
+        start: "torch" leaves the weights as torch draws them. "mlperf" turns them into those of
+            MLPerf's RNN-T: the forget gate's bias is 1, all of it in `bias_ih`, and then all
+            weights and biases are multiplied by INITIAL_SCALE.
+        batch_first: Whether B is the first dimension of inputs and outputs.
     """
-    D = lstm.hidden_size
-    forget_gate = slice(D, 2 * D)  # torch's order: input, forget, cell, output
-    with torch.no_grad():
-        for name, weight in lstm.named_parameters():
-            if name.startswith("bias_ih"):
-                weight[forget_gate] = 1.0
-            if name.startswith("bias_hh"):
-                weight[forget_gate] = 0.0
-            weight.mul_(INITIAL_SCALE)
+    between = dropout if layers > 1 else 0.0  # torch warns of dropout in a single layer
+    lstm = nn.LSTM(inputs, D, layers, dropout=between, batch_first=batch_first)
+    if start == "mlperf":
+        forget_gate = slice(D, 2 * D)  # torch's order: input, forget, cell, output
+        with torch.no_grad():
+            for name, weight in lstm.named_parameters():
+                if name.startswith("bias_"):
+                    weight[forget_gate] = float(name.startswith("bias_ih"))
+                weight.mul_(INITIAL_SCALE)
+    return lstm

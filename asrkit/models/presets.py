@@ -1,20 +1,19 @@
-"""Configs of published models under their names, tiny ones, and `make_model`: the model of any.
+"""Configs of published models under their names, tiny ones, and `make_model`, for any config.
 
 A preset has the sizes of the published model and random weights:
-`TransducerModel(presets.parakeet_rnnt_1_1b())`. What the published configs state, checkpoint by
-checkpoint, is tested against their parameter counts in tests/models/test_presets.py.
+`TransducerModel(presets.parakeet_rnnt_1_1b())`. tests/models/test_presets.py compares the published
+parameter counts.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from asrkit.models.attention_decoder import AEDConfig, AEDModel
+from asrkit.models.ctc import CTCConfig, CTCModel
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.transducer import (
-    CTCConfig,
-    CTCModel,
     LSTMConfig,
     TransducerConfig,
     TransducerModel,
@@ -32,10 +31,13 @@ def make_model(config: ModelConfig) -> Model:
 
     >>> make_model(parakeet_ctc_0_6b())  # doctest: +SKIP
     """
-    wanted = "a TransducerConfig, CTCConfig or AEDConfig"
-    is_config = isinstance(config, ModelConfig)
-    remedy = "Call the preset: make_model(presets.tiny())."
-    expect(is_config, "config", wanted, type(config).__name__, remedy)
+    expect(
+        isinstance(config, ModelConfig),
+        "config",
+        "a TransducerConfig, CTCConfig or AEDConfig",
+        type(config).__name__,
+        "Call the preset: make_model(presets.tiny()).",
+    )
     if isinstance(config, CTCConfig):
         return CTCModel(config)
     if isinstance(config, AEDConfig):
@@ -213,7 +215,7 @@ def jasper_10x5dr(vocab_size: int = 28) -> CTCConfig:
     return CTCConfig(vocab_size=vocab_size, encoder=JasperConfig())
 
 
-def mini_jasper(vocab_size: int = 28, bins: int = 80) -> CTCConfig:
+def mini_jasper(vocab_size: int = 28) -> CTCConfig:
     """Three blocks of two convolutions in 1.66 million weights, which train on a CPU in minutes."""
     first = Stage(channels=96, kernel=11, repeat=1, dropout=0.1, stride=2, dense=False)
     wide = Stage(channels=160, kernel=29, repeat=1, dropout=0.1, dilation=2, dense=False)
@@ -222,7 +224,7 @@ def mini_jasper(vocab_size: int = 28, bins: int = 80) -> CTCConfig:
         Stage(channels=channels, kernel=kernel, repeat=2, dropout=0.1)
         for channels, kernel in ((96, 11), (96, 13), (128, 15))
     ]
-    encoder = JasperConfig(bins=bins, stages=(first, *blocks, wide, last))
+    encoder = JasperConfig(bins=80, stages=(first, *blocks, wide, last))
     return CTCConfig(vocab_size=vocab_size, encoder=encoder)
 
 

@@ -1,7 +1,7 @@
 """`PromptFormat`: the tokens that an encoder-decoder model expects before its text.
 
-A checkpoint carries it as a dict of plain values, `notes["prompt"]`. Where there is none, the
-prompt is the model's token `bos` alone.
+A checkpoint stores it as a dict of plain values, `notes["prompt"]`. Without it the prompt is the
+model's token `bos` alone.
 """
 
 import re
@@ -16,36 +16,32 @@ LANGUAGE = "{language}"
 TASK = "{task}"
 TARGET = "{target_language}"
 PUNCTUATION = "{punctuation}"
-SLOTS = (LANGUAGE, TASK, TARGET, PUNCTUATION)
-PROMPT = "prompt"  # keys of a checkpoint's notes: the form of its prompt
-SUPPRESSED = "suppressed"  # tokens that decoding never writes, "always" or as its "first" one
-WHISPER = "whisper"  # what its timestamps need: the token "no_times", the "most_first" of them
+# Keys of a checkpoint's notes:
+PROMPT = "prompt"  # the prompt format
+SUPPRESSED = "suppressed"  # tokens that decoding never writes: "always", or as the "first" one
+WHISPER = "whisper"  # for timestamps: the token "no_times", and "most_first", the latest first one
 ENGLISH = "en"
-# Control tokens of Canary that look like those of a language.
+# Control tokens of Canary that look like tokens of a language.
 _NO_LANGUAGES = ("pnc", "itn")
 
 
 def token_text(name: str) -> str:
-    """The text of the token of a language or a control: "<|de|>" for "de"."""
+    """The text of the token of a language or control: "<|de|>" for "de"."""
     return f"<|{name}|>"
 
 
 def languages_of(tokens: Sequence[str]) -> list[str]:
-    """The languages among the tokens of a vocabulary, by their codes, sorted.
+    """Codes of the languages among the tokens of a vocabulary, sorted.
 
     >>> languages_of(["<|de|>", "<|pnc|>", "<|pt-BR|>", "<|endoftext|>", "de"])
     ['de', 'pt-BR']
     """
-    found = set()
-    for token in tokens:
-        code = re.fullmatch(r"<\|([a-z]{2,3}(-[A-Za-z]{2,4})?)\|>", token)
-        if code is not None and code[1] not in _NO_LANGUAGES:
-            found.add(code[1])
-    return sorted(found)
+    matches = [re.fullmatch(r"<\|([a-z]{2,3}(-[A-Za-z]{2,4})?)\|>", token) for token in tokens]
+    return sorted({match[1] for match in matches if match} - {*_NO_LANGUAGES})
 
 
 def _texts(template: Sequence[str], languages: Sequence[str]) -> set[str]:
-    """Texts of all tokens that a prompt may have."""
+    """Texts of all tokens that may occur in a prompt."""
     slots = {LANGUAGE: languages, TARGET: languages, TASK: TASKS, PUNCTUATION: ("pnc", "nopnc")}
     texts = set()
     for piece in template:
@@ -55,7 +51,7 @@ def _texts(template: Sequence[str], languages: Sequence[str]) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """A prompt with a place for each thing that a model can be asked for.
+    """The prompt of a model, with slots for language, task and punctuation.
 
     >>> canary = PromptFormat(
     ...     template=("<|startoftranscript|>", LANGUAGE, TASK, TARGET, PUNCTUATION),
@@ -67,61 +63,40 @@ class PromptFormat:
     [4, 8, 10, 7, 6]
 
     Args:
-        template: The prompt from its first token to its last, each either the text of a token or
-            one of `SLOTS`, which `tokens` fills.
-        ids: Token ids by the tokens' texts: all of the template, and all that may fill its slots:
+        template: The prompt from first token to last: texts of tokens, and slots that `tokens`
+            fills.
+        ids: Token ids by text. Kept are those of the template and of all that may fill its slots:
             `<|de|>` for each language, `<|transcribe|>`, `<|translate|>`, `<|pnc|>`, `<|nopnc|>`.
-        languages: Codes of the languages that may be asked for.
-        language: Spoken language where nobody names one.
-        punctuation: Whether texts have punctuation and capitals where nobody says.
+        languages: Codes of the supported languages.
+        language: Default spoken language.
+        punctuation: Whether texts have punctuation and capitals by default.
     """
 
-    template: tuple[str, ...]
+    template: Sequence[str]
     ids: dict[str, int] = field(hash=False)
-    languages: tuple[str, ...]
+    languages: Sequence[str]
     language: str = ENGLISH
     punctuation: bool = True
 
     def __post_init__(self) -> None:
-        # a checkpoint's notes have lists
+        # The notes of a checkpoint have lists.
         object.__setattr__(self, "template", tuple(self.template))
         object.__setattr__(self, "languages", tuple(self.languages))
         expect_choice("prompt.language", self.language, self.languages)
         needed = sorted(_texts(self.template, self.languages))
-        missing = [text for text in needed if not whole(self.ids.get(text), 0)]
+        ids = {text: self.ids[text] for text in needed if whole(self.ids.get(text), 0)}
+        missing = [text for text in needed if text not in ids]
         expect(not missing, "prompt", "a token for each of its places", f"none for {missing[:5]}")
-
-    @classmethod
-    def of_vocabulary(
-        cls,
-        template: Sequence[str],
-        vocabulary: dict[str, int],
-        languages: Sequence[str],
-        **defaults: Any,
-    ) -> Self:
-        """The format whose tokens are those of a vocabulary.
-
-        Args:
-            template: As in the class.
-            vocabulary: Token ids by text; what no prompt needs is left out.
-            languages: As in the class.
-            **defaults: `language` and `punctuation`.
-
-        Raises:
-            ValueError: The vocabulary lacks a token.
-        """
-        needed = sorted(_texts(template, languages))
-        ids = {text: vocabulary[text] for text in needed if text in vocabulary}
-        return cls(template=tuple(template), ids=ids, languages=tuple(languages), **defaults)
+        object.__setattr__(self, "ids", ids)
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any]) -> Self | None:
-        """The prompt format that a checkpoint's notes hold; None where they hold none."""
+        """The prompt format in the notes of a checkpoint; None if they have none."""
         values = notes.get(PROMPT)
         return None if values is None else cls(**values)
 
     def to_notes(self) -> dict[str, Any]:
-        """`notes` that hold this format, as JSON keeps them."""
+        """Notes with this format, in types that JSON keeps."""
         values = asdict(self)
         return {PROMPT: values | {name: [*values[name]] for name in ("template", "languages")}}
 
@@ -133,19 +108,19 @@ class PromptFormat:
         task: Task | None = None,
         punctuation: bool | None = None,
     ) -> list[int]:
-        """Token ids of the prompt, without arguments those of transcription in `self.language`.
+        """Token ids of the prompt. The default is transcription in `self.language`.
 
         Args:
             language: Code of the spoken language.
-            target_language: Code of the language of the text. None is the spoken one, and English
-                for a translation.
-            task: None is "translate" where the two languages differ. A model without a place for
-                the task translates by its target language alone, one without a place for the target
-                language into English alone.
+            target_language: Code of the language of the text. The default is the spoken language,
+                and English for a translation.
+            task: The default is "translate" if the two languages differ. A model without a slot for
+                the task translates by its target language alone; a model without a slot for the
+                target language translates into English only.
             punctuation: Whether the text has punctuation and capitals.
 
         Raises:
-            ValueError: The model has no such language, or no place for what is asked.
+            ValueError: The model does not support a language, or has no slot for an argument.
         """
         if task is not None:
             expect_choice("task", task, TASKS)
@@ -158,19 +133,33 @@ class PromptFormat:
         expect_choice("target_language", target, self.languages)
         translates = target != language
         if translates:
-            same = f"{language!r} to transcribe, as language"
-            remedy = "Pass task='translate'."
-            expect(task != "transcribe", "target_language", same, repr(target), remedy)
-            has_place = TARGET in self.template or (TASK in self.template and target == ENGLISH)
-            wanted = f"{language!r}: the model has no place in its prompt for another one"
-            expect(has_place, "target_language", wanted, repr(target))
+            expect(
+                task != "transcribe",
+                "target_language",
+                f"{language!r} to transcribe, as language",
+                repr(target),
+                "Pass task='translate'.",
+            )
+            expect(
+                TARGET in self.template or (TASK in self.template and target == ENGLISH),
+                "target_language",
+                f"{language!r}: the model has no place in its prompt for another one",
+                repr(target),
+            )
         else:
-            other = f"another language than language={language!r} to translate into"
-            remedy = "Name the language of the text."
-            expect(task != "translate", "target_language", other, repr(target), remedy)
-        has_place = PUNCTUATION in self.template or punctuation is None
-        wanted = "none, since the model's prompt has no place for it"
-        expect(has_place, "punctuation", wanted, punctuation)
+            expect(
+                task != "translate",
+                "target_language",
+                f"another language than language={language!r} to translate into",
+                repr(target),
+                "Name the language of the text.",
+            )
+        expect(
+            PUNCTUATION in self.template or punctuation is None,
+            "punctuation",
+            "none, since the model's prompt has no place for it",
+            punctuation,
+        )
         if punctuation is None:
             punctuation = self.punctuation
         values = {
@@ -179,5 +168,5 @@ class PromptFormat:
             TARGET: target,
             PUNCTUATION: "pnc" if punctuation else "nopnc",
         }
-        texts = [token_text(values[piece]) if piece in SLOTS else piece for piece in self.template]
+        texts = [token_text(values[piece]) if piece in values else piece for piece in self.template]
         return [self.ids[text] for text in texts]

@@ -1,4 +1,4 @@
-"""Predictors, the joint, and the assembled models: transducer (with optional CTC head) and CTC."""
+"""Transducers: predictors, the joint, and the model that joins them to an encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from asrkit.models.encoders import ConvConfig, ConvEncoder, embedding, expect_sizes
-from asrkit.models.fastconformer import FastConformer, FastConformerConfig
-from asrkit.models.jasper import Jasper, JasperConfig
-from asrkit.models.lstm import LSTMEncoder, LSTMEncoderConfig, scale_first_weights
-from asrkit.models.whisper import WhisperEncoder, WhisperEncoderConfig
+from asrkit.models.common import expect_sizes
+from asrkit.models.conv import ConvConfig
+from asrkit.models.ctc import EncodingModel
+from asrkit.models.encoders import EncoderConfig, make_encoder
+from asrkit.models.lstm import make_lstm
 from asrkit.shapes import MAX_COUNT, dims, expect, whole
 
-EncoderConfig = (
-    ConvConfig | FastConformerConfig | LSTMEncoderConfig | JasperConfig | WhisperEncoderConfig
-)
 State = tuple[Tensor, Tensor]  # of an LSTM predictor: hidden and cell, (B, layers, D) each
-Encoder = ConvEncoder | FastConformer | LSTMEncoder | Jasper | WhisperEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,7 @@ class StatelessConfig:
 
     Args:
         width: Width of the embedding and of the prediction, D.
-        context: How many of the last labels it sees.
+        context: Number of last labels that it sees.
     """
 
     width: int = 128
@@ -44,9 +40,9 @@ class LSTMConfig:
     Args:
         width: Width of the embedding, of every layer and of the prediction, D.
         layers: LSTM layers.
-        dropout: Share dropped behind every LSTM layer, in training.
-        start: "torch" draws the LSTM's first weights as torch does; "mlperf" as MLPerf's RNN-T: the
-            forget gate's bias is 1, and then all weights and biases of the LSTM are halved.
+        dropout: Share dropped after every LSTM layer, in training.
+        start: Initial weights of the LSTM: "torch" as torch draws them; "mlperf" as in MLPerf's
+            RNN-T, which sets the forget gate's bias to 1 and then halves all weights and biases.
     """
 
     width: int = 128
@@ -68,8 +64,9 @@ class TransducerConfig:
         predictor: Sizes of the predictor.
         joint_width: Width of the joint's hidden layer, D.
         dropout: Share of the joint's hidden layer dropped in training.
-        durations: Frames that a token may last. Not empty for a token-and-duration transducer
-            (arXiv 2304.06795): its joint has one more logit for each of them, behind the tokens'.
+        durations: Frames that a token may last, for a token-and-duration transducer (arXiv
+            2304.06795). Its joint has one logit for each duration, after the tokens' logits. Empty
+            for RNN-T.
         activation: Activation of the joint's hidden layer, "tanh" or "relu".
         ctc: Whether the encoder has a CTC head as well.
     """
@@ -85,51 +82,22 @@ class TransducerConfig:
 
     def __post_init__(self) -> None:
         expect_sizes(self, "vocab_size joint_width")
-        is_list = isinstance(self.durations, Sequence)
-        expect(is_list, "durations", "a sequence of numbers of frames", self.durations)
+        expect(
+            isinstance(self.durations, Sequence),
+            "durations",
+            "a sequence of numbers of frames",
+            self.durations,
+        )
         durations = tuple(self.durations)  # JSON brings lists
-        valid = all(whole(duration, 0, MAX_COUNT) for duration in durations)
-        distinct = len(set(durations)) == len(durations)
-        moves = any(durations) or not durations
-        wanted = f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0"
-        expect(valid and distinct and moves, "durations", wanted, durations)
+        expect(
+            all(whole(duration, 0, MAX_COUNT) for duration in durations)
+            and (len(set(durations)) == len(durations))
+            and (any(durations) or not durations),
+            "durations",
+            f"distinct whole numbers of frames up to {MAX_COUNT}, one above 0",
+            durations,
+        )
         object.__setattr__(self, "durations", durations)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CTCConfig:
-    """Sizes of a `CTCModel`.
-
-    Args:
-        vocab_size: Tokens without blank. Blank is the last index, and V = vocab_size + 1.
-        encoder: Sizes of the encoder.
-    """
-
-    vocab_size: int
-    encoder: EncoderConfig = field(default_factory=ConvConfig)
-
-    def __post_init__(self) -> None:
-        expect_sizes(self, "vocab_size")
-
-
-def make_encoder(config: EncoderConfig) -> Encoder:
-    """The encoder that `config` describes, with random weights."""
-    classes = {
-        ConvConfig: ConvEncoder,
-        FastConformerConfig: FastConformer,
-        JasperConfig: Jasper,
-        LSTMEncoderConfig: LSTMEncoder,
-        WhisperEncoderConfig: WhisperEncoder,
-    }
-    return classes[type(config)](config)
-
-
-def log_probs(logits: Tensor) -> Tensor:
-    """Log-probabilities over the last dimension of `logits`, in float32 at least.
-
-    In half precision the sum of a frame's V probabilities would have three digits.
-    """
-    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 class StatelessPredictor(nn.Module):
@@ -140,7 +108,7 @@ class StatelessPredictor(nn.Module):
 
     def __init__(self, V: int, config: StatelessConfig) -> None:
         super().__init__()
-        self.embedding = embedding(V, config.width)
+        self.embedding = nn.Embedding(V, config.width)
         self.context = config.context
         self.blank = V - 1
         self.mix = nn.Linear(config.width * config.context, config.width)
@@ -151,10 +119,8 @@ class StatelessPredictor(nn.Module):
         if state is None:
             state = labels.new_full((B, self.context - 1), self.blank)
         history = torch.cat([state, labels], 1)
-        embedded = self.embedding(history)
-        windows = embedded.unfold(1, self.context, 1)  # (B, U, D, context)
-        predicted = self.mix(windows.flatten(2)).relu()
-        return predicted, history[:, U:]
+        windows = self.embedding(history).unfold(1, self.context, 1)  # (B, U, D, context)
+        return self.mix(windows.flatten(2)).relu(), history[:, U:]
 
 
 class LSTMPredictor(nn.Module):
@@ -163,19 +129,18 @@ class LSTMPredictor(nn.Module):
     def __init__(self, V: int, config: LSTMConfig) -> None:
         super().__init__()
         width = config.width
-        self.embedding = embedding(V, width)
-        # of one layer torch warns that nothing is between
-        between = config.dropout if config.layers > 1 else 0.0
-        self.lstm = nn.LSTM(width, width, config.layers, dropout=between, batch_first=True)
-        if config.start == "mlperf":
-            scale_first_weights(self.lstm)
-        self.dropout = nn.Dropout(config.dropout)
+        self.embedding = nn.Embedding(V, width)
+        dropout, start = config.dropout, config.start
+        self.lstm = make_lstm(
+            width, width, config.layers, dropout=dropout, start=start, batch_first=True
+        )
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, labels: Tensor, state: State | None) -> tuple[Tensor, State]:
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         B, U = labels.shape
         embedded = self.embedding(labels)  # (B, U, D)
-        if U == 1 and type(self.lstm) is nn.LSTM:  # else a quantizer replaced it
+        if U == 1 and type(self.lstm) is nn.LSTM:  # not a quantizer's
             if state is None:
                 zeros = embedded.new_zeros(B, self.lstm.num_layers, self.lstm.hidden_size)
                 state = zeros, zeros
@@ -187,11 +152,11 @@ class LSTMPredictor(nn.Module):
         return self.dropout(predicted), (hidden.transpose(0, 1), cell.transpose(0, 1))
 
     def step(self, embedded: Tensor, state: State) -> tuple[Tensor, State]:
-        """One label further, by LSTM cells: predictions (B, 1, D) and the new state.
+        """One step, by LSTM cells: predictions (B, 1, D) and the new state.
 
         nn.LSTM packs all its weights anew in each call, which costs more than the one product of a
-        step. The first label goes this way too: under autocast to bfloat16 cuDNN's LSTM takes and
-        gives float16, a cell bfloat16, and a captured loop needs one dtype from first to last.
+        step. The first label takes a cell as well: under autocast to bfloat16 cuDNN's LSTM takes
+        and gives float16, a cell bfloat16, and a captured loop needs the same dtype in every step.
 
         Args:
             embedded: The label's embedding (B, D).
@@ -209,44 +174,18 @@ class LSTMPredictor(nn.Module):
             hidden_states.append(hidden)
             cells.append(cell)
             below = hidden
-            if self.training:  # else it would be one more op in each turn of a decoder
+            if self.training:  # saves a decoder one op in each step
                 below = self.dropout(hidden)
         if len(cells) == 1:  # a view, where a stack would copy
             return below[:, None], (hidden[:, None], cell[:, None])
         return below[:, None], (torch.stack(hidden_states, 1), torch.stack(cells, 1))
 
 
-class EncodingModel(nn.Module):
-    """What transducers and encoder-decoder models share: an encoder, and perhaps a CTC head."""
-
-    encoder: Encoder
-    encoder_projection: Any
-    ctc_head: nn.Linear | None
-
-    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Encode and project a batch of features.
-
-        Args:
-            features: Log-mel features (B, T, F).
-            lengths: Frames of each utterance (B,), int64, on the features' device or the host.
-
-        Returns:
-            Projected frames (B, T', D), their lengths (B,) where `lengths` lie, and
-            log-probabilities of the CTC head (B, T', V), which are (B, T', 0) where there is none.
-        """
-        encoded, lengths = self.encoder(features, lengths)
-        if self.ctc_head is None:
-            ctc = encoded.new_empty((*encoded.shape[:2], 0))
-        else:
-            ctc = log_probs(self.ctc_head(encoded))
-        return self.encoder_projection(encoded), lengths, ctc
-
-
 class TransducerModel(EncodingModel):
-    """Encoder, predictor and joint; `predict` and `join` are all that a decoder asks for.
+    """Encoder, predictor and joint. A decoder needs `predict` and `join` only.
 
-    `encode` and `predict` project both halves to the joint's width, so `join` is an activation and
-    one linear layer.
+    `encode` and `predict` project frames and predictions to the joint's width, so `join` is an
+    activation and one linear layer.
     """
 
     def __init__(self, config: TransducerConfig) -> None:
@@ -271,8 +210,8 @@ class TransducerModel(EncodingModel):
         """Projected prediction (B, D) after one more label each, and the new state.
 
         Args:
-            labels: The last label of each utterance (B,), int64; blank before the first.
-            state: What the previous call returned; None before the first.
+            labels: The last label of each utterance (B,), int64; blank at the start.
+            state: The state that the previous call returned; None at the start.
         """
         predicted, state = self.predictor(labels[:, None], state)
         return self.predictor_projection(predicted[:, 0]), state
@@ -287,8 +226,10 @@ class TransducerModel(EncodingModel):
         return self.output(self.dropout(self.activation(encoded + predicted)))
 
     def rows(self, targets: Tensor) -> Tensor:
-        """Projected predictions of all lattice rows (B, U1, D), given targets (B, U), which may be
-        padded with negative numbers.
+        """Projected predictions of all lattice rows (B, U1, D).
+
+        Args:
+            targets: Labels (B, U), int64; the padding may be negative.
         """
         dims(targets, "B U", "targets")
         start = targets.new_full((len(targets), 1), self.blank)
@@ -299,12 +240,12 @@ class TransducerModel(EncodingModel):
     def forward(
         self, features: Tensor, lengths: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Joint logits of every lattice node, the whole tensor at once.
+        """Joint logits of every lattice node, in one tensor.
 
         Args:
             features: Log-mel features (B, T, F).
             lengths: Frames of each utterance (B,), int64.
-            targets: Labels (B, U), int64; padding is a label too, or negative.
+            targets: Labels (B, U), int64; the padding is any label, or negative.
 
         Returns:
             Logits (B, T', U1, V + durations), encoded lengths (B,), and the CTC head's
@@ -312,29 +253,4 @@ class TransducerModel(EncodingModel):
         """
         encoded, lengths, ctc = self.encode(features, lengths)
         predicted = self.rows(targets)
-        logits = self.join(encoded[:, :, None], predicted[:, None])
-        return logits, lengths, ctc
-
-
-class CTCModel(nn.Module):
-    """An encoder and a linear layer to V = vocab_size + 1 classes."""
-
-    def __init__(self, config: CTCConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.blank = config.vocab_size
-        self.encoder = make_encoder(config.encoder)
-        self.output = nn.Linear(self.encoder.width, config.vocab_size + 1)
-
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of every encoded frame.
-
-        Args:
-            features: Log-mel features (B, T, F).
-            lengths: Frames of each utterance (B,), int64.
-
-        Returns:
-            Log-probabilities (B, T', V) and their lengths (B,).
-        """
-        encoded, lengths = self.encoder(features, lengths)
-        return log_probs(self.output(encoded)), lengths
+        return self.join(encoded[:, :, None], predicted[:, None]), lengths, ctc

@@ -1,7 +1,7 @@
 """Whisper's encoder (arXiv 2212.04356): two convolutions, and Transformer layers over all frames.
 
 Features (B, T, F) and lengths (B,) in; encoded frames (B, T', D) and their lengths (B,) out. The
-decoder that goes with it is an `AEDModel` with other options: see `asrkit.models.presets`.
+decoder is that of an `AEDModel` with other options: see `asrkit.models.presets`.
 """
 
 import math
@@ -11,12 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention_layers import join_heads, split_heads
-from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, padding_mask, strided
+from asrkit.models.common import (
+    Encoded,
+    expect_batch,
+    expect_heads,
+    expect_sizes,
+    join_heads,
+    padding_mask,
+    split_heads,
+    strided,
+)
 from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
-MANY = 500  # frames from which attention head by head is faster
+MIN_BY_HEAD = 500  # frames from which attention head by head is faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +36,8 @@ class WhisperEncoderConfig:
         width: Width of the encoded frames, D.
         layers: Transformer layers.
         heads: Attention heads, H, a divisor of `width`.
-        expansion: Width of the feed-forwards, in D.
-        most: Encoded frames that there are positions for; 1,500 are 30 s.
+        expansion: Width of the feed-forwards, as a multiple of D.
+        most: Positions, which limit the encoded frames; 1,500 are 30 s.
         dropout: Share of activations and attention weights dropped in training.
     """
 
@@ -52,10 +60,10 @@ class WhisperEncoderConfig:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each behind a layer norm, as residuals.
+    """Self-attention and feed-forward: residuals, each after a layer norm.
 
-    Whisper's keys have no bias. Here they have one, as the queries and values that share a product
-    with them: a bias of keys adds the same to all scores of a query, so it changes nothing.
+    Whisper's keys have no bias. Here they have one, because they share a product with queries and
+    values. It changes nothing, since it adds the same to all scores of a query.
     """
 
     def __init__(self, config: WhisperEncoderConfig) -> None:
@@ -75,7 +83,7 @@ class EncoderLayer(nn.Module):
 
         Args:
             x: Frames.
-            seen: Which frames may be looked at, (B, 1, 1, T) bool; None: all.
+            seen: True for frames that are attended to, (B, 1, 1, T) bool; None for all.
         """
         parts = self.qkv(self.attention_norm(x)).chunk(3, -1)
         queries, keys, values = (split_heads(part, self.heads) for part in parts)
@@ -91,9 +99,9 @@ class EncoderLayer(nn.Module):
 class WhisperEncoder(nn.Module):
     """Convolutions over three frames, the second of stride 2, fixed positions and layers.
 
-    The published models know utterances of 30 s only, shorter ones with silence behind them, as
-    `FeatureConfig(fill_s=30.0)` makes them. With other features the encoder takes any length up to
-    2 `most` frames, and what lies behind an utterance's length has no influence.
+    The published models were trained on windows of 30 s only, which `FeatureConfig(fill_s=30.0)`
+    makes of shorter utterances with silence. The encoder itself takes any length up to 2 `most`
+    frames, and the padding has no influence.
     """
 
     positions: Tensor  # (most, D)
@@ -111,22 +119,27 @@ class WhisperEncoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.register_buffer("positions", sines(config.most, D, self.conv.weight))
 
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode a batch of features; what lies behind an utterance's length has no influence.
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
+        """Encode a batch of features. The padding has no influence.
 
         Args:
             features: Log-mel features (B, T, F), T at most 2 `most`.
             lengths: Frames of each utterance (B,), int64, on the features' device or the host.
 
         Returns:
-            Encoded frames (B, T', D) and their lengths (B,), where `lengths` lie.
+            Encoded frames (B, T', D) and their lengths (B,), on the device of `lengths`.
 
         Raises:
-            ValueError: A wrong shape, or more frames than there are positions for.
+            ValueError: A shape is wrong, or there are more frames than positions.
         """
         T = expect_batch(features, lengths, self.config.bins)
-        wanted = f"at most {self.most_frames} frames, as the model has positions"
-        expect(self.most_frames >= T, "features", wanted, T, "Cut longer recordings into windows.")
+        expect(
+            self.most_frames >= T,
+            "features",
+            f"at most {self.most_frames} frames, as the model has positions",
+            T,
+            "Cut longer recordings into windows.",
+        )
         padding = to_device(~valid_mask(lengths, T), features.device)
         x = features.masked_fill(padding[..., None], 0.0).to(self.positions.dtype)
         x = F.gelu(self.conv(x.transpose(1, 2)))  # (B, D, T)
@@ -134,7 +147,7 @@ class WhisperEncoder(nn.Module):
         lengths = strided(lengths, 2)
         x = x.transpose(1, 2)
         x = self.dropout(x + self.positions[: x.shape[1]])
-        # An utterance without frames sees its first one: not every kernel attends to nothing.
+        # An utterance without frames attends to its first one: not every kernel allows none.
         unseen = padding_mask(lengths.clamp(min=1), x.shape[1], x.device)
         seen = None if unseen is None else ~unseen[:, None, None]
         for layer in self.layers:
@@ -143,22 +156,21 @@ class WhisperEncoder(nn.Module):
 
 
 def attends_by_head(queries: Tensor, dropout: float) -> bool:
-    """Whether `attention_by_head` is the faster one: for many frames in bfloat16 on a CPU."""
+    """Whether `attention_by_head` is faster: for many frames in bfloat16 on a CPU."""
     fast = queries.dtype == torch.bfloat16 and queries.device.type == "cpu"
-    return fast and queries.shape[2] >= MANY and not dropout and not torch.is_grad_enabled()
+    return fast and queries.shape[2] >= MIN_BY_HEAD and not dropout and not torch.is_grad_enabled()
 
 
 def attention_by_head(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of one head of one utterance after the other: (B, H, T, D / H), as its inputs.
+    """Attention (B, H, T, D / H), computed for one head of one utterance at a time.
 
-    The scores of a head stay in the cache. On an AMD EPYC with AVX-512 that takes 0.57 times as
-    long as torch's own attention in bfloat16, for 1,500 frames and heads of 64.
+    The scores of a head then stay in the cache. On an AMD EPYC with AVX-512 that takes 0.57 times
+    as long as torch's own attention in bfloat16, for 1,500 frames and heads of 64.
     """
-    scaled = queries / math.sqrt(queries.shape[3])
     mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for row in range(len(queries)):
         for head in range(queries.shape[1]):
-            scores = scaled[row, head] @ keys[row, head].T
+            scores = (queries / math.sqrt(queries.shape[3]))[row, head] @ keys[row, head].T
             torch.mm(scores.softmax(1), values[row, head], out=mixed[row, head])
     return mixed
 
@@ -166,15 +178,15 @@ def attention_by_head(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def sines(most: int, D: int, like: Tensor) -> Tensor:
     """Whisper's fixed positions (most, D): all sines, then all cosines, computed in float32.
 
-    Wavelengths rise from 2 pi to 20,000 pi frames, both ends included; those of Canary, which
-    `asrkit.models.attention_decoder.sines` makes, end before.
+    Wavelengths rise from 2 pi to 20,000 pi frames, both included. Those of Canary, in
+    `asrkit.models.attention_decoder.sines`, end before.
 
     Args:
-        most: Positions.
-        D: Their width, an even number from 4.
+        most: Number of positions.
+        D: Width of a position, an even number from 4.
         like: A tensor whose device and dtype the result has.
     """
-    if like.is_meta:  # as in `asrkit.models.encoders.draw`
+    if like.is_meta:  # torch.arange would import torch's compiler
         return like.new_empty(most, D)
     half = D // 2
     numbers = torch.arange(half, device=like.device, dtype=torch.float32)

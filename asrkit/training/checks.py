@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.data import Utterances
 from asrkit.models import AEDConfig, make_model
+from asrkit.models.common import without_memory
 from asrkit.models.presets import ModelConfig
 from asrkit.shapes import count, expect
 from asrkit.text import Tokenizer
@@ -81,7 +82,7 @@ def check_speech(
 def _batch_norm_check(model_config: ModelConfig, config: TrainConfig) -> Callable[[str, int], None]:
     """check(id, samples): ValueError for an utterance that batch norm could not train on alone."""
     least = 0
-    with torch.device("meta"):
+    with without_memory():
         if any(isinstance(part, nn.BatchNorm1d) for part in make_model(model_config).modules()):
             least = model_config.encoder.subsampling
     slowest = config.augment.speed[0]

@@ -29,8 +29,8 @@ from asrkit.decoders import (
 from asrkit.decoders.attention.protocol import prompt_of
 from asrkit.decoders.beams import LanguageModel
 from asrkit.models import AEDModel, CTCModel, TransducerModel
+from asrkit.models.ctc import log_probs
 from asrkit.models.prompts import PromptFormat
-from asrkit.models.transducer import log_probs
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, token_texts
 from asrkit.transcribe.options import CTC_WEIGHT, BeamOptions, PromptOptions

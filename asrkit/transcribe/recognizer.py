@@ -18,7 +18,7 @@ from asrkit.cpu import fast_dtype
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint
-from asrkit.models.encoders import dtype_of
+from asrkit.models.common import dtype_of
 from asrkit.models.inference import Encode, EncoderGraphs, cast_copy, optimize, tf32
 from asrkit.models.prompts import WHISPER, PromptFormat
 from asrkit.shapes import expect, expect_choice

@@ -63,7 +63,7 @@ class Story:
         logits = logits.masked_fill(broken[..., None], torch.nan)
         return logits, state._replace(place=state.place + K)
 
-    def looks(self, encoded, lengths, tokens, memory=None):
+    def cross_weights(self, encoded, lengths, tokens, memory=None):
         return torch.nn.functional.one_hot(tokens % 4, 4).float()
 
 

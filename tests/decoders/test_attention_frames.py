@@ -50,7 +50,7 @@ def test_each_label_has_that_of_its_utterance_alone_and_padding_none(decode, see
             own = encoded[b : b + 1, : lengths[b]], lengths[b : b + 1]
             tokens = torch.tensor([prompt + labels[:-1]])
             with torch.no_grad():
-                looks = model.looks(*own, tokens)[:, 2:]
+                looks = model.cross_weights(*own, tokens)[:, 2:]
             assert torch.equal(frames[b, : len(labels)], rising_frames(looks)[0])
 
 

@@ -4,7 +4,7 @@
     .venv-peers/bin/python -P export_worker.py client RECORDINGS EXPORTED...
 
 `parity` exports every case of `cases` and writes FOLDER/parity.json: for each engine the largest error of log-probabilities, and
-tokens beside ours. `client` prints the texts of all recordings in a folder as sherpa-onnx finds them, a JSON line for each export.
+tokens and ours. `client` prints sherpa-onnx's texts of all recordings in a folder, a JSON line for each export.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = ((2, 167), (1, 64), (3, 1), (1, 9), (4, 333), (5, 17))  # B and T
-KINDS = {  # what each case leaves as
+KINDS = {  # the exported part of each case
     "ctc-near": ("onnx", "onnx-int8", "openvino-int8"),
     "ctc-jasper": ("onnx",),
     "rnnt-lstm": ("onnx",),
@@ -83,18 +83,18 @@ def checkpoint_of(config):
         0
     )  # no token is likeliest everywhere
     if labels and not model.durations:
-        model.output.bias[-1] += 1.0  # else a label is likeliest on every frame
+        model.output.bias[-1] += 1.0  # otherwise a label is likeliest on every frame
     return Checkpoint(model, CharTokenizer(), asdict(FeatureConfig()), {})
 
 
 def batch(B, T, padding=7.0):
-    """Features (B, T, 80) with `padding` behind each length, and the lengths."""
+    """Features (B, T, 80) with `padding` after each length, and the lengths."""
     generator = torch.Generator().manual_seed(B * 1000 + T)
     features = torch.randn(B, T, 80, generator=generator)
     lengths = torch.randint(1, T + 1, (B,), generator=generator)
     lengths[0] = T
-    behind = torch.arange(T) >= lengths[:, None]
-    return features.masked_fill(behind[..., None], padding), lengths
+    beyond = torch.arange(T) >= lengths[:, None]
+    return features.masked_fill(beyond[..., None], padding), lengths
 
 
 @torch.inference_mode()
@@ -175,11 +175,11 @@ def parity(folder):
 
 
 def compared(ours, path, engine):
-    """The largest error of log-probabilities by an engine, and its tokens beside ours."""
+    """The largest error of log-probabilities by an engine, and its tokens and ours."""
     from asrkit.export import load_exported
     from asrkit.transcribe import Recognizer
 
-    theirs = Recognizer(load_exported(path, engine, threads=1).model)
+    theirs = Recognizer(load_exported(path, engine).model)
     error, tokens, wanted = 0.0, [], []
     for B, T in BATCHES:
         signal = batch(B, T)

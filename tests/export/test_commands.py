@@ -1,4 +1,4 @@
-"""`asrkit export` and `asrkit transcribe --engine` on a model that was trained on spoken digits, and sherpa-onnx on what left."""
+"""`asrkit export` and `asrkit transcribe --engine` with a model that was trained on spoken digits, and sherpa-onnx with the exported folder."""
 
 import json
 import math
@@ -24,7 +24,7 @@ FILES = {
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A TDT model with a CTC head that has learned spoken digits, and recordings of other voices."""
+    """A TDT model with a CTC head trained on spoken digits, and recordings of other voices."""
     base = tmp_path_factory.mktemp("digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASRKIT_HOME", str(base / "home"))
@@ -70,7 +70,7 @@ def exported(trained, commands):
 
 @pytest.fixture(scope="session")
 def ours(trained, recordings):
-    """What `transcribe` writes of each recording."""
+    """The output of `transcribe` for each recording."""
     checkpoint = load_checkpoint(trained / "model")
     return [one.text for one in transcribe(checkpoint, recordings)]
 
@@ -86,7 +86,7 @@ def test_transcribe_writes_the_same_whatever_computes_the_encoder(
     assert len({*ours}) > 5
 
 
-def test_sherpa_onnx_reads_what_left_and_writes_nearly_what_we_write(
+def test_sherpa_onnx_reads_exports_and_writes_nearly_the_same(
     exported, recordings, ours, in_peers, worker
 ):
     folder = recordings[0].parent

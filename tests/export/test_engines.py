@@ -1,11 +1,11 @@
-"""Exported models under ONNX Runtime and OpenVINO, beside ours: log-probabilities, tokens on ragged batches, and a client's loop."""
+"""Exported models in ONNX Runtime and OpenVINO compared with ours: log-probabilities, tokens of ragged batches, a client's loop."""
 
 import json
 
 import pytest
 
 pytestmark = pytest.mark.live
-FLOAT32 = 1e-4  # of log-probabilities, as the exports promise
+FLOAT32 = 1e-4  # limit for errors of log-probabilities
 IN_FLOAT32 = [
     f"{case} onnx {engine}"
     for case in ("ctc-near", "ctc-jasper", "rnnt-lstm", "tdt-stateless")

@@ -35,7 +35,7 @@ def checkpoint_of(config):
 
 @pytest.fixture
 def exported(tmp_path):
-    """A folder whose graph is no graph."""
+    """A folder whose graph is not a graph."""
     path = tmp_path / "exported"
     path.mkdir()
     (path / "model.onnx").write_bytes(b"not a graph")
@@ -66,7 +66,7 @@ def test_a_folder_that_is_damaged_or_not_exported_is_one_line(exported):
 
 
 def answering(signal, lengths):
-    """An engine that answers numbers whatever it is given."""
+    """An engine that returns numbers for any input."""
     frames = np.ones((len(signal), signal.shape[2] // 2, 3), np.float32)
     return frames, lengths // 2
 
@@ -82,7 +82,7 @@ def test_features_that_are_not_finite_become_frames_that_are_not():
     assert encoded[[0, 3]].isfinite().all()
 
 
-def test_what_the_engine_raises_is_one_line():
+def test_an_error_of_the_engine_is_one_line():
     def failing(signal, lengths):
         raise MemoryError("no\nroom")
 
@@ -96,7 +96,7 @@ TINY = presets.tiny()
 
 
 @pytest.mark.parametrize(
-    ("config", "head", "said"),
+    ("config", "head", "message"),
     [
         (presets.tiny_aed(), None, "model: expected a CTC model or a transducer, got AEDModel. No layout"),
         (SMALL, "transducer", "head: expected ctc of this model, got transducer"),
@@ -105,13 +105,13 @@ TINY = presets.tiny()
         (replace(TINY, durations=(0, 1, 2, 4)), None, "model: expected durations 0, 1, 2, "),
     ],
 )  # fmt: skip
-def test_models_that_no_layout_holds_are_refused(tmp_path, config, head, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
+def test_models_without_a_layout_are_refused(tmp_path, config, head, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         export(checkpoint_of(config), tmp_path / "out", format="onnx", head=head)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
+def test_a_folder_is_written_completely_or_not_at_all(tmp_path):
     target = tmp_path / "deep" / "new"
     with pytest.raises(FileNotFoundError), new_folder(target) as folder:
         (folder / "no" / "half").write_text("x")
@@ -147,14 +147,14 @@ def test_export_without_its_packages_says_so_and_writes_nothing(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("model, options, said", [
+@pytest.mark.parametrize("model, options, message", [
     ("exported", "", "--engine: expected onnxruntime or openvino for this --model, got torch."),
     ("small.safetensors", "--engine openvino", "--model: expected a folder of asrkit export, got "),
     ("exported", "--engine openvino --dtype float16", "--dtype: expected float32 or bfloat16 with openvino, got float16"),
 ])  # fmt: skip
 def test_transcribe_refuses_what_an_engine_cannot_do(
-    exported, small, model, options, said, capsys
+    exported, small, model, options, message, capsys
 ):
     command = ["transcribe", "talk.wav", "--model", str(exported.with_name(model))]
     assert main([*command, *options.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"asrkit transcribe: {said}")
+    assert capsys.readouterr().err.startswith(f"asrkit transcribe: {message}")

@@ -6,7 +6,7 @@ from asrkit.models import FastConformer, FastConformerConfig
 
 
 def test_attention_to_near_frames_only_leaves_as_it_is_computed_in_blocks(worker):
-    """In eager mode long audio goes in blocks, in a program it is masked: T is above and below where blocks begin."""
+    """Eager attention of long audio is computed in blocks, exported attention is masked; T is below and above the limit."""
     torch.manual_seed(0)
     config = FastConformerConfig(
         width=16, layers=1, subsampling_channels=8, context=(3, 2)

@@ -1,4 +1,4 @@
-"""A tiny Canary in files of both peers, its weights those of tests/golden: for tests of readers and of transcription."""
+"""A tiny Canary in files of both peers, with the weights of tests/golden, for tests of readers and of transcription."""
 
 import sys
 from pathlib import Path

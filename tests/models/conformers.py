@@ -1,4 +1,4 @@
-"""A small FastConformer for tests of the encoder and of its packed forms."""
+"""A small FastConformer for tests of the encoder and of its fused forms."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ SMALL = FastConformerConfig(
 
 
 def build(**changes) -> FastConformer:
-    """An encoder in eval mode in which every weight and statistic counts."""
+    """An encoder in eval mode in which every weight and statistic matters."""
     torch.manual_seed(0)
     encoder = FastConformer(dataclasses.replace(SMALL, **changes))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Whisper's folders as CTranslate2's converter writes them, of weights by transformers' names."""
+"""Whisper's folders as CTranslate2's converter writes them, from weights by transformers' names."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ import whisper_cases as known
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/whisper.json"
 
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)  # fmt: skip
-LINEAR = {  # of a layer: CTranslate2's name -> transformers' parts, one below the other
+LINEAR = {  # of a layer: CTranslate2's name -> transformers' parts, one after the other
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention/linear_1": ("self_attn.out_proj",),
     "attention/linear_0": ("encoder_attn.q_proj",),
@@ -135,11 +135,11 @@ def case_variables(name: str, kind: str = "float32") -> dict[str, Tensor]:
 def whisper(path: Path, name: str, kind: str = "float32") -> Path:
     """A folder of a case of whisper_cases; it is a new one."""
     case = known.CASES[name]
-    said = known.generation_json(case)
+    settings = known.generation_json(case)
     parts = {
         "config.json": {
-            "suppress_ids": said["suppress_tokens"],
-            "suppress_ids_begin": said["begin_suppress_tokens"],
+            "suppress_ids": settings["suppress_tokens"],
+            "suppress_ids_begin": settings["begin_suppress_tokens"],
             "lang_ids": [282, 283],
             "alignment_heads": [[0, 0]],
         },

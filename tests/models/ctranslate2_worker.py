@@ -1,4 +1,4 @@
-"""What CTranslate2 and its converter make of Whispers of random weights, and what CTranslate2 computes.
+"""Folders of CTranslate2's converter for Whispers of random weights, and what CTranslate2 computes.
 
     .venv-peers/bin/python -P ctranslate2_worker.py [MODEL ...] FOLDER
 
@@ -94,7 +94,7 @@ def write_source(path: Path, vocab_size: int, bins: int) -> None:
 
 
 def prompt_of(vocab_size: int) -> list[int]:
-    """Transcription, in German where the model knows it, without times."""
+    """Transcription, in German if the model supports it, without times."""
     end = 50_256 + (vocab_size > 51_864)
     no_times = vocab_size - 1502
     if vocab_size == 51_864:

@@ -47,13 +47,13 @@ CONTROL = [  # of published archives, the first of them with the published ids
 ]
 EOS = CONTROL.index("<|endoftext|>")
 PAD = CONTROL.index("<pad>")
-# Output and embedding share their weights, so that a token would repeat itself: feed-forwards speak louder than it, and it no louder
-# than its position.
+# Output and embedding share their weights, so a token would repeat itself. Feed-forwards are therefore scaled up, and the embedding
+# is as large as the positions.
 LOUD = ("dense_out.weight", "fc2.weight")
 EMBEDDING = ("token_embedding.weight", "embed_tokens.weight")
-END = 1.0  # nats that the end is favoured by
-# What is asked for with each prompt, in the words of asrkit; NeMo's are in the worker.
-ASKED = {
+END = 1.0  # nats added to the logit of the end
+# Arguments of each prompt, as asrkit spells them; NeMo's are in the worker.
+ARGUMENTS = {
     "canary": {"language": "de", "task": "translate", "punctuation": False},
     "canary2": {"language": "en", "target_language": "de"},
 }
@@ -270,7 +270,7 @@ def write_canary(path: Path, case: Case, weights: dict[str, Tensor]) -> Path:
     return write_folder(path, canary_config(case), kept, canary_json())
 
 
-# Labels behind the prompt for which logits are compared.
+# Labels after the prompt for which logits are compared.
 TEXT = torch.tensor(
     [
         [24, 30, 41, 41, 23],

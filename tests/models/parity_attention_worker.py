@@ -1,4 +1,4 @@
-"""What NeMo's and transformers' own Canary, small and of known weights, compute.
+"""Numbers of NeMo's and transformers' own Canary, small and of known weights.
 
     .venv-peers/bin/python -P parity_attention_worker.py nemo FOLDER
     .venv-peers/bin/python -P parity_attention_worker.py transformers FOLDER
@@ -48,7 +48,7 @@ from parity_worker import (  # noqa: E402
     write,
 )
 
-# In the words of NeMo's manifests; asrkit's are ASKED.
+# As NeMo's manifests spell it; ARGUMENTS has asrkit's arguments.
 NEMO_SLOTS = {
     "canary": {
         "source_lang": "de",
@@ -186,7 +186,7 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path) -> Answer:
         max_sequence_length=MOST,
         max_delta_length=50,
     )
-    said = generator(prompts, encoded, mask)[0]
+    output = generator(prompts, encoded, mask)[0]
     text = [token for token in TEXT[2].tolist() if token < tokenizer.vocab_size]
     return {
         "frames": frames.tolist(),
@@ -195,14 +195,14 @@ def of_nemo(nemo: types.SimpleNamespace, case: Case, folder: Path) -> Answer:
         "encoded": encoded,
         "prompt": prompt,
         "logits": head(hidden_states=states),
-        "tokens": until_end(said, len(prompt)),
+        "tokens": until_end(output, len(prompt)),
         "text": [text, tokenizer.ids_to_text(text)],
     }
 
 
-def until_end(said: Tensor, P: int) -> list[list[int]]:
-    """The tokens behind a prompt of P, up to the end."""
-    rows = [row[P:].tolist() for row in said]
+def until_end(output: Tensor, P: int) -> list[list[int]]:
+    """The tokens after a prompt of P, up to the end."""
+    rows = [row[P:].tolist() for row in output]
     return [row[: row.index(EOS)] if EOS in row else row for row in rows]
 
 
@@ -234,7 +234,7 @@ def of_transformers(case: Case, path: Path) -> Answer:
     prompts = torch.tensor([prompt] * len(LENGTHS))
     given = torch.cat([prompts, TEXT], 1)
     logits = model(features, attention_mask=mask, decoder_input_ids=given).logits
-    said = model.generate(
+    output = model.generate(
         features,
         attention_mask=mask,
         decoder_input_ids=prompts,
@@ -249,7 +249,7 @@ def of_transformers(case: Case, path: Path) -> Answer:
         "encoded": out.last_hidden_state,
         "prompt": prompt,
         "logits": logits,
-        "tokens": until_end(said, len(prompt)),
+        "tokens": until_end(output, len(prompt)),
     }
 
 

@@ -131,7 +131,7 @@ def seeded(name: str, shape: tuple[int, ...]) -> Tensor:
         louder = "joint.pred" in name or "decoder_projector" in name
         values *= (3.0 if louder else 1.0) / math.sqrt(math.prod(shape[1:]))
         if spread(name):
-            # rows of sum zero: what all frames have in common favours no label
+            # rows of sum zero: what all frames share favours no label
             values = 6.0 * (values - values.mean(1, keepdims=True))
     return torch.from_numpy(values).float()
 
@@ -170,7 +170,7 @@ def speech(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(rows).float(), torch.tensor(lengths)
 
 
-# 1.5 s and shorter; 640 samples are one frame behind a subsampling of 4 or 8. None is a whole number of frames but the last.
+# 1.5 s and shorter; 640 samples are one frame after a subsampling of 4 or 8. None is a whole number of frames but the last.
 LENGTHS = (24_005, 15_999, 8_077, 640)
 
 

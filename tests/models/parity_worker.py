@@ -1,4 +1,4 @@
-"""What NeMo's and transformers' own models, small and of known weights, compute.
+"""Numbers of NeMo's and transformers' own models, small and of known weights.
 
     .venv-peers/bin/python -P parity_worker.py nemo FOLDER
     .venv-peers/bin/python -P parity_worker.py transformers FOLDER
@@ -43,7 +43,7 @@ MISSING = ("nemo", "omegaconf", "librosa", "einops", "pytorch_quantization")
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Last of the finders: what NeMo's modules name and nothing provides is a module of empty classes."""
+    """The last finder: modules that NeMo imports and nothing provides become modules of empty classes."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """A spec for the names in MISSING."""
@@ -261,18 +261,18 @@ def of_transformers(case: Case, path: Path) -> Answer:
         tokens = [collapsed(path[:n]) for path, n in paths]
         return answer | {"log_probs": logits.log_softmax(-1), "ctc_tokens": tokens}
     start = torch.cat([torch.full((len(TARGETS), 1), V), TARGETS], 1)
-    asked = {"attention_mask": mask, "decoder_input_ids": start}
-    answer["joint"] = model(features, **asked).logits
+    inputs = {"attention_mask": mask, "decoder_input_ids": start}
+    answer["joint"] = model(features, **inputs).logits
     if (
         kind == "tdt"
-    ):  # `generate` heeds no limit of labels, and durations 0, 1, 2 ... alone
+    ):  # `generate` ignores the limit of labels, and supports durations 0, 1, 2 ... only
         return answer
     model.generation_config.decoder_start_token_id = V
-    said = model.generate(features, attention_mask=mask)
-    starts = said.durations.cumsum(1) - said.durations
-    # it goes on in the padding, while a longer utterance goes on
-    kept = (said.sequences != V) & (starts < steps[:, None])
-    for stage, values in (("tokens", said.sequences), ("starts", starts)):
+    output = model.generate(features, attention_mask=mask)
+    starts = output.durations.cumsum(1) - output.durations
+    # it continues in the padding while a longer utterance does
+    kept = (output.sequences != V) & (starts < steps[:, None])
+    for stage, values in (("tokens", output.sequences), ("starts", starts)):
         answer[stage] = [
             row[one].tolist() for row, one in zip(values, kept, strict=True)
         ]
@@ -280,7 +280,7 @@ def of_transformers(case: Case, path: Path) -> Answer:
 
 
 def sampled(answer: Answer, places: dict[str, Any]) -> Answer:
-    """What is committed of an answer: of each stage the numbers in its place, and all else."""
+    """What is committed of an answer: the chosen numbers of each stage, and everything else."""
     kept = dict(answer)
     for stage in places.keys() & answer.keys():
         numbers = answer[stage][places[stage]].flatten().tolist()

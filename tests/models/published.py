@@ -1,4 +1,4 @@
-"""Files of other programs, made of small models of known weights and changed: for tests of their readers and of parity with them."""
+"""Files of other programs, made from small models of known weights, for tests of readers and of parity."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ from benchmarks.peers.processes import PYTHON
 HERE = Path(__file__).resolve().parent
 GONE = object()  # as a value: takes its key away
 CLOSE = {"rtol": 0, "atol": 1e-4}
-# Numbers that another processor rounds otherwise.
+# Tolerances for numbers that another processor rounds differently.
 ROUNDED = ("features", "published", "encoded", "log_probs", "joint", "logits")
 
 
@@ -43,12 +43,12 @@ def featurizer(preprocessor: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def without_gone(values: dict[str, Any]) -> dict[str, Any]:
-    """What is left of a dict."""
+    """A dict without the keys whose value is GONE."""
     return {key: value for key, value in values.items() if value is not GONE}
 
 
 def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`values` with others at dotted keys."""
+    """`values` with changed values at dotted keys."""
     values = copy.deepcopy(values)
     for key, value in changes.items():
         *sections, last = key.split(".")
@@ -77,14 +77,14 @@ def refused(path: Path, message: str) -> None:
     """Loading is refused in one short line that holds `message`."""
     with pytest.raises(ValueError) as caught:
         load_checkpoint(path)
-    said = str(caught.value)
-    assert message in said, said
-    assert "\n" not in said
-    assert len(said) < 700
+    text = str(caught.value)
+    assert message in text, text
+    assert "\n" not in text
+    assert len(text) < 700
 
 
 def expect_a_copy_to_be_the_same(checkpoint: Checkpoint, folder: Path) -> None:
-    """AssertionError unless a checkpoint of asrkit's own keeps all of it."""
+    """AssertionError unless asrkit's own checkpoint keeps everything."""
     save_checkpoint(folder / "own.safetensors", checkpoint)
     own = load_checkpoint(folder / "own.safetensors")
     assert own.model.config == checkpoint.model.config
@@ -104,14 +104,14 @@ def filled_by_peers(folder: Path, worker: str, *arguments: str) -> Path:
     return folder
 
 
-def expect_committed(said: dict[str, Any], kept: dict[str, Any]) -> None:
-    """AssertionError unless a peer says what is committed: {"peer": version, case: {name: numbers}}."""
-    assert said.keys() == kept.keys()
-    assert said["peer"] == kept["peer"]
+def expect_committed(numbers: dict[str, Any], kept: dict[str, Any]) -> None:
+    """AssertionError unless the numbers of a peer are the committed ones: {"peer": version, case: {name: numbers}}."""
+    assert numbers.keys() == kept.keys()
+    assert numbers["peer"] == kept["peer"]
     for case in kept.keys() - {"peer"}:
-        assert said[case].keys() == kept[case].keys()
+        assert numbers[case].keys() == kept[case].keys()
         for name, wanted in kept[case].items():
-            found = said[case][name]
+            found = numbers[case][name]
             if name in ROUNDED:
                 found, wanted = torch.tensor(found), torch.tensor(wanted)
                 torch.testing.assert_close(found, wanted, **CLOSE, msg=name)

@@ -1,4 +1,4 @@
-"""The attention decoder: step by step it computes what it computes at once, whatever it keeps."""
+"""The attention decoder computes the same in steps, with a cache, as for a whole text."""
 
 from itertools import product
 
@@ -41,7 +41,7 @@ def spoken(B, T, U, dtype=torch.float64):
 
 
 def by_steps(model, encoded, lengths, tokens, *, chunks, room=16, bounded=True):
-    """Logits of `tokens`, as many at a time as `chunks` say."""
+    """Logits of `tokens`, in steps of `chunks` tokens."""
     memory = model.remember(encoded, lengths)
     state = model.begin(memory, room)
     parts = []
@@ -75,7 +75,7 @@ def test_tokens_may_be_padded_with_negative_numbers(padding):
     ("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 )
 @torch.no_grad()
-def test_step_by_step_is_all_at_once(dtype, most):
+def test_steps_compute_the_same_as_a_whole_text(dtype, most):
     model = small(dtype)
     for B, T, U in (1, 1, 1), (3, 7, 5), (33, 4, 2):
         text = spoken(B, T, U, dtype)
@@ -147,7 +147,7 @@ def test_rows_may_be_at_different_places_and_selected():
         _, state = model.follow(tokens[:, :4], state, memory)
         state = state._replace(
             place=torch.tensor([4, 1, 3])
-        )  # what lies behind is void
+        )  # later tokens do not matter
         rows = torch.tensor([2, 1])
         memory, state = map_state(lambda part: part[rows], (memory, state))
         assert {len(part) for part in state_tensors((memory, state))} == {2}
@@ -158,23 +158,23 @@ def test_rows_may_be_at_different_places_and_selected():
         torch.testing.assert_close(found[1], wanted[1, 1:3], rtol=0, atol=1e-10)
 
 
-def test_looks_are_the_weights_that_mix_the_last_layers_values():
+def test_cross_weights_are_those_of_the_last_layer():
     model = small()
     encoded, lengths, tokens = spoken(3, 7, 5)
     last = model.layers[-1].cross_attention
-    heard = []
-    last.register_forward_hook(lambda _, given, mixed: heard.append((given, mixed)))
+    calls = []
+    last.register_forward_hook(lambda _, given, mixed: calls.append((given, mixed)))
     with torch.no_grad():
-        found = model.looks(encoded, lengths, tokens)
+        found = model.cross_weights(encoded, lengths, tokens)
         model.logits(encoded, lengths, tokens)
-        ((x, keys, values, mask), mixed), *_ = heard
+        ((x, keys, values, mask), mixed), *_ = calls
         by_head = last.weights(x, keys, mask)
         torch.testing.assert_close(found, by_head.mean(1), rtol=0, atol=1e-12)
         wanted = (by_head @ values).transpose(1, 2).flatten(2)
         torch.testing.assert_close(mixed, wanted, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.sum(2), torch.ones(3, 5).double())
-    behind = torch.arange(7) >= lengths[:, None]
-    assert (found.amax(1)[behind] == 0).all()
+    padding = torch.arange(7) >= lengths[:, None]
+    assert (found.amax(1)[padding] == 0).all()
 
 
 # ---- the model

@@ -67,7 +67,7 @@ def test_the_first_prompt_and_its_defaults_are_read(tmp_path):
     assert prompt.tokens(task="translate", punctuation=True) == [4, 17, 16, 18, 5]
 
 
-def test_a_table_of_positions_that_grew_is_cut_and_the_outputs_weight_may_lack(
+def test_a_longer_table_of_positions_is_cut_and_the_output_may_be_missing(
     tmp_path,
 ):
     table = weights_of()[POSITIONS]
@@ -104,7 +104,7 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize("changes, message", CONFIG)
-def test_a_setting_that_asrkit_does_not_do_is_refused(changes, message, tmp_path):
+def test_an_unsupported_setting_is_refused(changes, message, tmp_path):
     refused(archive(tmp_path / "a.nemo", changes), message)
 
 
@@ -122,7 +122,7 @@ def test_a_folder_of_another_activation_or_tokenizer_is_refused(tmp_path):
     refused(path, "model: a is damaged (it has no '<|endoftext|>')")
 
 
-def test_a_space_may_stand_before_the_prompt(tmp_path):
+def test_a_space_may_precede_the_prompt(tmp_path):
     space = [row[0] for row in known.one_vocabulary()].index("▁")
     loaded = load_checkpoint(folder(tmp_path / "a", {"decoder_start_token_id": space}))
     assert PromptFormat.from_notes(loaded.notes).tokens()[:2] == [space, 7]

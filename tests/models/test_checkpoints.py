@@ -26,8 +26,8 @@ from asrkit.models import (
     load_checkpoint,
     save_checkpoint,
 )
-from asrkit.models.inference import fold
-from asrkit.models.packed import pack
+from asrkit.models.cpu.prepacked import prepack
+from asrkit.models.folding import fold
 from asrkit.text import CharTokenizer
 
 FAST = FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=4)
@@ -88,7 +88,7 @@ def test_a_checkpoint_brings_back_the_same_model(tmp_path, encoder, kind):
     assert again.model.config == model.config
     for name, value in model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]  # no temporary is left
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]  # no temporary remains
 
 
 def test_a_field_that_an_older_header_lacks_has_its_default(tmp_path):
@@ -109,7 +109,7 @@ DAMAGE = [
     (lambda header, _: header["features"].update(bins=40), "features: expected 80 bins, as the encoder has, got 40"),
     (lambda header, _: header["model"].update(surprise=1), "model: no config of this asrkit .*surprise"),
     (lambda header, _: header["model"].update(dropout="x"), "dropout: expected a finite number"),
-    (lambda header, _: header["model"].update(joint_width=99), "model.safetensors: the weights are not of its config"),
+    (lambda header, _: header["model"].update(joint_width=99), "model.safetensors: the weights do not fit its config"),
     (lambda header, _: header["model"]["predictor"].update(layers=10**4), "model: expected at most 31 layers, the number of its tensors, got 10000"),
     (lambda header, _: header.update(model=header["model"]["encoder"]), "model: "),
     (lambda _, weights: weights.update(other=weights.pop("output.bias")), "model.safetensors: .*Missing .*output.bias.*Unexpected .*other"),
@@ -129,7 +129,7 @@ def test_what_is_damaged_or_does_not_fit_is_refused_in_one_line(
 
 @pytest.mark.parametrize("content, message", [
     (None, "model: expected a .safetensors, .nemo or Jasper's .pt file, or a folder of a model, got no such file"),
-    (b"not a model", "model: bad.safetensors is damaged .it is no whole .safetensors file: .*Pass a"),
+    (b"not a model", "model: bad.safetensors is damaged .it is not a whole .safetensors file: .*Pass a"),
     (b"\2" + bytes(7) + b"{}", "model: expected a checkpoint written by asrkit, got bad.safetensors without its header"),
 ])  # fmt: skip
 def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path, content, message):
@@ -143,7 +143,7 @@ def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path, content, message)
 @pytest.mark.parametrize("parts, message", [
     ({"tokenizer": CharTokenizer("abc")}, "tokenizer: expected 28 tokens, got 3"),
     ({"features": {"mels": 80}}, "features: expected settings of FeatureConfig, got .'mels'"),
-    ({"model": pack(small())}, "model: expected layers that are not packed, got packed ones"),
+    ({"model": prepack(small())}, "model: expected layers that are not prepacked, got prepacked ones"),
     ({"model": fold(small(encoder=FAST))}, "model: .*Missing key.*batch_norm.* Save a model before it is optimized"),
 ])  # fmt: skip
 def test_what_would_not_load_is_not_saved(tmp_path, parts, message):
@@ -152,7 +152,7 @@ def test_what_would_not_load_is_not_saved(tmp_path, parts, message):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_file_of_another_name_which_would_not_load_is_not_saved(tmp_path):
+def test_a_file_with_another_suffix_is_not_saved(tmp_path):
     checkpoint = Checkpoint(small(), CharTokenizer(), {}, {})
     with pytest.raises(
         ValueError, match=r"^path: expected a .safetensors file, got 'x.pt'"
@@ -167,7 +167,7 @@ def test_a_file_of_another_name_which_would_not_load_is_not_saved(tmp_path):
     torch.compile,
     lambda model: torch.nn.DataParallel(torch.compile(model)),
 ])  # fmt: skip
-def test_what_torch_puts_around_a_model_is_left_out(tmp_path, around):
+def test_wrappers_of_torch_are_removed(tmp_path, around):
     model = small()
     loaded = load_checkpoint(save(tmp_path, around(model))).model
     for name, value in model.state_dict().items():
@@ -186,7 +186,7 @@ def test_a_loaded_model_has_let_go_of_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_weights_come_in_the_dtype_asked_for_and_counters_stay_whole(tmp_path, dtype):
+def test_weights_get_the_requested_dtype_and_counters_stay_integers(tmp_path, dtype):
     model = small(encoder=FAST)
     loaded = load_checkpoint(save(tmp_path, model), dtype=dtype).model
     for name, value in model.state_dict().items():
@@ -206,27 +206,28 @@ save_checkpoint(sys.argv[1], load_checkpoint(sys.argv[1]))
 """
 
 
-def test_a_full_disk_is_said_and_the_file_that_was_there_stays(tmp_path):
+def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path):
     pytest.importorskip("resource")
     path = save(tmp_path)
     before = path.read_bytes()
     command = [sys.executable, "-c", FULL, str(path)]
-    said = subprocess.run(command, capture_output=True, text=True).stderr
-    assert f"OSError: {path} cannot be written. Is the disk full? (" in said
+    output = subprocess.run(command, capture_output=True, text=True).stderr
+    assert f"OSError: {path} cannot be written. Is the disk full? (" in output
     assert path.read_bytes() == before
     assert [*tmp_path.iterdir()] == [path]
 
 
 SCRIPT = """
-import sys, torch
+import sys
+from asrkit.models.common import without_memory
 from asrkit.models.presets import make_model, whisper_tiny, parakeet_rnnt_0_6b, tiny_aed
-with torch.device("meta"):
+with without_memory():
     make_model(whisper_tiny()), make_model(parakeet_rnnt_0_6b()), make_model(tiny_aed())
 print([name for name in sys.modules if name.startswith("torch._dynamo")])
 """
 
 
-def test_making_a_model_to_load_does_not_import_torchs_compiler_which_takes_seconds():
+def test_a_model_without_memory_does_not_import_torchs_compiler():
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

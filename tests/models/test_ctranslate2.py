@@ -1,4 +1,4 @@
-"""CTranslate2's folders of Whisper, as faster-whisper has them: what is read, and what is refused by name."""
+"""CTranslate2's folders of Whisper, as faster-whisper uses them: what is read, and what is refused by name."""
 
 import json
 import struct
@@ -23,10 +23,10 @@ ROW = "encoder/layer_0/ffn/linear_0/weight"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """folder(case, kind): a case of whisper_cases as CTranslate2 has it."""
+    """folder(case, kind): a case of whisper_cases as CTranslate2 writes it."""
 
     def write(name="whisper", kind="float32"):
-        if known.CASES[name]["multilingual"]:  # which the size of a vocabulary says
+        if known.CASES[name]["multilingual"]:  # the size of a vocabulary shows this
             monkeypatch.setattr(whisper, "_MULTILINGUAL", known.vocab_size())
         return files.whisper(tmp_path / f"{name}-{kind}", name, kind)
 
@@ -53,7 +53,7 @@ def test_it_is_the_model_of_the_hugging_face_folder(folder, tmp_path, name, kind
         assert error <= 1.01 * step * theirs[key].abs().max(), key
 
 
-def test_without_settings_of_the_features_the_first_convolution_tells_the_bins(folder):
+def test_without_feature_settings_the_first_convolution_gives_the_bins(folder):
     path = folder("whisper-en")
     (path / "preprocessor_config.json").unlink()
     features = load_checkpoint(path).features
@@ -140,7 +140,7 @@ def test_a_file_that_is_no_whole_whisper_is_refused_in_one_line(folder, name):
     refused(path, message)
 
 
-def test_what_lacks_beside_the_weights_is_named(folder):
+def test_missing_files_are_named(folder):
     path = folder()
     (path / "tokenizer.json").unlink()
     refused(path, "is damaged (it has no tokenizer.json)")

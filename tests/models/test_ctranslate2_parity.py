@@ -54,7 +54,7 @@ def theirs(sound, tmp_path_factory):
 
 
 @torch.no_grad()
-def expect_the_numbers(path, sound, encoded, found, **asked):
+def expect_the_numbers(path, sound, encoded, found, **arguments):
     """The model of a folder encodes and writes as CTranslate2 does."""
     checkpoint = load_checkpoint(path)
     model, notes = checkpoint.model, checkpoint.notes
@@ -63,7 +63,7 @@ def expect_the_numbers(path, sound, encoded, found, **asked):
     wanted = torch.from_numpy(encoded)
     scale = wanted.abs().max().item()
     torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-4 * scale)
-    prompt = PromptFormat.from_notes(notes).tokens(**asked)
+    prompt = PromptFormat.from_notes(notes).tokens(**arguments)
     quiet = Suppressing(model, **notes["suppressed"], prompt_tokens=len(prompt))
     texts = aed_greedy(quiet, ours, ends, prompt=torch.tensor(prompt), most=MOST)
     assert texts.tokens() == found["tokens"]
@@ -78,16 +78,16 @@ def test_what_the_converter_writes_is_the_model_that_ctranslate2_runs(
 ):
     folder, found = theirs
     made = f"{name}-{kind}"
-    asked = {} if name == "english" else {"language": "de"}
+    arguments = {} if name == "english" else {"language": "de"}
     encoded = np.load(folder / made / "encoded.npy")
-    checkpoint, texts = expect_the_numbers(folder / made, sound, encoded, found[made], **asked)  # fmt: skip
+    checkpoint, texts = expect_the_numbers(folder / made, sound, encoded, found[made], **arguments)  # fmt: skip
     assert len({token for row in texts.tokens() for token in row}) > 5
     source = load_checkpoint(folder / name)
     assert checkpoint.model.config == source.model.config
     assert checkpoint.features == source.features
     assert checkpoint.tokenizer.pieces() == source.tokenizer.pieces()
-    said = {"source": "CTranslate2, whisper"}
-    assert checkpoint.notes == source.notes | said
+    source_note = {"source": "CTranslate2, whisper"}
+    assert checkpoint.notes == source.notes | source_note
 
 
 def test_the_published_weights_give_the_numbers_of_ctranslate2_and_the_words_spoken(

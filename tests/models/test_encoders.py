@@ -1,4 +1,4 @@
-"""What every encoder promises: as many frames as its lengths say, no influence of the padding, gradients, no wait for a device."""
+"""Properties of every encoder: frames as its lengths, no influence of the padding, gradients, no wait for a device."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from asrkit.models import (
     Stage,
     WhisperEncoderConfig,
 )
-from asrkit.models.transducer import make_encoder
+from asrkit.models.encoders import make_encoder
 from asrkit.workbench.measure import host_reads
 
 SIZES = {"bins": 20, "width": 16}
@@ -69,7 +69,7 @@ def test_neither_padding_nor_the_rest_of_the_batch_matters(name, filler):
 
 
 @ENCODERS
-def test_every_parameter_gets_a_finite_gradient_whatever_lies_in_the_padding(name):
+def test_every_parameter_gets_a_finite_gradient_whatever_is_in_the_padding(name):
     encoder = build(name).train()
     features = torch.randn(2, 40, 20).double()
     features[1, 29:] = torch.nan
@@ -81,7 +81,7 @@ def test_every_parameter_gets_a_finite_gradient_whatever_lies_in_the_padding(nam
 @pytest.mark.parametrize("where", ["cpu", "meta"])
 @ENCODERS
 def test_a_step_reads_nothing_from_the_device(name, where):
-    """Tensors without numbers stand for those of a GPU; lengths lie there or on the host."""
+    """Fake tensors take the place of a GPU's; lengths are there or on the host."""
     encoder = build(name).to("meta")
     features = torch.zeros(3, 40, 20, device="meta")
     lengths = torch.tensor([40, 31, 2]).to(where)

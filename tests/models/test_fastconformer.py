@@ -17,8 +17,12 @@ from asrkit.models import (
     presets,
     save_checkpoint,
 )
-from asrkit.models.attention import RelativeAttention, attended, relative_positions
 from asrkit.models.fastconformer import ConformerBlock
+from asrkit.models.relative_attention import (
+    RelativeAttention,
+    attended,
+    relative_positions,
+)
 from asrkit.text import CharTokenizer
 
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -61,7 +65,7 @@ def test_attention_equals_its_definition_pair_by_pair(T, context):
     torch.nn.init.normal_(attention.position_bias)
     x = torch.randn(2, T + 2, 16).double()
     valid = torch.ones(2, T + 2, dtype=torch.bool)
-    valid[1, T:] = False  # what is masked is as if it were not there
+    valid[1, T:] = False  # masked frames have no influence
     positions = relative_positions(*attended(T + 2, context), 16, x)
     out = attention(x, valid, positions, context)
     for row, n in ((0, T + 2), (1, T)):
@@ -175,7 +179,7 @@ def test_compiled_training_has_the_gradients_of_eager_float64(context):
     torch._dynamo.reset()
     for name, gradient in exact.items():
         if name.endswith("depthwise.bias"):
-            continue  # the batch norm behind it takes it away: zero but for rounding
+            continue  # the batch norm after it removes it: zero but for rounding
         error = (found[name].double() - gradient).norm() / (gradient.norm() + 1e-3)
         assert error < 1e-3, (name, error)
 

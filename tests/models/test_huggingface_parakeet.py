@@ -1,4 +1,4 @@
-"""Folders of transformers' Parakeet models: what is read from them, wherever it stands, and what is refused, by name."""
+"""Folders of transformers' Parakeet models: what is read from them, and what is refused by name."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ctc", "rnnt", "tdt"])
-def test_what_the_config_says_is_in_ours_and_in_its_copy(folder, kind, tmp_path):
+def test_settings_of_the_config_are_in_our_model_and_its_copy(folder, kind, tmp_path):
     checkpoint = load_checkpoint(folder(kind))
     how = known.ENCODER | known.golden_cases()[kind]
     model = checkpoint.model
@@ -58,18 +58,18 @@ def test_what_the_config_says_is_in_ours_and_in_its_copy(folder, kind, tmp_path)
     expect_a_copy_to_be_the_same(checkpoint, tmp_path)
 
 
-def test_how_many_labels_a_frame_may_have_is_read_and_heeded(folder):
+def test_the_limit_of_labels_per_frame_is_read_and_kept(folder):
     path = folder("rnnt")
     wave = torch.randn(1, 16_000, generator=torch.Generator().manual_seed(0))
     edit(path / "config.json", {"max_symbols_per_step": 3})
     checkpoint = load_checkpoint(path)
-    with torch.no_grad():  # a label at every turn
+    with torch.no_grad():  # a label in every step
         checkpoint.model.output.bias[checkpoint.model.blank] = -100.0
     frames = recognize(checkpoint, wave, torch.tensor([16_000])).frames[0].tolist()
     assert checkpoint.notes["max_symbols"] == frames.count(0) == frames.count(5) == 3
 
 
-def test_a_key_that_is_left_out_has_transformers_default(folder):
+def test_a_missing_key_has_the_default_of_transformers(folder):
     path = folder("rnnt")
     names = "encoder_config.conv_kernel_size encoder_config.dropout hidden_act"
     edit(path / "config.json", dict.fromkeys(names.split(), GONE))
@@ -134,7 +134,7 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize("changes, message", CONFIG)
-def test_a_config_that_asrkit_does_not_do_is_refused(folder, changes, message):
+def test_an_unsupported_config_is_refused(folder, changes, message):
     path = folder()
     edit(path / "config.json", changes)
     refused(path, message)
@@ -149,7 +149,7 @@ def test_weights_that_are_missing_unknown_or_others_are_named(folder, changes, m
 
 @pytest.mark.parametrize("name, message", [
     ("config.json", "ctc is damaged"), ("preprocessor_config.json", "ctc is damaged"),
-    ("tokenizer.json", "tokenizer: "), ("model.safetensors", "it is no whole .safetensors file"),
+    ("tokenizer.json", "tokenizer: "), ("model.safetensors", "it is not a whole .safetensors file"),
 ])  # fmt: skip
 def test_a_file_that_is_cut_is_refused(folder, name, message):
     path = folder()

@@ -1,4 +1,4 @@
-"""Folded batch norms, and the one door to fast inference: the same numbers, and a refusal where they would not be."""
+"""Folded batch norms and `optimize` compute the same numbers."""
 
 import copy
 from dataclasses import replace
@@ -20,11 +20,15 @@ from asrkit.models import (
     optimize,
     presets,
 )
-from asrkit.models.inference import fold
-from asrkit.models.packed import PackedConv1d, PackedPointwise, multiplies
+from asrkit.models.cpu.prepacked import (
+    PrepackedConv1d,
+    PrepackedPointwise,
+    onednn_supports,
+)
+from asrkit.models.folding import fold
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16),
+    not onednn_supports(torch.bfloat16),
     reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 FAST = FastConformerConfig(
@@ -49,7 +53,7 @@ ENCODERS = {
 
 
 def spread(model):
-    """The model in eval mode with no statistic at its first value; every norm and convolution counts."""
+    """The model in eval mode, with all statistics and norms changed so that each matters."""
     torch.manual_seed(0)
     for part in model.modules():
         if isinstance(part, nn.BatchNorm1d):
@@ -62,7 +66,7 @@ def spread(model):
 
 
 def norms(model):
-    """How many batch norms the model has."""
+    """Number of batch norms."""
     return sum(isinstance(part, nn.BatchNorm1d) for part in model.modules())
 
 
@@ -90,7 +94,7 @@ def test_a_folded_encoder_computes_the_same_in_float64(kind):
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=WITH_BFLOAT16)]
 )
 @torch.inference_mode()
-def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
+def test_an_optimized_jasper_has_prepacked_layers_and_computes_the_same(dtype):
     model = spread(CTCModel(presets.mini_jasper())).to(dtype)
     features = torch.randn(2, 100, 80)
     lengths = torch.tensor([100, 60])
@@ -102,8 +106,8 @@ def test_an_optimized_jasper_has_packed_layers_and_says_the_same(dtype):
     assert frames.tolist() == [50, 30]
     kinds = [type(part) for part in model.modules()]
     packed = 8 if dtype == torch.float32 else 3
-    assert kinds.count(PackedConv1d) == packed * has_avx512()
-    assert kinds.count(PackedPointwise) == 4
+    assert kinds.count(PrepackedConv1d) == packed * has_avx512()
+    assert kinds.count(PrepackedPointwise) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Linear layers in int8: oneDNN's layer is the arithmetic in floats, and an encoder of them stays near the exact one."""
+"""Linear layers in int8: oneDNN's layer equals the arithmetic in floats, and an encoder of such layers stays near the exact one."""
 
 import copy
 import sys
@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from asrkit.cpu import has_int8
-from asrkit.models import int8, optimize
-from asrkit.models.inference import fold
-from asrkit.models.int8 import Int8Linear, Int8Output, loaded_dtype, quantize_weight
-from asrkit.models.int8 import quantize as fast_quantize
-from asrkit.models.packed import PackedLinear
-from asrkit.models.packed_conformer import PackedFastConformer
+from asrkit.models import optimize
+from asrkit.models.cpu import int8
+from asrkit.models.cpu.fused_conformer import FusedFastConformer
+from asrkit.models.cpu.int8 import Int8Linear, Int8Output, loaded_dtype, quantize_weight
+from asrkit.models.cpu.int8 import quantize as fast_quantize
+from asrkit.models.cpu.prepacked import PrepackedLinear
+from asrkit.models.folding import fold
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from conformers import build
@@ -24,7 +25,7 @@ ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI o
 
 
 def quantize(x):
-    """The reference of `asrkit.models.int8.quantize`: values, scale and zero."""
+    """The reference of `asrkit.models.cpu.int8.quantize`: values, scale and zero."""
     wide = x.float()
     lowest = wide.min().clamp(max=0.0)
     highest = wide.max().clamp(min=0.0)
@@ -50,8 +51,8 @@ def int8_linear(x, weight, bias, activation="none", residual=0.0):
 
 
 X = torch.randn(7, 333, generator=torch.Generator().manual_seed(1))
-NUMBERS = {  # activations that are hard in one way or another
-    "behind SiLU": nn.functional.silu(3 * X),
+NUMBERS = {  # activations that are hard to quantize
+    "after SiLU": nn.functional.silu(3 * X),
     "positive": X.abs() + 1,
     "negative": -X.abs() - 1,
     "zeros": torch.zeros_like(X),
@@ -83,7 +84,7 @@ def test_a_number_is_quantized_as_by_the_reference_and_at_most_a_step_away(name,
 
 @DTYPES
 @pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_not_hidden(bad, dtype):
+def test_values_that_are_not_finite_are_not_hidden(bad, dtype):
     x = torch.randn(3, 40).to(dtype)
     x[1, 7] = bad
     for values, scale, zero in (quantize(x), fast_quantize(x)):
@@ -154,7 +155,7 @@ def in_floats(encoder):
         def plus(self, x, residual):
             return int8_linear(x, self.quantized, self.bias, residual=residual)
 
-    return PackedFastConformer(fold(copy.deepcopy(encoder)), Reference)
+    return FusedFastConformer(fold(copy.deepcopy(encoder)), Reference)
 
 
 @ON_THIS_CPU
@@ -170,7 +171,7 @@ def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dty
     exact, frames = copy.deepcopy(encoder).double()(features.double(), sizes)
     reference = in_floats(encoder)(features, sizes)[0]
     packed = optimize(encoder, linear_layers="int8")
-    assert isinstance(packed, PackedFastConformer)
+    assert isinstance(packed, FusedFastConformer)
     found, steps = packed(features, sizes)
     assert torch.equal(steps, frames)
     assert found.dtype == dtype
@@ -189,7 +190,7 @@ def test_all_linear_layers_of_blocks_are_int8_and_nothing_else_is():
     kinds = [type(part) for part in packed.modules()]
     # in each block: feeds, q k v, out, gate, mix
     assert kinds.count(Int8Linear) == 2 * 8
-    assert kinds.count(PackedLinear) == 1 + 2 + 1  # of the subsampling
+    assert kinds.count(PrepackedLinear) == 1 + 2 + 1  # of the subsampling
     assert nn.Linear not in kinds
 
 

@@ -1,4 +1,4 @@
-"""Jasper against an independent reading of its definition, the published code's own numbers, and its published sizes."""
+"""Jasper against its definition, the numbers of the published code, and the published sizes."""
 
 import json
 import math
@@ -27,7 +27,7 @@ SMALL = JasperConfig(bins=8, stages=(FIRST, *DENSE, WIDE, LAST))
 
 
 def spread(model, seed=0):
-    """The model in eval mode and float64, no statistic of its norms at its first value."""
+    """The model in eval mode and float64, with all statistics of its norms changed."""
     torch.manual_seed(seed)
     for part in model.modules():
         if isinstance(part, nn.BatchNorm1d):
@@ -39,7 +39,7 @@ def spread(model, seed=0):
 
 
 def literal(encoder, features, lengths):
-    """The definition, step by step: the padding is cleared before every convolution, that of branches too."""
+    """The definition, step by step: the padding is cleared before every convolution, also before branches."""
 
     def cleared(x, lengths):
         x = x.clone()

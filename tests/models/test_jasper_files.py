@@ -1,4 +1,4 @@
-"""Jasper in the files of others: NVIDIA's `.pt` and NeMo's `.nemo`, written here from a model of ours and read back."""
+"""Jasper in files of other programs: NVIDIA's `.pt` and NeMo's `.nemo`, written here and read back."""
 
 import contextlib
 import sys
@@ -51,7 +51,7 @@ def published(
     branch="encoder.layers.{}.res.{}",
     head="decoder.layers.0",
 ):
-    """Weights by the names of the published code, which NeMo's differ from in a few words."""
+    """Weights by the names of the published code; NeMo's names differ in a few words."""
     conv = ".conv" if "mconv" in layer else ""
     named = OrderedDict()
 
@@ -71,7 +71,7 @@ def published(
 
 
 def state(model, average=None):
-    """What the published training code saves."""
+    """The contents of a file of the published training code."""
     return {
         "epoch": 3, "step": 1000, "best_wer": float("inf"), "state_dict": published(model),
         "ema_state_dict": None if average is None else published(average),
@@ -219,8 +219,6 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize("changes, message", UNSUPPORTED)
-def test_what_asrkit_does_not_compute_of_a_jasper_of_nemo_is_refused(
-    changes, message, tmp_path
-):
+def test_unsupported_settings_of_a_nemo_jasper_are_refused(changes, message, tmp_path):
     path, _ = nemo_archive(tmp_path / "a.nemo", changes)
     refused(path, message)

@@ -1,4 +1,4 @@
-"""The LSTM encoder: phases change nothing but the padding that is computed."""
+"""The LSTM encoder: phases change only the computed padding."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from asrkit.models import LSTMConfig, LSTMEncoder, LSTMEncoderConfig, phases
+from asrkit.models.cpu.prepacked import onednn_supports
 from asrkit.models.lstm import INITIAL_SCALE, stack_frames
-from asrkit.models.packed import multiplies
 from asrkit.models.transducer import LSTMPredictor
 
 BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16),
+    not onednn_supports(torch.bfloat16),
     reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 

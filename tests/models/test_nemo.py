@@ -1,4 +1,4 @@
-"""NeMo's archives: what is read from them, and what is refused in a line. Their numbers are compared in test_parity.py."""
+"""NeMo's archives: what is read from them, and what is refused in one line. Their numbers are compared in test_parity.py."""
 
 import io
 import random
@@ -75,7 +75,7 @@ def test_an_archive_becomes_the_model_of_its_config_and_so_does_its_copy(
     "greedy, most",
     [(None, 10), ({"max_symbols": 3}, 3), ({"max_symbols_per_step": 30}, 30)],
 )
-def test_how_many_labels_a_frame_may_have_is_read(greedy, most, tmp_path):
+def test_the_limit_of_labels_per_frame_is_read(greedy, most, tmp_path):
     path = archive(tmp_path / "a.nemo", "tdt", {"decoding.greedy": greedy})
     assert load_checkpoint(path).notes["max_symbols"] == most
 
@@ -114,7 +114,7 @@ def test_models_of_characters_take_their_labels_as_tokenizer(tmp_path):
     assert loaded.tokenizer == CharTokenizer("".join(labels))
 
 
-def test_references_to_other_keys_are_followed_and_circles_are_not(tmp_path):
+def test_references_to_other_keys_are_resolved_and_circles_are_refused(tmp_path):
     followed = {
         "model_defaults": {"width": 16, "w": "${model_defaults.width}"}, "two": 2, "optim": "${no.such.key}",
         "encoder.d_model": "${model_defaults.w}", "decoding.durations": [0, 1, "${two}", 3, 4],
@@ -133,7 +133,7 @@ for n in range(1, 10):
 
 
 def with_yaml(path, text, width="16"):
-    """An archive whose config begins with `text`, has `width`, and a dangling link beside it."""
+    """An archive whose config begins with `text`, has `width`, and which has a dangling link."""
     config = yaml.safe_dump(known.nemo_config(KINDS["ctc"]))
     config = config.replace("d_model: 16", f"d_model: {width}")
     with tarfile.open(archive(path.with_suffix(".whole"))) as whole:
@@ -151,7 +151,7 @@ def with_yaml(path, text, width="16"):
 
 
 @pytest.mark.parametrize("text", ["a: ${a}\n", "a: &a [*a]\n", BOMB])
-def test_what_stands_in_other_sections_and_members_does_not_matter(text, tmp_path):
+def test_other_sections_and_members_do_not_matter(text, tmp_path):
     load_checkpoint(with_yaml(tmp_path / "a.nemo", text))
 
 
@@ -185,7 +185,7 @@ NORM = "encoder.layers.0.conv.batch_norm."
 BIAS = "decoder.decoder_layers.0.bias"
 WEIGHTS = [
     ({"encoder.layers.0.adapter.x": torch.zeros(1)}, 'Unexpected key(s) in state_dict: "encoder.blocks.0.adapter.x"'),
-    ({"encoder.layers.1.norm_out.bias": GONE}, "a.nemo: the weights are not of its config (Missing key"),
+    ({"encoder.layers.1.norm_out.bias": GONE}, "a.nemo: the weights do not fit its config (Missing key"),
     ({"encoder.layers.1.self_attn.linear_k.bias": GONE}, "it has no 'encoder.blocks.1.attention.k.bias'"),
     ({BIAS: torch.zeros(9)}, "size mismatch for output.bias"),
     ({"joint.joint_net.2.bias": torch.zeros(9)}, "model: expected weights of one model, got two for output.bias"),
@@ -197,7 +197,7 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize("changes, message", CONFIG)
-def test_a_config_that_asrkit_does_not_compute_is_refused(changes, message, tmp_path):
+def test_an_unsupported_config_is_refused(changes, message, tmp_path):
     refused(archive(tmp_path / "a.nemo", "ctc", changes), message)
 
 
@@ -233,16 +233,16 @@ def test_odd_values_anywhere_in_the_config_are_refused_in_one_line_or_taken(tmp_
     for key in draw.sample(keys, 30):
         odd = {key: draw.choice(ODD)}
         path = archive(tmp_path / "a.nemo", "hybrid", odd)
-        said = ""
+        text = ""
         try:
             load_checkpoint(path)
         except ValueError as error:
-            said = str(error)
-        assert "\n" not in said, odd
-        assert len(said) < 900, odd
+            text = str(error)
+        assert "\n" not in text, odd
+        assert len(text) < 900, odd
 
 
-def test_weights_that_share_memory_become_weights_of_their_own(tmp_path):
+def test_weights_that_share_memory_are_copied(tmp_path):
     weights = weights_of("rnnt")
     lstm = {name: value for name, value in weights.items() if ".lstm." in name}
     flat = torch.cat([value.flatten() for value in lstm.values()])

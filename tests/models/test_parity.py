@@ -28,7 +28,7 @@ from published import (
 
 @torch.no_grad()
 def expect_the_numbers(path, theirs):
-    """Each stage that is computed here of a file, of our own stage before, is the peer's."""
+    """Each stage, computed from the file and our own stage before it, equals the peer's."""
     checkpoint = load_checkpoint(path)
     model = checkpoint.model
     config = FeatureConfig(**checkpoint.features)
@@ -77,11 +77,11 @@ def test_a_folder_computes_what_transformers_committed(tmp_path, case):
 
 @pytest.mark.live
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])
-def test_a_peer_still_says_what_is_committed_and_its_own_folders_are_read(
+def test_a_peer_still_gives_the_committed_numbers_and_its_folders_are_read(
     tmp_path, peer
 ):
     filled_by_peers(tmp_path, "parity_worker.py", peer)
-    said = json.loads((tmp_path / f"{peer}.json").read_text())
-    expect_committed(said, golden(peer))
+    numbers = json.loads((tmp_path / f"{peer}.json").read_text())
+    expect_committed(numbers, golden(peer))
     for case in known.folder_cases() if peer == "transformers" else ():
-        expect_the_numbers(tmp_path / case, said[case])
+        expect_the_numbers(tmp_path / case, numbers[case])

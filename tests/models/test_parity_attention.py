@@ -33,14 +33,14 @@ def from_the_mean(logits):
 
 
 @torch.no_grad()
-def expect_the_numbers(path, theirs, asked):
-    """Each stage that is computed here of a file, of our own stage before, is the peer's."""
+def expect_the_numbers(path, theirs, arguments):
+    """Each stage, computed from the file and our own stage before it, equals the peer's."""
     checkpoint = load_checkpoint(path)
     model = checkpoint.model
     config = FeatureConfig(**checkpoint.features)
     features, frames = log_mel(*speech(LENGTHS), config=config)
     encoded, steps, _ = model.encode(features, frames)
-    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
+    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**arguments)
     given = torch.cat([torch.tensor([prompt] * len(LENGTHS)), known.TEXT], 1)
     logits = model.logits(encoded, steps, given)
     for name, values in (("encoded", encoded), ("logits", logits)):
@@ -64,16 +64,20 @@ def test_the_committed_numbers_of_the_peers_are_ours(tmp_path, peer, case):
     write = {"nemo": lambda path: archive(path, name=case), "transformers": folder}
     theirs = golden(f"{peer}_attention")[case]
     expect_the_numbers(
-        write[peer](tmp_path / "a.nemo"), theirs, known.ASKED[case.removesuffix("-bpe")]
+        write[peer](tmp_path / "a.nemo"),
+        theirs,
+        known.ARGUMENTS[case.removesuffix("-bpe")],
     )
 
 
 @pytest.mark.live
 @pytest.mark.parametrize("peer", ["nemo", "transformers"])
-def test_a_peer_still_says_what_is_committed_and_its_own_folder_is_read(tmp_path, peer):
+def test_a_peer_still_gives_the_committed_numbers_and_its_folder_is_read(
+    tmp_path, peer
+):
     filled_by_peers(tmp_path, "parity_attention_worker.py", peer)
-    said = json.loads((tmp_path / f"{peer}_attention.json").read_text())
-    expect_committed(said, golden(f"{peer}_attention"))
+    numbers = json.loads((tmp_path / f"{peer}_attention.json").read_text())
+    expect_committed(numbers, golden(f"{peer}_attention"))
     if peer == "transformers":
-        theirs = said["canary2"]
-        expect_the_numbers(tmp_path / "canary2", theirs, known.ASKED["canary2"])
+        theirs = numbers["canary2"]
+        expect_the_numbers(tmp_path / "canary2", theirs, known.ARGUMENTS["canary2"])

@@ -19,7 +19,7 @@ COUNTS = {
 
 
 def parameters(config):
-    """Parameters of the model of `config`, which is not made: it has no memory."""
+    """Parameters of the model of `config`, without memory for them."""
     with torch.device("meta"):
         model = make_model(config)
     return sum(weight.numel() for weight in model.parameters())
@@ -61,7 +61,7 @@ def test_a_canary_has_as_many_parameters_as_its_card_says(name):
     assert config.vocab_size % 8 == 0
 
 
-# What counts cannot tell: facts of the published checkpoints, as their readers state them.
+# Facts of the published checkpoints that parameter counts do not show.
 SCALED = {
     "parakeet_ctc_0_6b",
     "parakeet_ctc_1_1b",
@@ -71,7 +71,7 @@ SCALED = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_preset_says_what_its_checkpoint_says(name):
+def test_a_preset_has_the_settings_of_its_checkpoint(name):
     config = presets.PRESETS[name]()
     encoder = config.encoder
     assert encoder.scale_input == (name in SCALED)

@@ -21,21 +21,22 @@ TEMPLATES = {
 }
 
 
-def made(name: str, **defaults) -> PromptFormat:
-    """The format of a template; the last one knows English alone."""
+def format_of(name: str, **defaults) -> PromptFormat:
+    """The format of a template; the last one supports English only."""
     languages = ["en"] if name == "english" else ["de", "en", "fr"]
-    return PromptFormat.of_vocabulary(
-        TEMPLATES[name], VOCABULARY, languages, **defaults
+    template = TEMPLATES[name]
+    return PromptFormat(
+        template=template, ids=VOCABULARY, languages=languages, **defaults
     )
 
 
-def said(prompt: PromptFormat, **asked) -> str:
+def text_of(prompt: PromptFormat, **arguments) -> str:
     """The prompt as text, without brackets."""
     texts = {id_: text for text, id_ in VOCABULARY.items()}
-    return " ".join(texts[id_].strip("<|>") for id_ in prompt.tokens(**asked))
+    return " ".join(texts[id_].strip("<|>") for id_ in prompt.tokens(**arguments))
 
 
-@pytest.mark.parametrize("name, asked, wanted", [
+@pytest.mark.parametrize("name, arguments, wanted", [
     ("canary", {}, "start en transcribe en pnc"),
     ("canary", {"language": "de"}, "start de transcribe de pnc"),
     ("canary", {"language": "de", "task": "translate"}, "start de translate en pnc"),
@@ -47,17 +48,17 @@ def said(prompt: PromptFormat, **asked) -> str:
     ("whisper", {"language": "de", "task": "translate"}, "start de translate times"),
     ("english", {"task": "transcribe", "language": "en"}, "start times"),
 ])  # fmt: skip
-def test_what_is_asked_for_stands_in_its_place(name, asked, wanted):
-    assert said(made(name), **asked) == wanted
+def test_tokens_fill_the_slots_of_a_prompt(name, arguments, wanted):
+    assert text_of(format_of(name), **arguments) == wanted
 
 
 def test_defaults_are_those_of_the_model():
-    prompt = made("canary", language="fr", punctuation=False)
-    assert said(prompt) == "start fr transcribe fr nopnc"
-    assert said(prompt, punctuation=True) == "start fr transcribe fr pnc"
+    prompt = format_of("canary", language="fr", punctuation=False)
+    assert text_of(prompt) == "start fr transcribe fr nopnc"
+    assert text_of(prompt, punctuation=True) == "start fr transcribe fr pnc"
 
 
-@pytest.mark.parametrize("name, asked, message", [
+@pytest.mark.parametrize("name, arguments, message", [
     ("canary", {"language": "xx"}, "language: expected one of 'de', 'en', 'fr', got 'xx'."),
     ("canary", {"task": "sing"}, "task: expected one of 'transcribe', 'translate', got 'sing'."),
     ("canary", {"task": "translate"}, "target_language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
@@ -65,19 +66,19 @@ def test_defaults_are_those_of_the_model():
     ("whisper", {"language": "de", "target_language": "fr"}, "target_language: expected 'de': the model has no place in its prompt for another one, got 'fr'."),
     ("whisper", {"punctuation": True}, "punctuation: expected none, since the model's prompt has no place for it, got True."),
 ])  # fmt: skip
-def test_what_the_model_cannot_be_asked_for_is_refused_by_name(name, asked, message):
+def test_unsupported_arguments_are_refused_by_name(name, arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        made(name).tokens(**asked)
+        format_of(name).tokens(**arguments)
 
 
-def test_notes_carry_it_as_plain_values_and_give_it_back():
-    prompt = made("canary", language="fr")
+def test_notes_store_a_format_as_plain_values():
+    prompt = format_of("canary", language="fr")
     assert PromptFormat.from_notes(prompt.to_notes()) == prompt
     assert PromptFormat.from_notes({}) is None
 
 
 def test_damaged_notes_are_refused_in_one_line():
-    values = made("canary").to_notes()["prompt"] | {"ids": {"<|start|>": -1}}
+    values = format_of("canary").to_notes()["prompt"] | {"ids": {"<|start|>": -1}}
     wanted = (
         r"^prompt: expected a token for each of its places, got none for \['<|de|>', "
     )
@@ -85,7 +86,7 @@ def test_damaged_notes_are_refused_in_one_line():
         PromptFormat.from_notes({"prompt": values})
 
 
-def test_control_tokens_are_no_languages():
+def test_control_tokens_are_not_languages():
     tokens = [
         "<|itn|>",
         "<|pnc|>",

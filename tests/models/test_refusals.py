@@ -1,4 +1,4 @@
-"""What a user does wrong with models, layers and `optimize`: each is refused in one line that says what was expected.
+"""Wrong arguments of models, layers and `optimize`: each is refused in one line that names what was expected.
 
 Files that others wrote are refused in the tests of their readers.
 """
@@ -25,8 +25,8 @@ from asrkit.models import (
     optimize,
     phases,
 )
-from asrkit.models.inference import fold
-from asrkit.models.packed import pack
+from asrkit.models.cpu.prepacked import prepack
+from asrkit.models.folding import fold
 
 FAST = FastConformerConfig(bins=8, width=16, layers=1, heads=2, subsampling_channels=4)
 DENSE = Stage(channels=4, kernel=3)
@@ -67,7 +67,7 @@ CALLS = [
     (lambda: FastConformerConfig(context=(1,)), "context: expected .left, right. in encoder frames, -1 for all"),
     (lambda: limit_context(nn.Linear(2, 2), (1, 1)), "model: expected one with a FastConformer, got Linear"),
     (lambda: Stage(channels=4, kernel=3, stride=2), "stride: expected 1, but for a stage with repeat=1"),
-    (lambda: JasperConfig(stages=(DENSE, STRIDE)), "stages: expected no stride behind a dense stage, got stride 2 in stage 1"),
+    (lambda: JasperConfig(stages=(DENSE, STRIDE)), "stages: expected no stride after a dense stage, got stride 2 in stage 1"),
     (lambda: JasperConfig(stages=()), "config: expected a bin and a Stage at least"),
     (lambda: TransducerConfig(vocab_size=5, durations=(0,)), "durations: expected distinct whole numbers of frames up to 1000, one above 0"),
     (lambda: TransducerConfig(vocab_size=5, activation="gelu"), "activation: expected one of 'tanh', 'relu', got 'gelu'"),
@@ -85,8 +85,8 @@ CALLS = [
     (lambda: fold(FastConformer(FAST)), "model: expected eval mode, got training mode. Call model.eval"),
     (lambda: fold(shared_convolution()), "model: expected a convolution of its own before each batch norm"),
     (lambda: optimize(FastConformer(FAST)), "model: expected eval mode"),
-    (lambda: pack(FastConformer(FAST).eval().double()), "model: expected one in eval mode on a CPU, in a dtype"),
-    (lambda: packed().state_dict(), "model: expected layers that are not packed"),
+    (lambda: prepack(FastConformer(FAST).eval().double()), "model: expected one in eval mode on a CPU, in a dtype"),
+    (lambda: packed().state_dict(), "model: expected layers that are not prepacked"),
     (lambda: packed().train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its steps are fused"),
     (lambda: packed()(torch.zeros(1, 9, 7), torch.tensor([9])), "features: expected shape .B, T, F=8."),
     (lambda: fold(FastConformer(FAST).eval()).train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its batch norms are folded"),
@@ -96,7 +96,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call, message", CALLS)
-def test_what_cannot_be_is_refused_in_one_line(call, message):
+def test_wrong_arguments_are_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         call()
     assert "\n" not in str(caught.value)

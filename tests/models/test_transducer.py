@@ -76,7 +76,7 @@ def test_the_joint_of_the_whole_lattice_is_the_joint_of_its_cells():
     torch.testing.assert_close(found, torch.ones(2, 5))
 
 
-def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_it_is():
+def test_logits_of_durations_follow_those_of_the_tokens():
     model = small(durations=(0, 1, 2, 4))
     plain = small()
     assert model.blank == plain.blank == 28
@@ -88,7 +88,7 @@ def test_durations_have_logits_behind_those_of_the_tokens_and_leave_the_rest_as_
     (found, _, ctc), (wanted, _, plain_ctc) = model(*batch), plain(*batch)
     assert found.shape == (2, 5, 4, 33)
     torch.testing.assert_close(found[..., :29], wanted)
-    torch.testing.assert_close(ctc, plain_ctc)  # the CTC head knows no durations
+    torch.testing.assert_close(ctc, plain_ctc)  # the CTC head has no durations
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

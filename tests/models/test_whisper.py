@@ -80,15 +80,15 @@ def test_the_prompt_is_that_of_the_model(folder):
     ids = known.specials()
     prompt = PromptFormat.from_notes(load_checkpoint(folder()).notes)
     named = "<|startoftranscript|> <|de|> <|translate|> <|notimestamps|>".split()
-    asked = prompt.tokens(language="de", task="translate")
-    assert asked == [ids[name] for name in named]
+    tokens = prompt.tokens(language="de", task="translate")
+    assert tokens == [ids[name] for name in named]
     prompt = PromptFormat.from_notes(load_checkpoint(folder("whisper-en")).notes)
     assert prompt.tokens() == [ids[named[0]], ids[named[-1]]]
     with pytest.raises(ValueError, match="^language: expected one of 'en', got 'de'"):
         prompt.tokens(language="de")
 
 
-def test_a_folder_of_before_tokenizer_json_is_read_too(folder):
+def test_an_older_folder_without_tokenizer_json_is_read(folder):
     path = folder()
     wanted = load_checkpoint(path)
     (path / "tokenizer.json").unlink()
@@ -138,7 +138,7 @@ def test_an_output_that_is_the_embedding_is_left_out_and_another_refused(folder)
     refused(path, "proj_out.weight: expected the weights of the embedding")
 
 
-def test_the_output_may_stand_for_the_embedding_and_names_may_lack_the_models(folder):
+def test_the_output_may_replace_the_embedding_and_names_may_lack_a_prefix(folder):
     path = folder()
     wanted = load_checkpoint(path).model.state_dict()
     weights = load_file(path / "model.safetensors")
@@ -168,7 +168,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("file, changes, message", FILES)
-def test_what_asrkit_does_not_do_is_refused_by_name(folder, file, changes, message):
+def test_unsupported_settings_are_refused_by_name(folder, file, changes, message):
     path = folder()
     edit(path / file, changes)
     refused(path, message)

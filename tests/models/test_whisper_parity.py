@@ -43,7 +43,7 @@ def written(tmp_path):
 
 @torch.no_grad()
 def expect_the_numbers(checkpoint, theirs):
-    """Each stage that is computed here, of our own stage before, is the peer's."""
+    """Each stage, computed from our own stage before it, equals the peer's."""
     model = checkpoint.model
     features, frames = log_mel(*SOUND, config=FeatureConfig(**checkpoint.features))
     encoded, ends, _ = model.encode(features, frames)
@@ -62,22 +62,22 @@ def test_the_committed_numbers_of_transformers_are_ours(written, name):
 
 
 @pytest.mark.live
-def test_transformers_still_says_what_is_committed_and_its_own_folders_are_read(
+def test_transformers_still_gives_the_committed_numbers_and_its_folders_are_read(
     tmp_path,
 ):
     filled_by_peers(tmp_path, "whisper_worker.py")
-    said = json.loads((tmp_path / "whisper.json").read_text())
-    expect_committed(said, GOLDEN)
+    numbers = json.loads((tmp_path / "whisper.json").read_text())
+    expect_committed(numbers, GOLDEN)
     for name in known.CASES:
-        expect_the_numbers(load_checkpoint(tmp_path / name), said[name])
+        expect_the_numbers(load_checkpoint(tmp_path / name), numbers[name])
 
 
 def recogniser(checkpoint, name, *, fallback=False, detect=False):
-    """As `generate` is asked in whisper_worker; times and all else count as texts."""
-    asked = {"language": "de", "task": "translate"}
+    """The options of `generate` in whisper_worker; times and all else count as texts."""
+    options = {"language": "de", "task": "translate"}
     if detect or not known.CASES[name]["multilingual"]:
-        asked = {}
-    prompt = PromptOptions(fallback=fallback, **asked)
+        options = {}
+    prompt = PromptOptions(fallback=fallback, **options)
     config = PipelineConfig(encoder="eager", prompt=prompt)
     recognizer = Recognizer.from_checkpoint(checkpoint, config)
     recognizer.decode_options = recognizer.decode_options._replace(texts=None)
@@ -103,7 +103,7 @@ def test_texts_are_kept_left_out_or_decoded_again_as_generate_does(
     written, name, monkeypatch
 ):
     monkeypatch.setattr(whisper, "MOST_COMPRESSED", 100.0)
-    # generate() keeps the last draw, asrkit the likeliest text
+    # generate() keeps the last draw, asrkit keeps the likeliest text
     every = lambda self, drawn, found, rows: torch.ones_like(rows).bool()  # noqa: E731
     monkeypatch.setattr(whisper.WhisperDecoder, "_better", every)
     recognizer = recogniser(written(name), name, fallback=True)

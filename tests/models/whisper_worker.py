@@ -1,4 +1,4 @@
-"""What transformers' own Whisper, small and of known weights, computes.
+"""Numbers of transformers' own Whisper, small and of known weights.
 
     .venv-peers/bin/python -P whisper_worker.py FOLDER
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers  # before the stub: it asks which version of tokenizers there is
+import transformers  # before the stub: it checks the version of tokenizers
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parents[1] / "benchmarks/peers")]
@@ -90,27 +90,27 @@ def computed(case: Case, path: Path) -> Answer:
     (path / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     features = features_of(extractor)
     turned = features.transpose(1, 2)
-    asked = {"language": "de", "task": "translate"} if case["multilingual"] else {}
+    options = {"language": "de", "task": "translate"} if case["multilingual"] else {}
     answer = {
         "shapes": shapes_of(weights),
         "features": features,
         "encoded": model.model.encoder(turned).last_hidden_state,
         "logits": model(turned, decoder_input_ids=TOKENS).logits,
-        "tokens": generated(model, turned, **asked),
-        "timed": generated(model, turned, return_timestamps=True, **asked),
+        "tokens": generated(model, turned, **options),
+        "timed": generated(model, turned, return_timestamps=True, **options),
     }
     if case["multilingual"]:
         answer["languages"] = model.detect_language(turned).tolist()
         answer["detected"] = generated(model, turned, task="transcribe")
     # transformers takes the length of a text's tokens, we that of the text: not compared here
-    answer["judged"] = [judged(model, turned, *bounds, **asked) for bounds in JUDGED]
+    answer["judged"] = [judged(model, turned, *bounds, **options) for bounds in JUDGED]
     return answer
 
 
-def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int]]:
-    """What `generate` finds in one try: its labels, without end, but for timestamps as they come."""
+def generated(model: Any, features: torch.Tensor, **options: Any) -> list[list[int]]:
+    """Labels of one try of `generate`, without the end; with timestamps as it returns them."""
     found = model.generate(
-        features, num_beams=1, force_unique_generate_call=True, **asked
+        features, num_beams=1, force_unique_generate_call=True, **options
     )
     found = getattr(found, "sequences", found)
     ids = specials()
@@ -125,7 +125,7 @@ def generated(model: Any, features: torch.Tensor, **asked: Any) -> list[list[int
 
 
 def judged(
-    model: Any, features: torch.Tensor, least: float, most: float, **asked: Any
+    model: Any, features: torch.Tensor, least: float, most: float, **options: Any
 ) -> list[str]:
     """Of each window, whether its text is "kept", decoded "again" or "left out"."""
     judgements = []
@@ -138,9 +138,9 @@ def judged(
 
     model._need_fallback = remember
     thresholds = {"logprob_threshold": least, "no_speech_threshold": most}
-    model.generate(features, num_beams=1, temperature=(0.0,), **thresholds, **asked)
+    model.generate(features, num_beams=1, temperature=(0.0,), **thresholds, **options)
     del model._need_fallback
-    # it goes on behind the last time of a text that has one
+    # the window continues after the last time of a text that has one
     return judgements[: len(features)]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models import save_checkpoint
-from asrkit.models.int8 import Int8Linear
+from asrkit.models.cpu.int8 import Int8Linear
 from asrkit.transcribe import PipelineConfig, Recognizer
 from asrkit.transcribe.recognizer import ModelVariants
 

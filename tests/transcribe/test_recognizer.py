@@ -17,8 +17,8 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
+from asrkit.models.cpu.prepacked import PrepackedLinear
 from asrkit.models.inference import cast_copy
-from asrkit.models.packed import PackedLinear
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import (
     BeamOptions,
@@ -126,7 +126,7 @@ def test_options_reach_the_stage_that_they_are_about(checkpoint, noise):
 
 
 def is_packed(model):
-    return any(isinstance(part, PackedLinear) for part in model.modules())
+    return any(isinstance(part, PrepackedLinear) for part in model.modules())
 
 
 def test_by_default_a_cpu_optimizes_a_copy_and_one_batch_runs_as_it_is(

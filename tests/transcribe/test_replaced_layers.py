@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from asrkit.models import LSTMEncoderConfig, make_model, presets
-from asrkit.models.encoders import dtype_of
+from asrkit.models.common import dtype_of
 from asrkit.transcribe import PipelineConfig, Recognizer
 from asrkit.transcribe.recognizer import device_of
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from waiting import running, wait_until
 
-from asrkit.models.packed import PackedLinear
+from asrkit.models.cpu.prepacked import PrepackedLinear
 from asrkit.runtime import free_memory, same_core, usable_cores
 from asrkit.sound_files import Sound
 from asrkit.transcribe import workers
@@ -138,7 +138,7 @@ def test_no_worker_outlives_the_process_that_started_it_however_that_ended(
 @torch.inference_mode()
 def test_packed_weights_are_in_memory_once():
     plain = nn.Linear(4096, 8192)
-    layer = PackedLinear(plain.weight, plain.bias).eval()  # in oneDNN's own layout
+    layer = PrepackedLinear(plain.weight, plain.bias).eval()  # in oneDNN's own layout
     del plain
     weights = 4 * 4096 * 8192
     row = torch.randn(1, 4096)

@@ -26,7 +26,7 @@ def attention_frames(
     times are rough; those of a translation are rougher still.
 
     Args:
-        model: An `Attention` with `looks`, in evaluation mode.
+        model: An `Attention` with `cross_weights`, in evaluation mode.
         encoded: (B, T, D) frames that the texts were decoded from.
         lengths: (B,) valid frames.
         hypotheses: Of these B utterances, greedy ones or a beam's.
@@ -45,7 +45,7 @@ def attention_frames(
         P = prompts.shape[1]
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
-        looks = model.looks(encoded, lengths, tokens[:, :-1], memory)
+        looks = model.cross_weights(encoded, lengths, tokens[:, :-1], memory)
         looks = looks[:, P - 1 :]  # (B, N, T)
         dtype = torch.promote_types(looks.dtype, torch.float32)  # sums of many
         looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
-from torch.overrides import TorchFunctionMode
 
 from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
+from asrkit.models.common import without_memory
 from asrkit.models.presets import Model, make_model
 from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
@@ -28,14 +26,14 @@ __all__ = ["Checkpoint", "config_from_dict", "config_to_dict", "load_checkpoint"
 
 
 class Checkpoint(NamedTuple):
-    """A model ready to use, with all that it needs.
+    """A model with all that it needs to transcribe.
 
     Args:
         model: The model.
-        tokenizer: Turns its tokens into text.
-        features: Arguments of the `FeatureConfig` that it was trained on.
-        notes: Where it comes from and how it was trained; `max_symbols` for its greedy decoding;
-            `prompt` of an encoder-decoder model, as `PromptFormat.from_notes` reads it, and
+        tokenizer: Turns the model's tokens into text.
+        features: Arguments of the `FeatureConfig` that the model was trained on.
+        notes: The model's source and how it was trained. `max_symbols` is for greedy decoding. An
+            encoder-decoder model may have `prompt`, which `PromptFormat.from_notes` reads, and
             `suppressed`, the arguments `always` and `first` of `asrkit.decoders.Suppressing`.
     """
 
@@ -50,11 +48,11 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
 
     Args:
         path: The file, whose name ends in .safetensors.
-        checkpoint: Model, tokenizer, features and notes. Of a model within DataParallel,
-            DistributedDataParallel, AveragedModel or torch.compile it is the model itself.
+        checkpoint: Model, tokenizer, features and notes. A model may be wrapped by DataParallel,
+            DistributedDataParallel, AveragedModel or torch.compile.
 
     Raises:
-        ValueError: The name is another, the parts do not fit one another, or the model was
+        ValueError: The name has another suffix, the parts do not fit together, or the model was
             optimized.
         OSError: The file cannot be written, as on a full disk.
     """
@@ -62,24 +60,17 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
     expect(path.suffix == ".safetensors", "path", "a .safetensors file", repr(path.name))
     model, tokenizer, features, notes = checkpoint
     model = _unwrapped(model)
-    weights = {}
-    for name, value in model.state_dict().items():
-        weights[name] = value.detach().cpu().contiguous()
+    state = model.state_dict()
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
     contents = (model.config, weights, tokenizer, features, notes)
-    _load(_without_memory(contents), weights, "model", "Save a model before it is optimized.")
+    _load(_skeleton(contents), weights, "model", "Save a model before it is optimized.")
     own.write(path, contents)
 
 
 def _unwrapped(model: nn.Module) -> Any:
-    """The model within torch.compile, parallel processes or an average."""
-    while True:
-        parts = dict(model.named_children())
-        if [*parts] == ["_orig_mod"]:
-            model = parts["_orig_mod"]
-        elif isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
-            model = model.module
-        else:
-            return model
+    """The model within torch.compile, DataParallel, DistributedDataParallel or AveragedModel."""
+    inner: Any = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+    return model if inner is None else _unwrapped(inner)
 
 
 def load_checkpoint(
@@ -88,15 +79,15 @@ def load_checkpoint(
     """A checkpoint, its model in eval mode.
 
     Args:
-        path: asrkit's own .safetensors file, or the folder that holds `model.safetensors`; a NeMo
-            `.nemo` archive; a Hugging Face folder (config.json beside the weights), or one of
-            CTranslate2, as faster-whisper has (config.json beside model.bin); a `.pt` file of
-            Jasper's published training code, whose averaged weights are taken where it has them.
-        device: Where the weights are to lie.
-        dtype: Floating-point dtype of the weights; counters stay whole numbers.
+        path: asrkit's own .safetensors file, or a folder with `model.safetensors`; a NeMo `.nemo`
+            archive; a Hugging Face folder (config.json and weights); a CTranslate2 folder, as
+            faster-whisper uses (config.json and model.bin); a `.pt` file of Jasper's published
+            training code, of which the averaged weights are loaded if there are any.
+        device: Device of the weights.
+        dtype: Floating-point dtype of the weights. Counters stay integers.
 
     Raises:
-        ValueError: What is wrong, missing or not supported, in one line.
+        ValueError: Something is damaged, missing or not supported; the message says what.
     """
     from asrkit.models.checkpoints import huggingface, jasper, nemo
 
@@ -106,15 +97,19 @@ def load_checkpoint(
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
         path = path / "model.safetensors"
-    kinds = "a .safetensors, .nemo or Jasper's .pt file, or a folder of a model"
-    there = path.is_file() or folder
-    expect(there, "model", kinds, f"no such file: {str(path)!r}", "Make one: asrkit train.")
+    expect(
+        path.is_file() or folder,
+        "model",
+        "a .safetensors, .nemo or Jasper's .pt file, or a folder of a model",
+        f"no such file: {str(path)!r}",
+        "Make one: asrkit train.",
+    )
     readers = {".nemo": nemo.read, ".pt": jasper.read}
     read = huggingface.read if folder else readers.get(path.suffix, own.read)
     try:
         contents = read(path)
-        model = _without_memory(contents)
-    except Exception as error:  # a file whose parts are not those of its kind raises anything
+        model = _skeleton(contents)
+    except Exception as error:  # a file with unexpected contents may raise anything
         if type(error) is ValueError and _is_ours(str(error), path.name):
             raise
         why = " ".join(_damage(error).split())
@@ -122,20 +117,23 @@ def load_checkpoint(
         message = f"model: {path.name} is damaged ({why:.300}), or asrkit does not know its model."
         raise ValueError(f"{message} {remedy}") from None
     _, weights, tokenizer, features, notes = contents
-    # Tensors of other files are mapped from them: what changes the file would change the model.
+    # Tensors of other files are mapped: a change of the file would change the model.
     mapped = read is not nemo.read
     state = model.state_dict()
     storages = set[int]()
     moved = dict[str, Tensor]()
-    for name in [*weights]:  # one by one, so that none is in memory twice
+    for name in [*weights]:  # popped one by one, so that none is in memory twice
         weight = weights.pop(name)
         floating = weight.is_floating_point()
-        same = state.get(name, weight).is_floating_point() == floating
-        wanted = "floating-point weights, whole counters"
-        expect(same and not weight.is_complex(), name, wanted, weight.dtype)
+        expect(
+            state.get(name, weight).is_floating_point() == floating and not weight.is_complex(),
+            name,
+            "floating-point weights, whole counters",
+            weight.dtype,
+        )
         storage = weight.untyped_storage().data_ptr()
         to_dtype = dtype if floating else weight.dtype
-        # Weights that lie in one piece of memory, as an LSTM's may, become weights of their own.
+        # Weights that share memory, as an LSTM's may, are copied.
         moved[name] = weight.to(device, to_dtype, copy=mapped or storage in storages)
         storages.add(storage)
     _load(model, moved, path.name, "Is it whole, and of this asrkit?")
@@ -143,7 +141,7 @@ def load_checkpoint(
 
 
 def _is_ours(message: str, file: str) -> bool:
-    """Whether a ValueError says what is wrong, as those of asrkit do and those of Python do not."""
+    """Whether the message of a ValueError is asrkit's own, which names what is wrong."""
     return ": expected " in message or message.startswith(("model: ", "tokenizer: ", file))
 
 
@@ -157,62 +155,54 @@ def _damage(error: Exception) -> str:
         case KeyError():
             return f"it has no {error}"
         case tarfile.TarError() | zlib.error() | EOFError():
-            return f"it is no whole tar archive: {error}"
+            return f"it is not a whole tar archive: {error}"
         case SafetensorError():
-            return f"it is no whole .safetensors file: {error}"
+            return f"it is not a whole .safetensors file: {error}"
     return f"{type(error).__name__}: {error}"
 
 
-class _Uninitialised(TorchFunctionMode):
-    """Leaves weights as they are made.
-
-    On the device "meta" torch's compiler would draw their random numbers, and importing that takes
-    longer than all of asrkit.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return kwargs.get("tensor")
-        return func(*args, **kwargs)
-
-
-def _without_memory(contents: own.Contents) -> Model:
-    """The model of `contents` without memory for its weights; ValueError where parts do not fit."""
+def _skeleton(contents: own.Contents) -> Model:
+    """The model of `contents` without memory for its weights; ValueError if parts do not fit."""
     config, weights, tokenizer, features, notes = contents
     V = config.vocab_size
-    if isinstance(config, AEDConfig):  # tokens of a prompt, and of nothing at all, come on top
+    if isinstance(config, AEDConfig):  # it also has tokens of prompts, and unused ones
         expect(tokenizer.vocab_size <= V, "tokenizer", f"at most {V} tokens", tokenizer.vocab_size)
         prompt = PromptFormat.from_notes(notes)
         if prompt is not None:
             highest = max(prompt.ids.values(), default=0)
-            below = f"tokens below {V}, the size of the model's vocabulary"
-            expect(highest < V, "prompt", below, highest)
+            wanted = f"tokens below {V}, the size of the model's vocabulary"
+            expect(highest < V, "prompt", wanted, highest)
             size = len(prompt.template)
-            fewer = f"fewer tokens than the model's {config.most} positions"
-            expect(size < config.most, "prompt", fewer, size)
+            wanted = f"fewer tokens than the model's {config.most} positions"
+            expect(size < config.most, "prompt", wanted, size)
     else:
         expect(tokenizer.vocab_size == V, "tokenizer", f"{V} tokens", tokenizer.vocab_size)
     unknown = features.keys() - FeatureConfig.__dataclass_fields__.keys()
     expect(not unknown, "features", "settings of FeatureConfig", sorted(unknown))
     bins = FeatureConfig(**features).bins
-    wanted = f"{config.encoder.bins} bins, as the encoder has"
-    expect(bins == config.encoder.bins, "features", wanted, bins)
+    expect(
+        bins == config.encoder.bins,
+        "features",
+        f"{config.encoder.bins} bins, as the encoder has",
+        bins,
+    )
     parts = (config, config.encoder, getattr(config, "predictor", None))
     layers = max(getattr(part, "layers", 0) for part in parts)
-    most = f"at most {len(weights)} layers, the number of its tensors"
-    expect(layers <= len(weights), "model", most, layers)
-    with torch.device("meta"), _Uninitialised():
+    expect(
+        layers <= len(weights),
+        "model",
+        f"at most {len(weights)} layers, the number of its tensors",
+        layers,
+    )
+    with without_memory():
         return make_model(config)
 
 
 def _load(model: Model, weights: dict[str, Tensor], name: str, remedy: str) -> None:
-    """Give a model without memory its weights; ValueError unless they have its names and shapes."""
+    """Load weights into a model without memory; ValueError unless names and shapes fit."""
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         why = " ".join(str(error).partition(":")[2].split())
-        message = f"{name}: the weights are not of its config ({why:.400}). {remedy}"
+        message = f"{name}: the weights do not fit its config ({why:.400}). {remedy}"
         raise ValueError(message) from None

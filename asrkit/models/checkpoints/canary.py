@@ -31,8 +31,8 @@ from asrkit.text import SPACE, AggregateTokenizer, SentencePieceTokenizer
 BOS = "<|startoftranscript|>"
 EOS = "<|endoftext|>"
 PAD = "<pad>"
-CONTEXT = "<|startofcontext|>"  # before an earlier text, which asrkit leaves empty
-# Names and places of nemo_toolkit 3.0.0. What nobody asks for stays so: numerals, times, speakers.
+CONTEXT = "<|startofcontext|>"  # before an earlier text, which is always empty in asrkit
+# Prompts of nemo_toolkit 3.0.0.
 PROMPTS = {
     "canary": (BOS, LANGUAGE, TASK, TARGET, PUNCTUATION),
     "canary2": (
@@ -47,14 +47,14 @@ PROMPTS = {
         "{diarize}",
     ),
 }
-DEFAULTS = {
+DEFAULTS = {  # of slots that asrkit does not change: emotion, numerals, timestamps, speakers
     "{emotion}": "<|emo:undefined|>",
     "{itn}": "<|noitn|>",
     "{timestamp}": "<|notimestamp|>",
     "{diarize}": "<|nodiarize|>",
 }
-NEMO_ROUND = 8  # the vocabulary is rounded up to a multiple of this many tokens
-# Keys whose other values no name or shape of a weight shows.
+NEMO_ROUND = 8  # NeMo rounds the vocabulary up to a multiple of this
+# Keys whose values no name or shape of a weight reveals, and the supported values.
 NEMO_DECODER = {"pre_ln": True, "hidden_act": "relu", "learn_positional_encodings": False}
 Tokens = AggregateTokenizer | SentencePieceTokenizer
 
@@ -65,9 +65,9 @@ def read_nemo(
     """Config, tokenizer and prompt of an archive.
 
     Args:
-        config: Of the archive.
-        members: Its files.
-        encoder: Config of its encoder.
+        config: Config of the archive.
+        members: Files of the archive.
+        encoder: Config of the encoder.
 
     Raises:
         ValueError: A setting is missing, damaged or not supported.
@@ -85,38 +85,37 @@ def read_nemo(
     plain = None if parts else piece_model(values, members)
     tokenizer = plain.with_control() if plain else AggregateTokenizer(tuple(parts))
     pieces = tokenizer.pieces()
-    # Of two tokens of one text the first: control symbols come before others.
+    # If two tokens have the same text, the first one counts: control symbols come first.
     ids = {pieces[token]: token for token in reversed(range(len(pieces)))}
-    # Control symbols name some 180 languages, the other models those that were trained.
+    # Control symbols name some 180 languages; an aggregate tokenizer names the trained ones.
     languages = [language for language, _ in parts if token_text(language) in ids]
     languages = languages or languages_of([*ids])
     template = PROMPTS[name]
     prompt = _prompt(template, ids, languages, _slots(config))
     if plain:
-        # NeMo has this model split the prompt as text: a space before every text is before it too.
-        asked = prompt.tokens()
-        found = plain.encode("".join(pieces[token] for token in asked))
-        lead = [pieces[token] for token in found[: -len(asked)]]
+        # NeMo encodes the prompt as text, so a token that starts every text starts the prompt too.
+        expected = prompt.tokens()
+        encoded = plain.encode("".join(pieces[token] for token in expected))
+        lead = [pieces[token] for token in encoded[: -len(expected)]]
         prompt = _prompt((*lead, *template), ids, languages, _slots(config))
     sizes = translated(decoder, SETTINGS["canary_in_nemo"])
     sizes["vocab_size"] = -(-tokenizer.vocab_size // NEMO_ROUND) * NEMO_ROUND
-    model = AEDConfig(**sizes, **_special(ids), encoder=encoder)
-    return model, tokenizer, prompt
+    return AEDConfig(**sizes, **_special(ids), encoder=encoder), tokenizer, prompt
 
 
 def piece_model(values: Values, members: dict[str, Any]) -> SentencePieceTokenizer:
-    """The SentencePiece model that a section of an archive's config names."""
+    """The SentencePiece model named in a section of an archive's config."""
     expect_only({"type": None, **values}, {"type": "bpe"}, "tokenizer")
     return SentencePieceTokenizer(members[values["model_path"].removeprefix("nemo:")].read())
 
 
 def _special(ids: dict[str, int]) -> Values:
-    """Arguments of AEDConfig for the special tokens, whose ids are found by their texts."""
+    """Arguments of AEDConfig for the special tokens, from the ids of all texts."""
     return {"bos": ids[BOS], "eos": ids[EOS], "pad": ids[PAD]}
 
 
 def _slots(config: Values) -> Values:
-    """What an archive puts in the places of its prompt where nobody asks for anything else."""
+    """An archive's default values of the slots of its prompt."""
     slots: Values = {}
     for turn in config.get("prompt_defaults") or []:
         if turn["role"] == "user":
@@ -128,21 +127,21 @@ def _slots(config: Values) -> Values:
 def _prompt(
     template: Sequence[str], ids: dict[str, int], languages: list[str], slots: Values
 ) -> PromptFormat:
-    """The form of a model's prompt.
+    """The prompt format of a model.
 
     Args:
-        template: One of `PROMPTS`, behind what leads every text.
-        ids: Of the special tokens, by their texts.
+        template: Texts of tokens, and slots.
+        ids: Ids of the special tokens, by their texts.
         languages: Codes of languages, each with a token.
-        slots: What the archive sets, in NeMo's words.
+        slots: Default values of slots in the archive, as NeMo spells them.
     """
-    tokens = {place: slots.get(place.strip("{}"), token) for place, token in DEFAULTS.items()}
+    tokens = {slot: slots.get(slot.strip("{}"), token) for slot, token in DEFAULTS.items()}
     filled = [tokens.get(piece, piece) for piece in template]
     first = ENGLISH if ENGLISH in languages else languages[0]
     language = slots.get("source_lang", first).removeprefix("<|").removesuffix("|>")
     punctuation = slots.get("pnc") not in ("no", False, "<|nopnc|>")
-    return PromptFormat.of_vocabulary(
-        filled, ids, languages, language=language, punctuation=punctuation
+    return PromptFormat(
+        template=filled, ids=ids, languages=languages, language=language, punctuation=punctuation
     )
 
 
@@ -152,9 +151,9 @@ def read_folder(
     """Config and prompt of a Hugging Face folder.
 
     Args:
-        values: Its config.json.
-        ids: Of all tokens, by their texts.
-        encoder: Config of its encoder.
+        values: Contents of config.json.
+        ids: Ids of all tokens, by their texts.
+        encoder: Config of the encoder.
 
     Raises:
         ValueError: A setting is missing, damaged or not supported.
@@ -170,11 +169,10 @@ def read_folder(
 
 
 def shape_decoder(weights: Weights, config: AEDConfig) -> None:
-    """Give weights of a decoder, by asrkit's names, its shapes, in place; the output is tied.
+    """Reshape weights of a decoder, named as in asrkit, in place; its output is tied.
 
-    NeMo saves its table of positions, and one that grew while it was used whole. transformers makes
-    its own, with all sines before all cosines where NeMo has those of a frequency side by side: the
-    weights were trained with one of them, and nothing in them says with which.
+    NeMo saves its table of positions, perhaps longer than the model's, because the table grows in
+    use. It interleaves sines and cosines. transformers computes a table with all sines first.
     """
     if "positions" in weights:
         weights["positions"] = weights["positions"][: config.most].clone()
@@ -182,5 +180,4 @@ def shape_decoder(weights: Weights, config: AEDConfig) -> None:
         table = sines(config.most, config.width, torch.zeros((), **CPU_FLOAT))
         weights["positions"] = torch.cat([table[:, 0::2], table[:, 1::2]], 1)
     drop_tied_output(weights, "output.weight")
-    join(weights, ".self_attention", "qkv", "qkv")
-    join(weights, ".cross_attention", "kv", "key_value")
+    join(weights, "kv", "key_value")

@@ -1,4 +1,4 @@
-"""Files of a Hugging Face folder: configs, the tokenizer, weights in safetensors."""
+"""Files of a Hugging Face folder: configs, tokenizer, weights in safetensors."""
 
 import json
 from collections.abc import Mapping
@@ -10,17 +10,22 @@ from asrkit.shapes import expect
 
 
 def expect_only(values: Mapping[str, Any], only: Mapping[str, Any], name: str) -> None:
-    """ValueError unless each key has the one value that asrkit computes, or is not there.
+    """ValueError unless each key has the one value that asrkit supports, or is missing.
 
     Args:
         values: A section of a config.
-        only: The value of each key whose other values no shape of a weight shows.
-        name: Of the section.
+        only: The supported value of each key that the shapes of the weights do not reveal.
+        name: Name of the section.
     """
     for key, value in only.items():
         got = values.get(key, value)
-        remedy = "Other values are not supported."
-        expect(got == value, f"{name}.{key}", repr(value), f"{got!r:.80}", remedy)
+        expect(
+            got == value,
+            f"{name}.{key}",
+            repr(value),
+            f"{got!r:.80}",
+            "Other values are not supported.",
+        )
 
 
 def translated(values: Mapping[str, Any], names: Mapping[str, list]) -> Values:
@@ -28,9 +33,9 @@ def translated(values: Mapping[str, Any], names: Mapping[str, list]) -> Values:
 
     Args:
         values: A section of a config of another program.
-        names: For each argument the key of the section, and the value, or None, where that is
-            missing. `inner`, the width of feed-forwards, becomes `expansion`, in widths of the
-            model.
+        names: For each argument the key in the section and the default, which may be left out
+            for None. `inner`, the width of feed-forwards, becomes `expansion`, its ratio to
+            `width`.
     """
     sizes = {ours: values.get(*theirs) for ours, theirs in names.items()}
     if "inner" in sizes:
@@ -39,14 +44,14 @@ def translated(values: Mapping[str, Any], names: Mapping[str, list]) -> Values:
 
 
 def read_json(path: Path, name: str) -> Values:
-    """The JSON object in file `name` of the folder, empty where there is no such file."""
+    """The JSON object in file `name` of the folder, empty if there is no such file."""
     if not (path / name).is_file():
         return {}
     return json.loads((path / name).read_text(encoding="utf-8"))
 
 
 def vocabulary(text: str) -> dict[str, int]:
-    """Ids of all tokens by their texts, of the text of a tokenizer.json."""
+    """Ids of all tokens by their texts, from the text of a tokenizer.json."""
     contents = json.loads(text)
     vocab = contents["model"]["vocab"]
     if isinstance(vocab, list):  # with scores
@@ -55,7 +60,7 @@ def vocabulary(text: str) -> dict[str, int]:
 
 
 def extractor(path: Path) -> Values:
-    """Settings of the feature extractor, which stand in either of two files."""
+    """Settings of the feature extractor, from the one of two files that has them."""
     own, processor = "preprocessor_config.json", "processor_config.json"
     settings = read_json(path, own) or read_json(path, processor).get("feature_extractor")
     expect(bool(settings), "model", f"{own} or a feature_extractor in {processor}", "neither")
@@ -64,15 +69,19 @@ def extractor(path: Path) -> Values:
 
 
 def read_weights(path: Path) -> Weights:
-    """Every tensor of model.safetensors, or of the shards that its index names."""
+    """All tensors of model.safetensors, or of the shards in its index."""
     names = ["model.safetensors"]
     index = read_json(path, "model.safetensors.index.json")
     if index and not (path / names[0]).is_file():
         names = sorted({*index["weight_map"].values()})
     weights: Weights = {}
     for name in names:
-        there = Path(name).name == name and (path / name).is_file()  # in no other folder
-        remedy = "Pickled weights (.bin, .pt) are not read."
-        expect(there, "model", name, f"none in {path.name}", remedy)
+        expect(
+            Path(name).name == name and (path / name).is_file(),  # in no other folder
+            "model",
+            name,
+            f"none in {path.name}",
+            "Pickled weights (.bin, .pt) are not read.",
+        )
         weights |= read_safetensors(path / name)[0]
     return weights

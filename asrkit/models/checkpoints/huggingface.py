@@ -1,8 +1,8 @@
 """Hugging Face folders of transformers' Parakeet (CTC, RNN-T, TDT), Canary and Whisper.
 
-A key that config.json lacks has the value that transformers 5.23 gives it: its files leave defaults
-out. Keys whose values no weight shows are refused by name where asrkit does not compute them;
-layerdrop, an encoder's max_position_embeddings and the initialisers do not matter once trained.
+transformers leaves defaults out of config.json: a missing key has the value that transformers 5.23
+gives it. Unsupported values of keys that no weight reveals are refused by name. layerdrop, an
+encoder's max_position_embeddings and the initialisers do not matter for a trained model.
 """
 
 from pathlib import Path
@@ -20,26 +20,27 @@ from asrkit.models.checkpoints.folders import (
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
 from asrkit.models.checkpoints.own import Contents, Values
 from asrkit.models.checkpoints.weights import renamed, replaced, shape_conformer
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.fastconformer import FastConformerConfig
-from asrkit.models.presets import ModelConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.models.presets import TDT, ModelConfig
+from asrkit.models.transducer import LSTMConfig, TransducerConfig
 from asrkit.shapes import expect
 from asrkit.text import JsonTokenizer
 
-BLANKS = {  # kinds of Parakeet, and the key of their blank
+BLANKS = {  # kinds of Parakeet, and the key of the blank token
     "parakeet_ctc": "pad_token_id",
     "parakeet_rnnt": "blank_token_id",
     "parakeet_tdt": "blank_token_id",
 }
 ENCODER_ONLY = {"hidden_act": "silu", "subsampling_conv_stride": 2}
-NO_WEIGHTS = "preprocessor.featurizer."  # left by a conversion; transformers ignores them too
+UNUSED = ("preprocessor.featurizer.",)  # left by a conversion; transformers ignores them too
 
 
 def read(path: Path) -> Contents:
-    """Contents of the folder `path`, which may be CTranslate2's too.
+    """Contents of the folder `path` of transformers or CTranslate2.
 
     Raises:
-        ValueError: A file is damaged or missing, or asks for what is not supported.
+        ValueError: A file is damaged or missing, or has a setting that is not supported.
     """
     values = read_json(path, "config.json")
     if "model_type" not in values and (path / "model.bin").is_file():
@@ -65,38 +66,34 @@ def read(path: Path) -> Contents:
         config, tokens = _parakeet(values, encoder)
     if isinstance(config, TransducerConfig):
         notes["max_symbols"] = values.get("max_symbols_per_step", 10)
-    found = read_weights(path)
-    kept = {name: one for name, one in found.items() if not name.startswith(NO_WEIGHTS)}
-    weights = renamed(kept, our_name)
+    weights = renamed(read_weights(path), our_name, UNUSED)
     shape_conformer(weights)
     if isinstance(config, AEDConfig):
         canary.shape_decoder(weights, config)
     settings = extractor(path)
-    only = {"feature_extractor_type": "ParakeetFeatureExtractor"}
-    expect_only(settings, only, "preprocessor_config.json")
-    # Settings that it does not have are FeatureConfig's defaults.
+    expect_only(
+        settings, {"feature_extractor_type": "ParakeetFeatureExtractor"}, "preprocessor_config.json"
+    )
     features = translated(settings, SETTINGS["parakeet_features"])
     features["window_s"] /= features["rate_hz"]
     features["hop_s"] /= features["rate_hz"]
-    features["preemphasis"] = features["preemphasis"] or 0.0  # null is none
+    features["preemphasis"] = features["preemphasis"] or 0.0  # null: no preemphasis
     return config, weights, JsonTokenizer(text, tokens), features, notes
 
 
 def _parakeet(
     values: Values, encoder: FastConformerConfig
 ) -> tuple[CTCConfig | TransducerConfig, int]:
-    """Config of a Parakeet and its number of tokens, behind which blank has to stand."""
+    """Config of a Parakeet and its number of tokens; the blank has to be the token after them."""
     kind = values["model_type"]
     default = 1025 if kind == "parakeet_ctc" else 8193
     tokens = values.get("vocab_size", default) - 1
     expect_only(values, {BLANKS[kind]: tokens}, "config.json")
     if kind == "parakeet_ctc":
         return CTCConfig(vocab_size=tokens, encoder=encoder), tokens
-    durations = ()
-    if kind == "parakeet_tdt":
-        durations = values.get("durations", (0, 1, 2, 3, 4))
     width = values.get("decoder_hidden_size", 640)
-    config = TransducerConfig(
+    durations = values.get("durations", TDT) if kind == "parakeet_tdt" else ()
+    return TransducerConfig(
         vocab_size=tokens,
         encoder=encoder,
         joint_width=width,
@@ -104,14 +101,13 @@ def _parakeet(
         ctc=False,
         predictor=LSTMConfig(width=width, layers=values.get("num_decoder_layers", 2)),
         durations=durations,
-    )
-    return config, tokens
+    ), tokens
 
 
 def our_name(name: str) -> str:
-    """asrkit's name of a weight of transformers' Parakeet or Canary; an unknown one keeps its own.
+    """asrkit's name of a weight of transformers' Parakeet or Canary, or an unknown name itself.
 
-    A Canary's encoder is that of a Parakeet.
+    A Canary has the encoder of a Parakeet.
     """
     if name.startswith(("model.decoder.", "proj_out.")):
         return replaced(name, LAYERS["canary_in_transformers"])

@@ -1,4 +1,4 @@
-"""Jasper as others publish it: `.pt` files of NVIDIA's training code, and NeMo's archives.
+"""Published Jaspers: `.pt` files of NVIDIA's training code, and NeMo's archives.
 
 Source of the names: github.com/NVIDIA/DeepLearningExamples, PyTorch/SpeechRecognition/Jasper
 (commit 729963d), and nemo_toolkit 3.0.0.
@@ -10,13 +10,13 @@ from pathlib import Path
 from asrkit.models.checkpoints.folders import expect_only
 from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import renamed, saved
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.jasper import JasperConfig, Stage
-from asrkit.models.transducer import CTCConfig
 from asrkit.shapes import expect
 from asrkit.text import CharTokenizer
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz'"
-# Of the published features, what differs from FeatureConfig's defaults but for `bins`.
+# Settings of the published features that differ from FeatureConfig's defaults, except `bins`.
 FEATURES = {"window_s": 0.02, "log_guard": 1e-20}
 LAYOUT = "a strided convolution, dense blocks, a dilated convolution and one of a single frame"
 NAME = re.compile(
@@ -24,7 +24,7 @@ NAME = re.compile(
     r"(?:m?conv\.(\d{1,5})|res\.(\d{1,5})\.([01]))\.(?:conv\.)?(\w+)"
 )
 PARTS = ("conv", "norm")
-# Keys of NeMo's config whose other values no shape of a weight shows.
+# Keys of NeMo's config whose values the shapes of the weights do not reveal, and what is supported.
 NEMO_ENCODER = {
     "activation": "relu",
     "residual_mode": "add",
@@ -43,30 +43,29 @@ NEMO_BLOCK = {
 def read(path: Path) -> Contents:
     """Contents of a `.pt` file of the published training code.
 
-    Sizes follow from the shapes of the weights. No shape tells a stride, a dilation or a dropout:
-    they are those of the published model, and the stages have to come in its order.
+    Sizes follow from the shapes of the weights. The shapes do not reveal strides, dilations and
+    dropouts: they are those of the published model, and the stages have to be in its order.
 
     Raises:
-        ValueError: Something is damaged, missing or not supported; it is named.
+        ValueError: Something is damaged, missing or not supported; the message names it.
     """
     training = saved(path, path.name, mmap=True)
-    is_dict = isinstance(training, dict)
-    expect(is_dict, path.name, "the keys of a training", type(training).__name__)
+    expect(isinstance(training, dict), path.name, "the keys of a training", type(training).__name__)
     averaged = training.get("ema_state_dict") is not None
     state = "ema_state_dict" if averaged else "state_dict"
-    wanted = "weights under ema_state_dict or state_dict"
-    expect(state in training, path.name, wanted, [*training][:5])
+    expect(
+        state in training, path.name, "weights under ema_state_dict or state_dict", [*training][:5]
+    )
     weights = training[state]
     config = CTCConfig(vocab_size=len(ALPHABET), encoder=_encoder(weights))
-    notes = {"source": path.name, "weights": state}
     features = FEATURES | {"bins": config.encoder.bins}
     ours = renamed(weights, our_name)
-    ours["output.weight"] = ours["output.weight"].flatten(1)  # a convolution of one frame
-    return config, ours, CharTokenizer(ALPHABET), features, notes
+    ours["output.weight"] = ours["output.weight"].flatten(1)  # from a convolution of one frame
+    return config, ours, CharTokenizer(ALPHABET), features, {"source": path.name, "weights": state}
 
 
 def _encoder(weights: Weights) -> JasperConfig:
-    """The config whose shapes those of `weights` are."""
+    """The config that fits the shapes of `weights`."""
     count = 0
     while f"encoder.layers.{count}.conv.0.weight" in weights:
         count += 1
@@ -86,8 +85,13 @@ def _stage(weights: Weights, number: int, count: int) -> Stage:
     is_wide = number == count - 2
     is_last = number == count - 1
     fits = count > 2 and (dense or repeat == 1) and (not is_last or kernel == 1)
-    got = f"{channels} channels of {kernel} frames {repeat} times in stage {number} of {count}"
-    expect(fits, name, LAYOUT, got, "Other .pt files are not supported.")
+    expect(
+        fits,
+        name,
+        LAYOUT,
+        f"{channels} channels of {kernel} frames {repeat} times in stage {number} of {count}",
+        "Other .pt files are not supported.",
+    )
     dropout = 0.2
     if dense and kernel >= 21:
         dropout = 0.3
@@ -105,24 +109,24 @@ def _stage(weights: Weights, number: int, count: int) -> Stage:
 
 
 def our_name(name: str) -> str:
-    """asrkit's name of a weight in either publication; one that it does not know keeps its own."""
-    found = NAME.fullmatch(name)
-    if found is None:
+    """asrkit's name of a weight in either publication, or an unknown name itself."""
+    match = NAME.fullmatch(name)
+    if match is None:
         return name.replace("decoder.layers.0.", "output.")
-    stage, index, branch, part, leaf = found.groups()
-    place = f"branches.{branch}"
+    stage, index, branch, part, leaf = match.groups()
+    parent = f"branches.{branch}"
     if branch is None:
-        repeat, part = divmod(int(index), 4)  # ReLU and dropout lie behind convolution and norm
-        place = f"repeats.{repeat}"
-    return f"encoder.stages.{stage}.{place}.{PARTS[int(part)]}.{leaf}"
+        repeat, part = divmod(int(index), 4)  # a convolution, its norm, ReLU and dropout
+        parent = f"repeats.{repeat}"
+    return f"encoder.stages.{stage}.{parent}.{PARTS[int(part)]}.{leaf}"
 
 
 def nemo_encoder(values: Values, bins: int) -> JasperConfig:
-    """The config of a ConvASREncoder of NeMo that is a Jasper with dense residuals, or without any.
+    """The config of NeMo's ConvASREncoder, if it is a Jasper with dense residuals or without any.
 
     Args:
-        values: The archive's encoder.
-        bins: Mel bins of its features.
+        values: Section `encoder` of the archive's config.
+        bins: Mel bins of the features.
 
     Raises:
         ValueError: A key has a value that is not supported.
@@ -131,16 +135,18 @@ def nemo_encoder(values: Values, bins: int) -> JasperConfig:
     stages = []
     for block in values["jasper"]:
         dense = block.get("residual_dense", False)
-        only = NEMO_BLOCK | {"residual": dense}
-        expect_only({"residual": True, **block}, only, "encoder.jasper[]")
-        stage = Stage(
-            channels=block["filters"],
-            kernel=block["kernel"][0],
-            repeat=block["repeat"],
-            dropout=block["dropout"],
-            stride=block["stride"][0],
-            dilation=block["dilation"][0],
-            dense=dense,
+        expect_only(
+            {"residual": True, **block}, NEMO_BLOCK | {"residual": dense}, "encoder.jasper[]"
         )
-        stages.append(stage)
+        stages.append(
+            Stage(
+                channels=block["filters"],
+                kernel=block["kernel"][0],
+                repeat=block["repeat"],
+                dropout=block["dropout"],
+                stride=block["stride"][0],
+                dilation=block["dilation"][0],
+                dense=dense,
+            )
+        )
     return JasperConfig(bins=bins, stages=stages)

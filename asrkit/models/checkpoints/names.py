@@ -1,4 +1,4 @@
-"""Names in the files of other programs, and asrkit's, from names.toml."""
+"""Names in the files of other programs and the corresponding names in asrkit, from names.toml."""
 
 import tomllib
 from pathlib import Path

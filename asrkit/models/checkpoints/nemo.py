@@ -1,9 +1,7 @@
-"""NeMo's `.nemo` archives of FastConformer models with CTC, RNN-T, TDT, CTC beside a transducer or
-an attention decoder (Canary), and of Jasper.
+"""NeMo's `.nemo` archives of FastConformer models (CTC, RNN-T, TDT, hybrids, Canary) and of Jasper.
 
-They become asrkit's config and weights. Keys whose values no weight shows are in `ONLY`; others
-that asrkit does not know give weights of other names or shapes. Names of keys and classes are those
-of nemo_toolkit 3.0.0.
+Keys are those of nemo_toolkit 3.0.0. `ONLY` lists the keys whose values no weight reveals; other
+settings that asrkit does not support give weights of other names or shapes.
 """
 
 import io
@@ -28,10 +26,11 @@ from asrkit.models.checkpoints.weights import (
     saved,
     shape_conformer,
 )
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig
 from asrkit.models.presets import ModelConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, TransducerConfig
+from asrkit.models.transducer import LSTMConfig, TransducerConfig
 from asrkit.shapes import expect
 from asrkit.text import CharTokenizer, Tokenizer
 
@@ -42,7 +41,7 @@ TARGETS = {
     "EncDecHybridRNNTCTCBPEModel": "hybrid",
     "EncDecMultiTaskModel": "attention",
 }
-SECTIONS = (  # of an archive's config, with all that asrkit reads
+SECTIONS = (  # the sections that asrkit reads from an archive's config
     "target",
     "nemo_version",
     "preprocessor",
@@ -55,7 +54,7 @@ SECTIONS = (  # of an archive's config, with all that asrkit reads
     "prompt_format",
     "prompt_defaults",
 )
-MOST_VALUES = 10**6  # in them: aliases of YAML make billions of a few lines
+MAX_VALUES = 10**6  # in these sections: aliases in YAML make billions of values from a few lines
 ONLY: dict[str, Values] = {
     "preprocessor": {
         "log": True,
@@ -72,7 +71,7 @@ ONLY: dict[str, Values] = {
         "global_tokens": 0,
     },
 }
-NO_WEIGHTS = (  # beginnings of names: metrics, tables, features
+UNUSED = (  # prefixes of the names of metrics, tables and features
     "loss.",
     "wer.",
     "_wer.",
@@ -87,10 +86,10 @@ NO_WEIGHTS = (  # beginnings of names: metrics, tables, features
 
 
 def read(path: Path) -> Contents:
-    """Contents of the archive `path`, which is read where it lies.
+    """Contents of the archive `path`, which is not unpacked.
 
     Raises:
-        ValueError: Something is damaged, missing or not supported; it is named.
+        ValueError: Something is damaged, missing or not supported; the message names it.
     """
     import yaml
 
@@ -98,68 +97,69 @@ def read(path: Path) -> Contents:
         members: dict[str, Any] = {}  # open files
         for member in filter(tarfile.TarInfo.isfile, tar):
             members[member.name.removeprefix("./")] = tar.extractfile(member)
-        whole = yaml.safe_load(members["model_config.yaml"])
+        raw = yaml.safe_load(members["model_config.yaml"])
         count = itertools.count(1)
-        config = {key: _followed(whole[key], whole, count) for key in SECTIONS if key in whole}
+        config = {key: _resolved(raw[key], raw, count) for key in SECTIONS if key in raw}
         model, tokenizer, features, notes = _settings(config, members)
         stored = members["model_weights.ckpt"]
         if not isinstance(tar.fileobj, io.BufferedReader):
-            stored = io.BytesIO(stored.read())  # of gzip, which goes back from the start only
+            stored = io.BytesIO(stored.read())  # gzip can seek back to its start only
         weights = saved(stored, f"{path.name}: model_weights.ckpt")
     _expect_features(weights, FeatureConfig(**features))
-    kept = {name: one for name, one in weights.items() if not name.startswith(NO_WEIGHTS)}
-    del weights
-    found = renamed(kept, our_name)
-    shape_conformer(found)
+    weights = renamed(weights, our_name, UNUSED)
+    shape_conformer(weights)
     if isinstance(model, AEDConfig):
-        canary.shape_decoder(found, model)
-    return model, found, tokenizer, features, {"source": path.name, **notes}
+        canary.shape_decoder(weights, model)
+    return model, weights, tokenizer, features, {"source": path.name, **notes}
 
 
-def _followed(value: Any, root: Any, count: Iterator[int]) -> Any:
-    """`value` with references such as ${encoder.d_model} followed, to None where they miss.
+def _resolved(value: Any, root: Any, count: Iterator[int]) -> Any:
+    """`value` with references such as ${encoder.d_model} replaced by their values in `root`.
 
-    `count` counts its values: ValueError for more than `MOST_VALUES`.
+    References to nothing become None. `count` counts the values: ValueError above `MAX_VALUES`.
     """
-    few = next(count) <= MOST_VALUES
-    expect(few, "model_config.yaml", f"at most {MOST_VALUES} values", "more")
+    expect(next(count) <= MAX_VALUES, "model_config.yaml", f"at most {MAX_VALUES} values", "more")
     if isinstance(value, dict):
-        return {key: _followed(item, root, count) for key, item in value.items()}
+        return {key: _resolved(item, root, count) for key, item in value.items()}
     if isinstance(value, list):
-        return [_followed(item, root, count) for item in value]
+        return [_resolved(item, root, count) for item in value]
     reference = isinstance(value, str) and re.fullmatch(r"\$\{([\w.]+)\}", value)
     if not reference:
         return value
-    found = root
+    target = root
     for key in reference[1].split("."):
-        found = found.get(key) if isinstance(found, dict) else None
-    return _followed(found, root, count)
+        target = target.get(key) if isinstance(target, dict) else None
+    return _resolved(target, root, count)
 
 
 def _expect_features(weights: Weights, config: FeatureConfig) -> None:
-    """ValueError unless an archive's own window and mel bands are those of `config`."""
+    """ValueError unless the window and mel bands in an archive are those of `config`."""
     make_window = getattr(torch, f"{config.window}_window")
-    window = make_window(config.window_samples, periodic=False)
-    wanted = f"a {config.window} window, not periodic, and Slaney's mel bands up to rate / 2"
-    known = {
-        "preprocessor.featurizer.window": window,
+    expected = {
+        "preprocessor.featurizer.window": make_window(config.window_samples, periodic=False),
         "preprocessor.featurizer.fb": mel_bands(config).T[None],
     }
-    for name, ours in known.items():
-        held = weights[name]
-        rounding = max(1e-5, torch.finfo(held.dtype).eps)  # of half precision
-        same = held.shape == ours.shape
-        same = same and torch.allclose(held.float(), ours, rtol=rounding, atol=1e-6)
-        expect(same, name, wanted, f"other numbers, of shape {tuple(held.shape)}")
+    wanted = f"a {config.window} window, not periodic, and Slaney's mel bands up to rate / 2"
+    for name, ours in expected.items():
+        theirs = weights[name]
+        rounding = max(1e-5, torch.finfo(theirs.dtype).eps)  # coarser in half precision
+        same = theirs.shape == ours.shape
+        same = same and torch.allclose(theirs.float(), ours, rtol=rounding, atol=1e-6)
+        expect(same, name, wanted, f"other numbers, of shape {tuple(theirs.shape)}")
 
 
 def _settings(
     config: Values, members: dict[str, Any]
 ) -> tuple[ModelConfig, Tokenizer, Values, Values]:
-    """Model, tokenizer, features and notes of an archive's config and files."""
+    """Config of the model, tokenizer, features and notes from an archive's config and files."""
     target = str(config["target"]).rpartition(".")[2]
-    remedy = "Other NeMo models are not supported."
-    expect(target in TARGETS, "target", f"one of {sorted(TARGETS)}", f"{target!r:.80}", remedy)
+    expect(
+        target in TARGETS,
+        "target",
+        f"one of {sorted(TARGETS)}",
+        f"{target!r:.80}",
+        "Other NeMo models are not supported.",
+    )
     kind = TARGETS[target]
     features = _features(config["preprocessor"])
     encoder = _encoder(config["encoder"], features["bins"])
@@ -177,8 +177,7 @@ def _settings(
         return ctc, tokenizer, features, notes
     decoding = config["decoding"]
     greedy = decoding.get("greedy") or {}
-    most = greedy.get("max_symbols") or greedy.get("max_symbols_per_step")
-    notes["max_symbols"] = most or 10
+    notes["max_symbols"] = greedy.get("max_symbols") or greedy.get("max_symbols_per_step") or 10
     predictor = config["decoder"]["prednet"]
     joint = config["joint"]["jointnet"]
     transducer = TransducerConfig(
@@ -195,28 +194,22 @@ def _settings(
 
 
 def _features(values: Values) -> Values:
-    """Arguments of FeatureConfig; windows of NeMo are never periodic, which is the default."""
+    """Arguments of FeatureConfig. NeMo's windows are never periodic, which is the default."""
     expect_only(values, ONLY["preprocessor"], "preprocessor")
-    rate = values.get("sample_rate", 16_000)
-    window = int(float(values.get("window_size", 0.02)) * rate)  # NeMo cuts off
-    hop = int(float(values.get("window_stride", 0.01)) * rate)
+    features = translated(values, SETTINGS["nemo_features"])
+    rate = features["rate_hz"]
+    window = int(float(features["window_s"]) * rate)  # NeMo truncates
+    features["window_s"] = window / rate
+    features["hop_s"] = int(float(features["hop_s"]) * rate) / rate
+    features["fft"] = features["fft"] or 2 ** (window - 1).bit_length()
+    features["preemphasis"] = float(features["preemphasis"] or 0.0)
     single = torch.finfo(torch.float32)
-    guard: Any = values.get("log_zero_guard_value", 2.0**-24)
-    log_guard = {"tiny": single.tiny, "eps": single.eps}.get(guard, guard)
-    normalize = values.get("normalize", "per_feature")
-    return {
-        "rate_hz": rate,
-        "window_s": window / rate,
-        "hop_s": hop / rate,
-        "bins": values.get("features", 64),
-        "fft": values.get("n_fft") or 2 ** (window - 1).bit_length(),
-        "window": values.get("window", "hann"),
-        "preemphasis": float(values.get("preemph", 0.97) or 0.0),
-        "power": values.get("mag_power", 2.0),
-        "guard": values.get("log_zero_guard_type", "add"),
-        "log_guard": float(log_guard),  # YAML reads 1e-5 as text
-        "normalization": "none" if normalize in ("NA", "", None, False) else normalize,
-    }
+    guard: Any = features["log_guard"]
+    guard = {"tiny": single.tiny, "eps": single.eps}.get(guard, guard)
+    features["log_guard"] = float(guard)  # YAML reads 1e-5 as a string
+    if features["normalization"] in ("NA", "", None, False):
+        features["normalization"] = "none"
+    return features
 
 
 def _encoder(values: Values, bins: int) -> FastConformerConfig | JasperConfig:
@@ -230,16 +223,20 @@ def _encoder(values: Values, bins: int) -> FastConformerConfig | JasperConfig:
     context = values.get("conv_context_size") or around
     expect_only({"conv_context_size": context}, {"conv_context_size": around}, "encoder")
     context = values.get("att_context_size") or (-1, -1)
-    # With unequal sides NeMo adds the position terms of one distance to the scores of another,
-    # which are not our numbers.
+    # With unequal sides NeMo adds the positions of one distance to the scores of another, which
+    # gives other numbers than asrkit's.
     local = values.get("self_attention_model", "rel_pos") == "rel_pos_local_attn"
-    fits = not local or context[0] == context[-1] > 0
-    expect(fits, "encoder.att_context_size", "equal sides of local attention", context)
+    expect(
+        not local or context[0] == context[-1] > 0,
+        "encoder.att_context_size",
+        "equal sides of local attention",
+        context,
+    )
     return FastConformerConfig(bins=bins, context=context, **sizes)
 
 
 def our_name(name: str) -> str:
-    """asrkit's name of a NeMo weight; one that it does not know keeps its own."""
+    """asrkit's name of a NeMo weight, or an unknown name itself."""
     if name.startswith(("transf_decoder.", "log_softmax.", "encoder_decoder_proj.")):
         return replaced(name, LAYERS["canary_in_nemo"])
     return replaced(jasper.our_name(name), LAYERS["conformer"] | LAYERS["nemo"])

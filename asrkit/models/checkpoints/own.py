@@ -1,4 +1,4 @@
-"""asrkit's own checkpoint: safetensors weights, with configs and tokenizer in the file's header."""
+"""asrkit's own checkpoints: safetensors weights, with configs and tokenizer in the header."""
 
 import dataclasses
 import json
@@ -9,19 +9,20 @@ from torch import Tensor
 
 from asrkit.files import atomic
 from asrkit.models.attention_decoder import AEDConfig
-from asrkit.models.encoders import ConvConfig
+from asrkit.models.conv import ConvConfig
+from asrkit.models.ctc import CTCConfig
 from asrkit.models.fastconformer import FastConformerConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.models.lstm import LSTMEncoderConfig
 from asrkit.models.presets import ModelConfig
-from asrkit.models.transducer import CTCConfig, LSTMConfig, StatelessConfig, TransducerConfig
+from asrkit.models.transducer import LSTMConfig, StatelessConfig, TransducerConfig
 from asrkit.models.whisper import WhisperEncoderConfig
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer, dump_tokenizer, load_tokenizer
 
 Values = dict[str, Any]  # by name: a section of a config, arguments, notes
 Weights = dict[str, Tensor]  # by name
-# What every reader returns: config, weights by asrkit's names, tokenizer, arguments of
+# The result of every reader: config, weights by asrkit's names, tokenizer, arguments of
 # FeatureConfig, notes.
 Contents = tuple[ModelConfig, Weights, Tokenizer, Values, Values]
 
@@ -49,8 +50,7 @@ def config_to_dict(config: Any) -> Any:
         return [config_to_dict(item) for item in config]
     if not dataclasses.is_dataclass(config):
         return config
-    names = [field.name for field in dataclasses.fields(config)]
-    values = {name: config_to_dict(getattr(config, name)) for name in names}
+    values = {name: config_to_dict(value) for name, value in vars(config).items()}
     return {"kind": type(config).__name__, **values}
 
 
@@ -65,7 +65,7 @@ def config_from_dict(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     fields = {name: config_from_dict(value) for name, value in values.items()}
-    fields.pop("residual", None)  # of a Jasper: files of asrkit 0.2 have it
+    fields.pop("residual", None)  # a field of a Jasper in files of asrkit 0.2
     try:
         return _KINDS[fields.pop("kind")](**fields)
     except (KeyError, TypeError) as error:
@@ -75,7 +75,7 @@ def config_from_dict(values: Any) -> Any:
 
 
 def write(path: Path, contents: Contents) -> None:
-    """Write `contents` to `path` (.safetensors), atomically; OSError names it."""
+    """Write `contents` to `path` (.safetensors) atomically; an OSError names the path."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -88,17 +88,17 @@ def write(path: Path, contents: Contents) -> None:
     }
     with atomic(path) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # what this account gives its files
+        mode = temporary.stat().st_mode  # the account's default for new files
         try:
             save_file(weights, str(temporary), metadata={"asrkit": json.dumps(header)})
         except SafetensorError as error:
             reason = f"Is the disk full? ({error})"
             raise OSError(f"{path} cannot be written. {reason}") from None
-        temporary.chmod(mode)  # safetensors keeps others from reading
+        temporary.chmod(mode)  # safetensors makes files unreadable for other accounts
 
 
 def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
-    """Tensors by name, which stay on disk until they are used, and the header's texts."""
+    """Tensors by name, which stay on disk until they are used, and the texts of the header."""
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
@@ -107,11 +107,15 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 
 def read(path: Path) -> Contents:
-    """Contents of a file that `write` made."""
+    """Contents of a file from `write`."""
     weights, texts = read_safetensors(path)
-    written = "asrkit" in texts
-    expect(written, "model", "a checkpoint written by asrkit", f"{path.name} without its header")
+    expect(
+        "asrkit" in texts,
+        "model",
+        "a checkpoint written by asrkit",
+        f"{path.name} without its header",
+    )
     header = json.loads(texts["asrkit"])
     config = config_from_dict(header["model"])
-    tokenizer = load_tokenizer({**header["tokenizer"]})  # a dict: a path is not followed
+    tokenizer = load_tokenizer({**header["tokenizer"]})  # a dict, so no path is opened
     return config, weights, tokenizer, header["features"], header["notes"] or {}

@@ -1,4 +1,4 @@
-"""Weights of other programs: read without running code, by asrkit's names, in its layers."""
+"""Weights of other programs: read without running code, renamed and reshaped for asrkit."""
 
 import pickle
 import re
@@ -11,16 +11,16 @@ import torch
 from asrkit.models.checkpoints.own import Weights
 from asrkit.shapes import expect
 
-# Layers that are linear here, and convolutions of one frame elsewhere.
+# Linear layers that are convolutions of one frame in other programs.
 _POINTWISE = (".gate.weight", ".pointwise.weight", "output.weight", "ctc_head.weight")
 
 
 def saved(source: IO[bytes] | Path, name: str, *, mmap: bool = False) -> Any:
-    """What `torch.save` wrote to a file: tensors and plain values, or ValueError.
+    """Tensors and plain values from a file of `torch.save`; ValueError if it has anything else.
 
     Args:
         source: The file.
-        name: Of it, in errors.
+        name: Name of the file in errors.
         mmap: Whether tensors stay in the file until they are used.
     """
     try:
@@ -31,73 +31,82 @@ def saved(source: IO[bytes] | Path, name: str, *, mmap: bool = False) -> Any:
 
 
 def replaced(name: str, names: Mapping[str, str]) -> str:
-    """`name` with each part that `names` lists replaced by asrkit's, in order.
+    """`name` with the parts in `names` replaced one after the other.
 
-    Parts are patterns in which a dot is a dot.
+    The parts are patterns, in which a dot stands for itself.
     """
     for theirs, ours in names.items():
         name = re.sub(theirs.replace(".", r"\."), ours, name)
     return name
 
 
-def renamed(weights: dict[str, Any], our_name: Callable[[str], str]) -> Weights:
-    """`weights` by asrkit's names; empties `weights`, so that joined layers are in memory once.
+def renamed(
+    weights: dict[str, Any], our_name: Callable[[str], str], unused: tuple[str, ...] = ()
+) -> Weights:
+    """`weights` by asrkit's names. `weights` is emptied, so that joined layers are in memory once.
 
     Args:
-        weights: By the names of their program.
-        our_name: A name of theirs to asrkit's; of a weight that asrkit does not know, to itself.
+        weights: Weights by their names in another program.
+        our_name: Maps these names to asrkit's. A name that asrkit does not know stays the same.
+        unused: Prefixes of names that are left out.
 
     Raises:
-        ValueError: Two weights get one name, or one is no dense tensor.
+        ValueError: Two weights get the same name, or a value is not a dense tensor.
     """
-    found: Weights = {}
+    result: Weights = {}
     for theirs in [*weights]:
-        ours = our_name(theirs)
         weight = weights.pop(theirs)
+        if theirs.startswith(unused):
+            continue
+        ours = our_name(theirs)
         kind = getattr(weight, "layout", type(weight).__name__)
         expect(kind == torch.strided, theirs, "a dense tensor", kind)
-        expect(ours not in found, "model", "weights of one model", f"two for {ours}")
-        found[ours] = weight
-    return found
+        expect(ours not in result, "model", "weights of one model", f"two for {ours}")
+        result[ours] = weight
+    return result
 
 
 def shape_conformer(weights: Weights) -> None:
-    """Give weights of a FastConformer, by asrkit's names, its shapes, in place.
+    """Reshape weights of a FastConformer, named as in asrkit, in place.
 
-    Pointwise convolutions are linear layers, biases of attention broadcast over frames, and
-    queries, keys and values are one layer.
+    Pointwise convolutions become linear layers, biases of attention broadcast over frames, and
+    queries, keys and values become one layer.
     """
     for name, value in weights.items():
         if name.endswith(_POINTWISE):
             weights[name] = value.flatten(1)
         if name.endswith((".content_bias", ".position_bias")):
             weights[name] = value[:, None]  # (H, D/H) -> (H, 1, D/H)
-    join(weights, ".attention", "qkv", "qkv")
+    join(weights, "qkv", "qkv")
 
 
-def join(weights: Weights, within: str, parts: Sequence[str], joined: str) -> None:
-    """Make one layer of several that read the same, in place, by putting their rows together.
+def join(weights: Weights, parts: Sequence[str], joined: str) -> None:
+    """Join layers that share an input into one layer, in place, by concatenating their rows.
 
     Args:
-        weights: By asrkit's names, but for the parts.
-        within: End of the name before the part, such as ".self_attention"; "" for every layer.
+        weights: Weights, named as in asrkit except for the parts.
         parts: Names of the parts, in the order of their rows.
-        joined: Name of the layer.
+        joined: Name of the joined layer.
     """
-    first = f"{within}.{parts[0]}."
+    first = f".{parts[0]}."
     for name in [name for name in weights if first in name]:
-        rows = [weights.pop(name.replace(first, f"{within}.{part}.")) for part in parts]
-        weights[name.replace(first, f"{within}.{joined}.")] = torch.cat(rows)
+        rows = [weights.pop(name.replace(first, f".{part}.")) for part in parts]
+        weights[name.replace(first, f".{joined}.")] = torch.cat(rows)
 
 
 def drop_tied_output(weights: Weights, output: str) -> None:
-    """Remove the output's weight, in place: it is the embedding's, and may stand for it.
+    """Remove the weight of the output, in place: it is tied to the embedding.
+
+    A file may have either of the two names.
 
     Raises:
         ValueError: The two differ.
     """
     tied = weights.pop(output, None)
     if tied is not None:
-        embedding = weights.setdefault("embedding.weight", tied)
-        wanted = "the weights of the embedding, to which it is tied"
-        expect(torch.equal(tied, embedding), output, wanted, "others")
+        expect(
+            torch.equal(tied, weights.setdefault("embedding.weight", tied)),
+            output,
+            "the weights of the embedding, to which it is tied",
+            "others",
+        )

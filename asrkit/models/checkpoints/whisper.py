@@ -1,8 +1,8 @@
 """Hugging Face folders of transformers' WhisperForConditionalGeneration.
 
-A key that config.json lacks has the value that transformers 5.23 gives it. What generation_config
-says goes before config.json. layerdrop, dropout of activations and of attention weights,
-SpecAugment and the initialisers do not matter once trained.
+A key that is missing from config.json has the value that transformers 5.23 gives it.
+generation_config.json overrides config.json. layerdrop, dropout of activations and of attention
+weights, SpecAugment and the initialisers do not matter for a trained model.
 """
 
 from pathlib import Path
@@ -28,10 +28,10 @@ _MULTILINGUAL = 51_865  # tokens of the smallest multilingual vocabulary; Englis
 _EXTRACTOR_ONLY = {
     "feature_extractor_type": "WhisperFeatureExtractor",
     "padding_value": 0.0,
-    "sampling_rate": 16_000,  # of another rate, transformers' mel bands end at 8 kHz all the same
+    "sampling_rate": 16_000,  # at other rates transformers' mel bands end at 8 kHz too
     "dither": 0.0,
 }
-# Arguments of FeatureConfig that are not in the file: transformers' extractor has them in its code.
+# Arguments of FeatureConfig that the code of transformers' extractor fixes.
 _EXTRACTOR_CODE = {
     "window": "hann",
     "periodic": True,
@@ -52,21 +52,20 @@ def read(path: Path, values: Values) -> Contents:
     """Contents of the folder `path`, whose config.json holds `values`.
 
     Raises:
-        ValueError: A file is missing or damaged, or asks for what is not supported.
+        ValueError: A file is missing or damaged, or has a setting that is not supported.
     """
-    text = _tokenizer_json(path)
     expect_only(values, _ONLY, "config.json")
     generation = read_json(path, "generation_config.json")
     weights = renamed(read_weights(path), _our_name)
-    # Queries, keys and values are one layer; the keys have no bias, which is the same as zeros.
+    # Queries, keys and values become one layer; the keys have no bias, so theirs is zero.
     for name in [name for name in weights if name.endswith(".k.weight")]:
         bias = name.removesuffix("weight") + "bias"
         weights.setdefault(bias, weights[name].new_zeros(weights[name].shape[:1]))
-    join(weights, "", "qkv", "qkv")
-    join(weights, ".cross_attention", "kv", "key_value")
+    join(weights, "qkv", "qkv")
+    join(weights, "kv", "key_value")
     version = values.get("transformers_version", "of unknown version")
     source = f"transformers {version}, whisper"
-    return contents(values | generation, text, weights, extractor(path), source)
+    return contents(values | generation, _tokenizer_json(path), weights, extractor(path), source)
 
 
 def contents(
@@ -78,18 +77,18 @@ def contents(
 ) -> Contents:
     """Contents of a Whisper.
 
-    The notes hold the form of the prompt, under `SUPPRESSED` the tokens that decoding never writes
-    ("always") or not as its first one ("first"), and under `WHISPER` what timestamps need.
+    The notes have the prompt format; under `SUPPRESSED` the tokens that decoding never writes
+    ("always") or never writes first ("first"); and under `WHISPER` the tokens for timestamps.
 
     Args:
-        values: What config.json and generation_config.json of transformers hold.
-        text: Of tokenizer.json.
-        weights: By asrkit's names, and the output's, if any, as "proj_out.weight".
-        settings: What preprocessor_config.json holds.
+        values: Contents of config.json and generation_config.json, as in transformers.
+        text: Text of tokenizer.json.
+        weights: Weights by asrkit's names; that of the output, if any, as "proj_out.weight".
+        settings: Contents of preprocessor_config.json.
         source: Program that wrote the files, for the notes.
 
     Raises:
-        ValueError: A part asks for what is not supported.
+        ValueError: A setting is not supported.
     """
     ids = vocabulary(text)
     encoder = translated(values, SETTINGS["whisper_encoder"])
@@ -104,11 +103,10 @@ def contents(
         output_bias=False,
         **decoder | {"pad": ids[END] if decoder["pad"] is None else decoder["pad"]},
     )
-    multilingual = values.get("is_multilingual", config.vocab_size >= _MULTILINGUAL)
-    prompt = PromptFormat.of_vocabulary((START, NO_TIMES), ids, ("en",))
-    if multilingual:
-        template = (START, LANGUAGE, TASK, NO_TIMES)
-        prompt = PromptFormat.of_vocabulary(template, ids, languages_of([*ids]))
+    template, languages = [START, NO_TIMES], ["en"]
+    if values.get("is_multilingual", config.vocab_size >= _MULTILINGUAL):
+        template, languages = [START, LANGUAGE, TASK, NO_TIMES], languages_of([*ids])
+    prompt = PromptFormat(template=template, ids=ids, languages=languages)
     first = values.get("begin_suppress_tokens", (220, 50_256))
     notes = {
         "source": source,
@@ -118,24 +116,23 @@ def contents(
             "first": sorted(set(first or ())),
         },
         WHISPER: {
-            "no_times": ids[NO_TIMES],  # no_speech before it, 0.00 s and all other times behind it
+            "no_times": ids[NO_TIMES],  # no_speech is the token before; times from 0.00 s follow it
             "most_first": values.get("max_initial_timestamp_index"),
         },
     }
     drop_tied_output(weights, "proj_out.weight")
-    features = feature_settings(settings)
-    return config, weights, JsonTokenizer(text, ids[END]), features, notes
+    return config, weights, JsonTokenizer(text, ids[END]), feature_settings(settings), notes
 
 
 def _our_name(name: str) -> str:
-    """asrkit's name of a weight, also where a model was saved without the head around it."""
+    """asrkit's name of a weight, also of a model that was saved without its head."""
     if name.startswith(("encoder.", "decoder.")):
         name = f"model.{name}"
     return replaced(name, LAYERS["whisper_in_transformers"])
 
 
 def _tokenizer_json(path: Path) -> str:
-    """The text of tokenizer.json, or of one made of the files that came before it."""
+    """The text of tokenizer.json, or the same made from the older files."""
     if (path / "tokenizer.json").is_file():
         return (path / "tokenizer.json").read_text(encoding="utf-8")
     ids = read_json(path, "vocab.json") | read_json(path, "added_tokens.json")
@@ -145,7 +142,7 @@ def _tokenizer_json(path: Path) -> str:
 
 
 def feature_settings(values: Values) -> Values:
-    """Arguments of FeatureConfig, of what preprocessor_config.json holds."""
+    """Arguments of FeatureConfig from the contents of preprocessor_config.json."""
     expect_only(values, _EXTRACTOR_ONLY, "preprocessor_config.json")
     features = translated(values, SETTINGS["whisper_features"])
     features["window_s"] = features["fft"] / features["rate_hz"]

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from asrkit.models import FastConformerConfig, JasperConfig, LSTMEncoderConfig
-from asrkit.models.transducer import make_encoder
+from asrkit.models.common import without_memory
+from asrkit.models.encoders import make_encoder
 from asrkit.shapes import expect
 
 VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
@@ -58,7 +57,7 @@ def encoder_parameters(config: Config) -> int:
     >>> encoder_parameters(JasperConfig())
     332602624
     """
-    with torch.device("meta"):
+    with without_memory():
         return sum(weight.numel() for weight in make_encoder(config).parameters())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from asrkit.decoders import ctc_greedy, ctc_greedy_sequential
 from asrkit.features import FeatureConfig, log_mel, normalize, normalize_sequential
 from asrkit.models import CTCConfig, CTCModel, FastConformerConfig
-from asrkit.models.transducer import log_probs
+from asrkit.models.ctc import log_probs
 from asrkit.workbench.lessons.shared.frontends import log_probs_of, set_blank_share
 from asrkit.workbench.measure import Launches, Timing
 from asrkit.workbench.plots.palette import BLUE, COLOURS, RED

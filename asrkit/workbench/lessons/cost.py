@@ -26,7 +26,7 @@ from matplotlib.axes import Axes
 
 from asrkit.cpu import has_int8
 from asrkit.models import TransducerConfig
-from asrkit.models.packed import multiplies
+from asrkit.models.cpu.prepacked import onednn_supports
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.recognizer import ModelVariants, Recognizer
@@ -96,7 +96,7 @@ def ways_here() -> list[str]:
     it has instructions for it.
     """
     computed = {
-        "optimized_bfloat16": multiplies(torch.bfloat16),
+        "optimized_bfloat16": onednn_supports(torch.bfloat16),
         "optimized_int8": has_int8(),
     }
     return [name for name in WAYS if computed.get(name, True)]

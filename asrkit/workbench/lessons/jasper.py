@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from asrkit.models import CTCModel, JasperConfig, presets
-from asrkit.models.transducer import CTCConfig, log_probs
+from asrkit.models.ctc import CTCConfig, log_probs
 from asrkit.workbench.claims import published
 from asrkit.workbench.cost import LatencyCell, encoder_flops, two_numbers
 from asrkit.workbench.measure import fake_peak, launch_profile

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from asrkit.models.cpu.prepacked import onednn_supports
 from asrkit.models.inference import tf32
-from asrkit.models.packed import multiplies
 from asrkit.workbench.measure import measure
 from asrkit.workbench.measure.publishing import of_samples
 from asrkit.workbench.records import Measurement
@@ -84,8 +84,8 @@ def _products(device: str, quick: bool) -> Iterator[Measured]:
             draw = torch.Generator(device).manual_seed(0)
             a, b = torch.randn(2, N, N, generator=draw, device=device, dtype=dtype)
             product = partial(F.linear, a, b)
-            if device == "cpu" and multiplies(dtype):
-                # the weight is packed before, as in asrkit.models.packed
+            if device == "cpu" and onednn_supports(dtype):
+                # the weight is packed before, as in asrkit.models.cpu.prepacked
                 packed = torch.ops.mkldnn._reorder_linear_weight(b, N)
                 linear = torch.ops.mkldnn._linear_pointwise
                 product = partial(linear, a, packed, None, "none", [], "")

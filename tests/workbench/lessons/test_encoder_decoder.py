@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asrkit.decoders import aed_greedy
 from asrkit.decoders.states import state_tensors
-from asrkit.models import AEDConfig, AEDModel, ConvConfig, attention_layers, presets
+from asrkit.models import AEDConfig, AEDModel, ConvConfig, decoder_layers, presets
 from asrkit.workbench.claims import load_claims
 from asrkit.workbench.lessons.encoder_decoder import policies as lesson
 from asrkit.workbench.lessons.encoder_decoder.policies import Times, aed_flops
@@ -48,7 +48,7 @@ def endless(config=SMALL):
 ])  # fmt: skip
 def test_operations_are_those_that_torch_counts(policy, U, changed, monkeypatch):
     # on a CPU a token looks at empty slots too, up to a round number, which no policy asks for
-    monkeypatch.setattr(attention_layers, "SLOTS", 1)
+    monkeypatch.setattr(decoder_layers, "SLOTS", 1)
     model = endless(replace(SMALL, **changed))
     encoded = torch.randn(1, T, model.config.width)
     # the counter does not see a CPU's fused attention

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asrkit.models import CTCModel, JasperConfig, presets
-from asrkit.models.inference import fold
+from asrkit.models.folding import fold
 from asrkit.workbench.claims import load_claims
 from asrkit.workbench.cost import encoder_flops, two_numbers
 from asrkit.workbench.lessons import jasper as lesson

@@ -21,15 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asrkit.models.attention_layers import (
+from asrkit.models.common import join_heads, split_heads
+from asrkit.models.decoder_layers import (
     CrossAttention,
     Past,
     SelfAttention,
     Span,
     attention_weights,
-    join_heads,
     span_of,
-    split_heads,
 )
 
 
@@ -86,7 +85,7 @@ class _WithPolicy:
 
     def remember(self, encoded: Tensor, lengths: Tensor) -> Frames:
         """As the model's; caches the frames only."""
-        frames, mask = self.model.heard(encoded, lengths)
+        frames, mask = self.model.masked_frames(encoded, lengths)
         return Frames(mask, frames)
 
     def begin(self, memory: Frames, room: int) -> Any:
@@ -116,7 +115,7 @@ class _WithPolicy:
             (text,) = buffers
             span.write(text, tokens)
             x = model.embed_text(text[:, : span.reach], len(text))
-            x = model.through(model.layers, x, memory.frames, memory.mask)
+            x = model.apply_layers(x, memory.frames, memory.mask)
             return model.score(x[span.rows, span.slots]), after
         x = model.embed(tokens, model.positions[span.slots])
         for layer, buffer in zip(model.layers, buffers, strict=True):
@@ -124,11 +123,12 @@ class _WithPolicy:
                 mixed = from_states(layer.self_attention, layer.self_norm, x, buffer, span)
                 x = layer.add(x, mixed, layer.self_attention.out)
                 keys, values = layer.cross_attention.keys_values(memory.frames)
-                x = layer.look(x, keys, values, memory.mask)
+                x = layer.cross_attend(x, keys, values, memory.mask)
             else:
-                x = layer.read(x, buffer, span)
+                x = layer.self_attend(x, buffer, span)
                 mixed = absorbed(layer.cross_attention, layer.cross_norm(x), memory)
-                x = layer.finish(x, mixed)
+                x = layer.add(x, mixed, layer.cross_attention.out)
+            x = layer.feed(x)
         return model.score(x), after
 
 

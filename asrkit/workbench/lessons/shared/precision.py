@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from asrkit.features import FeatureConfig, log_mel, normalize
 from asrkit.models import Checkpoint
+from asrkit.models.ctc import log_probs
 from asrkit.models.presets import Model
-from asrkit.models.transducer import log_probs
 from asrkit.runtime import op_name
 from asrkit.shapes import expect_choice, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer

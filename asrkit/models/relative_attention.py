@@ -1,4 +1,4 @@
-"""Multi-head attention with relative positions, over all frames or over near ones only."""
+"""FastConformer's attention: multi-head, with relative positions, over all frames or near ones."""
 
 import math
 
@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Context = tuple[int, int]  # frames that a frame attends to on its (left, right); -1 is all
+Context = tuple[int, int]  # frames that a frame attends to on its (left, right); -1 for all
 
 
 def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
     """Sinusoids of relative positions, sine and cosine interleaved (arXiv 1706.03762, section 3.5).
 
-    Computed in float32: half precision cannot count past 256 frames.
+    Computed in float32: bfloat16 cannot count beyond 256 frames.
 
     Args:
-        first: The first distance, in frames; distances fall by one to `last`.
+        first: The first distance, in frames. Distances decrease by one to `last`.
         last: The last distance.
         D: Width of a position.
         like: A tensor whose device and dtype the result has.
@@ -25,13 +25,9 @@ def relative_positions(first: int, last: int, D: int, like: Tensor) -> Tensor:
     """
     device = like.device
     distances = torch.arange(first, last - 1, -1, device=device, dtype=torch.float32)
-    exponents = torch.arange(0, D, 2, device=device, dtype=torch.float32)
-    exponents = exponents * (-math.log(10_000) / D)
-    frequencies = torch.exp(exponents)
-    angles = distances[:, None] * frequencies
-    sines = angles.sin()
-    cosines = angles.cos()
-    interleaved = torch.stack([sines, cosines], -1).flatten(1)
+    exponents = torch.arange(0, D, 2, device=device, dtype=torch.float32) * (-math.log(10_000) / D)
+    angles = distances[:, None] * exponents.exp()
+    interleaved = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
     return interleaved[:, :D].to(like.dtype)
 
 
@@ -42,7 +38,7 @@ class RelativeAttention(nn.Module):
         width: Width of the frames, D.
         heads: Attention heads, H, a divisor of `width`.
         dropout: Share of attention weights dropped in training.
-        bias: Whether the linear layers have biases, that of the positions excepted.
+        bias: Whether the linear layers have biases; the layer of the positions has none.
     """
 
     def __init__(self, width: int, heads: int, *, dropout: float, bias: bool) -> None:
@@ -67,9 +63,9 @@ class RelativeAttention(nn.Module):
 
         Args:
             x: Frames (B, T, D).
-            valid: Which frames are no padding (B, T), bool.
-            positions: `relative_positions` of the distances that `attended(T, context)` names.
-            context: Frames that a frame attends to on its (left, right); -1 is all.
+            valid: True for frames outside the padding (B, T), bool.
+            positions: `relative_positions` of the distances in `attended(T, context)`.
+            context: Frames that a frame attends to on its (left, right); -1 for all.
         """
         B, T, _ = x.shape
         H = self.heads
@@ -77,7 +73,7 @@ class RelativeAttention(nn.Module):
         q, k, v = qkv.unbind(2)  # each (B, H, T, D/H)
         p = self.position(positions).unflatten(1, (H, -1)).permute(1, 2, 0)  # (H, D/H, P)
         p = p / math.sqrt(p.shape[1])
-        # Heads are the batch of this product: `p` is not copied for every utterance.
+        # Heads are the batch of this product, so that `p` is not copied for every utterance.
         queries = (q + self.position_bias).transpose(0, 1).flatten(1, 2)  # (H, B T, D/H)
         scores = (queries @ p).view(H, B, T, -1).transpose(0, 1)  # (B, H, T, P)
         q = q + self.content_bias
@@ -104,11 +100,12 @@ def block_attention(
     not with T².
 
     Args:
-        q: Queries (B, H, T, D/H); k and v, keys and values, are likewise.
-        k: See q.
-        v: See q.
-        scores: What is added to their products (B, H, T, P), by distance from left to -right.
-        valid: Which frames are no padding (B, T), bool.
+        q: Queries (B, H, T, D/H).
+        k: Keys, likewise.
+        v: Values, likewise.
+        scores: Scores of the positions (B, H, T, P), by distance from left to -right. They are
+            added to the products of queries and keys.
+        valid: True for frames outside the padding (B, T), bool.
         context: Frames that a frame attends to on its (left, right).
         dropout: Share of attention weights dropped.
     """
@@ -117,22 +114,22 @@ def block_attention(
     C = max(left + right, 1)
     N = -(-T // C)  # blocks
     W = C + left + right
-    after = N * C - T
-    behind = after + right
+    pad_last = N * C - T
+    pad_right = pad_last + right
     never = lowest(scores.dtype)
-    q = F.pad(q, (0, 0, 0, after)).view(B, H, N, C, -1)
-    scores = F.pad(scores, (0, 0, 0, after)).view(B, H, N, C, -1)  # (B, H, N, C, P)
-    # Looked up, not unfolded: of keys unfolded into windows that overlap, torch.compile's
-    # inductor (2.11) computes wrong gradients.
+    q = F.pad(q, (0, 0, 0, pad_last)).view(B, H, N, C, -1)
+    scores = F.pad(scores, (0, 0, 0, pad_last)).view(B, H, N, C, -1)  # (B, H, N, C, P)
+    # Indexed, not unfolded: torch.compile's inductor (2.11) computes wrong gradients of keys that
+    # are unfolded into overlapping windows.
     starts = torch.arange(N, device=k.device)[:, None] * C
-    windows = starts + torch.arange(W, device=k.device)  # (N, W)
-    k = F.pad(k, (0, 0, left, behind))[:, :, windows]  # (B, H, N, W, D/H)
-    v = F.pad(v, (0, 0, left, behind))[:, :, windows]
-    # Query c of a block begins c keys later: its row of P = left + right + 1 distances moves c
-    # columns to the right.
+    windows = starts + torch.arange(W, device=k.device)  # (N, W), keys of each block
+    # Each (B, H, N, W, D/H):
+    k, v = (F.pad(part, (0, 0, left, pad_right))[:, :, windows] for part in (k, v))
+    # The window of query c in a block begins c keys later, so its row of P = left + right + 1
+    # distances moves c columns to the right.
     bias = F.pad(scores, (0, C), value=never).flatten(-2)
     bias = bias[..., :-C].view(B, H, N, C, W)
-    allowed = F.pad(valid, (left, behind)).unfold(1, W, C)  # (B, N, W)
+    allowed = F.pad(valid, (left, pad_right)).unfold(1, W, C)  # (B, N, W)
     bias = torch.where(allowed[:, None, :, None, :], bias, never)
     # Blocks become utterances: (B N, H, C or W, ...).
     q, k, v, bias = (part.transpose(1, 2).flatten(0, 1) for part in (q, k, v, bias))
@@ -143,25 +140,24 @@ def block_attention(
 def lowest(dtype: torch.dtype) -> float:
     """The bias that masks a key: half the lowest finite number of `dtype`.
 
-    With all of it, adding a score could overflow to -inf in float16.
+    With the lowest number itself, adding a score could overflow to -inf in float16.
     """
     return torch.finfo(dtype).min / 2
 
 
 def by_key(scores: Tensor) -> Tensor:
-    """Scores by key (..., T, T), of scores by distance (..., T, 2T).
+    """Scores by key (..., T, T), a view of scores by distance (..., T, 2T).
 
-    Row t begins T - t columns into its distances, T ... 1 - T. Seen as one long row, that is a
-    stride of 2T - 1: a view, nothing is copied.
+    Row t begins T - t columns into its distances, T ... 1 - T. In one long row of all scores, that
+    is a stride of 2T - 1.
     """
     *leading, T, _ = scores.shape
-    one_row = scores.flatten(-2)
-    rows = one_row[..., T:].view(*leading, T, 2 * T - 1)
+    rows = scores.flatten(-2)[..., T:].view(*leading, T, 2 * T - 1)
     return rows[..., :T]
 
 
 def allowed_keys(valid: Tensor, context: Context) -> Tensor:
-    """Which keys a query sees: valid ones within `context`, (B, 1, 1 or T, T) bool."""
+    """Which keys a query attends to: valid ones within `context`, (B, 1, 1 or T, T) bool."""
     left, right = context
     allowed = valid[:, None, None, :]  # (B, 1, 1, T)
     frames = torch.arange(valid.shape[1], device=valid.device)
@@ -174,9 +170,9 @@ def allowed_keys(valid: Tensor, context: Context) -> Tensor:
 
 
 def attends_in_blocks(T: int, context: Context) -> bool:
-    """Whether attention over T frames is computed in blocks: where `context` is short against T.
+    """Whether attention over T frames is computed in blocks, as it is where T exceeds two contexts.
 
-    Not in a program that torch.export writes, which has one form for all T.
+    A program of torch.export never does, because it has one form for all T.
     """
     if torch.compiler.is_exporting():
         return False
@@ -184,11 +180,11 @@ def attends_in_blocks(T: int, context: Context) -> bool:
 
 
 def attended(T: int, context: Context) -> tuple[int, int]:
-    """First and last distance, in frames, that attention asks positions for.
+    """First and last distance, in frames, whose positions attention needs.
 
     Args:
-        T: Frames.
-        context: Frames that a frame attends to on its (left, right); -1 is all.
+        T: Number of frames.
+        context: Frames that a frame attends to on its (left, right); -1 for all.
     """
     if attends_in_blocks(T, context):
         left, right = context

@@ -1,32 +1,30 @@
 """The layers of an attention decoder, a Transformer with layer norms first (arXiv 2002.04745), and
-what it keeps between steps: keys and values of the encoder's frames, and of its own past.
+what it keeps between steps: keys and values of the encoder's frames and of its own tokens.
 
-All tensors are batch first, as `asrkit.decoders.states` walks them.
+All tensors are batch first, as `asrkit.decoders.states` expects.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.packed import PackedLinear
+from asrkit.models.common import join_heads, split_heads
+from asrkit.models.cpu.prepacked import PrepackedLinear
 
-Activation = Literal["relu", "gelu"]
-# On a CPU a single token of rows that are equally long looks at a multiple of so many slots: oneDNN
-# keeps code for each size of a product, 150 MiB for those of one recording of eight minutes.
+# On a CPU a step of one token for rows of equal length attends to a multiple of this many slots.
+# oneDNN keeps code for each size of a product: 150 MiB for all sizes in a recording of eight
+# minutes.
 SLOTS = 32
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class Memory(NamedTuple):
-    """Keys and values of the encoder's frames in every layer.
+    """Keys and values of the encoder's frames in every layer, each tensor contiguous."""
 
-    Each lies in memory of its own, so a product reads it as it lies.
-    """
-
-    mask: Tensor  # (B, 1, 1, T), 0 for frames that are seen, -inf for others
+    mask: Tensor  # (B, 1, 1, T), added to scores: 0 for valid frames, -inf for others
     keys: tuple[Tensor, ...]  # L times (B, H, T, D / H)
     values: tuple[Tensor, ...]  # likewise
 
@@ -39,15 +37,15 @@ class Past(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where the tokens of one step go, and what they may look at."""
+    """Slots of the tokens of one step, and the slots that they attend to."""
 
     rows: Tensor  # (B, 1) int64
-    slots: Tensor  # (B, K) int64, places of the tokens
+    slots: Tensor  # (B, K) int64, where the tokens are written
     mask: Tensor | None  # (B, 1, K, reach) added to scores; None for one token that sees all slots
     reach: int  # leading slots that are in use
 
     def write(self, buffer: Tensor, new: Tensor) -> None:
-        """Write what is new (B, K, ...) into the slots of buffer (B, room, ...)."""
+        """Write `new` (B, K, ...) into the slots of `buffer` (B, room, ...)."""
         if self.mask is None:
             buffer[:, self.reach - 1] = new[:, 0]
         else:
@@ -55,17 +53,16 @@ class Span(NamedTuple):
 
 
 def span_of(place: Tensor, K: int, room: int, reach: int | None, dtype: torch.dtype) -> Span:
-    """The span of K tokens behind `place` (B,).
+    """The span of K tokens after `place` (B,).
 
-    Slots end with the room: a row that is full overwrites its last slot, so whoever goes on with
-    rows that have ended needs no care.
+    A full row overwrites its last slot, so finished rows may keep stepping.
 
     Args:
         place: (B,) tokens of each row so far.
-        K: Tokens that are new.
-        room: Most tokens.
-        reach: Tokens of the longest row once they are in; None if the host does not know.
-        dtype: Of the mask.
+        K: Number of new tokens.
+        room: Slots of a row.
+        reach: Tokens of the longest row, the new ones included; None if the host does not know.
+        dtype: Dtype of the mask.
     """
     device = place.device
     rows = torch.arange(len(place), device=device)[:, None]
@@ -78,28 +75,18 @@ def span_of(place: Tensor, K: int, room: int, reach: int | None, dtype: torch.dt
 
 
 def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention adds to scores: 0 where `seen` (of any shape, bool), else -inf."""
-    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return zeros.masked_fill(~seen, -torch.inf)
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, H, N, D / H), a view of x (B, N, D)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def join_heads(x: Tensor) -> Tensor:
-    """(B, N, D) of x (B, H, N, D / H)."""
-    return x.transpose(1, 2).flatten(2)
+    """A mask to add to scores: 0 where `seen` (bool, any shape) is True, else -inf."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
 
 
 def attention_weights(products: Tensor, width: int, mask: Tensor) -> Tensor:
-    """Softmax over the frames, in float32 at least while it is computed; in the products' dtype.
+    """Softmax over the frames, computed in float32 at least, in the dtype of the products.
 
     Args:
-        products: Of queries and keys (B, H, K, T).
-        width: Of both, D / H.
-        mask: Added to the products: 0 where a frame is seen, -inf elsewhere; (B, 1, 1, T) or (T,).
+        products: Products of queries and keys (B, H, K, T).
+        width: Width of a query, D / H.
+        mask: Numbers added to the scaled products: 0 where a frame is seen, -inf elsewhere;
+            (B, 1, 1, T) or (T,).
     """
     dtype = torch.promote_types(products.dtype, torch.float32)
     scores = torch.add(mask, products.to(dtype), alpha=1 / math.sqrt(width))
@@ -107,7 +94,7 @@ def attention_weights(products: Tensor, width: int, mask: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of tokens to themselves and to those before them."""
+    """Causal multi-head attention of tokens to themselves and earlier ones."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -117,13 +104,13 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, kept: Tensor | None = None, span: Span | None = None) -> Tensor:
-        """Values mixed for each token (B, K, D), which are for `out`.
+        """Mixed values of each token (B, K, D), before the linear layer `out`.
 
         Args:
             x: Normed tokens (B, K, D).
             kept: Keys and values of earlier tokens (B, room, 2, H, D / H), where those of the new
                 ones are written; None if the tokens are the whole text.
-            span: Where the new tokens go.
+            span: Slots of the new tokens in `kept`.
         """
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))
         share = self.dropout if self.training else 0.0
@@ -134,7 +121,7 @@ class SelfAttention(nn.Module):
             span.write(kept, parts[:, :, 1:])
             queries = parts[:, :, 0].transpose(1, 2)
             if x.shape[1] == 1 and x.device.type == "cpu" and not share:
-                return join_heads(_mixed_for_one(queries, kept, span))
+                return join_heads(_attend_one(queries, kept, span))
             keys, values = kept[:, : span.reach].transpose(1, 3).unbind(2)
             mask = span.mask
         mixed = F.scaled_dot_product_attention(
@@ -143,14 +130,15 @@ class SelfAttention(nn.Module):
         return join_heads(mixed)
 
 
-def _mixed_for_one(queries: Tensor, kept: Tensor, span: Span) -> Tensor:
-    """Values mixed for one query of each row (B, H, 1, D / H), by plain products: torch's attention
-    takes longer for it on a CPU.
+def _attend_one(queries: Tensor, kept: Tensor, span: Span) -> Tensor:
+    """Mixed values of one query of each row (B, H, 1, D / H), by plain products.
+
+    On a CPU torch's own attention is slower for a single query.
 
     Args:
-        queries: (B, H, 1, D / H).
+        queries: Queries (B, H, 1, D / H).
         kept: Keys and values (B, room, 2, H, D / H).
-        span: Where the queries' tokens are.
+        span: Slots of the queries' tokens.
     """
     slots, mask = span.reach, span.mask
     if mask is None:
@@ -158,8 +146,7 @@ def _mixed_for_one(queries: Tensor, kept: Tensor, span: Span) -> Tensor:
         mask = queries.new_zeros(slots)
         mask[span.reach :] = -torch.inf
     keys, values = kept[:, :slots].transpose(1, 3).unbind(2)
-    products = queries @ keys.transpose(2, 3)
-    return attention_weights(products, keys.shape[-1], mask) @ values
+    return attention_weights(queries @ keys.transpose(2, 3), keys.shape[-1], mask) @ values
 
 
 class CrossAttention(nn.Module):
@@ -178,13 +165,13 @@ class CrossAttention(nn.Module):
         return [split_heads(part, self.heads) for part in self.key_value(frames).chunk(2, -1)]
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, K, D) for `out`: frames mixed for each token.
+        """Mixed values of each token (B, K, D), before the linear layer `out`.
 
         Args:
             x: Normed tokens (B, K, D).
-            keys: Of the frames (B, H, T, D / H), as `keys_values` makes them.
-            values: Likewise.
-            mask: Added to the scores (B, 1, 1, T): 0 for frames that are seen, -inf for others.
+            keys: Keys of the frames (B, H, T, D / H), from `keys_values`.
+            values: Values of the frames, likewise.
+            mask: Numbers added to the scores (B, 1, 1, T): 0 for valid frames, -inf for others.
         """
         share = self.dropout if self.training else 0.0
         if x.shape[1] == 1 and x.device.type == "cpu" and not share:
@@ -195,54 +182,74 @@ class CrossAttention(nn.Module):
         return join_heads(mixed)
 
     def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """(B, H, K, T): how much each token looks at each frame, as of `forward`; in sum 1."""
+        """Attention weights of each token over the frames (B, H, K, T); each row sums to 1."""
         queries = split_heads(self.query(x), self.heads)
         return attention_weights(queries @ keys.transpose(2, 3), keys.shape[-1], mask)
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, cross-attention and feed-forward, each behind a layer norm, as residuals.
+    """Self-attention, cross-attention and feed-forward: residuals, each after a layer norm.
 
     Args:
-        width: Of a token, D.
-        heads: Attention heads, H.
-        inner: Width of the feed-forward.
-        activation: Of the feed-forward, "relu" or "gelu".
-        dropout: Share of activations and attention weights dropped in training.
+        config: An `asrkit.models.AEDConfig`.
     """
 
-    def __init__(
-        self, width: int, heads: int, *, inner: int, activation: Activation, dropout: float
-    ) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        self.self_norm = nn.LayerNorm(width)
-        self.self_attention = SelfAttention(width, heads, dropout)
-        self.cross_norm = nn.LayerNorm(width)
-        self.cross_attention = CrossAttention(width, heads, dropout)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(width, inner), ACTIVATIONS[activation](), nn.Linear(inner, width)
-        )
-        self.dropout = nn.Dropout(dropout)
+        D = config.width
+        inner = config.expansion * D
+        activation = ACTIVATIONS[config.activation]()
+        self.self_norm = nn.LayerNorm(D)
+        self.self_attention = SelfAttention(D, config.heads, config.dropout)
+        self.cross_norm = nn.LayerNorm(D)
+        self.cross_attention = CrossAttention(D, config.heads, config.dropout)
+        self.feed_forward_norm = nn.LayerNorm(D)
+        self.feed_forward = nn.Sequential(nn.Linear(D, inner), activation, nn.Linear(inner, D))
+        self.dropout = nn.Dropout(config.dropout)
 
-    def add(self, x: Tensor, mixed: Tensor, out: nn.Module) -> Tensor:
-        """x (B, K, D) plus what the linear layer `out`, plain or packed, makes of `mixed`."""
-        if isinstance(out, PackedLinear):
-            return out.plus(mixed, x)
-        update = out(mixed)
-        return x + (self.dropout(update) if self.training else update)
+    def forward(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        kept: Tensor | None = None,
+        span: Span | None = None,
+    ) -> Tensor:
+        """Tokens (B, K, D) after this layer.
 
-    def read(self, x: Tensor, kept: Tensor | None = None, span: Span | None = None) -> Tensor:
-        """(B, K, D) after the self-attention of tokens x (B, K, D); see `SelfAttention`."""
+        Args:
+            x: Tokens (B, K, D).
+            keys: Keys of the frames; see `CrossAttention`.
+            values: Values of the frames.
+            mask: Mask of the frames.
+            kept: Keys and values of earlier tokens; see `SelfAttention`.
+            span: Slots of the new tokens in `kept`.
+        """
+        x = self.self_attend(x, kept, span)
+        x = self.cross_attend(x, keys, values, mask)
+        return self.feed(x)
+
+    def self_attend(
+        self, x: Tensor, kept: Tensor | None = None, span: Span | None = None
+    ) -> Tensor:
+        """Tokens x (B, K, D) after self-attention."""
         mixed = self.self_attention(self.self_norm(x), kept, span)
         return self.add(x, mixed, self.self_attention.out)
 
-    def look(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, K, D) after cross-attention and feed-forward; see `CrossAttention`."""
-        return self.finish(x, self.cross_attention(self.cross_norm(x), keys, values, mask))
+    def cross_attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Tokens x (B, K, D) after cross-attention."""
+        mixed = self.cross_attention(self.cross_norm(x), keys, values, mask)
+        return self.add(x, mixed, self.cross_attention.out)
 
-    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """What `look` makes of frames that are mixed already (B, K, D)."""
-        x = self.add(x, mixed, self.cross_attention.out)
+    def feed(self, x: Tensor) -> Tensor:
+        """Tokens x (B, K, D) after the feed-forward."""
         widen, activation, narrow = self.feed_forward
         return self.add(x, activation(widen(self.feed_forward_norm(x))), narrow)
+
+    def add(self, x: Tensor, mixed: Tensor, out: nn.Module) -> Tensor:
+        """x (B, K, D) plus the output of `out`, a plain or prepacked linear layer, for `mixed`."""
+        if isinstance(out, PrepackedLinear):
+            return out.plus(mixed, x)
+        update = out(mixed)
+        return x + (self.dropout(update) if self.training else update)

@@ -1,4 +1,4 @@
-"""Packed layers: the same numbers, for any number of frames, and refused where they cannot work."""
+"""Prepacked layers compute the same numbers for any number of frames, and refuse to be saved."""
 
 import copy
 
@@ -15,19 +15,19 @@ from asrkit.models import (
     TransducerModel,
     presets,
 )
-from asrkit.models.packed import (
-    PackedConv1d,
-    PackedDepthwise,
-    PackedLinear,
-    PackedPointwise,
-    multiplies,
+from asrkit.models.cpu.prepacked import (
+    PrepackedConv1d,
+    PrepackedDepthwise,
+    PrepackedLinear,
+    PrepackedPointwise,
     multiply_by_group,
-    pack,
-    pack_by_group,
+    onednn_supports,
+    prepack,
+    prepack_by_group,
 )
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16),
+    not onednn_supports(torch.bfloat16),
     reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 DTYPES = pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def expect_same(found, wanted, tolerance):
 @DTYPES
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
-def test_a_packed_layer_computes_the_same(bias, dtype, tolerance):
+def test_a_prepacked_layer_computes_the_same(bias, dtype, tolerance):
     plain = nn.Linear(48, 40, bias=bias).eval().to(dtype)
-    packed = PackedLinear(plain.weight, plain.bias)
+    packed = PrepackedLinear(plain.weight, plain.bias)
     for shape in ((1,), (3, 1), (2, 300), (2, 3, 4)):
         x = torch.randn(*shape, 48).to(dtype)
         expect_same(packed(x), plain(x), tolerance)
@@ -61,24 +61,24 @@ def test_groups_of_columns_are_multiplied_each_with_its_own_weight(R, dtype, tol
         weight = torch.randn(G, outputs, inputs, dtype=torch.float64)
         rows = torch.randn(R, G, inputs, dtype=torch.float64)
         wanted = torch.einsum("rgi,goi->rgo", rows, weight)
-        summands = torch.einsum("rgi,goi->rgo", rows.abs(), weight.abs())
-        packed = pack_by_group(weight.to(dtype), R)
+        terms = torch.einsum("rgi,goi->rgo", rows.abs(), weight.abs())
+        packed = prepack_by_group(weight.to(dtype), R)
         found = multiply_by_group(rows.flatten(1).to(dtype), packed, G)
         assert found.dtype == dtype
         assert found.shape == wanted.shape
-        # summands may cancel
-        assert (wanted - found).norm() <= tolerance * summands.norm()
+        # terms may cancel
+        assert (wanted - found).norm() <= tolerance * terms.norm()
 
 
 @pytest.mark.parametrize("R", [1, 125, 127, 250])
-def test_no_product_by_group_lays_its_weight_out_anew(R, capfd):
-    packed = pack_by_group(torch.randn(8, 256, 64), R)
+def test_no_product_by_group_reorders_its_weight(R, capfd):
+    packed = prepack_by_group(torch.randn(8, 256, 64), R)
     rows = torch.randn(R, 8 * 64)
     with torch.inference_mode(), torch.backends.mkldnn.verbose(1):
         multiply_by_group(rows, packed, 8)
-    said = capfd.readouterr().out
-    assert ",convolution," in said
-    assert ",reorder," not in said
+    output = capfd.readouterr().out
+    assert ",convolution," in output
+    assert ",reorder," not in output
 
 
 @DTYPES
@@ -88,21 +88,21 @@ def test_one_channel_becomes_several_in_a_strided_convolution(
     channels, dtype, tolerance
 ):
     plain = nn.Conv2d(1, channels, 3, stride=2, padding=1).eval().to(dtype)
-    packed = PackedDepthwise(plain.weight, plain.bias, "relu", stride=2, groups=1)
+    packed = PrepackedDepthwise(plain.weight, plain.bias, "relu", stride=2, groups=1)
     for shape in (1, 1, 1), (2, 7, 80), (1, 300, 5):
         images = torch.randn(*shape, 1).to(dtype)  # channels last
         wanted = plain(images.permute(0, 3, 1, 2)).relu().permute(0, 2, 3, 1)
         expect_same(packed(images), wanted, tolerance)
 
 
-def say_that_this_cpu_has_avx512(monkeypatch, has):
+def fake_avx512(monkeypatch, has):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": has})
 
 
 @pytest.fixture
 def with_avx512(monkeypatch):
-    """Convolutions are packed: they compute the same on any CPU."""
-    say_that_this_cpu_has_avx512(monkeypatch, True)
+    """Prepack convolutions, which compute the same on any CPU."""
+    fake_avx512(monkeypatch, True)
 
 
 CONVOLUTIONS = {
@@ -123,13 +123,13 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("relu", [False, True])
 @torch.inference_mode()
-def test_a_packed_convolution_computes_the_same(
+def test_a_prepacked_convolution_computes_the_same(
     name, dtype, tolerance, relu, with_avx512
 ):
     layers = [nn.Conv1d(24, 40, **CONVOLUTIONS[name]), *([nn.ReLU()] if relu else [])]
     plain = nn.Sequential(*layers).eval().to(dtype)
-    packed = pack(copy.deepcopy(plain))
-    assert isinstance(packed[0], PackedConv1d | PackedPointwise)
+    packed = prepack(copy.deepcopy(plain))
+    assert isinstance(packed[0], PrepackedConv1d | PrepackedPointwise)
     for B, T in (1, 3), (2, 57), (1, 450):
         by_channels = torch.randn(B, 24, T).to(dtype)
         by_frames = by_channels.transpose(1, 2).contiguous().transpose(1, 2)
@@ -145,7 +145,7 @@ def test_a_packed_convolution_computes_the_same(
 def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay(
     avx512, monkeypatch
 ):
-    say_that_this_cpu_has_avx512(monkeypatch, avx512)
+    fake_avx512(monkeypatch, avx512)
     stay = [
         nn.Conv1d(8, 8, 3, groups=8),
         nn.Conv1d(1, 8, 3),
@@ -154,16 +154,16 @@ def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay(
         nn.Conv2d(8, 8, 3),
     ]
     changed = [nn.Conv1d(8, 8, 1), nn.Conv1d(8, 8, 3)]
-    kinds = [*map(type, pack(nn.ModuleList(changed + stay).eval()))]
-    longer = PackedConv1d if avx512 else nn.Conv1d
-    assert kinds == [PackedPointwise, longer, *map(type, stay)]
+    kinds = [*map(type, prepack(nn.ModuleList(changed + stay).eval()))]
+    longer = PrepackedConv1d if avx512 else nn.Conv1d
+    assert kinds == [PrepackedPointwise, longer, *map(type, stay)]
 
 
 @torch.inference_mode()
-def test_no_convolution_lays_its_weight_out_anew_by_the_slowest_way(capfd):
+def test_no_convolution_reorders_its_weight_slowly(capfd):
     """With AVX2 oneDNN did so for 96 channels and 20 frames."""
     convolutions = (nn.Conv1d(96, 96, 5, padding=2), nn.Conv1d(96, 96, 1))
-    packed = pack(nn.Sequential(*convolutions).eval())
+    packed = prepack(nn.Sequential(*convolutions).eval())
     with torch.backends.mkldnn.verbose(1):
         packed(torch.randn(1, 96, 20))
     found = capfd.readouterr().out
@@ -186,10 +186,10 @@ ENCODERS = {
 @DTYPES
 @pytest.mark.parametrize("kind", ENCODERS)
 @torch.inference_mode()
-def test_a_packed_encoder_computes_the_same(kind, dtype, tolerance, with_avx512):
+def test_a_prepacked_encoder_computes_the_same(kind, dtype, tolerance, with_avx512):
     torch.manual_seed(0)
     encoder = ENCODERS[kind]().eval().to(dtype)
-    packed = pack(copy.deepcopy(encoder))
+    packed = prepack(copy.deepcopy(encoder))
     for lengths in ([90, 33], [90, 90], [1, 1]):
         batch = torch.randn(2, max(lengths), 80), torch.tensor(lengths)
         wanted, frames = encoder(*batch)
@@ -199,30 +199,30 @@ def test_a_packed_encoder_computes_the_same(kind, dtype, tolerance, with_avx512)
 
 
 @torch.inference_mode()
-def test_a_model_is_packed_whole_and_in_place():
+def test_a_whole_model_is_prepacked_in_place():
     model = TransducerModel(presets.tiny()).eval()
     batch = torch.randn(2, 100, 80), torch.tensor([100, 60])
     label = torch.tensor([model.blank] * 2)
     wanted = (*model.encode(*batch), model.predict(label)[0])
     layers = sum(type(part) is nn.Linear for part in model.modules())
-    assert pack(model) is model
+    assert prepack(model) is model
     kinds = [type(part) for part in model.modules()]
-    assert kinds.count(PackedLinear) == layers
+    assert kinds.count(PrepackedLinear) == layers
     assert nn.Linear not in kinds
     found = (*model.encode(*batch), model.predict(label)[0])
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("activation", "joined"), [
+@pytest.mark.parametrize(("activation", "fused"), [
     (nn.ReLU(), True), (nn.GELU(), True), (nn.GELU("tanh"), False), (nn.Tanh(), False),
 ], ids=str)  # fmt: skip
 @torch.inference_mode()
-def test_an_activation_behind_a_linear_layer_is_a_part_of_it(activation, joined):
+def test_an_activation_after_a_linear_layer_is_fused(activation, fused):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(24, 40), activation, nn.Linear(40, 24), activation)
     layers.eval()
     x = torch.randn(3, 5, 24)
     wanted = layers(x)
-    found = pack(layers)
+    found = prepack(layers)
     torch.testing.assert_close(found(x), wanted, rtol=1e-5, atol=1e-6)
-    assert (type(found[1]) is nn.Identity) == joined == (found[2].activation != "none")
+    assert (type(found[1]) is nn.Identity) == fused == (found[2].activation != "none")

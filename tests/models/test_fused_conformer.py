@@ -1,4 +1,4 @@
-"""A FastConformer packed for a CPU: the eager one's numbers, for all shapes, masks and contexts."""
+"""The fused FastConformer computes the eager one's numbers for all shapes, masks and contexts."""
 
 import copy
 import sys
@@ -14,14 +14,14 @@ from asrkit.models import (
     optimize,
     presets,
 )
-from asrkit.models.packed import multiplies
-from asrkit.models.packed_conformer import PackedFastConformer
+from asrkit.models.cpu.fused_conformer import FusedFastConformer
+from asrkit.models.cpu.prepacked import onednn_supports
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from conformers import build
 
 WITH_BFLOAT16 = pytest.mark.skipif(
-    not multiplies(torch.bfloat16),
+    not onednn_supports(torch.bfloat16),
     reason="needs a CPU with products of bfloat16 in oneDNN",
 )
 DTYPES = pytest.mark.parametrize(
@@ -30,17 +30,17 @@ DTYPES = pytest.mark.parametrize(
 
 
 def expect_no_worse(encoder, features, lengths):
-    """Outputs of `encoder` packed are as near to float64's as the eager ones, blind to padding, and zero there."""
+    """The fused `encoder` is as near to float64 as the eager one, ignores the padding, and is zero there."""
     for b, length in enumerate(lengths):
         features[b, length:] = torch.nan
     exact, frames = copy.deepcopy(encoder).double()(features.double(), lengths)
     limit = (encoder(features, lengths)[0] - exact).norm()
-    packed = optimize(encoder)
-    assert isinstance(packed, PackedFastConformer)
+    fused = optimize(encoder)
+    assert isinstance(fused, FusedFastConformer)
     for _ in range(2):  # the second time with cached positions
-        found, steps = packed(features, lengths)
+        found, steps = fused(features, lengths)
         assert torch.equal(steps, frames)
-        assert (found.dtype, found.shape) == (packed.dtype, exact.shape)
+        assert (found.dtype, found.shape) == (fused.dtype, exact.shape)
         assert (found - exact).norm() <= 1.5 * limit + 1e-6 * exact.norm()
         padding = torch.arange(found.shape[1]) >= frames[:, None]
         assert not found[padding].any()
@@ -81,14 +81,14 @@ def test_every_field_of_the_config(changes):
 
 
 @torch.inference_mode()
-def test_optimize_packs_the_encoder_of_a_model_and_context_may_be_limited_before():
+def test_optimize_fuses_the_encoder_of_a_model_with_limited_context():
     model = TransducerModel(presets.tiny()).eval()
     limit_context(model, (4, 2))
     features = torch.randn(2, 200, 80)
     lengths = torch.tensor([200, 60])
     wanted = model.encode(features, lengths)[0]
     assert optimize(model) is model
-    assert isinstance(model.encoder, PackedFastConformer)
+    assert isinstance(model.encoder, FusedFastConformer)
     found = model.encode(features, lengths)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
     kinds = {type(part) for part in model.modules()}
@@ -110,7 +110,7 @@ def test_other_dtypes_are_not_fused(dtype):
 
 
 @torch.inference_mode()
-def test_kept_positions_are_those_of_the_shape_at_hand_whatever_came_before():
+def test_cached_positions_do_not_depend_on_earlier_calls():
     plain = build()
     encoder = optimize(build())
     for B, T in ((1, 96), (1, 40), (1, 96), (3, 32), (1, 700), (1, 40)):

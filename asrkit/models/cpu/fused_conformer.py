@@ -1,18 +1,26 @@
-"""A FastConformer for inference on a CPU, whose steps between products are part of the products.
+"""A FastConformer for inference on a CPU, with the steps between products fused into the products.
 
-`asrkit.models.optimize` makes it of an eager FastConformer. Activations and residual sums are
-computed by oneDNN behind each product, before its result goes to memory; masks are made once for
-all blocks, and none where a batch has no padding.
+`asrkit.models.optimize` makes it from an eager FastConformer. oneDNN computes activations and
+residual sums with each product, before its result goes to memory. Masks are made once for all
+blocks, and none where a batch has no padding.
 """
 
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.models.attention import (
+from asrkit.models.common import Encoded, expect_batch, padding_mask, strided
+from asrkit.models.cpu.prepacked import (
+    PrepackedDepthwise,
+    PrepackedLinear,
+    multiply_by_group,
+    prepack_by_group,
+)
+from asrkit.models.fastconformer import FastConformer
+from asrkit.models.relative_attention import (
     Context,
     allowed_keys,
     attended,
@@ -21,44 +29,41 @@ from asrkit.models.attention import (
     lowest,
     relative_positions,
 )
-from asrkit.models.encoders import expect_batch, padding_mask, strided
-from asrkit.models.fastconformer import FastConformer
-from asrkit.models.packed import PackedDepthwise, PackedLinear, multiply_by_group, pack_by_group
 from asrkit.shapes import expect, valid_mask
 
-BLOCK = 16  # oneDNN computes so many outputs at once
-MOST_KEPT = 2**21  # numbers of projected positions that a block keeps between calls, in two forms
+BLOCK = 16  # outputs that oneDNN computes at once
+MAX_CACHED = 2**21  # numbers of projected positions that a block caches, in each of two forms
 REACH = 128  # frames: utterances whose lengths round up to the same multiple share positions
 
 
 class Frames(NamedTuple):
-    """What all blocks have to know of a batch."""
+    """Masks of a batch, for all blocks."""
 
     valid: Tensor  # (B, T) bool, False in the padding
-    padding: Tensor | None  # (B, T, 1) bool, True in the padding; None where there is none
-    hidden: Tensor | None  # (B, 1, 1 or T, T) bool, True where a frame may not look; None: nowhere
+    padding: Tensor | None  # (B, T, 1) bool, True in the padding; None without padding
+    hidden: Tensor | None  # (B, 1, 1 or T, T) bool, True at keys that are masked; None without any
     context: Context
 
 
-class PackedFastConformer(nn.Module):
+class FusedFastConformer(nn.Module):
     """Computes what `FastConformer` computes in eval mode; without gradients and state_dict.
 
-    Each part of the eager encoder is given up as soon as it is packed, so both are not in memory at
-    once.
+    Each part of the eager encoder is freed as soon as it is prepacked, so the two encoders are
+    never both in memory.
 
     Args:
         encoder: The eager encoder with folded batch norms. It cannot be used afterwards.
-        layer: Class of the linear layers of blocks, that of the positions aside: `PackedLinear` or
-            `asrkit.models.int8.Int8Linear`.
+        layer: Class of the blocks' linear layers, except that of the positions: `PrepackedLinear`
+            or `asrkit.models.cpu.int8.Int8Linear`.
     """
 
-    def __init__(self, encoder: FastConformer, layer: Any = PackedLinear) -> None:
+    def __init__(self, encoder: FastConformer, layer: Any = PrepackedLinear) -> None:
         super().__init__()
         self.config = encoder.config
         self.width = encoder.width
         self.dtype = encoder.subsampling.out.weight.dtype
         self.subsampling = _Subsampling(encoder.subsampling)
-        encoder.subsampling = cast(Any, None)
+        del encoder.subsampling
         self.blocks = nn.ModuleList()
         for number, block in enumerate(encoder.blocks):
             self.blocks.append(_Block(block, layer))
@@ -66,7 +71,7 @@ class PackedFastConformer(nn.Module):
         self.eval()
 
     @torch.no_grad()
-    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, lengths: Tensor) -> Encoded:
         """Encoded frames (B, T', D) and their lengths (B,), as `FastConformer.forward`.
 
         Args:
@@ -74,9 +79,13 @@ class PackedFastConformer(nn.Module):
             lengths: Frames of each utterance (B,), int64.
         """
         T = expect_batch(features, lengths, self.config.bins)
-        remedy = "Load it again to train it."
-        wanted = "eval mode: its steps are fused"
-        expect(not self.training, "model", wanted, "training mode", remedy)
+        expect(
+            not self.training,
+            "model",
+            "eval mode: its steps are fused",
+            "training mode",
+            "Load it again to train it.",
+        )
         padding = padding_mask(lengths, T, features.device)
         if padding is not None:
             features = features.masked_fill(padding[..., None], 0.0)
@@ -99,34 +108,35 @@ class PackedFastConformer(nn.Module):
 
 
 class _Subsampling(nn.Module):
-    """The strided convolutions; channels lie last, as in the eager ones."""
+    """The strided convolutions, channels last as in the eager ones."""
 
     def __init__(self, eager: Any) -> None:
         super().__init__()
         first, *pairs = eager.convs
         C = len(first.weight)
-        self.first = PackedDepthwise(first.weight, first.bias, "relu", stride=2, groups=1)
+        self.first = PrepackedDepthwise(first.weight, first.bias, "relu", stride=2, groups=1)
         self.depthwise = nn.ModuleList()
         self.pointwise = nn.ModuleList()
         for depthwise, pointwise in pairs:
-            packed = PackedDepthwise(depthwise.weight, depthwise.bias, stride=2, groups=C)
-            self.depthwise.append(packed)
-            self.pointwise.append(PackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu"))
-        # Columns by bin, then by channel: in the order in which they lie in memory.
+            self.depthwise.append(
+                PrepackedDepthwise(depthwise.weight, depthwise.bias, stride=2, groups=C)
+            )
+            self.pointwise.append(
+                PrepackedLinear(pointwise.weight.flatten(1), pointwise.bias, "relu")
+            )
+        # Columns by bin, then by channel, which is their order in memory.
         by_channel = eager.out.weight.unflatten(1, (C, -1))  # (D, C, F')
         by_bin = by_channel.transpose(1, 2).flatten(1)
-        self.out = PackedLinear(by_bin, eager.out.bias)
+        self.out = PrepackedLinear(by_bin, eager.out.bias)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Frames (B, T', D) of features (B, T, F).
+        """Frames (B, T', D) of features (B, T, F). In the padding they are the last layer's bias.
 
-        In the padding frames are what the last layer makes of zeros: its bias.
-
-        One utterance after the other: what the first convolutions return is the largest tensor of
-        the encoder. That of one utterance stays in caches, and in memory that is used again.
+        Utterances are computed one by one: the output of the first convolutions is the largest
+        tensor of the encoder, and that of one utterance stays in caches, in memory that is reused.
         """
         images = features.unsqueeze(-1)  # (B, T, F, 1)
-        done = []
+        frames = []
         for image, length in zip(images.split(1), lengths.tolist(), strict=True):
             length = math.ceil(length / 2)
             x = self.first(image)  # (1, T', F', C)
@@ -135,14 +145,15 @@ class _Subsampling(nn.Module):
                 length = math.ceil(length / 2)
                 x = pointwise(depthwise(x))
                 x[:, length:] = 0.0
-            done.append(self.out(x.flatten(2)))
-        return torch.cat(done)
+            frames.append(self.out(x.flatten(2)))
+        return torch.cat(frames)
 
 
 class _Block(nn.Module):
-    """`ConformerBlock`; each residual is added by the product before it.
+    """`ConformerBlock`, whose products add the residuals.
 
-    Weights of norms are float32: of bfloat16 frames torch then computes the same 1.4 times as fast.
+    Weights of norms are float32: for bfloat16 frames torch then computes the same, 1.4 times as
+    fast.
     """
 
     def __init__(self, block: Any, layer: Any) -> None:
@@ -154,8 +165,8 @@ class _Block(nn.Module):
         self.conv_norm = block.conv_norm.float()
         self.gate = layer(block.gate.weight, block.gate.bias)
         conv = block.depthwise
-        kernel = conv.weight.unsqueeze(2)  # of images one pixel high
-        self.depthwise = PackedDepthwise(kernel, conv.bias, "swish", groups=conv.groups)
+        kernel = conv.weight.unsqueeze(2)  # for images one pixel high
+        self.depthwise = PrepackedDepthwise(kernel, conv.bias, "swish", groups=conv.groups)
         self.pointwise = layer(block.pointwise.weight, block.pointwise.bias)
         self.second_feed = _Feed(second, layer)
         self.final_norm = block.final_norm.float()
@@ -175,7 +186,7 @@ class _Block(nn.Module):
 
 
 class _Feed(nn.Module):
-    """Half a feed-forward layer with its residual; the half is a factor of its last weights."""
+    """Half a feed-forward layer and its residual; its last weights include the factor of 1/2."""
 
     def __init__(self, feed: Any, layer: Any) -> None:
         super().__init__()
@@ -186,15 +197,15 @@ class _Feed(nn.Module):
         self.narrow = layer(0.5 * narrow.weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) of (B, T, D)."""
+        """Frames (B, T, D) of frames x (B, T, D)."""
         return self.narrow.plus(self.wide(self.norm(x)), x)
 
 
 class _Attention(nn.Module):
     """`RelativeAttention` that adds its result to a residual.
 
-    The bias of content is part of the bias of the product that makes the queries; `bias_difference`
-    is what the bias of positions is above it.
+    The product that computes the queries adds the content bias too; `bias_difference` is the
+    position bias minus the content bias.
     """
 
     bias_difference: Tensor
@@ -209,8 +220,8 @@ class _Attention(nn.Module):
         self.qkv = layer(eager.qkv.weight, bias)
         difference = eager.position_bias.detach() - eager.content_bias.detach()
         self.register_buffer("bias_difference", difference[:, 0], persistent=False)  # (H, D/H)
-        self.position = PackedLinear(eager.position.weight, None)
-        self.packed: tuple[tuple[int, int, int], Tensor] | None = None  # see `_positions`
+        self.position = PrepackedLinear(eager.position.weight, None)
+        self.prepacked: tuple[tuple[int, int, int], Tensor] | None = None  # see `_positions`
         self.projected: tuple[int, Tensor] | None = None  # see `_projected`
         self.out = layer(eager.out.weight, eager.out.bias)
 
@@ -219,7 +230,7 @@ class _Attention(nn.Module):
         B, T, _ = x.shape
         H = self.heads
         qkv = self.qkv(x).view(B, T, 3, H, -1)
-        q, k, v = qkv.unbind(2)  # each (B, T, H, D/H), the bias of content in q
+        q, k, v = qkv.unbind(2)  # each (B, T, H, D/H); q includes the content bias
         first, last = attended(T, frames.context)
         p = self._positions(x, first, last)
         queries = (q + self.bias_difference).view(B * T, -1)
@@ -233,58 +244,64 @@ class _Attention(nn.Module):
         return self.out.plus(mixed, residual)
 
     def _positions(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Projected positions over sqrt(D/H), packed for `multiply_by_group` with all frames of x.
+        """Projected positions over sqrt(D/H), prepacked to be multiplied with all frames of x.
 
-        They are filled up with zeros to whole blocks of outputs. Those of the last shape are kept:
-        they follow from weights and shape alone.
+        Zeros fill them up to whole blocks of outputs. Those of the last shape are cached: they
+        depend on the weights and the shape alone.
         """
         shape = (x.shape[0] * x.shape[1], first, last)
-        kept = self.packed  # read once: another thread may change it
-        if kept is not None and kept[0] == shape:
-            return kept[1]
+        cached = self.prepacked  # read once: another thread may change it
+        if cached is not None and cached[0] == shape:
+            return cached[1]
         p = self._projected(x, first, last).unflatten(1, (self.heads, -1)).transpose(0, 1)
-        packed = pack_by_group(F.pad(p, (0, 0, 0, -p.shape[1] % BLOCK)), shape[0])  # (H, P, D/H)
-        if packed.numel() <= MOST_KEPT:
-            self.packed = shape, packed
-        return packed
+        blocks = F.pad(p, (0, 0, 0, -p.shape[1] % BLOCK))  # (H, P, D/H)
+        prepacked = prepack_by_group(blocks, shape[0])
+        if prepacked.numel() <= MAX_CACHED:
+            self.prepacked = shape, prepacked
+        return prepacked
 
     def _projected(self, x: Tensor, first: int, last: int) -> Tensor:
         """Projected positions over sqrt(D/H) of the distances from `first` to `last`: (P, D).
 
-        They are part of those of a multiple of REACH frames, which are kept for the next length: of
-        one utterance of 10 s they are 7 % of all products. What is computed depends on the length
-        alone, not on the calls before, so a recording gets the same numbers in every order.
+        They are a part of the positions of a multiple of REACH frames, which are cached for the
+        next length: for one utterance of 10 s they are 7 % of all products. The numbers depend on
+        the length alone, not on earlier calls, so a recording gets the same ones in every order.
         """
         reach = max(first, 1 - last)
         reach += -reach % REACH
-        kept = self.projected
-        if kept is None or kept[0] != reach:
+        cached = self.projected
+        if cached is None or cached[0] != reach:
             p = self.position(relative_positions(reach, 1 - reach, x.shape[2], x))
-            kept = reach, p / math.sqrt(p.shape[1] // self.heads)
-            if p.numel() <= MOST_KEPT:
-                self.projected = kept
-        return kept[1][reach - first : reach - last + 1]
+            cached = reach, p / math.sqrt(p.shape[1] // self.heads)
+            if p.numel() <= MAX_CACHED:
+                self.projected = cached
+        return cached[1][reach - first : reach - last + 1]
 
 
 def _by_key(scores: Tensor) -> Tensor:
-    """Scores by key (B, H, T, T), of those by distance (B, T, H, 2T or more).
+    """Scores by key (B, H, T, T), a view of scores by distance (B, T, H, 2T or more).
 
-    Row t begins T - t columns into its distances, T ... 1 - T: a view, nothing is copied.
+    Row t begins T - t columns into its distances, T ... 1 - T.
     """
     B, T, H, _ = scores.shape
-    of_utterance, of_row, of_head, of_column = scores.stride()
-    strides = (of_utterance, of_head, of_row - of_column, of_column)
-    return scores.as_strided((B, H, T, T), strides, scores.storage_offset() + T * of_column)
+    utterance, row, head, column = scores.stride()
+    strides = (utterance, head, row - column, column)
+    return scores.as_strided((B, H, T, T), strides, scores.storage_offset() + T * column)
 
 
 def _attend(qkv: Tensor, bias: Tensor, hidden: Tensor | None) -> Tensor:
     """Attention (B, T, D) of queries, keys and values (B, T, 3, H, D/H).
 
-    `bias` (B, H, T, T) is added to the scores. One utterance after the other, whose scores stay in
-    caches; each by head in memory, which costs a copy and makes the products faster, and as three
-    steps: for some hundred frames torch's fused attention takes longer on a CPU, 1.4 times in
-    bfloat16 for 125 frames and 2 times for 400. The softmax is computed in float32: in bfloat16
-    torch takes longer for it.
+    Utterances are computed one by one, so that their scores stay in caches. Each is copied to be
+    contiguous by head, which makes the products faster. Products and softmax are separate steps:
+    for some hundred frames torch's fused attention takes longer on a CPU, 1.4 times in bfloat16 for
+    125 frames and 2 times for 400. The softmax is computed in float32, which is faster than torch's
+    in bfloat16.
+
+    Args:
+        qkv: Queries, keys and values.
+        bias: Numbers that are added to the scores (B, H, T, T).
+        hidden: True at masked keys, as in `Frames`.
     """
     B, T, _, H, width = qkv.shape
     scale = 1 / math.sqrt(width)

@@ -1,15 +1,15 @@
 """Linear layers in int8 for inference on a CPU, by oneDNN.
 
-Weights are quantized once: signed numbers of 8 bits with a scale for each output (channel).
-Activations are quantized in each call: unsigned numbers of 8 bits with one scale and one zero point
-for all rows of the call. Per row would be finer, but torch's oneDNN layer takes one scale a call: a
-scale for each row would have to be multiplied behind the product, so bias, SiLU and residual could
-not be parts of it any more. Sums of products are int32, so none overflows.
+Weights are quantized once, to signed numbers of 8 bits with a scale for each output (channel).
+Activations are quantized in each call, to unsigned numbers of 8 bits with one scale and one zero
+point for all rows of the call. A scale for each row would be finer, but torch's oneDNN layer takes
+one scale a call: row scales would have to be multiplied after the product, which could then not
+compute bias, SiLU and residual as well. Sums of products are int32, so none overflows.
 
-Numbers of an utterance depend a little on what else is in its batch: the scale is that of all.
+The numbers of an utterance depend a little on the rest of its batch, because they share a scale.
 
-The output layer of an attention decoder, whose weight is large and whose rows are few, is computed
-by torch's FBGEMM instead (`Int8Output`), which needs no more than AVX2.
+torch's FBGEMM computes the output layer of an attention decoder instead (`Int8Output`), whose
+weight is large and whose rows are few. AVX2 is enough for that.
 """
 
 import functools
@@ -21,36 +21,34 @@ import torch
 from torch import Tensor
 
 from asrkit.cpu import fast_dtype, has_int8
-from asrkit.models.packed import ROWS, Activation, Packed
+from asrkit.models.cpu.prepacked import ROWS, Activation, Prepacked
 from asrkit.runtime import compiled, eager
 
-LARGEST_WEIGHT = 127  # -128 stays unused, so that weights lie around zero
+LARGEST_WEIGHT = 127  # -128 stays unused, so that the range is symmetric
 F = np.float32
 TINY = np.finfo(F).tiny
 HALF = F(0.5)
 TOP = F(255)  # levels of an activation, above the lowest
 BLOCK = 1024  # numbers that are widened to float32 at a time, in the first cache
-PATTERNS = {  # signed and unsigned integers of a dtype's size, and what that lacks to 32 bits
+PATTERNS = {  # signed and unsigned integers of a dtype's size, and the bits it lacks to 32
     torch.bfloat16: (torch.int16, np.uint16, np.uint32(16)),
     torch.float32: (torch.int32, np.uint32, np.uint32(0)),
 }
 
 
 def loaded_dtype(name: str) -> str:
-    """Name of the dtype to load a model in that is to compute in `name`.
+    """Name of the dtype in which to load a model that is to compute in `name`.
 
-    What is not in int8 is in the dtype that the CPU multiplies fastest.
-
-    Args:
-        name: "int8", or that of a dtype of torch, which is returned.
+    For "int8" it is the dtype that the CPU multiplies fastest, in which the other layers compute;
+    for the name of a dtype of torch, that name.
     """
     return fast_dtype() if name == "int8" else name
 
 
-class Int8Linear(Packed):
-    """`asrkit.models.packed.PackedLinear` in int8, of a weight (out, in) in float32 or bfloat16.
+class Int8Linear(Prepacked):
+    """`PrepackedLinear` in int8, from a weight (out, in) in float32 or bfloat16.
 
-    It takes and returns the dtype of the weight.
+    Inputs and outputs have the dtype of the weight.
     """
 
     def __init__(
@@ -64,14 +62,14 @@ class Int8Linear(Packed):
         self.weight = torch.ops.onednn.qlinear_prepack(values, [ROWS, in_features])
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., out) of (..., in)."""
+        """(..., out) from (..., in)."""
         return torch.ops.onednn.qlinear_pointwise(
             *quantize(x),
             self.weight,
             self.weight_scale,
             self.weight_zero,
             self.bias,
-            1.0,  # scale and zero point of the result, which is no integer
+            1.0,  # scale and zero point of the result, which is not quantized
             0,
             self.dtype,
             self.activation,
@@ -88,7 +86,7 @@ class Int8Linear(Packed):
             self.weight_zero,
             residual,
             self.bias,
-            1.0,  # scale and zero point of the result, and then of the residual
+            1.0,  # scale and zero point of the result; after the dtype, those of the residual
             0,
             self.dtype,
             1.0,
@@ -101,33 +99,33 @@ class Int8Linear(Packed):
         )
 
 
-class Int8Output(Packed):
+class Int8Output(Prepacked):
     """A linear layer with a large weight (out, in) in int8, for few rows; it returns float32.
 
-    Activations have one scale a call, weights one an output. The weights are what takes time: a
-    quarter of the bytes of float32 are read. Without VNNI pairs of products are added in 16 bits:
-    activations then have 7 bits, so that none overflows.
+    Activations have one scale for each call, weights one for each output. Reading the weights takes
+    most of the time, and int8 has a quarter of the bytes of float32. Without VNNI pairs of products
+    are added in 16 bits: activations then have 7 bits, so that no sum overflows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(bias)
         values, scale = quantize_weight(weight)
         zeros = torch.zeros(len(scale), dtype=torch.int64, device="cpu")
-        with warnings.catch_warnings(action="ignore"):  # torch means to replace such tensors
-            quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
+        with warnings.catch_warnings(action="ignore"):  # torch plans to replace such tensors
+            quantized = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
         bias = None if self.bias is None else self.bias.float()
-        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        self.packed = torch.ops.quantized.linear_prepack(quantized, bias)
         self.seven_bits = not has_int8()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., out) float32 of (..., in)."""
+        """(..., out) float32 from (..., in)."""
         return torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.seven_bits)
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (out, in) int8 and scale (out,) float32, whose product is nearly a weight (out, in).
+    """Values (out, in) int8 and scale (out,) float32, whose product approximates the weight.
 
-    The largest number of an output becomes 127 or -127.
+    The largest number of each output becomes 127 or -127.
     """
     wide = weight.detach().float()
     largest = wide.abs().amax(1)
@@ -138,13 +136,13 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @eager
 def quantize(x: Tensor) -> tuple[Tensor, float, int]:
-    """Values (..., in) uint8, scale and zero of activations, which are (values - zero) times scale.
+    """Values (..., in) uint8, scale and zero point: activations are (values - zero) times scale.
 
-    By one thread, however many torch has. The lowest and the highest number become 0 and 255, or
-    the steps next to them; where all lie on one side of zero, zero takes the place of the other
-    end. Zero itself is exact. Halves are rounded up. No number is more than a step away from what
-    it was. The scale is NaN where an activation, or how far they lie apart, is not finite. The zero
-    is 1 to 255, never 0, for which oneDNN would lay the weight out anew in each call.
+    One thread computes them, however many torch has. The lowest and the highest number become 0 and
+    255, or the steps next to them; where all numbers have one sign, zero is the other end of the
+    range. Zero itself is exact, halves are rounded up, and no number changes by more than a step.
+    The scale is NaN where an activation, or the range of all, is not finite. The zero point is 1 to
+    255: with 0 oneDNN would bring the weight into its layout in each call.
 
     Args:
         x: Activations (..., in), float32 or bfloat16.
@@ -158,23 +156,23 @@ def quantize(x: Tensor) -> tuple[Tensor, float, int]:
 
 @functools.cache
 def _kernel() -> Any:
-    # error_model: a check for division by zero would keep loops from becoming vector code
+    # error_model: a check for division by zero would prevent vector code
     return compiled(_quantize, error_model="numpy")
 
 
 def _quantize(signed, unsigned, shift, into):
-    """Scale and zero point of n numbers, which are written to `into` (n,) uint8.
+    """Quantize n numbers into `into`, and return their scale and zero point.
 
     Two passes over memory. The first finds the lowest and the highest number by their bit patterns:
-    read as signed integers, the largest is the pattern of the highest positive number; read as
-    unsigned ones, the largest is that of the lowest negative number. The patterns of infinity and
-    NaN are larger than those of all numbers, so they are found too.
+    among signed integers the largest is the pattern of the highest positive number, among unsigned
+    ones that of the lowest negative number. The patterns of infinity and NaN are larger than those
+    of all numbers, so the pass finds them too.
 
     Args:
-        signed: Their bit patterns (n,), as signed integers.
-        unsigned: The same as unsigned integers.
+        signed: Bit patterns of the numbers (n,), as signed integers.
+        unsigned: The same patterns as unsigned integers.
         shift: Bits that these lack to a float32.
-        into: What is written.
+        into: Quantized numbers (n,) uint8, which are written.
     """
     highest = signed.dtype.type(0)
     lowest = unsigned.dtype.type(0)
@@ -200,7 +198,7 @@ def _quantize(signed, unsigned, shift, into):
     numbers = patterns.view(F)
     for start in range(0, unsigned.size, BLOCK):
         count = min(BLOCK, unsigned.size - start)
-        part = unsigned[start : start + count]  # an index of i alone lets loops become vector code
+        part = unsigned[start : start + count]  # with i alone as index, loops become vector code
         levels = into[start : start + count]
         for i in range(count):
             patterns[i] = np.uint32(part[i]) << shift
