@@ -20,7 +20,7 @@ PACKAGE = ROOT / "asrkit"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"conflict"},
-    {"shapes", "files", "tasks"},
+    {"shapes", "files", "tasks", "rtfx"},
     {"runtime", "cpu", "sound_files"},
     {"sound_readers"},
     {"features", "text"},

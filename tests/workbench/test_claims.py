@@ -14,11 +14,9 @@ from asrkit.workbench import claims as ledger
 from asrkit.workbench.bench.suites import claims as claims_suite
 from asrkit.workbench.bench.suites import jasper
 from asrkit.workbench.claims import (
-    OUTCOMES,
     Claim,
     arithmetic,
     claims_table,
-    count_outcomes,
     document_answers,
     evaluate,
     listed,
@@ -26,6 +24,7 @@ from asrkit.workbench.claims import (
     summary,
     verdict,
 )
+from asrkit.workbench.claims.answers import OUTCOMES, count_outcomes
 from asrkit.workbench.records import Measurement
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"

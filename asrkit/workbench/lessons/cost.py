@@ -31,14 +31,9 @@ from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.recognizer import ModelVariants, Recognizer
 from asrkit.workbench.bench.suites.encoders import one_utterance
-from asrkit.workbench.cost.money import (
-    UNITS,
-    Range,
-    Speed,
-    TranscriptionCost,
-    compare,
-    range_text,
-)
+from asrkit.workbench.cost.money import UNITS, TranscriptionCost, compare
+from asrkit.workbench.cost.ranges import Range, range_text
+from asrkit.workbench.cost.rtfx import Speed
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.measure import measure
 from asrkit.workbench.plots.palette import GREEN, colour

@@ -15,23 +15,18 @@ from pygments.formatters import HtmlFormatter
 from asrkit import files
 from asrkit.shapes import count
 from asrkit.workbench import machine, records
-from asrkit.workbench.claims import (
-    LEGEND,
-    NOT_COMPARABLE,
-    OF_LABEL,
+from asrkit.workbench.claims.answers import (
+    OUTCOME_OF_VERDICT,
     OUTCOMES,
-    Claim,
-    Verdict,
     claim_row,
     count_outcomes,
     document_answers,
     listed,
-    load_claims,
-    origin,
     settled_elsewhere,
     summary,
-    verdict,
 )
+from asrkit.workbench.claims.claims import Claim, load_claims
+from asrkit.workbench.claims.verdicts import LEGEND, NOT_COMPARABLE, Verdict, origin, verdict
 from asrkit.workbench.records import Record
 from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun
 from asrkit.workbench.report.findings import findings_of, value_with_unit
@@ -153,7 +148,7 @@ def _environment() -> jinja2.Environment:
         "mark_of": mark_of,
         "marks": [(mark, sign, MEANINGS[mark]) for mark, sign in SIGNS.items()],
         "legend": LEGEND,
-        "of_label": OF_LABEL,
+        "outcome_of_verdict": OUTCOME_OF_VERDICT,
         "outcomes": OUTCOMES,
         "site_pages": SITE_PAGES,
         "count": count,

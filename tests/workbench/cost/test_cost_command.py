@@ -5,7 +5,7 @@ import json
 import pytest
 
 from asrkit.cli import main
-from asrkit.workbench.cost.money import Range
+from asrkit.workbench.cost.ranges import Range
 
 
 def run(capsys, *arguments):

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asrkit.workbench import records
-from asrkit.workbench.cost import money
-from asrkit.workbench.cost.money import Instance, Range, Speed, transcription_cost
+from asrkit.workbench.cost import money, rtfx
+from asrkit.workbench.cost.money import Instance, transcription_cost
+from asrkit.workbench.cost.ranges import Range
+from asrkit.workbench.cost.rtfx import Speed
 from asrkit.workbench.machine import GPU_FIELDS
 
 PRICES = money.load_prices()
-SPEEDS = money.published_speeds()
+SPEEDS = rtfx.published_speeds()
 BOARD = next(
     speed
     for speed in SPEEDS
@@ -88,7 +90,7 @@ def test_what_is_taken_for_granted_is_said():
     assert said[:2] == [other, "linear over 192 cores"]
     (threads, *_) = transcription_cost(PRICES["c7i.48xlarge"], speed()).caveats
     assert "96 cores are sold as 192 vCPUs" in threads
-    assert "batch size: 1 against 128" in money.unequal(CORE, BOARD)
+    assert "batch size: 1 against 128" in rtfx.unequal(CORE, BOARD)
 
 
 @pytest.mark.parametrize("name, value", [
@@ -97,7 +99,7 @@ def test_what_is_taken_for_granted_is_said():
     ("power.csv", "watts"),
 ])  # fmt: skip
 def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
-    for row in money.read_table(name):
+    for row in rtfx.read_table(name):
         assert None not in row
         assert None not in row.values()
         source = row["source"]
@@ -111,7 +113,7 @@ def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
 
 
 def test_no_price_stands_twice_and_the_rows_of_an_instance_agree_on_its_cores():
-    rows = money.read_table("prices.csv")
+    rows = rtfx.read_table("prices.csv")
     priced = {(row["instance"], row["region"], row["date"]) for row in rows}
     assert len(priced) == len(rows)
     sized = {(row["instance"], row["cores"], row["gpus"]) for row in rows}
@@ -165,7 +167,7 @@ def test_the_newest_records_count_and_of_a_ladder_on_a_gpu_the_fastest_rung(tmp_
         record(old, "to_half", 700.0, **rung),
         record(old, "to_all", 5e3, what="ladder-rnnt", device="cpu"),
     )
-    found = money.recorded_speeds(tmp_path)
+    found = rtfx.recorded_speeds(tmp_path)
     on_gpu = [one for one in found if one.per == "gpu"]
     assert [one.rtfx.middle for one in on_gpu] == [800.0]
     on_core = sorted(one.rtfx.ends for one in found if one.per == "core")
