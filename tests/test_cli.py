@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from asrkit.cli import COMMANDS, main
-from asrkit.cli.command import add_fields, made
+from asrkit.cli.command import add_fields, options_from
 from asrkit.transcribe.options import described
 from asrkit.workbench import records
 
@@ -41,16 +41,16 @@ def test_the_help_of_every_command_needs_neither_torch_nor_its_libraries():
     assert done.stdout.strip() == "set()"
 
 
-def test_ctrl_c_names_what_goes_on(monkeypatch, capsys):
+def test_ctrl_c_prints_how_to_continue(monkeypatch, capsys):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("asrkit.workbench.report.report", stopped)
     assert main(["report"]) == 130
-    said = "stopped. The same command with --resume goes on: "
-    assert capsys.readouterr().err.startswith(f"asrkit report: {said}")
+    message = "asrkit report: stopped. Run the same command with --resume to continue: "
+    assert capsys.readouterr().err.startswith(message)
     for name in ("transcribe", "train", "report", "bench", "data prepare"):
-        assert COMMANDS[name].goes_on
+        assert COMMANDS[name].resume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def test_options_are_made_of_fields_and_objects_of_options(typed, made_of_it):
     parser = argparse.ArgumentParser()
     add_fields(parser, Every)
     wanted = Every(paths=[Path("a"), Path("b")], **made_of_it)
-    assert made(parser.parse_args(typed.split()), Every) == wanted
+    assert options_from(parser.parse_args(typed.split()), Every) == wanted
     text = " ".join(parser.format_help().split())
     assert "seconds (default: 2.5)" in text and "an inner group: --width N" in text
     assert "a switch (default" not in text and "--kind {one,two}" in text

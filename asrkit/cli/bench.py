@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asrkit.cli.command import Command, Options, finish, progress, say, table_width
+from asrkit.cli.command import Command, Options, finish, print_text, progress, table_width
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
@@ -128,7 +128,7 @@ def _run_suite(asked: BenchOptions, options: dict[str, Any]) -> int:
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
             progress(f"{asked.suite} is left out: {error}")
     lines = bench.table(records, width=table_width())
-    say(asked, *lines, *bench.legend(lines))
+    print_text(asked, *lines, *bench.legend(lines))
     result = {"records": len(records), "out": str(out)}
     finish(asked, result, f"{count(len(records), 'record')} appended to {out}")
     return 0
@@ -153,7 +153,7 @@ def _run_all(asked: BenchOptions) -> int:
 COMMAND = Command(
     name="bench",
     summary="Measure fast implementations against their references, side by side in one run.",
-    goes_on="The suite all goes on by the same command: suites that ended well are kept.",
+    resume="Run the suite all again to continue: suites that succeeded are kept.",
     options=BenchOptions,
     run=_bench,
     examples=[

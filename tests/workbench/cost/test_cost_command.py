@@ -62,7 +62,7 @@ def test_a_model_that_is_asked_for_is_the_only_one(capsys):
 @pytest.mark.parametrize("arguments, message", [
     ("--hours nan", "--hours: expected above 0"),
     ("--instance nope", "--instance: expected one of c7a.48xlarge, c7i.48xlarge"),
-    ("--instance g6.xlarge", "--rtfx: expected that of g6.xlarge"),
+    ("--instance g6.xlarge", "--rtfx: expected an RTFx for g6.xlarge"),
     ("--rtfx x", "--rtfx: expected a number"),
     ("--utilisation 0.5:2", "--utilisation: expected above 0, at most 1"),
     ("--price 3", "--price: expected one --instance"),
