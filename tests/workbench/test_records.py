@@ -159,31 +159,31 @@ def changed(**fields):
     return json.dumps(ratio().record() | fields)
 
 
-NO_RECORDS = [
-    ("{}", "missing field what"),
-    ("null", "no record"),
-    ('{"half', "torn"),
-    ("[" * 100_000, "torn"),
-    (changed(value="9"), "no finite number"),
-    (changed(value=10**400), "no finite number"),
-    (changed(schema="asrkit.record/9"), "schema 'asrkit.record/9'"),
-    (changed(samples=None), "samples is no list"),
-    (changed(stats={"n": 3, "p25": None, "p50": 1, "p75": 1}), "None is no finite number"),
-    (changed(stats={"n": 3, "p25": float("nan"), "p50": 1, "p75": 1}), "nan is no finite number"),
-    (changed(machine={}), "machine lacks id"),
-    (changed(machine={"id": "x", "gpus": []}), "machine lacks cpu_model"),
-    (changed(what=3), "what is no str"),
+NOT_RECORDS = [
+    ("{}", "it has no what"),
+    ("null", "not a record"),
+    ('{"half', "incomplete JSON"),
+    ("[" * 100_000, "incomplete JSON"),
+    (changed(value="9"), "not a finite number"),
+    (changed(value=10**400), "not a finite number"),
+    (changed(schema="asrkit.record/9"), "schema is 'asrkit.record/9'"),
+    (changed(samples=None), "samples is not a list"),
+    (changed(stats={"n": 3, "p25": None, "p50": 1, "p75": 1}), "None is not a finite number"),
+    (changed(stats={"n": 3, "p25": float("nan"), "p50": 1, "p75": 1}), "nan is not a finite number"),
+    (changed(machine={}), "machine has no id"),
+    (changed(machine={"id": "x", "gpus": []}), "machine has no cpu_model"),
+    (changed(what=3), "what is not a str"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "why"), NO_RECORDS, ids=range(len(NO_RECORDS)))
-def test_a_line_that_is_no_record_is_left_out_with_its_place_and_swallows_nothing(
+@pytest.mark.parametrize(("line", "why"), NOT_RECORDS, ids=range(len(NOT_RECORDS)))
+def test_a_line_that_is_not_a_record_is_left_out_with_its_place_and_the_next_one_is_read(
     tmp_path, line, why
 ):
     path = tmp_path / "a.jsonl"
     records.append(path, ratio(), ratio(value=2.0, samples=()))
     with path.open("a") as file:
-        file.write(line)  # as a crash leaves it: without a line end
+        file.write(line)  # as after a crash: without a line end
     records.append(path, ratio(what="later").record())
     # and a file that a killed writer left
     records.append(tmp_path / ".a-01234567.jsonl", ratio())
