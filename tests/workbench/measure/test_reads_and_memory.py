@@ -1,4 +1,4 @@
-"""Host reads of a step that has a known number of them, and peaks that follow from shapes."""
+"""Host reads of a step with a known number of them, and peaks that follow from shapes."""
 
 from functools import partial
 
@@ -51,12 +51,12 @@ def reads(call):
 
 
 @pytest.mark.parametrize("name", READS)
-def test_every_way_to_read_counts_once(name):
+def test_each_kind_of_read_counts_once(name):
     assert reads(READS[name]) == 1
 
 
 @pytest.mark.parametrize("name", WAITLESS)
-def test_what_stays_on_its_side_counts_nothing(name):
+def test_work_on_one_side_does_not_count(name):
     assert reads(WAITLESS[name]) == 0
 
 
