@@ -404,7 +404,7 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(
     (["--resume"], "--resume: expected a run in"),
     (["--timeout", "nan"], "--timeout: expected a number of seconds above 0, got nan"),
     (["--device", "cuda"], "--device: expected cpu or auto where torch finds no GPU, got cuda."),
-    (["bad_\udcc3.ipynb"], "nor letters that the locale cannot name, got ['bad_\\udcc3']. For letters, set LC_ALL=C.UTF-8."),
+    (["bad_\udcc3.ipynb"], "and without undecodable bytes, got ['bad_\\udcc3']. For such bytes, set LC_ALL=C.UTF-8."),
     (["torn.ipynb"], "notebook torn.ipynb: expected a notebook of nbformat 4"),
     (["twice/01_one.ipynb", "01"], "notebooks: expected different names, none of them index, claims, figures, machine, got ['01_one', '01_one']"),
 ])  # fmt: skip
