@@ -125,7 +125,7 @@ def test_latest_moves_to_the_newer_report_and_the_older_stays(built):
     assert older.name == "2000" and latest.resolve() == newer
 
 
-def test_a_copy_of_the_same_work_is_kept(built, notebooks, capsys):
+def test_a_copy_with_the_same_fingerprint_is_kept(built, notebooks, capsys):
     jobs = jobs_of([notebooks / "a_good.ipynb"], {"size": 3}, device="cpu")
     (run,) = run_notebooks(jobs, built[0] / "latest/runs", resume=True)
     assert run.status == "ran" and "; kept" in capsys.readouterr().out
@@ -134,11 +134,11 @@ def test_a_copy_of_the_same_work_is_kept(built, notebooks, capsys):
 @pytest.mark.parametrize(
     "change", [{"source": "x = 2"}, {"size": 3}, {"device": "cpu"}]
 )
-def test_another_source_parameter_or_device_is_other_work(tmp_path, change):
+def test_another_source_parameter_or_device_changes_the_fingerprint(tmp_path, change):
     def work(source="x = 1", size=2, device="auto"):
         path = write(tmp_path, "x", "size: int = 1", source)
         (job,) = jobs_of([path], {"size": size}, device=device)
-        return job.work()
+        return job.fingerprint()
 
     assert work() == work() != work(**change)
 
