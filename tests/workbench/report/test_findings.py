@@ -37,7 +37,9 @@ def baselines(comparison):
     return [impl for impl in comparison.arms if impl != comparison.ours]
 
 
-@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.notebook)
+@pytest.mark.parametrize(
+    "comparison", COMPARISONS, ids=lambda comparison: comparison.notebook
+)
 def test_a_finding_has_the_values_of_its_records(comparison):
     values = pair(comparison, 3.0)
     (finding,) = found(comparison, values)
@@ -64,7 +66,9 @@ def test_a_factor_is_the_quotient_of_the_values_that_are_shown(
 
 
 @pytest.mark.parametrize("comparison", MANY, ids=lambda comparison: comparison.notebook)
-def test_ours_is_compared_with_the_best_baseline_and_every_baseline_is_shown(comparison):
+def test_ours_is_compared_with_the_best_baseline_and_every_baseline_is_shown(
+    comparison,
+):
     best, *_ = baselines(comparison)
     values = {impl: 4.0 + n for n, impl in enumerate(baselines(comparison))}
     (finding,) = found(comparison, values | {comparison.ours: 2.0})
@@ -89,7 +93,9 @@ def test_a_finding_is_of_the_last_conditions_under_which_both_were_measured():
     assert finding.number == "3×"
 
 
-@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.notebook)
+@pytest.mark.parametrize(
+    "comparison", COMPARISONS, ids=lambda comparison: comparison.notebook
+)
 def test_a_finding_that_its_records_do_not_support_is_left_out(comparison):
     values = pair(comparison)
     for impl in values:  # nothing is 0 times as much as something
