@@ -25,7 +25,7 @@ def test_the_version_is_that_of_the_package(capsys):
     assert (stop.value.code, capsys.readouterr().out) == (0, f"asrkit {version}\n")
 
 
-def test_a_reader_that_is_gone_ends_any_command_without_a_word():
+def test_a_closed_output_ends_any_command_silently():
     command = [sys.executable, "-m", "asrkit", "ledger"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -80,7 +80,7 @@ class Every:
      {"kind": "two", "pair": [3, 4], "sure": False, "loud": True, "batch_s": 1.0, "names": ["x", "y"]}),
     ("a b --width 8", {"inner": Inner(width=8)}),
 ])  # fmt: skip
-def test_options_are_made_of_fields_and_objects_of_options(typed, made_of_it):
+def test_options_are_built_from_fields_and_nested_options(typed, made_of_it):
     parser = argparse.ArgumentParser()
     add_fields(parser, Every)
     wanted = Every(paths=[Path("a"), Path("b")], **made_of_it)
@@ -146,5 +146,5 @@ def test_the_ledger_judges_by_more_records_that_it_is_given(tmp_path, capsys):
     assert rows["frames-of-20s"]["appendix"] == "tautology"
     # the shipped ones, of several machines, still count
     assert any(" on " in row["recorded"] for row in found["claims"])
-    told = " ".join(err.split())
-    assert all(one["sentence"] in told for one in found["documents"])
+    printed = " ".join(err.split())
+    assert all(one["sentence"] in printed for one in found["documents"])

@@ -230,10 +230,10 @@ def asks_a_question(notebook: dict) -> str:
 
 def says_how_large_it_may_run(notebook: dict) -> str:
     """`metadata.asrkit` has the minutes of a quick run and, in `full`, parameters worth a longer one, of the declared types."""
-    told = notebook["metadata"].get("asrkit", {})
+    settings = notebook["metadata"].get("asrkit", {})
     if (
-        type(told.get("minutes_quick")) not in (int, float)
-        or told["minutes_quick"] <= 0
+        type(settings.get("minutes_quick")) not in (int, float)
+        or settings["minutes_quick"] <= 0
     ):
         return "metadata.asrkit.minutes_quick says how long a run at the default sizes takes"
     cell = next(
@@ -241,7 +241,7 @@ def says_how_large_it_may_run(notebook: dict) -> str:
         {"source": []},
     )
     declared = kinds(cell)
-    for name, value in told.get("full", {}).items():
+    for name, value in settings.get("full", {}).items():
         if type(value) not in FITTING.get(declared.get(name, ""), ()):
             return (
                 f"metadata.asrkit.full has {name} = {value!r}; declared are {declared}"
@@ -281,7 +281,9 @@ def problems(notebook: dict, name: str) -> list[str]:
     ]
     try:
         return [
-            f"{rule.__name__}: {said}" for rule in rules if (said := rule(notebook))
+            f"{rule.__name__}: {problem}"
+            for rule in rules
+            if (problem := rule(notebook))
         ]
     except SyntaxError as error:
         return [f"a cell is no Python: {error.msg}, {error.text!r}"]
@@ -336,7 +338,7 @@ def changed(index: int, source: str | None = None, **fields: object) -> dict:
     return notebook
 
 
-def told(**metadata: object) -> dict:
+def with_metadata(**metadata: object) -> dict:
     """GOOD with other metadata."""
     return GOOD | {"metadata": {**GOOD["metadata"], **metadata}}
 
@@ -363,18 +365,18 @@ BAD = [
     (shows_pictures_with_words, changed(0, "# Why?\n![](figures/a.png)")),
     (shows_pictures_with_words, changed(0, "# Why?\n<img src='a.png'>")),
     (names_no_absolute_path, changed(4, "open('/ho" + "me/ann/speech.wav')")),
-    (runs_on_any_kernel, told(kernelspec={"name": "my-venv"})),
+    (runs_on_any_kernel, with_metadata(kernelspec={"name": "my-venv"})),
     (runs_on_any_kernel, GOOD | {"nbformat_minor": 4}),
     (asks_a_question, changed(0, "# It is slow")),
     (asks_a_question, changed(0, "# Why?\n# And how?")),
-    (says_how_large_it_may_run, told(asrkit={})),
+    (says_how_large_it_may_run, with_metadata(asrkit={})),
     (
         says_how_large_it_may_run,
-        told(asrkit={"minutes_quick": 1, "full": {"frame": 2000}}),
+        with_metadata(asrkit={"minutes_quick": 1, "full": {"frame": 2000}}),
     ),
     (
         says_how_large_it_may_run,
-        told(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}}),
+        with_metadata(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}}),
     ),
 ]
 
@@ -383,9 +385,9 @@ BAD = [
     "rule, notebook", BAD, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
-    assert [said.split(":")[0] for said in problems(notebook, "01_bad.ipynb")] == [
-        rule.__name__
-    ]
+    assert [
+        problem.split(":")[0] for problem in problems(notebook, "01_bad.ipynb")
+    ] == [rule.__name__]
     assert {rule for rule, _ in BAD} == set(RULES)
 
 
@@ -394,7 +396,7 @@ def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
     (changed(4, LONG, metadata={"tags": ["exercise"]}), "01_exercise.ipynb"),
     (changed(4, "x = 1\n" * CELL_LINES), "01_as_long_as_may_be.ipynb"),
     (changed(0, "# Start here"), "00_start_here.ipynb"),
-    (told(asrkit={"minutes_quick": 0.5, "full": {"frames": 2000, "quick": False}}), "01_full.ipynb"),
+    (with_metadata(asrkit={"minutes_quick": 0.5, "full": {"frames": 2000, "quick": False}}), "01_full.ipynb"),
     (changed(4, "ratio = a / b\nshare = f'{x:.1f}/{y}'\nspeed = 'https://example.org/usr/page'"), "01_divides.ipynb"),
     (changed(0, "# Why?\n<img src='a.png' alt='a lattice'>"), "01_html.ipynb"),
 ])  # fmt: skip

@@ -118,7 +118,7 @@ def test_what_needs_a_checkout_or_a_model_says_so_in_one_line(done, command):
     assert (code, out, err.count("\n")) == (2, "", 1) and REFUSED[command] in err
 
 
-def test_what_is_installed_tells_type_checkers_that_it_has_annotations(python):
+def test_the_installed_package_is_marked_as_typed(python):
     code = "import importlib.resources as r; print(r.files('asrkit').joinpath('py.typed').is_file())"
     assert python("-c", code) == "True\n"
 

@@ -78,9 +78,9 @@ class Window:
 
     def forget(self):
         """What was asked for outside and what went wrong since the last call."""
-        told = self.outside[:], self.errors[:]
+        problems = self.outside[:], self.errors[:]
         self.outside.clear(), self.errors.clear()
-        return told
+        return problems
 
 
 class Lab:
@@ -191,12 +191,12 @@ def lab(tmp_path_factory):
     command = [sys.executable, "-m", "jupyterlab", *options]
     quiet = {"OMP_WAIT_POLICY": "passive"}
     lab, log = Lab(base / "notebooks", port, token), base / "log"
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         server = subprocess.Popen(
             command,
             env=os.environ | own | quiet,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:

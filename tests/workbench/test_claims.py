@@ -86,7 +86,7 @@ def test_a_ratio_is_judged_by_its_median_its_spread_and_its_direction(samples, l
     ({"least": {"cores": 8}}, "within 10 % of 2× with at least 8 cores"),
     ({"quoted": None}, "–"),
 ])  # fmt: skip
-def test_a_claim_says_what_counts_as_reproduced(change, rule):
+def test_a_claims_rule_is_its_tolerance_in_words(change, rule):
     assert claim(**change).rule == rule
 
 
@@ -103,7 +103,7 @@ def test_a_record_of_something_else_or_of_toy_sizes_is_no_evidence(other):
 
 
 @pytest.mark.parametrize("value, there", [(2.0, "reproduced"), (1.4, "direction only")])
-def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
+def test_another_machines_record_decides_nothing_here_and_is_shown_with_its_verdict_there(
     value, there
 ):
     made = record(value, machine=GPU)
@@ -114,11 +114,11 @@ def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
     assert verdict(of_gpu, [made], GPU).label == there
     (row,) = claims_table([of_gpu], [made], CPU)
     assert row["recorded"].startswith(f"{value:g}× ({there} there) on H200, commit ")
-    told = {
+    outcomes = {
         "reproduced": "reproduced by measurement",
         "direction only": "confirmed in part",
     }
-    recorded = f"Recorded on H200: 1 {told[there]}."
+    recorded = f"Recorded on H200: 1 {outcomes[there]}."
     assert summary([row]) == f"1 claim: 1 waiting for a GPU. {recorded}"
 
 
@@ -129,7 +129,7 @@ def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
         assert "measured on a CPU, and the claim is about a GPU" in found.why
 
 
-def test_a_time_on_a_cpu_is_not_shown_beside_a_time_on_a_gpu():
+def test_a_time_on_a_cpu_is_no_evidence_for_a_time_on_a_gpu():
     of_gpu = claim(needs="cuda", metric="latency", kind="latency", arms=())
     made = record(metric="latency", arms=())
     found = verdict(of_gpu, [made], CPU)
@@ -156,7 +156,7 @@ BESIDE = claim(needs="cuda", evidence=[{**ALIKE, "why": "another loop"}])
 
 
 @pytest.mark.parametrize("origin", ["measured", "estimated"])
-def test_records_of_other_names_are_shown_beside_a_claim_that_names_them(origin):
+def test_records_of_other_names_are_evidence_for_a_claim_that_names_them(origin):
     alike, deciding = record(2.4, **ALIKE, origin=origin), record(machine=GPU)
     found = verdict(BESIDE, [alike], CPU)
     assert (found.label, found.measured) == ("evidence, not comparable", 2.4)
@@ -190,7 +190,7 @@ PRODUCT = {"kind": "arithmetic", "formula": "a * b / 10 ** 3", "params": {"a": 4
     (PRODUCT | {"quoted": 2.5}, "not reproduced", 1.64),
     ({"formula": "15 / 2", "quoted": 5}, "direction only", 7.5),  # a ratio that is estimated
 ])  # fmt: skip
-def test_arithmetic_is_computed_not_believed(change, label, value):
+def test_arithmetic_is_recomputed(change, label, value):
     found = verdict(claim(arms=(), **change), [], CPU)
     assert (found.label, found.measured) == (label, value)
 
@@ -269,16 +269,16 @@ def test_a_shipped_claim_stands_alone_and_its_fields_fit_together(claim):
     assert claim.text.endswith(".")
 
 
-def test_every_published_table_is_as_it_was_read_and_its_source_is_told():
+def test_every_published_table_is_unchanged_and_has_a_source():
     folder = files.shipped("published")
-    told = (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
     digests = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in folder.glob("*.csv")
     }
-    listed = re.findall(r"^ {4}([0-9a-f]{16}) (\S+)$", told, re.MULTILINE)
+    listed = re.findall(r"^ {4}([0-9a-f]{16}) (\S+)$", readme, re.MULTILINE)
     assert {name: digest for digest, name in listed} == digests
-    assert all(f"| `{name}` | " in told for name in digests)
+    assert all(f"| `{name}` | " in readme for name in digests)
     assert {claim.grid for claim in load_claims()} - {""} <= {*digests}
 
 
@@ -347,7 +347,7 @@ def test_a_shipped_claim_is_judged_by_what_it_is_about(name, value, machine, lab
     assert verdict(about, made, machine).label == label
 
 
-def test_the_claim_of_five_times_the_batch_is_reckoned_with_what_the_package_ships():
+def test_the_claim_of_five_times_the_batch_is_computed_from_shipped_data():
     params = CLAIMS["batch-5x"].params
     lengths = shipped_lengths("librispeech_train_clean_100")
     seconds, tokens = lengths.seconds, lengths.tokens
@@ -402,9 +402,10 @@ def test_what_the_appendix_contradicts_is_named():
 def test_what_others_recorded_for_the_appendix_is_only_counted():
     there = {"there": "reproduced", "device": "H200"}
     rows = [row(needs="cuda", **there), row(appendix="not speech", **there)]
-    told = "Recorded on H200: 1 reproduced by measurement."
+    elsewhere = "Recorded on H200: 1 reproduced by measurement."
     assert (
-        summary(rows) == f"1 claim: 1 waiting for a GPU; 1 more in the appendix. {told}"
+        summary(rows)
+        == f"1 claim: 1 waiting for a GPU; 1 more in the appendix. {elsewhere}"
     )
 
 

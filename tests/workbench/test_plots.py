@@ -36,7 +36,7 @@ def words_in(html):
     return ["".join(text.itertext()).strip() for text in texts]
 
 
-def test_html_holds_the_picture_with_its_words_and_its_escaped_alt_text():
+def test_html_has_the_picture_with_its_words_and_its_escaped_alt_text():
     figure, _ = plots.canvas("26% of 80 %")
     html = plots.as_html(figure, 'A plot of "this" & that thing')
     assert "&quot;this&quot; &amp; that" in html
@@ -98,7 +98,7 @@ def test_pictures_leave_no_state_behind():
     assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before
 
 
-def test_a_picture_owes_nothing_to_the_matplotlibrc_of_the_user(tmp_path):
+def test_a_picture_does_not_depend_on_the_users_matplotlibrc(tmp_path):
     def drawn():
         figure, ax = plots.canvas("title")
         plots.dots({"one": [2.0]}, ax, limit=("bound", 1.0))

@@ -8,7 +8,7 @@
 * `fact: source`: a constant of the world, and where it stands.
 
 The number has to be its source's, rounded to the digits that are printed. Seconds and bytes may change their prefix, a ratio
-may be told in per cent (1.1 is 110 %, or 10 % more). What needs no comment is in EXEMPT, with the reason.
+may be given in per cent (1.1 is 110 %, or 10 % more). What needs no comment is in EXEMPT, with the reason.
 """
 
 import ast
@@ -49,7 +49,7 @@ SCALE = {
 }  # fmt: skip
 
 
-def told(text: str) -> Iterator[tuple[str, str, str]]:
+def stated_numbers(text: str) -> Iterator[tuple[str, str, str]]:
     """Number, unit and comment of every number in markdown that is not exempt."""
     comments: list[str] = []
 
@@ -122,14 +122,14 @@ def problems(notebook: dict) -> list[str]:
     prose = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     wrong = []
     for cell in prose:
-        for number, unit, comment in told("".join(cell["source"])):
+        for number, unit, comment in stated_numbers("".join(cell["source"])):
             if why := problem(number, unit, comment, notebook):
                 wrong.append(f"{cell['id']}: {number} {unit}: {why}")
     return wrong
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_every_number_in_the_prose_says_where_it_is_from(path):
+def test_every_number_in_the_prose_has_its_source(path):
     assert problems(json.loads(path.read_text(encoding="utf-8"))) == []
 
 
@@ -142,5 +142,5 @@ def test_every_number_in_the_prose_says_where_it_is_from(path):
 ])  # fmt: skip
 def test_a_number_without_its_source_is_found(text, why):
     cell = {"cell_type": "markdown", "id": "prose", "source": [text]}
-    (said,) = problems({"cells": [cell]})
-    assert why in said
+    (message,) = problems({"cells": [cell]})
+    assert why in message

@@ -20,7 +20,7 @@ def ratio(samples=(1.4, 1.5, 1.9), value=1.5, **more):
     return Measurement(value=value, samples=samples, **given)
 
 
-def test_the_last_run_of_a_case_is_found_by_implementation():
+def test_newest_run_returns_the_last_run_by_implementation():
     def made(second, commit, impl, T=2):
         record = ratio(impl=impl, params={"T": T}).record()
         record["code"]["commit"] = commit
@@ -34,15 +34,15 @@ def test_the_last_run_of_a_case_is_found_by_implementation():
         records.newest_run(old, "demo", metric="ratio", T=9)
 
 
-@pytest.mark.parametrize(("dirty", "gpus", "told"), [
+@pytest.mark.parametrize(("dirty", "gpus", "shown"), [
     (True, [], "A CPU, commit 1a2b3c4 with changes"),
     (False, [{"name": "A card"}], "A card, commit 1a2b3c4"),
 ])  # fmt: skip
-def test_a_record_says_which_card_measured_it(dirty, gpus, told):
+def test_a_record_is_shown_with_its_card_and_commit(dirty, gpus, shown):
     record = ratio().record()
     record["code"] |= {"commit": "1a2b3c4d5e", "dirty": dirty}
     record["machine"] |= {"cpu_model": "A CPU", "gpus": gpus}
-    assert records.measured_on(record) == told
+    assert records.measured_on(record) == shown
 
 
 @pytest.mark.parametrize("fields", [
@@ -52,7 +52,7 @@ def test_a_record_says_which_card_measured_it(dirty, gpus, told):
     {"samples": (1.0, float("nan"))},
     {"params": {"x": torch.zeros(2)}},
 ])  # fmt: skip
-def test_what_is_no_finite_number_is_refused_at_birth(fields):
+def test_a_measurement_refuses_values_that_are_not_finite(fields):
     with pytest.raises(ValueError, match="expected"):
         ratio(**fields)
 
@@ -135,7 +135,7 @@ with lock(Path("out")):
 """
 
 
-def test_a_folder_is_lent_to_nobody_else_until_its_process_ends_or_is_killed(tmp_path):
+def test_a_folder_is_locked_until_its_process_ends_or_is_killed(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
         cwd=tmp_path,
@@ -213,7 +213,7 @@ def test_numbers_of_torch_and_numpy_are_plain_numbers_in_a_record():
     ("label_looping, graphs=step", "windowed_looping, graphs=step"),
     ("nemo_label_looping", "nemo_label_looping"),
 ])  # fmt: skip
-def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(
+def test_an_old_record_is_read_with_current_names_and_its_file_is_not_changed(
     tmp_path, then, today
 ):
     def named(name):

@@ -205,7 +205,7 @@ def read_in_turns(
         notes: Notes of the checkpoint.
         waveforms: Recordings, (S,) each.
         seldom: Precisions in which only every `step`-th recording is read.
-        step: From one of these to the next.
+        step: Distance between the recordings that `seldom` precisions read.
     """
     readings: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
     first = next(iter(recognizers))

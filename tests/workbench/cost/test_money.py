@@ -74,7 +74,7 @@ def test_at_the_break_even_rtfx_both_cost_the_same():
     assert again.usd.middle == pytest.approx(b.usd.middle)
 
 
-def test_only_costs_of_one_model_are_set_against_each_other():
+def test_only_costs_of_one_model_are_compared():
     cores = transcription_cost(PRICES["c7a.48xlarge"], CORE)
     gpus = transcription_cost(PRICES["p4de.24xlarge"], BOARD)
     small = transcription_cost(PRICES["p4de.24xlarge"], replace(BOARD, model="small"))
@@ -84,10 +84,10 @@ def test_only_costs_of_one_model_are_set_against_each_other():
     assert even["small", "gpu"] is None
 
 
-def test_what_is_taken_for_granted_is_said():
-    said = transcription_cost(PRICES["c7a.48xlarge"], CORE).caveats
+def test_caveats_list_what_is_assumed():
+    caveats = transcription_cost(PRICES["c7a.48xlarge"], CORE).caveats
     other = "RTFx of AMD EPYC 9454, price of AMD EPYC 9R14"
-    assert said[:2] == [other, "linear over 192 cores"]
+    assert caveats[:2] == [other, "linear over 192 cores"]
     (threads, *_) = transcription_cost(PRICES["c7i.48xlarge"], speed()).caveats
     assert "96 cores are sold as 192 vCPUs" in threads
     assert "batch size: 1 against 128" in rtfx.unequal(CORE, BOARD)
@@ -112,7 +112,7 @@ def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
             assert row["note"]
 
 
-def test_no_price_stands_twice_and_the_rows_of_an_instance_agree_on_its_cores():
+def test_no_price_is_listed_twice_and_the_rows_of_an_instance_agree_on_its_cores():
     rows = rtfx.read_table("prices.csv")
     priced = {(row["instance"], row["region"], row["date"]) for row in rows}
     assert len(priced) == len(rows)

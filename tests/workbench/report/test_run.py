@@ -169,7 +169,7 @@ except ProcessLookupError:
 
 @pytest.mark.live
 @pytest.mark.parametrize("names", [("kills", "runs"), ("runs", "kills")])
-def test_a_worker_that_dies_is_seen_at_once_and_takes_no_other_notebook_with_it(
+def test_a_worker_that_dies_is_noticed_at_once_and_ends_no_other_notebook(
     tmp_path, names
 ):
     sources = {"kills": KILLS, "runs": RUNS}
@@ -196,7 +196,7 @@ def test_the_good_notebook_got_its_parameters_and_gave_its_records_and_page(buil
     assert "<b>live only" not in page and "widget-view" not in page
 
 
-def test_a_page_owes_nothing_to_the_profile_and_startup_file_of_the_user(built):
+def test_a_page_does_not_depend_on_the_users_profile_and_startup_file(built):
     for path in (built[0] / "latest").rglob("*"):
         assert not path.is_file() or b"the user was here" not in path.read_bytes()
 
@@ -233,7 +233,7 @@ assert not [*Path().glob("*.runs")]
 """
 
 
-def test_only_notebooks_that_measure_no_time_run_beside_others(tmp_path, monkeypatch):
+def test_only_untimed_notebooks_run_together(tmp_path, monkeypatch):
     monkeypatch.setattr(execute, "this_machine", lambda: {"cpu_usable": 2})
     paths = []
     for name, source in {"a": ALONE, "b": MEETS, "c": MEETS}.items():
@@ -253,7 +253,7 @@ os.kill(os.getppid(), 9)
 
 
 @pytest.mark.live
-def test_a_torn_copy_costs_its_own_page_only(tmp_path):
+def test_an_incomplete_copy_only_loses_its_own_page(tmp_path):
     paths = [write(tmp_path, "torn", TORN), write(tmp_path, "runs", "1")]
     torn, runs = run_notebooks(jobs_of(paths, {}), tmp_path / "out", progress=False)
     assert (torn.status, runs.status) == ("failed", "ran")
@@ -322,7 +322,7 @@ def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path, how):
 
 
 @pytest.mark.live
-def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_a_killed_run_can_be_resumed(tmp_path, monkeypatch, capsys):
     notebooks = tmp_path / "notebooks"
     is_there = "import os, time\ngoes_on = lambda: os.path.exists('go')"
     hangs = "while not goes_on(): time.sleep(0.1)"
@@ -341,8 +341,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["asrkit", *resumed.split()])
     assert main(sys.argv[1:]) == 0
-    said = capsys.readouterr().out
-    assert re.findall(r"(\w+): (?:ran.*; (kept)|(started))", said) == [
+    printed = capsys.readouterr().out
+    assert re.findall(r"(\w+): (?:ran.*; (kept)|(started))", printed) == [
         ("01_done", "kept", ""),
         ("02_fails", "", "started"),
         ("03_hangs", "", "started"),
@@ -397,7 +397,7 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(
     assert [path.stem for path in find_notebooks(named.split())] == stems.split()
 
 
-@pytest.mark.parametrize(("asked", "said"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["01", "nix"], "notebooks: expected one of 01_one, got 'nix'"),
     (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
     (["-p", "sise", "1"], "expected one of ['size'], got ['sise']"),
@@ -409,7 +409,7 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(
     (["twice/01_one.ipynb", "01"], "notebooks: expected different names, none of them index, claims, figures, machine, got ['01_one', '01_one']"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
-    asked, said, tmp_path, monkeypatch, capsys
+    arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write(tmp_path / "notebooks", "01_one", "size: int = 1  # of it")
@@ -417,9 +417,9 @@ def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
     (tmp_path / "torn.ipynb").write_text('{"cells": [')
     (tmp_path / "bad_\udcc3.ipynb").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *asked]) == 2
+    assert main(["report", *arguments]) == 2
     err = capsys.readouterr().err.strip()
-    assert said in err and "\n" not in err
+    assert message in err and "\n" not in err
     assert not (tmp_path / "reports").exists()
 
 
