@@ -55,7 +55,7 @@ def test_ctrl_c_prints_how_to_continue(monkeypatch, capsys):
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    """Options that may all be left out."""
+    """Options that are all optional."""
 
     width: int = described(8, "how wide", metavar="N", group="an inner group")
 

@@ -1,4 +1,4 @@
-"""What is written about asrkit beside its code: commands, links, tables and the citation have to be true."""
+"""The documents about asrkit: commands, links, tables and the citation have to be correct."""
 
 import importlib.util
 import re
@@ -43,7 +43,7 @@ DECODING_ON_A_GPU = {
     "device": "cuda",
 }
 RECOGNISER = {"shape": [128, 1000, 1024, 24]}
-RESULTS = [  # what the README says, times the factor of its unit: what, implementation, metric, parameters
+RESULTS = [  # text of the README, factor of its unit, and the record's what, implementation, metric and parameters
     ("46 ms", 1, "rnnt-loss", "numba_cpu_overwrite", "cpu_time", LOSS),
     ("1.5 MiB", 1 / MIB, "rnnt-loss", "numba_cpu_overwrite", "peak_memory", LOSS),
     ("52 ms", 1, "rnnt-loss", "numba_cpu", "cpu_time", LOSS),
@@ -186,7 +186,7 @@ def test_every_example_of_the_help_can_be_typed():
 @pytest.mark.parametrize("line", sorted({*SHELL, *INLINE}))
 def test_every_command_in_the_readme_and_the_guides_can_be_typed(line):
     words = shlex.split(line)[1:]
-    # a name alone is no whole command
+    # a name alone is not a complete command
     if " ".join(words) not in {*COMMANDS, "data", "--version"}:
         parsers()[""].parse_args(words)
 

@@ -66,7 +66,7 @@ def nodes(notebook: dict) -> Iterator[ast.AST]:
 
 
 def called(node: ast.AST) -> str:
-    """Dotted name of what a call calls; empty for anything else."""
+    """Dotted name of the called function; empty if the node is not a call."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -98,7 +98,7 @@ def starts_with_imports_and_stamp(notebook: dict) -> str:
 
 
 def ids_are_unique(notebook: dict) -> str:
-    """Every cell has an id of its own, which keeps diffs and links stable."""
+    """Every cell has a unique id, which keeps diffs and links stable."""
     ids = [cell.get("id") for cell in notebook["cells"]]
     return (
         ""
@@ -125,7 +125,7 @@ def defines_nothing_long(notebook: dict) -> str:
 
 
 def keeps_cells_short(notebook: dict) -> str:
-    """A cell of code fits on a screen, imports aside: what is longer belongs to the package."""
+    """A code cell fits on a screen, except for imports; longer code belongs to the package."""
     for cell in code_cells(notebook)[1:]:
         lines = len(text_of(cell).splitlines())
         if lines > CELL_LINES:
@@ -148,7 +148,7 @@ def uses_no_widget_that_hangs(notebook: dict) -> str:
 
 
 def runs_no_shell(notebook: dict) -> str:
-    """No magics and no shell lines: a notebook installs nothing, and what Python runs is all there is."""
+    """No magics and no shell lines: a notebook installs nothing, and is plain Python."""
     for cell in code_cells(notebook):
         if magic := re.search(r"^\s*[%!].*$", text_of(cell), flags=re.MULTILINE):
             return f"{magic[0].strip()!r} is no Python"
@@ -250,7 +250,7 @@ def says_how_large_it_may_run(notebook: dict) -> str:
 
 
 def checks_its_whole_numbers(notebook: dict) -> str:
-    """Each whole parameter is checked by `expect_parameters`: papermill injects what was typed."""
+    """Each integer parameter is checked by `expect_parameters`, as papermill injects any value."""
     wanted = set[str]()
     for cell in code_cells(notebook):
         if "parameters" in tags(cell):
@@ -273,7 +273,7 @@ RULES: list[Callable[[dict], str]] = [
 
 
 def problems(notebook: dict, name: str) -> list[str]:
-    """What the gate has against a notebook, one line a rule."""
+    """The problems of a notebook, a line for each rule."""
     rules = [
         rule
         for rule in RULES
@@ -306,7 +306,7 @@ def test_a_notebook_passes_the_gate(path):
 
 
 def cell(kind: str, source: str, identity: str, *marks: str) -> dict:
-    """A cell as a notebook file holds it."""
+    """A cell as in a notebook file."""
     made = {
         "cell_type": kind,
         "id": identity,

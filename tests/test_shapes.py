@@ -1,4 +1,4 @@
-"""Checks of arguments: what passes, and what an error says."""
+"""Checks of arguments: accepted values, and the messages of errors."""
 
 import dataclasses
 import math

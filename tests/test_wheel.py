@@ -1,4 +1,4 @@
-"""An installed wheel, away from any checkout: every command works, or says what it lacks."""
+"""An installed wheel, outside of any checkout: every command works, or names what is missing."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def pip(*arguments):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A function that runs Python with asrkit from a wheel, in a folder of its own."""
+    """A function that runs Python with asrkit from a wheel, in an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
     pip(
         "wheel",

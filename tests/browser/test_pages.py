@@ -33,7 +33,7 @@ def pages(series):
 
 
 def pixels(shown):
-    """What a window or a part of it shows: rows, columns, RGB."""
+    """The pixels of a window, or of a part of it: rows, columns, RGB."""
     return np.asarray(Image.open(io.BytesIO(shown.screenshot())).convert("RGB"))
 
 
@@ -82,7 +82,7 @@ def test_how_much_code_is_shown_is_chosen_once_for_all_pages(window, pages):
 
 
 def frame(page):
-    """What the slider says, and the words of the pictures that it shows."""
+    """The slider's text, and the words of the visible pictures."""
     box = page.locator(".frames").first
     words = (
         box.locator("img")

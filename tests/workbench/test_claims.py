@@ -1,4 +1,4 @@
-"""Verdicts follow from claims and records alone, and never from another machine's."""
+"""Verdicts follow only from claims and records, and never from another machine's records."""
 
 import hashlib
 import re
@@ -29,13 +29,13 @@ from asrkit.workbench.records import Measurement
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 CLAIMS = {claim.id: claim for claim in load_claims()}
-FINDINGS = {  # what arithmetic on published figures does not give; everything else that has a formula holds
+FINDINGS = {  # claims whose formula does not give the published number; all other formulas do
     "unet-9.7x": "not reproduced",  # 9.55 by the same text's table
     "batch-5x": "direction only",  # an estimate, with lengths and memory that are at hand
 }
-# Claims of each document: none goes unnoticed.
+# Number of claims in each document, so that no claim is lost.
 COUNTS = {"000": 16, "001": 25, "002": 11, "003": 15, "004": 50}
-WORDS = {  # field of a claim -> what it may say
+WORDS = {  # field of a claim -> its allowed values
     "kind": {"arithmetic", "ratio", "latency", "throughput", "memory", "quality"},
     "needs": {"cpu", "cuda", "cluster", "source"},
     "take": {"", "max", "min"},
@@ -54,7 +54,7 @@ def claim(**changed):
 def record(
     value=2.0, samples=None, machine=CPU, arms=("slow", "fast"), device="", **more
 ):
-    """A record of that machine; `more` are a measurement's fields, and sizes among its params."""
+    """A record of a machine; `more` are fields of a measurement, or sizes among its params."""
     fields = {"what": "c", "metric": "ratio", "impl": "", "origin": "measured"}
     named = {name: more.pop(name, default) for name, default in fields.items()}
     device = device or ("cuda" if machine["gpus"] else "cpu")
@@ -205,7 +205,7 @@ LINES = (
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """Writes published/table.csv, where the ledger looks for it, and forgets what was read before."""
+    """Writes published/table.csv to the folder that the ledger reads, and clears its cache."""
 
     def write(text):
         (tmp_path / "published").mkdir()
@@ -263,7 +263,7 @@ def test_a_shipped_claim_stands_alone_and_its_fields_fit_together(claim):
     source = claim.source
     assert source["title"] and source["section"]
     assert re.fullmatch(r"https://[a-z0-9.]+\.[a-z]+/\S+", source["url"])
-    # What the documents of the series do not say themselves is marked.
+    # Claims that are not in the documents of the series are marked.
     assert source["document"] in COUNTS or claim.notes.startswith("Secondary")
     assert not re.match("(So|That|It|This|They|Or|These|Its|Then) ", claim.text)
     assert claim.text.endswith(".")
@@ -312,7 +312,7 @@ IN_SUITES = {*claims_suite.STUDIES, *jasper.LATENCY, *jasper.TRAINING}
 
 
 def unread(claim):
-    """Why the notebook of a claim neither reads nor measures it; empty where it does."""
+    """Why the notebook of a claim neither reads nor measures it; empty if it does."""
     if not claim.is_defined:  # which nothing can settle
         return ""
     notebook = nbformat.read(NOTEBOOKS / f"{claim.notebook}.ipynb", 4)
@@ -332,9 +332,9 @@ def test_each_claim_is_read_and_measured_by_the_notebook_that_it_names():
 
 
 @pytest.mark.parametrize(("name", "value", "machine", "label"), [
-    ("ladder-rnnt", 12.0, GPU, "evidence, not comparable"),  # over a baseline that nobody named
+    ("ladder-rnnt", 12.0, GPU, "evidence, not comparable"),  # the text names no baseline
     ("ten-times", None, GPU, "ill-defined"),
-    ("rnnt-eval-100x", None, GPU, "not measurable here"),  # without MLPerf's code
+    ("rnnt-eval-100x", None, GPU, "not measurable here"),  # MLPerf's code is not here
     ("jasper-fp16-a100", None, GPU, "not measured yet"),
     ("ctc-greedy-batched", 1.1, GPU, "reproduced"),
     ("ctc-greedy-batched", 1.1, CPU, "not measurable here"),

@@ -1,4 +1,4 @@
-"""asrkit doctor: what is missing comes first, has a remedy, and only what is required makes it fail."""
+"""asrkit doctor: missing things come first and have a remedy; only required ones make it fail."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ LOADS = dict(doctor.LOADS)
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path, monkeypatch):
-    """A cache of this test's own, and no process that loads a library unless the test says so."""
+    """An empty cache, and no process that loads a library unless the test starts one."""
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(doctor, "LOADS", {})
 
@@ -70,7 +70,7 @@ def test_the_command_prints_text_and_with_json_every_check(capsys, monkeypatch):
     *text, last, result = capsys.readouterr().out.splitlines()
     result = json.loads(result)
     assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**result)
-    # What is missing comes first.
+    # Missing things come first.
     assert text[0] == "[missing] packages: for somebody; absent: no_such_module"
     for check in result["checks"]:
         assert bool(check["remedy"]) == (check["status"] != "ok")

@@ -1,4 +1,4 @@
-"""Pictures: alt texts, SVG, colours of either scheme and sliders; and every mark, drawn once."""
+"""Pictures: alt texts, SVG, colours in both schemes and sliders; every mark is drawn once."""
 
 import base64
 import importlib
@@ -57,7 +57,7 @@ def test_colours_of_the_palette_change_with_the_scheme_and_no_others():
 
 @pytest.fixture
 def slider(monkeypatch):
-    """What a slider over bars displays."""
+    """The output of a slider over bars."""
     shown = []
 
     def draw(value):

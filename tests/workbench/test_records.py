@@ -1,4 +1,4 @@
-"""Records: what is written is what was measured, and comes back unchanged."""
+"""Records are written as measured, and read back unchanged."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_the_machine_is_named_without_names_of_people_hosts_or_updates():
 
 @pytest.fixture
 def gpu_machine(tmp_path, monkeypatch):
-    """`this_machine()` beside a stand-in nvidia-smi that lists GPUs with this driver."""
+    """`this_machine()` with a fake nvidia-smi that lists GPUs with this driver."""
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
@@ -185,7 +185,7 @@ def test_a_line_that_is_not_a_record_is_left_out_with_its_place_and_the_next_one
     with path.open("a") as file:
         file.write(line)  # as after a crash: without a line end
     records.append(path, ratio(what="later").record())
-    # and a file that a killed writer left
+    # and a file left over from a killed writer
     records.append(tmp_path / ".a-01234567.jsonl", ratio())
     with pytest.warns(UserWarning, match=f"left out .*a.jsonl:3: .*{why}"):
         found = records.read(tmp_path)

@@ -1,4 +1,4 @@
-"""`asrkit cost`: the table and the JSON say the same, and nonsense is one line."""
+"""`asrkit cost`: the table and the JSON agree, and bad arguments give one line."""
 
 import json
 
@@ -9,7 +9,7 @@ from asrkit.workbench.cost.ranges import Range
 
 
 def run(capsys, *arguments):
-    """The text of `asrkit cost`, its spaces as one, and what it says with --json."""
+    """The text of `asrkit cost` with single spaces, and its result with --json."""
     outputs = []
     for form in ([], ["--json"]):
         assert main(["cost", *arguments, *form]) == 0

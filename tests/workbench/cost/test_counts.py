@@ -1,4 +1,4 @@
-"""Counted encoders against what torch counts."""
+"""Operations and parameters of encoders against torch's counters."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ ENCODERS = [
 
 
 def counted(encoder, *given):
-    """Operations that torch counts; of a CPU's fused attention it sees none."""
+    """Operations by torch's counter, which does not see a CPU's fused attention."""
     plain = nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH)
     with torch.inference_mode(), plain, FlopCounterMode(display=False) as counter:
         encoder(*given)

@@ -1,4 +1,4 @@
-"""Money by hand, by closed form, and at the ends of what is not known."""
+"""Costs computed by hand, by closed forms, and at the ends of ranges."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Casts of modules for which arithmetic says how many there are, where, and of how many bytes."""
+"""Casts of modules whose number, places and bytes follow from arithmetic."""
 
 import inspect
 import re
@@ -126,7 +126,7 @@ def test_casts_are_found_by_module_and_views_of_weights_are_weights(x):
 
 
 class Copies(nn.Module):
-    """What is a cast, and what is none."""
+    """A module with casts, and with copies that are not casts."""
 
     def forward(self, x):
         x.double().float()  # two casts
@@ -240,7 +240,7 @@ def test_the_caller_finds_all_as_it_was(linear, x):
 
 
 class Fickle(nn.Module):
-    """Takes another number of ops each time."""
+    """Runs a different number of ops in each call."""
 
     calls = 0
 

@@ -59,7 +59,7 @@ def needs(command):
         pytest.skip(f"needs a namespace: {' '.join(tried.stderr.split())}")
 
 
-# Name -> a function of an empty folder: what a command is started by, variables, the checkout.
+# Name -> a function of an empty folder that returns the command, its variables and the checkout.
 def an_odd_path(folder):
     checkout = folder / "Ärger mit Räumen {1}"
     for name in ("asrkit", "data"):
@@ -120,7 +120,7 @@ def hostile_settings(folder):
     }
 
 
-PLACES = {  # -> what a page says of it on stderr
+PLACES = {  # -> the message on stderr
     an_odd_path: "",
     a_locale_of_ascii: "",
     a_read_only_checkout: "",
@@ -153,7 +153,7 @@ def outputs(path):
 
 
 def start(command, variables, checkout, **how):
-    """Run a command with variables, of which those that are None are not set."""
+    """Run a command with environment variables; those that are None are removed."""
     own = {
         "PYTEST_CURRENT_TEST": None,  # hides what libraries print from ipykernel
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -27,12 +27,12 @@ def displayed(data):
 
 
 def markdown(text):
-    """What `display(Markdown(text))` leaves."""
+    """The output of `display(Markdown(text))`."""
     return displayed({"text/markdown": text, "text/plain": "<a Markdown object>"})
 
 
 def picture(alt):
-    """What `plots.show` leaves."""
+    """The output of `plots.show`."""
     html = f'<img alt="{alt}" src="data:image/svg+xml;base64,AAAA">'
     return displayed({"text/html": html, "text/plain": alt})
 
@@ -47,7 +47,7 @@ def page_of(folder, *cells):
 
 
 def folded(body):
-    """Ids of the cells whose code is folded, with what stands in its place."""
+    """Ids of the cells whose code is folded, with the title of the fold."""
     places = {}
     for fold in body.find_all("details", class_="code"):
         assert fold.find(class_="input") and not fold.has_attr("open")

@@ -1,4 +1,4 @@
-"""Pages from executed notebooks that are written by hand: what a reader finds on them, without running a kernel."""
+"""The content of pages from notebooks whose outputs are written by hand, so that no kernel runs."""
 
 import nbformat
 import pytest
@@ -22,7 +22,7 @@ HOME = CLAIMS["joint-memory-20s"].notebook
 
 
 def ship_records_of(folder, monkeypatch):
-    """The project ships the records of `folder`/data/records, of which there are none at first."""
+    """Makes asrkit read its records from `folder`/data/records, which is empty at first."""
     real = files.shipped
     own = {"records": folder / "data/records"}
     monkeypatch.setattr(files, "shipped", lambda name: own.get(name) or real(name))

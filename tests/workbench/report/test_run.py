@@ -49,7 +49,7 @@ GOOD = [
 
 
 def write(folder, name, *cells, **settings):
-    """A notebook of cells, or of the sources of code cells; what declares ": int" is parameters."""
+    """A notebook of cells, or of sources of code cells; a source with ": int" declares parameters."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for cell in cells:
@@ -247,7 +247,7 @@ TORN = """
 import os
 from pathlib import Path
 copy = Path("out/torn.ipynb")
-copy.write_text(copy.read_text()[:100])  # as a full disk or a kill in the middle leaves it
+copy.write_text(copy.read_text()[:100])  # as after a full disk or a kill
 os.kill(os.getppid(), 9)
 """
 
@@ -332,7 +332,7 @@ def test_a_killed_run_can_be_resumed(tmp_path, monkeypatch, capsys):
     typed = "report --jobs 2 -p size 5 --out out"
     with running(tmp_path, "-m", "asrkit", *typed.split()):
         wait_until(lambda: [*tmp_path.glob("out/*/runs/03_hangs.ipynb")])
-    (folder,) = (tmp_path / "out").iterdir()  # no `latest`: the site is not whole
+    (folder,) = (tmp_path / "out").iterdir()  # no `latest`: the site is not complete
     assert not (folder / "manifest.json").exists()
     assert [path.stem for path in folder.glob("runs/*.done")] == ["01_done"]
 
