@@ -12,7 +12,8 @@ import yaml
 
 from asrkit.cli import COMMANDS, parsers
 from asrkit.workbench import records
-from asrkit.workbench.claims import LEGEND, OUTCOMES, load_claims
+from asrkit.workbench.claims import LEGEND, load_claims
+from asrkit.workbench.claims.answers import OUTCOMES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
