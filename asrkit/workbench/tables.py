@@ -1,18 +1,27 @@
-"""Plain text tables for all commands, and the formatting of percentages and numbers.
+"""Shipped tables, plain text tables for all commands, and the formatting of numbers.
 
 tabulate would do, but a bare GPU machine lacks it, so it would need a fallback that no test machine
 runs.
 """
 
+import csv
 import itertools
 import re
 import textwrap
 from collections.abc import Sequence
 
+from asrkit.files import shipped
+
 WIDTH = 100  # columns of a terminal that tables and sentences fit into
 GAP = "  "  # between two columns
 NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
 PERCENT_SIGN = re.compile(r"(?<=\d)[ \u00a0]?%(?!\w)")
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file below data/, as text by column."""
+    with shipped(name).open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def aligned(rows: Sequence[Sequence[str]], *, width: int = 0) -> list[str]:

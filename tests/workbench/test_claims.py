@@ -15,7 +15,6 @@ from asrkit.workbench.bench.suites import claims as claims_suite
 from asrkit.workbench.bench.suites import jasper
 from asrkit.workbench.claims import (
     Claim,
-    arithmetic,
     claims_table,
     document_answers,
     evaluate,
@@ -212,7 +211,7 @@ def grid(tmp_path, monkeypatch):
         (tmp_path / "published/table.csv").write_text(text)
         ledger.published.cache_clear()
 
-    monkeypatch.setattr(arithmetic, "shipped", lambda name: tmp_path / name)
+    monkeypatch.setattr("asrkit.workbench.tables.shipped", lambda name: tmp_path / name)
     yield write
     ledger.published.cache_clear()
 

@@ -160,7 +160,7 @@ def changed(**fields):
 
 
 NOT_RECORDS = [
-    ("{}", "it has no what"),
+    ("{}", "its what is not a str"),
     ("null", "not a record"),
     ('{"half', "incomplete JSON"),
     ("[" * 100_000, "incomplete JSON"),

@@ -1,13 +1,12 @@
 """The formulas of claims, and the published tables that they are computed over."""
 
-import csv
 import functools
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from asrkit.files import shipped
 from asrkit.workbench.claims.claims import Claim
+from asrkit.workbench.tables import read_table
 
 Line = Mapping[str, Any]
 FUNCTIONS = {
@@ -39,8 +38,7 @@ def evaluate(formula: str, params: Mapping[str, Any]) -> float:
 @functools.cache
 def published(name: str) -> list[Line]:
     """The lines of a table in data/published, with numbers as floats and empty cells left out."""
-    with shipped(f"published/{name}").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(f"published/{name}")
     return [{key: _number_or_text(text) for key, text in row.items() if text} for row in rows]
 
 

@@ -21,10 +21,12 @@ from typing import Any
 
 from asrkit.shapes import expect, whole
 from asrkit.workbench.cost.ranges import Range
-from asrkit.workbench.cost.rtfx import Row, Speed, is_device, read_table
+from asrkit.workbench.cost.rtfx import Speed, is_device
+from asrkit.workbench.tables import read_table
 
 UNITS = {"core": "cores", "gpu": "GPUs"}
 DEFAULT_MODEL = "parakeet_rnnt_1_1b"
+Row = dict[str, str]  # of the table of prices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 RTFx is computed by `asrkit.rtfx`; here it is collected for the formulas of `money`.
 """
 
-import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +12,11 @@ from asrkit import files
 from asrkit.shapes import expect
 from asrkit.workbench import records
 from asrkit.workbench.cost.ranges import Range
+from asrkit.workbench.tables import read_table
 
 ON_ONE_CORE = "recogniser-one-core"  # benchmark of a whole recogniser on one core
 LADDER = "ladder-"  # prefix of the benchmarks on a GPU, which have a record for each rung
 OTHER_BOARDS = {"PCIe", "NVL", "MIG"}  # the tables are about whole SXM boards
-Row = dict[str, str]
-
-
-def read_table(name: str) -> list[Row]:
-    """The rows of a CSV file that comes with asrkit, as text by column."""
-    with files.shipped(name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @dataclass(frozen=True, kw_only=True)

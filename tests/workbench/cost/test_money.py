@@ -15,6 +15,7 @@ from asrkit.workbench.cost.money import Instance, transcription_cost
 from asrkit.workbench.cost.ranges import Range
 from asrkit.workbench.cost.rtfx import Speed
 from asrkit.workbench.machine import GPU_FIELDS
+from asrkit.workbench.tables import read_table
 
 PRICES = money.load_prices()
 SPEEDS = rtfx.published_speeds()
@@ -99,7 +100,7 @@ def test_caveats_list_what_is_assumed():
     ("power.csv", "watts"),
 ])  # fmt: skip
 def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
-    for row in rtfx.read_table(name):
+    for row in read_table(name):
         assert None not in row
         assert None not in row.values()
         source = row["source"]
@@ -113,7 +114,7 @@ def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
 
 
 def test_no_price_is_listed_twice_and_the_rows_of_an_instance_agree_on_its_cores():
-    rows = rtfx.read_table("prices.csv")
+    rows = read_table("prices.csv")
     priced = {(row["instance"], row["region"], row["date"]) for row in rows}
     assert len(priced) == len(rows)
     sized = {(row["instance"], row["cores"], row["gpus"]) for row in rows}
