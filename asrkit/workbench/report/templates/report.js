@@ -3,7 +3,7 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (id) => document.getElementById(id);
 
-  // It is folded if it would fill the screen.
+  // The table of contents is folded if it would fill the screen.
   const toc = document.querySelector(".toc");
   if (toc) toc.open = matchMedia("(min-width: 80rem)").matches;
 
