@@ -53,7 +53,8 @@ class _TargetOptions(ProgressOptions):
     )
     tokenizer: str | None = described(
         None,
-        "tokenizer that counts tokens: char, or a SentencePiece .model file (default: char)",
+        "tokenizer that counts tokens: char, or a SentencePiece .model file (default: characters "
+        "are counted)",
         metavar="NAME",
     )
 

@@ -120,17 +120,17 @@ def problem(record: Any) -> str:
         return "not a record"
     for name, kind in TYPES.items():
         if not isinstance(record.get(name), kind):
-            return f"not a record: its {name} is not a {kind.__name__}"
+            return f"not a record: {name!r} is not a {kind.__name__}"
     for name, keys in REQUIRED_KEYS.items():
         for key in keys:
             if key not in record[name]:
-                return f"not a record: its {name} has no {key}"
+                return f"not a record: {name!r} has no {key!r}"
     stats = [record["stats"][key] for key in REQUIRED_KEYS["stats"]]
     for number in [record.get("value"), *record["samples"], *stats]:
         if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
             return f"not a record: {number!r} is not a finite number"
     if record.get("schema") not in (FIRST_SCHEMA, SCHEMA):
-        return f"not a record: its schema is {record.get('schema')!r}"
+        return f"not a record: 'schema' is {record.get('schema')!r}"
     return ""
 
 

@@ -160,19 +160,19 @@ def changed(**fields):
 
 
 NOT_RECORDS = [
-    ("{}", "its what is not a str"),
+    ("{}", "'what' is not a str"),
     ("null", "not a record"),
     ('{"half', "incomplete JSON"),
     ("[" * 100_000, "incomplete JSON"),
     (changed(value="9"), "not a finite number"),
     (changed(value=10**400), "not a finite number"),
-    (changed(schema="asrkit.record/9"), "schema is 'asrkit.record/9'"),
-    (changed(samples=None), "samples is not a list"),
+    (changed(schema="asrkit.record/9"), "'schema' is 'asrkit.record/9'"),
+    (changed(samples=None), "'samples' is not a list"),
     (changed(stats={"n": 3, "p25": None, "p50": 1, "p75": 1}), "None is not a finite number"),
     (changed(stats={"n": 3, "p25": float("nan"), "p50": 1, "p75": 1}), "nan is not a finite number"),
-    (changed(machine={}), "machine has no id"),
-    (changed(machine={"id": "x", "gpus": []}), "machine has no cpu_model"),
-    (changed(what=3), "what is not a str"),
+    (changed(machine={}), "'machine' has no 'id'"),
+    (changed(machine={"id": "x", "gpus": []}), "'machine' has no 'cpu_model'"),
+    (changed(what=3), "'what' is not a str"),
 ]  # fmt: skip
 
 

@@ -252,4 +252,4 @@ def test_outputs_and_takeaways_neither_run_nor_leave_the_page(tmp_path):
 def test_a_malformed_record_is_a_defect_and_no_record(tmp_path):
     made = displayed({MIME: {"x": 1}})
     page, _ = page_of(tmp_path, tagged("1", outputs=[made]))
-    assert page.defects == ["not a record: its what is not a str"] and not page.records
+    assert page.defects == ["not a record: 'what' is not a str"] and not page.records
