@@ -98,7 +98,7 @@ def test_pictures_leave_no_state_behind():
     assert plt.get_fignums() == [] and dict(matplotlib.rcParams) == before
 
 
-def test_a_picture_does_not_depend_on_the_users_matplotlibrc(tmp_path):
+def test_a_picture_owes_nothing_to_the_matplotlibrc_of_the_user(tmp_path):
     def drawn():
         figure, ax = plots.canvas("title")
         plots.dots({"one": [2.0]}, ax, limit=("bound", 1.0))

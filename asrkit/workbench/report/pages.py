@@ -148,7 +148,7 @@ def _environment() -> jinja2.Environment:
         "mark_of": mark_of,
         "marks": [(mark, sign, MEANINGS[mark]) for mark, sign in SIGNS.items()],
         "legend": LEGEND,
-        "outcome_of_verdict": OUTCOME_OF_VERDICT,
+        "of_label": OUTCOME_OF_VERDICT,
         "outcomes": OUTCOMES,
         "site_pages": SITE_PAGES,
         "count": count,
@@ -193,7 +193,7 @@ def claim_rows(fresh: Sequence[Record]) -> list[Row]:
         names = {claim.id, *(entry["what"] for entry in claim.evidence)}
         is_earlier = judged.measured is not None and not claim.formula and not names & measured_now
         evidence = _evidence(claim, judged)
-        rows.append({**claim_row(claim, judged), "is_earlier": is_earlier, "evidence": evidence})
+        rows.append({**claim_row(claim, judged), "is_earlier": is_earlier, "beside": evidence})
     return rows
 
 

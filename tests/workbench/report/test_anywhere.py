@@ -177,7 +177,7 @@ def elsewhere():
 
 @pytest.mark.live
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-def test_a_report_runs_anywhere_or_names_what_is_missing(place, tmp_path, elsewhere):
+def test_a_report_runs_anywhere_or_says_what_it_lacks(place, tmp_path, elsewhere):
     (folder := elsewhere / "place").mkdir()
     before, variables, checkout = place(folder)
     if before:

@@ -196,7 +196,7 @@ def test_the_good_notebook_got_its_parameters_and_gave_its_records_and_page(buil
     assert "<b>live only" not in page and "widget-view" not in page
 
 
-def test_a_page_does_not_depend_on_the_users_profile_and_startup_file(built):
+def test_a_page_owes_nothing_to_the_profile_and_startup_file_of_the_user(built):
     for path in (built[0] / "latest").rglob("*"):
         assert not path.is_file() or b"the user was here" not in path.read_bytes()
 

@@ -3,30 +3,30 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (id) => document.getElementById(id);
 
-  // The table of contents is folded if it would fill the screen.
+  // Where it would fill the screen it is folded.
   const toc = document.querySelector(".toc");
   if (toc) toc.open = matchMedia("(min-width: 80rem)").matches;
 
-  // A link to something folded unfolds it.
+  // A link to something that is folded shows it.
   function reveal() {
     let target = null;
-    try { target = one(decodeURIComponent(location.hash.slice(1))); } catch { /* a malformed hash, such as #% */ }
+    try { target = one(decodeURIComponent(location.hash.slice(1))); } catch { /* no name of anything, as #% */ }
     if (!target) return;
     const folded = target.closest("details") ?? target.parentElement.querySelector(":scope > h2 + details");
     if (folded && target.matches("#records, #appendix, #verdicts, details *")) folded.open = true;
     target.scrollIntoView();
   }
   addEventListener("hashchange", reveal);
-  addEventListener("click", (event) => { // clicking the same link twice does not change the hash
+  addEventListener("click", (event) => { // the hash does not change where it is there already
     if (event.target.closest?.("a")?.getAttribute("href") === location.hash) reveal();
   });
   if (location.hash) reveal();
 
-  // A scrolling box is focusable only while its content overflows.
+  // A box that scrolls takes the keyboard only while something in it is cut off.
   const watch = new ResizeObserver((entries) => entries.forEach(({ target: box }) => {
     if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0;
-      if (box.tagName === "math") return; // screen readers read it anyway
+      if (box.tagName === "math") return; // it reads itself
       box.setAttribute("role", "group");
       let kind = "table";
       if (box.tagName === "PRE") kind = "text";
@@ -38,7 +38,7 @@
   }));
   all(".scroll, pre, math[display=block]").forEach((box) => watch.observe(box));
 
-  // How much code a reader wants to see, on every page and visit. A browser may refuse to store it.
+  // How much code a reader wants to see, on every page and the next time. A browser may store nothing.
   const code = one("code");
   if (code) {
     const choice = code.querySelector("select");
@@ -78,7 +78,7 @@
     move();
   });
 
-  // Nothing can be unfolded on paper.
+  // Paper has nothing to unfold.
   let closed = [];
   addEventListener("beforeprint", () => { closed = all("details:not([open])"); closed.forEach((fold) => (fold.open = true)); });
   addEventListener("afterprint", () => closed.forEach((fold) => (fold.open = false)));
