@@ -10,7 +10,6 @@ from typing import Any
 from asrkit.cli.command import Command, ProgressOptions, finish
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.files import WEIGHTS, published_whisper
-from asrkit.rtfx import rtfx
 from asrkit.shapes import count, expect
 from asrkit.transcribe.default import default_model
 from asrkit.transcribe.options import (
@@ -200,7 +199,7 @@ def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
     written = _write(transcripts, folder, format_, strict=asked.io.strict)
     result["failed"], result["without_words"], audio_s = written
     elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
-    result |= {"audio_s": round(audio_s, 2), "rtfx": round(rtfx(audio_s, elapsed_s), 1)}
+    result |= {"audio_s": round(audio_s, 2), "rtfx": round(audio_s / elapsed_s, 1)}
     text = _in_words(result)
     if out:
         finish(asked, result, f"{text}. Transcripts: {out}")
@@ -294,7 +293,7 @@ def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
     )
     result = {
         **asdict(report),
-        "rtfx": round(rtfx(report.transcribed_s, time.perf_counter() - start), 1),
+        "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),
         "out": str(out),
     }
     text = (

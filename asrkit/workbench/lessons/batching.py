@@ -95,7 +95,7 @@ def compute_shares(account: Account, lengths: Lengths, cost: Cost) -> dict[str, 
 
 
 def share_met_again(strategy: Strategy, lengths: Lengths, *, seed: int = 0) -> float:
-    """The share of pairs of utterances in one batch that share a batch in the next epoch too."""
+    """Of the pairs of utterances that share a batch, the share that does in the next epoch too."""
     epochs = (plan(strategy, lengths, seed=seed, epoch=epoch).steps for epoch in (0, 1))
     return met_again(*epochs)
 
@@ -114,7 +114,7 @@ def lengths_and_shares(
 
     Args:
         seconds: Length of each utterance, (N,).
-        shares: Strategy -> part -> per cent.
+        shares: Variant -> part -> per cent.
         axes: Two Axes.
     """
     left, right = axes

@@ -47,7 +47,7 @@ def endless(config=SMALL):
     (5, {"expansion": 2, "heads": 1, "layers": 3, "width": 24}),
 ])  # fmt: skip
 def test_operations_are_those_that_torch_counts(policy, U, changed, monkeypatch):
-    # on a CPU a token also attends to empty slots, up to a round number
+    # on a CPU a token looks at empty slots too, up to a round number, which no policy asks for
     monkeypatch.setattr(attention_layers, "SLOTS", 1)
     model = endless(replace(SMALL, **changed))
     encoded = torch.randn(1, T, model.config.width)

@@ -1,6 +1,6 @@
 """Cache policies of a decoder: their operations, their times, and pictures of both.
 
-Operations are those of the decoder of `asrkit.models.AEDModel`, with the policies of
+Counts are of `asrkit.models.AEDModel`'s decoder, with the policies of
 `workbench.bench.cache_policies`.
 
 The timed models are small and random, and never emit eos, so that the number of steps is known;
@@ -207,7 +207,7 @@ def kept_MB(model: AEDModel, speech: Speech, policy: CachePolicy) -> float:
     with torch.inference_mode():
         memory = kept_model.remember(speech.encoded, lengths)
         state = kept_model.begin(memory, speech.tokens)
-    # without the mask of the frames and the position in the text, which come first
+    # neither the mask of the frames nor the place in the text, which come first
     kept = state_tensors((memory[1:], state[1:]))
     return sum(part.nbytes for part in kept) / 1e6
 
