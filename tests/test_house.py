@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 WORKBENCH = "workbench"
 FLOORS = [  # of the library, then of the workbench above it, then of the commands
-    {"conflict"},
-    {"shapes", "files", "tasks", "rtfx"},
+    {"conflict", "rtfx"},
+    {"shapes", "files", "tasks"},
     {"runtime", "cpu", "sound_files"},
     {"sound_readers"},
     {"features", "text"},

@@ -52,23 +52,23 @@ def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
     )
     top.add_argument("--version", action="version", version=f"asrkit {version()}")
     # the overview lists the commands by section, so argparse's own list is left out
-    commands = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
-    data = commands.add_parser("data", description="Prepare corpora, and list their lengths.")
-    groups = {"": commands, "data": data.add_subparsers(metavar="COMMAND")}
-    by_name = {"": top, "data": data}
+    first = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
+    data = first.add_parser("data", description="Prepare corpora, and list their lengths.")
+    rooms = {"": first, "data": data.add_subparsers(metavar="COMMAND")}
+    found = {"": top, "data": data}
     for name, command in COMMANDS.items():
-        group, _, last_word = name.rpartition(" ")
-        by_name[name] = groups[group].add_parser(
-            last_word,
+        room, _, last = name.rpartition(" ")
+        found[name] = rooms[room].add_parser(
+            last,
             help=command.summary,
             description=textwrap.fill(f"{command.summary} {command.details}", TEXT_WIDTH),
             epilog="\n  ".join(["examples:", *command.examples]),
             formatter_class=formatter,
         )
-        add_fields(by_name[name], command.options)
-    for name, parser in by_name.items():
-        parser.set_defaults(parser=parser, command=COMMANDS.get(name))
-    return by_name
+        add_fields(found[name], command.options)
+    for name, one in found.items():
+        one.set_defaults(parser=one, command=COMMANDS.get(name))
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file name may not be UTF-8
+            stream.reconfigure(errors="backslashreplace")  # file names may be no UTF-8
     args = parsers()[""].parse_args(argv)
     if args.command is None:
         args.parser.print_help(sys.stderr)

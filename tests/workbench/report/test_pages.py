@@ -118,8 +118,8 @@ def test_each_document_has_a_bar_of_its_claims_above_them(plain):
 
 
 def test_the_index_says_how_many_claims_wait_for_a_gpu_and_what_settles_them(plain):
-    header = " ".join(plain["index"].find("header").get_text().split())
-    assert "waiting for a GPU" in header and "asrkit bench all --device cuda" in header
+    said = " ".join(plain["index"].find("header").get_text().split())
+    assert "waiting for a GPU" in said and "asrkit bench all --device cuda" in said
 
 
 def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
