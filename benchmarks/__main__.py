@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asrkit.cli import run_alone
-from asrkit.cli.command import Command, Options, finish, progress, say, table_width
+from asrkit.cli.command import Command, Options, finish, progress, table_width
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
@@ -133,7 +133,7 @@ def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
             progress(f"{options.suite} is left out: {error}")
     lines = table(records, width=table_width())
-    say(options, *lines, *legend(lines))
+    print_text(options, *lines, *legend(lines))
     result = {"records": len(records), "out": str(out)}
     finish(options, result, f"{count(len(records), 'record')} appended to {out}")
     return 0
@@ -159,7 +159,7 @@ def _run_all(options: BenchOptions) -> int:
 COMMAND = Command(
     name="benchmarks",
     summary="Measure fast implementations against their references, interleaved in one run.",
-    goes_on="The same command resumes `all`: finished suites are skipped.",
+    resume="The same command resumes `all`: finished suites are skipped.",
     options=BenchOptions,
     run=_bench,
     examples=[

@@ -6,7 +6,7 @@ from asrkit.cli import COMMANDS, parsers
 
 HEAD = """# Commands
 
-What `asrkit COMMAND --help` says, on one page. `make docs` writes it, and a test checks that it is
+The help of every command on one page. `make docs` writes it, and a test checks that it is
 up to date.
 
 Results are text for people; with `--json`, stdout has one JSON document instead. Errors are one

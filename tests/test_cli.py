@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from asrkit.cli import COMMANDS, main
-from asrkit.cli.command import add_fields, made
+from asrkit.cli.command import add_fields, options_from
 from asrkit.transcribe.options import described
 from asrkit.workbench import records
 
@@ -25,7 +25,7 @@ def test_the_version_is_that_of_the_package(capsys):
     assert (stop.value.code, capsys.readouterr().out) == (0, f"asrkit {version}\n")
 
 
-def test_a_reader_that_is_gone_ends_any_command_without_a_word():
+def test_a_closed_output_ends_any_command_silently():
     command = [sys.executable, "-m", "asrkit", "ledger"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -41,21 +41,21 @@ def test_the_help_of_every_command_needs_neither_torch_nor_its_libraries():
     assert done.stdout.strip() == "set()"
 
 
-def test_ctrl_c_names_what_goes_on(monkeypatch, capsys):
+def test_ctrl_c_prints_how_to_continue(monkeypatch, capsys):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("asrkit.workbench.report.report", stopped)
     assert main(["report"]) == 130
-    said = "stopped. The same command with --resume goes on: "
-    assert capsys.readouterr().err.startswith(f"asrkit report: {said}")
+    message = "asrkit report: stopped. Run the same command with --resume to continue: "
+    assert capsys.readouterr().err.startswith(message)
     for name in ("transcribe", "train", "report", "data prepare"):
-        assert COMMANDS[name].goes_on
+        assert COMMANDS[name].resume
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    """Options that may all be left out."""
+    """Options that are all optional."""
 
     width: int = described(8, "how wide", metavar="N", group="an inner group")
 
@@ -80,11 +80,11 @@ class Every:
      {"kind": "two", "pair": [3, 4], "sure": False, "loud": True, "batch_s": 1.0, "names": ["x", "y"]}),
     ("a b --width 8", {"inner": Inner(width=8)}),
 ])  # fmt: skip
-def test_options_are_made_of_fields_and_objects_of_options(typed, made_of_it):
+def test_options_are_built_from_fields_and_nested_options(typed, made_of_it):
     parser = argparse.ArgumentParser()
     add_fields(parser, Every)
     wanted = Every(paths=[Path("a"), Path("b")], **made_of_it)
-    assert made(parser.parse_args(typed.split()), Every) == wanted
+    assert options_from(parser.parse_args(typed.split()), Every) == wanted
     text = " ".join(parser.format_help().split())
     assert "seconds (default: 2.5)" in text and "an inner group: --width N" in text
     assert "a switch (default" not in text and "--kind {one,two}" in text
@@ -142,5 +142,5 @@ def test_the_ledger_judges_by_more_records_that_it_is_given(tmp_path, capsys):
     assert rows["frames-of-20s"]["appendix"] == "tautology"
     # the shipped ones, of several machines, still count
     assert any(" on " in row["recorded"] for row in found["claims"])
-    told = " ".join(err.split())
-    assert all(one["sentence"] in told for one in found["documents"])
+    printed = " ".join(err.split())
+    assert all(one["sentence"] in printed for one in found["documents"])

@@ -1,4 +1,4 @@
-"""What is written about asrkit beside its code: commands, links, tables and the citation have to be true."""
+"""The documents about asrkit: commands, links, tables and the citation have to be correct."""
 
 import importlib.util
 import re
@@ -12,7 +12,8 @@ import yaml
 
 from asrkit.cli import COMMANDS, parsers
 from asrkit.workbench import records
-from asrkit.workbench.claims import LEGEND, OUTCOMES, load_claims
+from asrkit.workbench.claims import LEGEND, load_claims
+from asrkit.workbench.claims.answers import OUTCOMES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ DECODING_ON_A_GPU = {
     "device": "cuda",
 }
 RECOGNISER = {"shape": [128, 1000, 1024, 24]}
-RESULTS = [  # what the README says, times the factor of its unit: what, implementation, metric, parameters
+RESULTS = [  # text of the README, factor of its unit, and the record's what, implementation, metric and parameters
     ("46 ms", 1, "rnnt-loss", "numba_cpu_overwrite", "cpu_time", LOSS),
     ("1.5 MiB", 1 / MIB, "rnnt-loss", "numba_cpu_overwrite", "peak_memory", LOSS),
     ("52 ms", 1, "rnnt-loss", "numba_cpu", "cpu_time", LOSS),
@@ -135,8 +136,8 @@ TRANSCRIPTION = {
     "66 times": "onnxruntime_ctc_int8",
 }
 RESULTS += [
-    (told, 1, "files-ctc", program, "rtfx", {})
-    for told, program in TRANSCRIPTION.items()
+    (sentence, 1, "files-ctc", program, "rtfx", {})
+    for sentence, program in TRANSCRIPTION.items()
 ]
 RESULTS += [
     ("71 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
@@ -155,17 +156,19 @@ def texts(pages):
     return "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
 
 
-TOLD = re.sub(
+UNWRAPPED = re.sub(
     r" \\\n *", " ", texts(["README.md", *GUIDES])
 )  # a command of two lines is one
 SHELL = re.findall(
-    r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", TOLD, re.MULTILINE
+    r"^    (?:make \w+ && )?(asrkit .+?)(?:\s+#.*)?$", UNWRAPPED, re.MULTILINE
 )
-INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", TOLD)
-MADE = re.findall(r"^    make (\w+)(?: ARGS=\"(.*?)\")?", TOLD, re.MULTILINE)
+INLINE = re.findall(r"`(asrkit [a-z][^`…]*)`", UNWRAPPED)
+MAKE_COMMANDS = re.findall(
+    r"^    make (\w+)(?: ARGS=\"(.*?)\")?", UNWRAPPED, re.MULTILINE
+)
 
 
-def test_the_page_of_commands_says_what_help_says():
+def test_the_page_of_commands_is_up_to_date():
     document = runpy.run_path(str(ROOT / "docs/commands.py"))["document"]
     assert (ROOT / "docs/commands.md").read_text(encoding="utf-8") == document(), (
         "run `make docs`"
@@ -184,12 +187,12 @@ def test_every_example_of_the_help_can_be_typed():
 @pytest.mark.parametrize("line", sorted({*SHELL, *INLINE}))
 def test_every_command_in_the_readme_and_the_guides_can_be_typed(line):
     words = shlex.split(line)[1:]
-    # a name alone is no whole command
+    # a name alone is not a complete command
     if " ".join(words) not in {*COMMANDS, "data", "--version"}:
         parsers()[""].parse_args(words)
 
 
-@pytest.mark.parametrize("target, arguments", sorted(set(MADE)))
+@pytest.mark.parametrize("target, arguments", sorted(set(MAKE_COMMANDS)))
 def test_every_make_command_names_a_target_and_takes_its_arguments(target, arguments):
     recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
     assert recipe, target
@@ -223,11 +226,11 @@ def linked_records():
     return [record for path in sorted(paths) for record in records.read(ROOT / path)]
 
 
-@pytest.mark.parametrize("told, factor, what, impl, metric, params", RESULTS)
-def test_the_readme_tells_what_was_recorded(
-    told, factor, what, impl, metric, params, linked_records
+@pytest.mark.parametrize("sentence, factor, what, impl, metric, params", RESULTS)
+def test_the_readme_agrees_with_the_records(
+    sentence, factor, what, impl, metric, params, linked_records
 ):
-    number = re.search(r"[\d.]+(?= (?:s|ms|MiB|%|times))", told)[0]
+    number = re.search(r"[\d.]+(?= (?:s|ms|MiB|%|times))", sentence)[0]
     decimals = len(number.partition(".")[2])
     recorded = {
         f"{record['value'] * factor:.{decimals}f}"
@@ -235,7 +238,7 @@ def test_the_readme_tells_what_was_recorded(
         if (record["what"], record["impl"], record["metric"]) == (what, impl, metric)
         and params.items() <= record["params"].items()
     }
-    assert told in README and number in recorded
+    assert sentence in README and number in recorded
 
 
 def test_captions_count_what_the_picture_of_decoding_shows():
@@ -249,7 +252,7 @@ def test_captions_count_what_the_picture_of_decoding_shows():
         for title in titles
     ]
     frame, label, windowed = counted
-    readme, told = (
+    readme, sentence = (
         re.sub(r"\s+", " ", text) for text in (README, texts(["figures/README.md"]))
     )
     for words in (
@@ -259,9 +262,10 @@ def test_captions_count_what_the_picture_of_decoding_shows():
     ):
         assert words in readme
     for joint, _, predictor in counted:
-        assert re.search(rf"{joint}( calls of the joint)? and {predictor}\b", told)
+        assert re.search(rf"{joint}( calls of the joint)? and {predictor}\b", sentence)
     assert (
-        f"{windowed[1]} rows of the joint instead of {frame[1]} and {label[1]}" in told
+        f"{windowed[1]} rows of the joint instead of {frame[1]} and {label[1]}"
+        in sentence
     )
 
 

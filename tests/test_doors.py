@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def code_of(path: Path) -> str:
-    """The Python of a notebook, or of a page's snippets; lines of IPython's own are left out."""
+    """The Python code of a notebook, or of a page's snippets, without lines of IPython's syntax."""
     text = path.read_text("utf-8")
     if path.suffix == ".md":
         return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
@@ -30,7 +30,7 @@ def code_of(path: Path) -> str:
 
 
 def doors_of(code: str) -> tuple[set[tuple[str, str]], dict[str, tuple[str, str]]]:
-    """(module, name) of each import from asrkit, and the local names that stand for them."""
+    """(module, name) of each import from asrkit, and their local names."""
     doors, local = set(), {}
     for node in ast.walk(ast.parse(code)):
         if (
@@ -48,7 +48,7 @@ def doors_of(code: str) -> tuple[set[tuple[str, str]], dict[str, tuple[str, str]
 
 
 def opened(module: str, name: str) -> object:
-    """What `from module import name` gives."""
+    """The object that `from module import name` imports."""
     found = importlib.import_module(module)
     if name and not hasattr(found, name):
         return importlib.import_module(f"{module}.{name}")

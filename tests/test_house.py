@@ -1,4 +1,4 @@
-"""House rules that no reviewer should have to look for: floors, imports, sizes, the lock, the set-up."""
+"""House rules: floors, imports, sizes, the lock file, and the set-up."""
 
 import ast
 import importlib.metadata
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "asrkit"
 BENCHMARKS = ROOT / "benchmarks"
 WORKBENCH = "workbench"
-FLOORS = [  # of the library, of the workbench above it, and what uses both
-    {"conflict"},
+FLOORS = [  # of the library, then of the workbench above it, then of the commands
+    {"conflict", "rtfx"},
     {"shapes", "files", "tasks"},
     {"runtime", "cpu", "sound_files"},
     {"sound_readers"},
@@ -76,7 +76,7 @@ FUNCTION_LINES = 60
 # "asrkit/file.py" or "asrkit/file.py:function" -> why it may be longer.
 LONG: dict[str, str] = {}
 # Syntax nodes, statements and expressions, that a folder of asrkit/ may have; "." is its own files.
-# Lower a number freely; raise one with the reason beside it.
+# Lower a number freely; raise one only with a reason in a comment.
 NODES = {
     ".": 9_035,  # the cache: what to set where it cannot be, and who is waited for
     "cli": 5_434,  # a suite that reads recordings of one's own
@@ -207,7 +207,7 @@ def layer_problems(text: str, module: str) -> list[str]:
 
 
 def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its docstring: what explains it is free."""
+    """Number of lines of a function without its docstring."""
     lines = function.end_lineno - function.lineno + 1
     if ast.get_docstring(function):
         lines -= function.body[0].end_lineno - function.body[0].lineno + 1
@@ -250,7 +250,7 @@ def count_nodes(path: Path) -> int:
 
 
 def folder(path: Path) -> str:
-    """The folder of asrkit/, or of asrkit/workbench/, that a file lies in; "." for none."""
+    """The folder of asrkit/, or of asrkit/workbench/, that contains a file; "." for none."""
     parts = path.relative_to(PACKAGE).parts[:-1]
     depth = 2 if parts[:1] == (WORKBENCH,) else 1
     return "/".join(parts[:depth]) or "."
@@ -327,7 +327,7 @@ def test_each_folder_has_the_nodes_of_its_row():
     table = "\n".join(f'    "{name}": {bound:_},' for name, bound in rows.items())
     assert not rows, (
         "the size of these folders is not that of NODES. Delete, or write these rows there; "
-        f"beside one that rises stands why:\n{table}"
+        f"add a reason to a row that rises:\n{table}"
     )
     assert NODES.keys() == found.keys(), f"no such folder: {NODES.keys() - found}"
     total = sum(NODES.values())
@@ -370,7 +370,7 @@ def test_the_gpl_program_imports_nothing_of_asrkit():
 
 
 def requirements(*lines: str) -> set[str]:
-    """Canonical names of what `lines` ask for and of everything that it needs, as installed here."""
+    """Canonical names of the requirements in `lines` and of all their dependencies, as installed."""
     seen: set[tuple[str, str]] = set()
     todo = [*map(Requirement, lines)]
     while todo:

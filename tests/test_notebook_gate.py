@@ -66,7 +66,7 @@ def nodes(notebook: dict) -> Iterator[ast.AST]:
 
 
 def called(node: ast.AST) -> str:
-    """Dotted name of what a call calls; empty for anything else."""
+    """Dotted name of the called function; empty if the node is not a call."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -98,7 +98,7 @@ def starts_with_imports_and_stamp(notebook: dict) -> str:
 
 
 def ids_are_unique(notebook: dict) -> str:
-    """Every cell has an id of its own, which keeps diffs and links stable."""
+    """Every cell has a unique id, which keeps diffs and links stable."""
     ids = [cell.get("id") for cell in notebook["cells"]]
     return (
         ""
@@ -125,7 +125,7 @@ def defines_nothing_long(notebook: dict) -> str:
 
 
 def keeps_cells_short(notebook: dict) -> str:
-    """A cell of code fits on a screen, imports aside: what is longer belongs to the package."""
+    """A code cell fits on a screen, except for imports; longer code belongs to the package."""
     for cell in code_cells(notebook)[1:]:
         lines = len(text_of(cell).splitlines())
         if lines > CELL_LINES:
@@ -148,7 +148,7 @@ def uses_no_widget_that_hangs(notebook: dict) -> str:
 
 
 def runs_no_shell(notebook: dict) -> str:
-    """No magics and no shell lines: a notebook installs nothing, and what Python runs is all there is."""
+    """No magics and no shell lines: a notebook installs nothing, and is plain Python."""
     for cell in code_cells(notebook):
         if magic := re.search(r"^\s*[%!].*$", text_of(cell), flags=re.MULTILINE):
             return f"{magic[0].strip()!r} is no Python"
@@ -230,10 +230,10 @@ def asks_a_question(notebook: dict) -> str:
 
 def says_how_large_it_may_run(notebook: dict) -> str:
     """`metadata.asrkit` has the minutes of a quick run and, in `full`, parameters worth a longer one, of the declared types."""
-    told = notebook["metadata"].get("asrkit", {})
+    settings = notebook["metadata"].get("asrkit", {})
     if (
-        type(told.get("minutes_quick")) not in (int, float)
-        or told["minutes_quick"] <= 0
+        type(settings.get("minutes_quick")) not in (int, float)
+        or settings["minutes_quick"] <= 0
     ):
         return "metadata.asrkit.minutes_quick says how long a run at the default sizes takes"
     cell = next(
@@ -241,7 +241,7 @@ def says_how_large_it_may_run(notebook: dict) -> str:
         {"source": []},
     )
     declared = kinds(cell)
-    for name, value in told.get("full", {}).items():
+    for name, value in settings.get("full", {}).items():
         if type(value) not in FITTING.get(declared.get(name, ""), ()):
             return (
                 f"metadata.asrkit.full has {name} = {value!r}; declared are {declared}"
@@ -250,7 +250,7 @@ def says_how_large_it_may_run(notebook: dict) -> str:
 
 
 def checks_its_whole_numbers(notebook: dict) -> str:
-    """Each whole parameter is checked by `expect_parameters`: papermill injects what was typed."""
+    """Each integer parameter is checked by `expect_parameters`, as papermill injects any value."""
     wanted = set[str]()
     for cell in code_cells(notebook):
         if "parameters" in tags(cell):
@@ -273,7 +273,7 @@ RULES: list[Callable[[dict], str]] = [
 
 
 def problems(notebook: dict, name: str) -> list[str]:
-    """What the gate has against a notebook, one line a rule."""
+    """The problems of a notebook, a line for each rule."""
     rules = [
         rule
         for rule in RULES
@@ -281,7 +281,9 @@ def problems(notebook: dict, name: str) -> list[str]:
     ]
     try:
         return [
-            f"{rule.__name__}: {said}" for rule in rules if (said := rule(notebook))
+            f"{rule.__name__}: {problem}"
+            for rule in rules
+            if (problem := rule(notebook))
         ]
     except SyntaxError as error:
         return [f"a cell is no Python: {error.msg}, {error.text!r}"]
@@ -304,7 +306,7 @@ def test_a_notebook_passes_the_gate(path):
 
 
 def cell(kind: str, source: str, identity: str, *marks: str) -> dict:
-    """A cell as a notebook file holds it."""
+    """A cell as in a notebook file."""
     made = {
         "cell_type": kind,
         "id": identity,
@@ -336,7 +338,7 @@ def changed(index: int, source: str | None = None, **fields: object) -> dict:
     return notebook
 
 
-def told(**metadata: object) -> dict:
+def with_metadata(**metadata: object) -> dict:
     """GOOD with other metadata."""
     return GOOD | {"metadata": {**GOOD["metadata"], **metadata}}
 
@@ -363,18 +365,18 @@ BAD = [
     (shows_pictures_with_words, changed(0, "# Why?\n![](figures/a.png)")),
     (shows_pictures_with_words, changed(0, "# Why?\n<img src='a.png'>")),
     (names_no_absolute_path, changed(4, "open('/ho" + "me/ann/speech.wav')")),
-    (runs_on_any_kernel, told(kernelspec={"name": "my-venv"})),
+    (runs_on_any_kernel, with_metadata(kernelspec={"name": "my-venv"})),
     (runs_on_any_kernel, GOOD | {"nbformat_minor": 4}),
     (asks_a_question, changed(0, "# It is slow")),
     (asks_a_question, changed(0, "# Why?\n# And how?")),
-    (says_how_large_it_may_run, told(asrkit={})),
+    (says_how_large_it_may_run, with_metadata(asrkit={})),
     (
         says_how_large_it_may_run,
-        told(asrkit={"minutes_quick": 1, "full": {"frame": 2000}}),
+        with_metadata(asrkit={"minutes_quick": 1, "full": {"frame": 2000}}),
     ),
     (
         says_how_large_it_may_run,
-        told(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}}),
+        with_metadata(asrkit={"minutes_quick": 1, "full": {"frames": 2000.0}}),
     ),
 ]
 
@@ -383,9 +385,9 @@ BAD = [
     "rule, notebook", BAD, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
-    assert [said.split(":")[0] for said in problems(notebook, "01_bad.ipynb")] == [
-        rule.__name__
-    ]
+    assert [
+        problem.split(":")[0] for problem in problems(notebook, "01_bad.ipynb")
+    ] == [rule.__name__]
     assert {rule for rule, _ in BAD} == set(RULES)
 
 
@@ -394,7 +396,7 @@ def test_each_rule_fails_on_what_it_is_for_and_on_nothing_else(rule, notebook):
     (changed(4, LONG, metadata={"tags": ["exercise"]}), "01_exercise.ipynb"),
     (changed(4, "x = 1\n" * CELL_LINES), "01_as_long_as_may_be.ipynb"),
     (changed(0, "# Start here"), "00_start_here.ipynb"),
-    (told(asrkit={"minutes_quick": 0.5, "full": {"frames": 2000, "quick": False}}), "01_full.ipynb"),
+    (with_metadata(asrkit={"minutes_quick": 0.5, "full": {"frames": 2000, "quick": False}}), "01_full.ipynb"),
     (changed(4, "ratio = a / b\nshare = f'{x:.1f}/{y}'\nspeed = 'https://example.org/usr/page'"), "01_divides.ipynb"),
     (changed(0, "# Why?\n<img src='a.png' alt='a lattice'>"), "01_html.ipynb"),
 ])  # fmt: skip

@@ -17,9 +17,7 @@ THAT_TAKE_WEIGHTS = ("00", "04", "09")
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_notebook_00_runs_and_its_model_transcribes_voices_it_never_met(
-    tmp_path, monkeypatch
-):
+def test_notebook_00_runs_and_its_model_transcribes_new_voices(tmp_path, monkeypatch):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(ROOT)
@@ -45,7 +43,7 @@ def test_notebook_00_runs_and_its_model_transcribes_voices_it_never_met(
 
 
 @pytest.mark.live
-def test_without_published_weights_notebooks_say_how_to_get_them_and_run_to_their_end(
+def test_without_published_weights_notebooks_print_how_to_get_them_and_complete(
     tmp_path, monkeypatch
 ):
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")

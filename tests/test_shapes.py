@@ -1,4 +1,4 @@
-"""Checks of arguments: what passes, and what an error says."""
+"""Checks of arguments: accepted values, and the messages of errors."""
 
 import dataclasses
 import math
@@ -26,15 +26,15 @@ def test_dims_returns_the_sizes_in_the_order_of_the_letters():
     assert dims(torch.zeros(2, 5, 80), "B T F", "features", F=80) == (2, 5, 80)
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, message", [
     (torch.zeros(2, 5), "features: expected shape (B, T, F=80), got (2, 5)."),
     (torch.zeros(2, 5, 79), "features: expected shape (B, T, F=80), got (2, 5, 79)."),
     ([4, 3], "features: expected a tensor, got list. Wrap it in torch.as_tensor."),
 ])  # fmt: skip
-def test_what_is_no_such_tensor_is_refused(given, said):
+def test_a_tensor_of_another_kind_is_refused(given, message):
     with pytest.raises(ValueError) as error:
         dims(given, "B T F", "features", F=80)
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 def test_the_mask_is_true_for_the_first_positions_only():
@@ -55,8 +55,8 @@ def test_a_parameter_annotated_as_int_is_a_whole_number_in_its_bounds(value, rul
     expect_parameters(given, batch=rule)
     with pytest.raises(ValueError) as error:
         expect_parameters(given | {"batch": value}, batch=rule)
-    said = f"batch: expected a whole number in 1..64, got {value!r}."
-    assert str(error.value) == said
+    message = f"batch: expected a whole number in 1..64, got {value!r}."
+    assert str(error.value) == message
 
 
 def test_a_parameter_of_type_int_is_not_true():

@@ -1,4 +1,4 @@
-"""Each Python snippet of the README and of docs/ runs, with the names and files that it takes for granted.
+"""Each Python snippet of the README and of docs/ runs, with the names and files that it assumes.
 
 The snippets of a page run one after another and share their names, as a reader would type them.
 """
@@ -52,12 +52,12 @@ def small_model():
 
 
 def nothing(**_):
-    """For a snippet that makes all that it needs, or goes on with the names of the one before."""
+    """For a snippet that defines all it needs, or continues with the names of the one before."""
     return {}
 
 
 def names_of_decoders(folder, **_):
-    """A model of one's own, frames that it has encoded, and a language model."""
+    """A user's own model, encoded frames, and a language model."""
     (folder / "lm.arpa").write_text(ARPA)
     tokenizer = CharTokenizer()
     letters = [
@@ -74,7 +74,7 @@ def names_of_decoders(folder, **_):
 
 
 def names_of_ctc(folder, **_):
-    """What a model of characters says of two utterances, and a language model of words."""
+    """The output of a character model for two utterances, and a language model of words."""
     (folder / "words.arpa").write_text(ARPA)
     return {
         "log_probs": torch.randn(2, 20, CharTokenizer().vocab_size + 1).log_softmax(-1),
@@ -129,7 +129,7 @@ def names_of_batches(**_):
     }
 
 
-PREPARED = {  # what each snippet of a page takes for granted
+PREPARED = {  # what each snippet of a page assumes
     "README.md": [nothing],
     "docs/library.md": [
         nothing,

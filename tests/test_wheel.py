@@ -1,4 +1,4 @@
-"""An installed wheel, away from any checkout: every command works, or says what it lacks."""
+"""An installed wheel, outside of any checkout: every command works, or names what is missing."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def pip(*arguments):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A function that runs Python with asrkit from a wheel, in a folder of its own."""
+    """A function that runs Python with asrkit from a wheel, in an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
     pip(
         "wheel",
@@ -117,7 +117,7 @@ def test_what_needs_a_checkout_or_a_model_says_so_in_one_line(done, command):
     assert (code, out, err.count("\n")) == (2, "", 1) and REFUSED[command] in err
 
 
-def test_what_is_installed_tells_type_checkers_that_it_has_annotations(python):
+def test_the_installed_package_is_marked_as_typed(python):
     code = "import importlib.resources as r; print(r.files('asrkit').joinpath('py.typed').is_file())"
     assert python("-c", code) == "True\n"
 

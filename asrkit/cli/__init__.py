@@ -1,7 +1,7 @@
 """The command line: a thin parser over the package.
 
-Text for people goes to stdout, or one JSON document with --json. An error is one line on stderr and
-exit code 2.
+A command prints text for people on stdout or, with --json, one JSON document. An error is one line
+on stderr with exit code 2.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from asrkit.cli import cost, data, doctor, export, ledger, report, train, transcribe
-from asrkit.cli.command import Command, add_fields, made
+from asrkit.cli.command import Command, add_fields, options_from
 from asrkit.files import version
 
 SECTIONS: Mapping[str, tuple[Command, ...]] = {  # as `asrkit --help` lists them
@@ -30,7 +30,7 @@ TEXT_WIDTH = 78  # of descriptions; options fill the terminal
 
 
 def _overview() -> str:
-    """The description of `asrkit --help`: every command under the heading of its section."""
+    """The description in `asrkit --help`: every command under the heading of its section."""
     lines = [DESCRIPTION]
     for title, commands in SECTIONS.items():
         lines += ["", f"{title}:"]
@@ -39,10 +39,10 @@ def _overview() -> str:
 
 
 def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
-    """The parser of `asrkit` by the name "", and those of its commands by theirs.
+    """The parser of each command by its name; that of `asrkit` itself has the name "".
 
     Args:
-        width: Columns of the help; None: those of the terminal.
+        width: Columns of the help text; None takes the width of the terminal.
     """
     formatter = partial(argparse.RawDescriptionHelpFormatter, width=width)
     top = argparse.ArgumentParser(
@@ -94,10 +94,11 @@ def run_alone(command: Command, prog: str, argv: list[str] | None = None) -> int
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the `asrkit` command; returns the exit code.
+    """Run the `asrkit` command and return its exit code.
 
-    0 is success; 1: something failed, as the output says; 2: a wrong argument or an error, told in
-    one line on stderr; 130: stopped by Ctrl-C; 141: nobody reads the output any more.
+    0: success. 1: something failed, and the output has the details. 2: a wrong argument or an
+    error, reported in one line on stderr. 130: stopped by Ctrl-C. 141: the reader of the output
+    has closed it.
     """
     if sys.stdout is None:  # as after `>&-`
         print("asrkit: standard output is closed. Redirect it: > FILE.", file=sys.stderr)
@@ -118,25 +119,26 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Run the command that was parsed; an error becomes one line on stderr."""
     try:
-        code = args.command.run(made(args, args.command.options))
+        code = args.command.run(options_from(args, args.command.options))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # as in `| head -1`: end quietly, with a shell's code for this
-        # Python flushes it once more at exit: give it somewhere to write
+    except BrokenPipeError:  # as in `| head -1`: end quietly, with the code that a shell uses
+        # Python flushes stdout again at exit, so it needs somewhere to write
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    # ImportError: of an extra; AssertionError: the arms of a benchmark disagree
+    # ImportError: an extra is missing; AssertionError: the arms of a benchmark disagree
     except (ValueError, RuntimeError, OSError, ImportError, AssertionError) as error:
         message = _name_the_flag(" ".join(str(error).split()), args.parser)
         print(f"{args.parser.prog}: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{args.parser.prog}: stopped. {args.command.goes_on}".rstrip(), file=sys.stderr)
+        print(f"{args.parser.prog}: stopped. {args.command.resume}".rstrip(), file=sys.stderr)
         return 130
 
 
 def _name_the_flag(message: str, command: argparse.ArgumentParser) -> str:
-    """Name the flag that was typed: `batch_s: expected` becomes `--batch-seconds: expected`."""
+    """Replace an argument's name by its flag: `batch_s: expected` → `--batch-seconds: expected`."""
     names, colon, rest = message.partition(": expected ")
-    flags = {one.dest: one.option_strings[0] for one in command._actions if one.option_strings}
+    actions = [action for action in command._actions if action.option_strings]
+    flags = {action.dest: action.option_strings[0] for action in actions}
     return ", ".join(flags.get(name, name) for name in names.split(", ")) + colon + rest

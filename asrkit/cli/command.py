@@ -1,4 +1,4 @@
-"""What every command is made of: options of dataclass fields, and how it says what it did."""
+"""What commands share: options declared as dataclass fields, and how results are printed."""
 
 import argparse
 import contextlib
@@ -12,37 +12,37 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asrkit.transcribe.options import described
 
-MIN_TABLE_WIDTH = 100  # also where the output is no terminal
+MIN_TABLE_WIDTH = 100  # also if the output is not a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every command takes."""
+    """The options of every command."""
 
     json: bool = described(
-        False, "print the result as JSON on stdout; text for people goes to stderr"
+        False, "print the result as JSON on stdout, and text for people on stderr"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressOptions(Options):
-    """What a command takes that may take long."""
+    """The options of every command that may take long."""
 
     no_progress: bool = described(False, "show no progress bars")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command of `asrkit`: what `--help` says of it, its options, and the function behind it.
+    """One command of `asrkit`: its options, its help and the function that runs it.
 
-    Args:
+    Attributes:
         name: What is typed after `asrkit`, one word or two ("data prepare").
-        summary: A line.
-        run: Takes an object of `options`, and returns the exit code.
-        options: A dataclass of fields that `described` made, or of such dataclasses.
-        details: Sentences behind the summary.
-        examples: Lines that can be typed.
-        goes_on: After Ctrl-C, what goes on from there.
+        summary: One line.
+        run: Takes an object of type `options` and returns the exit code.
+        options: A dataclass whose fields were declared by `described`, or are such dataclasses.
+        details: Sentences that follow the summary in the help.
+        examples: Command lines that work as they are.
+        resume: A sentence, printed after Ctrl-C, on how to continue.
     """
 
     name: str
@@ -51,45 +51,45 @@ class Command:
     options: type[Options]
     details: str = ""
     examples: Sequence[str] = ()
-    goes_on: str = ""
+    resume: str = ""
 
 
 def add_fields(parser: argparse.ArgumentParser, kind: type) -> None:
-    """Add an option for each field of a dataclass; one that is not given is None.
+    """Add an option for each field of a dataclass. An option that is not typed is parsed as None.
 
     Args:
-        parser: Gets the options.
-        kind: As `Command.options`.
+        parser: The parser that gets the options.
+        kind: The dataclass, as in `Command.options`.
     """
     group: argparse._ActionsContainer = parser
-    for one, hint in _hinted(kind):
+    for field, hint in _typed_fields(kind):
         if is_dataclass(hint):
             add_fields(parser, hint)  # type: ignore[arg-type]
             continue
-        how = {**_of_type(hint, one.default), **one.metadata}
-        if "group" in how:
-            group = parser.add_argument_group(how.pop("group"))
-        flags = how.pop("flag", "--" + one.name.replace("_", "-")).split()
-        default = how.pop("shown", one.default)
+        settings = {**_of_type(hint, field.default), **field.metadata}
+        if "group" in settings:
+            group = parser.add_argument_group(settings.pop("group"))
+        flags = settings.pop("flag", "--" + field.name.replace("_", "-")).split()
+        default = settings.pop("shown", field.default)
         if isinstance(default, tuple):
             default = " ".join(default)
         if default not in (None, MISSING, "") and default is not False:
-            how["help"] += f" (default: {default})"
+            settings["help"] += f" (default: {default})"
         if flags:
-            how |= {"dest": one.name, "required": one.default is MISSING}
-        group.add_argument(*flags or [one.name], default=None, **how)
+            settings |= {"dest": field.name, "required": field.default is MISSING}
+        group.add_argument(*flags or [field.name], default=None, **settings)
 
 
-def _hinted(kind: type) -> Iterator[tuple[Field[Any], Any]]:
-    """The fields of a dataclass, each with its type; of `X | None` that is X."""
+def _typed_fields(kind: type) -> Iterator[tuple[Field[Any], Any]]:
+    """The fields of a dataclass, each with its type; the type of `X | None` is X."""
     hints = get_type_hints(kind)
-    for one in fields(kind):
-        hint = hints[one.name]
-        yield one, get_args(hint)[0] if NoneType in get_args(hint) else hint
+    for field in fields(kind):
+        hint = hints[field.name]
+        yield field, get_args(hint)[0] if NoneType in get_args(hint) else hint
 
 
 def _of_type(hint: Any, default: Any) -> dict[str, Any]:
-    """What argparse has to know of a field's type."""
+    """The arguments of `add_argument` that follow from a field's type."""
     inner = get_args(hint)
     if hint is bool:
         return {"action": "store_true" if default is False else argparse.BooleanOptionalAction}
@@ -102,40 +102,35 @@ def _of_type(hint: Any, default: Any) -> dict[str, Any]:
     return {"type": hint}
 
 
-def made(args: argparse.Namespace, kind: type) -> Any:
-    """The dataclass of the options that were parsed, with its defaults for the others.
+def options_from(args: argparse.Namespace, kind: type) -> Any:
+    """The dataclass of the parsed options; options that were not typed have their defaults.
 
-    A dataclass inside it that may be None is None where none of its options was given.
+    A nested dataclass that may be None is None unless one of its options was typed.
 
     Args:
-        args: As the parser returns them.
-        kind: As `add_fields` took it.
+        args: The result of the parser.
+        kind: The dataclass, as in `add_fields`.
     """
     values: dict[str, Any] = {}
-    for one, hint in _hinted(kind):
+    for field, hint in _typed_fields(kind):
         if not is_dataclass(hint):
-            values[one.name] = getattr(args, one.name)
-        elif one.default is MISSING or any(
+            values[field.name] = getattr(args, field.name)
+        elif field.default is MISSING or any(
             getattr(args, inner.name) is not None for inner in fields(hint)
         ):
-            values[one.name] = made(args, hint)  # type: ignore[arg-type]
+            values[field.name] = options_from(args, hint)  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if value is not None})
 
 
 def text_stream(options: Options) -> contextlib.AbstractContextManager[Any]:
-    """A context whose prints are all text for people: with --json they go to stderr."""
+    """A context that sends prints to stderr with --json, which keeps stdout for the result."""
     if options.json:
         return contextlib.redirect_stdout(sys.stderr)
     return contextlib.nullcontext()
 
 
-def say(options: Options, *lines: str) -> None:
-    """Print text for people: on stdout, or on stderr where --json keeps stdout for the result.
-
-    Args:
-        options: Of the command.
-        lines: Lines of text.
-    """
+def print_text(options: Options, *lines: str) -> None:
+    """Print lines for people, on stdout or, with --json, on stderr."""
     with text_stream(options):
         print(*lines, sep="\n")
 
@@ -144,9 +139,9 @@ def finish(options: Options, result: Mapping[str, Any], text: str) -> None:
     """Print the result of a command on stdout: one JSON document with --json, else text.
 
     Args:
-        options: Of the command.
-        result: The result for programs; has to be JSON.
-        text: The result for people; its last line says where files were written.
+        options: The command's options.
+        result: The result for programs, as JSON values.
+        text: The result for people. Its last line names the written files.
     """
     print(json.dumps(result) if options.json else text)
 

@@ -1,4 +1,4 @@
-"""`asrkit cost`: which instances and speeds its options name, and what it prints."""
+"""`asrkit cost`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from asrkit.cli.command import Command, Options, finish, table_width
 from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
 
-SHOWN = ("c7a.48xlarge", "c7i.48xlarge", "p4de.24xlarge", "hf-h200")  # without --instance
-COSTS = {  # heading -> key of a row
+DEFAULT_INSTANCES = ("c7a.48xlarge", "c7i.48xlarge", "p4de.24xlarge", "hf-h200")
+COST_COLUMNS = {  # heading -> key of a row
     "#": "number",
     "instance": "instance",
     "units": "shown_units",
@@ -18,7 +18,7 @@ COSTS = {  # heading -> key of a row
     "USD": "usd",
     "kWh": "kWh",
 }
-SOURCES = {  # likewise, and the RTFx at which a row would cost as much as another
+SOURCE_COLUMNS = {
     "#": "number",
     "model": "model",
     "RTFx is from": "shown_source",
@@ -33,12 +33,19 @@ class CostOptions(Options):
 
     hours: float = described(1e6, "hours of speech to transcribe", metavar="N")
     instance: list[str] = described(
-        SHOWN, "cloud instances, of data/prices.csv", metavar="NAME", group="machines and prices"
+        DEFAULT_INSTANCES,
+        "cloud instances listed in data/prices.csv",
+        metavar="NAME",
+        group="machines and prices",
     )
     cores: int | None = described(
-        None, "in place of --instance: a machine with N cores, with --price and --rtfx", metavar="N"
+        None,
+        "instead of --instance: a machine with N cores; needs --price and --rtfx",
+        metavar="N",
     )
-    gpus: int | None = described(None, "likewise, with N GPUs", metavar="N")
+    gpus: int | None = described(
+        None, "instead of --instance: a machine with N GPUs; needs --price and --rtfx", metavar="N"
+    )
     price: str | None = described(
         None, "your own price in USD an hour, for one machine", metavar="RANGE"
     )
@@ -47,80 +54,82 @@ class CostOptions(Options):
     )
     model: str | None = described(
         None,
-        "use the RTFx of this model only (default: parakeet_rnnt_1_1b, or where it has none "
-        "any other)",
+        "use only the RTFx of this model (default: parakeet_rnnt_1_1b, or any other model on a "
+        "machine where it has no RTFx)",
         metavar="NAME",
         group="speed",
     )
-    rtfx: str | None = described(None, "your own RTFx, of one core or GPU", metavar="RANGE")
+    rtfx: str | None = described(None, "your own RTFx of one core or GPU", metavar="RANGE")
 
 
-def _cost(asked: CostOptions) -> int:
-    from asrkit.workbench.cost import money
+def _cost(options: CostOptions) -> int:
+    from asrkit.workbench.cost.money import compare, transcription_cost
+    from asrkit.workbench.cost.ranges import Range
 
     costs = [
-        money.transcription_cost(
+        transcription_cost(
             instance,
             speed,
-            hours=asked.hours,
-            utilisation=money.Range.parse(asked.utilisation, "utilisation"),
+            hours=options.hours,
+            utilisation=Range.parse(options.utilisation, "utilisation"),
         )
-        for instance in _instances(asked)
-        for speed in _speeds(asked, instance)
+        for instance in _instances(options)
+        for speed in _speeds(options, instance)
     ]
-    expect(bool(costs), "model", "one whose RTFx is known on these machines", asked.model)
-    result: dict[str, Any] = {"hours": asked.hours, "rows": money.compare(costs)}
-    finish(asked, result, "\n".join(_lines(result)))
+    expect(bool(costs), "model", "one whose RTFx is known on these machines", options.model)
+    result: dict[str, Any] = {"hours": options.hours, "rows": compare(costs)}
+    finish(options, result, "\n".join(_lines(result)))
     return 0
 
 
-def _instances(asked: CostOptions) -> list[Any]:
-    """The instances that were asked for, at the price that was asked for; or a machine of one's
-    own.
-    """
-    from asrkit.workbench.cost.money import Instance, Range, load_prices
+def _instances(options: CostOptions) -> list[Any]:
+    """The instances of the options at their price, or the user's own machine."""
+    from asrkit.workbench.cost.money import Instance, load_prices
+    from asrkit.workbench.cost.ranges import Range
 
-    if asked.cores or asked.gpus:
-        units: dict[str, Any] = {"cores": asked.cores or 0, "gpus": asked.gpus or 0}
-        price = Range.parse(asked.price or "", "price")
+    if options.cores or options.gpus:
+        units: dict[str, Any] = {"cores": options.cores or 0, "gpus": options.gpus or 0}
+        price = Range.parse(options.price or "", "price")
         return [Instance(name="your machine", usd_per_hour=price, **units)]
     known = load_prices()
-    for name in asked.instance:
+    for name in options.instance:
         expect(name in known, "instance", "one of " + ", ".join(known), name)
-    found = [known[name] for name in dict.fromkeys(asked.instance)]
-    if asked.price:
-        expect(len(found) == 1, "price", "one --instance, --cores or --gpus with it", asked.price)
-        found = [replace(found[0], usd_per_hour=Range.parse(asked.price, "price"))]
-    return found
+    instances = [known[name] for name in dict.fromkeys(options.instance)]
+    if options.price:
+        wanted = "one --instance, --cores or --gpus with it"
+        expect(len(instances) == 1, "price", wanted, options.price)
+        price = Range.parse(options.price, "price")
+        instances = [replace(instances[0], usd_per_hour=price)]
+    return instances
 
 
-def _speeds(asked: CostOptions, instance: Any) -> list[Any]:
-    """The RTFx to use for `instance`: that of --rtfx, or those that were published or recorded.
+def _speeds(options: CostOptions, instance: Any) -> list[Any]:
+    """The RTFx to use for `instance`: from --rtfx, or published and recorded ones.
 
-    Of the machines that are shown by default, those without any are left out.
+    A machine that is shown by default may have none; it is then left out.
     """
-    from asrkit.workbench.cost import money
+    from asrkit.workbench.cost import money, ranges, rtfx
 
-    if asked.rtfx:
-        rtfx = money.Range.parse(asked.rtfx, "rtfx")
-        return [money.Speed(rtfx=rtfx, per=instance.per, origin="assumed")]
-    known = [*money.published_speeds(), *money.recorded_speeds()]
-    fitting = money.speeds_for(instance, known, model=asked.model or money.DEFAULT_MODEL)
-    fitting = [one for one in fitting if asked.model in (None, one.model)]
-    found = bool(fitting) or instance.name in SHOWN
-    expect(found, "rtfx", f"that of {instance.name}", "none that is known")
-    return fitting
+    if options.rtfx:
+        own_rtfx = ranges.Range.parse(options.rtfx, "rtfx")
+        return [rtfx.Speed(rtfx=own_rtfx, per=instance.per, origin="assumed")]
+    known = [*rtfx.published_speeds(), *rtfx.recorded_speeds()]
+    speeds = money.speeds_for(instance, known, model=options.model or money.DEFAULT_MODEL)
+    speeds = [speed for speed in speeds if options.model in (None, speed.model)]
+    may_be_empty = instance.name in DEFAULT_INSTANCES
+    expect(bool(speeds) or may_be_empty, "rtfx", f"an RTFx for {instance.name}", "none is known")
+    return speeds
 
 
 def _lines(result: Mapping[str, Any]) -> Iterable[str]:
-    """The lines of the text: tables of costs and of sources, then what was assumed."""
+    """The lines of the text: tables of costs and of sources, then the assumptions."""
     rows = [row | {"number": number} for number, row in enumerate(result["rows"], 1)]
     for row in rows:
         row["shown_units"] = count(row["units"], row["per"].replace("gpu", "GPU"))
         row["shown_source"] = ", ".join(filter(None, [row["origin"], row["device"], row["date"]]))
     yield f"USD for {result['hours']:,.0f} hours of speech"
     yield "RTFx: seconds of speech that one core or GPU transcribes in a second"
-    yield from ("", *_table(rows, COSTS), "", *_table(rows, SOURCES), "")
+    yield from ("", *_table(rows, COST_COLUMNS), "", *_table(rows, SOURCE_COLUMNS), "")
     for caveat in dict.fromkeys(caveat for row in rows for caveat in row["caveats"]):
         names = dict.fromkeys(row["instance"] for row in rows if caveat in row["caveats"])
         yield f"  assumed for {', '.join(names)}: {caveat}"
@@ -134,8 +143,8 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> lis
 
 
 def _cell(value: Any) -> str:
-    """The text of a number, a name or a range; a dash for what is not known."""
-    from asrkit.workbench.cost.money import range_text
+    """A number, a name or a range as text; a dash if the value is unknown."""
+    from asrkit.workbench.cost.ranges import range_text
 
     return range_text(value) if isinstance(value, list) else str(value or "–")
 

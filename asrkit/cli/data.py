@@ -1,10 +1,10 @@
-"""`asrkit data`: corpora, and how long their utterances are."""
+"""`asrkit data`: prepare corpora, and measure the lengths of their utterances."""
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, ProgressOptions, finish, progress, say
+from asrkit.cli.command import Command, ProgressOptions, finish, print_text, progress
 from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
 
@@ -16,8 +16,8 @@ class PrepareOptions(ProgressOptions):
     corpus: str = described(
         MISSING,
         "digits or spoken_commands (synthesised here); mini_librispeech or librispeech (from "
-        "openslr.org); or a folder in LibriSpeech's layout, or of sound files each with a .txt "
-        "beside it",
+        "openslr.org); or a folder, either in LibriSpeech's layout or of sound files with a .txt "
+        "file of the same name each",
         flag="",
     )
     out: Path | None = described(
@@ -28,12 +28,12 @@ class PrepareOptions(ProgressOptions):
     )
     parts: list[str] = described(
         (),
-        "only these parts, or `all` (default: all; of librispeech's 61 GB only dev-clean, "
-        "test-clean and train-clean-100, 7 GB)",
+        "only these parts, or `all` (default: all; for librispeech, with 61 GB in all, only "
+        "dev-clean, test-clean and train-clean-100, 7 GB)",
         metavar="PART",
     )
     mirror: str = described(
-        "https://www.openslr.org/resources", "where to download archives from", metavar="URL"
+        "https://www.openslr.org/resources", "site to download archives from", metavar="URL"
     )
     jobs: int = described(
         2, "threads that read files, or processes that synthesise speech", metavar="N"
@@ -42,7 +42,7 @@ class PrepareOptions(ProgressOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class _TargetOptions(ProgressOptions):
-    """What `data stats` and `data lengths` read."""
+    """The options that `data stats` and `data lengths` share."""
 
     target: str = described(
         MISSING,
@@ -53,7 +53,8 @@ class _TargetOptions(ProgressOptions):
     )
     tokenizer: str | None = described(
         None,
-        "char, or a SentencePiece .model file: what counts as a token (default: characters)",
+        "tokenizer that counts tokens: char, or a SentencePiece .model file (default: characters "
+        "are counted)",
         metavar="NAME",
     )
 
@@ -88,7 +89,9 @@ def _prepare(options: PrepareOptions) -> int:
         progress=not options.no_progress,
         say=progress,
     )
-    say(options, *(f"{name}: {count(n, 'utterance')}" for name, n in summary["parts"].items()))
+    print_text(
+        options, *(f"{name}: {count(n, 'utterance')}" for name, n in summary["parts"].items())
+    )
     total = f"{count(summary['utterances'], 'utterance')}, {summary['hours']:,} hours"
     finish(options, summary, f"{total}: {summary['out']}")
     return 0
@@ -126,16 +129,16 @@ def _read_lengths(options: _TargetOptions) -> Any:
 
 PREPARE = Command(
     name="data prepare",
-    summary="Download and unpack a corpus, or find it in a folder; write lhotse cuts.",
+    summary="Download and unpack a corpus, or read it from a folder; write lhotse cuts.",
     details="Run it again to continue after an interruption.",
     options=PrepareOptions,
     run=_prepare,
-    goes_on="The same command goes on: what is whole is kept.",
+    resume="Run the same command again to continue: complete files are kept.",
     examples=["asrkit data prepare mini_librispeech", "asrkit data prepare recordings/"],
 )
 STATS = Command(
     name="data stats",
-    summary="Show the lengths of a corpus: quantiles, hours, padding, a histogram.",
+    summary="Show the lengths of a corpus: quantiles, hours, padding and a histogram.",
     options=StatsOptions,
     run=_stats,
     examples=[

@@ -21,7 +21,7 @@ def _doctor(options: Options) -> int:
 COMMAND = Command(
     name="doctor",
     summary="Check this machine: what it has, what is missing, and how to fix it.",
-    details="Exit code 1 if something is missing that asrkit cannot do without.",
+    details="The exit code is 1 if something that asrkit requires is missing.",
     options=Options,
     run=_doctor,
     examples=["asrkit doctor", "asrkit doctor --json"],

@@ -18,20 +18,21 @@ class ExportOptions(Options):
     )
     format: Literal["onnx", "openvino"] = described(
         MISSING,
-        "ONNX files, or OpenVINO's IR; needs pip install onnx onnxscript onnxruntime or openvino",
+        "ONNX files, or OpenVINO's IR; needs pip install onnx onnxscript, and onnxruntime or "
+        "openvino",
     )
     out: Path = described(
         MISSING,
-        "the folder to write, which is not there yet or is empty; whole or not at all",
+        "folder to write; it must be new or empty, and is written completely or not at all",
         metavar="DIR",
     )
     head: Literal["ctc", "transducer"] | None = described(
-        None, "of a transducer with a CTC head: which of the two leaves (default: transducer)"
+        None, "which head to export, for a transducer with a CTC head (default: transducer)"
     )
     int8: bool = described(
         False,
-        "weights in 8 bits: ONNX quantises activations as they come, OpenVINO keeps them "
-        "float32; measure what your model loses by it",
+        "weights in 8 bits: ONNX quantises activations at run time, OpenVINO keeps them in "
+        "float32; measure how much accuracy your model loses",
     )
 
 
@@ -40,7 +41,7 @@ def _export(options: ExportOptions) -> int:
     from asrkit.models import load_checkpoint
 
     out = options.out
-    check_writable(out)  # now, not when the graphs are done
+    check_writable(out)  # before the graphs are made, which takes long
     export(
         load_checkpoint(options.model),
         out,
@@ -66,9 +67,9 @@ def _export(options: ExportOptions) -> int:
 COMMAND = Command(
     name="export",
     summary="Write a model for ONNX Runtime, OpenVINO and sherpa-onnx.",
-    details="CTC models and transducers (RNN-T, TDT) leave in the layout that sherpa-onnx reads "
-    "for NeMo's models: encoder, decoder and joiner, or one model.onnx of CTC, with tokens.txt. "
-    "See docs/export.md.",
+    details="CTC models and transducers (RNN-T, TDT) are written in the layout that sherpa-onnx "
+    "reads for NeMo's models: encoder, decoder and joiner, or one model.onnx for CTC, with "
+    "tokens.txt. See docs/export.md.",
     options=ExportOptions,
     run=_export,
     examples=[

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from asrkit.cli.command import Command, Options, finish, say, table_width
+from asrkit.cli.command import Command, Options, finish, print_text, table_width
 from asrkit.shapes import expect
 from asrkit.transcribe.options import described
 
@@ -25,15 +26,15 @@ class LedgerOptions(Options):
 
     paths: list[Path] = described(
         (),
-        "more records to judge by, beside those that come with asrkit: files, or folders",
+        "files or folders with more records to judge by; those of asrkit always count",
         flag="",
         nargs="*",
     )
     document: str | None = described(
-        None, 'only the claims of one document, as "004"', metavar="NAME"
+        None, 'only the claims of one document, such as "004"', metavar="NAME"
     )
     appendix: bool = described(
-        False, "also list the claims of the appendix: tautologies, and what is not about speech"
+        False, "also list the claims of the appendix: tautologies, and claims not about speech"
     )
 
 
@@ -49,18 +50,18 @@ def _ledger(options: LedgerOptions) -> int:
     expect({*wanted} <= {*known}, "document", f"one of {', '.join(known)}", options.document)
     claims = [claim for claim in claims if claim.source["document"] in wanted]
     paths = [shipped("records"), *options.paths]
-    rows = ledger.claims_table(claims, [one for path in paths for one in records.read(path)])
+    rows = ledger.claims_table(claims, [*chain.from_iterable(map(records.read, paths))])
     answers = ledger.document_answers(rows)
     shown = rows if options.appendix else ledger.listed(rows)
     for answer in answers:
         heading = f"{answer.document}: {answer.title}, {answer.url}"
         table = _table([row for row in shown if row["document"] == answer.document])
-        say(options, *paragraph(heading), *paragraph(answer.sentence), "", *table, "")
+        print_text(options, *paragraph(heading), *paragraph(answer.sentence), "", *table, "")
     summary = ledger.summary(rows)
     documents = [asdict(answer) for answer in answers]
     result = {"summary": summary, "documents": documents, "claims": rows}
-    told = f"{summary} What each claim says is on the page of claims of a report, and in --json."
-    finish(options, result, "\n".join(paragraph(told)))
+    text = f"{summary} The text of each claim is on the claims page of a report, and in --json."
+    finish(options, result, "\n".join(paragraph(text)))
     return 0
 
 
@@ -69,7 +70,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     cells = [[*COLUMNS.values()]]
     for row in rows:
-        value, _, _machine = row["recorded"].partition(" on ")
+        value, _, _ = row["recorded"].partition(" on ")
         cells.append([{**row, "recorded": value}[key] for key in COLUMNS])
     return aligned(cells, width=table_width())
 
@@ -77,9 +78,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 COMMAND = Command(
     name="ledger",
     summary="Judge the published claims: an answer for each document, a row for each claim.",
-    details="Verdicts come from measurements on this machine; a value of another one is shown with "
-    "what it is there. JSON also says which machine, commit and day that was, and always has the "
-    "claims of the appendix, marked.",
+    details="Verdicts come from measurements on this machine. A value from another machine is "
+    "shown with its verdict there. JSON also has the machine, commit and day of that value, and "
+    "always includes the claims of the appendix, marked.",
     options=LedgerOptions,
     run=_ledger,
     examples=[

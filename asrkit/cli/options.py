@@ -1,4 +1,4 @@
-"""What has to be set before torch computes, and where results can be written."""
+"""Checks before work begins: the device, torch's threads, and whether results can be written."""
 
 import os
 import sys
@@ -7,26 +7,25 @@ from pathlib import Path
 
 from asrkit.shapes import expect, whole
 
-MOST_THREADS = 1024  # torch starts as many as it is told to
+MAX_THREADS = 1024  # torch itself has no limit
 
 
 def prepare_torch(device: str, threads: int | None = None) -> None:
-    """Check --device and --threads, set the environment that torch reads when it is imported, and
-    give it the threads.
+    """Check --device and --threads, and set torch's environment and number of threads.
 
-    Loads torch only where it has to: a command that may have nothing left to do answers at once.
+    torch is imported only if it has to be, so that a command with nothing left to do is fast.
 
     Args:
-        device: As --device has it.
-        threads: As --threads has it; None: as many as torch takes.
+        device: Value of --device.
+        threads: Value of --threads; None keeps torch's own choice.
 
     Raises:
         ValueError: The device is not there, or the number of threads is out of range.
     """
-    # How long a thread spins before it sleeps. A Whisper on two cores: where nothing else runs, the
-    # default of 300,000 turns is no faster, and threads that sleep at once take 1.4 times as long.
-    # Where two other processes have the cores, the default takes twice as long.
-    if sys.platform != "linux":  # another OpenMP, where that is not known
+    # How long a thread spins before it sleeps. Measured with a Whisper on two cores: on an idle
+    # machine the default of 300,000 turns is no faster than 5,000, and sleeping at once takes 1.4
+    # times as long. With two other processes on the cores, the default takes twice as long.
+    if sys.platform != "linux":  # another OpenMP, where this was not measured
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     elif "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -37,28 +36,28 @@ def prepare_torch(device: str, threads: int | None = None) -> None:
         fits = torch.cuda.is_available()
     expect(fits, "device", "cpu, or cuda where there is a GPU", device, "asrkit doctor says more.")
     if threads is not None:
-        expect(whole(threads, 1, MOST_THREADS), "threads", f"1 to {MOST_THREADS:,}", threads)
+        expect(whole(threads, 1, MAX_THREADS), "threads", f"1 to {MAX_THREADS:,}", threads)
         import torch
 
         torch.set_num_threads(threads)
 
 
 def check_writable(path: Path, *, folder: bool = True) -> None:
-    """Raise OSError now, rather than after the work, if a file or folder cannot be written.
+    """Raise OSError before the work, rather than after it, if a file or folder is not writable.
 
-    Leaves nothing behind: the test file in the nearest folder that exists is removed.
+    A test file is written to the nearest folder that exists, and removed.
 
     Args:
         path: A file or a folder, which may not exist yet.
-        folder: Which of them.
+        folder: Whether `path` is a folder.
 
     Raises:
-        ValueError: There is one of the other kind.
+        ValueError: `path` exists and is of the other kind.
     """
     fits = not path.exists() or path.is_dir() == folder
     expect(fits, "out", "a folder" if folder else "a file", repr(str(path)))
     path = path.absolute()
-    nearest = next(one for one in (path, *path.parents) if one.exists())
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
         if path.is_file():
             path.open("ab").close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asrkit.cli.command import Command, ProgressOptions, finish, say, text_stream
+from asrkit.cli.command import Command, ProgressOptions, finish, print_text, text_stream
 from asrkit.shapes import expect
 from asrkit.transcribe.options import described
 
@@ -18,18 +18,18 @@ class ReportOptions(ProgressOptions):
 
     notebooks: list[str] = described(
         (),
-        "paths, numbers or beginnings of names (default: the whole series)",
+        "paths, numbers or first letters of names (default: the whole series)",
         flag="",
         nargs="*",
         group="which notebooks",
     )
     resume: bool = described(
         False,
-        "finish the newest run with its notebooks: what has not run to its end runs again",
+        "finish the newest run: only notebooks that did not complete run again",
     )
     size: Literal["quick", "full"] | None = described(
         None,
-        "full: the larger parameters that the notebooks name (default: quick)",
+        "full: the larger parameters that the notebooks declare (default: quick)",
         group="how to run them",
     )
     device: Literal["auto", "cpu", "cuda"] | None = described(
@@ -37,14 +37,14 @@ class ReportOptions(ProgressOptions):
     )
     jobs: int | None = described(
         None,
-        "notebooks at once (default: half the cores; all of them for notebooks that measure "
-        "no time)",
+        "notebooks that run at once (default: half the cores, or all of them if no notebook "
+        "measures time)",
         metavar="N",
     )
     parameter: list[tuple[str, str]] = described(
         (),
-        "set a parameter in every notebook that has it; VALUE is JSON, what papermill's -p takes "
-        "(True, None), or a text",
+        "set a parameter in every notebook that has it; VALUE is JSON, a literal of papermill's "
+        "-p (True, None), or text",
         flag="-p --parameter",
         nargs=2,
         action="append",
@@ -52,13 +52,13 @@ class ReportOptions(ProgressOptions):
     )
     timeout_s: float | None = described(
         None,
-        "longest time for a cell (default: 600; 7200 with --size full)",
+        "time limit of a cell (default: 600, or 7200 with --size full)",
         flag="--timeout",
         metavar="SECONDS",
     )
     out: Path = described(
         Path("reports"),
-        "folder that gets one subfolder a run, and `latest`",
+        "folder for a subfolder per run, and `latest`",
         metavar="DIR",
         group="output",
     )
@@ -79,13 +79,13 @@ def _report(options: ReportOptions) -> int:
             progress=not options.no_progress,
             resume=options.resume,
         )
-    say(options, result.summary())
+    print_text(options, result.summary())
     finish(options, result.facts(), f"report: {result.path}")
     return result.exit_code
 
 
 def parse_value(text: str) -> Any:
-    """The value that `text` is as JSON, or as papermill reads its own `-p`; else the text itself.
+    """The value of `text` as JSON, or as papermill reads its own `-p`; else the text itself.
 
     So `false` and `False` are False, and `1e3`, `.5` and `inf` are numbers.
     """
@@ -96,15 +96,14 @@ def parse_value(text: str) -> Any:
 
 
 def find_notebooks(names: Sequence[str], folder: Path = Path("notebooks")) -> list[Path] | None:
-    """Paths of the notebooks that `names` stand for, without repetition; None, for all, if there
-    are no names.
+    """Paths of the named notebooks, each once; None, which means all, if there are no names.
 
     Args:
-        names: paths, numbers ("2" or "02"), names, or beginnings of names.
-        folder: where notebooks are looked up by number and name.
+        names: Paths, numbers ("2" or "02"), names, or first letters of names.
+        folder: Folder in which numbers and names are looked up.
 
     Raises:
-        ValueError: a name fits no notebook.
+        ValueError: A name fits no notebook.
     """
     known = sorted(folder.glob("*.ipynb"))
     wanted = "one of " + ", ".join(path.stem for path in known)
@@ -112,20 +111,20 @@ def find_notebooks(names: Sequence[str], folder: Path = Path("notebooks")) -> li
         wanted = f"a file, as there is no folder {folder}/ here"
     paths: list[Path] = []
     for name in names:
-        beginning = f"{int(name):02d}_" if name.isdecimal() else name
-        fitting = [path for path in known if path.name.startswith(beginning)]
+        prefix = f"{int(name):02d}_" if name.isdecimal() else name
+        matches = [path for path in known if path.name.startswith(prefix)]
         if Path(name).is_file():
-            fitting = [Path(name)]
-        expect(bool(fitting), "notebooks", wanted, repr(name))
-        paths += fitting
+            matches = [Path(name)]
+        expect(bool(matches), "notebooks", wanted, repr(name))
+        paths += matches
     return list(dict.fromkeys(paths)) or None
 
 
 COMMAND = Command(
     name="report",
     summary="Run the notebooks and build one HTML report, with every claim and its verdict.",
-    details="Notebooks come with a checkout of asrkit; elsewhere, name the files to run.",
-    goes_on="The same command with --resume goes on: notebooks that ran to their end are kept.",
+    details="The notebooks are part of a checkout of asrkit; elsewhere, name the files to run.",
+    resume="Run the same command with --resume to continue: completed notebooks are kept.",
     options=ReportOptions,
     run=_report,
     examples=[

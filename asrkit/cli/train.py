@@ -5,17 +5,18 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from asrkit.cli.command import Command, ProgressOptions, finish, say, text_stream
+from asrkit.cli.command import Command, ProgressOptions, finish, print_text, text_stream
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.shapes import count, expect
 from asrkit.training.options import TrainOptions
 from asrkit.transcribe.options import described
 
-CONFORMER_LAYERS = 2  # trains on a CPU; the published 17 to 42 are in asrkit.models.presets
-CONFORMER_SUBSAMPLING = 4  # the published 8 leaves CTC fewer frames than there are characters
-LSTM_WIDTH = 256  # trains on a CPU; the published 1024 are asrkit.models.presets.mlperf_rnnt
-DECODER_WIDTH = 128  # likewise; Canary's 1024 are asrkit.models.presets.canary_1b
-OF_HEAD = {  # options about the parts of one kind of model
+# Sizes that train on a CPU. The published sizes are in asrkit.models.presets.
+CONFORMER_LAYERS = 2  # published: 17 to 42
+CONFORMER_SUBSAMPLING = 4  # with the published 8, CTC has fewer frames than there are characters
+LSTM_WIDTH = 256  # published: 1024, in mlperf_rnnt
+DECODER_WIDTH = 128  # published: 1024, in canary_1b
+HEAD_OF_OPTION = {  # options that apply to one kind of model
     "durations": "transducer",
     "joint": "transducer",
     "smoothing": "attention",
@@ -28,13 +29,13 @@ class CommandOptions(ProgressOptions):
 
     manifest: list[str] = described(
         ("spoken_commands",),
-        "one or several, mixed: spoken_commands (synthetic, built in), lhotse cuts, a folder "
-        "of lhotse's recordings and supervisions, or JSON lines with audio and text",
+        "one or more, which are mixed: spoken_commands (synthetic, built in), lhotse cuts, a "
+        "folder of lhotse's recordings and supervisions, or JSON lines with audio and text",
         group="speech",
     )
     hold_out: str | None = described(
         None,
-        "test on this speaker's utterances, train on those of the others",
+        "test on this speaker's utterances, and train on those of all others",
         metavar="SPEAKER",
     )
     kinds: list[Literal["digits", "commands", "sentences"]] | None = described(
@@ -42,97 +43,98 @@ class CommandOptions(ProgressOptions):
     )
     encoder: Literal["conv", "fastconformer", "lstm", "jasper"] = described(
         "conv",
-        f"type of encoder; fastconformer: {CONFORMER_LAYERS} blocks, and a frame for every "
-        f"{CONFORMER_SUBSAMPLING} of features; lstm: MLPerf's with {LSTM_WIDTH} in place of 1024 "
-        "cells a layer; jasper: three blocks of two convolutions, 1.66 million weights",
+        f"type of encoder; fastconformer: {CONFORMER_LAYERS} blocks, one encoder frame for "
+        f"{CONFORMER_SUBSAMPLING} feature frames; lstm: MLPerf's, with {LSTM_WIDTH} instead of "
+        "1024 cells a layer; jasper: three blocks of two convolutions, 1.66 million weights",
         group="model",
     )
     head: Literal["transducer", "ctc", "attention"] = described(
         "transducer",
         "what follows the encoder; ctc: a linear layer, trained by the CTC loss alone; "
-        f"attention: a Transformer decoder of one layer, {DECODER_WIDTH} wide, "
-        "with a CTC head beside it",
+        f"attention: a Transformer decoder with one layer of width {DECODER_WIDTH}, and an "
+        "auxiliary CTC head",
     )
     durations: list[int] = described(
         (),
         "train a token-and-duration transducer (TDT) with these durations, such as 0 1 2 3 4 "
-        "(default: an RNN-T)",
+        "(default: train an RNN-T)",
         metavar="FRAMES",
     )
     tokenizer: str = described("char", "char, or a SentencePiece .model file", metavar="NAME")
     settings: TrainOptions
     device: str = described(
-        "cpu", "where to compute: cpu, cuda or cuda:N", group="device and output"
+        "cpu", "device that computes: cpu, cuda or cuda:N", group="device and output"
     )
     out: Path = described(
         MISSING,
         "folder for the log, the state to resume from, and model.safetensors",
         metavar="DIR",
     )
-    fresh: bool = described(False, "start again instead of resuming what the folder holds")
+    fresh: bool = described(False, "start again instead of resuming from the folder")
 
 
-def _train(asked: CommandOptions) -> int:
-    among_others = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun started this process
-    if asked.device == "cuda" and among_others and "LOCAL_RANK" in os.environ:
-        asked = replace(asked, device=f"cuda:{os.environ['LOCAL_RANK']}")
-    prepare_torch(asked.device)
+def _train(options: CommandOptions) -> int:
+    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun started this process
+    if options.device == "cuda" and is_distributed and "LOCAL_RANK" in os.environ:
+        options = replace(options, device=f"cuda:{os.environ['LOCAL_RANK']}")
+    prepare_torch(options.device)
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, train
 
-    config = TrainConfig(**vars(asked.settings))
-    tokenizer = load_tokenizer(asked.tokenizer)
-    check_writable(asked.out)
-    model_config = _model_config(asked, tokenizer.vocab_size)
-    speech = _load_speech(asked)
+    config = TrainConfig(**vars(options.settings))
+    tokenizer = load_tokenizer(options.tokenizer)
+    check_writable(options.out)
+    model_config = _model_config(options, tokenizer.vocab_size)
+    speech = _load_speech(options)
     for text in speech["test"].texts if "test" in speech else ():
-        tokenizer.encode(text)  # a text that has no tokens is refused now, not after training
+        tokenizer.encode(text)  # refuses a text without tokens before training, not after it
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with text_stream(asked):
+    with text_stream(options):
         result = train(
             model_config,
             tokenizer,
             speech["train"],
             speech.get("dev"),
-            out=asked.out,
-            device=asked.device,
-            resume=restarted or not asked.fresh,
-            progress=not asked.no_progress,
+            out=options.out,
+            device=options.device,
+            resume=restarted or not options.fresh,
+            progress=not options.no_progress,
             config=config,
         )
-    if among_others and int(os.environ["RANK"]) > 0:  # the first process says what became of it
+    if is_distributed and int(os.environ["RANK"]) > 0:  # the first process reports the result
         return 0
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
-    summary |= _score(asked, result.path, speech)
-    finish(asked, summary, f"trained for {count(steps, 'step')}: {result.path}")
+    summary |= _score(options, result.path, speech)
+    finish(options, summary, f"trained for {count(steps, 'step')}: {result.path}")
     return 0
 
 
-def _score(asked: CommandOptions, model: Path, speech: dict[str, Any]) -> dict[str, float]:
-    """Word error rates and RTFx on dev and test speech, by name."""
+def _score(options: CommandOptions, model: Path, speech: dict[str, Any]) -> dict[str, float]:
+    """Word error rates and RTFx on the dev and test sets, by name."""
     from asrkit.models import load_checkpoint
     from asrkit.training import evaluate
 
     scores = dict[str, float]()
     for name in ("dev", "test"):
         if name in speech:
-            checkpoint = load_checkpoint(model, device=asked.device)
-            rate, _, rtfx = evaluate(checkpoint, speech[name])
-            say(asked, f"{name} WER {rate} at RTFx {rtfx:.0f}")
-            scores |= {f"{name}_wer": rate.rate, f"{name}_rtfx": round(rtfx)}
+            checkpoint = load_checkpoint(model, device=options.device)
+            errors, _, rtfx = evaluate(checkpoint, speech[name])
+            print_text(options, f"{name} WER {errors} at RTFx {rtfx:.0f}")
+            scores |= {f"{name}_wer": errors.rate, f"{name}_rtfx": round(rtfx)}
     return scores
 
 
-def _model_config(asked: CommandOptions, vocab_size: int) -> Any:
+def _model_config(options: CommandOptions, vocab_size: int) -> Any:
     from asrkit import models
     from asrkit.models import presets
 
-    given = vars(asked) | vars(asked.settings)
-    usual = {one.name: one.default for one in (*fields(asked), *fields(asked.settings))}
-    for name, head in OF_HEAD.items():
-        fits = head == asked.head or given[name] == usual[name]
-        expect(fits, name, f"none with --head {asked.head}", given[name])
+    values = vars(options) | vars(options.settings)
+    all_fields = (*fields(options), *fields(options.settings))
+    defaults = {field.name: field.default for field in all_fields}
+    for name, head in HEAD_OF_OPTION.items():
+        fits = head == options.head or values[name] == defaults[name]
+        expect(fits, name, f"none with --head {options.head}", values[name])
     encoders: dict[str, Any] = {
         "conv": models.ConvConfig(),
         "fastconformer": models.FastConformerConfig(
@@ -141,12 +143,12 @@ def _model_config(asked: CommandOptions, vocab_size: int) -> Any:
         "lstm": models.LSTMEncoderConfig(width=LSTM_WIDTH),
         "jasper": presets.mini_jasper().encoder,
     }
-    encoder = encoders[asked.encoder]
-    if asked.head == "ctc":
+    encoder = encoders[options.encoder]
+    if options.head == "ctc":
         return models.CTCConfig(vocab_size=vocab_size, encoder=encoder)
-    if asked.head == "attention":
+    if options.head == "attention":
         return models.AEDConfig(
-            vocab_size=vocab_size + 3,  # the special tokens come behind those of the text
+            vocab_size=vocab_size + 3,  # the special tokens follow those of the text
             pad=vocab_size,
             bos=vocab_size + 1,
             eos=vocab_size + 2,
@@ -158,20 +160,20 @@ def _model_config(asked: CommandOptions, vocab_size: int) -> Any:
     return models.TransducerConfig(
         vocab_size=vocab_size,
         encoder=encoder,
-        durations=tuple(asked.durations),
+        durations=tuple(options.durations),
     )
 
 
-def _load_speech(asked: CommandOptions) -> dict[str, Any]:
-    """Utterances by split (train, dev, test), those splits that have any; train has some."""
+def _load_speech(options: CommandOptions) -> dict[str, Any]:
+    """Utterances of each split (train, dev, test) that has any; train must have some."""
     from asrkit.data import Utterances, corpora
 
-    progress = not asked.no_progress
+    progress = not options.no_progress
     splits = corpora.load(
-        asked.manifest, hold_out=asked.hold_out, kinds=asked.kinds, progress=progress
+        options.manifest, hold_out=options.hold_out, kinds=options.kinds, progress=progress
     )
     counts = {name: len(cuts) for name, cuts in splits.items()}
-    remedy = "Set another split, or no --hold-out."
+    remedy = "Choose other splits, or drop --hold-out."
     expect(counts["train"] > 0, "manifest", "utterances to train on", counts, remedy)
     return {
         name: Utterances.load(cuts, progress=progress) for name, cuts in splits.items() if len(cuts)
@@ -181,9 +183,10 @@ def _load_speech(asked: CommandOptions) -> dict[str, Any]:
 COMMAND = Command(
     name="train",
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
-    details="Ends with the word error rates of the dev and test sets, where there are any. Several "
-    "processes are started by torchrun: torchrun --nproc-per-node 8 -m asrkit train --device cuda.",
-    goes_on="The same command, without --fresh, resumes from the last checkpoint.",
+    details="Word error rates on the dev and test sets, if there are any, are computed at the end. "
+    "To train on several GPUs, use torchrun: torchrun --nproc-per-node 8 -m asrkit train --device "
+    "cuda.",
+    resume="Run the same command, without --fresh, to resume from the last checkpoint.",
     options=CommandOptions,
     run=_train,
     examples=[

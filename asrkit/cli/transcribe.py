@@ -312,7 +312,7 @@ COMMAND = Command(
     "could be read, or with --out one JSON document of counts. With --shards, the counts and the "
     "exit code are of all results in the folder, those of earlier runs included, and of the shards "
     "of this part.",
-    goes_on="With --out, the same command goes on: what is done is kept.",
+    resume="With --out, the same command goes on: what is done is kept.",
     options=TranscribeOptions,
     run=_transcribe,
     examples=[

@@ -16,6 +16,7 @@ from torch import nn
 from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
 from asrkit.models.presets import Model
+from asrkit.rtfx import rtfx
 from asrkit.shapes import expect, whole
 from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
 from asrkit.transcribe import PipelineConfig, Recognizer
@@ -70,7 +71,7 @@ def evaluate(
     return Evaluation(
         errors=wer(references, hypotheses),
         texts=texts,
-        rtfx=utterances.total_seconds / busy_s,
+        rtfx=rtfx(utterances.total_seconds, busy_s),
     )
 
 

@@ -29,6 +29,7 @@ from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint, TransducerConfig, make_model, save_checkpoint
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.models.presets import ModelConfig
+from asrkit.rtfx import rtfx
 from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
@@ -377,7 +378,7 @@ class Run:
             "loss": mean_loss,
             "lr": rate,
             "gradient_norm": norm,
-            "rtfx": speech_s / taken_s,
+            "rtfx": rtfx(speech_s, taken_s),
             "lean": lean,
         }
         self.history.append(line)

@@ -1,1 +1,1 @@
-"""The workbench: what measures the library and tells of it. The library never imports it."""
+"""The workbench measures the library and reports on it. The library never imports it."""

@@ -1,4 +1,4 @@
-"""What this machine has, what is missing and which notebook needs it, and how to fix it."""
+"""What this machine has, what is missing, what needs it, and how to fix it."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from asrkit.workbench.machine import this_machine
 Status = Literal["missing", "note", "ok"]
 STATUSES: tuple[Status, ...] = ("missing", "note", "ok")  # worst first
 
-EXTRAS = {  # extra of pyproject.toml ("": every installation) -> (what needs it, its modules)
+EXTRAS = {  # extra of pyproject.toml ("" is every installation) -> (what needs it, its modules)
     "": (
         "every notebook",
         "numba lhotse soundfile av jiwer sentencepiece safetensors yaml",
@@ -50,9 +50,13 @@ LOW_DISK_GIB = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding: "missing" is required and not there, "note" is worth knowing.
+    """The result of one check.
 
-    Every finding that is not "ok" has a remedy.
+    Attributes:
+        name: What was checked.
+        status: "ok", "missing" (required and not there) or "note" (worth knowing).
+        detail: What was found.
+        remedy: What to do; empty if the status is "ok".
     """
 
     name: str
@@ -62,7 +66,7 @@ class Finding:
 
 
 def diagnose() -> list[Finding]:
-    """Check packages, peers, memory, disk, losses and GPU, in some seconds; installs nothing."""
+    """Check packages, peers, memory, disk, losses and GPU in a few seconds; install nothing."""
     machine = this_machine()
     return [
         *_packages(),
@@ -79,7 +83,7 @@ def diagnose() -> list[Finding]:
 
 
 def render(checks: Iterable[Finding]) -> str:
-    """`checks` as text, worst first; what is not ok has its remedy on the next line."""
+    """`checks` as text, worst first; a remedy follows on the next line."""
     lines = []
     for check in sorted(checks, key=lambda check: STATUSES.index(check.status)):
         lines.append(f"[{check.status:^7}] {check.name}: {check.detail}")
@@ -96,7 +100,7 @@ def _finding(name: str, detail: str, ok: bool, remedy: str, *, required: bool = 
 
 
 def _install(extra: str = "") -> str:
-    """How to install asrkit with an extra, in this checkout or without one."""
+    """The command that installs asrkit with an extra, in this checkout or in another one."""
     if not LOCK.exists():
         return f"in a checkout, pip install -e '.[{extra}]'"
     return f".venv/bin/pip install -e '.[{extra}]'" if extra else f"pip install -r {LOCK.name}"
@@ -106,18 +110,19 @@ def _packages() -> Iterable[Finding]:
     """One finding for each extra: whether Python finds its modules."""
     for extra, (needed_by, modules) in EXTRAS.items():
         absent = [name for name in modules.split() if not find_spec(name)]
-        found = f"absent: {' '.join(absent)}" if absent else "all there"
-        detail = f"for {needed_by}; {found}"
+        presence = f"absent: {' '.join(absent)}" if absent else "all there"
+        detail = f"for {needed_by}; {presence}"
         yield _finding(extra or "packages", detail, not absent, _install(extra), required=not extra)
 
 
 def _libraries() -> Iterable[Finding]:
-    """Whether shared libraries load; tried in another process, as loading one may crash it, and
-    eSpeak NG is under the GPL.
+    """Whether shared libraries load.
+
+    Each is loaded in another process: loading may crash, and eSpeak NG is under the GPL.
     """
     for (name, extra), program in LOADS.items():
-        tried = subprocess.run([sys.executable, "-c", program], capture_output=True)
-        loads = tried.returncode == 0
+        process = subprocess.run([sys.executable, "-c", program], capture_output=True)
+        loads = process.returncode == 0
         detail = "loads" if loads else "does not load"
         remedy = TORCHAUDIO if name == "torchaudio" else _install(extra)
         yield _finding(name, detail, loads, remedy)
@@ -135,13 +140,13 @@ def _cache() -> Finding:
     free_gib = 0.0
     if home.is_dir() and os.access(home, os.W_OK):
         free_gib = shutil.disk_usage(home).free / 2**30
-    detail = f"{free_gib:.0f} GiB to write"
+    detail = f"{free_gib:.0f} GiB free"
     remedy = f"point ASRKIT_HOME to a folder with {LOW_DISK_GIB} GiB"
     return _finding("cache", detail, free_gib >= LOW_DISK_GIB, remedy, required=free_gib == 0)
 
 
 def _weights() -> Finding:
-    """The model that a command takes without --model."""
+    """The model that `asrkit transcribe` takes without --model."""
     published = files.published_whisper() is not None
     try:
         detail = f"asrkit transcribe takes {default_model()[1]}"
@@ -151,7 +156,7 @@ def _weights() -> Finding:
 
 
 def _losses() -> Finding:
-    """The losses' implementation on this CPU, and whether Triton works, where there is one."""
+    """The losses' implementation on this CPU, and whether Triton works if it is installed."""
     detail = f"{fastest(torch.zeros(1))} on a CPU, compiled on first use"
     problem = ""
     if find_spec("triton"):

@@ -1,6 +1,6 @@
-"""The machine, software and code of a measurement, as a record keeps them.
+"""The machine, software and code of a measurement, as a record stores them.
 
-No host name, user name or path is kept.
+Host names, user names and paths are left out.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from asrkit.files import content_hash
 from asrkit.shapes import count
 
 GPU_FIELDS = ("name", "memory.total", "compute_cap", "power.limit", "driver_version", "uuid")
-GPU_STATE_FIELDS = (  # what changes while a GPU works
+GPU_STATE_FIELDS = (  # properties that change while a GPU works
     "clocks.sm",
     "clocks.mem",
     "power.draw",
     "temperature.gpu",
     "clocks_throttle_reasons.active",
 )
-STABLE_GPU_FIELDS = GPU_FIELDS[:4]  # those that no driver update changes
+STABLE_GPU_FIELDS = GPU_FIELDS[:4]  # the fields that no driver update changes
 ISA = frozenset(
     {"avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
     | {"asimd", "bf16", "sve"}
@@ -48,10 +48,10 @@ PACKAGES = (
 
 
 def _output(*command: str) -> str:
-    """Standard output of a command; empty where it fails or does not exist."""
+    """Standard output of a command; empty if it fails or does not exist."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip()
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return process.stdout.strip()
     return ""
 
 
@@ -61,23 +61,23 @@ def _git(*arguments: str) -> str:
 
 def _nvidia_smi(fields: Sequence[str]) -> list[dict[str, str]]:
     """These fields of each GPU; empty without nvidia-smi."""
-    listed = _output("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
-    rows = [line.split(", ") for line in listed.splitlines()]  # or "No devices were found"
+    table = _output("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    rows = [line.split(", ") for line in table.splitlines()]  # or "No devices were found"
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
 def _cpu_fact(pattern: str) -> str:
-    """What Linux tells of the CPU; empty where it tells nothing."""
+    """A property of the CPU from /proc/cpuinfo; empty if it is not there."""
     with contextlib.suppress(OSError):
-        facts = Path("/proc/cpuinfo").read_text()
-        for fact in re.findall(rf"^(?:{pattern})\s*:(.*)$", facts, re.MULTILINE):
-            return str(fact).strip()
+        text = Path("/proc/cpuinfo").read_text()
+        for value in re.findall(rf"^(?:{pattern})\s*:(.*)$", text, re.MULTILINE):
+            return str(value).strip()
     return ""
 
 
 @functools.cache
 def this_machine() -> dict[str, Any]:
-    """Description of this machine; `id` is a hash, 12 hex digits, of what no update changes.
+    """Description of this machine; its `id` is a hash, 12 hex digits, of what no update changes.
 
     The dict is cached: do not change it.
     """
@@ -85,7 +85,7 @@ def this_machine() -> dict[str, Any]:
 
     cpu_flags = _cpu_fact("flags|Features").split()
     gpus = _nvidia_smi(GPU_FIELDS)
-    for gpu in gpus:  # tells devices apart and publishes no serial number
+    for gpu in gpus:  # distinguishes devices without publishing a serial number
         gpu["uuid"] = _short_hash(gpu["uuid"].encode())
     stable = {
         "system": platform.system(),
@@ -113,19 +113,19 @@ def _short_hash(content: Any) -> str:
 
 
 def _memory_bytes() -> int:
-    """Memory of this machine in bytes; 0 on Windows, which does not tell it so."""
+    """Memory of this machine in bytes; 0 on Windows, which has no sysconf."""
     if not hasattr(os, "sysconf"):
         return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpu_state() -> list[dict[str, str]] | None:
-    """Clocks, power, temperature and throttle reasons of each GPU now; None without nvidia-smi."""
+    """Current clocks, power, temperature and throttling of each GPU; None without nvidia-smi."""
     return _nvidia_smi(GPU_STATE_FIELDS) or None
 
 
 def load_average() -> float | None:
-    """Processes that ran or waited for a core, averaged over a minute; None on Windows."""
+    """Average number of running or waiting processes over a minute; None on Windows."""
     if not hasattr(os, "getloadavg"):
         return None
     return os.getloadavg()[0]
@@ -133,7 +133,7 @@ def load_average() -> float | None:
 
 @functools.cache
 def software() -> dict[str, Any]:
-    """Versions of Python and of the packages that matter, and a hash over all installed ones."""
+    """Versions of Python and of important packages, and a hash over all installed packages."""
     versions = {
         str(distribution.metadata["Name"]).lower(): distribution.version
         for distribution in importlib.metadata.distributions()
@@ -150,17 +150,16 @@ def software() -> dict[str, Any]:
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """The code that runs: commit, whether it was changed since, and command line.
+    """The running code: its commit, whether it was changed since, and the command line.
 
-    The environment's ASRKIT_COMMIT says which commit a copy was made of. Without it git does; where
-    there is no checkout either, `commit` is None, and `dirty` as well. Folders are taken out of
-    `argv`.
+    The commit is $ASRKIT_COMMIT, for copies of a checkout, or comes from git. Outside a checkout,
+    `commit` and `dirty` are None. Folders are removed from `argv`.
     """
     commit = os.environ.get("ASRKIT_COMMIT")
     dirty = None
     if not commit and (files.HERE.parent / ".git").exists():
         commit = _git("rev-parse", "HEAD") or None
-        # Records and figures are written by measurements themselves.
+        # Measurements write records and figures themselves.
         dirty = bool(_git("status", "--porcelain", "--", ".", ":!data/records", ":!figures"))
     return {
         "commit": commit,

@@ -1,7 +1,7 @@
-"""Records: one measurement each, one JSON line each.
+"""Records: one measurement each, as one line of JSON.
 
-A record says what was measured, on which machine, with which software and from which commit. No
-host, user or path is kept. Git holds the history of those that are committed.
+A record holds what was measured, the machine, the software and the commit. Host names, user names
+and paths are left out. Git has the history of committed records.
 """
 
 import datetime
@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from asrkit.shapes import expect
 from asrkit.workbench.machine import code, load_average, software, this_machine
 
 MIME = "application/vnd.asrkit.record+json"
-Record = Mapping[str, Any]  # as it was written
+Record = Mapping[str, Any]
 SCHEMA = "asrkit.record/2"
 FIRST_SCHEMA = "asrkit.record/1"
-# params under which a record was taken: two records are compared where all of them agree
+# params that are conditions: two records are compared only if all of these agree
 CONDITIONS = tuple("phase dtype device threads shape B T U U1 V D ranks day".split())
 
 
@@ -37,8 +37,8 @@ def _now() -> str:
 class Measurement:
     """`value` of `metric` in `unit` for the claim or benchmark `what`.
 
-    `samples` are its repeats in the same unit. A ratio takes both arms from one run: a sample is
-    the ratio of one repeat, and params["arms"] is [numerator, denominator].
+    `samples` are the repeats, in the same unit. Both arms of a ratio come from one run: a sample is
+    the ratio within one repeat, and params["arms"] is [numerator, denominator].
 
     Raises:
         ValueError: The value or a sample is not a finite number, or `params` are not JSON.
@@ -54,7 +54,7 @@ class Measurement:
     impl: str = ""
     timer: str = ""
     origin: str = "measured"
-    load1: float | None = field(default_factory=load_average)  # better: from before the run
+    load1: float | None = field(default_factory=load_average)  # pass the load before the run
     captured_at: str = field(default_factory=_now)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Measurement:
         samples = plain_json([*self.samples] or [self.value])
         p25, p50, p75 = np.percentile(samples, (25, 50, 75))
         stats = {"n": len(samples), "warmup": self.warmup, "min": min(samples)}
-        made = {
+        record = {
             **asdict(self),
             "schema": SCHEMA,
             "stats": stats | {"p25": p25, "p50": p50, "p75": p75},
@@ -76,21 +76,15 @@ class Measurement:
             "software": software(),
             "code": code(),
         }
-        return plain_json(made)
-
-
-FIELDS = (
-    *(one.name for one in fields(Measurement)),
-    *("schema", "stats", "machine", "software", "code"),
-)
+        return plain_json(record)
 
 
 TYPES = {
-    **dict.fromkeys(("what", "metric", "unit", "impl", "captured_at"), str),
+    **dict.fromkeys(("what", "metric", "unit", "impl", "timer", "origin", "captured_at"), str),
     **dict.fromkeys(("params", "stats", "machine", "software", "code"), dict),
     "samples": list,
 }
-INSIDE = {
+REQUIRED_KEYS = {
     "stats": ("n", "p25", "p50", "p75"),
     "machine": ("id", "gpus", "cpu_model"),
     "code": ("commit",),
@@ -98,7 +92,7 @@ INSIDE = {
 
 
 def publish(record: Measurement | dict[str, Any]) -> None:
-    """Show `record` as one line of a notebook's output, from where the report collects it."""
+    """Show `record` as one line of a notebook's output, where the report collects it."""
     from IPython.display import display
 
     row = _row(record)
@@ -114,7 +108,7 @@ def _row(record: Measurement | dict[str, Any]) -> dict[str, Any]:
 
 
 def code_version(record: Record) -> str:
-    """The code that measured a record: "commit 1a2b3c4", or "commit 1a2b3c4 with changes"."""
+    """The code that took a record: "commit 1a2b3c4", or "commit 1a2b3c4 with changes"."""
     code = record["code"]
     changes = " with changes" if code["dirty"] else ""
     return f"commit {(code['commit'] or 'unknown')[:7]}{changes}"
@@ -123,30 +117,27 @@ def code_version(record: Record) -> str:
 def problem(record: Any) -> str:
     """Why `record` is not a record; empty if it is one."""
     if not isinstance(record, dict):
-        return "no record"
-    missing = [name for name in FIELDS if name not in record]
-    if missing:
-        return f"no record: missing field {missing[0]}"
+        return "not a record"
     for name, kind in TYPES.items():
-        if not isinstance(record[name], kind):
-            return f"no record: {name} is no {kind.__name__}"
-    for name, wanted in INSIDE.items():
-        lacking = [one for one in wanted if one not in record[name]]
-        if lacking:
-            return f"no record: {name} lacks {lacking[0]}"
-    stats = [record["stats"][name] for name in INSIDE["stats"]]
-    for number in [record["value"], *record["samples"], *stats]:
+        if not isinstance(record.get(name), kind):
+            return f"not a record: {name!r} is not a {kind.__name__}"
+    for name, keys in REQUIRED_KEYS.items():
+        for key in keys:
+            if key not in record[name]:
+                return f"not a record: {name!r} has no {key!r}"
+    stats = [record["stats"][key] for key in REQUIRED_KEYS["stats"]]
+    for number in [record.get("value"), *record["samples"], *stats]:
         if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
-            return f"no record: value {number!r} is no finite number"
-    if record["schema"] not in (FIRST_SCHEMA, SCHEMA):
-        return f"no record: schema {record['schema']!r}"
+            return f"not a record: {number!r} is not a finite number"
+    if record.get("schema") not in (FIRST_SCHEMA, SCHEMA):
+        return f"not a record: 'schema' is {record.get('schema')!r}"
     return ""
 
 
 def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
     """Add records to a JSON-lines file in one write of whole lines.
 
-    Several processes may do so at once.
+    Several processes may append at the same time.
 
     Raises:
         OSError: The disk is full.
@@ -157,61 +148,61 @@ def append(path: str | Path, *records: Measurement | dict[str, Any]) -> None:
     with path.open("ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # torn by a crash: it must not swallow the next line
+            if file.read(1) != b"\n":  # a crash cut the last line, which ends here
                 data = b"\n" + data
         file.write(data)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """Records of a file, or of every *.jsonl file below a folder, with today's names.
+    """The records in a file, or in every *.jsonl file below a folder, with current names.
 
-    Hidden files of a folder are left out: a process that was killed may have left them.
-    Lines that are torn or no records are left out, with a warning each.
+    Hidden files in a folder are skipped: they may be left over from a killed process. Incomplete
+    lines and lines that are not records are skipped too, with a warning each.
     """
     files = [Path(path)]
     if files[0].is_dir():
         files = sorted(files[0].rglob("[!.]*.jsonl"))
-    found = []
+    records = []
     for file in files:
         for number, line in enumerate(file.read_bytes().splitlines(), 1):
-            if not line:  # two processes that append at once may leave an empty line
+            if not line:  # two processes that append at the same time may write an empty line
                 continue
             try:
                 record = json.loads(line)
                 reason = problem(record)
             except (ValueError, RecursionError):
-                reason = "torn, no whole JSON"
+                reason = "incomplete JSON"
             if reason:
                 warnings.warn(f"left out {file}:{number}: {reason}", stacklevel=2)
             else:
-                found.append(_with_current_names(record))
-    return found
+                records.append(_with_current_names(record))
+    return records
 
 
 def newest_run(
-    found: Iterable[dict[str, Any]], what: str, *, metric: str = "latency", **params: Any
+    records: Iterable[dict[str, Any]], what: str, *, metric: str = "latency", **params: Any
 ) -> dict[str, dict[str, Any]]:
     """The records of the last run that measured a case, by implementation.
 
     Args:
-        found: Records to look among.
+        records: Records to search.
         what: The claim or benchmark.
-        metric: What of it was measured.
-        **params: What the records' `params` hold, for example device="cuda".
+        metric: The measured quantity.
+        **params: Values that a record's `params` must have, for example device="cuda".
 
     Raises:
-        ValueError: No record fits.
+        ValueError: No record matches.
     """
-    fitting = [
+    matching = [
         record
-        for record in found
+        for record in records
         if record["what"] == what
         and record["metric"] == metric
         and params.items() <= record["params"].items()
     ]
-    expect(bool(fitting), "found", f"a record of {what} with {params}", "none")
-    last = max(fitting, key=lambda record: record["captured_at"])
-    return {record["impl"]: record for record in fitting if _run(record) == _run(last)}
+    expect(bool(matching), "records", f"a record of {what} with {params}", "none")
+    last = max(matching, key=lambda record: record["captured_at"])
+    return {record["impl"]: record for record in matching if _run(record) == _run(last)}
 
 
 def _run(record: Record) -> tuple[str, str]:
@@ -219,7 +210,7 @@ def _run(record: Record) -> tuple[str, str]:
 
 
 def device(record: Record) -> str:
-    """Names of the GPUs of a record's machine, or of its CPU."""
+    """The GPUs of a record's machine by name, or its CPU if it has none."""
     gpus = " + ".join(gpu["name"] for gpu in record["machine"]["gpus"])
     return gpus or record["machine"]["cpu_model"]
 
@@ -234,13 +225,13 @@ OLD_NAME = re.compile(r"(?<![a-z0-9_])((?:only_|to_)?)(label_looping|nested_loop
 
 
 def _with_current_names(record: dict[str, Any]) -> dict[str, Any]:
-    """`record` with decoding strategies called what they are called today.
+    """`record` with the current names of the decoding strategies.
 
-    In records of schema 1 `label_looping` names our windowed variant and `nested_loops` the
-    published algorithm; today they are `windowed_looping` and `label_looping`. Files keep the old
-    names: only what is read is renamed.
+    In records of schema 1, `label_looping` is our windowed variant and `nested_loops` the published
+    algorithm; the current names are `windowed_looping` and `label_looping`. Files keep the old
+    names, which are replaced when they are read.
     """
     if record["schema"] != FIRST_SCHEMA:
         return record
-    named = json.dumps({"impl": record["impl"], "params": record["params"]})
-    return record | json.loads(OLD_NAME.sub(lambda match: match[1] + RENAMED[match[2]], named))
+    text = json.dumps({"impl": record["impl"], "params": record["params"]})
+    return record | json.loads(OLD_NAME.sub(lambda match: match[1] + RENAMED[match[2]], text))

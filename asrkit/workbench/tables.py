@@ -1,27 +1,36 @@
-"""Plain text tables, for every command that prints one, and one form of per cent.
+"""Shipped tables, plain text tables for all commands, and the formatting of numbers.
 
-Written here, not taken from tabulate: a bare GPU machine has no such package, so a second printer
-would be needed beside it, and only the one that no test machine uses would run there.
+tabulate would do, but a bare GPU machine lacks it, so it would need a fallback that no test machine
+runs.
 """
 
+import csv
 import itertools
 import re
 import textwrap
 from collections.abc import Sequence
 
+from asrkit.files import shipped
+
 WIDTH = 100  # columns of a terminal that tables and sentences fit into
 GAP = "  "  # between two columns
 NO_BREAK_SPACE = "\u00a0"  # between a number and its unit
-PERCENT = re.compile(r"(?<=\d)[ \u00a0]?%(?!\w)")
+PERCENT_SIGN = re.compile(r"(?<=\d)[ \u00a0]?%(?!\w)")
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file below data/, as text by column."""
+    with shipped(name).open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def aligned(rows: Sequence[Sequence[str]], *, width: int = 0) -> list[str]:
-    """Lines of text with the cells of each column below each other, two spaces between columns.
+    """Lines of text with aligned columns, two spaces apart.
 
     Args:
-        rows: cells of each row, as many in all rows; the heading is a row like the others.
-        width: longest line. Where the cells need more, the widest columns are narrowed and their
-            cells wrapped between words. 0 for lines of any length.
+        rows: Cells of each row, the same number in all rows; the heading is a row like any other.
+        width: Longest line. If the cells need more, the widest columns are narrowed and their cells
+            are wrapped between words. 0 allows lines of any length.
     """
     widths = _column_widths(rows, width)
     lines = []
@@ -34,15 +43,15 @@ def aligned(rows: Sequence[Sequence[str]], *, width: int = 0) -> list[str]:
 
 
 def paragraph(text: str) -> list[str]:
-    """Lines of at most WIDTH columns; a longer word, such as an address, is not broken."""
+    """Lines of at most WIDTH columns. A longer word, such as an address, is not broken."""
     return _wrap(text, WIDTH)
 
 
 def _column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The longest cell of each column, or less where `width` asks for it."""
+    """The length of the longest cell of each column, narrowed until the lines fit `width`."""
     columns = [*zip(*rows, strict=True)]
     widths = [max(map(len, cells)) for cells in columns]
-    least = [max(map(len, " ".join(cells).split()), default=0) for cells in columns]  # a word
+    least = [max(map(len, " ".join(cells).split()), default=0) for cells in columns]  # one word
     while width and len(GAP.join("x" * size for size in widths)) > width:
         spare = [column for column, size in enumerate(widths) if size > least[column]]
         if not spare:
@@ -58,20 +67,20 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """`share` in per cent, with a space before the sign: "26 %".
+    """`share` as a percentage with a space before the sign: "26 %".
 
     Args:
-        share: A fraction, as 0.26.
+        share: A fraction, such as 0.26.
         digits: Digits after the point.
     """
     return f"{100 * share:.{digits}f} %"
 
 
 def three_digits(value: float) -> str:
-    """A number with three digits, or all digits before the point: 0.0123, 12.3, 2,150."""
+    """A number with three significant digits, or as an integer from 1000 on: 0.0123, 2,150."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def space_percents(text: str) -> str:
-    """`text` with a no-break space before the sign of each per cent: "26%" becomes "26 %"."""
-    return PERCENT.sub(f"{NO_BREAK_SPACE}%", text)
+    """`text` with a no-break space before each percent sign: "26%" becomes "26 %"."""
+    return PERCENT_SIGN.sub(f"{NO_BREAK_SPACE}%", text)

@@ -34,7 +34,7 @@ FLAGS += [
 LOCAL = re.compile(
     r"(https?|wss?)://127\.0\.0\.1[:/]|(file|data|blob|about|chrome-error):"
 )
-SETTINGS = {  # of JupyterLab: no pop-up about news, and what is off the screen is drawn all the same
+SETTINGS = {  # of JupyterLab: no pop-up about news, and cells outside the screen are drawn too
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
@@ -46,7 +46,7 @@ FOLDERS += [
 
 
 class Window:
-    """Tabs that share a cache: what they asked for outside this machine, and what went wrong in them."""
+    """Tabs that share a cache, with their requests to other machines and their errors."""
 
     def __init__(self, browser, **how):
         self.context = browser.new_context(
@@ -77,10 +77,10 @@ class Window:
         return page
 
     def forget(self):
-        """What was asked for outside and what went wrong since the last call."""
-        told = self.outside[:], self.errors[:]
+        """Requests to other machines, and errors, since the last call."""
+        problems = self.outside[:], self.errors[:]
         self.outside.clear(), self.errors.clear()
-        return told
+        return problems
 
 
 class Lab:
@@ -90,7 +90,7 @@ class Lab:
         self.folder, self.base, self.token = folder, f"http://127.0.0.1:{port}", token
 
     def ask(self, where, method="GET", body=None):
-        """What the server's API answers."""
+        """The answer of the server's API."""
         request = urllib.request.Request(
             f"{self.base}/api/{where}?token={self.token}", method=method
         )
@@ -100,7 +100,7 @@ class Lab:
 
     @contextmanager
     def opened(self, window, name):
-        """A tab with notebook `name` of the folder, its kernel ready; the kernel is gone afterwards.
+        """A tab with notebook `name` of the folder and a ready kernel, which is shut down afterwards.
 
         Ready is what the server says: one client, connected to an idle kernel. The page shows "idle" before there is a kernel.
         """
@@ -127,12 +127,12 @@ class Lab:
 
 
 def is_ready(kernel):
-    """Whether the kernel that the server tells of is idle and has a client."""
+    """Whether the server's kernel is idle and has a client."""
     return kernel["connections"] >= 1 and kernel["execution_state"] == "idle"
 
 
 def wait_until(holds, what):
-    """Return once `holds()`; fail after what is long even on a busy machine."""
+    """Return once `holds()`; fail after a time that is long even on a busy machine."""
     end = time.monotonic() + LONGEST_S
     while not holds():
         assert time.monotonic() < end, f"waited {LONGEST_S:.0f} s for {what}"
@@ -152,7 +152,7 @@ def browser(chromium):
 
 @pytest.fixture
 def window(browser):
-    """Function (**how it is) -> Window; whatever is opened asks for nothing outside and meets no error, or the test fails."""
+    """A function (**settings) -> Window. The test fails if a page requests another machine or has an error."""
     windows = []
 
     def make(**how):
@@ -178,7 +178,7 @@ def lab(tmp_path_factory):
         file.write_text(json.dumps(values))
     page_config = Path(own["JUPYTER_CONFIG_DIR"], "labconfig/page_config.json")
     page_config.parent.mkdir(parents=True)
-    # The page would ask whether extensions need a build; the answer takes a run of node.
+    # The page would check whether extensions need a build, which runs node.
     page_config.write_text(json.dumps({"buildCheck": False, "buildAvailable": False}))
     for folder in (*own.values(), base / "notebooks"):
         Path(folder).mkdir(exist_ok=True)
@@ -191,12 +191,12 @@ def lab(tmp_path_factory):
     command = [sys.executable, "-m", "jupyterlab", *options]
     quiet = {"OMP_WAIT_POLICY": "passive"}
     lab, log = Lab(base / "notebooks", port, token), base / "log"
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         server = subprocess.Popen(
             command,
             env=os.environ | own | quiet,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
     try:

@@ -33,7 +33,7 @@ def pages(series):
 
 
 def pixels(shown):
-    """What a window or a part of it shows: rows, columns, RGB."""
+    """The pixels of a window, or of a part of it: rows, columns, RGB."""
     return np.asarray(Image.open(io.BytesIO(shown.screenshot())).convert("RGB"))
 
 
@@ -45,7 +45,7 @@ def test_a_link_to_a_claim_of_the_appendix_unfolds_it(window, pages):
     assert row.is_visible()
 
 
-def test_without_a_script_every_claim_stands_in_a_plain_table(window, pages):
+def test_without_a_script_every_claim_is_in_a_plain_table(window, pages):
     page = window(java_script_enabled=False).open(pages["claims"])
     assert page.locator("#listed tr[data-verdict]:visible").count() > 50
 
@@ -54,8 +54,8 @@ def test_on_a_phone_each_claim_is_a_block_that_names_its_values(window, pages):
     page = window(**PHONE).open(pages["claims"])
     cell = page.locator("#listed td[data-label=Verdict]").first
     assert cell.evaluate("one => getComputedStyle(one).display") == "grid"
-    said = cell.evaluate("one => getComputedStyle(one, '::before').content")
-    assert said == '"Verdict"' and page.locator("#listed thead").is_hidden()
+    label = cell.evaluate("one => getComputedStyle(one, '::before').content")
+    assert label == '"Verdict"' and page.locator("#listed thead").is_hidden()
 
 
 def folds(page):
@@ -82,7 +82,7 @@ def test_how_much_code_is_shown_is_chosen_once_for_all_pages(window, pages):
 
 
 def frame(page):
-    """What the slider says, and the words of the pictures that it shows."""
+    """The slider's text, and the words of the visible pictures."""
     box = page.locator(".frames").first
     words = (
         box.locator("img")
@@ -149,7 +149,7 @@ def test_axe_finds_nothing_against_wcag_a_and_aa(window, pages, scheme):
 
 def against(page):
     """Rules of WCAG A and AA that the page breaks, each with the first element that does."""
-    told = Axe().run(
+    results = Axe().run(
         page,
         options={
             "runOnly": {"type": "tag", "values": WCAG},
@@ -159,7 +159,7 @@ def against(page):
     )
     return [
         (rule["id"], rule["nodes"][0]["html"][:200])
-        for rule in told.response["violations"]
+        for rule in results.response["violations"]
     ]
 
 

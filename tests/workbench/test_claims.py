@@ -1,4 +1,4 @@
-"""Verdicts follow from claims and records alone, and never from another machine's."""
+"""Verdicts follow only from claims and records, and never from another machine's records."""
 
 import hashlib
 import re
@@ -12,11 +12,8 @@ from asrkit import files
 from asrkit.data import CANARY_MEMORY, at_most_seconds, shipped_lengths
 from asrkit.workbench import claims as ledger
 from asrkit.workbench.claims import (
-    OUTCOMES,
     Claim,
-    arithmetic,
     claims_table,
-    count_outcomes,
     document_answers,
     evaluate,
     listed,
@@ -24,19 +21,20 @@ from asrkit.workbench.claims import (
     summary,
     verdict,
 )
+from asrkit.workbench.claims.answers import OUTCOMES, count_outcomes
 from asrkit.workbench.records import Measurement
 from benchmarks.suites import claims as claims_suite
 from benchmarks.suites import jasper
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 CLAIMS = {claim.id: claim for claim in load_claims()}
-FINDINGS = {  # what arithmetic on published figures does not give; everything else that has a formula holds
+FINDINGS = {  # claims whose formula does not give the published number; all other formulas do
     "unet-9.7x": "not reproduced",  # 9.55 by the same text's table
     "batch-5x": "direction only",  # an estimate, with lengths and memory that are at hand
 }
-# Claims of each document: none goes unnoticed.
+# Number of claims in each document, so that no claim is lost.
 COUNTS = {"000": 16, "001": 25, "002": 11, "003": 15, "004": 50}
-WORDS = {  # field of a claim -> what it may say
+WORDS = {  # field of a claim -> its allowed values
     "kind": {"arithmetic", "ratio", "latency", "throughput", "memory", "quality"},
     "needs": {"cpu", "cuda", "cluster", "source"},
     "take": {"", "max", "min"},
@@ -55,7 +53,7 @@ def claim(**changed):
 def record(
     value=2.0, samples=None, machine=CPU, arms=("slow", "fast"), device="", **more
 ):
-    """A record of that machine; `more` are a measurement's fields, and sizes among its params."""
+    """A record of a machine; `more` are fields of a measurement, or sizes among its params."""
     fields = {"what": "c", "metric": "ratio", "impl": "", "origin": "measured"}
     named = {name: more.pop(name, default) for name, default in fields.items()}
     device = device or ("cuda" if machine["gpus"] else "cpu")
@@ -87,7 +85,7 @@ def test_a_ratio_is_judged_by_its_median_its_spread_and_its_direction(samples, l
     ({"least": {"cores": 8}}, "within 10 % of 2× with at least 8 cores"),
     ({"quoted": None}, "–"),
 ])  # fmt: skip
-def test_a_claim_says_what_counts_as_reproduced(change, rule):
+def test_a_claims_rule_is_its_tolerance_in_words(change, rule):
     assert claim(**change).rule == rule
 
 
@@ -104,7 +102,7 @@ def test_a_record_of_something_else_or_of_toy_sizes_is_no_evidence(other):
 
 
 @pytest.mark.parametrize("value, there", [(2.0, "reproduced"), (1.4, "direction only")])
-def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
+def test_another_machines_record_decides_nothing_here_and_is_shown_with_its_verdict_there(
     value, there
 ):
     made = record(value, machine=GPU)
@@ -115,11 +113,11 @@ def test_another_machines_record_decides_nothing_here_and_says_what_it_is_there(
     assert verdict(of_gpu, [made], GPU).label == there
     (row,) = claims_table([of_gpu], [made], CPU)
     assert row["recorded"].startswith(f"{value:g}× ({there} there) on H200, commit ")
-    told = {
+    outcomes = {
         "reproduced": "reproduced by measurement",
         "direction only": "confirmed in part",
     }
-    recorded = f"Recorded on H200: 1 {told[there]}."
+    recorded = f"Recorded on H200: 1 {outcomes[there]}."
     assert summary([row]) == f"1 claim: 1 waiting for a GPU. {recorded}"
 
 
@@ -130,7 +128,7 @@ def test_a_cpu_record_never_answers_a_claim_about_a_gpu():
         assert "measured on a CPU, and the claim is about a GPU" in found.why
 
 
-def test_a_time_on_a_cpu_is_not_shown_beside_a_time_on_a_gpu():
+def test_a_time_on_a_cpu_is_no_evidence_for_a_time_on_a_gpu():
     of_gpu = claim(needs="cuda", metric="latency", kind="latency", arms=())
     made = record(metric="latency", arms=())
     found = verdict(of_gpu, [made], CPU)
@@ -157,7 +155,7 @@ BESIDE = claim(needs="cuda", evidence=[{**ALIKE, "why": "another loop"}])
 
 
 @pytest.mark.parametrize("origin", ["measured", "estimated"])
-def test_records_of_other_names_are_shown_beside_a_claim_that_names_them(origin):
+def test_records_of_other_names_are_evidence_for_a_claim_that_names_them(origin):
     alike, deciding = record(2.4, **ALIKE, origin=origin), record(machine=GPU)
     found = verdict(BESIDE, [alike], CPU)
     assert (found.label, found.measured) == ("evidence, not comparable", 2.4)
@@ -191,7 +189,7 @@ PRODUCT = {"kind": "arithmetic", "formula": "a * b / 10 ** 3", "params": {"a": 4
     (PRODUCT | {"quoted": 2.5}, "not reproduced", 1.64),
     ({"formula": "15 / 2", "quoted": 5}, "direction only", 7.5),  # a ratio that is estimated
 ])  # fmt: skip
-def test_arithmetic_is_computed_not_believed(change, label, value):
+def test_arithmetic_is_recomputed(change, label, value):
     found = verdict(claim(arms=(), **change), [], CPU)
     assert (found.label, found.measured) == (label, value)
 
@@ -206,14 +204,14 @@ LINES = (
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """Writes published/table.csv, where the ledger looks for it, and forgets what was read before."""
+    """Writes published/table.csv to the folder that the ledger reads, and clears its cache."""
 
     def write(text):
         (tmp_path / "published").mkdir()
         (tmp_path / "published/table.csv").write_text(text)
         ledger.published.cache_clear()
 
-    monkeypatch.setattr(arithmetic, "shipped", lambda name: tmp_path / name)
+    monkeypatch.setattr("asrkit.workbench.tables.shipped", lambda name: tmp_path / name)
     yield write
     ledger.published.cache_clear()
 
@@ -264,22 +262,22 @@ def test_a_shipped_claim_stands_alone_and_its_fields_fit_together(claim):
     source = claim.source
     assert source["title"] and source["section"]
     assert re.fullmatch(r"https://[a-z0-9.]+\.[a-z]+/\S+", source["url"])
-    # What the documents of the series do not say themselves is marked.
+    # Claims that are not in the documents of the series are marked.
     assert source["document"] in COUNTS or claim.notes.startswith("Secondary")
     assert not re.match("(So|That|It|This|They|Or|These|Its|Then) ", claim.text)
     assert claim.text.endswith(".")
 
 
-def test_every_published_table_is_as_it_was_read_and_its_source_is_told():
+def test_every_published_table_is_unchanged_and_has_a_source():
     folder = files.shipped("published")
-    told = (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
     digests = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in folder.glob("*.csv")
     }
-    listed = re.findall(r"^ {4}([0-9a-f]{16}) (\S+)$", told, re.MULTILINE)
+    listed = re.findall(r"^ {4}([0-9a-f]{16}) (\S+)$", readme, re.MULTILINE)
     assert {name: digest for digest, name in listed} == digests
-    assert all(f"| `{name}` | " in told for name in digests)
+    assert all(f"| `{name}` | " in readme for name in digests)
     assert {claim.grid for claim in load_claims()} - {""} <= {*digests}
 
 
@@ -313,7 +311,7 @@ IN_SUITES = {*claims_suite.STUDIES, *jasper.LATENCY, *jasper.TRAINING}
 
 
 def unread(claim):
-    """Why the notebook of a claim neither reads nor measures it; empty where it does."""
+    """Why the notebook of a claim neither reads nor measures it; empty if it does."""
     if not claim.is_defined:  # which nothing can settle
         return ""
     notebook = nbformat.read(NOTEBOOKS / f"{claim.notebook}.ipynb", 4)
@@ -333,9 +331,9 @@ def test_each_claim_is_read_and_measured_by_the_notebook_that_it_names():
 
 
 @pytest.mark.parametrize(("name", "value", "machine", "label"), [
-    ("ladder-rnnt", 12.0, GPU, "evidence, not comparable"),  # over a baseline that nobody named
+    ("ladder-rnnt", 12.0, GPU, "evidence, not comparable"),  # the text names no baseline
     ("ten-times", None, GPU, "ill-defined"),
-    ("rnnt-eval-100x", None, GPU, "not measurable here"),  # without MLPerf's code
+    ("rnnt-eval-100x", None, GPU, "not measurable here"),  # MLPerf's code is not here
     ("jasper-fp16-a100", None, GPU, "not measured yet"),
     ("ctc-greedy-batched", 1.1, GPU, "reproduced"),
     ("ctc-greedy-batched", 1.1, CPU, "not measurable here"),
@@ -348,7 +346,7 @@ def test_a_shipped_claim_is_judged_by_what_it_is_about(name, value, machine, lab
     assert verdict(about, made, machine).label == label
 
 
-def test_the_claim_of_five_times_the_batch_is_reckoned_with_what_the_package_ships():
+def test_the_claim_of_five_times_the_batch_is_computed_from_shipped_data():
     params = CLAIMS["batch-5x"].params
     lengths = shipped_lengths("librispeech_train_clean_100")
     seconds, tokens = lengths.seconds, lengths.tokens
@@ -403,9 +401,10 @@ def test_what_the_appendix_contradicts_is_named():
 def test_what_others_recorded_for_the_appendix_is_only_counted():
     there = {"there": "reproduced", "device": "H200"}
     rows = [row(needs="cuda", **there), row(appendix="not speech", **there)]
-    told = "Recorded on H200: 1 reproduced by measurement."
+    elsewhere = "Recorded on H200: 1 reproduced by measurement."
     assert (
-        summary(rows) == f"1 claim: 1 waiting for a GPU; 1 more in the appendix. {told}"
+        summary(rows)
+        == f"1 claim: 1 waiting for a GPU; 1 more in the appendix. {elsewhere}"
     )
 
 

@@ -1,4 +1,4 @@
-"""asrkit doctor: what is missing comes first, has a remedy, and only what is required makes it fail."""
+"""asrkit doctor: missing things come first and have a remedy; only required ones make it fail."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ LOADS = dict(doctor.LOADS)
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path, monkeypatch):
-    """A cache of this test's own, and no process that loads a library unless the test says so."""
+    """An empty cache, and no process that loads a library unless the test starts one."""
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(doctor, "LOADS", {})
 
@@ -25,7 +25,7 @@ def status(name):
     return check
 
 
-def test_everything_that_asrkit_needs_is_found_here(monkeypatch):
+def test_everything_that_asrkit_needs_is_installed_here(monkeypatch):
     monkeypatch.setattr(doctor, "LOADS", LOADS)
     monkeypatch.delitem(sys.modules, "espeakng_loader", raising=False)
     found = {check.name: check.status for check in doctor.diagnose()}
@@ -47,16 +47,14 @@ def test_only_a_required_package_that_is_absent_counts_as_missing(
     assert "pip install" in check.remedy
 
 
-def test_a_library_that_does_not_load_is_found_without_harm(monkeypatch):
+def test_a_library_that_crashes_on_loading_is_reported(monkeypatch):
     harmful = {("torchaudio", "notebooks"): "import os; os.abort()"}
     monkeypatch.setattr(doctor, "LOADS", harmful)
     assert status("torchaudio").detail == "does not load"
     assert "torchaudio 2.11.0" in status("torchaudio").remedy
 
 
-def test_peers_that_are_not_there_are_a_note_that_says_how_to_get_them(
-    monkeypatch, tmp_path
-):
+def test_missing_peers_are_a_note_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "PEERS", tmp_path)
     assert status("peers").status == "ok"
     monkeypatch.setattr(doctor, "PEERS", tmp_path / "none")
@@ -69,11 +67,11 @@ def test_the_command_prints_text_and_with_json_every_check(capsys, monkeypatch):
     free = SimpleNamespace(free=2**33)  # the same both times
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
     assert main(["doctor"]) == main(["doctor", "--json"]) == 1
-    *text, last, told = capsys.readouterr().out.splitlines()
-    told = json.loads(told)
-    assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**told)
-    # What is missing comes first.
+    *text, last, result = capsys.readouterr().out.splitlines()
+    result = json.loads(result)
+    assert last == "{missing} missing, {note} worth knowing, {ok} ok".format(**result)
+    # Missing things come first.
     assert text[0] == "[missing] packages: for somebody; absent: no_such_module"
-    for check in told["checks"]:
+    for check in result["checks"]:
         assert bool(check["remedy"]) == (check["status"] != "ok")
         assert f"[{check['status']:^7}] {check['name']}: {check['detail']}" in text

@@ -1,4 +1,4 @@
-"""Pictures: alt texts, SVG, colours of either scheme and sliders; and every mark, drawn once."""
+"""Pictures: alt texts, SVG, colours in both schemes and sliders; every mark is drawn once."""
 
 import base64
 import importlib
@@ -15,7 +15,7 @@ import torch
 from asrkit.workbench import plots
 from asrkit.workbench.lessons import start_here
 from asrkit.workbench.plots.palette import DARK, THINGS, colours_of
-from asrkit.workbench.plots.svg import HEAVY_BYTES
+from asrkit.workbench.plots.svg import MAX_VECTOR_BYTES
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -36,7 +36,7 @@ def words_in(html):
     return ["".join(text.itertext()).strip() for text in texts]
 
 
-def test_html_holds_the_picture_with_its_words_and_its_escaped_alt_text():
+def test_html_has_the_picture_with_its_words_and_its_escaped_alt_text():
     figure, _ = plots.canvas("26% of 80 %")
     html = plots.as_html(figure, 'A plot of "this" & that thing')
     assert "&quot;this&quot; &amp; that" in html
@@ -57,7 +57,7 @@ def test_colours_of_the_palette_change_with_the_scheme_and_no_others():
 
 @pytest.fixture
 def slider(monkeypatch):
-    """What a slider over bars displays."""
+    """The output of a slider over bars."""
     shown = []
 
     def draw(value):
@@ -119,7 +119,6 @@ MARKS = {
     "intervals": (({"a": (1.2, 1.5, 1.6), "b": (0.9, 1.1, 1.2)},), {}),
     "lattice": ((torch.rand(5, 3), ["a", "b"]), {"caption": "share"}),
     "stacked": (({"a": {"x": 1, "y": 2}, "b": {"y": 4}},), {"measured": {"b": 5}}),
-    "timeline": (({"a": [("cast", 1.0)], "b": [("cast", 4.0)]},), {"unit": "µs"}),
 }
 
 
@@ -132,13 +131,13 @@ def test_a_mark_is_drawn_with_its_names(mark):
     assert {"The title", "a", "b"} <= {*words}
 
 
-@pytest.mark.parametrize(("refused", "said"), [
+@pytest.mark.parametrize(("refused", "message"), [
     (lambda: plots.as_html(plots.canvas("title")[0], "plot"), "alt: expected a sentence"),
     (lambda: plots.colour("mean"), "thing: expected one of .*lean.*, got 'mean'. Add it"),
     (lambda: plots.frames(None, [1], "n", start=1), "values: expected 2 to 20, got 1"),
 ])  # fmt: skip
-def test_what_cannot_be_drawn_is_refused(refused, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_drawn_is_refused(refused, message):
+    with pytest.raises(ValueError, match=message):
         refused()
 
 
@@ -161,7 +160,7 @@ def test_many_points_become_a_picture():
     ax.scatter(*np.random.default_rng(0).random((2, 5000)))
     picture = picture_in(plots.as_html(figure, "Five thousand points at random"))
     assert picture.count("<image") == 1 and "<text" in picture
-    assert len(picture) < HEAVY_BYTES
+    assert len(picture) < MAX_VECTOR_BYTES
 
 
 def test_notebooks_make_no_control_of_their_own():

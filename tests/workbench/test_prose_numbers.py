@@ -1,4 +1,4 @@
-"""No number in a notebook's prose stands alone: each carries, in an HTML comment that no reader sees, where it is from.
+"""Every number in a notebook's prose has its source, in an HTML comment that the page does not show.
 
 `1.6 GB<!-- joint-memory-20s -->`: number, at most one word or sign as its unit, comment, with nothing between. A comment is
 
@@ -8,7 +8,7 @@
 * `fact: source`: a constant of the world, and where it stands.
 
 The number has to be its source's, rounded to the digits that are printed. Seconds and bytes may change their prefix, a ratio
-may be told in per cent (1.1 is 110 %, or 10 % more). What needs no comment is in EXEMPT, with the reason.
+may be given in per cent (1.1 is 110 %, or 10 % more). What needs no comment is in EXEMPT, with the reason.
 """
 
 import ast
@@ -39,7 +39,7 @@ EXEMPT = {
     r"\b(?:NeMo|CUDA|Python|Numba|torch|lhotse|\w+_\w+) \d+(?:\.\d+)+": "versions",
     r"(?<![\w.,-])-?[01](?![\w%×]|[.,]\d|\s[%×]|\s(?:s|ms|µs|[kMGT]?i?B)\b)": "0 and 1: bounds, identities, first and last",
 }  # fmt: skip
-MARK = "\ue000"  # stands for a comment, one character each, so that nothing within it is taken for prose
+MARK = "\ue000"  # replaces each comment, so that its text is not read as prose
 NUMBER = re.compile(
     r"(?<![\w.])(?P<number>-?\d[\d,]*(?:\.\d+)?)(?:\s?(?P<unit>[^\W\d][^\W\d]*(?:/\w+)?|%|×)(?=[\ue000-\uf8ff]))?(?P<mark>[\ue000-\uf8ff])?"
 )
@@ -49,7 +49,7 @@ SCALE = {
 }  # fmt: skip
 
 
-def told(text: str) -> Iterator[tuple[str, str, str]]:
+def stated_numbers(text: str) -> Iterator[tuple[str, str, str]]:
     """Number, unit and comment of every number in markdown that is not exempt."""
     comments: list[str] = []
 
@@ -66,7 +66,7 @@ def told(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def sources(comment: str, notebook: dict) -> list[tuple[float, str]]:
-    """The numbers, with their units, that a comment stands for; ValueError says why there are none."""
+    """The numbers, with their units, that a comment refers to; ValueError if there are none."""
     kind, _, place = (part.strip() for part in comment.partition(":"))
     if comment.startswith("="):
         return [(evaluate(comment[1:].strip(), {}), "")]
@@ -90,7 +90,7 @@ def constants(place: str, notebook: dict) -> list[float]:
 
 
 def same(number: str, unit: str, value: float, of: str) -> bool:
-    """Whether `number` is `value`, rounded to as many digits, with what units allow."""
+    """Whether `number` is `value`, converted to its unit and rounded to as many digits."""
     shown = float(number.replace(",", ""))
     half = 0.5 * 10.0 ** -len(number.partition(".")[2]) * (1 + 1e-9)
     values = [value]
@@ -104,7 +104,7 @@ def same(number: str, unit: str, value: float, of: str) -> bool:
 
 
 def problem(number: str, unit: str, comment: str, notebook: dict) -> str:
-    """What is wrong with a number in a notebook's prose; empty if nothing is."""
+    """The problem of a number in a notebook's prose; empty if there is none."""
     if not comment:
         return "no comment says where it is from"
     if re.fullmatch(r"fact: .{4,}", comment):
@@ -118,18 +118,18 @@ def problem(number: str, unit: str, comment: str, notebook: dict) -> str:
 
 
 def problems(notebook: dict) -> list[str]:
-    """What is wrong with the numbers in a notebook's prose, one line each."""
+    """The problems of the numbers in a notebook's prose, a line each."""
     prose = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     wrong = []
     for cell in prose:
-        for number, unit, comment in told("".join(cell["source"])):
+        for number, unit, comment in stated_numbers("".join(cell["source"])):
             if why := problem(number, unit, comment, notebook):
                 wrong.append(f"{cell['id']}: {number} {unit}: {why}")
     return wrong
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_every_number_in_the_prose_says_where_it_is_from(path):
+def test_every_number_in_the_prose_has_its_source(path):
     assert problems(json.loads(path.read_text(encoding="utf-8"))) == []
 
 
@@ -142,5 +142,5 @@ def test_every_number_in_the_prose_says_where_it_is_from(path):
 ])  # fmt: skip
 def test_a_number_without_its_source_is_found(text, why):
     cell = {"cell_type": "markdown", "id": "prose", "source": [text]}
-    (said,) = problems({"cells": [cell]})
-    assert why in said
+    (message,) = problems({"cells": [cell]})
+    assert why in message

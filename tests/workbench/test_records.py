@@ -1,4 +1,4 @@
-"""Records: what is written is what was measured, and comes back unchanged."""
+"""Records are written as measured, and read back unchanged."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def ratio(samples=(1.4, 1.5, 1.9), value=1.5, **more):
     return Measurement(value=value, samples=samples, **given)
 
 
-def test_the_last_run_of_a_case_is_found_by_implementation():
+def test_newest_run_returns_the_last_run_by_implementation():
     def made(second, commit, impl, T=2):
         record = ratio(impl=impl, params={"T": T}).record()
         record["code"]["commit"] = commit
@@ -34,15 +34,15 @@ def test_the_last_run_of_a_case_is_found_by_implementation():
         records.newest_run(old, "demo", metric="ratio", T=9)
 
 
-@pytest.mark.parametrize(("dirty", "gpus", "told"), [
+@pytest.mark.parametrize(("dirty", "gpus", "shown"), [
     (True, [], "A CPU, commit 1a2b3c4 with changes"),
     (False, [{"name": "A card"}], "A card, commit 1a2b3c4"),
 ])  # fmt: skip
-def test_a_record_says_which_card_measured_it(dirty, gpus, told):
+def test_a_record_is_shown_with_its_card_and_commit(dirty, gpus, shown):
     record = ratio().record()
     record["code"] |= {"commit": "1a2b3c4d5e", "dirty": dirty}
     record["machine"] |= {"cpu_model": "A CPU", "gpus": gpus}
-    assert records.measured_on(record) == told
+    assert records.measured_on(record) == shown
 
 
 @pytest.mark.parametrize("fields", [
@@ -52,7 +52,7 @@ def test_a_record_says_which_card_measured_it(dirty, gpus, told):
     {"samples": (1.0, float("nan"))},
     {"params": {"x": torch.zeros(2)}},
 ])  # fmt: skip
-def test_what_is_no_finite_number_is_refused_at_birth(fields):
+def test_a_measurement_refuses_values_that_are_not_finite(fields):
     with pytest.raises(ValueError, match="expected"):
         ratio(**fields)
 
@@ -67,7 +67,7 @@ def test_the_machine_is_named_without_names_of_people_hosts_or_updates():
 
 @pytest.fixture
 def gpu_machine(tmp_path, monkeypatch):
-    """`this_machine()` beside a stand-in nvidia-smi that lists GPUs with this driver."""
+    """`this_machine()` with a fake nvidia-smi that lists GPUs with this driver."""
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
@@ -135,7 +135,7 @@ with lock(Path("out")):
 """
 
 
-def test_a_folder_is_lent_to_nobody_else_until_its_process_ends_or_is_killed(tmp_path):
+def test_a_folder_is_locked_until_its_process_ends_or_is_killed(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
         cwd=tmp_path,
@@ -159,33 +159,33 @@ def changed(**fields):
     return json.dumps(ratio().record() | fields)
 
 
-NO_RECORDS = [
-    ("{}", "missing field what"),
-    ("null", "no record"),
-    ('{"half', "torn"),
-    ("[" * 100_000, "torn"),
-    (changed(value="9"), "no finite number"),
-    (changed(value=10**400), "no finite number"),
-    (changed(schema="asrkit.record/9"), "schema 'asrkit.record/9'"),
-    (changed(samples=None), "samples is no list"),
-    (changed(stats={"n": 3, "p25": None, "p50": 1, "p75": 1}), "None is no finite number"),
-    (changed(stats={"n": 3, "p25": float("nan"), "p50": 1, "p75": 1}), "nan is no finite number"),
-    (changed(machine={}), "machine lacks id"),
-    (changed(machine={"id": "x", "gpus": []}), "machine lacks cpu_model"),
-    (changed(what=3), "what is no str"),
+NOT_RECORDS = [
+    ("{}", "'what' is not a str"),
+    ("null", "not a record"),
+    ('{"half', "incomplete JSON"),
+    ("[" * 100_000, "incomplete JSON"),
+    (changed(value="9"), "not a finite number"),
+    (changed(value=10**400), "not a finite number"),
+    (changed(schema="asrkit.record/9"), "'schema' is 'asrkit.record/9'"),
+    (changed(samples=None), "'samples' is not a list"),
+    (changed(stats={"n": 3, "p25": None, "p50": 1, "p75": 1}), "None is not a finite number"),
+    (changed(stats={"n": 3, "p25": float("nan"), "p50": 1, "p75": 1}), "nan is not a finite number"),
+    (changed(machine={}), "'machine' has no 'id'"),
+    (changed(machine={"id": "x", "gpus": []}), "'machine' has no 'cpu_model'"),
+    (changed(what=3), "'what' is not a str"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "why"), NO_RECORDS, ids=range(len(NO_RECORDS)))
-def test_a_line_that_is_no_record_is_left_out_with_its_place_and_swallows_nothing(
+@pytest.mark.parametrize(("line", "why"), NOT_RECORDS, ids=range(len(NOT_RECORDS)))
+def test_a_line_that_is_not_a_record_is_left_out_with_its_place_and_the_next_one_is_read(
     tmp_path, line, why
 ):
     path = tmp_path / "a.jsonl"
     records.append(path, ratio(), ratio(value=2.0, samples=()))
     with path.open("a") as file:
-        file.write(line)  # as a crash leaves it: without a line end
+        file.write(line)  # as after a crash: without a line end
     records.append(path, ratio(what="later").record())
-    # and a file that a killed writer left
+    # and a file left over from a killed writer
     records.append(tmp_path / ".a-01234567.jsonl", ratio())
     with pytest.warns(UserWarning, match=f"left out .*a.jsonl:3: .*{why}"):
         found = records.read(tmp_path)
@@ -213,7 +213,7 @@ def test_numbers_of_torch_and_numpy_are_plain_numbers_in_a_record():
     ("label_looping, graphs=step", "windowed_looping, graphs=step"),
     ("nemo_label_looping", "nemo_label_looping"),
 ])  # fmt: skip
-def test_an_old_record_is_read_with_todays_names_and_its_file_is_left_alone(
+def test_an_old_record_is_read_with_current_names_and_its_file_is_not_changed(
     tmp_path, then, today
 ):
     def named(name):

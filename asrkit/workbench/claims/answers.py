@@ -1,4 +1,4 @@
-"""Claims with their verdicts as rows of text; counts of them, and an answer for each document."""
+"""Claims with their verdicts as rows of text, counts of outcomes, and an answer per document."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,34 +11,42 @@ from asrkit.workbench.records import Record, device
 
 Row = Mapping[str, object]  # of `claims_table`, or of the report's table
 
-SECONDARY = "secondary"  # the document of pull requests and threads, which have no title in common
+SECONDARY = "secondary"  # pull requests and threads, which share no title
 SECONDARY_TITLE = "Pull requests, issues and model cards"
 SECONDARY_URL = "https://github.com/NVIDIA-NeMo/Speech"
 
-OF_LABEL = {  # verdict -> what became of the claim
+OUTCOME_OF_VERDICT = {
     "reproduced": "reproduced by measurement",
     "arithmetic checked": "checked by arithmetic",
     "direction only": "confirmed in part",
     "not reproduced": "contradicted",
     "too noisy": "too noisy",
 }
-OF_NEED = {  # what an open claim needs -> for what it waits
+OUTCOME_OF_NEED = {  # for an open claim: what it needs -> what it is waiting for
     "cuda": "waiting for a GPU",
     "source": "waiting for weights, other code or a cluster",
     "cluster": "waiting for weights, other code or a cluster",
     "cpu": "not measured yet",
 }
 ILL_DEFINED = "ill-defined by the source"
-OUTCOMES = tuple(dict.fromkeys([*OF_LABEL.values(), *OF_NEED.values(), ILL_DEFINED]))
+OUTCOMES = tuple(
+    dict.fromkeys([*OUTCOME_OF_VERDICT.values(), *OUTCOME_OF_NEED.values(), ILL_DEFINED])
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentAnswer:
-    """What became of a document's claims.
+    """The outcome of a document's claims.
 
-    `claims` is how many are in the headline, `counts` how many of them have which of OUTCOMES;
-    `appendix` is how many more are listed in the appendix. `exceptions` names the claims that do
-    not hold, or hold in part; `sentence` is the counts, and these.
+    Attributes:
+        document: Name of the document, as in data/claims.yaml.
+        title: Its title.
+        url: Its address.
+        claims: Number of claims, without those in the appendix.
+        counts: Number of these claims with each of OUTCOMES.
+        appendix: Number of claims in the appendix.
+        exceptions: The claims that do not hold, or only in part; empty if there are none.
+        sentence: The counts and the exceptions in words.
     """
 
     document: str
@@ -67,10 +75,10 @@ def claims_table(
 def claim_row(claim: Claim, judged: Verdict) -> dict[str, str]:
     """A claim and its verdict as text."""
     recorded = value_elsewhere(claim, judged)
-    device_there = ""
+    other_device = ""
     if judged.recorded:
         recorded += f" on {origin(judged.recorded)}"
-        device_there = device(judged.recorded)
+        other_device = device(judged.recorded)
     measured = claim.show(judged.measured)
     if claim.formula and judged.measured is not None:
         measured += " (computed)"
@@ -80,7 +88,7 @@ def claim_row(claim: Claim, judged: Verdict) -> dict[str, str]:
         "published": claim.show(claim.quoted),
         "tolerance": claim.rule,
         "recorded": recorded,
-        "device": device_there,
+        "device": other_device,
         "there": judged.there,
         "measured": measured,
         "verdict": judged.label,
@@ -94,7 +102,7 @@ def claim_row(claim: Claim, judged: Verdict) -> dict[str, str]:
 
 
 def value_elsewhere(claim: Claim, judged: Verdict) -> str:
-    """What another machine recorded, and what that is there: "1.17× (reproduced there)"."""
+    """The value that another machine recorded, with its verdict: "1.17× (reproduced there)"."""
     if judged.recorded is None:
         return "–"
     value = claim.show(judged.recorded["value"])
@@ -109,7 +117,7 @@ def listed(rows: Iterable[Row]) -> list[Row]:
 
 
 def count_outcomes(rows: Iterable[Row]) -> dict[str, int]:
-    """How many of the rows have each of OUTCOMES, in that order; the appendix is left out."""
+    """The number of rows with each of OUTCOMES, in that order, without the appendix."""
     counts = Counter(map(_outcome, listed(rows)))
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
@@ -117,16 +125,16 @@ def count_outcomes(rows: Iterable[Row]) -> dict[str, int]:
 def _outcome(row: Row) -> str:
     if row["tolerance"] == "–":
         return ILL_DEFINED
-    return OF_LABEL.get(str(row["verdict"])) or OF_NEED[str(row["needs"])]
+    return OUTCOME_OF_VERDICT.get(str(row["verdict"])) or OUTCOME_OF_NEED[str(row["needs"])]
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many claims have which outcome here, and which on other machines.
+    """The number of claims with each outcome, on this machine and on others, in a sentence.
 
-    The appendix is only counted.
+    Of the appendix, only the number of claims is given.
     """
     main = listed(rows)
-    sentence = f"{count(len(main), 'claim')}: {_counted(count_outcomes(main))}"
+    sentence = f"{count(len(main), 'claim')}: {_in_words(count_outcomes(main))}"
     if len(main) < len(rows):
         sentence += f"; {len(rows) - len(main)} more in the appendix"
     return f"{sentence}. {settled_elsewhere(rows)}".rstrip()
@@ -134,33 +142,32 @@ def summary(rows: Sequence[Row]) -> str:
 
 def settled_elsewhere(rows: Sequence[Row]) -> str:
     """What other machines recorded: "Recorded on H100: 4 reproduced by measurement."."""
-    of_device = dict[str, Counter[str]]()
+    by_device = dict[str, Counter[str]]()
     for row in listed(rows):
         if row["there"]:
-            counts = of_device.setdefault(str(row["device"]), Counter())
-            counts[OF_LABEL[str(row["there"])]] += 1
-    told = (f"Recorded on {name}: {_counted(of_device[name])}." for name in sorted(of_device))
-    return " ".join(told)
+            counts = by_device.setdefault(str(row["device"]), Counter())
+            counts[OUTCOME_OF_VERDICT[str(row["there"])]] += 1
+    sentences = [f"Recorded on {name}: {_in_words(by_device[name])}." for name in sorted(by_device)]
+    return " ".join(sentences)
 
 
 def document_answers(rows: Sequence[Row]) -> list[DocumentAnswer]:
-    """An answer for each document, in the order of their names, those of the series first.
+    """An answer for each document, sorted by name: the numbered documents come first.
 
     Args:
-        rows: Rows of claims, with document, title, url, id, published, measured, verdict and
-            appendix.
+        rows: Rows of `claims_table`.
     """
-    of_document = dict[str, list[Row]]()
+    by_document = dict[str, list[Row]]()
     for row in rows:
-        of_document.setdefault(str(row["document"]), []).append(row)
-    return [_answer(document, of_document[document]) for document in sorted(of_document)]
+        by_document.setdefault(str(row["document"]), []).append(row)
+    return [_answer(document, by_document[document]) for document in sorted(by_document)]
 
 
 def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
     main = listed(rows)
     counts = count_outcomes(main)
     exceptions = _exceptions(rows)
-    sentence = f"Of {count(len(main), 'claim')}: {_counted(counts)}. {exceptions}".rstrip()
+    sentence = f"Of {count(len(main), 'claim')}: {_in_words(counts)}. {exceptions}".rstrip()
     is_secondary = document == SECONDARY
     return DocumentAnswer(
         document=document,
@@ -175,22 +182,21 @@ def _answer(document: str, rows: Sequence[Row]) -> DocumentAnswer:
 
 
 def _exceptions(rows: Sequence[Row]) -> str:
-    """The claims that do not hold, or hold in part, with what was found and published."""
+    """The claims that do not hold, or only in part, with the measured and the published value."""
     parts = []
     for label in ("direction only", "not reproduced"):
-        named = [_named(row) for row in rows if row["verdict"] == label]
-        if named:
-            parts.append(f"{OF_LABEL[label].capitalize()}: {'; '.join(named)}.")
+        claims = [_both_values(row) for row in rows if row["verdict"] == label]
+        if claims:
+            parts.append(f"{OUTCOME_OF_VERDICT[label].capitalize()}: {'; '.join(claims)}.")
     return " ".join(parts)
 
 
-def _named(row: Row) -> str:
+def _both_values(row: Row) -> str:
     """A claim that does not hold: "batch-5x (7.48× where 5× is published)"."""
     place = ", in the appendix" if row["appendix"] else ""
     return f"{row['id']} ({row['measured']} where {row['published']} is published{place})"
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    """Counts in the order of OUTCOMES, without those of none."""
-    told = [f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome]]
-    return "; ".join(told)
+def _in_words(counts: Mapping[str, int]) -> str:
+    """The counts above zero, in the order of OUTCOMES."""
+    return "; ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])

@@ -10,15 +10,15 @@ import yaml
 from asrkit.files import shipped
 from asrkit.workbench.tables import percent
 
-# Units as tables show them behind a number; any other follows after a space.
+# Units as tables show them after a number; any other unit follows a space.
 UNITS = {"1": "", "us": " µs", "s/s": "× real time"}
 SHARES = ("share", "wer")  # metrics that are shown in per cent
 
 
-# Compared by identity, so that what is computed from a claim can be kept for it.
+# Compared by identity, so that results can be cached by claim.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Claim:
-    """One published number: who says it, in our words, and what would count as measuring it again.
+    """One published number: its source, the claim in our words, and what counts as measuring it.
 
     `kind` is arithmetic, ratio, latency, throughput, memory or quality; `needs` is cpu, cuda,
     cluster or source (weights, data or code of the source); `tolerance` has one of rel, abs, above
@@ -31,40 +31,39 @@ class Claim:
     kind: str
     metric: str
     unit: str
-    quoted: int | float | None  # None where the text gives no number
+    quoted: int | float | None  # None if the text gives no number
     notebook: str
     needs: str = "cpu"
-    # For arithmetic, or a ratio that is estimated: an expression over `params`, and over the
-    # columns of a grid.
+    # For arithmetic, or an estimated ratio: an expression over `params` and the grid's columns.
     formula: str = ""
     params: Mapping[str, float] = field(default_factory=dict)
-    # A table of data/published: the formula is computed for each of its lines, and `quoted` is the
-    # number of lines that agree.
+    # A table of data/published. The formula is computed for each line of the table, and `quoted`
+    # is the number of lines that agree.
     grid: str = ""
-    keys: Sequence[str] = ()  # the columns that name a line
-    # The lines that are meant: a value, or a list of values, for a column.
+    keys: Sequence[str] = ()  # the columns that identify a line
+    # Which lines count: a value, or a list of values, for a column.
     where: Mapping[str, Any] = field(default_factory=dict)
-    # The line that a line is compared with: these keys differ, and `base_x` is its column x.
+    # The line to compare a line with: these keys differ, and `base_x` is its column x.
     base: Mapping[str, Any] = field(default_factory=dict)
-    # What a line prints and the formula should give; without it the formula says whether a line
-    # agrees.
+    # The column whose printed value the formula should give. Without it, the formula itself is
+    # true for a line that agrees.
     column: str = ""
-    take: str = ""  # max or min: the formula's largest or smallest value is what was quoted
-    # For a ratio: numerator and denominator; empty where the text names no baseline.
+    take: str = ""  # max or min: the quoted number is the formula's largest or smallest value
+    # For a ratio: numerator and denominator; empty if the text names no baseline.
     arms: Sequence[str] = ()
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"rel": 0.1})
-    # Smallest params of a record; with less it confirms the direction at most.
+    # Smallest params of a record. Smaller ones confirm the direction at most.
     least: Mapping[str, float] = field(default_factory=dict)
-    # Records of other names that are shown beside the claim and cannot settle it: what they are
-    # called, why they cannot, and impl and arms where several have that name.
+    # Records under other names that are shown with the claim and cannot settle it: `what`, `why`
+    # they cannot, and `impl` and `arms` if several records have that name.
     evidence: Sequence[Mapping[str, Any]] = ()
-    # Why the claim is listed in the appendix and left out of headline counts: "tautology", "not
-    # speech" or "ours", a quantity of this project. Empty: it is not.
+    # Why the claim is in the appendix, which headline counts leave out: "tautology", "not speech"
+    # or "ours", a quantity of this project. Empty: the claim is not in the appendix.
     appendix: str = ""
     notes: str = ""
 
     def agrees(self, value: float, printed: float | None = None) -> bool:
-        """Whether `value` is `printed`, by default what is quoted, within the tolerance."""
+        """Whether `value` is `printed`, by default the quoted number, within the tolerance."""
         if printed is None:
             printed = self.quoted or 0.0
         gap = value - printed
@@ -78,16 +77,16 @@ class Claim:
 
     @property
     def is_defined(self) -> bool:
-        """Whether there is a number, and for a ratio also two arms, to compare with."""
+        """Whether the source gives a number to compare with and, for a ratio, two arms."""
         has_baseline = self.kind != "ratio" or bool(self.arms) or bool(self.formula)
         return self.quoted is not None and has_baseline
 
     @property
     def rule(self) -> str:
-        """What a measurement has to be, in words: "within 10 % of 1×", "above 50 %"; else a dash.
+        """The tolerance in words: "within 10 % of 1×", "above 50 %"; a dash if ill-defined.
 
-        Where a record of a smaller scale settles nothing, the scale is part of it: "within 10 % of
-        1× with at least 8 cores".
+        If the claim names a smallest scale, that is included: "within 10 % of 1× with at least 8
+        cores".
         """
         if not self.is_defined:
             return "–"
@@ -96,11 +95,11 @@ class Claim:
             return f"each line within {size:g} of its cell" if self.column else "true in each line"
         words = rule
         if rule in ("rel", "abs"):
-            words = f"within {self._tolerated(rule, size)} of" if size else "exactly"
+            words = f"within {self._margin(rule, size)} of" if size else "exactly"
         scale = "".join(f" with at least {least:g} {name}" for name, least in self.least.items())
         return f"{words} {self.show(self.quoted)}{scale}"
 
-    def _tolerated(self, rule: str, size: float) -> str:
+    def _margin(self, rule: str, size: float) -> str:
         if rule == "rel":
             return percent(size)
         if self._is_share:
@@ -127,11 +126,11 @@ class Claim:
 
 @functools.cache
 def _claims() -> tuple[Claim, ...]:
-    """One set of objects, so that each formula is computed once."""
+    """The claims, loaded once, so that each formula is computed once."""
     entries = yaml.safe_load(shipped("claims.yaml").read_text("utf-8"))
     return tuple(Claim(**entry) for entry in entries)
 
 
 def load_claims() -> list[Claim]:
-    """The claims that asrkit ships, of data/claims.yaml."""
+    """The claims of data/claims.yaml."""
     return list(_claims())

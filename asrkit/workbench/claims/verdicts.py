@@ -1,4 +1,4 @@
-"""What formulas and records say about a claim; never what another machine measured."""
+"""The verdict on a claim, from its formula or from this machine's records of it."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ LEGEND = {  # verdict -> what it means
     "the tolerance; or the value is within the tolerance, but was measured at a smaller scale than "
     "the claim is about. The reason says which.",
     "not reproduced": "Measured or recomputed, and it disagrees.",
-    "too noisy": "A time was measured, but with fewer than three repeats, or they lie too far "
+    "too noisy": "A time was measured, but with fewer than three repeats, or they are too far "
     "apart for a verdict.",
     "evidence, not comparable": "Something close to it was measured, and the value is shown. It "
     "cannot settle the claim: other hardware, other conditions, or nothing published to compare "
@@ -38,16 +38,18 @@ LACKING = {  # what a claim needs -> why it was not measured
 OTHER_DEVICE = "measured on a CPU, and the claim is about a GPU"
 NO_BASELINE = "the source gives no number and baseline to compare with"
 TIMED = ("ratio", "latency", "throughput")  # kinds whose samples have a spread
-RELATIVE = ("ratio", "share")  # metrics of which a CPU's value tells something beside a GPU's
-NOISE = 0.5  # largest interquartile range over median that still carries a verdict
+RELATIVE = ("ratio", "share")  # metrics for which a CPU's value is evidence about a GPU's
+NOISE = 0.5  # largest interquartile range over the median that still allows a verdict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A measurement close to what a claim says, which cannot settle it.
+    """A measurement that is close to a claim and cannot settle it.
 
-    `record["value"]` is in the claim's unit; `why` says what differs; `is_here` whether this
-    machine measured it.
+    Attributes:
+        record: The measurement; its value is in the claim's unit.
+        why: What differs from the claim.
+        is_here: Whether this machine measured it.
     """
 
     record: Record
@@ -57,13 +59,16 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is known about a claim: a label, why, and values in the claim's unit.
+    """What is known about a claim; all values are in the claim's unit.
 
-    `measured` is from this machine, or computed. `recorded` is the newest record of another
-    machine; it is shown and decides nothing here, and `there` is the label that it would have
-    there, where it settles the claim. `evidence` was measured close to the claim and decides
-    nothing either; where the label is "evidence, not comparable", `measured` and `recorded` are
-    taken from it.
+    Attributes:
+        label: The verdict, a key of LEGEND.
+        why: The reason in words.
+        measured: The value from this machine, or the computed one.
+        recorded: The newest record of another machine. It is shown, and decides nothing here.
+        there: The label that `recorded` gives on its own machine, if it settles the claim.
+        evidence: Measurements close to the claim, which decide nothing either. If the label is
+            NOT_COMPARABLE, `measured` and `recorded` come from them.
     """
 
     label: str
@@ -86,23 +91,11 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         return _by_formula(claim)
     if machine is None:
         machine = this_machine()
-    alike = _alike(claim, records, claim.id, claim.arms)
-    deciding = [record for record in alike if _settles(claim, record)]
-    others = list[Record]()
-    if not claim.is_defined or claim.metric in RELATIVE:
-        others = [record for record in alike if not _settles(claim, record)]
-    kinds = [(others, OTHER_DEVICE if claim.is_defined else NO_BASELINE)]
-    for entry in claim.evidence:
-        close = _alike(claim, records, entry["what"], entry.get("arms", ()), "estimated")
-        fitting = [one for one in close if entry.get("impl") in (None, one["impl"])]
-        kinds.append((fitting, entry["why"]))
-    beside = []
-    for kind, why in kinds:
-        for is_here, record in _newest(kind, machine).items():
-            beside.append(Evidence(record=record, why=why, is_here=is_here))
-    newest = _newest(deciding, machine)
-    if beside and not newest:
-        return _not_comparable(claim, beside)
+    own_records = _matching(claim, records, claim.id, claim.arms)
+    newest = _newest([record for record in own_records if _settles(claim, record)], machine)
+    evidence = _evidence(claim, records, own_records, machine)
+    if evidence and not newest:
+        return _not_comparable(claim, evidence)
     here = newest.get(True)
     recorded = newest.get(False)
     measured = None
@@ -121,7 +114,7 @@ def verdict(claim: Claim, records: Sequence[Record], machine: Record | None = No
         measured=measured,
         recorded=recorded,
         there=there,
-        evidence=tuple(beside),
+        evidence=evidence,
     )
 
 
@@ -129,6 +122,25 @@ def _settles(claim: Claim, record: Record) -> bool:
     """Whether a record decides the claim on the machine that measured it."""
     on_cuda = str(record["params"].get("device")).startswith("cuda")
     return claim.is_defined and (on_cuda or claim.needs == "cpu")
+
+
+def _evidence(
+    claim: Claim, records: Sequence[Record], own_records: Sequence[Record], machine: Record
+) -> tuple[Evidence, ...]:
+    """The newest records, here and elsewhere, of each kind that cannot settle the claim."""
+    groups = list[tuple[list[Record], str]]()  # records, and why they settle nothing
+    if not claim.is_defined or claim.metric in RELATIVE:
+        unsettling = [record for record in own_records if not _settles(claim, record)]
+        groups.append((unsettling, OTHER_DEVICE if claim.is_defined else NO_BASELINE))
+    for entry in claim.evidence:
+        close = _matching(claim, records, entry["what"], entry.get("arms", ()), "estimated")
+        of_impl = [record for record in close if entry.get("impl") in (None, record["impl"])]
+        groups.append((of_impl, entry["why"]))
+    return tuple(
+        Evidence(record=record, why=why, is_here=is_here)
+        for group, why in groups
+        for is_here, record in _newest(group, machine).items()
+    )
 
 
 @functools.lru_cache(maxsize=512)
@@ -188,7 +200,7 @@ def _by_record(claim: Claim, record: Record) -> tuple[str, str]:
 
 
 def _label(claim: Claim, value: float, low: float, high: float, best_label: str) -> str:
-    """The label of a value with quartiles `low` and `high`; `best_label` where it agrees."""
+    """The label of a value with quartiles `low` and `high`; `best_label` if the value agrees."""
     if claim.agrees(value):
         return best_label
     quoted = claim.quoted or 0.0
@@ -199,7 +211,7 @@ def _label(claim: Claim, value: float, low: float, high: float, best_label: str)
 
 
 def _unmeasured(claim: Claim, machine: Record) -> tuple[str, str]:
-    """The label of a claim that nothing of this machine decides, and why."""
+    """The label of a claim that no record of this machine decides, and why."""
     if not claim.is_defined:
         why = "" if claim.notes else "The text does not say what was compared."
         return "ill-defined", why
@@ -208,26 +220,27 @@ def _unmeasured(claim: Claim, machine: Record) -> tuple[str, str]:
     return "not measurable here", LACKING[claim.needs]
 
 
-def _not_comparable(claim: Claim, beside: Sequence[Evidence]) -> Verdict:
-    """The verdict on a claim beside which something was measured that cannot settle it."""
-    records = {one.is_here: one.record for one in reversed(beside)}  # the first of each kind stays
-    why = " ".join(_told(claim, one) for one in beside)
+def _not_comparable(claim: Claim, evidence: tuple[Evidence, ...]) -> Verdict:
+    """The verdict on a claim for which only evidence exists; the first of each side is shown."""
+    records = {item.is_here: item.record for item in reversed(evidence)}
+    why = " ".join(_describe(claim, item) for item in evidence)
     return Verdict(
         label=NOT_COMPARABLE,
         why=f"{why} {claim.notes}".rstrip(),
         measured=records[True]["value"] if True in records else None,
         recorded=records.get(False),
-        evidence=tuple(beside),
+        evidence=evidence,
     )
 
 
-def _told(claim: Claim, one: Evidence) -> str:
-    """A measurement in words: value, what was measured, where, and why it settles nothing."""
-    what = " over ".join(one.record["params"].get("arms", ())) or one.record["impl"]
-    value = claim.show(one.record["value"])
+def _describe(claim: Claim, evidence: Evidence) -> str:
+    """The evidence in words: value, what was measured, where, and why it settles nothing."""
+    record = evidence.record
+    what = " over ".join(record["params"].get("arms", ())) or record["impl"]
+    value = claim.show(record["value"])
     if what:
         value += f" ({what})"
-    return f"{value} on {origin(one.record)}: {one.why}."
+    return f"{value} on {origin(record)}: {evidence.why}."
 
 
 def origin(record: Record) -> str:
@@ -235,12 +248,12 @@ def origin(record: Record) -> str:
     return f"{measured_on(record)}, {record['captured_at'][:10]}"
 
 
-def _alike(
+def _matching(
     claim: Claim, records: Iterable[Record], what: str, arms: Sequence[str], origin: str = ""
 ) -> list[Record]:
-    """Measured records of one name with the claim's metric and unit and these arms.
+    """Measured records named `what`, with these arms and the claim's metric and unit.
 
-    Those of `origin` count as well.
+    Records whose origin is `origin` count as well.
     """
     return [
         record

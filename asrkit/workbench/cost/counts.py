@@ -1,11 +1,11 @@
-"""Encoders, and a transducer's joint with its loss, counted: no tensor is made.
+"""Operations of encoders, and bytes of a transducer's joint and its loss, from formulas alone.
 
-Operations: a multiplication and its addition are two; norms, activations and softmax are left out,
-below 1 %. The tests compare the formulas with what torch counts.
+A multiplication and an addition are two operations. Norms, activations and softmax are left out,
+which is less than 1 %. Tests compare the formulas with torch's counter.
 
-Bytes at the peak of a training step follow the docstrings of asrkit.losses. The tests compare them
-with what torch's allocator counts: within 2 % in float32, and in half precision, overwrite and lean
-left out, within 5 %. N is the number of lattice nodes held at once.
+Bytes at the peak of a training step follow the docstrings of asrkit.losses. Tests compare them with
+torch's allocator: they agree within 2 % in float32 and within 5 % in half precision, except for
+overwrite and lean. N is the number of lattice nodes in memory at the same time.
 """
 
 from bisect import bisect_right
@@ -19,22 +19,22 @@ from asrkit.models.encoders import make_encoder
 from asrkit.shapes import expect
 
 VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
-# of a node in float32, what backward still holds: log-normaliser, two arcs and their posteriors
+# float32 values that backward needs for each node: log-normaliser, two arcs and their posteriors
 NODE_BYTES = 20
 TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU
 # on a GPU in plain torch
 GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}
-MOST_UTTERANCES = 2**31  # some shapes cost nothing an utterance
+MAX_UTTERANCES = 2**31  # for shapes whose utterances need no memory
 Config = FastConformerConfig | JasperConfig | LSTMEncoderConfig
 
 
 def encoder_flops(config: Config, *, B: int, T: int) -> int:
-    """Operations of an encoder's products and convolutions, forward.
+    """Operations of an encoder's products and convolutions in a forward pass.
 
     Args:
-        config: Of the encoder.
-        B: Utterances.
-        T: Feature frames of each, padding included; 100 are a second.
+        config: Configuration of the encoder.
+        B: Number of utterances.
+        T: Feature frames of each utterance, padding included; 100 frames are a second.
 
     >>> from asrkit.models import presets
     >>> encoder_flops(presets.parakeet_rnnt_1_1b().encoder, B=1, T=1000) // 10**9
@@ -50,9 +50,9 @@ def encoder_flops(config: Config, *, B: int, T: int) -> int:
 
 
 def encoder_parameters(config: Config) -> int:
-    """Trained numbers of an encoder, which is made without memory.
+    """Number of an encoder's trained parameters, from a model on device "meta".
 
-    Each is read at least once a batch, which is the least memory traffic there is.
+    Each is read at least once for a batch, which is the least memory traffic possible.
 
     >>> encoder_parameters(JasperConfig())
     332602624
@@ -64,7 +64,7 @@ def encoder_parameters(config: Config) -> int:
 def _fast_conformer(config: FastConformerConfig, B: int, T: int) -> int:
     """Multiplications for a batch (arXiv 2305.05084).
 
-    Limited attention is computed block by block, as asrkit.models.FastConformer does.
+    Limited attention is computed block by block, as in asrkit.models.FastConformer.
     """
     D = config.width
     C = config.subsampling_channels
@@ -74,7 +74,7 @@ def _fast_conformer(config: FastConformerConfig, B: int, T: int) -> int:
         T = (T + 1) // 2
         F = (F + 1) // 2
         pointwise = C * C if stage else 0
-        depthwise = 9 * C  # 3 x 3; the first stage is an ordinary convolution of one channel
+        depthwise = 9 * C  # 3 x 3; the first stage is a full convolution of one channel
         multiplications += B * T * F * (depthwise + pointwise)
     multiplications += B * T * C * F * D
     distances, scores = _attention_sizes(T, config.context)
@@ -85,7 +85,7 @@ def _fast_conformer(config: FastConformerConfig, B: int, T: int) -> int:
 
 
 def _attention_sizes(T: int, context: tuple[int, int]) -> tuple[int, int]:
-    """(relative positions, scores of queries by keys) of an utterance of T encoder frames."""
+    """(relative positions, scores of queries and keys) of an utterance of T encoder frames."""
     attended = sum(context)
     if min(context) < 0 or 2 * attended >= T:
         return 2 * T, T * T
@@ -107,13 +107,13 @@ def _lstm(config: LSTMEncoderConfig, T: int) -> int:
 
 
 def _jasper(config: JasperConfig, T: int) -> int:
-    """Multiplications for an utterance: a weight's for each frame of its output."""
+    """Multiplications for an utterance: one for each weight and output frame."""
     multiplications = 0
     inputs = config.bins
     for stage, branches in zip(config.stages, config.branch_channels(), strict=True):
         T = -(-T // stage.stride)
         C = stage.channels
-        taps = inputs + (stage.repeat - 1) * C  # of a convolution's kernel, in channels
+        taps = inputs + (stage.repeat - 1) * C  # input channels of the stage's convolutions
         multiplications += T * C * (taps * stage.kernel + sum(branches))
         inputs = C
     return multiplications
@@ -121,13 +121,13 @@ def _jasper(config: JasperConfig, T: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Bytes by what they are for, at the moment that takes most."""
+    """Bytes by purpose, at the moment with the highest total."""
 
     parts: Mapping[str, int]
 
     @property
     def total(self) -> int:
-        """All of them, in bytes."""
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
 
@@ -145,24 +145,24 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     tile_bytes: int | None = None,
     kept: bool = False,
 ) -> Peak:
-    """Peak memory of the joint and its loss, forward and backward, beyond their inputs.
+    """Peak memory of the joint and its loss, forward and backward, in addition to their inputs.
 
-    Inputs are the halves (B, T, D) and (B, U1, D), weight and bias. V N for the logits and again
-    for their gradient is document 003's formula (with U1 for its U); D N is the hidden layer, which
-    it leaves out at first.
+    The inputs are the halves (B, T, D) and (B, U1, D), weight and bias. V N for the logits and
+    again for their gradient is document 003's formula (with U1 for its U). D N is the hidden layer,
+    which the document leaves out at first.
 
     Args:
-        variant: One of VARIANTS, how joint and loss are computed.
-        B: Utterances.
-        T: Encoder frames.
-        U1: Labels and one.
-        V: Tokens, blank included.
-        D: Width of the hidden layer; 0 is the loss on given logits.
-        itemsize: Bytes of a number, 4 for float32, 2 for half precision.
-        nodes: Sum of T (U + 1) over the batch, which packed and lean variants hold or walk through;
-            None: no padding.
-        size: Utterances of a sub-batch, for `split`.
-        tile_bytes: Size of a tile of those variants that have tiles; by default a CPU's.
+        variant: How joint and loss are computed, one of VARIANTS.
+        B: Number of utterances.
+        T: Number of encoder frames.
+        U1: Number of labels plus one.
+        V: Number of tokens, blank included.
+        D: Width of the hidden layer; 0 for the loss alone, with logits as input.
+        itemsize: Bytes of a number: 4 for float32, 2 for half precision.
+        nodes: Sum of T (U + 1) over the batch, for the variants packed and lean; None if there is
+            no padding.
+        size: Utterances of a sub-batch, for the variant split.
+        tile_bytes: Size of a tile, for variants with tiles; by default that on a CPU.
         kept: Whether the memory of the gradient of the logits is kept for the next call, as on a
             CPU that of one above 32 MiB is (asrkit.losses.gradient.empty_like).
 
@@ -201,30 +201,30 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
         "hidden layer": hidden_B,
         "gradient of hidden layer": 2 * hidden_B,
     }
-    behind_loss = in_hidden_gradient | {"gradient of logits": logits_B, "gradient of weights": 0}
+    after_loss = in_hidden_gradient | {"gradient of logits": logits_B, "gradient of weights": 0}
     if variant == "wavefront":
         row_B = 4 * U1 * V
         frames = min(T, max(1, tile_bytes // row_B))  # of one utterance
-        in_loss["tiles"] = (2 if itemsize == 4 else 3) * frames * row_B  # one more, in float32
+        in_loss["tiles"] = (2 if itemsize == 4 else 3) * frames * row_B  # the third in float32
     elif variant == "packed":
         in_hidden_gradient["gradient of hidden layer"] = hidden_B
         in_hidden_gradient["gradient of halves"] = 4 * halves
         in_hidden_gradient["tiles"] = min(tile_bytes, 8 * T * U1 * D) * 9 // 8  # in float64
-    moments = [in_loss, in_weight_gradient, in_hidden_gradient] + [behind_loss] * kept
-    most = max(moments, key=lambda parts: sum(parts.values()))
+    moments = [in_loss, in_weight_gradient, in_hidden_gradient] + [after_loss] * kept
+    peak = max(moments, key=lambda parts: sum(parts.values()))
     if at_once < B:  # the gradients of earlier sub-batches are kept
-        most["gradient of earlier sub-batches"] = weight_B + halves * itemsize
-    return Peak(parts=most)
+        peak["gradient of earlier sub-batches"] = weight_B + halves * itemsize
+    return Peak(parts=peak)
 
 
 def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **shape: Any) -> int:
-    """The most utterances whose joint and loss fit into memory.
+    """The largest number of utterances whose joint and loss fit into memory.
 
     Args:
         memory_bytes: Bytes of memory.
         variant: As in `joint_bytes`.
-        padding: Share of nodes that packing leaves out.
-        shape: T, U1, V and what else `joint_bytes` takes.
+        padding: Share of nodes that packing removes.
+        shape: T, U1, V and other arguments of `joint_bytes`.
 
     >>> largest_batch(16 * 2**30, "numba", T=2000, U1=101, V=1024, D=0)
     10
@@ -234,4 +234,4 @@ def largest_batch(memory_bytes: int, variant: str, *, padding: float = 0.0, **sh
         nodes = int(B * shape["T"] * shape["U1"] * (1 - padding))
         return joint_bytes(variant, B=B, nodes=max(1, nodes), **shape).total
 
-    return bisect_right(range(1, MOST_UTTERANCES), memory_bytes, key=needed)
+    return bisect_right(range(1, MAX_UTTERANCES), memory_bytes, key=needed)

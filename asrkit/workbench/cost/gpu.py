@@ -1,4 +1,4 @@
-"""GPUs: the rates of their data sheets, and the two numbers that latencies come down to."""
+"""GPUs: data sheets, and a model of latency with two numbers, a floor and a rate."""
 
 import math
 from collections.abc import Iterable
@@ -11,8 +11,11 @@ import numpy as np
 class Card(NamedTuple):
     """A GPU as it is sold.
 
-    `gib` is what its memory is called, of which driver and context keep about half a GiB. The rate
-    is that of its data sheet without tensor cores, of the SXM form where there is one.
+    Attributes:
+        name: Name of the product.
+        gib: Nominal memory; driver and context take about half a GiB of it.
+        float32_TFLOP_per_s: Rate without tensor cores, for the SXM form if there is one.
+        source: Address of the data sheet.
     """
 
     name: str
@@ -34,10 +37,10 @@ class LatencyCell:
     """A cell of a table of latencies.
 
     Attributes:
-        batch: Utterances of a call, B.
-        seconds: Of each utterance, padding included.
-        precision: FP16, TF32, FP32, or another name of an arithmetic.
-        latency_ms: Of a call.
+        batch: Number of utterances in a call, B.
+        seconds: Length of each utterance, padding included.
+        precision: FP16, TF32, FP32 or another precision.
+        latency_ms: Latency of a call.
         FLOP: Operations of a call.
     """
 
@@ -49,7 +52,7 @@ class LatencyCell:
 
     @property
     def TFLOP_per_s(self) -> float:
-        """Operations over time."""
+        """Operations divided by time."""
         return self.FLOP / self.latency_ms / 1e9
 
 
@@ -58,9 +61,9 @@ class TwoNumbers:
     """Latency as max(floor, work / rate).
 
     Attributes:
-        floor_ms: Of a call with little work.
+        floor_ms: Latency of a call with little work.
         TFLOP_per_s: Rate of a call with much work.
-        deviation: Root mean square of log(latency / predicted): 0.06 is 6 %.
+        deviation: Root mean square of log(latency / predicted); 0.06 is 6 %.
     """
 
     floor_ms: float
@@ -68,18 +71,18 @@ class TwoNumbers:
     deviation: float
 
     def ms(self, FLOP: float) -> float:
-        """Predicted milliseconds of a call with so many operations."""
+        """Predicted milliseconds of a call with this number of operations."""
         return max(self.floor_ms, FLOP / self.TFLOP_per_s / 1e9)
 
 
 def two_numbers(cells: Iterable[LatencyCell]) -> TwoNumbers:
-    """The floor and the rate that come nearest to the latencies, by least squares of logarithms.
+    """The floor and the rate that fit the latencies best, by least squares of logarithms.
 
-    Every split is tried into calls with little work, whose mean is the floor, and calls with much,
-    whose mean is the rate.
+    All splits into calls with little work and calls with much work are tried. The former give the
+    floor as their mean, the latter the rate.
 
     Args:
-        cells: Of one machine and precision, at least two.
+        cells: At least two cells of one machine and precision.
     """
     by_work = sorted(cells, key=lambda cell: cell.FLOP)
     ms = np.log([cell.latency_ms for cell in by_work])

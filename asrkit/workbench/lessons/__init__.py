@@ -1,1 +1,1 @@
-"""What each notebook measures and draws beyond its cells, under the notebook's name."""
+"""Code of the notebooks that is too long for a cell, in a file with the notebook's name."""

@@ -1,4 +1,4 @@
-"""Notebook 05: the steps of a CTC recogniser, with loops over utterances and batched."""
+"""Notebook 05: the steps of a CTC recogniser, in loops over utterances and batched."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -45,14 +45,14 @@ def recogniser_for(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> CTCModel:
-    """A CTC model of random weights that finds as much blank in `speech` as models do in speech.
+    """A CTC model with random weights whose share of blank in `speech` is that of trained models.
 
     Args:
         speech: Waveforms and lengths, on the model's device.
         encoder: Size of the encoder.
-        V: Tokens, blank included.
-        dtype: Of the weights.
-        seed: Of the weights.
+        V: Number of tokens, blank included.
+        dtype: dtype of the weights.
+        seed: Seed of the weights.
     """
     torch.manual_seed(seed)
     with torch.device(speech[0].device):
@@ -67,7 +67,7 @@ def step_arms(model: CTCModel, speech: tuple[Tensor, Tensor]) -> dict[str, Calla
     """A function for each step; looped steps have two: "decoding, sequential" and ", batched".
 
     Args:
-        model: On the device of the speech.
+        model: A model on the device of the speech.
         speech: Waveforms (B, S) and lengths (B,) in samples.
     """
     mel = partial(log_mel, config=FeatureConfig(normalization="none"))
@@ -91,22 +91,22 @@ def step_arms(model: CTCModel, speech: tuple[Tensor, Tensor]) -> dict[str, Calla
 
 
 def step_ms(times: Mapping[str, Timing], variant: str) -> dict[str, float]:
-    """Median milliseconds of each step of `step_arms`, in their order, in one variant.
+    """Median milliseconds of each step, in order.
 
     Args:
         times: Timings of `step_arms`.
-        variant: Of the looped steps: "sequential" or "batched".
+        variant: Variant of the looped steps, "sequential" or "batched".
     """
     names = {step: f"{step}, {variant}" if step in LOOPED_STEPS else step for step in STEPS}
     return {step: times[name].median_ms for step, name in names.items()}
 
 
 def amdahl(faster: float, needed: Mapping[float, float], ax: Axes) -> Axes:
-    """Throughput gained over the share of a step that becomes `faster` times as fast.
+    """Draw the gain in throughput over the share of a step that becomes `faster` times as fast.
 
     Args:
-        faster: How many times as fast the step becomes.
-        needed: Gain, as 1.1 -> share of the step that it needs: dashed lines.
+        faster: Speed-up of the step.
+        needed: Gain, such as 1.1 -> the share of the step that it needs; drawn as dashed lines.
         ax: Axes to draw on; returned.
     """
     share = np.linspace(0, 0.4, 200)
@@ -123,11 +123,11 @@ def amdahl(faster: float, needed: Mapping[float, float], ax: Axes) -> Axes:
 def launches_and_waits(
     profiles: Mapping[str, Sequence[Launches]], sizes: Sequence[int], axes: Sequence[Axes]
 ) -> None:
-    """Launches and waits over the batch size, a line for each variant.
+    """Draw launches and waits over the batch size, with a line for each variant.
 
     Args:
-        profiles: Variant -> what it launches, one for each batch size.
-        sizes: Utterances in the batch.
+        profiles: Variant -> its launches, one profile for each batch size.
+        sizes: Batch sizes in utterances.
         axes: Two Axes to draw on, for launches and for waits.
     """
     for ax, (field, name) in zip(axes, (("launches", "launches"), ("syncs", "waits")), strict=True):
@@ -138,7 +138,7 @@ def launches_and_waits(
 
 
 def over_batch(ax: Axes, sizes: Sequence[int], ylabel: str) -> None:
-    """Axes of lines from zero over batch sizes, those logarithmic, with a legend."""
+    """Set up Axes of lines that start at zero, over logarithmic batch sizes, with a legend."""
     ax.set(xscale="log", xlabel="utterances in the batch", ylabel=ylabel, ylim=(0, None))
     ax.set_xticks(sizes, [str(size) for size in sizes])
     ax.minorticks_off()

@@ -1,4 +1,4 @@
-"""What notebook 08_batching measures and draws beyond its cells."""
+"""Notebook 08: batching strategies, their padding, and small models trained with them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ from asrkit.workbench.lessons.shared.repeated_pairs import repeated_pairs
 from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import BLUE, colours_of
 
-LIMITS = 12  # sizes of a balanced batch that are tried
+LIMITS = 12  # number of limits that are tried for balanced batches
 
 
-def ways_to_batch(lengths: Lengths, limit: Limit, work: Cost) -> dict[str, Strategy]:
-    """Random batches, 1D and 2D buckets of synchronized ranks, and balanced batches.
+def strategies(lengths: Lengths, limit: Limit, work: Cost) -> dict[str, Strategy]:
+    """Random batches, 1D and 2D buckets with synchronized ranks, and balanced batches.
 
     Args:
-        lengths: Of the utterances.
-        limit: Memory that no batch exceeds.
-        work: Compute of a batch, by which the ranks of a step draw alike.
+        lengths: Lengths of the utterances.
+        limit: Largest memory of a batch.
+        work: Compute of a batch, which is similar for all ranks of a step.
     """
     return {
         "random": Random(limit=limit),
@@ -55,13 +55,13 @@ def ways_to_batch(lengths: Lengths, limit: Limit, work: Cost) -> dict[str, Strat
 
 
 def random_by_seconds(lengths: Lengths, memory: Limit, *, ranks: int, seed: int = 0) -> Strategy:
-    """Random batches of as many padded seconds as memory allows for every batch of the epoch.
+    """Random batches with the largest number of padded seconds that fits memory in an epoch.
 
     Args:
-        lengths: Of the utterances.
-        memory: Limit of a batch.
-        ranks: That train together.
-        seed: Of the epoch.
+        lengths: Lengths of the utterances.
+        memory: Memory limit of a batch.
+        ranks: Number of ranks that train together.
+        seed: Seed of the epoch.
     """
     seconds = 2000.0
     while True:
@@ -75,12 +75,12 @@ def random_by_seconds(lengths: Lengths, memory: Limit, *, ranks: int, seed: int 
 
 
 def compute_shares(account: Account, lengths: Lengths, cost: Cost) -> dict[str, float]:
-    """What the ranks could have computed in the time, by part, in per cent.
+    """Shares of the ranks' time, in per cent: useful, padded audio, padded text and waiting.
 
     Args:
-        account: Of the batches.
-        lengths: Of the utterances in them.
-        cost: Model of compute; its parts in seconds and in tokens divide the padding.
+        account: Padding of the batches.
+        lengths: Lengths of the utterances in them.
+        cost: Model of compute. Its costs of a second and of a token divide the padding.
     """
     audio, text = account.audio_padding, account.token_padding
     audio *= cost.per_second * lengths.seconds.sum() / (1 - audio)
@@ -101,7 +101,7 @@ def repeated_share(strategy: Strategy, lengths: Lengths, *, seed: int = 0) -> fl
 
 
 def utilisation_lines(curves: pd.DataFrame, ax: Axes, *, xlabel: str, low: float = 0.0) -> None:
-    """Utilisation in per cent, a line for each way to make batches (column) over the index."""
+    """Draw utilisation in per cent over the index, with a line for each strategy (column)."""
     for name, shade in colours_of(curves).items():
         ax.plot(curves.index, curves[name], "o-", ms=4, color=shade, label=name)
     ax.set(xlabel=xlabel, ylabel="utilisation, %", ylim=(low, 100))
@@ -110,7 +110,7 @@ def utilisation_lines(curves: pd.DataFrame, ax: Axes, *, xlabel: str, low: float
 def lengths_and_shares(
     seconds: np.ndarray, shares: Mapping[str, Mapping[str, float]], axes: Sequence[Axes]
 ) -> None:
-    """A histogram of lengths, and beside it how each way to batch them uses the ranks' time.
+    """Draw a histogram of lengths and, next to it, how each strategy uses the ranks' time.
 
     Args:
         seconds: Length of each utterance, (N,).
@@ -127,14 +127,14 @@ def lengths_and_shares(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchedRun:
-    """A small model, trained on the batches of one strategy.
+    """A small model that was trained on the batches of one strategy.
 
     Attributes:
-        utterances: Read in training, repetitions included.
-        padded_s: Seconds computed after each step, padding included.
-        losses: Of each step, in nats per label.
+        utterances: Number of utterances read in training, repetitions included.
+        padded_s: Total seconds of audio computed up to each step, padding included.
+        losses: Loss of each step, in nats per label.
         training_s: Wall time of the steps.
-        wer: Word error rate of voices that it was not trained on.
+        wer: Word error rate on voices that were not in the training set.
     """
 
     utterances: int
@@ -146,14 +146,14 @@ class BatchedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchedTraining:
-    """Trains one small model on batches of any strategy, over the same utterances.
+    """Trains a small model on batches of any strategy, on the same utterances.
 
     Attributes:
-        speech: "train" and "dev".
-        lengths: Of the training set, in its order.
-        config: Of the model.
-        passes: Over the training set.
-        threads: Of torch.
+        speech: The sets "train" and "dev".
+        lengths: Lengths of the training set, in its order.
+        config: Configuration of the model.
+        passes: Number of passes over the training set.
+        threads: Number of torch's threads.
     """
 
     speech: dict[str, Utterances]
@@ -163,34 +163,24 @@ class BatchedTraining:
     threads: int
 
     def steps(self, strategy: Strategy, seed: int) -> int:
-        """Steps of all passes.
-
-        Args:
-            strategy: Makes the batches.
-            seed: Of the batches.
-        """
+        """Number of steps in all passes; `seed` is that of the batches."""
         epochs = islice(self._epochs(strategy, seed), self.passes)
         return sum(len(epoch.steps) for epoch in epochs)
 
     def balanced_with_steps(self, steps: int, most_s: float, seed: int) -> Strategy:
-        """Balanced batches that make about as many steps.
+        """Balanced batches whose number of steps is closest to `steps`.
 
         Args:
-            steps: That are wanted.
-            most_s: Largest limit of a batch that is tried, in padded seconds.
-            seed: Of the batches.
+            steps: Wanted number of steps.
+            most_s: Largest limit of a batch to try, in padded seconds.
+            seed: Seed of the batches.
         """
         limits = np.linspace(self.lengths.seconds.max(), most_s, LIMITS)
-        strategies = [Balanced(limit=at_most_seconds(float(limit))) for limit in limits]
-        return min(strategies, key=lambda one: abs(self.steps(one, seed) - steps))
+        candidates = [Balanced(limit=at_most_seconds(float(limit))) for limit in limits]
+        return min(candidates, key=lambda strategy: abs(self.steps(strategy, seed) - steps))
 
     def run(self, strategy: Strategy, seed: int) -> BatchedRun:
-        """Train from scratch, and evaluate.
-
-        Args:
-            strategy: Makes the batches.
-            seed: Of weights and batches.
-        """
+        """Train from scratch, and evaluate; `seed` is that of weights and batches."""
         steps = self.steps(strategy, seed)
         tokenizer = CharTokenizer()
         result = train(
@@ -203,15 +193,15 @@ class BatchedTraining:
             config=TrainConfig(steps=steps, seconds=36_000, seed=seed, threads=self.threads),
             batches=partial(self._batches, strategy, seed, tokenizer),
         )
-        words = evaluate(load_checkpoint(result.path), self.speech["dev"]).errors
-        drawn = [self.lengths.seconds[rows] for rows in islice(self._rows(strategy, seed), steps)]
-        padded_s = [len(seconds) * seconds.max() for seconds in drawn]
+        errors = evaluate(load_checkpoint(result.path), self.speech["dev"]).errors
+        batches = [self.lengths.seconds[rows] for rows in islice(self._rows(strategy, seed), steps)]
+        padded_s = [len(seconds) * seconds.max() for seconds in batches]
         return BatchedRun(
-            utterances=sum(map(len, drawn)),
+            utterances=sum(map(len, batches)),
             padded_s=np.cumsum(padded_s),
             losses=[step["loss"] for step in result.history],
             training_s=result.history[-1]["seconds"],
-            wer=words.rate,
+            wer=errors.rate,
         )
 
     def _epochs(self, strategy: Strategy, seed: int) -> Iterator[Any]:
@@ -226,6 +216,6 @@ class BatchedTraining:
     def _batches(
         self, strategy: Strategy, seed: int, tokenizer: CharTokenizer, first: int
     ) -> Iterator[Any]:
-        """Batches from step `first` on, as `train` asks for them."""
+        """Batches from step `first` on, which `train` calls for."""
         for rows in islice(self._rows(strategy, seed), first, None):
             yield self.speech["train"].batch(rows, tokenizer)

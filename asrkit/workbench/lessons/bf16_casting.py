@@ -1,5 +1,5 @@
-"""Notebook 04: what casts move, their least time, magnitudes of a recogniser's numbers, and what
-precisions make of recorded speech.
+"""Notebook 04: bytes and least time of casts, magnitudes of a recogniser's numbers, and the
+transcripts of recorded speech in several precisions.
 """
 
 import copy
@@ -33,7 +33,7 @@ PRODUCT = "product"
 
 
 def casts_by_operand(module: nn.Module, x: Tensor, calls: int = 1) -> dict[str, int]:
-    """How often autocast casts weights and activations in some calls within one region."""
+    """Number of casts of weights and of activations by autocast, for calls within one region."""
     profile = cast_profile(module, (x,), "autocast", calls=calls, repeats=1, warmup=0)
     operands = [cast.operand for cast in profile.casts]
     return {f"cast of {name}": operands.count(name) for name in ("weight", "activation")}
@@ -42,14 +42,14 @@ def casts_by_operand(module: nn.Module, x: Tensor, calls: int = 1) -> dict[str, 
 def encoder_cast_bytes(
     config: FastConformerConfig, batches: Sequence[int], frames: int
 ) -> dict[str, np.ndarray]:
-    """Bytes that casts under CUDA's autocast read and write, by operand, one for each batch size.
+    """Bytes that casts under CUDA's autocast read and write, by operand and batch size.
 
-    They are counted on fake tensors for the smallest and the largest batch; between the two they
-    grow linearly.
+    They are counted on fake tensors for the smallest and the largest batch, between which they grow
+    linearly.
 
     Args:
-        config: Of the encoder.
-        batches: Utterances, ascending.
+        config: Configuration of the encoder.
+        batches: Batch sizes in utterances, ascending.
         frames: Feature frames of each utterance.
     """
     ends = (batches[0], batches[-1])
@@ -70,14 +70,14 @@ def layer_us(
 ) -> dict[str, Any]:
     """Least microseconds of the casts and the product of a linear layer, at a card's rates.
 
-    A cast is limited by memory; the product by memory or arithmetic, whichever takes longer.
+    A cast is limited by memory, the product by memory or arithmetic, whichever takes longer.
 
     Args:
-        N: Frames, a number or an array.
+        N: Number of frames, or an array of numbers.
         inputs: Width of a frame.
         outputs: Width of the result.
         memory_GB_per_s: Bandwidth of the card's memory.
-        bfloat16_TFLOP_per_s: Rate of its products in bfloat16.
+        bfloat16_TFLOP_per_s: Rate of the card's products in bfloat16.
     """
     bytes_per_us = memory_GB_per_s * 1e3
     input_us = CAST_B * N * inputs / bytes_per_us
@@ -91,13 +91,13 @@ def layer_us(
 def cast_against_product(
     frames: np.ndarray, times_us: Mapping[str, Any], ax: Axes, *, published_us: float
 ) -> Axes:
-    """Microseconds of a layer's casts and of its product over the frames, both logarithmic.
+    """Draw microseconds of a layer's casts and product over the frames, on logarithmic axes.
 
     Args:
-        frames: Frames in the batch.
-        times_us: Of `layer_us`.
+        frames: Number of frames in the batch.
+        times_us: Result of `layer_us`.
         ax: Axes to draw on; returned.
-        published_us: What was published for both: a dotted line.
+        published_us: Published time for both, drawn as a dotted line.
     """
     things = {CAST: "cast", CAST_OF_INPUT: "cast of input", PRODUCT: "matrix product"}
     for name, thing in things.items():
@@ -111,11 +111,11 @@ def cast_against_product(
 
 @torch.inference_mode()
 def magnitudes(speech: precision.Speech, most: int = 16) -> dict[str, Tensor]:
-    """Absolute values of all that is not zero and not padding, a row of numbers for each quantity.
+    """Absolute values of each quantity in a flat tensor, without zeros and padding.
 
     Args:
-        speech: A trained model, and what it reads.
-        most: Utterances at most.
+        speech: A trained model and its input.
+        most: Largest number of utterances.
     """
     config = FeatureConfig(**speech.checkpoint.features)
     features, frames = (part[:most] for part in speech.features())
@@ -150,7 +150,7 @@ def power_spectrum(waveforms: Tensor, config: FeatureConfig) -> Tensor:
 
 
 def activations(model: Any, features: Tensor, frames: Tensor) -> Tensor:
-    """Outputs of all norms of a TDNN encoder on features (B, T, F), without padding, in one row."""
+    """Outputs of all norms of a TDNN encoder for features (B, T, F), flat and without padding."""
     outputs = list[Tensor]()
 
     def keep(_: nn.Module, __: Any, output: Tensor) -> None:
@@ -164,23 +164,30 @@ def activations(model: Any, features: Tensor, frames: Tensor) -> Tensor:
 
 
 class Reading(NamedTuple):
-    """What a Whisper makes of one recording in one precision."""
+    """A Whisper's output for one recording in one precision.
 
-    tokens: list[int]  # greedy
-    log_probs: Tensor  # (N,) nats, of the tokens of the first precision, and of the end
-    margins: Tensor  # (N,) nats from each of these to the best other token
-    seconds: float  # from samples to tokens
+    Attributes:
+        tokens: Tokens of greedy decoding.
+        log_probs: Log-probabilities (N,) in nats of the first precision's tokens, and of the end.
+        margins: Difference (N,) in nats of each of them to the best other token.
+        seconds: Time from samples to tokens.
+    """
+
+    tokens: list[int]
+    log_probs: Tensor
+    margins: Tensor
+    seconds: float
 
 
 def recognizers(checkpoint: Checkpoint, precisions: Iterable[Any]) -> dict[str, Recognizer]:
-    """Greedy recognisers of a Whisper, one for each precision that it has on this CPU."""
+    """Greedy recognisers with a Whisper, one for each precision that this CPU supports."""
     prompt = PromptOptions(fallback=False)
-    found = {}
+    by_precision = {}
     for name in precisions:
-        with suppress(ValueError):  # not every CPU, nor every model, has int8
+        with suppress(ValueError):  # int8 needs a CPU and a model that support it
             config = PipelineConfig(precision=name, prompt=prompt)
-            found[name] = Recognizer.from_checkpoint(checkpoint, config)
-    return found
+            by_precision[name] = Recognizer.from_checkpoint(checkpoint, config)
+    return by_precision
 
 
 def read_in_turns(
@@ -191,30 +198,30 @@ def read_in_turns(
     seldom: Collection[str] = (),
     step: int = 6,
 ) -> dict[str, dict[int, Reading]]:
-    """Each recording read in all precisions, one after the other: precision -> number -> reading.
+    """Readings of each recording in all precisions in turn: precision -> number -> reading.
 
     Args:
-        recognizers: By precision; the tokens of the first one are scored by all.
-        notes: Of the checkpoint.
-        waveforms: (S,) each.
-        seldom: Precisions that read only every `step`-th recording.
-        step: From one of these to the next.
+        recognizers: Recognisers by precision. All of them score the tokens of the first one.
+        notes: Notes of the checkpoint.
+        waveforms: Recordings, (S,) each.
+        seldom: Precisions in which only every `step`-th recording is read.
+        step: Distance between the recordings that `seldom` precisions read.
     """
-    found: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
+    readings: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
     first = next(iter(recognizers))
     for number, waveform in enumerate(waveforms):
         for name, recognizer in recognizers.items():
             if name in seldom and number % step:
                 continue
-            begun = time.perf_counter()
+            start = time.perf_counter()
             features = recognizer.features(waveform[None], torch.tensor([len(waveform)]))
             encoded, ends = recognizer.encode(*features)
             (tokens,) = recognizer.decode(encoded, ends).tokens()
-            seconds = time.perf_counter() - begun
-            text = found[first][number].tokens if name != first else tokens
+            seconds = time.perf_counter() - start
+            text = readings[first][number].tokens if name != first else tokens
             scores = forced(recognizer, notes, encoded, ends, text)
-            found[name][number] = Reading(tokens, *scores, seconds)
-    return found
+            readings[name][number] = Reading(tokens, *scores, seconds)
+    return readings
 
 
 @torch.inference_mode()
@@ -225,15 +232,16 @@ def forced(
     ends: Tensor,
     text: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N,) of a text's tokens and of its end, given those before (teacher
-    forcing), and their margins (N,) over the best other token.
+    """Log-probabilities (N,) of a text's tokens and of its end under teacher forcing.
+
+    The second result is the margin (N,) of each over the best other token.
 
     Args:
-        recognizer: Of a Whisper.
-        notes: Of its checkpoint: the prompt, and what it never writes.
-        encoded: Frames (1, T, D) of `Recognizer.encode`.
-        ends: (1,) valid frames.
-        text: Tokens.
+        recognizer: A recogniser with a Whisper.
+        notes: Notes of its checkpoint, which have the prompt and the suppressed tokens.
+        encoded: Frames (1, T, D) from `Recognizer.encode`.
+        ends: Number of valid frames (1,).
+        text: Tokens of the text.
     """
     format_ = PromptFormat.from_notes(notes)
     assert format_ is not None

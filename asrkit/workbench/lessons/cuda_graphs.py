@@ -1,4 +1,4 @@
-"""Notebook 07: turns of the decoder's loop, one alone and several before each read of the flag.
+"""Notebook 07: turns of the decoder's loop, either one, or several before each read of the flag.
 
 A turn is one iteration of windowed looping: one call of the joint and one of the predictor.
 """
@@ -19,9 +19,9 @@ def one_turn(model: TransducerModel, encoded: Tensor, lengths: Tensor) -> Callab
     """A function that runs the first turn of windowed looping.
 
     Args:
-        model: In eval mode, on the device of the frames.
+        model: A model in eval mode, on the device of the frames.
         encoded: Encoder frames, (B, T, P).
-        lengths: (B,).
+        lengths: Number of valid frames, (B,).
     """
     greedy = GreedyModel(model, device=encoded.device)
     state = initial_state(greedy.initial_carry(encoded))
@@ -32,13 +32,16 @@ def one_turn(model: TransducerModel, encoded: Tensor, lengths: Tensor) -> Callab
 def blocks_of_turns(
     k: int, model: TransducerModel, encoded: Tensor, lengths: Tensor
 ) -> tuple[Hypotheses, int]:
-    """Decode with `k` turns before each read of the flag; the result and the turns that ran.
+    """Decode with `k` turns before each read of the flag.
 
     Args:
-        k: Turns of a block.
-        model: In eval mode.
+        k: Number of turns in a block.
+        model: A model in eval mode.
         encoded: Encoder frames, (B, T, P).
-        lengths: (B,).
+        lengths: Number of valid frames, (B,).
+
+    Returns:
+        The hypotheses, and the number of turns that ran.
     """
     greedy = GreedyModel(model, device=encoded.device)
     carry = greedy.initial_carry(encoded)

@@ -1,7 +1,7 @@
-"""What notebook 11_jasper measures and draws beyond its cells.
+"""Notebook 11: Jasper's published latencies, its memory, and its launches.
 
-What Jasper's tables leave open, computed without a GPU: memory against the published batches, and
-launches of a call.
+What the published tables do not show is computed without a GPU: the memory of the published
+batches, and the launches of a call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +31,10 @@ Precision = Literal["float32", "mixed"]
 
 
 def published_latencies(system: str) -> list[LatencyCell]:
-    """Cells of Jasper's published inference table of a machine; their latency is the printed mean.
+    """The cells of Jasper's published inference table for a machine, with the printed mean latency.
 
     Args:
-        system: As "DGX A100".
+        system: Name of the machine, such as "DGX A100".
     """
     cells = []
     for line in published("jasper_inference.csv"):
@@ -53,10 +53,10 @@ def published_latencies(system: str) -> list[LatencyCell]:
 
 
 def latency_over_work(groups: Mapping[str, Sequence[LatencyCell]], ax: Axes) -> None:
-    """Dots of latency over operations, and for each group the line max(floor, work / rate).
+    """Draw latency over operations as dots, and for each group the line max(floor, work / rate).
 
     Args:
-        groups: Name -> cells of one machine and precision, at least three of different work.
+        groups: Name -> cells of one machine and precision, at least three with different work.
         ax: Axes to draw on.
     """
     for (name, cells), shade in zip(groups.items(), COLOURS, strict=False):
@@ -80,22 +80,22 @@ def latency_over_work(groups: Mapping[str, Sequence[LatencyCell]], ax: Axes) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Peak memory of a training step over its batch: a fixed part, and as much for each utterance.
+    """Peak memory of a training step as a linear function of its batch.
 
     Attributes:
-        fixed_GiB: Weights, gradients and momentum, and what a batch of any size needs.
-        utterance_GiB: More for each utterance.
+        fixed_GiB: Memory that does not depend on the batch: weights, gradients and momentum.
+        utterance_GiB: Additional memory for each utterance.
     """
 
     fixed_GiB: float
     utterance_GiB: float
 
     def peak_GiB(self, batch: int) -> float:
-        """Peak of a step of `batch` utterances."""
+        """Peak memory of a step with `batch` utterances."""
         return self.fixed_GiB + batch * self.utterance_GiB
 
     def largest_batch(self, memory_GiB: float) -> int:
-        """The largest power of two whose step fits; 0 if one utterance does not."""
+        """The largest power of two whose step fits; 0 if one utterance does not fit."""
         utterances = max(0, int((memory_GiB - self.fixed_GiB) / self.utterance_GiB))
         return (1 << utterances.bit_length()) >> 1
 
@@ -103,24 +103,25 @@ class TrainingMemory:
 def training_peak(
     batch: int, frames: int, precision: Precision, config: CTCConfig | None = None
 ) -> int:
-    """Peak bytes of one training step of a Jasper, on tensors without numbers.
+    """Peak bytes of one training step of a Jasper, on "meta" tensors.
 
-    Forward pass of the published structure (`masked_everywhere`), backward pass and an update with
-    momentum, in float32 or as autocast computes it: convolutions take half copies of their weights,
-    activations are half. Dropout keeps a byte for each activation, as on a GPU. Averaged weights,
-    DDP's buckets, cuDNN's workspaces and what the allocator cannot use come on top.
+    The step is a forward pass of the published structure (`masked_everywhere`), a backward pass and
+    an update with momentum, in float32 or as with autocast: convolutions take half-precision copies
+    of their weights, and activations are in half precision. As on a GPU, dropout keeps a byte for
+    each activation. Averaged weights, DDP's buckets, cuDNN's workspaces and fragmentation come on
+    top.
 
     Args:
-        batch: Utterances, all but one of full length.
-        frames: Feature frames of the longest.
-        precision: "float32" (TF32 takes as much), or "mixed".
-        config: Of the model; None for Jasper 10x5 DR.
+        batch: Number of utterances, all of full length.
+        frames: Feature frames of each.
+        precision: "float32" (TF32 takes the same memory) or "mixed".
+        config: Configuration of the model; None for Jasper 10x5 DR.
     """
     config = config or presets.jasper_10x5dr()
     with torch.device("meta"):
         model = CTCModel(config).train()
         features = torch.empty(batch, frames, config.encoder.bins)
-        lengths = torch.full((batch,), frames)  # not asked, so that padding is masked
+        lengths = torch.full((batch,), frames)  # their values are not read, so padding is masked
     if precision == "mixed":
         _cast_convolutions(model)
     momenta = [torch.zeros_like(weight) for weight in model.parameters()]
@@ -131,21 +132,21 @@ def training_peak(
 def training_memory(
     precision: Precision, frames: int = 1920, config: CTCConfig | None = None
 ) -> TrainingMemory:
-    """The line through the peaks of batches of 16 and 32, which takes some seconds.
+    """The line through the peaks of batches of 16 and 32, in a few seconds.
 
     Args:
         precision: "float32" or "mixed".
-        frames: Feature frames of the longest utterance: 1,670 are LibriSpeech's 16.7 s, and 1,920
-            those slowed down by 15 %.
-        config: Of the model; None for Jasper 10x5 DR.
+        frames: Feature frames of the longest utterance. 1,670 are LibriSpeech's 16.7 s, and 1,920
+            the same slowed down by 15 %.
+        config: Configuration of the model; None for Jasper 10x5 DR.
     """
     small, large = (training_peak(batch, frames, precision, config) / GIB for batch in (16, 32))
-    each = (large - small) / 16
-    return TrainingMemory(fixed_GiB=small - 16 * each, utterance_GiB=each)
+    utterance = (large - small) / 16
+    return TrainingMemory(fixed_GiB=small - 16 * utterance, utterance_GiB=utterance)
 
 
 class _Half(nn.Module):
-    """A weight as autocast gives it to a product."""
+    """Casts a weight as autocast does."""
 
     def forward(self, weight: Tensor) -> Tensor:
         """`weight` in half precision."""
@@ -153,7 +154,7 @@ class _Half(nn.Module):
 
 
 def _cast_convolutions(model: CTCModel) -> None:
-    """Make products take half copies of their weights; norms return what they get in half."""
+    """Make products take half-precision copies of their weights; norms keep the dtype of inputs."""
     convolutions = [part for part in model.encoder.modules() if isinstance(part, nn.Conv1d)]
     for convolution in convolutions:
         parametrize.register_parametrization(convolution, "weight", _Half(), unsafe=True)
@@ -166,9 +167,7 @@ def _cast_convolutions(model: CTCModel) -> None:
 def momentum_step(
     model: CTCModel, momenta: list[Tensor], lengths: Tensor
 ) -> Callable[[Tensor], None]:
-    """step(features): an update whose loss needs no labels; a CTC loss takes little beside the
-    encoder.
-    """
+    """step(features): an update whose loss needs no labels, as a CTC loss takes little memory."""
     weights: Any = list(model.parameters())
 
     def step(features: Tensor) -> None:
@@ -184,22 +183,21 @@ def momentum_step(
     return step
 
 
-CARDS_GIB = {"DGX-1 16GB": 16, "DGX-1 32GB": 32, "DGX A100": 80}  # of a GPU of each system
-DRIVER_GIB = 0.5  # that driver and context keep
+CARDS_GIB = {"DGX-1 16GB": 16, "DGX-1 32GB": 32, "DGX A100": 80}  # memory of one GPU
+DRIVER_GIB = 0.5  # memory of driver and context
 AVERAGE_GIB = 1.24  # averaged weights, which the published training keeps on the GPU
-# Share of a card for cuDNN's workspaces and the allocator's gaps: with less left, who knows.
-SPARE = 0.15
+SPARE = 0.15  # share of a card that cuDNN's workspaces and fragmentation may need
 
 
 def batch_limits(memories: Mapping[Precision, TrainingMemory]) -> list[dict[str, Any]]:
-    """The largest published batches of three GPUs beside those that fit, both powers of two.
+    """The largest published batches of three GPUs, and those that fit, both powers of two.
 
     Args:
-        memories: Precision -> peaks of `training_memory`.
+        memories: Precision -> result of `training_memory`.
 
     Returns:
-        A row for each GPU and precision (TF32 on an A100 is float32). Its verdict is "borderline"
-        where cuDNN's workspaces and the allocator's gaps decide.
+        A row for each GPU and precision (TF32 on an A100 is float32). The verdict is "borderline"
+        if cuDNN's workspaces and fragmentation decide.
     """
     rows = []
     for system, card_GiB in CARDS_GIB.items():
@@ -226,14 +224,14 @@ def batch_limits(memories: Mapping[Precision, TrainingMemory]) -> list[dict[str,
 
 
 def masked_everywhere(model: CTCModel, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """What a CTC model with a Jasper returns, each convolution with a mask and lengths of its own.
+    """The output of a CTC model with a Jasper, computed with the structure of the published code.
 
-    That is the structure of the published code: branches make their masks again too.
+    Each convolution computes its own mask and lengths, even in the branches.
 
     Args:
-        model: Not optimized.
-        features: (B, T, F).
-        lengths: Frames of each utterance (B,).
+        model: A model that is not optimized.
+        features: Features, (B, T, F).
+        lengths: Number of frames of each utterance, (B,).
 
     Returns:
         Log-probabilities (B, T', V) and their lengths (B,).
@@ -257,14 +255,14 @@ def masked_everywhere(model: CTCModel, features: Tensor, lengths: Tensor) -> tup
 
 
 def _dropped(x: Tensor, stage: Any) -> Tensor:
-    """`x` after dropout as a GPU computes it: a byte for each activation, not a number."""
+    """`x` after dropout as a GPU computes it, which keeps a byte for each activation."""
     if not stage.training:
         return x
     return torch.native_dropout(x, stage.dropout.p, True)[0]
 
 
 def _masked(layer: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Convolution and norm of `x` (B, C, T) with zeros in its padding, and the new lengths."""
+    """Convolution and norm of `x` (B, C, T) with its padding set to zero, and the new lengths."""
     conv = layer.conv
     frames = torch.arange(x.shape[2], device=x.device, dtype=lengths.dtype)
     padding = frames >= lengths[:, None]
@@ -276,23 +274,20 @@ def _masked(layer: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def narrowed(config: CTCConfig, by: int) -> CTCConfig:
-    """A Jasper with its channels in every stage divided by `by`, and as many convolutions."""
+    """A Jasper with the channels of every stage divided by `by`, and all of its convolutions."""
     sizes: Any = config.encoder
     stages = [replace(stage, channels=max(1, stage.channels // by)) for stage in sizes.stages]
     return replace(config, encoder=replace(sizes, stages=stages))
 
 
-def launches_of_call(
-    run: Callable[[Tensor, Tensor], object], *, bins: int = 64, ragged: bool = True
-) -> int:
-    """Launches of one call on two utterances of two seconds: ops that a GPU would get.
+def launches_of_call(run: Callable[[Tensor, Tensor], object], *, ragged: bool = True) -> int:
+    """Number of launches of one call on two utterances of two seconds, as on a GPU.
 
     Args:
         run: run(features (B, T, F), lengths (B,)).
-        bins: F.
         ragged: Whether the second utterance is shorter.
     """
-    features = torch.randn(2, 200, bins, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(2, 200, 64, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([200, 151 if ragged else 200])
-    with torch.no_grad():  # in inference mode dropout would count as a copy, which it is not
+    with torch.no_grad():  # in inference mode, dropout would count as a copy
         return launch_profile(partial(run, features, lengths)).launches

@@ -1,4 +1,4 @@
-"""Notebook 02: seven ways from the inputs of a joint to the same loss, and the memory of each."""
+"""Notebook 02: seven variants of the joint and its loss, and the memory of each."""
 
 import copy
 import gc
@@ -17,7 +17,7 @@ from asrkit.workbench.tables import percent
 
 Inputs = Sequence[Tensor]  # encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,)
 Targets = tuple[Any, ...]  # labels (B, U), frames (B,) and numbers of labels (B,)
-LARGEST_ERROR = 0.05  # of a predicted peak
+LARGEST_ERROR = 0.05  # relative error of a predicted peak
 
 
 def join(encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ VARIANTS = {
 def joint_inputs(
     B: int, T: int, U1: int, V: int, D: int, *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> list[Tensor]:
-    """Random encoded, predicted, weight and bias, which require gradients."""
+    """Random tensors encoded, predicted, weight and bias, which require gradients."""
     generator = torch.Generator().manual_seed(seed)
     inputs = []
     for size in ((B, T, D), (B, U1, D), (V, D), (V,)):
@@ -75,14 +75,14 @@ def joint_inputs(
 
 
 def targets_of(lengths: Tensor, label_lengths: Tensor, V: int, *, seed: int = 0) -> Targets:
-    """Random labels (B, U) other than blank, the last of V tokens, with the lengths."""
+    """Random labels (B, U) and the lengths; blank, the last of V tokens, is no label."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), int(label_lengths.max()))
     return torch.randint(0, V - 1, size, generator=generator), lengths, label_lengths
 
 
 def full_targets(B: int, T: int, U: int, V: int, *, seed: int = 0) -> Targets:
-    """Random labels of utterances that all have the full length."""
+    """Random labels for utterances that all have full length."""
     return targets_of(torch.full((B,), T), torch.full((B,), U), V, seed=seed)
 
 
@@ -95,17 +95,17 @@ def loss_of_zeros(size: tuple[int, ...], dtype: torch.dtype, *targets: Any) -> T
 def peak_B(
     loss: Callable[..., Tensor], *arguments: Any, device: str = "cpu", **options: Any
 ) -> int:
-    """Peak memory in bytes of a loss and its gradients, beyond what was allocated before.
+    """Peak memory in bytes of a loss and its gradients, without memory allocated before.
 
     Args:
-        loss: What is measured, forward and backward.
-        *arguments: Of the loss; its leaves have gradients afterwards.
+        loss: The loss, which is run forward and backward.
+        *arguments: Arguments of the loss; its leaves have gradients afterwards.
         device: "cpu" or "cuda".
-        **options: Of the loss.
+        **options: Keyword arguments of the loss.
     """
-    # The first call compiles, and the compiler keeps references to that call's tensors.
+    # The first call compiles, and the compiler keeps references to its tensors.
     loss(*copy.deepcopy(arguments), **options).backward()
-    gc.collect()  # now, so that nothing is freed during the measurement
+    gc.collect()  # so that nothing is freed during the measurement
     return peak_memory(lambda: loss(*arguments, **options).backward(), device=device)
 
 
@@ -117,7 +117,7 @@ def check_prediction(name: str, measured: float, predicted: float) -> None:
 
 
 def gradient_error(inputs: Inputs, expected: Sequence[Tensor]) -> float:
-    """The largest relative distance of the inputs' gradients from the expected ones."""
+    """The largest relative error of the inputs' gradients."""
     errors = []
     for leaf, gradient in zip(inputs, expected, strict=True):
         assert leaf.grad is not None

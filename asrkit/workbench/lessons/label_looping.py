@@ -1,9 +1,9 @@
 """Notebook 06: the rows of the joint that a greedy decoder computes, and who waits in each call.
 
-A decoder needs only `blank`, `durations`, `predict` and `join` of a model. So an object with these
-four can stand between decoder and model and note the calls. Two more channels of the frames carry
-the number of the utterance and of the frame, and one more channel of the predictor's output the
-number of labels so far; they tell which step of which utterance a row of the joint is.
+A decoder uses only `blank`, `durations`, `predict` and `join` of a model, so an object with these
+four can wrap the model and record the calls. Two extra channels of the frames have the numbers of
+the utterance and of the frame, and an extra channel of the predictor's output has the number of
+labels so far. From them, each row of the joint is identified as a step of an utterance.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ Step = tuple[int, int, int]  # utterance, frame, labels so far
 WORKING = 0
 WAITING = 1
 FINISHED = 2
-# Pixels are the same in both schemes, so that "finished" lets the page through.
+# Pixels do not follow the colour scheme, so "finished" is almost transparent.
 SHADES = {"working": colour("useful"), "waiting": colour("waiting"), "finished": "#80808026"}
 
 
 class Watched:
-    """Stands for a model and notes the calls of one decode.
+    """Wraps a model and records the calls of one decode.
 
-    `joint_calls` has a list a call, in it a list an utterance, in it the steps that were computed.
+    `joint_calls[call][utterance]` is the list of steps that were computed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -40,14 +40,14 @@ class Watched:
         self.predictor_calls = 0
 
     def predict(self, labels: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The model's predictor, with the number of labels so far in one more channel."""
+        """The model's predictor, with the number of labels so far in an extra channel."""
         self.predictor_calls += 1
         inner, count = state or (None, torch.full((len(labels), 1), -1.0))
         predicted, inner = self.model.predict(labels, inner)
         return torch.cat([predicted, count + 1], 1), (inner, count + 1)
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
-        """The model's joint, without the channels that tell the steps."""
+        """The model's joint, without the extra channels."""
         counts = predicted[..., -1:].expand(*encoded.shape[:-1], 1)
         steps = torch.cat([encoded[..., -2:], counts], -1)
         by_utterance = steps.view(len(steps), -1, 3).int().tolist()
@@ -56,7 +56,7 @@ class Watched:
 
     @property
     def rows(self) -> int:
-        """Rows of the joint: one utterance at one frame each."""
+        """Number of rows of the joint; a row is one utterance at one frame."""
         return sum(len(steps) for call in self.joint_calls for steps in call)
 
     @property
@@ -66,76 +66,73 @@ class Watched:
 
 
 def watch(model: Any, encoded: Tensor, lengths: Tensor, **options: Any) -> Watched:
-    """Decode a batch on the CPU, and note every call of the joint and of the predictor.
+    """Decode a batch on the CPU, and record every call of the joint and of the predictor.
 
     Args:
         model: A transducer.
         encoded: Frames of the encoder, (B, T, D).
-        lengths: Frames of each utterance, (B,).
-        options: Options of `transducer_greedy`, as strategy="label_looping".
+        lengths: Number of frames of each utterance, (B,).
+        options: Options of `transducer_greedy`, such as strategy="label_looping".
     """
     watched = Watched(model)
-    places = [torch.arange(size) for size in encoded.shape[:2]]
-    indices = torch.stack(torch.meshgrid(*places, indexing="ij"), -1)
+    ranges = [torch.arange(size) for size in encoded.shape[:2]]
+    indices = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1)
     transducer_greedy(watched, torch.cat([encoded, indices], -1), lengths, **options)
     return watched
 
 
 def states(watched: Watched, path: set[Step]) -> np.ndarray:
-    """What each utterance does in each call of the joint: (B, calls) of WORKING, WAITING, FINISHED.
+    """The state of each utterance in each call of the joint: WORKING, WAITING or FINISHED.
 
-    A call is work for an utterance if it computes a step of its path that was not yet known.
-    Otherwise the utterance waits. It has finished when no step of its path remains.
+    An utterance works in a call that computes a new step of its path; otherwise it waits. It has
+    finished when no step of its path remains.
 
     Args:
         watched: A decode of the whole batch.
-        path: The steps of all paths: those that decoding one by one computes.
+        path: The steps of all paths, which decoding one by one computes.
+
+    Returns:
+        States, (B, calls).
     """
     B = len(watched.joint_calls[0])
-    found = np.empty((B, len(watched.joint_calls)), dtype=np.int64)
+    state = np.full((B, len(watched.joint_calls)), WAITING, dtype=np.int64)
     for b in range(B):
         remaining = {step for step in path if step[0] == b}
         for number, call in enumerate(watched.joint_calls):
             new_steps = remaining.intersection(call[b])
             if not remaining:
-                found[b, number] = FINISHED
+                state[b, number] = FINISHED
             elif new_steps:
-                found[b, number] = WORKING
-            else:
-                found[b, number] = WAITING
+                state[b, number] = WORKING
             remaining -= new_steps
-    return found
+    return state
 
 
-def waiting_share(of: np.ndarray) -> float:
-    """The share of waiting in the calls of all utterances until they finish.
-
-    Args:
-        of: States, (B, calls).
-    """
-    return float((of == WAITING).sum() / (of != FINISHED).sum())
+def waiting_share(states: np.ndarray) -> float:
+    """Share of waiting in the calls of all utterances until they finish; `states` is (B, calls)."""
+    return float((states == WAITING).sum() / (states != FINISHED).sum())
 
 
-def waits_for(of: np.ndarray) -> np.ndarray:
-    """Who waits for whom, in calls: (B, B), a row for who waits, a column for who works.
+def waits_for(states: np.ndarray) -> np.ndarray:
+    """Calls (B, B) that one utterance (row) waits for another one (column) to work.
 
-    Each call in which an utterance waits is charged in equal shares to those that work in it.
+    A call in which an utterance waits is divided equally among those that work in it.
 
     Args:
-        of: States, (B, calls).
+        states: States, (B, calls).
     """
-    works = (of == WORKING).astype(float)
-    waits = (of == WAITING).astype(float)
+    works = (states == WORKING).astype(float)
+    waits = (states == WAITING).astype(float)
     return waits @ (works / works.sum(0).clip(1)).T
 
 
 def waiting(states: np.ndarray, ax: Axes, *, calls: int) -> Axes:
-    """A row an utterance, a column a call of the joint, coloured by what the utterance does.
+    """Draw a row for each utterance and a column for each call of the joint, coloured by state.
 
     Args:
-        states: (B, calls) of 0 working, 1 waiting, 2 finished.
+        states: States, (B, calls).
         ax: Axes to draw on; returned.
-        calls: Where the axis ends, so that several pictures share one scale.
+        calls: End of the axis, so that several pictures share one scale.
     """
     shades = ListedColormap(list(SHADES.values()))
     ax.imshow(states, cmap=shades, vmin=0, vmax=2, aspect="auto", interpolation="nearest")

@@ -1,4 +1,4 @@
-"""Notebook 03: the loss phase by phase, its rounding; TDT's penalty and k2's pruning.
+"""Notebook 03: the phases of the loss and its rounding, TDT's penalty, and k2's pruning.
 
 The logits are random, or those of one utterance.
 """
@@ -21,15 +21,15 @@ from asrkit.workbench.lessons.joint_memory import Targets, full_targets
 from asrkit.workbench.plots.palette import BLUE, PALE_GREY, RED
 
 PHASES = ("scores", "lattice", "gradient")
-OVERWRITE = "_overwrite"  # the end of the names of versions whose gradient overwrites the logits
-UNREACHED = -3e4  # nats of a node that no path reaches: float16 ends at -65504
+OVERWRITE = "_overwrite"  # suffix of versions whose gradient overwrites the logits
+UNREACHED = -3e4  # nats of a node that no path reaches; float16 ends at -65504
 NO_ARC = -1e4
 IN_FORMAT = "in the format"
 IN_FLOAT64 = "float64"
 
 
 def random_lattices(B: int, T: int, U1: int, V: int, *, seed: int = 0) -> tuple[Tensor, Targets]:
-    """Random logits (B, T, U1, V), float32, that require a gradient, and targets of full length."""
+    """Random float32 logits (B, T, U1, V) that require a gradient, and targets of full length."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(B, T, U1, V, generator=generator).requires_grad_()
     return logits, full_targets(B, T, U1 - 1, V, seed=seed)
@@ -39,9 +39,10 @@ def loss_and_gradient(version: str, targets: Targets, logits: Tensor) -> tuple[T
     """The loss in nats and its gradient (B, T, U1, V).
 
     Args:
-        version: An `impl` of `rnnt_loss`, with "_overwrite" if the gradient overwrites the logits.
-        targets: Labels, frames and numbers of labels.
-        logits: (B, T, U1, V), a leaf.
+        version: An `impl` of `rnnt_loss`, with the suffix "_overwrite" if the gradient overwrites
+            the logits.
+        targets: Labels, and numbers of frames and labels.
+        logits: Logits (B, T, U1, V), a leaf.
     """
     impl: Any = version.removesuffix(OVERWRITE)
     loss = rnnt_loss(logits, *targets, impl=impl, overwrite_logits=version.endswith(OVERWRITE))
@@ -51,13 +52,13 @@ def loss_and_gradient(version: str, targets: Targets, logits: Tensor) -> tuple[T
 def phase_arms(logits: Tensor, targets: Targets) -> dict[tuple[str, str], Callable[[], Any]]:
     """A function for each phase of the loss, by (version, phase).
 
-    The scores make log-probabilities of the arcs, the lattice makes their posteriors, and the
-    gradient goes over the logits again. Versions are "wavefront" in torch and the compiled
-    "numba_cpu"; of the plain "loops" there is the lattice alone.
+    The scores are log-probabilities of the arcs, the lattice computes their posteriors, and the
+    gradient reads the logits again. The versions are "wavefront" in torch and the compiled
+    "numba_cpu"; of the plain "loops" there is only the lattice.
 
     Args:
-        logits: (B, T, U1, V), float32, on a CPU.
-        targets: Labels, frames and numbers of labels, all of full length.
+        logits: Logits (B, T, U1, V), float32, on a CPU.
+        targets: Labels, and numbers of frames and labels, all of full length.
     """
     B, T, U1, V = logits.shape
     labels, *lengths = targets
@@ -85,8 +86,8 @@ def arc_log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities in nats of blank arcs (T, U1) and label arcs (T, U) of one lattice.
 
     Args:
-        logits: (T, U1, V); blank is the last token.
-        labels: (U,), int64.
+        logits: Logits (T, U1, V); blank is the last token.
+        labels: Labels (U,), int64.
     """
     log_probs = logits.log_softmax(-1)
     index = labels.expand(len(log_probs), -1)[..., None]
@@ -96,12 +97,12 @@ def arc_log_probs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def loss_summed_in(dtype: torch.dtype, blank_logp: Tensor, label_logp: Tensor) -> Tensor:
     """The loss of one lattice in nats, float64, with every sum of the recursion in `dtype`.
 
-    The recursion goes from one anti-diagonal to the next, as on a GPU.
+    The recursion runs over the anti-diagonals, as on a GPU.
 
     Args:
-        dtype: Of the arcs' log-probabilities and of the sums.
-        blank_logp: (T, U1).
-        label_logp: (T, U).
+        dtype: dtype of the arcs' log-probabilities and of the sums.
+        blank_logp: Log-probabilities of blank arcs (T, U1).
+        label_logp: Log-probabilities of label arcs (T, U).
     """
     above_last_row = pad(label_logp, (0, 1), value=NO_ARC)
     alpha = torch.full(blank_logp.shape[1:], UNREACHED, dtype=dtype)
@@ -114,10 +115,10 @@ def loss_summed_in(dtype: torch.dtype, blank_logp: Tensor, label_logp: Tensor) -
 
 
 def _by_diagonal(arcs: Tensor) -> Tensor:
-    """(T, U1) -> (T + U1 - 1, U1): row k holds the arcs that leave anti-diagonal k."""
+    """(T, U1) -> (T + U1 - 1, U1): row k has the arcs that start on anti-diagonal k."""
     U1 = arcs.shape[1]
     padded = pad(arcs.T, (0, U1), value=NO_ARC)  # (U1, T + U1)
-    # with rows one shorter, each starts one place later than the row before
+    # with rows shorter by one, each row starts one place later than the row before
     return padded.flatten()[:-U1].view(U1, -1).T
 
 
@@ -126,13 +127,13 @@ def rounding_errors(
 ) -> Iterator[dict[str, Any]]:
     """Relative errors of loss and gradient against float64, two rows for each length and format.
 
-    One row has logits in the format and the package's float64 sums, compared with the reference on
-    the same rounded logits. The other has the sums in the format as well.
+    The first row has logits in the format and the package's float64 sums, compared with the
+    reference on the same rounded logits. The second has the sums in the format as well.
 
     Args:
-        lengths: Frames T of the lattices; each has 11 rows and 16 tokens.
+        lengths: Numbers of frames T of the lattices; each has 11 rows and 16 tokens.
         formats: Name -> dtype.
-        seed: Of logits and labels.
+        seed: Seed of logits and labels.
     """
     for T in lengths:
         logits, targets = random_lattices(1, T, 11, 16, seed=seed)
@@ -156,21 +157,21 @@ def _exact(logits: Tensor, targets: Targets) -> tuple[float, Tensor]:
     return _with_gradient(rnnt_loss(wide, *targets, impl="reference"), wide)
 
 
-def _relative_errors(found: tuple[float, Tensor], exact: tuple[float, Tensor]) -> dict[str, float]:
-    gradient_error = (found[1] - exact[1]).norm() / exact[1].norm()
-    return {"loss": abs(found[0] - exact[0]) / exact[0], "gradient": float(gradient_error)}
+def _relative_errors(value: tuple[float, Tensor], exact: tuple[float, Tensor]) -> dict[str, float]:
+    gradient_error = (value[1] - exact[1]).norm() / exact[1].norm()
+    return {"loss": abs(value[0] - exact[0]) / exact[0], "gradient": float(gradient_error)}
 
 
 def expected_tokens(sigma: float, T: int, U: int, durations: Sequence[int]) -> float:
-    """Tokens of a TDT alignment on average, where all logits are equal.
+    """Average number of tokens of a TDT alignment if all logits are equal.
 
     It is the derivative of the loss with respect to sigma, by a central difference.
 
     Args:
         sigma: Nats that the loss subtracts for each token.
-        T: Frames.
-        U: Labels.
-        durations: Frames that a token may advance.
+        T: Number of frames.
+        U: Number of labels.
+        durations: Numbers of frames that a token may advance by.
     """
     step = 1e-3
     logits = torch.zeros(1, T, U + 1, 4 + len(durations), dtype=torch.float64)
@@ -180,26 +181,26 @@ def expected_tokens(sigma: float, T: int, U: int, durations: Sequence[int]) -> f
 
 
 def band(posterior: Tensor, span: int) -> Tensor:
-    """First row of each frame's rows, (T,), int64: the band with the most posterior in it.
+    """The band of rows with the largest posterior: the first row of each frame, (T,), int64.
 
     The band begins at row 0 and ends with the last row. From one frame to the next it rises by less
     than `span` rows, so that the rows of neighbouring frames overlap. The paper (arXiv 2206.13236,
-    section 3.2) chooses each frame's rows on their own and mends the result; here the best
-    connected band is searched for.
+    section 3.2) chooses the rows of each frame independently and adjusts them; here the best
+    connected band is found.
 
     Args:
         posterior: Probability that a path visits a node, (T, U1).
-        span: Rows of each frame, enough for such a band.
+        span: Number of rows of each frame, large enough for a connected band.
     """
-    inside = posterior.unfold(1, span, 1).sum(-1)  # (T, places of the band)
+    inside = posterior.unfold(1, span, 1).sum(-1)  # (T, positions of the band)
     best = torch.full_like(inside[0], -inf)
     best[0] = inside[0, 0]
     rises = []
     for row in inside[1:]:
-        # of each place, those from span - 1 rows below up to the place itself
-        below, place = pad(best, (span - 1, 0), value=-inf).unfold(0, span, 1).max(-1)
-        best = below + row
-        rises.append(span - 1 - place)
+        # the best of the positions from span - 1 rows below up to the same row
+        previous, index = pad(best, (span - 1, 0), value=-inf).unfold(0, span, 1).max(-1)
+        best = previous + row
+        rises.append(span - 1 - index)
     starts = [inside.shape[1] - 1]
     for rise in reversed(rises):
         starts.append(starts[-1] - int(rise[starts[-1]]))
@@ -207,15 +208,15 @@ def band(posterior: Tensor, span: int) -> Tensor:
 
 
 def nats_lost_in_band(logits: Tensor, labels: Tensor, spans: Sequence[int]) -> list[float]:
-    """How many nats the loss grows by when the joint is computed in a band of rows alone.
+    """Nats that the loss grows by if the joint is computed only in a band of rows.
 
-    The band is chosen by the exact posteriors, the best that a simple joint could do. Outside of it
-    no arc is possible.
+    The band is chosen by the exact posteriors, which is the best that a simple joint could do.
+    Outside of it no arc is possible.
 
     Args:
-        logits: Of one lattice, (T, U1, V); blank is the last token.
-        labels: (U,), int64.
-        spans: Rows of each frame in the band.
+        logits: Logits of one lattice, (T, U1, V); blank is the last token.
+        labels: Labels (U,), int64.
+        spans: Numbers of rows of each frame in the band.
     """
     blank_logp, label_logp = arc_log_probs(logits, labels)
     arcs = (blank_logp.tolist(), label_logp.tolist())
@@ -235,12 +236,12 @@ def nats_lost_in_band(logits: Tensor, labels: Tensor, spans: Sequence[int]) -> l
 
 
 def diagonal(k: int, frames: int, rows: int, ax: Axes) -> Axes:
-    """The nodes of a lattice with their steps; those of step k are ringed, with what they need.
+    """Draw the nodes of a lattice with their steps; circles and arrows mark those of step k.
 
     Args:
         k: Step, t + u.
-        frames: T.
-        rows: U1.
+        frames: Number of frames T.
+        rows: Number of rows U1.
         ax: Axes to draw on; returned.
     """
     t, u = (axis.ravel() for axis in np.meshgrid(np.arange(frames), np.arange(rows)))

@@ -1,4 +1,4 @@
-"""What notebook 10_mlperf_rnnt draws beyond its cells: a batch that runs in phases."""
+"""Notebook 10: a picture of a batch that runs in phases."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -12,15 +12,15 @@ from asrkit.workbench.plots.palette import colour
 
 
 def phased_batch(seconds: np.ndarray, phases: Sequence[tuple[float, int]], ax: Axes) -> None:
-    """Utterances as bars, the longest first, in front of the cells that each phase computes.
+    """Draw utterances as bars, the longest first, over the cells that each phase computes.
 
     Args:
-        seconds: Of each utterance (B,), in any order.
+        seconds: Length of each utterance (B,), in any order.
         phases: (end in seconds, rows) of each phase.
         ax: Axes to draw on.
     """
     start = 0.0
-    shades = cycle((0.45, 0.25))  # so that phases can be told apart
+    shades = cycle((0.45, 0.25))  # phases alternate, so that they can be distinguished
     for end, rows in phases:
         label = "" if start else "padding"  # in the legend once
         shade: dict[str, Any] = {"color": colour("padding"), "alpha": next(shades), "label": label}

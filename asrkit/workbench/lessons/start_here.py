@@ -1,6 +1,4 @@
-"""Notebook 00: texts compared word by word; the model that later notebooks load, its test set, and
-the curve of its training.
-"""
+"""Notebook 00: a comparison of texts, and the demo model that later notebooks load."""
 
 import contextlib
 import html
@@ -26,49 +24,48 @@ MODEL = "model.safetensors"
 
 
 def bare_words(text: str) -> str:
-    """A text in lower-case letters and apostrophes, as the shipped recordings' references are."""
+    """A text in lower-case letters and apostrophes, like the references of the recordings."""
     return " ".join(re.findall("[a-z']+", text.lower()))
 
 
 def compared(reference: str, hypothesis: str) -> str:
-    """A reference in HTML: words that the hypothesis lacks are struck out, and what it has in their
-    place is underlined.
+    """A reference in HTML, with missing words struck out and the hypothesis's words underlined.
 
     Args:
-        reference: What was said, in bare words.
-        hypothesis: What was recognised, in bare words.
+        reference: The spoken text, in bare words.
+        hypothesis: The recognised text, in bare words.
     """
     import jiwer
 
-    said, found = reference.split(), hypothesis.split()
+    spoken, recognised = reference.split(), hypothesis.split()
     (chunks,) = jiwer.process_words(reference, hypothesis).alignments
     parts = []
     for chunk in chunks:
-        missing = " ".join(said[chunk.ref_start_idx : chunk.ref_end_idx])
-        written = " ".join(found[chunk.hyp_start_idx : chunk.hyp_end_idx])
+        removed = " ".join(spoken[chunk.ref_start_idx : chunk.ref_end_idx])
+        inserted = " ".join(recognised[chunk.hyp_start_idx : chunk.hyp_end_idx])
         if chunk.type == "equal":
-            parts.append(html.escape(missing))
+            parts.append(html.escape(removed))
             continue
-        marks = {"del": missing, "ins": written}
+        marks = {"del": removed, "ins": inserted}
         parts += [f"<{tag}>{html.escape(text)}</{tag}>" for tag, text in marks.items() if text]
     return " ".join(parts)
 
 
 def demo_test_set() -> Utterances:
-    """Spoken digits in voices that the demo models were not trained on."""
+    """Spoken digits in voices that are not in the training set of the demo models."""
     speech = corpora.load(["spoken_commands"], kinds=["digits"])
     return Utterances.load(speech["test"], progress=False)
 
 
 @contextlib.contextmanager
 def demo_folder(name: str = "demo") -> Iterator[Path]:
-    """An empty folder to train a demo in. The model that is in it at the end becomes the demo, so
-    that no notebook takes one whose training was cut short.
+    """An empty folder to train a demo in. The model in it becomes the demo at the end.
 
-    While another process trains the demo, this one waits, and says so.
+    So no notebook loads a model whose training was interrupted. While another process trains the
+    demo, this one prints a message and waits.
 
     Args:
-        name: Of the folder in home() that keeps the demo.
+        name: Name of the demo's folder in home().
     """
     folder = files.home() / name
     with files.lock(folder, wait=True, message="Waiting for the demo, which is being trained."):
@@ -82,19 +79,20 @@ def demo_folder(name: str = "demo") -> Iterator[Path]:
 def demo_model(
     *, seconds: float, steps: int = 400, durations: Sequence[int] = (), device: str = "cpu"
 ) -> Checkpoint:
-    """The model that notebook 00 left in the cache, or its TDT sibling; trained now if missing.
+    """The demo model of notebook 00, or its TDT variant, from the cache; trained if missing.
 
     Args:
-        seconds: Most time that training may take.
-        steps: Most steps of training.
-        durations: Frames that a TDT model may advance by; none for the RNN-T of notebook 00.
-        device: Where the model is put.
+        seconds: Largest training time.
+        steps: Largest number of training steps.
+        durations: Numbers of frames that a TDT model may advance by; empty for the RNN-T of
+            notebook 00.
+        device: Device of the model.
     """
     name = "demo_tdt" if durations else "demo"
     model = files.home() / name / MODEL
     if not model.exists():
         with demo_folder(name) as training:
-            if not model.exists():  # else another process has trained it meanwhile
+            if not model.exists():  # another process may have trained it while this one waited
                 speech = corpora.load(["spoken_commands"], kinds=["digits"])
                 tokenizer = CharTokenizer()
                 train(
@@ -109,10 +107,10 @@ def demo_model(
 
 
 def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
-    """Loss over seconds of training: every step thin, a running median thick.
+    """Draw the loss over seconds of training: each step as a thin line, a running median thick.
 
     Args:
-        history: Of each step `seconds` and `loss` in nats per label.
+        history: `seconds` and `loss`, in nats per label, of each step.
         ax: Axes to draw on; returned.
     """
     seconds = [step["seconds"] for step in history]
@@ -127,13 +125,13 @@ def training_curve(history: Sequence[Mapping[str, float]], ax: Axes) -> Axes:
 
 
 def live_training_curve() -> Callable[..., None]:
-    """Display a picture of training, and return what draws a history into it: draw(history).
+    """Display a picture of training, and return the function that updates it: draw(history).
 
-    It draws every few seconds, and does nothing in between unless it is called with done=True.
+    The picture is redrawn every few seconds; calls in between do nothing, unless done=True.
     """
     from IPython.display import display
 
-    shown = display({"text/plain": "training"}, raw=True, display_id=True)
+    output = display({"text/plain": "training"}, raw=True, display_id=True)
     next_at = time.monotonic() + REDRAWN_EVERY_S
 
     def draw(history: Sequence[Mapping[str, float]], *, done: bool = False) -> None:
@@ -146,6 +144,6 @@ def live_training_curve() -> Callable[..., None]:
         figure, _ = canvas(title)
         training_curve(history, figure.axes[0])
         data = {"text/html": as_html(figure, f"Falling curve: {title}"), "text/plain": title}
-        shown.update(data, raw=True)
+        output.update(data, raw=True)
 
     return draw

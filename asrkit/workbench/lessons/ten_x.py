@@ -1,4 +1,4 @@
-"""Notebook 13: what each rung of a ladder gains, from times taken in turns."""
+"""Notebook 13: the gain of each rung of a ladder, from interleaved times."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Spread(NamedTuple):
-    """The median of some ratios, and their quartiles: one estimator for dot and interval."""
+    """The median of ratios with their quartiles."""
 
     low: float
     middle: float
@@ -16,7 +16,7 @@ class Spread(NamedTuple):
 
 
 class RungGain(NamedTuple):
-    """How many times as fast a rung is: as the baseline, and as the rung below it."""
+    """The speed-up of a rung over the baseline, and over the rung below it."""
 
     rung: str
     total: Spread
@@ -27,8 +27,8 @@ def gains(samples_ms: Mapping[str, Sequence[float]]) -> list[RungGain]:
     """The gain of every rung, from ratios within each repeat.
 
     Args:
-        samples_ms: Rung -> its time in each repeat, the baseline first; each rung stands on those
-            before it.
+        samples_ms: Rung -> its time in each repeat. The baseline comes first, and each rung
+            includes those before it.
     """
     baseline, *_ = samples_ms.values()
     return [
@@ -38,6 +38,6 @@ def gains(samples_ms: Mapping[str, Sequence[float]]) -> list[RungGain]:
 
 
 def _spread(slow_ms: Sequence[float], fast_ms: Sequence[float]) -> Spread:
-    repeats = min(len(slow_ms), len(fast_ms))  # of both: an arm may have had enough earlier
+    repeats = min(len(slow_ms), len(fast_ms))  # an arm may stop early, when it has enough samples
     ratios = np.divide(slow_ms[:repeats], fast_ms[:repeats])
     return Spread(*np.percentile(ratios, (25, 50, 75)).tolist())

@@ -1,6 +1,4 @@
-"""How long, how much memory, how many launches, waits and casts: measured on whatever device the
-work runs on.
-"""
+"""Measurements on any device: time, peak memory, launches, waits of the host, and casts."""
 
 from asrkit.workbench.measure.casts import (
     CastProfile,

@@ -1,4 +1,4 @@
-"""Peak memory of a call: measured, or counted on tensors without numbers."""
+"""Peak memory of a call: measured, or counted on "meta" tensors, which hold no data."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from asrkit.runtime import peak_memory
-from asrkit.shapes import expect_choice
 from asrkit.workbench.measure.ops import tensors
 
 __all__ = ["fake_peak", "peak_memory"]
@@ -18,28 +17,22 @@ def fake_peak(
     batch: Any,
     *,
     held: Iterable[Any] = (),
-    device: str = "meta",
     steps: int = 2,
 ) -> int:
-    """Peak memory of a step in bytes, its arguments included, on tensors without numbers.
+    """Peak memory of a step in bytes, including its arguments, on tensors of device "meta".
 
-    The step runs twice, since the first makes the optimizer's state. Sizes are those of the
-    tensors; an allocator rounds them up, and cuDNN's and cuBLAS's workspaces are not in them. An
-    LSTM keeps for its backward pass what the CPU's implementation does.
+    The step runs twice, because the first run creates the optimizer's state. The sizes are those of
+    the tensors: an allocator rounds them up, and workspaces of cuDNN and cuBLAS come on top. An
+    LSTM keeps for its backward pass what the CPU's implementation keeps.
 
     Args:
-        step: step(batch), forward, backward and update.
-        batch: Its argument: tensors, nested in tuples, lists or dicts.
+        step: step(batch) does forward, backward and update.
+        batch: The argument of `step`: tensors, nested in tuples, lists or dicts.
         held: Modules, optimizers and tensors that exist before the step.
-        device: The device whose bytes count: "meta", or "cpu" inside a FakeTensorMode.
-        steps: How often the step runs; once is enough where `held` has all that stays.
-
-    Raises:
-        ValueError: `device` is neither.
+        steps: Number of runs; one is enough if `held` has everything that outlives a step.
     """
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    expect_choice("device", device, ("cpu", "meta"))
     tracker: Any = MemTracker()
     tracker._update_peak_stats = partial(_note_peak, tracker)
     tracker.track_external(*held, *tensors(batch))
@@ -49,11 +42,11 @@ def fake_peak(
                 tracker.reset_mod_stats()
             step(batch)
     peaks = tracker.get_tracker_snapshot("peak")
-    return int(peaks[torch.device(device)]["Total"])
+    return int(peaks[torch.device("meta")]["Total"])
 
 
 def _note_peak(tracker: Any, _: object) -> None:
-    """Note the peak of all; MemTracker's own method notes each module's too, and takes longer."""
+    """Record the total peak. MemTracker's own method also records each module's, and is slower."""
     for device, sizes in tracker._curr_mem_snap.items():
         if sizes["Total"] > tracker._peak_mem.get(device, 0):
             tracker._peak_mem[device] = sizes["Total"]

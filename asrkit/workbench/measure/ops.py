@@ -1,8 +1,8 @@
-"""One listener of ops: what each op is, who called it, what it moves, and whether the CPU waits.
+"""A listener that lists each op with its kind, its caller, its bytes, and whether the CPU waits.
 
-Launches, waits, casts and their bytes and times are all read from its list. Tensors of device
-"meta" and fake tensors have shapes and no numbers: with them a step of any size is traced in
-seconds, and what it reads is made up.
+Launches, waits and casts, with their bytes and times, are counted from this list. Tensors of device
+"meta" and fake tensors have a shape and no data. With them a step of any size is traced in seconds,
+and the values that it reads are made up.
 """
 
 import functools
@@ -31,25 +31,25 @@ from asrkit.shapes import expect_choice
 ROOT = Path(__file__).resolve().parents[3]
 BELOW_CALLERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 META = torch.device("meta")
-RANGE = "asrkit op "  # and its number: the name of an op's range in torch.profiler's trace
-KINDS = {  # by the first pattern found in the name of an op; casts are known by their dtypes
+RANGE = "asrkit op "  # with its number, the name of an op's range in torch.profiler's trace
+KINDS = {  # the first pattern found in an op's name decides; casts are recognised by their dtypes
     "attention": "scaled_dot_product|multi_head_attention",
     "convolution": "conv",
     "normalisation": "(layer|batch|group|instance|rms)_norm",
     "matrix product": "mm$|_addmm|mv$|dot$|linear$|rnn|lstm|gru",
     "layout": "^(_to_copy|copy_|clone|cat|stack|embedding|gather|index.*|.*pad.*|slice_scatter|"
     "select_scatter|flip|roll)$",
-    "elementwise": "",  # and what else there is: reductions, softmax, tensors that are filled
+    "elementwise": "",  # and all other ops: reductions, softmax, fills
 }
 COPIES = ("_to_copy", "copy_")
-# Ops that do not read their first argument.
-ONLY_WRITTEN = re.compile("^(copy_|fill_|zero_|new_.*|.*_like)$")
-# Ops that start no work: memory that is not filled, views, questions.
+# Ops that write their first argument without reading it.
+WRITE_FIRST = re.compile("^(copy_|fill_|zero_|new_.*|.*_like)$")
+# Ops that start no work: allocations, views, queries.
 WORKLESS = re.compile(
     "^(empty|empty_like|empty_strided|empty_permuted|new_empty|new_empty_strided|resize_|set_|"
     "_unsafe_view|_reshape_alias|lift_fresh|detach_|is_pinned|record_stream|_local_scalar_dense)$"
 )
-READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # no op where the device is the CPU itself
+READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu}  # no ops if the device is the CPU itself
 PROFILED = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
 
 
@@ -57,21 +57,21 @@ PROFILED = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity
 class Op:
     """One op that reached a device.
 
-    A cast turns one floating dtype into another: `_to_copy`, or `copy_` between two.
+    A cast converts one floating dtype into another: `_to_copy`, or `copy_` between two.
 
     Attributes:
         kind: "cast", or one of KINDS.
-        name: The op.
+        name: Name of the op.
         site: "file:line" of the nearest caller outside torch.
         launches: Whether it starts a kernel or a copy on a GPU; views and metadata do not.
         waits: Whether the CPU waits for it.
-        module: Path of the innermost module, "blocks.0.attention.qkv"; for the profiled module
-            itself its class.
-        source: dtype of the first tensor that is read, "" where none is.
+        module: Path of the innermost module, "blocks.0.attention.qkv"; the class name for the
+            profiled module itself.
+        source: dtype of the first tensor that is read, "" if there is none.
         target: dtype of the first result.
-        operand: Of a cast, "weight" (parameters, buffers, views of them) or "activation"; else "".
-        bytes: Of the tensors that go in and come out, each once.
-        ms: Milliseconds of the CPU.
+        operand: For a cast, "weight" (parameters, buffers, views of them) or "activation"; else "".
+        bytes: Bytes of all inputs and outputs, each tensor once.
+        ms: Milliseconds on the CPU.
     """
 
     kind: str
@@ -89,17 +89,19 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """Counts of one call.
+    """Launches and waits of one call.
 
-    An op may take several kernels, and on the CPU others than on a GPU (LSTM): see `driver`.
+    One op may launch several kernels, and other ops may run on a CPU than on a GPU (LSTM); `driver`
+    has the true numbers.
 
     Attributes:
-        launches: Ops that start at least one kernel or copy on a GPU, without views and metadata.
-        syncs: Ops after which the CPU waits for the GPU: .item(), bool(), nonzero, boolean masks,
-            copies between the two.
-        ops: The launches and the syncs by name.
+        launches: Number of ops that start at least one kernel or copy on a GPU; views and metadata
+            do not.
+        syncs: Number of ops after which the CPU waits for the GPU: .item(), bool(), nonzero,
+            boolean masks, copies between the two.
+        ops: The launches and syncs by name.
         sync_sites: The syncs by "file:line" of the first caller outside torch.
-        driver: On CUDA with `runtime`, calls of CUDA's runtime and driver by name, as
+        driver: On CUDA with `runtime`, calls to CUDA's runtime and driver by name, such as
             "cudaLaunchKernel", "cudaGraphLaunch" and "cudaStreamSynchronize".
     """
 
@@ -115,15 +117,14 @@ def launch_profile(
 ) -> Launches:
     """Count the launches and waits of one call.
 
-    On a CPU the tensors stand in for those of a GPU: counted is what a GPU would get to do, and
-    would be waited for. A copy between devices shows there as .cpu(), .numpy(), .tolist(), or
-    torch.tensor(values, device=...).
+    On a CPU, the call is counted as if its tensors were on a GPU. A copy between devices is then
+    seen as .cpu(), .numpy(), .tolist(), or torch.tensor(values, device=...).
 
     Args:
         fn: The call.
-        device: Where its work is, "cpu", "cuda" or, without numbers, "meta".
-        runtime: On CUDA, also count what the driver saw (`driver`), by torch.profiler. That is
-            slow: it keeps an event for each op.
+        device: The device of its work: "cpu", "cuda" or, without data, "meta".
+        runtime: On CUDA, also count calls to the driver (`driver`) by torch.profiler. This is slow,
+            as it keeps an event for each op.
 
     Raises:
         ValueError: `device` is none of these.
@@ -143,7 +144,7 @@ def launch_profile(
 
 
 def count_launches(ops: Sequence[Op], driver: Mapping[str, int] = Counter()) -> Launches:
-    """The launches and waits among ops, and what the driver saw."""
+    """The launches and waits among ops, with the calls to the driver."""
     sites = Counter(op.site for op in ops if op.waits)
     return Launches(
         launches=sum(op.launches for op in ops),
@@ -155,18 +156,18 @@ def count_launches(ops: Sequence[Op], driver: Mapping[str, int] = Counter()) -> 
 
 
 def host_reads(step: Callable[[], object], *, device: str = "cpu") -> Counter[str]:
-    """How often each line of a step makes the CPU wait for the device: empty where none does.
+    """Number of times that each line of a step makes the CPU wait for the device.
 
-    A step that shall be queued ahead, or captured in a graph, must have none. Counted are
-    `.item()`, `bool()`, `.tolist()`, `nonzero()`, boolean masks as an index, and copies between
-    host and device that block; see `launch_profile`. A read of a tensor without numbers gives
-    ones, so that the step goes on.
+    A step that is queued ahead, or captured in a graph, must have none. Counted are `.item()`,
+    `bool()`, `.tolist()`, `nonzero()`, boolean masks as an index, and blocking copies between host
+    and device; see `launch_profile`. Reading a tensor without data gives ones, so that the step
+    continues.
 
     Args:
         step: The call. Its tensors may be real, fake (call this inside a FakeTensorMode) or of
             device "meta".
-        device: Whose tensors count. With "meta" those of the CPU are real and lie on the host; with
-            "cpu" every tensor counts; "cuda" needs a GPU.
+        device: The device whose tensors count. With "meta", CPU tensors are real and belong to the
+            host. With "cpu", every tensor counts. "cuda" needs a GPU.
 
     Returns:
         Reads by "file:line" of the nearest caller outside torch. A read in the backward pass of
@@ -174,18 +175,18 @@ def host_reads(step: Callable[[], object], *, device: str = "cpu") -> Counter[st
 
     Raises:
         ValueError: `device` is none of these.
-        RuntimeError: A shape depends on numbers that its tensor does not have; by torch.
+        RuntimeError: A shape depends on the values of a tensor without data; raised by torch.
     """
     return launch_profile(step, device=device, runtime=False).sync_sites
 
 
 @contextmanager
 def listening(device: str, module: nn.Module | None = None) -> Iterator["Listener"]:
-    """A listener that lists the ops of the block on tensors of a device.
+    """A listener that lists the ops of a block on tensors of one device.
 
     Args:
         device: "cpu", "cuda" or "meta".
-        module: The module that runs, for the ops' paths in it and the casts of its weights.
+        module: The module that runs; it gives ops their paths, and identifies casts of weights.
     """
     listener = Listener(device, module)
     with listener, _Reads(listener), listener.running:
@@ -210,16 +211,16 @@ class Listener(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a question about metadata
+        if func.namespace == "prim":  # a query of metadata
             return func(*args, **kwargs)
-        with self:  # in inference mode ops arrive whole that are made of others
+        with self:  # in inference mode, composite ops arrive without being decomposed
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
             return parts
-        return self.op(func, args, kwargs)
+        return self.run(func, args, kwargs)
 
-    def op(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run `func` with `args` and `kwargs` in a range of its own, and list it."""
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op in its own range of the profiler, and list it."""
         with torch.profiler.record_function(f"{RANGE}{len(self.ops)}"):
             start = time.perf_counter_ns()
             result = _result(func, args, kwargs)
@@ -228,15 +229,15 @@ class Listener(TorchDispatchMode):
         outputs = tensors(result)
         if any(tensor.device.type == self.device for tensor in inputs + outputs):
             waited = waits(func, args, kwargs) or _blocks(func, args, kwargs, inputs + outputs)
-            self.ops.append(self._described(func, inputs, outputs, waited, ms))
+            self.ops.append(self._describe(func, inputs, outputs, waited, ms))
         return result
 
-    def _described(
+    def _describe(
         self, func: Any, inputs: list[Tensor], outputs: list[Tensor], waited: bool, ms: float
     ) -> Op:
         name = op_name(func)
         is_workless = func.is_view or WORKLESS.match(name)
-        read = inputs[1:] if ONLY_WRITTEN.match(name) else inputs
+        read = inputs[1:] if WRITE_FIRST.match(name) else inputs
         source = _first_dtype(read)
         target = _first_dtype(outputs)
         kind = _kind(name)
@@ -263,7 +264,7 @@ class Listener(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Lists what no op shows: tensors that are made of Python's values, and on a CPU those read."""
+    """Lists what no op shows: tensors created from Python values and, on a CPU, reads."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
@@ -272,21 +273,20 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.tensor and kwargs.get("device") is not None:
-            self._note("tensor", torch.device(kwargs["device"]), launches=True)
-        if func not in READS or self.listener.device != "cpu":
-            return func(*args, **kwargs)
-        self._note(func.__name__, args[0].device)
+            self._list(torch.device(kwargs["device"]), "tensor", launches=True)
+        if func in READS and self.listener.device == "cpu":
+            self._list(args[0].device, func.__name__, launches=False)
         return func(*args, **kwargs)
 
-    def _note(self, name: str, device: torch.device, *, launches: bool = False) -> None:
+    def _list(self, device: torch.device, name: str, *, launches: bool) -> None:
         if device.type == self.listener.device:
             op = Op(kind="layout", name=name, site=caller(), launches=launches, waits=True)
             self.listener.ops.append(op)
 
 
 def _result(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an op; ones where it reads tensors that have no numbers."""
-    unknown = [tensor for tensor in tensors((args, kwargs)) if not _has_numbers(tensor)]
+    """The result of an op; ones if it reads tensors without data."""
+    unknown = [tensor for tensor in tensors((args, kwargs)) if not _has_data(tensor)]
     if not unknown:
         return func(*args, **kwargs)
     name = op_name(func)
@@ -296,25 +296,21 @@ def _result(func: Any, args: Any, kwargs: Any) -> Any:
         return True
     if name == "_to_copy" and unknown[0].is_meta and kwargs.get("device") not in (None, META):
         return torch.ones(unknown[0].shape, dtype=kwargs.get("dtype") or unknown[0].dtype)
-    if name == "copy_" and _has_numbers(args[0]):
+    if name == "copy_" and _has_data(args[0]):
         return args[0].fill_(1)
     return func(*args, **kwargs)
 
 
-def _has_numbers(tensor: Tensor) -> bool:
+def _has_data(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 
 def _blocks(func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
     """Whether an op is a copy between devices that the CPU waits for."""
     name = op_name(func)
-    if (
-        name not in COPIES
-        or kwargs.get("non_blocking")
-        or (name == "copy_" and args[2:] == (True,))
-    ):
-        return False
-    return len({tensor.device.type for tensor in tensors}) > 1
+    is_queued = kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))
+    devices = {tensor.device.type for tensor in tensors}
+    return name in COPIES and not is_queued and len(devices) > 1
 
 
 @functools.cache
@@ -323,20 +319,18 @@ def _kind(name: str) -> str:
 
 
 def _bytes_in_memory(tensor: Tensor) -> int:
-    """Bytes that a tensor's elements take; what is expanded lies in memory once."""
+    """Bytes of a tensor in memory, where an expanded dimension exists once."""
     sides = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.itemsize * prod(size for size, stride in sides if stride)
 
 
 def _first_dtype(tensors: list[Tensor]) -> str:
-    """The dtype of the first tensor, "" where there is none."""
-    if not tensors:
-        return ""
-    return dtype_name(tensors[0].dtype)
+    """The dtype of the first tensor; "" if there is none."""
+    return dtype_name(tensors[0].dtype) if tensors else ""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without "torch.", such as "float32"."""
+    """The name of a dtype without "torch.", such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -346,7 +340,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def caller() -> str:
-    """ "file:line" of the nearest frame that belongs neither to torch nor to this room."""
+    """ "file:line" of the nearest frame that is neither in torch nor in this package."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(BELOW_CALLERS):
         frame = frame.f_back

@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from asrkit.rtfx import rtfx
 from asrkit.text import ErrorRate
 from asrkit.workbench.measure import Timing, ratio
 from asrkit.workbench.records import Measurement, publish
@@ -54,7 +55,7 @@ def arm_measurements(
     """
     yield latency(what, timing, **fields)
     if audio_s:
-        rates = [1e3 * audio_s / ms for ms in timing.samples_ms]
+        rates = [rtfx(audio_s, ms / 1e3) for ms in timing.samples_ms]
         yield of_samples(what, "rtfx", "s/s", rates, timing, **fields)
     if timing.cpu_ms:
         work = of_samples(what, "cpu_time", "ms", timing.cpu_ms, timing, **fields)

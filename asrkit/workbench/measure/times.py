@@ -1,4 +1,4 @@
-"""Times of arms, interleaved in one run, so that drift of the machine meets all alike."""
+"""Times of arms, interleaved in one run, so that drift of the machine affects all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ class Sample:
     """Milliseconds of one call.
 
     Attributes:
-        wall_ms: By the clock.
-        cpu_ms: Of work by all threads of the process; None on CUDA. Threads that spin while they
-            wait count as work: with OMP_WAIT_POLICY=passive they sleep.
+        wall_ms: Time by the clock.
+        cpu_ms: CPU time of all threads of the process; None on CUDA. A thread that spins while it
+            waits counts as working; with OMP_WAIT_POLICY=passive it sleeps.
     """
 
     wall_ms: float
@@ -28,13 +28,13 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds of each repeat of one arm, in the order in which they were taken.
+    """Milliseconds of each repeat of one arm, in order.
 
     Attributes:
-        samples_ms: By the clock, without warm-up.
-        warmup: Calls before the first sample.
-        timer: What measured the time.
-        cpu_ms: Work of all threads together; None on CUDA.
+        samples_ms: Time by the clock, without warm-up.
+        warmup: Number of calls before the first sample.
+        timer: The function that measured the time.
+        cpu_ms: CPU time of all threads; None on CUDA.
     """
 
     samples_ms: tuple[float, ...]
@@ -43,7 +43,7 @@ class Timing:
     cpu_ms: tuple[float, ...] | None = None
 
     def percentile_ms(self, percent: float) -> float:
-        """Milliseconds that `percent` of the samples stay within, interpolated."""
+        """The percentile of the samples, interpolated; `percent` is from 0 to 100."""
         return float(np.percentile(self.samples_ms, percent))
 
     @property
@@ -62,92 +62,91 @@ def measure(
     most_s: float = inf,
     device: str = "cpu",
 ) -> dict[str, Timing]:
-    """Time arms. Each repeat calls all of them once, and each time another one goes first.
+    """Time arms. Each repeat calls every arm once, and each arm goes first in turn.
 
-    CPU: time.perf_counter_ns around the call, and time.process_time_ns. CUDA: events around it,
-    on a device idle at the start, which are waited for.
+    On a CPU, a call is timed by time.perf_counter_ns and time.process_time_ns. On CUDA, it is timed
+    by events; the device is idle at the start, and the last event is waited for.
 
     Args:
-        arms: Functions by name. One that returns a `Sample` has timed itself, as a peer in another
-            process does, and is believed.
-        setups: Functions by the name of an arm: it is called with their result, made anew for each
-            call and outside the time.
-        repeats: Calls of each arm that count.
-        warmup: Calls of each arm before those.
-        enough_s: Seconds after which an arm with three samples at least is called no more.
-        most_s: Seconds after which any arm is called no more. With either, the number of samples
-            may differ from arm to arm.
+        arms: Functions by name. One that returns a `Sample` does its own timing, such as a peer in
+            another process; its sample is used as it is.
+        setups: Functions by the name of an arm. One is called before each call of the arm, outside
+            the timed region, and the arm gets its result as argument.
+        repeats: Timed calls of each arm.
+        warmup: Calls of each arm before the timed ones.
+        enough_s: Time in seconds after which an arm is called no more, once it has three samples.
+        most_s: Time in seconds after which an arm is called no more. With either limit, arms may
+            have different numbers of samples.
         device: "cpu" or "cuda".
 
     Returns:
         A timing for every arm that has a sample.
 
     Raises:
-        ValueError: No arms, or a number that makes no sense.
+        ValueError: There are no arms, or a number is out of range.
     """
     expect(len(arms) > 0, "arms", "at least one callable", dict(arms))
-    counts = (repeats, warmup)
-    makes_sense = repeats >= 1 and warmup >= 0
-    expect(makes_sense, "repeats, warmup", "repeats >= 1 and warmup >= 0", counts)
+    in_range = repeats >= 1 and warmup >= 0
+    wanted = "repeats >= 1 and warmup >= 0"
+    expect(in_range, "repeats, warmup", wanted, (repeats, warmup))
     expect_choice("device", device, ("cpu", "cuda"))
     on_cuda = device == "cuda"
     clock = _time_on_cuda if on_cuda else _time_on_cpu
-    taken: dict[str, list[Sample]] = {name: [] for name in arms}
+    samples: dict[str, list[Sample]] = {name: [] for name in arms}
     names = list(arms)
     for repeat in range(-warmup, repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            samples = taken[name]
-            limit_s = min(enough_s, most_s) if len(samples) >= 3 else most_s
-            if sum(sample.wall_ms for sample in samples) / 1e3 < limit_s:
-                given = [setups[name]()] if setups and name in setups else []
-                sample = clock(arms[name], given)
+            limit_s = min(enough_s, most_s) if len(samples[name]) >= 3 else most_s
+            if sum(sample.wall_ms for sample in samples[name]) / 1e3 < limit_s:
+                arguments = [setups[name]()] if setups and name in setups else []
+                sample = clock(arms[name], arguments)
                 if repeat >= 0:
-                    samples.append(sample)
-    timings = {}
-    for name, samples in taken.items():
-        if samples:
-            timings[name] = Timing(
-                samples_ms=tuple(sample.wall_ms for sample in samples),
-                cpu_ms=tuple(one.cpu_ms for one in samples if one.cpu_ms is not None) or None,
-                warmup=warmup,
-                timer="torch.cuda.Event" if on_cuda else "time.perf_counter_ns",
-            )
-    return timings
+                    samples[name].append(sample)
+    return {
+        name: Timing(
+            samples_ms=tuple(sample.wall_ms for sample in of_arm),
+            cpu_ms=tuple(one.cpu_ms for one in of_arm if one.cpu_ms is not None) or None,
+            warmup=warmup,
+            timer="torch.cuda.Event" if on_cuda else "time.perf_counter_ns",
+        )
+        for name, of_arm in samples.items()
+        if of_arm
+    }
 
 
-def _time_on_cpu(arm: Callable[..., object], given: list[Any]) -> Sample:
+def _time_on_cpu(arm: Callable[..., object], arguments: list[Any]) -> Sample:
     start = time.perf_counter_ns()
     cpu_start = time.process_time_ns()
-    own_sample = _own_sample(arm(*given))  # freeing what else was made is part of the time
+    own_sample = _own_sample(arm(*arguments))  # the time includes freeing the rest of the result
     cpu_ns = time.process_time_ns() - cpu_start
     wall_ns = time.perf_counter_ns() - start
     return own_sample or Sample(wall_ms=wall_ns / 1e6, cpu_ms=cpu_ns / 1e6)
 
 
-def _time_on_cuda(arm: Callable[..., object], given: list[Any]) -> Sample:
+def _time_on_cuda(arm: Callable[..., object], arguments: list[Any]) -> Sample:
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
-    own_sample = _own_sample(arm(*given))
+    own_sample = _own_sample(arm(*arguments))
     end.record()
     end.synchronize()
     return own_sample or Sample(wall_ms=start.elapsed_time(end), cpu_ms=None)
 
 
 def _own_sample(result: object) -> Sample | None:
-    """The time that an arm took itself, if it returns that."""
+    """The result of an arm if it is a `Sample`."""
     if isinstance(result, Sample):
         return result
     return None
 
 
 def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> tuple[float, ...]:
-    """How many times as long `slow` took as `fast`, one ratio for each repeat that both have.
+    """The time of `slow` over that of `fast`, for each repeat that both have.
 
     Args:
-        timings: What `measure` returned.
+        timings: The result of `measure`.
         slow: Name of the arm in the numerator.
         fast: Name of the arm in the denominator.
     """

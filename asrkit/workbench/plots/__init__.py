@@ -1,21 +1,15 @@
-"""Pictures: data in, matplotlib Axes out.
+"""Pictures: functions that draw data on matplotlib Axes.
 
-Importing it sets matplotlib's settings to its own defaults, whatever the user's matplotlibrc says:
-a page looks alike everywhere. No other global style, and nothing is saved; `show` puts a picture on
-a page with its alt text.
+Importing this package resets matplotlib's settings to their defaults, so that the user's
+matplotlibrc changes no page. There is no other global style, and nothing is saved; `show` puts a
+picture on a page with its alt text.
 """
 
 import matplotlib.style
 
 from asrkit.workbench.plots.canvas import as_html, canvas, show
 from asrkit.workbench.plots.frames import frames
-from asrkit.workbench.plots.marks import (
-    dots,
-    intervals,
-    lattice,
-    stacked,
-    timeline,
-)
+from asrkit.workbench.plots.marks import dots, intervals, lattice, stacked
 from asrkit.workbench.plots.palette import COLOURS, colour
 
 matplotlib.style.use("default")
@@ -31,5 +25,4 @@ __all__ = [
     "lattice",
     "show",
     "stacked",
-    "timeline",
 ]

@@ -1,4 +1,4 @@
-"""An empty picture, and how it gets onto a page with its alt text."""
+"""An empty figure, and its display on a page with alt text."""
 
 import base64
 import html
@@ -23,10 +23,10 @@ LEGEND_BESIDE: dict[str, Any] = {  # a legend to the right of its Axes
 def canvas(
     title: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.5, 3.2)
 ) -> tuple[Figure, Axes | np.ndarray]:
-    """A figure and its Axes, detached from pyplot's state; several Axes come as an array.
+    """A figure and its Axes, independent of pyplot's state; several Axes come as an array.
 
     Args:
-        title: The one claim that the picture makes.
+        title: The claim that the picture makes.
         rows: Rows of Axes.
         columns: Columns of Axes.
         size: Width and height in inches.
@@ -39,12 +39,12 @@ def canvas(
 
 
 def show(figure: Figure, alt: str) -> None:
-    """Display `figure` with its alt text: the only way notebooks show pictures.
+    """Display `figure` with its alt text; notebooks show all pictures by this function.
 
-    It is SVG inside an `<img>`, which JupyterLab and the report show alike.
+    The picture is SVG inside an `<img>`, which JupyterLab and the report show alike.
 
     Raises:
-        ValueError: `alt` is no sentence.
+        ValueError: `alt` is not a sentence.
     """
     from IPython.display import display
 
@@ -52,10 +52,10 @@ def show(figure: Figure, alt: str) -> None:
 
 
 def as_html(figure: Figure, alt: str) -> str:
-    """`<img>` with the picture inside, for `ipywidgets.HTML`, into which widgets draw.
+    """An `<img>` with the picture inside, for example for `ipywidgets.HTML`.
 
     Raises:
-        ValueError: `alt` is no sentence.
+        ValueError: `alt` is not a sentence.
     """
     expect(len(alt.split()) >= 4, "alt", "a sentence that says what the picture shows", repr(alt))
     data = base64.b64encode(as_svg(figure).encode()).decode()

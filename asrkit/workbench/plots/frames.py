@@ -1,4 +1,4 @@
-"""A slider whose pictures are drawn beforehand, so that it moves without a kernel as well."""
+"""A slider whose pictures are drawn in advance, so that it works without a kernel."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -9,31 +9,32 @@ from matplotlib.figure import Figure
 from asrkit.shapes import expect
 from asrkit.workbench.plots.canvas import as_html
 
-FEWEST = 2
-MOST = 20
+MIN_VALUES = 2
+MAX_VALUES = 20
 
 
 def frames(
     draw: Callable[[Any], tuple[Figure, str]], values: Sequence[Any], label: str, *, start: Any
 ) -> None:
-    """Display a slider over `values` and, below it, the picture of the chosen one.
+    """Display a slider over `values` and, below it, the picture for the chosen value.
 
-    All pictures are drawn now. JupyterLab shows a widget that chooses among them; the report shows
-    the same ones behind a range input, and a page without scripts the first one to show.
+    All pictures are drawn at once. JupyterLab shows a widget that chooses among them. The report
+    shows the same pictures with a range input or, without scripts, the one for `start`.
 
     Args:
-        draw: Function of a value that returns a figure and its alt text.
+        draw: Returns the figure for a value, and its alt text.
         values: From 2 to 20 values, in the order of the slider.
         label: What the slider changes, with its unit.
         start: The value to show first.
 
     Raises:
-        ValueError: There are too few or too many values, or `start` is none of them.
+        ValueError: There are too few or too many values, or `start` is not one of them.
     """
     import ipywidgets
     from IPython.display import display
 
-    expect(FEWEST <= len(values) <= MOST, "values", f"{FEWEST} to {MOST}", len(values))
+    is_in_range = MIN_VALUES <= len(values) <= MAX_VALUES
+    expect(is_in_range, "values", f"{MIN_VALUES} to {MAX_VALUES}", len(values))
     expect(start in values, "start", f"one of {list(values)}", start)
     first = list(values).index(start)
     names = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
@@ -58,7 +59,7 @@ def frames(
 
 
 def _html(names: Sequence[str], pictures: Sequence[str], label: str, first: int) -> str:
-    """The pictures, all but the first one to show hidden; the report's script adds the slider."""
+    """All pictures, hidden except number `first`; the report's script adds the slider."""
     parts = []
     for number, (name, picture) in enumerate(zip(names, pictures, strict=True)):
         hidden = "" if number == first else " hidden"

@@ -1,10 +1,9 @@
-"""Marks that several notebooks draw: bars, dots, intervals, a lattice."""
+"""Marks that several notebooks draw: bars, dots, intervals and a lattice."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from torch import Tensor
 
 from asrkit.workbench.plots.canvas import LEGEND_BESIDE
@@ -26,11 +25,11 @@ def stacked(
     measured: Mapping[str, float] | None = None,
     unit: str = "",
 ) -> Axes:
-    """A horizontal bar a row, made of its named parts; measured totals as diamonds.
+    """A horizontal bar for each row, stacked from its parts; measured totals are diamonds.
 
     Args:
         rows: Name of a row -> name of a part -> its size. Parts of one name have one colour, which
-            is the palette's where it knows the name.
+            comes from the palette if the palette has the name.
         ax: Axes to draw on; returned.
         measured: Measured totals of some rows, by name.
         unit: Unit of all sizes.
@@ -49,29 +48,6 @@ def stacked(
     return ax
 
 
-def timeline(
-    rows: Mapping[str, Sequence[tuple[str, float]]], ax: Axes, *, unit: str = "ms"
-) -> Axes:
-    """Parts of each row end to end in their order, a colour a name: the palette's, if it has one.
-
-    Args:
-        rows: Name of a row -> its parts as (name, length).
-        ax: Axes to draw on; returned.
-        unit: Unit of all lengths.
-    """
-    shades = colours_of(name for parts in rows.values() for name, _ in parts)
-    for row, parts in rows.items():
-        lengths = [length for _, length in parts]
-        starts = np.cumsum(lengths) - lengths
-        colours = [shades[name] for name, _ in parts]
-        ax.barh(row, lengths, left=starts, color=colours, edgecolor="white", lw=0.3)
-    ax.invert_yaxis()
-    ax.set_xlabel(f"time, {unit}")
-    handles = [Patch(color=shade, label=name) for name, shade in shades.items()]
-    ax.legend(handles=handles, **LEGEND_BESIDE)
-    return ax
-
-
 def dots(
     values: Mapping[str, Sequence[float]],
     ax: Axes,
@@ -79,14 +55,14 @@ def dots(
     unit: str = "",
     limit: tuple[str, float] | None = None,
 ) -> Axes:
-    """A row for each value: a dot, its number, and a line over its spread; the axis is logarithmic.
+    """A row for each value: a dot, its number, and a line over its spread, on a logarithmic axis.
 
     Args:
-        values: Name of a row -> its value alone, or (low, middle, high). Names that the palette
-            knows have their colour, others are black.
+        values: Name of a row -> (value,) or (low, middle, high). A name in the palette has its
+            colour; others are black.
         ax: Axes to draw on; returned.
         unit: Quantity and unit of all values.
-        limit: Name and place of a dashed line, such as a lower bound.
+        limit: Name and value of a dashed line, such as a lower bound.
     """
     numbers = [number for ends in values.values() for number in ends]
     for row, (name, ends) in enumerate(values.items()):
@@ -119,13 +95,12 @@ def dots(
 def intervals(
     rows: Mapping[str, tuple[float, float, float]], ax: Axes, *, unit: str = "times as fast"
 ) -> Axes:
-    """A dot and a line a row: a ratio and the ends of its interval, on a linear axis.
+    """A row for each ratio: a dot, and a line over its interval, on a linear axis.
 
-    A row is blue where its whole interval lies above 1, red where it lies below, and grey where
-    the interval includes 1.
+    A row is blue if its whole interval is above 1, red if it is below 1, and grey if it includes 1.
 
     Args:
-        rows: Name of a row -> lower end, value, upper end; the first is on top.
+        rows: Name of a row -> (lower end, value, upper end), from top to bottom.
         ax: Axes to draw on; returned.
         unit: Unit of the ratios.
     """
@@ -147,13 +122,13 @@ def intervals(
 
 
 def lattice(values: Tensor, labels: Sequence[str], ax: Axes, *, caption: str) -> Axes:
-    """Values of the nodes of a transducer lattice, frames to the right, labels up.
+    """Values of the nodes of a transducer lattice, with frames to the right and labels upwards.
 
     Args:
-        values: One value a node, (T, U1).
-        labels: The U labels of the rows above the first.
+        values: One value for each node, (T, U1).
+        labels: The U labels, one for each row above the first.
         ax: Axes to draw on; returned.
-        caption: What the colours mean.
+        caption: Meaning of the colours.
     """
     image = ax.imshow(values.T.numpy(), origin="lower", aspect="auto", cmap=fading(BLUE))
     rows = ["∅", *labels]

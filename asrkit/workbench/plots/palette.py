@@ -1,5 +1,6 @@
-"""One colour a thing across the series, and what each colour becomes on a dark page."""
+"""One colour for each thing across the series, and its variant on a dark page."""
 
+import itertools
 from collections.abc import Iterable
 
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
@@ -8,11 +9,11 @@ from asrkit.shapes import expect
 
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 BLUE, RED, GREEN, BROWN, PURPLE, GREY = COLOURS
-PALE = "#eaeef2"  # what is there, but not the subject: padding, empty states
+PALE = "#eaeef2"  # for what is not the subject: padding, empty states
 PALE_COLOURS = ("#a5c8ff", "#ffb3b0", "#a6e3b0", "#e8cf9a", "#d9c7f7", "#c9d1d9")
 PALE_BLUE, PALE_RED, PALE_GREEN, PALE_BROWN, PALE_PURPLE, PALE_GREY = PALE_COLOURS
 
-THINGS = {  # what appears in several notebooks
+THINGS = {  # things that appear in several notebooks
     # losses
     "reference": GREY,
     "torchaudio": RED,
@@ -21,10 +22,8 @@ THINGS = {  # what appears in several notebooks
     "numba_cpu": BROWN,
     "numba_cpu_overwrite": PALE_BROWN,
     "numba_cuda": BROWN,
-    "numba_cuda_overwrite": PALE_BROWN,
     "overwrite": PALE_BROWN,
     "triton": GREEN,
-    "triton_overwrite": PALE_GREEN,
     "packed": GREEN,
     "lean": BLUE,
     # decoding strategies
@@ -36,7 +35,7 @@ THINGS = {  # what appears in several notebooks
     "float32": GREY,
     "float16": BROWN,
     "bfloat16": BLUE,
-    # what fills memory; a gradient is the pale of its tensor
+    # contents of memory; a gradient has the pale colour of its tensor
     "logits": BLUE,
     "gradient of logits": PALE_BLUE,
     "hidden layer": BROWN,
@@ -77,7 +76,7 @@ THINGS = {  # what appears in several notebooks
     "padded audio": RED,
     "padded text": PALE_RED,
     "waiting": BROWN,
-    # ways to make batches
+    # batching strategies
     "random": GREY,
     "random, by seconds": GREY,
     "random, by memory": GREY,
@@ -101,8 +100,8 @@ THINGS = {  # what appears in several notebooks
     "GPUs": RED,
 }
 
-# Colour in a figure -> name of its CSS variable, and its value on a dark page. Any other colour
-# is the same on both.
+# Colour in a figure -> name of its CSS variable, and its value on a dark page. Other colours are
+# the same on both.
 DARK_FRAME = {
     "#000000": ("ink", "#e6edf3"),
     "#ffffff": ("paper", "#0d1117"),
@@ -127,13 +126,10 @@ DARK = DARK_FRAME | {
 
 
 def colour(thing: str) -> str:
-    """The colour `#rrggbb` of a thing on every page, as `colour("lean")`.
-
-    Args:
-        thing: A name in `THINGS`.
+    """The colour `#rrggbb` of a thing in all pictures, for example `colour("lean")`.
 
     Raises:
-        ValueError: The name is unknown.
+        ValueError: `thing` is not in `THINGS`.
     """
     remedy = "Add it to THINGS in asrkit/workbench/plots/palette.py."
     expect(thing in THINGS, "thing", f"one of {', '.join(THINGS)}", repr(thing), remedy)
@@ -141,22 +137,15 @@ def colour(thing: str) -> str:
 
 
 def fading(shade: str) -> Colormap:
-    """Colours of a heat map, from none to `shade`: low values are the page's colour in any scheme.
-
-    Args:
-        shade: Colour of the highest value, `#rrggbb`.
-    """
+    """A colour map from transparent to `shade`, `#rrggbb`; low values show the page's colour."""
     ends = [to_rgba(shade, 0), to_rgba(shade, 1)]
     return LinearSegmentedColormap.from_list(f"fading {shade}", ends)
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name: its own if it is in `THINGS`, else the next that is free."""
-    wanted = list(dict.fromkeys(names))
-    chosen = {name: THINGS[name] for name in wanted if name in THINGS}
+    """A colour for each name: its own if it is in `THINGS`, else the next unused colour."""
+    unique = dict.fromkeys(names)
+    known = {name: THINGS[name] for name in unique if name in THINGS}
     every = (*COLOURS, *PALE_COLOURS)
-    free = [one for one in every if one not in chosen.values()] or every
-    others = [name for name in wanted if name not in chosen]
-    for number, name in enumerate(others):
-        chosen[name] = free[number % len(free)]
-    return {name: chosen[name] for name in wanted}
+    unused = itertools.cycle([shade for shade in every if shade not in known.values()] or every)
+    return {name: known.get(name) or next(unused) for name in unique}

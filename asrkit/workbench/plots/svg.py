@@ -1,4 +1,4 @@
-"""A figure as SVG whose colours follow the light or dark scheme of the reader."""
+"""A figure as SVG whose colours follow the reader's light or dark scheme."""
 
 import io
 import re
@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from asrkit.workbench.plots.palette import DARK, DARK_FRAME
 from asrkit.workbench.tables import space_percents
 
-HEAVY_BYTES = 120_000  # beyond this, what is drawn with data becomes a picture inside the SVG
+MAX_VECTOR_BYTES = 120_000  # above this size, lines and points become pixels inside the SVG
 RASTER_DPI = 144
-LARGEST_EXACT = 512  # rows and columns of a heat map that keeps its own pixels
+MAX_EXACT = 512  # rows and columns of a heat map that keeps one pixel for each value
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "asrkit", "image.composite_image": False}
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 COLOUR = re.compile(r"(?P<what>fill|stroke): (?P<colour>#[0-9a-f]{6})")
@@ -24,18 +24,18 @@ DECIMALS = re.compile(r"(\.\d\d)\d+")
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure as an SVG document that loads nothing and needs no style of the page around it.
+    """The figure as an SVG document that loads nothing and needs no style sheet.
 
-    Text stays text. Heat maps keep one pixel a value; other drawings of more than `HEAVY_BYTES`
-    are rasterised, with text and axes still as vectors. Pixels cannot follow the scheme, so that
-    beside them the palette does not either.
+    Text stays text. Heat maps keep one pixel for each value. In other documents of more than
+    `MAX_VECTOR_BYTES`, lines and points are rasterised, but not text and axes. Pixels cannot follow
+    the scheme, so in a figure with pixels the palette does not follow it either.
     """
     has_pixels = any(ax.images for ax in figure.axes)
     for image in (image for ax in figure.axes for image in ax.images):
-        if max(image.get_size()) <= LARGEST_EXACT:
+        if max(image.get_size()) <= MAX_EXACT:
             image.set_interpolation("none")
     document = _saved(figure)
-    if len(document) > HEAVY_BYTES:
+    if len(document) > MAX_VECTOR_BYTES:
         for ax in figure.axes:
             for artist in (*ax.lines, *ax.collections, *ax.patches):
                 artist.set_rasterized(True)
@@ -44,7 +44,7 @@ def as_svg(figure: Figure) -> str:
 
 
 def _saved(figure: Figure) -> str:
-    """What matplotlib writes, without its prolog and with coordinates of two decimals."""
+    """Matplotlib's SVG without its prolog, and with coordinates rounded to two decimals."""
     file = io.StringIO()
     with mpl.rc_context(SETTINGS):
         figure.savefig(file, format="svg", dpi=RASTER_DPI, metadata=NO_METADATA)
@@ -57,12 +57,12 @@ def _saved(figure: Figure) -> str:
 
 
 def _with_schemes(document: str, variables: Mapping[str, tuple[str, str]]) -> str:
-    """The document with variables for colours, and their values in both schemes.
+    """The document with CSS variables for its colours, and their values in both schemes.
 
-    What matplotlib draws in black has no `fill` at all, so the root has one.
+    The root gets a `fill`, because matplotlib omits it where it draws in black.
 
     Args:
-        document: SVG of matplotlib.
+        document: Matplotlib's SVG.
         variables: Colour -> name of its variable, and its value on a dark page.
     """
     light = ";".join(f"--{name}:{colour}" for colour, (name, _) in variables.items())

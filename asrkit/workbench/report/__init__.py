@@ -1,4 +1,4 @@
-"""Notebooks in, one offline HTML report out."""
+"""Runs notebooks, and writes one offline HTML report about them."""
 
 from asrkit.workbench.report.execute import NotebookRun, jobs_of, run_notebooks
 from asrkit.workbench.report.run import ReportResult, report

@@ -1,9 +1,9 @@
 """One executed notebook as HTML, by nbconvert with templates/cells.html.j2.
 
-Tags of cells order the page. `hide-input`: code that a reader need not see; it is folded.
-`takeaway`: the cell displays Markdown, a list of what this run shows; it moves to the top, and its
-first line is the answer on the index. `cover`: the first figure of this cell is the notebook's
-picture on the index. Imports and parameters, folded, move to the end with what they print.
+The tags of cells order the page. `hide-input` folds the code of a cell. A `takeaway` cell displays
+Markdown, a list of what this run shows; it moves to the top of the page, and its first line is the
+answer on the index. The first figure of the `cover` cell is the notebook's picture on the index.
+Imports and parameters are folded, and move to the end of the page with their output.
 """
 
 import re
@@ -27,20 +27,20 @@ from asrkit.workbench.records import MIME, Record, problem
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-# A slider leaves its frames as HTML beside its widget; other widgets, dead here, are not shown.
+# By priority. A slider's output has its frames as HTML; other widgets need a kernel and are hidden.
 SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", WIDGET, MIME, "text/plain"]
-NO_WORDS = "No description has been provided for this image"  # nbconvert's alt text without one
+DEFAULT_ALT = "No description has been provided for this image"  # nbconvert's, for want of one
 WORDS_PER_MINUTE = 200
-# Tags of outputs that would reach all of the page, or beyond it.
-LEFT_OUT = "style script meta link iframe object embed base".split()
+# HTML tags that are removed from outputs, because they affect the whole page or load something.
+REMOVED_TAGS = "style script meta link iframe object embed base".split()
 FOLDED_TAGS = {"hide-input", "takeaway"}
-SET_UP = ("Imports", "Parameters", "Check")  # how folded code begins that moves to the end
+SET_UP = ("Imports", "Parameters", "Check")  # titles of the folded code that moves to the end
 MARK = "a.claim, td .mark"
-LEGEND_HERE = "legend"  # a comment, which a page replaces by what its marks mean
+LEGEND_COMMENT = "legend"  # a page replaces this comment by the legend of its marks
 SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 CELL = re.compile("^cell-id=")
-WHITE = re.compile(r"[^\S\u00a0]+")  # white space, but for the no-break space before a unit
-# Code comes first, so that a dollar or a comment inside it is never seen.
+WHITE_SPACE = re.compile(r"[^\S\u00a0]+")  # except the no-break space before a unit
+# Code comes first, so that dollars and comments inside it are ignored.
 PATTERN = re.compile(
     r"(?s)(?P<code>(?P<fence>```|~~~).*?(?P=fence)|(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
     r"|<!--\s*(?P<claim>[\w.-]+?)\s*-->|(?P<comment><!--.*?-->)"
@@ -57,18 +57,27 @@ SIGNS = {"good": "✓", "mild": "≈", "bad": "✗", "soft": "○"}
 
 
 def mark_of(label: str) -> str:
-    """The mark of a verdict: "good", "mild", "bad" or "soft"."""
+    """The style of a verdict's mark: "good", "mild", "bad" or "soft"."""
     return MARKS.get(label, "soft")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What the report shows of a notebook.
+    """The content of a notebook's page.
 
-    `takeaway` and `body` are HTML, `answer` is the first line of the takeaway as text. `headings`
-    are (id, text). `figures` have alt, src, and the id of their cell; `cover` is the one that
-    stands for the notebook. `records` are by cell. `claims` are the ids of those that the prose
-    names. `defects` say what is wrong with the page.
+    Attributes:
+        title: Title of the notebook.
+        body: The cells as HTML.
+        takeaway: The takeaway as HTML.
+        answer: First line of the takeaway, as text.
+        minutes: Time to read the prose.
+        headings: (id, text) of each section.
+        figures: alt, src and the id of the cell of each picture.
+        cover: The figure that the index shows.
+        records: Records by cell id.
+        claims: Ids of the claims that the prose names.
+        has_marks: Whether the page has a mark of a claim or a verdict.
+        defects: Problems of the page.
     """
 
     title: str
@@ -86,7 +95,7 @@ class Page:
 
 
 def _title(notebook: Any) -> str:
-    """The first heading that begins a cell; empty where there is none."""
+    """The first heading that begins a cell; empty if there is none."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown" and cell.source.startswith("# "):
             return str(cell.source.splitlines()[0].removeprefix("# "))
@@ -99,8 +108,8 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
     Args:
         executed: The notebook with its outputs.
         verdicts: Claim id -> label. A comment `<!-- claim-id -->` in the prose becomes a mark that
-            leads to that claim.
-        names: The notebooks of the report. Links to others become text.
+            links to that claim.
+        names: The notebooks of the report. Links to other notebooks become text.
     """
     notebook = nbformat.read(executed, 4)
     title = _title(notebook)
@@ -115,23 +124,21 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
             words += len(cell.source.split())
             cell.source = prose(cell.source.removeprefix(f"# {title}"))
         elif cell.cell_type == "code":
-            data = [output.get("data", {}) for output in cell.outputs]
-            made = [one[MIME] for one in data if MIME in one]
-            prose.defects += filter(None, map(problem, made))
-            published = [record for record in made if not problem(record)]
+            bundles = [output.get("data", {}) for output in cell.outputs]
+            displayed = [bundle[MIME] for bundle in bundles if MIME in bundle]
+            prose.defects += filter(None, map(problem, displayed))
+            published = [record for record in displayed if not problem(record)]
             if published:
                 records[cell.id] = published
             cell.metadata.published = len(published)
             cell.metadata.fold = _fold(cell, tags)
-            for one in data:
-                if "text/markdown" in one:
-                    one["text/markdown"] = prose(one["text/markdown"])
+            markdown = [bundle for bundle in bundles if "text/markdown" in bundle]
+            for bundle in markdown:
+                bundle["text/markdown"] = prose(bundle["text/markdown"])
             if "takeaway" in tags:
-                takeaways += [one["text/markdown"] for one in data if "text/markdown" in one]
+                takeaways += [bundle["text/markdown"] for bundle in markdown]
                 cell.outputs = [
-                    output
-                    for output in cell.outputs
-                    if "text/markdown" not in output.get("data", {})
+                    output for output in cell.outputs if output.get("data") not in markdown
                 ]
         if "cover" in tags:
             covers.append(cell.id)
@@ -140,10 +147,10 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
     above = BeautifulSoup(markdown2html("\n".join(takeaways)), "html.parser")
     _finish(body)
     _finish(above)
-    marked = above.select_one(MARK) or body.select_one(MARK)
-    cell = marked and marked.find_parent(id=CELL)  # none where the takeaway has the first mark
+    first_mark = above.select_one(MARK) or body.select_one(MARK)
+    cell = first_mark and first_mark.find_parent(id=CELL)  # None if it is in the takeaway
     if cell:
-        cell.insert_before(Comment(LEGEND_HERE))
+        cell.insert_before(Comment(LEGEND_COMMENT))
     figures, defects = _figures(body)
     defects += _figures(above)[1]
     preferred = [figure for figure in figures if figure["cell"] in covers]
@@ -153,18 +160,18 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         takeaway=str(above),
         answer=first_line(str(above)),
         minutes=max(1, round(words / WORDS_PER_MINUTE)),
-        headings=[(str(one["id"]), one.get_text()) for one in body.find_all("h2")],
+        headings=[(str(heading["id"]), heading.get_text()) for heading in body.find_all("h2")],
         figures=figures,
         cover=next(iter([*preferred, *figures]), None),
         records=records,
         claims=prose.claims,
-        has_marks=bool(marked),
+        has_marks=bool(first_mark),
         defects=[*prose.defects, *defects],
     )
 
 
 def _move_set_up(notebook: Any) -> None:
-    """Move imports and parameters behind the other cells, under a heading."""
+    """Move imports and parameters after the other cells, under a heading."""
     set_up = [cell for cell in notebook.cells if cell.metadata.get("fold", "").startswith(SET_UP)]
     if set_up:
         rest = [cell for cell in notebook.cells if cell not in set_up]
@@ -173,7 +180,7 @@ def _move_set_up(notebook: Any) -> None:
 
 
 def _fold(cell: Any, tags: Sequence[str]) -> str:
-    """What stands in the place of folded code; empty where the code is shown."""
+    """The title of folded code; empty if the code is shown."""
     name = "Code"
     if "parameters" in tags:
         name = "Parameters"
@@ -201,10 +208,10 @@ def _exporter() -> HTMLExporter:
 
 
 class Prose:
-    """Markdown with formulas as MathML, and comments that name claims as marks with links.
+    """Converts Markdown: formulas become MathML, and comments that name claims become marks.
 
-    Browsers draw MathML without a script. Prices like $5 stay text, and code stays as it is; other
-    comments are removed. `claims` are the names found, `defects` what cannot be shown.
+    Browsers draw MathML without a script. Prices like $5 stay text, code is not changed, and other
+    comments are removed. `claims` collects the named claims, `defects` what cannot be shown.
     """
 
     def __init__(self, verdicts: Mapping[str, str], names: Sequence[str] = ()) -> None:
@@ -214,7 +221,7 @@ class Prose:
         self.defects = list[str]()
 
     def __call__(self, markdown: str) -> str:
-        """The Markdown of a cell, or one that a cell displays."""
+        """The converted Markdown of a cell, or of an output."""
         return PATTERN.sub(self._replacement, markdown)
 
     def _replacement(self, match: re.Match[str]) -> str:
@@ -232,7 +239,7 @@ class Prose:
         return self._formula(match)
 
     def _mark(self, name: str) -> str:
-        """A small mark that leads to the claim, with the verdict as its accessible name."""
+        """A small mark that links to the claim, with the verdict as its accessible name."""
         if name not in self.verdicts:
             self.defects.append(f"no claim: {name}")
             return ""
@@ -250,28 +257,25 @@ class Prose:
             if match["block"]:
                 return convert(match["block"].strip(), display="block")
             return convert(match["line"].strip(), display="inline")
-        except Exception:  # latex2mathml has no common base; a bad formula must not cost the report
+        except Exception:  # latex2mathml's errors have no common base class
             self.defects.append(f"no LaTeX: {match[0]}")
             return f"<code>{escape(match[0])}</code>"
 
 
 def first_line(takeaway: str) -> str:
-    """The first line of a takeaway, as text: the answer of this run in one sentence."""
+    """The first line of a takeaway as text: the answer of this run in one sentence."""
     first = BeautifulSoup(takeaway, "html.parser").find(["li", "p"])
     if first is None:
         return ""
     for power in first.find_all(["sup", "msup"]):
         exponent = power if power.name == "sup" else power.find_all(recursive=False)[-1]
         exponent.replace_with(exponent.get_text().translate(SUPERSCRIPT))
-    return WHITE.sub(" ", first.get_text()).strip()
+    return WHITE_SPACE.sub(" ", first.get_text()).strip()
 
 
 def _finish(body: BeautifulSoup) -> None:
-    """Put tables and figures into boxes that scroll, and mark verdicts.
-
-    What would reach all of the page, or beyond it, is left out of outputs.
-    """
-    for tag in body.find_all(LEFT_OUT):
+    """Put tables and figures into boxes that scroll, mark verdicts, and remove active content."""
+    for tag in body.find_all(REMOVED_TAGS):
         tag.decompose()
     for tag in body.find_all(True):
         for handler in [name for name in tag.attrs if name.startswith("on")]:
@@ -292,18 +296,18 @@ def _finish(body: BeautifulSoup) -> None:
 
 
 def _figures(body: BeautifulSoup) -> tuple[list[Mapping[str, str]], list[str]]:
-    """Pictures with words inside the page, and what is wrong with the others."""
+    """The pictures that have alt text and are inside the page, and the defects of the others."""
     figures = list[Mapping[str, str]]()
     defects = list[str]()
     for image in body.find_all("img"):
-        words = str(image.get("alt", "")).replace(NO_WORDS, "").strip()
+        alt = str(image.get("alt", "")).replace(DEFAULT_ALT, "").strip()
         source = str(image.get("src", ""))
-        if not words:
+        if not alt:
             defects.append("a picture has no alt text")
         elif not source.startswith("data:"):
             defects.append("a picture is not inside the page")
-        elif not image.find_parent(hidden=True):  # of a slider's frames the first shown
+        elif not image.find_parent(hidden=True):  # hidden are all but one of a slider's frames
             cell = image.find_parent(id=CELL)
             name = str(cell["id"]).removeprefix("cell-id=") if cell else ""
-            figures.append({"alt": words, "src": source, "cell": name})
+            figures.append({"alt": alt, "src": source, "cell": name})
     return figures, defects

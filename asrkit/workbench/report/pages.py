@@ -1,4 +1,4 @@
-"""The folder of static pages that a run of notebooks becomes; no page makes a request."""
+"""The folder of static pages about a run of notebooks; no page makes a request."""
 
 import datetime
 import functools
@@ -15,23 +15,18 @@ from pygments.formatters import HtmlFormatter
 from asrkit import files
 from asrkit.shapes import count
 from asrkit.workbench import machine, records
-from asrkit.workbench.claims import (
-    LEGEND,
-    NOT_COMPARABLE,
-    OF_LABEL,
+from asrkit.workbench.claims.answers import (
+    OUTCOME_OF_VERDICT,
     OUTCOMES,
-    Claim,
-    Verdict,
     claim_row,
     count_outcomes,
     document_answers,
     listed,
-    load_claims,
-    origin,
     settled_elsewhere,
     summary,
-    verdict,
 )
+from asrkit.workbench.claims.claims import Claim, load_claims
+from asrkit.workbench.claims.verdicts import LEGEND, NOT_COMPARABLE, Verdict, origin, verdict
 from asrkit.workbench.records import Record
 from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun
 from asrkit.workbench.report.findings import findings_of, value_with_unit
@@ -39,7 +34,7 @@ from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, re
 
 Row = dict[str, Any]
 
-MEANINGS = {  # mark -> what it says of a published number
+MEANINGS = {  # mark -> what it means for a published number
     "good": "measured or computed, and agrees",
     "mild": "agrees in part",
     "bad": "disagrees",
@@ -53,16 +48,16 @@ SLOWEST_SHOWN = 8
 def build(
     folder: Path, runs: Sequence[NotebookRun], seconds: float, plan: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
-    """Write a page a notebook, the pages about the run and, last, manifest.json.
+    """Write a page for each notebook, the pages about the run and, last, manifest.json.
 
     Args:
-        folder: Folder of the report; `folder/runs` holds the executed notebooks.
-        runs: How the notebooks fared, in the order of their pages.
-        seconds: How long the whole run took.
-        plan: What was asked for: size, device, commands.
+        folder: Folder of the report; `folder/runs` has the executed notebooks.
+        runs: Outcomes of the notebooks, in the order of their pages.
+        seconds: Duration of the whole run.
+        plan: Arguments of the run: size, device, commands.
 
     Returns:
-        The sentence that sums the run up, and the defects of the pages.
+        A sentence that summarises the run, and the defects of the pages.
     """
     fresh = [record for run in runs for record in run.records]
     rows = claim_rows(fresh)
@@ -128,20 +123,20 @@ def write_page(path: Path, template: str, **context: Any) -> None:
     Args:
         path: The HTML file to write.
         template: Name of a file in templates/.
-        **context: Variables of the template, beside those of every template.
+        **context: Variables of the template, in addition to those of every template.
     """
     write_text(path, _environment().get_template(template).render(**context))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file with Unix line ends, completely or not at all."""
+    """Write a text file with Unix line endings, completely or not at all."""
     with files.atomic(path) as part:
         part.write_text(text, "utf-8", newline="\n")
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """The templates, and what each of them knows: style, script, legend, pages, words."""
+    """The templates, with the variables of every template: style, script, legend and functions."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True
     )
@@ -153,7 +148,7 @@ def _environment() -> jinja2.Environment:
         "mark_of": mark_of,
         "marks": [(mark, sign, MEANINGS[mark]) for mark, sign in SIGNS.items()],
         "legend": LEGEND,
-        "of_label": OF_LABEL,
+        "of_label": OUTCOME_OF_VERDICT,
         "outcomes": OUTCOMES,
         "site_pages": SITE_PAGES,
         "count": count,
@@ -165,7 +160,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _code_style(name: str) -> str:
-    """Colours of code, without backgrounds, from a style of Pygments."""
+    """The colours of code in a style of Pygments, without backgrounds."""
     lines = HtmlFormatter(style=name).get_style_defs(".highlight").splitlines()
     unused = (".highlight .hll", ".highlight .w ")
     kept = [
@@ -184,10 +179,10 @@ def _page(
 
 
 def claim_rows(fresh: Sequence[Record]) -> list[Row]:
-    """What the page of claims shows of each claim; the columns are in claims.html.j2.
+    """The rows of the claims page; its columns are in claims.html.j2.
 
     Args:
-        fresh: Records of this run. Those that the project ships count as well.
+        fresh: Records of this run, which are added to those that asrkit ships.
     """
     folder = files.shipped("records")
     shipped = records.read(folder) if any(folder.rglob("*.jsonl")) else []
@@ -197,39 +192,35 @@ def claim_rows(fresh: Sequence[Record]) -> list[Row]:
         judged = verdict(claim, [*shipped, *fresh])
         names = {claim.id, *(entry["what"] for entry in claim.evidence)}
         is_earlier = judged.measured is not None and not claim.formula and not names & measured_now
-        row = {
-            **claim_row(claim, judged),
-            "is_earlier": is_earlier,
-            "beside": _beside(claim, judged),
-        }
-        rows.append(row)
+        evidence = _evidence(claim, judged)
+        rows.append({**claim_row(claim, judged), "is_earlier": is_earlier, "beside": evidence})
     return rows
 
 
-def _beside(claim: Claim, judged: Verdict) -> list[str]:
-    """Values that were measured close to a claim, what they are of, where, and what differs."""
-    if judged.label == NOT_COMPARABLE:  # the reason tells them
+def _evidence(claim: Claim, judged: Verdict) -> list[str]:
+    """Values measured close to a claim: what was measured, where, and what differs."""
+    if judged.label == NOT_COMPARABLE:  # the reason already lists them
         return []
     return [
-        f"{claim.show(one.record['value'])}, {_arms(one.record)}, on {origin(one.record)}: "
-        f"{one.why}"
-        for one in judged.evidence
+        f"{claim.show(item.record['value'])}, {_arms(item.record)}, on {origin(item.record)}: "
+        f"{item.why}"
+        for item in judged.evidence
     ]
 
 
 def _conditions(record: Record) -> str:
-    """Under which conditions a record was taken: "dtype=float32, B=2, T=80"."""
+    """The conditions of a record: "dtype=float32, B=2, T=80"."""
     params = record["params"]
     return ", ".join(f"{name}={params[name]}" for name in records.CONDITIONS if name in params)
 
 
 def _arms(record: Record) -> str:
-    """What a record is of: an implementation, or the two sides of a ratio."""
+    """The implementation that a record measured, or the two sides of a ratio."""
     return " / ".join(map(str, record["params"].get("arms", ()))) or str(record["impl"])
 
 
 def _facts() -> dict[str, Any]:
-    """Name and value of each fact about this machine, its software and the code."""
+    """Facts about this machine, its software and the code, by name."""
     here = machine.this_machine()
     software = machine.software()
     code = machine.code()

@@ -1,4 +1,4 @@
-"""`asrkit report`: run notebooks and write one folder of pages about them."""
+"""`asrkit report`: run notebooks and write a folder of pages about them."""
 
 import datetime
 import json
@@ -19,12 +19,12 @@ from asrkit.workbench.report.execute import NotebookRun, jobs_of, run_notebooks
 from asrkit.workbench.report.pages import build, write_text
 
 DEFAULTS: dict[str, Any] = {"parameters": {}, "size": "quick", "device": "auto", "timeout_s": None}
-TIMEOUT_S = {"quick": 600.0, "full": 7200.0}  # of a cell, by size
+TIMEOUT_S = {"quick": 600.0, "full": 7200.0}  # time limit of a cell, by size
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportResult:
-    """Where the report is and how the run went."""
+    """The path of the report, and the outcome of the run."""
 
     path: Path
     runs: Sequence[NotebookRun]
@@ -34,21 +34,21 @@ class ReportResult:
 
     @property
     def failed(self) -> list[NotebookRun]:
-        """The notebooks that did not run to their end."""
+        """The notebooks that did not complete."""
         return [run for run in self.runs if run.status != "ran"]
 
     @property
     def exit_code(self) -> int:
-        """0 if every notebook ran and no page has a defect, else 1."""
+        """0 if every notebook is complete and no page has a defect, else 1."""
         return int(bool(self.failed or self.defects))
 
     def summary(self) -> str:
-        """Failures and defects, one a line, then a sentence on the run."""
+        """Failures and defects, a line each, then a sentence about the run."""
         problems = [run.line() for run in self.failed]
         return "\n".join([*problems, *self.defects, self.sentence])
 
     def facts(self) -> dict[str, Any]:
-        """The result for programs: numbers of notebooks, records and defects, seconds, and path."""
+        """The result for programs: counts of notebooks, records and defects, seconds, and path."""
         return {
             "notebooks": len(self.runs),
             "ran": len(self.runs) - len(self.failed),
@@ -71,26 +71,27 @@ def report(  # noqa: PLR0913 - one option for each of the command's
     progress: bool = True,
     resume: bool = False,
 ) -> ReportResult:
-    """Run notebooks and write `out/<time>/index.html`, to which `out/latest` then points.
+    """Run notebooks and write `out/<time>/index.html`; `out/latest` then points to the folder.
 
-    `latest` moves when all of the folder is written, so a run that is cut short leaves the last
-    report in place.
+    `latest` moves when the whole folder is written, so an interrupted run leaves the last report in
+    place.
 
     Args:
         notebooks: Paths of the notebooks; by default notebooks/*.ipynb.
         out: Folder of all reports.
-        parameters: Values for the notebooks that declare them; every name must be declared by one.
-        size: "quick" or "full", which sets the parameters that a notebook names for that size.
+        parameters: Values for the notebooks that declare them. Each name must be declared by at
+            least one notebook.
+        size: "quick" or "full"; "full" sets the larger parameters that a notebook declares.
         device: "auto", "cpu" (hides GPUs from the notebooks) or "cuda".
         jobs: Notebooks that run at once; by default half as many as there are cores, or as many as
-            cores where all of them measure no time.
-        timeout_s: Limit of one cell in seconds; by default 600, or 7200 at full size.
-        progress: Print a line when a notebook starts, and one when it has ended.
-        resume: Finish the newest run in `out`. Other arguments win over those that it was given,
-            and what they change runs again.
+            cores if no notebook measures time.
+        timeout_s: Time limit of a cell in seconds; by default 600, or 7200 at full size.
+        progress: Print a line when a notebook starts, and one when it ends.
+        resume: Finish the newest run in `out`. Arguments of this call replace those of that run,
+            and notebooks that they affect run again.
 
     Raises:
-        ValueError: An argument cannot be served; nothing has run then.
+        ValueError: An argument is wrong; nothing has run then.
     """
     start = time.perf_counter()
     out = Path(out)
@@ -100,13 +101,13 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         folder = out / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}Z-{os.getpid()}"
         plan = dict(DEFAULTS)
         paths = sorted(Path("notebooks").glob("*.ipynb")) if notebooks is None else [*notebooks]
-    given = {
+    changes = {
         "parameters": parameters or None,
         "size": size,
         "device": device,
         "timeout_s": timeout_s,
     }
-    plan |= {name: value for name, value in given.items() if value is not None}
+    plan |= {name: value for name, value in changes.items() if value is not None}
     planned = jobs_of(paths, plan["parameters"], plan["size"], plan["device"])
     limit = plan["timeout_s"]
     if limit is None:
@@ -129,7 +130,7 @@ def report(  # noqa: PLR0913 - one option for each of the command's
         for run in runs:
             lines = [json.dumps(record) + "\n" for record in run.records]
             write_text(folder / f"records/{run.name}.jsonl", "".join(lines))
-        seconds = time.perf_counter() - start  # one number, on the page and in the summary
+        seconds = time.perf_counter() - start  # the same number on the page and in the summary
         sentence, defects = build(folder, runs, seconds, plan)
     path = _point(out / "latest", folder) / "index.html"
     return ReportResult(path=path, runs=runs, sentence=sentence, seconds=seconds, defects=defects)
@@ -140,7 +141,7 @@ def _newest(
 ) -> tuple[Path, dict[str, Any], Sequence[Path]]:
     """Folder, plan and notebooks of the run to finish."""
     folders = [plan.parent for plan in out.glob("*/plan.json") if plan.parent.name != "latest"]
-    expect(bool(folders), "resume", f"a run in {out}", "none", "Leave --resume away.")
+    expect(bool(folders), "resume", f"a run in {out}", "none", "Drop --resume.")
     folder = max(folders)
     file = folder / "plan.json"
     try:
@@ -150,18 +151,18 @@ def _newest(
         raise ValueError(f"resume: expected a plan of asrkit report in {file}.") from None
     planned = ", ".join(path.stem for path in paths)
     named = ", ".join(path.stem for path in notebooks or paths)
-    wanted = f"none beside --resume, which finishes {folder.name}: {planned}"
-    expect(named == planned, "notebooks", wanted, named, "Leave them or --resume away.")
+    wanted = f"none with --resume, which finishes {folder.name}: {planned}"
+    expect(named == planned, "notebooks", wanted, named, "Drop them, or drop --resume.")
     return folder, plan, paths
 
 
 def _command_line() -> str:
-    """The command as it was typed, with the home folder as `~`: `asrkit report --out ~/reports`."""
+    """The command as typed, with the home folder as `~`: `asrkit report --out ~/reports`."""
     return shlex.join(["asrkit", *sys.argv[1:]]).replace(f"{Path.home()}/", "~/")
 
 
 def _point(latest: Path, folder: Path) -> Path:
-    """Make `latest` a link to `folder`, or a copy of it where there are no links."""
+    """Make `latest` a link to `folder`, or a copy of it on a file system without links."""
     new = latest.with_name(f".latest-{os.getpid()}")
     try:
         new.symlink_to(folder.name, target_is_directory=True)

@@ -1,4 +1,4 @@
-"""Counted encoders against what torch counts."""
+"""Operations and parameters of encoders against torch's counters."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ ENCODERS = [
 
 
 def counted(encoder, *given):
-    """Operations that torch counts; of a CPU's fused attention it sees none."""
+    """Operations by torch's counter, which does not see a CPU's fused attention."""
     plain = nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH)
     with torch.inference_mode(), plain, FlopCounterMode(display=False) as counter:
         encoder(*given)
@@ -36,7 +36,7 @@ def counted(encoder, *given):
 
 @pytest.mark.parametrize("B, T", [(2, 200), (1, 333), (3, 1)])
 @pytest.mark.parametrize("changed", ENCODERS, ids=str)
-def test_operations_of_a_fastconformer_are_those_that_torch_counts(changed, B, T):
+def test_operations_of_a_fastconformer_agree_with_torchs_counter(changed, B, T):
     sizes = {"width": 32, "layers": 2, "subsampling_channels": 16, **changed}
     config = FastConformerConfig(**sizes)
     features = torch.randn(B, T, config.bins)
@@ -49,7 +49,7 @@ def test_operations_of_a_fastconformer_are_those_that_torch_counts(changed, B, T
 @pytest.mark.parametrize(
     "changed", [{}, {"before": 1, "after": 1}, {"stack_input": 1, "stack": 3}]
 )
-def test_operations_of_an_lstm_encoder_are_those_that_torch_counts(changed, T):
+def test_operations_of_an_lstm_encoder_agree_with_torchs_counter(changed, T):
     sizes = {"bins": 8, "width": 12, "before": 2, "after": 3, **changed}
     config = LSTMEncoderConfig(**sizes)
     # in float64, since the counter does not see a CPU's fused LSTM
@@ -68,7 +68,7 @@ STAGES = (
 
 @pytest.mark.parametrize("T", [1, 2, 17, 40])
 @pytest.mark.parametrize("dense", [{}, {"dense": False}])
-def test_operations_of_a_jasper_are_those_that_torch_counts(dense, T):
+def test_operations_of_a_jasper_agree_with_torchs_counter(dense, T):
     stages = [replace(stage, **dense) for stage in STAGES]
     config = JasperConfig(bins=8, stages=stages)
     features = torch.randn(3, T, 8)

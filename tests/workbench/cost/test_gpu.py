@@ -18,7 +18,7 @@ def cells(floor_ms, TFLOP_per_s, noise=0.0):
     return made
 
 
-def test_two_numbers_are_found_again():
+def test_two_numbers_are_recovered_from_exact_latencies():
     found = two_numbers(cells(35.0, 146.0))
     assert found.floor_ms == pytest.approx(35.0)
     assert found.TFLOP_per_s == pytest.approx(146.0)
@@ -27,7 +27,7 @@ def test_two_numbers_are_found_again():
     assert found.ms(146e12) == pytest.approx(1000)
 
 
-def test_no_other_two_numbers_are_nearer():
+def test_no_other_two_numbers_fit_better():
     noisy = cells(20.0, 50.0, noise=0.2)
     found = two_numbers(noisy)
 

@@ -81,7 +81,7 @@ def test_the_predicted_peak_is_near_the_allocators(variant, dtype, shape, share)
         variant, **shape, itemsize=dtype.itemsize, nodes=nodes
     ).total
     run = step(variant, dtype, **shape)
-    run()  # what a first call compiles and sets up is not the loss's own
+    run()  # a first call compiles and allocates buffers
     assert peak_memory(run) == pytest.approx(predicted, rel=share)
 
 

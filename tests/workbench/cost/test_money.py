@@ -1,4 +1,4 @@
-"""Money by hand, by closed form, and at the ends of what is not known."""
+"""Costs computed by hand, by closed forms, and at the ends of ranges."""
 
 import re
 from dataclasses import replace
@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asrkit.workbench import records
-from asrkit.workbench.cost import money
-from asrkit.workbench.cost.money import Instance, Range, Speed, transcription_cost
+from asrkit.workbench.cost import money, rtfx
+from asrkit.workbench.cost.money import Instance, transcription_cost
+from asrkit.workbench.cost.ranges import Range
+from asrkit.workbench.cost.rtfx import Speed
 from asrkit.workbench.machine import GPU_FIELDS
+from asrkit.workbench.tables import read_table
 
 PRICES = money.load_prices()
-SPEEDS = money.published_speeds()
+SPEEDS = rtfx.published_speeds()
 BOARD = next(
     speed
     for speed in SPEEDS
@@ -72,7 +75,7 @@ def test_at_the_break_even_rtfx_both_cost_the_same():
     assert again.usd.middle == pytest.approx(b.usd.middle)
 
 
-def test_only_costs_of_one_model_are_set_against_each_other():
+def test_only_costs_of_one_model_are_compared():
     cores = transcription_cost(PRICES["c7a.48xlarge"], CORE)
     gpus = transcription_cost(PRICES["p4de.24xlarge"], BOARD)
     small = transcription_cost(PRICES["p4de.24xlarge"], replace(BOARD, model="small"))
@@ -82,13 +85,13 @@ def test_only_costs_of_one_model_are_set_against_each_other():
     assert even["small", "gpu"] is None
 
 
-def test_what_is_taken_for_granted_is_said():
-    said = transcription_cost(PRICES["c7a.48xlarge"], CORE).caveats
+def test_caveats_list_what_is_assumed():
+    caveats = transcription_cost(PRICES["c7a.48xlarge"], CORE).caveats
     other = "RTFx of AMD EPYC 9454, price of AMD EPYC 9R14"
-    assert said[:2] == [other, "linear over 192 cores"]
+    assert caveats[:2] == [other, "linear over 192 cores"]
     (threads, *_) = transcription_cost(PRICES["c7i.48xlarge"], speed()).caveats
     assert "96 cores are sold as 192 vCPUs" in threads
-    assert "batch size: 1 against 128" in money.unequal(CORE, BOARD)
+    assert "batch size: 1 against 128" in rtfx.unequal(CORE, BOARD)
 
 
 @pytest.mark.parametrize("name, value", [
@@ -97,7 +100,7 @@ def test_what_is_taken_for_granted_is_said():
     ("power.csv", "watts"),
 ])  # fmt: skip
 def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
-    for row in money.read_table(name):
+    for row in read_table(name):
         assert None not in row
         assert None not in row.values()
         source = row["source"]
@@ -110,8 +113,8 @@ def test_every_price_speed_and_power_has_a_source_and_a_day(name, value):
             assert row["note"]
 
 
-def test_no_price_stands_twice_and_the_rows_of_an_instance_agree_on_its_cores():
-    rows = money.read_table("prices.csv")
+def test_no_price_is_listed_twice_and_the_rows_of_an_instance_agree_on_its_cores():
+    rows = read_table("prices.csv")
     priced = {(row["instance"], row["region"], row["date"]) for row in rows}
     assert len(priced) == len(rows)
     sized = {(row["instance"], row["cores"], row["gpus"]) for row in rows}
@@ -165,7 +168,7 @@ def test_the_newest_records_count_and_of_a_ladder_on_a_gpu_the_fastest_rung(tmp_
         record(old, "to_half", 700.0, **rung),
         record(old, "to_all", 5e3, what="ladder-rnnt", device="cpu"),
     )
-    found = money.recorded_speeds(tmp_path)
+    found = rtfx.recorded_speeds(tmp_path)
     on_gpu = [one for one in found if one.per == "gpu"]
     assert [one.rtfx.middle for one in on_gpu] == [800.0]
     on_core = sorted(one.rtfx.ends for one in found if one.per == "core")

@@ -38,7 +38,7 @@ def test_published_runs_are_read_with_their_gpus_and_minutes(one_recipe):
     assert np.allclose(runs["minutes"], minutes)
 
 
-def test_a_line_is_found_again(one_recipe):
+def test_a_line_is_recovered(one_recipe):
     fit = fit_epochs(one_recipe.assign(epochs=30 + 0.01 * one_recipe["batch"]))
     assert fit.least == pytest.approx(30)
     assert fit.critical_batch == pytest.approx(3000)

@@ -1,4 +1,4 @@
-"""One small model trained on the batches of one strategy after another."""
+"""A small model is trained on the batches of several strategies."""
 
 from asrkit.data import Balanced, Random, at_most_seconds, plan, web_like
 from asrkit.workbench.lessons.batching import BatchedTraining

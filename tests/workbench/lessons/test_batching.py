@@ -48,7 +48,7 @@ def test_batches_of_sorted_utterances_meet_again_and_random_ones_do_not():
 
 def test_balanced_batches_use_more_of_the_ranks_than_random_ones():
     used = {}
-    for name, way in lesson.ways_to_batch(LENGTHS, MEMORY, CANARY_COMPUTE).items():
-        pairs = plan(way, LENGTHS, ranks=2, seed=0).pairs(LENGTHS)
+    for name, strategy in lesson.strategies(LENGTHS, MEMORY, CANARY_COMPUTE).items():
+        pairs = plan(strategy, LENGTHS, ranks=2, seed=0).pairs(LENGTHS)
         used[name] = padding_account(pairs, cost=CANARY_COMPUTE, ranks=2).utilisation
     assert used["random"] < used["balanced"]

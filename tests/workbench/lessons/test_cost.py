@@ -1,4 +1,4 @@
-"""One core in every way of computing: the estimate of all blocks, and what is timed."""
+"""One core in every variant: the times, and the estimate for all blocks."""
 
 from dataclasses import replace
 
@@ -17,14 +17,16 @@ SHRUNK = shrunk(presets.parakeet_rnnt_1_1b())
 TINY = replace(SHRUNK, encoder=replace(SHRUNK.encoder, layers=BLOCKS))
 
 
-def test_every_way_of_this_cpu_is_timed_and_encodes_what_float32_encodes():
-    found = lesson.time_ways(TINY, seconds=1.0, few=1, more=BLOCKS, repeats=2)
-    assert [way.name for way in found] == lesson.ways_here()
+def test_every_variant_of_this_cpu_is_timed_and_encodes_as_float32_does():
+    found = lesson.time_variants(TINY, seconds=1.0, few=1, more=BLOCKS, repeats=2)
+    assert [variant.name for variant in found] == lesson.supported_variants()
     assert found[0].name == "float32" and found[0].error == 0
-    for way in found:
-        assert len(way.rtfx) == 2 and min(way.rtfx) > 0
-        assert way.error > 0 or "float32" in way.name
-        assert way.error <= TOLERANCE[way.name.removeprefix("optimized_")], way
+    for variant in found:
+        assert len(variant.rtfx) == 2 and min(variant.rtfx) > 0
+        assert variant.error > 0 or "float32" in variant.name
+        assert variant.error <= TOLERANCE[variant.name.removeprefix("optimized_")], (
+            variant
+        )
 
 
 @pytest.mark.parametrize(("few", "more", "all_blocks"), [(5, 11, 128), (3, 2, 2)])
@@ -32,12 +34,12 @@ def test_blocks_cost_alike_and_noise_makes_no_model_faster_than_a_part_of_it(
     few, more, all_blocks
 ):
     times = np.array([few]), np.array([more])
-    assert lesson.of_all_blocks(*times, few=1, more=3, blocks=42) == all_blocks
+    assert lesson.time_of_all_blocks(*times, few=1, more=3, blocks=42) == all_blocks
 
 
-def test_its_speed_carries_quartiles_and_says_that_it_is_an_estimate():
+def test_its_speed_has_quartiles_and_is_called_an_estimate():
     rtfx = (4.0, 1.0, 2.0, 5.0, 3.0)
-    speed = lesson.WayOnCore(name="float32", rtfx=rtfx, error=0.1).speed("a model")
+    speed = lesson.VariantOnCore(name="float32", rtfx=rtfx, error=0.1).speed("a model")
     assert speed.rtfx.ends == [2.0, 3.0, 4.0]
     assert (speed.per, speed.origin, speed.batch) == ("core", "estimated here", 1)
 

@@ -1,4 +1,4 @@
-"""Magnitudes that a number format has to hold."""
+"""Magnitudes that a number format has to represent."""
 
 from types import SimpleNamespace
 

@@ -74,17 +74,17 @@ def test_a_second_process_waits_for_the_demo_of_the_first_and_takes_it(
     tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("ASRKIT_HOME", str(tmp_path))
-    said = ""
+    errors = ""
     with ThreadPoolExecutor() as pool, demo_folder() as place:
         second = pool.submit(demo_model, seconds=60)
-        while "Waiting for the demo" not in said:
+        while "Waiting for the demo" not in errors:
             assert not second.done(), second.exception()
-            said += capfd.readouterr().err
+            errors += capfd.readouterr().err
         place.mkdir()
         save_checkpoint(place / "model.safetensors", a_demo())
     assert second.result().notes["step"] == 7
-    said += capfd.readouterr().err
-    assert said.count("Waiting") == 1 and "holds it" in said
+    errors += capfd.readouterr().err
+    assert errors.count("Waiting") == 1 and "holds it" in errors
 
 
 def test_notebook_00_reads_a_manifest_of_ones_own_before_it_trains():

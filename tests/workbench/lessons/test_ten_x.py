@@ -1,4 +1,4 @@
-"""What rungs gain."""
+"""Gains of rungs."""
 
 from asrkit.workbench.lessons.ten_x import gains
 

@@ -1,4 +1,4 @@
-"""Interleaved timing: who is called when, how often, and what is made of the samples."""
+"""Interleaved timing: the order and number of calls, and statistics of the samples."""
 
 import time
 
@@ -23,12 +23,12 @@ def test_every_repeat_calls_all_arms_and_each_goes_first_in_turn():
         assert one.timer == "time.perf_counter_ns"
 
 
-def test_an_arm_that_fails_is_heard():
+def test_an_error_of_an_arm_is_raised():
     with pytest.raises(ZeroDivisionError):
         measure({"bad": lambda: 1 / 0}, repeats=1)
 
 
-def test_time_is_told_from_work_and_from_the_setup_before_every_call(monkeypatch):
+def test_cpu_time_and_the_setup_before_every_call_are_not_part_of_the_time(monkeypatch):
     clock = {"perf_counter_ns": 0, "process_time_ns": 0}
     for name in clock:
         monkeypatch.setattr(time, name, lambda name=name: clock[name])
@@ -50,11 +50,11 @@ def test_time_is_told_from_work_and_from_the_setup_before_every_call(monkeypatch
 
 def test_slow_arms_get_few_repeats():
     seconds = {"fast": 0.1, "middle": 4, "slow": 31, "slowest": 100}
-    timed_elsewhere = {
+    with_own_timing = {
         name: lambda s=s: Sample(wall_ms=1e3 * s, cpu_ms=None)
         for name, s in seconds.items()
     }
-    found = measure(timed_elsewhere, repeats=20, warmup=0, enough_s=10, most_s=60)
+    found = measure(with_own_timing, repeats=20, warmup=0, enough_s=10, most_s=60)
     assert [len(one.samples_ms) for one in found.values()] == [20, 3, 2, 1]
     assert found["slow"].samples_ms == (31e3, 31e3)
     assert found["slow"].cpu_ms is None

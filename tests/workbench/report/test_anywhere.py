@@ -59,7 +59,7 @@ def needs(command):
         pytest.skip(f"needs a namespace: {' '.join(tried.stderr.split())}")
 
 
-# Name -> a function of an empty folder: what a command is started by, variables, the checkout.
+# Name -> a function of an empty folder that returns the command, its variables and the checkout.
 def an_odd_path(folder):
     checkout = folder / "Ärger mit Räumen {1}"
     for name in ("asrkit", "data"):
@@ -120,7 +120,7 @@ def hostile_settings(folder):
     }
 
 
-PLACES = {  # -> what a page says of it on stderr
+PLACES = {  # -> the message on stderr
     an_odd_path: "",
     a_locale_of_ascii: "",
     a_read_only_checkout: "",
@@ -146,14 +146,14 @@ def outputs(path):
     """Text on stderr of a notebook that has run, and the rest as text."""
     cells = nbformat.read(path, 4).cells
     found = [one for cell in cells for one in cell.get("outputs", [])]
-    said = "".join(one.text for one in found if one.get("name") == "stderr")
+    errors = "".join(one.text for one in found if one.get("name") == "stderr")
     texts = [one.data["text/plain"] for one in found if "data" in one]
     rest = "".join(one.text for one in found if one.get("name") == "stdout")
-    return said, [*texts, *filter(None, [rest])]
+    return errors, [*texts, *filter(None, [rest])]
 
 
 def start(command, variables, checkout, **how):
-    """Run a command with variables, of which those that are None are not set."""
+    """Run a command with environment variables; those that are None are removed."""
     own = {
         "PYTEST_CURRENT_TEST": None,  # hides what libraries print from ipykernel
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -192,11 +192,11 @@ def test_a_report_runs_anywhere_or_says_what_it_lacks(place, tmp_path, elsewhere
         cwd=checkout,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    said, rest = outputs(out / "latest/runs/mine.ipynb")
+    errors, rest = outputs(out / "latest/runs/mine.ipynb")
     cores = 1 if place is one_core else len(os.sched_getaffinity(0))
     assert rest == [str(cores), "A line that climbs from three to four"]
     lacks = PLACES[place]
-    assert lacks in said and bool(lacks) == bool(said)
+    assert lacks in errors and bool(lacks) == bool(errors)
     folder.chmod(0o755)
 
 
@@ -207,8 +207,8 @@ def test_papermill_by_hand_runs_a_notebook_from_anywhere_to_anywhere(tmp_path):
     done, out = papermill("07_cuda_graphs", tmp_path, asked, settings)
     assert done.returncode == 0
     assert "Passed unknown parameter: nothing" in done.stderr
-    said, rest = outputs(out)
-    assert said == "" and any("launches" in text for text in rest)
+    errors, rest = outputs(out)
+    assert errors == "" and any("launches" in text for text in rest)
 
 
 @pytest.mark.live
@@ -237,7 +237,7 @@ def test_a_user_without_a_name_gets_one_and_a_home():
     assert done.stdout == "uid12345 /\n"
 
 
-@pytest.mark.parametrize(("typed", "said"), [
+@pytest.mark.parametrize(("typed", "message"), [
     ("seconds three", "parameters: expected float as seconds of mine.ipynb, got 'three'."),
     ("seconds True", "parameters: expected float as seconds of mine.ipynb, got True."),
     ("count 2.5", "parameters: expected int as count of mine.ipynb, got 2.5."),
@@ -250,9 +250,9 @@ def test_a_user_without_a_name_gets_one_and_a_home():
     ("sizes 3", "parameters: expected list as sizes of mine.ipynb, got 3."),
     ("nothing 1", "parameters: expected one of ['count', 'day', 'flag', 'free', 'limit', 'name', 'number', 'seconds', 'sizes'], got ['nothing']."),
 ])  # fmt: skip
-def test_a_parameter_of_another_type_is_one_line(typed, said, declares, capsys):
+def test_a_parameter_of_another_type_is_one_line(typed, message, declares, capsys):
     assert main(["report", declares, "-p", *typed.split()]) == 2
-    assert capsys.readouterr().err.strip() == f"asrkit report: {said}"
+    assert capsys.readouterr().err.strip() == f"asrkit report: {message}"
 
 
 @pytest.mark.parametrize(("typed", "value"), [

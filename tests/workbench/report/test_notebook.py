@@ -27,12 +27,12 @@ def displayed(data):
 
 
 def markdown(text):
-    """What `display(Markdown(text))` leaves."""
+    """The output of `display(Markdown(text))`."""
     return displayed({"text/markdown": text, "text/plain": "<a Markdown object>"})
 
 
 def picture(alt):
-    """What `plots.show` leaves."""
+    """The output of `plots.show`."""
     html = f'<img alt="{alt}" src="data:image/svg+xml;base64,AAAA">'
     return displayed({"text/html": html, "text/plain": alt})
 
@@ -47,7 +47,7 @@ def page_of(folder, *cells):
 
 
 def folded(body):
-    """Ids of the cells whose code is folded, with what stands in its place."""
+    """Ids of the cells whose code is folded, with the title of the fold."""
     places = {}
     for fold in body.find_all("details", class_="code"):
         assert fold.find(class_="input") and not fold.has_attr("open")
@@ -57,14 +57,14 @@ def folded(body):
 
 
 def test_tagged_code_imports_and_checks_are_folded_and_what_they_print_is_not(tmp_path):
-    said = new_output("stream", name="stdout", text="said\n")
+    printed = new_output("stream", name="stdout", text="printed\n")
     _, body = page_of(
         tmp_path,
         new_code_cell("import torch\n\nprint(machine.stamp())"),
         tagged("size: int = 3  # bars", "parameters"),
         new_code_cell("expect_parameters(\n    globals(),\n    size=int,\n)\nx = 1"),
         new_code_cell("x = torch.ones(3)"),
-        tagged("publish(x)", "hide-input", outputs=[said]),
+        tagged("publish(x)", "hide-input", outputs=[printed]),
         new_code_cell("def ("),
     )
     assert folded(body) == {
@@ -176,8 +176,8 @@ def test_a_tag_in_the_prose_becomes_a_mark_that_leads_to_the_claim(tmp_path):
     page, body = page_of(tmp_path, new_markdown_cell(text))
     first, second = body.find_all("a", href="claims.html#joint-memory-20s")
     assert first["id"] == "claim-joint-memory-20s" and not second.has_attr("id")
-    said = "Claim joint-memory-20s: arithmetic checked"
-    assert first["aria-label"] == second["aria-label"] == said
+    label = "Claim joint-memory-20s: arithmetic checked"
+    assert first["aria-label"] == second["aria-label"] == label
     assert TAG in body.get_text()  # inside code it is code
     assert page.claims and page.has_marks and page.defects == []
     assert body.table.parent["class"] == ["scroll"]
@@ -252,4 +252,4 @@ def test_outputs_and_takeaways_neither_run_nor_leave_the_page(tmp_path):
 def test_a_malformed_record_is_a_defect_and_no_record(tmp_path):
     made = displayed({MIME: {"x": 1}})
     page, _ = page_of(tmp_path, tagged("1", outputs=[made]))
-    assert page.defects == ["no record: missing field what"] and not page.records
+    assert page.defects == ["not a record: 'what' is not a str"] and not page.records

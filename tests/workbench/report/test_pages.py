@@ -1,4 +1,4 @@
-"""Pages from executed notebooks that are written by hand: what a reader finds on them, without running a kernel."""
+"""The content of pages from notebooks whose outputs are written by hand, so that no kernel runs."""
 
 import nbformat
 import pytest
@@ -22,7 +22,7 @@ HOME = CLAIMS["joint-memory-20s"].notebook
 
 
 def ship_records_of(folder, monkeypatch):
-    """The project ships the records of `folder`/data/records, of which there are none at first."""
+    """Makes asrkit read its records from `folder`/data/records, which is empty at first."""
     real = files.shipped
     own = {"records": folder / "data/records"}
     monkeypatch.setattr(files, "shipped", lambda name: own.get(name) or real(name))
@@ -137,15 +137,15 @@ def test_what_another_machine_recorded_stands_with_what_it_is_there(tmp_path):
     records.append(tmp_path / "data/records/bench.jsonl", record)
     claims = built(tmp_path, [new_markdown_cell("# Why?")])["claims"]
     cell = claims.find(id=claim.id).select_one("td[data-label='Recorded elsewhere']")
-    told = " ".join(cell.get_text().split())
-    assert told.startswith("1.1× (reproduced there) on H200, commit ")
+    shown = " ".join(cell.get_text().split())
+    assert shown.startswith("1.1× (reproduced there) on H200, commit ")
     assert "Recorded on H200: 1 reproduced by measurement." in claims.get_text()
 
 
 def test_a_page_with_marks_says_what_they_and_the_verdicts_mean(plain):
     legend = plain["claims"].select("#verdicts div")
-    said = {part.dt.get_text().strip(): part.dd.get_text() for part in legend}
-    assert said == LEGEND
+    meanings = {part.dt.get_text().strip(): part.dd.get_text() for part in legend}
+    assert meanings == LEGEND
     (line,) = plain[HOME].select("p.marks")
     assert all(sign in line.get_text() for sign in SIGNS.values())
     assert not plain["other"].select("p.marks")
@@ -207,7 +207,7 @@ def test_every_page_leads_to_those_about_the_run_and_to_its_neighbours(plain):
     assert (after, before) == ("Is it small?\u00a0→", "←\u00a0Why?")
 
 
-@pytest.mark.parametrize(("unit", "metric", "value", "told"), [
+@pytest.mark.parametrize(("unit", "metric", "value", "shown"), [
     ("s/s", "rtfx", 4.5, "4.5× real time"),
     ("B", "peak", 2.0**21, "2.1 MB"),
     ("fraction", "wer", 0.125, "12.5 %"),
@@ -215,6 +215,6 @@ def test_every_page_leads_to_those_about_the_run_and_to_its_neighbours(plain):
     ("1", "count", 3.0, "3"),
     ("ms", "latency", 1.5, "1.5 ms"),
 ])  # fmt: skip
-def test_values_come_with_their_unit(unit, metric, value, told):
+def test_values_come_with_their_unit(unit, metric, value, shown):
     record = {"unit": unit, "metric": metric, "value": value}
-    assert value_with_unit(record) == told.replace(" ", "\u00a0")
+    assert value_with_unit(record) == shown.replace(" ", "\u00a0")

@@ -49,7 +49,7 @@ GOOD = [
 
 
 def write(folder, name, *cells, **settings):
-    """A notebook of cells, or of the sources of code cells; what declares ": int" is parameters."""
+    """A notebook of cells, or of sources of code cells; a source with ": int" declares parameters."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for cell in cells:
@@ -125,7 +125,7 @@ def test_latest_moves_to_the_newer_report_and_the_older_stays(built):
     assert older.name == "2000" and latest.resolve() == newer
 
 
-def test_a_copy_of_the_same_work_is_kept(built, notebooks, capsys):
+def test_a_copy_with_the_same_fingerprint_is_kept(built, notebooks, capsys):
     jobs = jobs_of([notebooks / "a_good.ipynb"], {"size": 3}, device="cpu")
     (run,) = run_notebooks(jobs, built[0] / "latest/runs", resume=True)
     assert run.status == "ran" and "; kept" in capsys.readouterr().out
@@ -134,11 +134,11 @@ def test_a_copy_of_the_same_work_is_kept(built, notebooks, capsys):
 @pytest.mark.parametrize(
     "change", [{"source": "x = 2"}, {"size": 3}, {"device": "cpu"}]
 )
-def test_another_source_parameter_or_device_is_other_work(tmp_path, change):
+def test_another_source_parameter_or_device_changes_the_fingerprint(tmp_path, change):
     def work(source="x = 1", size=2, device="auto"):
         path = write(tmp_path, "x", "size: int = 1", source)
         (job,) = jobs_of([path], {"size": size}, device=device)
-        return job.work()
+        return job.fingerprint()
 
     assert work() == work() != work(**change)
 
@@ -169,7 +169,7 @@ except ProcessLookupError:
 
 @pytest.mark.live
 @pytest.mark.parametrize("names", [("kills", "runs"), ("runs", "kills")])
-def test_a_worker_that_dies_is_seen_at_once_and_takes_no_other_notebook_with_it(
+def test_a_worker_that_dies_is_noticed_at_once_and_ends_no_other_notebook(
     tmp_path, names
 ):
     sources = {"kills": KILLS, "runs": RUNS}
@@ -233,7 +233,7 @@ assert not [*Path().glob("*.runs")]
 """
 
 
-def test_only_notebooks_that_measure_no_time_run_beside_others(tmp_path, monkeypatch):
+def test_only_untimed_notebooks_run_together(tmp_path, monkeypatch):
     monkeypatch.setattr(execute, "this_machine", lambda: {"cpu_usable": 2})
     paths = []
     for name, source in {"a": ALONE, "b": MEETS, "c": MEETS}.items():
@@ -247,13 +247,13 @@ TORN = """
 import os
 from pathlib import Path
 copy = Path("out/torn.ipynb")
-copy.write_text(copy.read_text()[:100])  # as a full disk or a kill in the middle leaves it
+copy.write_text(copy.read_text()[:100])  # as after a full disk or a kill
 os.kill(os.getppid(), 9)
 """
 
 
 @pytest.mark.live
-def test_a_torn_copy_costs_its_own_page_only(tmp_path):
+def test_an_incomplete_copy_only_loses_its_own_page(tmp_path):
     paths = [write(tmp_path, "torn", TORN), write(tmp_path, "runs", "1")]
     torn, runs = run_notebooks(jobs_of(paths, {}), tmp_path / "out", progress=False)
     assert (torn.status, runs.status) == ("failed", "ran")
@@ -322,7 +322,7 @@ def test_a_report_that_is_stopped_leaves_no_kernel_behind(tmp_path, how):
 
 
 @pytest.mark.live
-def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_a_killed_run_can_be_resumed(tmp_path, monkeypatch, capsys):
     notebooks = tmp_path / "notebooks"
     is_there = "import os, time\ngoes_on = lambda: os.path.exists('go')"
     hangs = "while not goes_on(): time.sleep(0.1)"
@@ -332,7 +332,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     typed = "report --jobs 2 -p size 5 --out out"
     with running(tmp_path, "-m", "asrkit", *typed.split()):
         wait_until(lambda: [*tmp_path.glob("out/*/runs/03_hangs.ipynb")])
-    (folder,) = (tmp_path / "out").iterdir()  # no `latest`: the site is not whole
+    (folder,) = (tmp_path / "out").iterdir()  # no `latest`: the site is not complete
     assert not (folder / "manifest.json").exists()
     assert [path.stem for path in folder.glob("runs/*.done")] == ["01_done"]
 
@@ -341,8 +341,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["asrkit", *resumed.split()])
     assert main(sys.argv[1:]) == 0
-    said = capsys.readouterr().out
-    assert re.findall(r"(\w+): (?:ran.*; (kept)|(started))", said) == [
+    printed = capsys.readouterr().out
+    assert re.findall(r"(\w+): (?:ran.*; (kept)|(started))", printed) == [
         ("01_done", "kept", ""),
         ("02_fails", "", "started"),
         ("03_hangs", "", "started"),
@@ -397,19 +397,19 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(
     assert [path.stem for path in find_notebooks(named.split())] == stems.split()
 
 
-@pytest.mark.parametrize(("asked", "said"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (["01", "nix"], "notebooks: expected one of 01_one, got 'nix'"),
     (["--jobs", "0"], "--jobs: expected at least 1, got 0"),
     (["-p", "sise", "1"], "expected one of ['size'], got ['sise']"),
     (["--resume"], "--resume: expected a run in"),
     (["--timeout", "nan"], "--timeout: expected a number of seconds above 0, got nan"),
     (["--device", "cuda"], "--device: expected cpu or auto where torch finds no GPU, got cuda."),
-    (["bad_\udcc3.ipynb"], "nor letters that the locale cannot name, got ['bad_\\udcc3']. For letters, set LC_ALL=C.UTF-8."),
+    (["bad_\udcc3.ipynb"], "and without undecodable bytes, got ['bad_\\udcc3']. For such bytes, set LC_ALL=C.UTF-8."),
     (["torn.ipynb"], "notebook torn.ipynb: expected a notebook of nbformat 4"),
     (["twice/01_one.ipynb", "01"], "notebooks: expected different names, none of them index, claims, figures, machine, got ['01_one', '01_one']"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
-    asked, said, tmp_path, monkeypatch, capsys
+    arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     write(tmp_path / "notebooks", "01_one", "size: int = 1  # of it")
@@ -417,9 +417,9 @@ def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
     (tmp_path / "torn.ipynb").write_text('{"cells": [')
     (tmp_path / "bad_\udcc3.ipynb").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *asked]) == 2
+    assert main(["report", *arguments]) == 2
     err = capsys.readouterr().err.strip()
-    assert said in err and "\n" not in err
+    assert message in err and "\n" not in err
     assert not (tmp_path / "reports").exists()
 
 

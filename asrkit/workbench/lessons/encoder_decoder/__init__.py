@@ -1,1 +1,1 @@
-"""What notebook 09_encoder_decoder counts, measures and draws beyond its cells."""
+"""Notebook 09: cache policies of an attention decoder, and the parts of a Whisper."""

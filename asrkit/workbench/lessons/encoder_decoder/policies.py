@@ -1,12 +1,12 @@
-"""Cache policies of a decoder: what they compute, how long that takes, and pictures of both.
+"""Cache policies of a decoder: their operations, their times, and pictures of both.
 
 Counts are of `asrkit.models.AEDModel`'s decoder, with the policies of
 `lessons.shared.cache_policies`.
 
-The models that are timed are small and random, and never write eos, so that the number of their
-steps is known; their texts mean nothing. They decode noise, as an untrained encoder gives nearly
-the same frame throughout. Attention is made sharp, so that a text depends on the frames and on all
-of its tokens.
+The timed models are small and random, and never emit eos, so that the number of steps is known;
+their texts have no meaning. They decode noise, because the frames of an untrained encoder are
+nearly all the same. Attention is made sharp, so that a text depends on the frames and on all of its
+tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,31 +31,32 @@ from asrkit.workbench.plots.canvas import LEGEND_BESIDE
 from asrkit.workbench.plots.marks import stacked
 from asrkit.workbench.plots.palette import colours_of
 
-LAYERS = {"deep": (8, 6), "shallow": (11, 2)}  # of encoder and decoder; about equal parameters
+LAYERS = {"deep": (8, 6), "shallow": (11, 2)}  # encoder and decoder; about equal parameters
 VOCABULARY = 1024
-SHARPER = 8.0  # queries of cross-attention than at the start of a training
-LOUDER = 4.0  # what cross-attention adds
-QUIETER = 0.1  # the last token itself; else it would be written again
-CELLS_A_ROW = 50  # of the picture of a step
+QUERY_SCALE = 8.0  # sharpens cross-attention
+CROSS_ATTENTION_SCALE = 4.0
+EMBEDDING_SCALE = 0.1  # without it, the last token would be repeated
+CELLS_PER_ROW = 50  # in the picture of a step
 
 
 # Counts
 
 
 def aed_flops(config: AEDConfig, policy: tuple[str, str], *, T: int, U: int) -> dict[str, int]:
-    """Operations of the products of greedy decoding of an utterance, by part; U tokens, U steps.
+    """Operations of the products of greedy decoding of an utterance, by part, for U steps.
 
-    A multiplication and its addition are two. Norms, activations and softmax are left out.
+    A multiplication and an addition are two operations. Norms, activations and softmax are left
+    out.
 
     Args:
         config: Sizes of the decoder.
-        policy: `CachePolicy` of decoding.
-        T: Encoder frames, padding included.
-        U: Tokens that are written, eos included.
+        policy: The `CachePolicy`.
+        T: Number of encoder frames, padding included.
+        U: Number of tokens, eos included.
 
     Returns:
-        Projections of frames to keys and values; tokens of earlier steps, computed again; and what
-        each new token takes in the layers and the output.
+        Operations of the projections of frames to keys and values, of earlier tokens that are
+        computed again, and of the steps themselves in the layers and the output.
 
     >>> from asrkit.models import presets
     >>> sum(aed_flops(presets.canary_1b(), POLICIES["NeMo 3.0"], T=250, U=70).values()) // 10**9
@@ -64,15 +65,15 @@ def aed_flops(config: AEDConfig, policy: tuple[str, str], *, T: int, U: int) -> 
     cross, past = policy
     D = config.width
     products = 6 + 2 * config.expansion  # self-attention 4, query and output 2, feed-forward
-    looks = 1
+    attended = 1
     if cross == "absorbed":
         products += 2  # the weights of key and value
-        looks = config.heads  # each head's query is as wide as a frame
+        attended = config.heads  # each head's query is as wide as a frame
     projections = {"kept": 1, "absorbed": 0, "recomputed": U}[cross]  # of all frames
     again = 0
     tokens = 0
     for earlier in range(U):
-        attention = 2 * (earlier + 1) * D + 2 * looks * T * D
+        attention = 2 * (earlier + 1) * D + 2 * attended * T * D
         token = products * D * D + attention
         tokens += token
         again += earlier * {"kept": 0, "states": 2 * D * D, "none": token}[past]
@@ -90,9 +91,9 @@ def gigaflops(
 
     Args:
         config: Sizes of a model with a FastConformer.
-        policy: What decoding keeps.
-        seconds: Of speech, with 100 frames of features each.
-        tokens: That are written, eos included.
+        policy: The cache policy.
+        seconds: Seconds of speech, with 100 feature frames each.
+        tokens: Number of tokens, eos included.
     """
     encoder: Any = config.encoder
     frames = round(100 * seconds)
@@ -105,12 +106,12 @@ def gigaflops(
 
 
 def random_model(layers: tuple[int, int], *, heads: int = 4, seed: int = 0) -> AEDModel:
-    """An encoder-decoder model with random weights that never writes eos, in inference mode.
+    """An encoder-decoder model with random weights that never emits eos, in eval mode.
 
     Args:
-        layers: Of encoder and decoder.
-        heads: Of both, each of 64.
-        seed: Of the weights.
+        layers: Number of layers of encoder and decoder.
+        heads: Number of heads of both, each of width 64.
+        seed: Seed of the weights.
     """
     in_encoder, in_decoder = layers
     width = 64 * heads
@@ -130,22 +131,22 @@ def random_model(layers: tuple[int, int], *, heads: int = 4, seed: int = 0) -> A
         torch.manual_seed(seed)
         model: Any = AEDModel(config).eval()
         model.output_bias[model.eos] = -1e9
-        model.embedding_norm.weight.mul_(QUIETER)
+        model.embedding_norm.weight.mul_(EMBEDDING_SCALE)
         for layer in model.layers:
             attention = layer.cross_attention
-            attention.query.weight.mul_(SHARPER)
-            attention.out.weight.mul_(LOUDER)
+            attention.query.weight.mul_(QUERY_SCALE)
+            attention.out.weight.mul_(CROSS_ATTENTION_SCALE)
             torch.nn.init.normal_(attention.key_value.bias, std=0.3)
     return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """Noise in place of speech, and texts of one length.
+    """Noise in place of speech, with texts of one length.
 
     Attributes:
-        features: (B, T, F).
-        encoded: (B, T', D), what the decoder gets for the encoder's frames.
+        features: Input of the encoder, (B, T, F).
+        encoded: Input of the decoder, (B, T', D).
         tokens: Steps of a text, eos included.
     """
 
@@ -155,13 +156,13 @@ class Speech:
 
     @property
     def seconds(self) -> float:
-        """Of all utterances."""
+        """Seconds of all utterances together."""
         B, T, _ = self.features.shape
         return B * T / 100
 
     @property
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """Frames of each utterance, of the features and of the encoder: all are of one length."""
+        """Feature frames and encoder frames of each utterance; all have full length."""
         B, T, _ = self.features.shape
         return torch.full((B,), T), torch.full((B,), self.encoded.shape[1])
 
@@ -170,11 +171,11 @@ def noise(B: int, *, width: int, seconds: float, tokens: int, seed: int = 0) -> 
     """A batch of noise, all utterances of one length.
 
     Args:
-        B: Utterances.
-        width: Of the model.
-        seconds: Of each.
-        tokens: Steps that a text of it takes.
-        seed: Of the noise.
+        B: Number of utterances.
+        width: Width of the model.
+        seconds: Length of each utterance.
+        tokens: Steps of a text.
+        seed: Seed of the noise.
     """
     T = round(100 * seconds)
     features, encoded = (
@@ -185,7 +186,7 @@ def noise(B: int, *, width: int, seconds: float, tokens: int, seed: int = 0) -> 
 
 
 def decode(model: Any, speech: Speech, policy: CachePolicy) -> Hypotheses:
-    """Greedy texts of `speech.tokens` steps, of which the last one would write eos."""
+    """Greedy texts of `speech.tokens` steps; the last step stands for eos."""
     encoded = speech.encoded.to(model.embedding.weight.dtype)
     _, lengths = speech.lengths
     kept = with_policy(model, policy)
@@ -193,14 +194,14 @@ def decode(model: Any, speech: Speech, policy: CachePolicy) -> Hypotheses:
 
 
 def texts_agree(model: AEDModel, speech: Speech) -> bool:
-    """Whether all policies write the same texts, in float64, where rounding decides nothing."""
+    """Whether all policies give the same texts in float64, where rounding does not matter."""
     exact = deepcopy(model).double()
     first, *others = (decode(exact, speech, policy).tokens() for policy in POLICIES.values())
     return all(text == first for text in others)
 
 
 def kept_MB(model: AEDModel, speech: Speech, policy: CachePolicy) -> float:
-    """Megabytes that decoding holds between its steps, of frames and text, as allocated."""
+    """Allocated megabytes that decoding keeps between steps, for frames and text."""
     _, lengths = speech.lengths
     kept_model = with_policy(model, policy)
     with torch.inference_mode():
@@ -213,12 +214,12 @@ def kept_MB(model: AEDModel, speech: Speech, policy: CachePolicy) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times of several models with several cache policies, of one batch, from one run.
+    """Times of several models with several cache policies, for one batch and from one run.
 
     Attributes:
-        seconds: Of speech in all.
+        seconds: Seconds of speech in the batch.
         tokens: Steps of the texts.
-        timings: Of "MODEL, encoder", "MODEL, projections" and "MODEL, POLICY".
+        timings: Timings of "MODEL, encoder", "MODEL, projections" and "MODEL, POLICY".
     """
 
     seconds: float
@@ -236,8 +237,8 @@ class Times:
     def parts_ms(self, model: str, name: str) -> dict[str, float]:
         """Milliseconds of encoder, projections of frames, and the rest of the steps.
 
-        Together they are the median of `whole_ms`. Projections are timed alone, for all layers at
-        once, and counted for each step that computes them; the rest is what remains of the
+        Their sum is the median of `whole_ms`. Projections are timed separately, for all layers
+        together, and counted for each step that computes them; the rest is the remainder of the
         decoder's time.
         """
         times = {"kept": 1, "absorbed": 0, "recomputed": self.tokens}[POLICIES[name].cross]
@@ -250,11 +251,11 @@ class Times:
         }
 
     def ratio(self, slow: tuple[str, str], fast: tuple[str, str]) -> tuple[float, float, float]:
-        """How many times as long one (model, policy) takes as another, encoder included.
+        """Time of one (model, policy) over that of another, encoder included.
 
         Returns:
-            The least ratio of a repeat; the ratio of the medians, which `parts_ms` add up to; and
-            the largest ratio of a repeat.
+            The smallest ratio of a repeat, the ratio of the medians, and the largest ratio of a
+            repeat. `parts_ms` add up to the medians.
         """
         slow_ms, fast_ms = self.whole_ms(*slow), self.whole_ms(*fast)
         each = slow_ms / fast_ms
@@ -281,20 +282,20 @@ def time_policies(models: Mapping[str, AEDModel], speech: Speech, *, repeats: in
 
 
 def step_cells(parts: Mapping[str, int], ax: Axes, *, rows: int) -> None:
-    """The products of one step of one layer as cells, a cell for each D x D product.
+    """Draw the products of one step of one layer, with a cell for each D x D product.
 
     Args:
-        parts: Name of a part -> its cells.
+        parts: Name of a part -> its number of cells.
         ax: Axes to draw on.
-        rows: Rows that there is room for, so that two pictures have one scale.
+        rows: Number of rows that fit, so that two pictures have one scale.
     """
     start = 0
     for name, shade in colours_of(parts).items():
         cells = np.arange(start, start + parts[name])
-        place = cells % CELLS_A_ROW, cells // CELLS_A_ROW
-        ax.scatter(*place, s=50, marker="s", lw=0, color=shade, label=f"{name}: {parts[name]}")
+        position = cells % CELLS_PER_ROW, cells // CELLS_PER_ROW
+        ax.scatter(*position, s=50, marker="s", lw=0, color=shade, label=f"{name}: {parts[name]}")
         start += parts[name]
-    ax.set(xlim=(-1, CELLS_A_ROW), ylim=(rows, -1), aspect="equal")
+    ax.set(xlim=(-1, CELLS_PER_ROW), ylim=(rows, -1), aspect="equal")
     ax.axis("off")
     ax.legend(**LEGEND_BESIDE)
 
@@ -302,7 +303,7 @@ def step_cells(parts: Mapping[str, int], ax: Axes, *, rows: int) -> None:
 def decoder_work(
     models: Mapping[str, Mapping[str, Mapping[str, float]]], axes: Sequence[Axes], *, unit: str
 ) -> None:
-    """Work or time by part, a bar for each cache policy, an Axes for each model, on one scale.
+    """Draw work or time by part: a bar for each cache policy, an Axes for each model, one scale.
 
     Args:
         models: Name of a model -> name of a policy -> part -> size.

@@ -1,5 +1,6 @@
-"""Whisper with its published weights on recorded speech: the time of each part, the least that a
-step can take, and what drafts save.
+"""Whisper with its published weights on recorded speech: times of its parts, and drafts.
+
+The times are compared with the least time that a step can take.
 """
 
 import time
@@ -25,16 +26,16 @@ from asrkit.models.prompts import SUPPRESSED, PromptFormat
 from asrkit.workbench.measure import Timing, measure
 
 CHOICE = "choice of the token"
-Frames = tuple[Tensor, Tensor]  # of the encoder (B, T, D), and their lengths (B,)
+Frames = tuple[Tensor, Tensor]  # encoder frames (B, T, D), and their lengths (B,)
 
 
 class Stopwatch:
     """Milliseconds of the parts of a run; each part ends where the next one begins.
 
     Attributes:
-        ms: By the name of the part.
-        calls: How often the decoder was called.
-        steps: How many of these calls came after a text's first one.
+        ms: Milliseconds by the name of the part.
+        calls: Number of calls of the decoder.
+        steps: Number of calls without the first one of each text.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Stopwatch:
         self.since = time.perf_counter()
 
     def begin(self, part: str) -> None:
-        """Begin a part. The time of part "" is not kept."""
+        """Begin a part. The time of the part "" is discarded."""
         now = time.perf_counter()
         if self.part:
             self.ms[self.part] += 1e3 * (now - self.since)
@@ -59,10 +60,10 @@ class Stopwatch:
 
 @contextmanager
 def watched(model: Any, watch: Stopwatch) -> Iterator[None]:
-    """Have a stopwatch time the parts of a decoder while it writes one batch of texts.
+    """Time the parts of a decoder with a stopwatch while it decodes one batch.
 
-    All of the first call of the decoder, which takes the prompt, is the part "prefill". In later
-    calls parts begin at layer norms, since packing a model leaves those in place.
+    The first call of the decoder, which takes the prompt, is the part "prefill". In later calls,
+    parts begin at layer norms, because a packed model still has those.
     """
     before = watch.calls
 
@@ -79,12 +80,12 @@ def watched(model: Any, watch: Stopwatch) -> Iterator[None]:
         begin(CHOICE)
         return logits
 
-    places = [(model.embedding, count)]
+    hooked = [(model.embedding, count)]
     for layer in model.layers:
-        places.append((layer.self_norm, partial(begin, "self-attention")))
-        places.append((layer.cross_norm, partial(begin, "cross-attention")))
-        places.append((layer.feed_forward_norm, partial(begin, "feed-forward")))
-    hooks = [module.register_forward_pre_hook(hook) for module, hook in places]
+        hooked.append((layer.self_norm, partial(begin, "self-attention")))
+        hooked.append((layer.cross_norm, partial(begin, "cross-attention")))
+        hooked.append((layer.feed_forward_norm, partial(begin, "feed-forward")))
+    hooks = [module.register_forward_pre_hook(hook) for module, hook in hooked]
     model.score = score
     try:
         yield
@@ -99,9 +100,8 @@ class Whisper:
     """A Whisper that decodes greedily and without timestamps.
 
     Attributes:
-        model: The checkpoint's model, perhaps packed or in another dtype.
-        checkpoint: Its settings say how features are computed, how a text begins, and which tokens
-            are never written.
+        model: The checkpoint's model, which may be packed or in another dtype.
+        checkpoint: The checkpoint, with the settings of features, prompt and suppressed tokens.
     """
 
     model: AEDModel
@@ -116,7 +116,7 @@ class Whisper:
 
     @cached_property
     def decoder(self) -> Suppressing:
-        """The model without the tokens that are never written."""
+        """The model with its suppressed tokens masked."""
         suppressed = self.checkpoint.notes[SUPPRESSED]
         return Suppressing(self.model, **suppressed, prompt_tokens=len(self.prompt))
 
@@ -134,44 +134,42 @@ class Whisper:
     def decode(
         self, frames: Frames, watch: Stopwatch, draft: Hypotheses | None = None
     ) -> Hypotheses:
-        """The text of frames, which may come from the encoder of another dtype."""
+        """The text of encoder frames, which may have another dtype."""
         encoded, lengths = frames
         encoded = encoded.to(self.model.positions.dtype)
         with watched(self.model, watch):
             watch.begin("prefill")
-            found = aed_greedy(self.decoder, encoded, lengths, prompt=self.prompt, draft=draft)
+            text = aed_greedy(self.decoder, encoded, lengths, prompt=self.prompt, draft=draft)
         watch.begin("")
-        return found
+        return text
 
     def as_draft(self, text: str) -> Hypotheses:
-        """A text that somebody wrote, as a draft."""
+        """A written text as a draft."""
         labels = [(token, -1, 0) for token in self.checkpoint.tokenizer.encode(f" {text}")]
         return Hypotheses.from_lists([labels], [torch.zeros(())], "written")
 
 
 def whispers(checkpoint: Checkpoint) -> dict[str, Whisper]:
-    """The model eager and packed, both in float32; and packed in the dtype that this CPU multiplies
-    fastest, where that is another one.
-    """
+    """The model in float32, eager and packed, and packed in this CPU's fastest dtype."""
     model: Any = checkpoint.model.float()
-    found = {"eager, float32": model}
+    models = {"eager, float32": model}
     for dtype in dict.fromkeys(("float32", fast_dtype())):
-        found[f"packed, {dtype}"] = optimize(cast_copy(model, getattr(torch, dtype)))
-    return {name: Whisper(model=one, checkpoint=checkpoint) for name, one in found.items()}
+        models[f"packed, {dtype}"] = optimize(cast_copy(model, getattr(torch, dtype)))
+    return {name: Whisper(model=one, checkpoint=checkpoint) for name, one in models.items()}
 
 
 def time_parts(
     arms: Mapping[str, Whisper], waveforms: Sequence[Tensor], *, passes: int
 ) -> tuple[dict[str, Stopwatch], dict[str, Timing]]:
-    """Transcribe recordings one by one with each arm, in turns.
+    """Transcribe recordings one by one with each arm, interleaved.
 
     Args:
         arms: Models by name.
-        waveforms: Recordings (S,).
-        passes: How often each arm transcribes all of them.
+        waveforms: Recordings, (S,) each.
+        passes: Number of passes of each arm over all recordings.
 
     Returns:
-        The parts of each arm's fastest pass, and the times of all its passes.
+        The parts of each arm's fastest pass, and the times of all passes.
     """
 
     def run(whisper: Whisper, watch: Stopwatch) -> None:
@@ -191,17 +189,17 @@ def _timed(
         arms[name](watches[name][-1])
 
     timings = measure({name: partial(run, name) for name in arms}, repeats=passes, warmup=0)
-    fastest = {name: min(found, key=lambda one: one.total_ms) for name, found in watches.items()}
+    fastest = {name: min(runs, key=lambda watch: watch.total_ms) for name, runs in watches.items()}
     return fastest, timings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafted:
-    """Texts that were decoded with a draft each, or without.
+    """Texts that were decoded with or without drafts.
 
     Attributes:
         texts: Tokens of each text.
-        watch: The decoder's calls and times in its fastest pass.
+        watch: Calls and times of the decoder in its fastest pass.
     """
 
     texts: list[list[int]]
@@ -209,9 +207,9 @@ class Drafted:
 
     @property
     def kept(self) -> float:
-        """Share of the texts' tokens that the drafts had right.
+        """Share of the texts' tokens that were accepted from drafts.
 
-        Each call keeps some tokens of a draft and writes one more, which may be the end.
+        Each call accepts some tokens of a draft and adds one more, which may be the end.
         """
         tokens = sum(map(len, self.texts))
         return (tokens + len(self.texts) - self.watch.calls) / max(1, tokens)
@@ -223,20 +221,20 @@ def time_drafts(
     *,
     passes: int,
 ) -> dict[str, Drafted]:
-    """Decode recordings one by one with several kinds of drafts, in turns.
+    """Decode recordings one by one with several kinds of drafts, interleaved.
 
     Args:
-        arms: By name the model that verifies, and its draft of each recording or None.
+        arms: Name -> the verifying model, and its draft of each recording or None.
         speech: Frames of the recordings.
-        passes: How often each arm decodes all of them.
+        passes: Number of passes of each arm over all recordings.
     """
     texts: dict[str, list[list[int]]] = {}
 
     def run(name: str, watch: Stopwatch) -> None:
         whisper, drafts = arms[name]
         pairs = zip(speech, drafts, strict=True)
-        found = [whisper.decode(frames, watch, draft) for frames, draft in pairs]
-        texts[name] = [text for one in found for text in one.tokens()]
+        decoded = [whisper.decode(frames, watch, draft) for frames, draft in pairs]
+        texts[name] = [text for hypotheses in decoded for text in hypotheses.tokens()]
 
     fastest, _ = _timed({name: partial(run, name) for name in arms}, passes)
     return {name: Drafted(texts=texts[name], watch=watch) for name, watch in fastest.items()}
@@ -245,7 +243,7 @@ def time_drafts(
 def bytes_a_step(config: AEDConfig, T: int) -> dict[str, int]:
     """Bytes that a step of one utterance has to read in float32, by part.
 
-    They are the weights, and for cross-attention the keys and values of T frames.
+    They are the weights and, for cross-attention, the keys and values of T frames.
     """
     D = config.width
     layer = {
@@ -259,8 +257,9 @@ def bytes_a_step(config: AEDConfig, T: int) -> dict[str, int]:
 
 
 def read_rate(MiB: int = 256) -> float:
-    """Bytes that this machine reads per second for a product of one row with a weight of that size,
-    which should fit in no cache.
+    """Bytes per second that this machine reads for a product of one row with a weight.
+
+    The weight has `MiB` and should not fit in any cache.
     """
     weight = torch.ones(MiB * 256, 1024)
     read = partial(F.linear, weight[:1], weight)
