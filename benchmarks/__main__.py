@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asrkit.cli import run_alone
-from asrkit.cli.command import Command, Options, finish, progress, table_width
+from asrkit.cli.command import Command, Options, finish, print_text, progress, table_width
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.shapes import count, expect
 from asrkit.transcribe.options import described
