@@ -16,7 +16,7 @@ for no GPU; it stands apart from the lattices.
 """
 
 from asrkit.losses.ctc import ctc_loss
-from asrkit.losses.gradient import release_gradient_memory
+from asrkit.losses.gradient_memory import release_gradient_memory
 from asrkit.losses.lean import rnnt_loss_lean, tdt_loss_lean
 from asrkit.losses.packed import pack_joint, packed_offsets, rnnt_loss_packed
 from asrkit.losses.rnnt import rnnt_loss

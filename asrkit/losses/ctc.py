@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asrkit.losses.lattice import as_index, check_lengths, check_scores
+from asrkit.losses.arguments import as_index, check_lengths, check_scores
 from asrkit.runtime import settle_after_fork, to_device
 from asrkit.shapes import dims, expect
 

@@ -21,7 +21,6 @@ import torch
 from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
-from asrkit.losses.gradient import Saved
 from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -34,6 +33,7 @@ from asrkit.losses.lattice import (
     ArcPosteriors,
     LatticeOptions,
     Nodes,
+    Saved,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 from asrkit.runtime import forked, settle_after_fork

@@ -15,27 +15,25 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from asrkit.losses import rnnt
-from asrkit.losses.choice import pick
-from asrkit.losses.gradient import check_backward, lattice_loss
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses.arguments import (
+    IMPLS,
+    Impl,
     Reduction,
     check_halves,
     check_lengths,
     check_options,
     check_scores,
+    choose,
     reduce,
 )
+from asrkit.losses.gradient import check_backward, lattice_loss
+from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, expect_choice
 
 CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
 GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
-IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
 
 
 def packed_offsets(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
@@ -179,7 +177,7 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
     nodes = Nodes.packed(lengths, V)
     remedy = "Pack with the lengths that the loss is given."
     expect(nodes.count == N, "logits", f"N={nodes.count} rows, the sum of T (U + 1)", N, remedy)
-    picked = pick(impl, IMPLS, logits, overwrite_logits)
+    chosen = choose(impl, IMPLS, logits, overwrite_logits)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -187,4 +185,4 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )
-    return reduce(lattice_loss(picked, logits, targets, nodes, options), reduction)
+    return reduce(lattice_loss(chosen, logits, targets, nodes, options), reduction)

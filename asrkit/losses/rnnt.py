@@ -5,24 +5,23 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from asrkit.losses.choice import pick
-from asrkit.losses.gradient import lattice_loss
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses import arguments
+from asrkit.losses.arguments import (
     Reduction,
     check_lengths,
     check_options,
     check_scores,
+    choose,
     reduce,
 )
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
 TORCHAUDIO = "torch 2.11 takes torchaudio 2.11.0; torch 2.13 and later take 2.11.1."
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton", "torchaudio"]
-# files of asrkit.losses, but for the peer, torchaudio's compiled loss
-IMPLS = get_args(Impl)[1:]
+Impl = Literal[arguments.Impl, "torchaudio"]
+IMPLS = get_args(Impl)[1:]  # files of asrkit.losses, and torchaudio's compiled loss
 
 
 @eager
@@ -83,7 +82,7 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
-    picked = pick(impl, IMPLS, logits, overwrite_logits)
+    chosen = choose(impl, IMPLS, logits, overwrite_logits)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -91,10 +90,10 @@ def rnnt_loss(  # noqa: PLR0913 - the positional part is torchaudio's signature
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )
-    if picked == "torchaudio":
+    if chosen == "torchaudio":
         costs = _torchaudio_loss(logits, targets, lengths, options)
     else:
-        costs = lattice_loss(picked, logits, targets, Nodes.padded(logits, lengths), options)
+        costs = lattice_loss(chosen, logits, targets, Nodes.padded(logits, lengths), options)
     return reduce(costs, reduction)
 
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from asrkit.losses.gradient import TINY
+from asrkit.losses.lattice import TINY
 from asrkit.runtime import compiled, forked
 
 F = np.float32

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from asrkit.losses.lattice import Reduction, check_options, reduce
+from asrkit.losses.arguments import Reduction, check_options, reduce
 from asrkit.losses.rnnt import rnnt_loss
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, whole

@@ -3,28 +3,25 @@ batch reduced.
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 from torch import Tensor
 
-from asrkit.losses.choice import pick
-from asrkit.losses.gradient import lattice_loss
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses.arguments import (
+    IMPLS,
+    Impl,
     Reduction,
     check_durations,
     check_lengths,
     check_options,
     check_scores,
+    choose,
+    draws_rnnt,
     reduce,
-    takes_plain_loss,
 )
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
-
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
-IMPLS = get_args(Impl)[1:]  # files of asrkit.losses
 
 
 @eager
@@ -93,7 +90,7 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
-    picked = pick(impl, IMPLS, logits, overwrite_logits)
+    chosen = choose(impl, IMPLS, logits, overwrite_logits)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -101,7 +98,7 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
         overwrite_logits=overwrite_logits,
         durations=tuple(durations),
         sigma=sigma,
-        as_rnnt=takes_plain_loss(omega),
+        as_rnnt=draws_rnnt(omega),
     )
-    costs = lattice_loss(picked, logits, targets, Nodes.padded(logits, lengths), options)
+    costs = lattice_loss(chosen, logits, targets, Nodes.padded(logits, lengths), options)
     return reduce(costs, reduction)

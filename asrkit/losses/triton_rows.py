@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrkit.losses.gradient import Saved
 from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -35,6 +34,7 @@ from asrkit.losses.lattice import (
     ArcLogProbs,
     LatticeOptions,
     Nodes,
+    Saved,
 )
 
 MAX_BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane

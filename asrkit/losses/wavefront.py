@@ -19,14 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.losses.gradient import TINY, Saved
 from asrkit.losses.lattice import (
     FRAMES,
     LABELS,
+    TINY,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
     Nodes,
+    Saved,
 )
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit.losses import choice, wavefront
+from asrkit.losses import arguments, wavefront
 
 ASK = """
 import torch
@@ -54,10 +54,10 @@ def triton_finds(monkeypatch):
 
     def put(kernels):
         monkeypatch.setitem(sys.modules, "asrkit.losses.triton", kernels)
-        monkeypatch.setattr(choice, "triton_fails", lambda: "")
+        monkeypatch.setattr(arguments, "triton_fails", lambda: "")
         monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
 
-    works = choice.triton_works
+    works = arguments.triton_works
     works.cache_clear()
     yield put
     works.cache_clear()
@@ -82,7 +82,7 @@ def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
     triton_finds(SimpleNamespace(**kernels))
     expected = f"Triton's losses do not work on cpu: .*{said}"
     with pytest.warns(RuntimeWarning, match=expected) as told:
-        found = [choice.triton_works(torch.device("cpu")) for _ in range(2)]
+        found = [arguments.triton_works(torch.device("cpu")) for _ in range(2)]
     assert (found, len(told)) == ([False, False], 1)
 
 
@@ -95,5 +95,5 @@ def test_a_first_call_inside_a_capture_is_refused_and_decides_nothing(
         "torch.cuda.is_current_stream_capturing", lambda: next(capturing)
     )
     with pytest.raises(RuntimeError, match="Call the loss once before capturing"):
-        choice.triton_works(torch.device("cpu"))
-    assert choice.triton_works(torch.device("cpu"))
+        arguments.triton_works(torch.device("cpu"))
+    assert arguments.triton_works(torch.device("cpu"))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from asrkit.losses import choice, rnnt_loss
-from asrkit.losses.choice import fastest
+from asrkit.losses import arguments, rnnt_loss
+from asrkit.losses.arguments import fastest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ragged import graded, lattice
@@ -280,7 +280,7 @@ def test_auto_takes_compiled_kernels_on_a_cpu_and_plain_torch_for_what_they_do_n
 
 @pytest.mark.parametrize("works, taken", [(True, "triton"), (False, "wavefront")])
 def test_auto_takes_triton_on_a_gpu_where_it_works(works, taken, monkeypatch):
-    monkeypatch.setattr(choice, "triton_works", lambda device: works)
+    monkeypatch.setattr(arguments, "triton_works", lambda device: works)
     scores = SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda"))
     assert fastest(scores) == taken
 

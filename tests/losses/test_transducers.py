@@ -242,7 +242,7 @@ def test_a_gradient_over_the_logits_lies_there_and_can_be_taken_once(loss, impl)
     cost = loss(logits, *rest, overwrite_logits=True, impl=impl)
     (written,) = torch.autograd.grad(cost, logits, retain_graph=True)
     assert written.data_ptr() == logits.data_ptr()
-    said = "^overwrite_logits: the gradient of this graph already lies over the logits"
+    said = "^overwrite_logits: the gradient of this graph was already written over the logits"
     with pytest.raises(RuntimeError, match=said):
         torch.autograd.grad(cost, logits)
 

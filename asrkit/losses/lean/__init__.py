@@ -1,18 +1,16 @@
-"""The lean losses: from the two halves of the joint and its output layer to the loss, without ever
-building the joint's logits.
+"""The lean losses: from the two halves of the joint and its output layer straight to the loss.
+
+The logits of the joint are never all in memory.
 """
 
 from dataclasses import replace
 from importlib import import_module
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asrkit.losses.choice import expect_runs, fastest
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses.arguments import (
     Reduction,
     as_index,
     check_durations,
@@ -20,18 +18,19 @@ from asrkit.losses.lattice import (
     check_lengths,
     check_options,
     check_scores,
+    draws_rnnt,
+    expect_runs,
+    fastest,
     reduce,
-    takes_plain_loss,
 )
-from asrkit.losses.lean.driver import Joint, LeanLoss, NodeTiles
+from asrkit.losses.lattice import LatticeOptions, Nodes
+from asrkit.losses.lean.driver import Activation, Joint, LeanLoss
 from asrkit.runtime import autocast, autocast_dtype, eager
-from asrkit.shapes import dims, expect, expect_choice, is_finite, whole
+from asrkit.shapes import dims, expect, expect_choice
 
-Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-# The lattice beside each implementation's tiles.
+# Each implementation is a file of tiles in this folder; its lattice is a file of asrkit.losses.
 LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "triton"}
-FEWEST_NODES = 64  # of a tile by default
 
 
 @eager
@@ -98,7 +97,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     return _lean_loss(
         (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        (activation, dropout, seed, tile),
+        Joint(activation=activation, dropout=dropout, seed=seed, tile=tile),
         LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda),
         reduction,
         impl,
@@ -163,7 +162,7 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     return _lean_loss(
         (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        (activation, dropout, seed, tile),
+        Joint(activation=activation, dropout=dropout, seed=seed, tile=tile),
         options,
         reduction,
         impl,
@@ -172,26 +171,26 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
 
 
 def _lean_loss(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    alignment: tuple[Tensor, Tensor, Tensor],
-    layer: tuple[str, float, int | None, int | None],
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    integers: tuple[Tensor, Tensor, Tensor],
+    joint: Joint,
     options: LatticeOptions,
     reduction: Reduction,
     impl: Impl,
     omega: float = 0.0,
 ) -> Tensor:
-    """Check, pick an implementation, run it.
+    """Check the tensors, choose an implementation and run it.
 
     Args:
-        tensors: encoded, predicted, weight and bias.
-        alignment: targets, logit_lengths and target_lengths.
-        layer: activation, dropout, seed and tile.
-        options: of the loss.
-        reduction: over the batch.
-        impl: as the caller named it.
-        omega: probability that a call takes RNN-T's loss.
+        inputs: encoded, predicted, weight and bias.
+        integers: targets, logit_lengths and target_lengths.
+        joint: The hidden layer, checked.
+        options: The loss's options; `blank` may still be negative.
+        reduction: Reduction over the batch.
+        impl: The caller's choice.
+        omega: Probability that this call computes the RNN-T loss.
     """
-    encoded, predicted, weight, bias = tensors
+    encoded, predicted, weight, bias = inputs
     _, T, U1, D = check_halves(encoded, predicted)
     outputs, _ = dims(weight, "V D", "weight", D=D)
     if bias is None:
@@ -202,65 +201,36 @@ def _lean_loss(
     check_options(reduction, fastemit_lambda=options.fastemit_lambda)
     V = outputs - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
-    lengths = check_lengths(*alignment, options.blank, like=encoded, T=T, U1=U1, V=V)
+    lengths = check_lengths(*integers, options.blank, like=encoded, T=T, U1=U1, V=V)
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
-    picked = _pick(impl, encoded, weight)
-    lattice = import_module(f"asrkit.losses.{LATTICES[picked]}").lattice
-    make_tiles = import_module(f"{__name__}.{picked}").Tiles
-    joint = _joint(*layer, weight, make_tiles)
-    as_rnnt = takes_plain_loss(omega)
-    inputs = [encoded, predicted, weight, bias]
+    chosen = _choose(impl, encoded, weight)
+    if joint.dropout and joint.seed is None:
+        joint = replace(joint, seed=int(torch.randint(2**31, (), device="cpu")))
+    options = replace(options, blank=options.blank % V, as_rnnt=draws_rnnt(omega))
+    tensors = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():
-        inputs = [tensor.detach() for tensor in inputs]
+        tensors = [tensor.detach() for tensor in tensors]
     with autocast(encoded.device.type), torch.cuda.device_of(encoded):
         costs = LeanLoss.apply(
-            *inputs,
-            as_index(alignment[0], encoded.device),
+            *tensors,
+            as_index(integers[0], encoded.device),
             Nodes.packed(lengths, outputs),
-            replace(options, blank=options.blank % V, as_rnnt=as_rnnt),
+            options,
             joint,
-            make_tiles,
-            lattice,
+            import_module(f"{__name__}.{chosen}").Tiles,
+            import_module(f"asrkit.losses.{LATTICES[chosen]}").lattice,
         )
         return reduce(costs, reduction)
 
 
-def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
-    """Name of the implementation that runs; ValueError where a named one cannot."""
+def _choose(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
+    """Return the implementation that runs; ValueError if the named one cannot."""
     expect_choice("impl", impl, ("auto", *LATTICES))
     if impl == "auto":
-        by_half = fastest(encoded)
-        if by_half == fastest(weight) and by_half in LATTICES:
-            return by_half
+        chosen = fastest(encoded)
+        if chosen == fastest(weight) and chosen in LATTICES:
+            return chosen
         return "plain"
     expect_runs(impl, encoded, "encoded")
     expect_runs(impl, weight, "weight")
     return impl
-
-
-def _joint(
-    activation: str,
-    dropout: float,
-    seed: int | None,
-    tile: int | None,
-    weight: Tensor,
-    tiles: type[NodeTiles],
-) -> Joint:
-    """The joint as `tiles` take it, with a seed drawn and the size of a tile chosen where they are
-    None; ValueError for one outside its range.
-    """
-    expect_choice("activation", activation, get_args(Activation))
-    is_probability = is_finite(dropout) and 0 <= dropout < 1
-    expect(is_probability, "dropout", "a probability below 1", dropout)
-    fits = tile is None or whole(tile, 1)
-    expect(fits, "tile", "a number of nodes, at least 1", tile)
-    fits = seed is None or whole(seed, 0, 2**32 - 1)
-    expect(fits, "seed", "an integer of 32 bits", seed)
-    if seed is None:
-        seed = int(torch.randint(2**31, (), device="cpu")) if dropout else 0
-    if tile is None:
-        on_cpu = weight.device.type == "cpu"
-        tile_MiB = tiles.cpu_tile_MiB if on_cpu else tiles.gpu_tile_MiB
-        row_bytes = max(weight.shape) * weight.element_size()
-        tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
-    return Joint(activation=activation, dropout=dropout, seed=seed, tile=tile)

@@ -37,14 +37,13 @@ class Tiles(NodeTiles):
     def __init__(self, *call: Any) -> None:
         super().__init__(*call)
         V, D = self.weight.shape
-        rows = min(self.joint.tile, self.nodes.count)
+        rows = min(self.tile, self.nodes.count)
         self.hidden = self.weight.new_empty(rows, D)
         self.by_hidden = torch.empty_like(self.hidden)
         self.logits = self.weight.new_empty(rows, V)
         self.inputs = np.empty((rows, INPUT_COLUMNS), dtype=np.int64)
-        self.is_tanh = self.joint.activation == "tanh"
-        self.keep = F(1 / (1 - self.joint.dropout))  # scale of the elements that dropout keeps
-        self.threshold = np.uint32(threshold(self.joint.dropout))
+        self.keep = F(1 / (1 - self.dropout))  # scale of the elements that dropout keeps
+        self.threshold = np.uint32(threshold(self.dropout))
 
     def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
         """Write the log-probabilities of the arcs of nodes `index` (n,) into `out`."""
@@ -52,7 +51,7 @@ class Tiles(NodeTiles):
         arrays = [array(column) for column in out]
         with pool():
             _arc_log_probs(
-                array(logits), array(self.bias), inputs, self.tokens, self.blank, *arrays
+                array(logits), array(self.bias), inputs, self.tokens, self.options.blank, *arrays
             )
 
     def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
@@ -62,7 +61,7 @@ class Tiles(NodeTiles):
         arrays = [array(column) for column in (*saved, by_bias)]
         with pool():
             _logits_gradient(
-                array(logits), array(self.bias), inputs, self.tokens, self.blank, *arrays
+                array(logits), array(self.bias), inputs, self.tokens, self.options.blank, *arrays
             )
         by_logits = logits  # written in place
         by_hidden = torch.mm(by_logits, self.weight, out=self.by_hidden[: len(index)])
@@ -92,9 +91,9 @@ class Tiles(NodeTiles):
         inputs = self.inputs[:n]
         hidden = self.hidden[:n]
         targets = array(self.targets)
-        seed = self.joint.seed
+        table = array(self.nodes.table)
         with pool():
-            _locate(array(index), array(self.table), targets, self.T, self.U1, seed, inputs)
+            _locate(array(index), table, targets, self.T, self.U1, self.seed, inputs)
             _hidden_layer(
                 array(self.encoded),
                 array(self.predicted),

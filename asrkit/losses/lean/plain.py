@@ -40,7 +40,7 @@ class Tiles(NodeTiles):
         torch.logsumexp(tokens, -1, out=log_z)
         # as in the rows of logits: an overflow is not a missing path
         log_z.masked_fill_(log_z.isinf(), torch.nan)
-        torch.sub(tokens[:, self.blank], log_z, out=blank_logp)
+        torch.sub(tokens[:, self.options.blank], log_z, out=blank_logp)
         label = inputs.label.clamp(min=0)
         at_label = tokens.gather(1, label[:, None])[:, 0]
         torch.sub(at_label, log_z, out=label_logp)
@@ -55,7 +55,7 @@ class Tiles(NodeTiles):
         # posterior times softmax, minus the arcs' posteriors
         softmax = self._logits(hidden).sub_(log_z[:, None]).exp_()
         by_logits = softmax.mul_((blank_posterior + label_posterior)[:, None])
-        by_logits[:, self.blank] -= blank_posterior
+        by_logits[:, self.options.blank] -= blank_posterior
         label = inputs.label.clamp(min=0)  # without a next label its posterior is 0
         by_logits.scatter_add_(1, label[:, None], -label_posterior[:, None])
         by_logits[:, self.tokens :] = by_duration
@@ -70,9 +70,10 @@ class Tiles(NodeTiles):
 
     def locate(self, index: Tensor) -> NodeInputs:
         """Where nodes (n,) take their hidden layer and their label from."""
-        first_node = self.table[:, FIRST_NODE].contiguous()
+        table = self.nodes.on(index.device)
+        first_node = table[:, FIRST_NODE].contiguous()
         b = torch.searchsorted(first_node, index, right=True) - 1
-        rows = self.table[b, LABELS] + 1
+        rows = table[b, LABELS] + 1
         place = index - first_node[b]
         t = place // rows
         u = place % rows
@@ -82,8 +83,8 @@ class Tiles(NodeTiles):
             label = self.targets[b, u.clamp(max=self.U1 - 2)]
         label = label.where(u + 1 < rows, -1)
         keys = u  # not used without dropout
-        if self.joint.dropout:
-            keys = dropout.node_keys(b, t, u, self.joint.seed)
+        if self.dropout:
+            keys = dropout.node_keys(b, t, u, self.seed)
         return NodeInputs(
             encoded=b * self.T + t,
             predicted=b * self.U1 + u,
@@ -94,15 +95,15 @@ class Tiles(NodeTiles):
     def _hidden(self, inputs: NodeInputs) -> tuple[Tensor, Tensor]:
         """Hidden layer and its derivative by the sum of both halves, (n, D) each."""
         total = self.encoded[inputs.encoded] + self.predicted[inputs.predicted]
-        if self.joint.activation == "tanh":
+        if self.is_tanh:
             hidden = total.tanh()
             slope = (1 - hidden * hidden).to(self.dtype)
         else:
             hidden = total.relu()
             slope = (total > 0).to(self.dtype)
-        if self.joint.dropout:
-            kept = dropout.mask(inputs.keys, total.shape[1], self.joint.dropout)
-            scale = kept.to(self.dtype) / (1 - self.joint.dropout)
+        if self.dropout:
+            kept = dropout.mask(inputs.keys, total.shape[1], self.dropout)
+            scale = kept.to(self.dtype) / (1 - self.dropout)
             hidden = hidden * scale
             slope = slope * scale
         return hidden.to(self.weight.dtype), slope

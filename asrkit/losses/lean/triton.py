@@ -33,9 +33,8 @@ from torch import Tensor
 
 from asrkit.losses import dropout
 from asrkit.losses import triton_rows as rows
-from asrkit.losses.gradient import Saved
-from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, upload
-from asrkit.losses.lean.driver import Joint
+from asrkit.losses.lattice import ArcLogProbs, Nodes, Saved, upload
+from asrkit.losses.lean.driver import NodeTiles
 from asrkit.losses.triton_rows import FIRST_LOGIT_, FRAMES_, LABELS_, column
 
 MULTIPLE = 16  # of rows and columns of the weight with its bias
@@ -82,41 +81,29 @@ def chunks(nodes: Nodes, most: int, row: int) -> Iterator[Chunk]:
     yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
 
 
-class Tiles:
-    """Chunks in place of `asrkit.losses.lean.driver.NodeTiles`, in float32 or half precision."""
+class Tiles(NodeTiles):
+    """Chunks of nodes on a GPU, in float32 or half precision."""
 
-    gpu_tile_MiB = 256  # by default: keeps an H100 busy until the next launch is there
-    cpu_tile_MiB = gpu_tile_MiB  # in the interpreter
+    gpu_tile_bytes = 256 << 20  # keeps an H100 busy until the next launch is ready
+    cpu_tile_bytes = gpu_tile_bytes  # in the interpreter
 
-    def __init__(
-        self,
-        encoded: Tensor,
-        predicted: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        nodes: Nodes,
-        options: LatticeOptions,
-        joint: Joint,
-    ) -> None:
-        self.halves = (encoded.detach().contiguous(), predicted.detach().contiguous())
-        self.outputs, self.D = weight.shape
-        self.weight = with_bias(weight.detach(), bias.detach())
-        self.targets = targets
-        self.options = options
-        self.chunks = [*chunks(nodes, joint.tile, len(self.weight))]
+    def __init__(self, *call: Any) -> None:
+        super().__init__(*call)
+        self.outputs, self.D = self.weight.shape
+        self.weight = with_bias(self.weight, self.bias)
+        self.chunks = [*chunks(self.nodes, self.tile, len(self.weight))]
         upload([chunk.nodes for chunk in self.chunks], self.weight.device)
         self.room = max(chunk.nodes.count for chunk in self.chunks)
         self.common = {  # arguments of both kernels
-            "T": encoded.shape[1],
-            "U1": predicted.shape[1],
+            "T": self.T,
+            "U1": self.U1,
             "D": self.D,
             "DEPTH": self.weight.shape[1],
-            "seed": signed(joint.seed),
-            "least": signed(dropout.threshold(joint.dropout)),
-            "keep": 1 / (1 - joint.dropout),
-            "IS_TANH": joint.activation == "tanh",
-            "DROPS": joint.dropout > 0,
+            "seed": signed(self.seed),
+            "least": signed(dropout.threshold(self.dropout)),
+            "keep": 1 / (1 - self.dropout),
+            "IS_TANH": self.is_tanh,
+            "DROPS": self.dropout > 0,
             "FRAMES_OF": FRAMES_OF,
             "LABELS_OF": LABELS_OF,
             "COLUMNS": COLUMNS,
@@ -130,8 +117,9 @@ class Tiles:
             rows.write_arc_log_probs(scores, targets, chunk.nodes, self.options, out)
 
     def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
-        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
-        in float32.
+        """Return the gradients of encoded (B T, D), predicted (B U1, D), weight (V, D), bias (V,).
+
+        They are summed in float32.
 
         Args:
             saved: Of all nodes, from the first pass and the lattice.
@@ -139,7 +127,8 @@ class Tiles:
         """
         buffer = self.weight.new_empty(self.room, self.weight.shape[1])
         by_weight = torch.zeros_like(self.weight, dtype=torch.float32)
-        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in self.halves]
+        halves = (self.encoded, self.predicted)
+        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in halves]
         for chunk, targets, hidden, logits in self._filled():
             scores = logits[:, : self.outputs]
             scale = incoming[chunk.b : chunk.b + len(targets)]
@@ -170,7 +159,8 @@ class Tiles:
         blocks = triton.cdiv(chunk.nodes.longest[0], FRAMES_OF)
         across = triton.cdiv(self.weight.shape[1], COLUMNS)
         kernel[blocks, len(chunk.nodes.table), across](
-            *self.halves,
+            self.encoded,
+            self.predicted,
             chunk.nodes.on(self.weight.device),
             *tensors,
             len(self.weight),

@@ -21,6 +21,7 @@ from numba.cuda.core import config
 from torch import Tensor
 
 from asrkit.losses import wavefront
+from asrkit.losses.arguments import Reduction, as_index, check_lengths, reduce
 from asrkit.losses.gradient import LatticeLoss
 from asrkit.losses.lattice import (
     FIRST_NODE,
@@ -30,10 +31,6 @@ from asrkit.losses.lattice import (
     ArcPosteriors,
     LatticeOptions,
     Nodes,
-    Reduction,
-    as_index,
-    check_lengths,
-    reduce,
 )
 from asrkit.shapes import dims, expect
 
