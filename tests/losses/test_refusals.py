@@ -135,7 +135,7 @@ REFUSALS = [
     (
         rnnt_loss_packed,
         {"logits": torch.zeros(24, 5)},
-        "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pack with the lengths that the loss is given.",
+        "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pass the lengths that the joint was packed with.",
     ),
     (
         split_batches,

@@ -169,7 +169,7 @@ def test_the_lattice_compiles_without_spills(cc, tmp_path):
     known = dict.fromkeys(("sums", "log_likelihood"), "*fp64")
     known |= dict.fromkeys(("table", "durations"), "*i64")
     known |= {"count": "i32", "label_factor": "fp32", "BLOCK": 128}
-    options = {"num_warps": lattice.WARPS, "num_stages": 1}
+    options = {"num_warps": lattice.MAX_WARPS, "num_stages": 1}
     for N, ROOM in ((0, 1), (5, 8)):
         sizes = known | {"N": N, "ROOM": ROOM}
         for kernel in (lattice._sweep, lattice._posteriors):
