@@ -201,7 +201,8 @@ class ArcPosteriors:
         log_likelihood: (B,), float64, in nats.
         blank_posterior: Blank arc of each node, (N,).
         label_posterior: Label arc of each node, (N,).
-        duration_posterior: Blank and label arcs of each duration together, (N, n); None for RNN-T.
+        duration_posterior: Blank and label arcs of each duration together, (N, n); (N, 0) for
+            RNN-T.
     """
 
     log_likelihood: Tensor
@@ -224,16 +225,16 @@ class Saved(NamedTuple):
 
     @classmethod
     def from_forward(cls, arcs: ArcLogProbs, posteriors: ArcPosteriors) -> "Saved":
-        """The fields from the results of both steps of forward.
+        """Build the record from the results of both steps of forward.
 
         The gradient over the duration logits is the softmax times the posterior of the node, minus
         the posterior of the duration.
         """
         blank, label = posteriors.blank_posterior, posteriors.label_posterior
-        assert blank is not None and label is not None
         by_duration = posteriors.duration_posterior
-        if by_duration is None:  # an RNN-T lattice, possibly of logits with durations
-            return cls(arcs.log_z, blank, label, torch.zeros_like(arcs.duration_logp))
+        assert blank is not None and label is not None and by_duration is not None
         softmax = arcs.duration_logp.exp()
+        if not by_duration.numel():  # RNN-T, possibly of logits with durations
+            return cls(arcs.log_z, blank, label, torch.zeros_like(softmax))
         duration_gradient = softmax * by_duration.sum(1, keepdim=True) - by_duration
         return cls(arcs.log_z, blank, label, duration_gradient)

@@ -4,10 +4,10 @@ They are written for reading, and the other implementations are tested against t
 the logits come from wavefront.py, in float64 too.
 
 The lattice has a node (t, u) for "frame t is read, u labels are emitted" and two arcs that leave
-it: blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through the
-blank that leaves (T-1, U). The likelihood is the sum over all C(T-1+U, U) paths of the products of
-their arcs; two recursions sum them in T U1 steps. Below, blank (T, U1) and label (T, U) are nested
-lists: the log-probability of the arcs that leave each node, in nats.
+it: blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through
+the blank that leaves (T-1, U). The likelihood is the sum over all C(T-1+U, U) paths of the products
+of their arcs; two recursions sum them in T U1 steps. Below, blank (T, U1) and label (T, U) are
+nested lists: the log-probability of the arcs that leave each node, in nats.
 
 TDT's lattice has longer arcs: a node emits a token and, independently, a duration d, and lands on
 frame t + d. Blank with d > 0 goes to (t+d, u), the next label to (t+d, u+1). The end is (T, U),
@@ -205,7 +205,6 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             by_arc = blank_posterior if u2 == u else label_posterior
             by_arc[t, u, i] = posterior
     by_label *= 1 + options.fastemit_lambda
-    posteriors = [by_blank.sum(1), by_label.sum(1)]
-    if n:
-        posteriors.append(by_blank + by_label)
+    by_duration = (by_blank + by_label)[:, :n]
+    posteriors = (by_blank.sum(1), by_label.sum(1), by_duration)
     return ArcPosteriors(log_likelihood, *(part.to(arcs.log_z) for part in posteriors))

@@ -38,12 +38,11 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device=device)
     T, U1 = nodes.longest
     steps = nodes.on(device)  # unused without durations, but the kernel needs a pointer
-    by_duration = arcs.blank_logp  # unused too
     if n:
         clipped = torch.tensor(options.steps(T), device="cpu")[:, 1]
         steps = to_device(clipped.contiguous(), device)
-        by_duration = arcs.duration_logp
-    inputs = (arcs.blank_logp, arcs.label_logp, by_duration, nodes.on(device), steps, sums)
+    logps = (arcs.blank_logp, arcs.label_logp, arcs.duration_logp)
+    inputs = (*logps, nodes.on(device), steps, sums)
     sizes = {"N": n, "ROOM": triton.next_power_of_2(max(1, n))}
     widest = triton.next_power_of_2(min(T, U1))  # diagonal
     width = min(max(1, BLOCK // sizes["ROOM"]), max(32, widest))
@@ -61,21 +60,18 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         )
         if not grad:
             return ArcPosteriors(log_likelihood)
-        blank, label = torch.empty_like(arcs.blank_logp), torch.empty_like(arcs.blank_logp)
-        duration = torch.empty_like(by_duration) if n else None
+        posteriors = [torch.empty_like(logp) for logp in logps]
         block = max(1, POSTERIOR_BLOCK // sizes["ROOM"])
         _posteriors[triton.cdiv(int(nodes.sizes.max()), block), len(nodes.table)](
             *inputs,
-            blank,
-            label,
-            blank if duration is None else duration,
+            *posteriors,
             nodes.count,
             1 + options.fastemit_lambda,
             BLOCK=block,
             **sizes,
             **FUSED,
         )
-    return ArcPosteriors(log_likelihood, blank, label, duration)
+    return ArcPosteriors(log_likelihood, *posteriors)
 
 
 @triton.jit

@@ -164,9 +164,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         return ArcPosteriors(log_likelihood)
     blank_posterior = torch.zeros_like(arcs.blank_logp)
     label_posterior = torch.zeros_like(arcs.label_logp)
-    duration_posterior = None
-    if options.durations:
-        duration_posterior = torch.zeros_like(arcs.duration_logp)
+    duration_posterior = torch.zeros_like(arcs.duration_logp)
     # if an utterance has no path, its posteriors must be 0, not 0 / 0
     total = log_likelihood.clamp(min=torch.finfo(torch.float64).min)
     for b in range(B):
@@ -183,7 +181,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
                 by_arc *= 1 + options.fastemit_lambda
                 posterior = label_posterior
             posterior[where].view(T, U1)[:m, :width] += by_arc
-            if duration_posterior is not None:
+            if options.durations:
                 duration_posterior[where, kind.i].view(T, U1)[:m, :width] += by_arc
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
 

@@ -182,7 +182,7 @@ def signed(number: int) -> int:
 
 
 def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight (V, D) with the bias as one more column, padded to multiples of MULTIPLE."""
+    """Return the weight (V, D) and its bias as one more column, padded to multiples of MULTIPLE."""
     V, D = weight.shape
     both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
     return torch.nn.functional.pad(both, (0, -(D + 1) % MULTIPLE, 0, -V % MULTIPLE))

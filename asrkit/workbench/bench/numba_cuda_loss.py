@@ -139,7 +139,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     label_posterior = torch.empty_like(arcs.blank_logp)
     grid = blocks_for(nodes.sizes, THREADS)
     launch(_posteriors, grid, THREADS, *given, blank_posterior, label_posterior)
-    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, arcs.duration_logp)
 
 
 @cuda.jit(device=True)
