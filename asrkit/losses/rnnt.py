@@ -19,7 +19,7 @@ from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
 
-TORCHAUDIO = "torch 2.11 takes torchaudio 2.11.0; torch 2.13 and later take 2.11.1."
+TORCHAUDIO = "torch 2.11 needs torchaudio 2.11.0; torch 2.13 and later need 2.11.1."
 Impl = Literal[arguments.Impl, "torchaudio"]
 IMPLS = get_args(Impl)[1:]  # files of asrkit.losses, and torchaudio's compiled loss
 

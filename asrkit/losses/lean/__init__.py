@@ -54,14 +54,14 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
 ) -> Tensor:
     """RNN-T loss in nats of a joint that is never built: a scalar, or (B,) without reduction.
 
-    It equals `rnnt_loss` of logits = activation(encoded[:, :, None] + predicted[:, None]) @
-    weight.T + bias, and so do its four gradients. The logits are computed twice, tile by tile: four
-    matrix products in place of three.
+    The loss and its four gradients equal those of `rnnt_loss` with logits = activation(encoded[:,
+    :, None] + predicted[:, None]) @ weight.T + bias. The logits are computed twice, tile by tile,
+    with four matrix products instead of three.
 
-    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, some four
-    times that in plain torch), about 40 bytes for each node of the lattice, and the gradients.
-    Products run in weight's dtype, or in autocast's; sums in float32. What `rnnt_loss` says of its
-    losses, infinite ones, gradients, and integers on the host holds here too.
+    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, about four
+    times as much in plain torch), about 40 bytes for each node of the lattice, and the gradients.
+    Products have weight's dtype, or autocast's; sums are float32. The notes on `rnnt_loss` about
+    infinite losses, gradients, and integers on the host apply.
 
     Args:
         encoded: Projected encoder frames (B, T, D).
@@ -71,19 +71,18 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         targets: Labels (B, U), int32 or int64; padding may hold anything.
         logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
-        activation: "relu" or "tanh", of the hidden layer: the model's, as any other is a loss of
-            another model.
+        activation: Activation of the hidden layer, "relu" or "tanh". It must be the model's own.
         blank: Index of blank; negative ones count from the end.
         reduction: "mean" or "sum" over the batch, or "none".
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
-        dropout: Probability that an element of the hidden layer is dropped: in training the
-            model's own, which is not called here. The mask is a hash of seed, utterance, node and
-            column: computed again, never stored.
+        dropout: Probability that an element of the hidden layer is dropped. In training, pass the
+            rate of the model's dropout module, because that module is not called. The mask is a
+            hash of seed, utterance, node and column; it is recomputed, never stored.
         seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
-        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
-            frames at least.
+        tile: Nodes of a tile. None chooses as many as fit a cache, or 256 MiB with impl="triton",
+            whose smallest tile is one frame.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
-            where it works, else plain.
+            if it works there, otherwise plain.
 
     Raises:
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
@@ -128,8 +127,8 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
 ) -> Tensor:
     """TDT loss in nats of a joint that is never built: a scalar, or (B,) without reduction.
 
-    It equals `tdt_loss` of the joint's logits, with the n duration logits behind those of the V
-    tokens; see `rnnt_loss_lean` for memory and precision.
+    It equals `tdt_loss` of the joint's logits, V for the tokens and then n for the durations. See
+    `rnnt_loss_lean` for memory and precision.
 
     Args:
         encoded: Projected encoder frames (B, T, D).
@@ -139,17 +138,16 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         targets: Labels (B, U), int32 or int64; padding may hold anything.
         logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
-        activation: "relu" or "tanh", of the hidden layer: the model's, as any other is a loss of
-            another model.
-        durations: The n jumps in frames, one of them above 0.
+        activation: Activation of the hidden layer, "relu" or "tanh". It must be the model's own.
+        durations: The n durations in frames, one of them above 0.
         sigma: Logit under-normalisation, in nats; see `tdt_loss`.
-        omega: Share of calls that take the RNN-T loss of the token logits; see `tdt_loss`.
-        blank: Index of blank among the tokens; negative ones count from their end.
+        omega: Probability that a call computes the RNN-T loss of the token logits; see `tdt_loss`.
+        blank: Index of blank among the tokens; negative ones count from the last token.
         reduction: "mean" or "sum" over the batch, or "none".
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
         dropout: Probability that an element of the hidden layer is dropped, as in `rnnt_loss_lean`.
         seed: Seed of dropout's mask, 32 bits; None draws one from torch's default generator.
-        tile: Nodes of a tile; None takes what fits a cache.
+        tile: Nodes of a tile, as in `rnnt_loss_lean`.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto", as in `rnnt_loss_lean`.
 
     Raises:

@@ -69,18 +69,18 @@ def chunks(nodes: Nodes, max_nodes: int, row: int) -> Iterator[Chunk]:
     for utterance, (T, U, node, *_) in enumerate(nodes.table.tolist()):
         done = 0
         while done < T:
-            taken = min(T - done, (max_nodes - first) // (U + 1))
-            if taken <= 0 and pieces:
+            frames = min(T - done, (max_nodes - first) // (U + 1))
+            if frames <= 0 and pieces:
                 yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
                 pieces, first = [], 0
                 continue
-            taken = max(1, taken)
+            frames = max(1, frames)
             if not pieces:
                 b, t = utterance, done
             place = [node + done * (U + 1), first * row, (U + 1) * row, row]
-            pieces.append([taken, U, *place, taken, U + 1])
-            first += taken * (U + 1)
-            done += taken
+            pieces.append([frames, U, *place, frames, U + 1])
+            first += frames * (U + 1)
+            done += frames
     yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
 
 
