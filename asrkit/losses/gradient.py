@@ -110,12 +110,12 @@ def sum_paths(
     loss (`as_rnnt`), the durations and sigma are ignored.
     """
     if options.as_rnnt:
-        arcs = replace(arcs, duration_logp=arcs.duration_logp[:, :0])
+        arcs = arcs._replace(duration_logp=arcs.duration_logp[:, :0])
         options = replace(options, durations=())
     elif options.sigma:
         blank_logp = arcs.blank_logp - options.sigma
         label_logp = arcs.label_logp - options.sigma
-        arcs = replace(arcs, blank_logp=blank_logp, label_logp=label_logp)
+        arcs = arcs._replace(blank_logp=blank_logp, label_logp=label_logp)
     return lattice(arcs, nodes, options, grad)
 
 

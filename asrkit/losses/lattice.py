@@ -162,8 +162,7 @@ class LatticeOptions:
         return [(frames, frames) for frames in clipped]
 
 
-@dataclass(frozen=True)
-class ArcLogProbs:
+class ArcLogProbs(NamedTuple):
     """Log-probabilities of the arcs out of every node, in nats.
 
     The dtype is float32, or float64 for float64 logits.

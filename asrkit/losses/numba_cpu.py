@@ -79,13 +79,7 @@ def arc_log_probs(
     """Return the arc log-probabilities of all `nodes`, float32, (N,) each."""
     arcs = ArcLogProbs.empty(logits, nodes, len(options.durations))
     with pool():
-        _scores(
-            *_pass_inputs(logits, targets, nodes, options),
-            arcs.log_z.numpy(),
-            arcs.blank_logp.numpy(),
-            arcs.label_logp.numpy(),
-            arcs.duration_logp.numpy(),
-        )
+        _scores(*_pass_inputs(logits, targets, nodes, options), *map(array, arcs))
     return arcs
 
 
@@ -103,12 +97,9 @@ def gradient(
         _gradient(
             *_pass_inputs(logits, targets, nodes, options),
             array(out.view(-1)),
-            saved.log_z.numpy(),
-            saved.blank_posterior.numpy(),
-            saved.label_posterior.numpy(),
-            saved.duration_gradient.numpy(),
+            *map(array, saved),
             incoming.float().contiguous().numpy(),
-            out.data_ptr() == logits.data_ptr(),
+            options.overwrite_logits,
         )
 
 
@@ -132,10 +123,9 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
 
     Arcs are float32, sums float64. It reads `durations` and `fastemit_lambda` from `options`.
     """
+    _, *logps = arcs
     inputs = (
-        arcs.blank_logp.numpy(),
-        arcs.label_logp.numpy(),
-        arcs.duration_logp.numpy(),
+        *map(array, logps),
         np.array(options.steps(nodes.longest[0])),
         nodes.table.numpy(),
     )
@@ -145,18 +135,9 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         _backward_variables(*inputs, beta, log_likelihood.numpy())
         if not grad:
             return ArcPosteriors(log_likelihood)
-        blank_posterior = torch.zeros_like(arcs.blank_logp)
-        label_posterior = torch.zeros_like(arcs.blank_logp)
-        duration_posterior = torch.zeros_like(arcs.duration_logp)
-        _posteriors(
-            *inputs,
-            beta,
-            blank_posterior.numpy(),
-            label_posterior.numpy(),
-            duration_posterior.numpy(),
-            1 + options.fastemit_lambda,
-        )
-    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
+        posteriors = [torch.zeros_like(logp) for logp in logps]
+        _posteriors(*inputs, beta, *map(array, posteriors), 1 + options.fastemit_lambda)
+    return ArcPosteriors(log_likelihood, *posteriors)
 
 
 @njit

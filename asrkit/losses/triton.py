@@ -41,7 +41,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     if n:
         clipped = torch.tensor(options.steps(T), device="cpu")[:, 1]
         steps = to_device(clipped.contiguous(), device)
-    logps = (arcs.blank_logp, arcs.label_logp, arcs.duration_logp)
+    _, *logps = arcs
     inputs = (*logps, nodes.on(device), steps, sums)
     sizes = {"N": n, "ROOM": triton.next_power_of_2(max(1, n))}
     widest = triton.next_power_of_2(min(T, U1))  # diagonal
@@ -136,23 +136,23 @@ def _sweep(
             # the turned lattice has an additional node at (-1, 0), where all paths begin
             ends = (blank_frames == t + 1) & (u == last_row)
             inside = here & (blank_frames > 0) & (blank_frames <= t)
-            taken = inside | (here & ends)
+            valid = inside | (here & ends)
             other = node + sign * blank_frames * U1
             arc = tl.where(forward, other, node)
             x = tl.load(sums + other, mask=inside, other=0.0)
-            x += tl.load(blank_logp + arc, mask=taken, other=-float("inf"))
-            x += _duration(duration_logp, arc, taken, N, ROOM)
-            taken = here & (label_frames >= 0) & (label_frames <= t) & (u > 0)
+            x += tl.load(blank_logp + arc, mask=valid, other=-float("inf"))
+            x += _duration(duration_logp, arc, valid, N, ROOM)
+            valid = here & (label_frames >= 0) & (label_frames <= t) & (u > 0)
             other = node + sign * (label_frames * U1 + 1)
             arc = tl.where(forward, other, node)
-            y = tl.load(sums + other, mask=taken, other=0.0)
-            y += tl.load(label_logp + arc, mask=taken, other=-float("inf"))
-            y += _duration(duration_logp, arc, taken, N, ROOM)
-            above = tl.maximum(tl.max(x, axis=1), tl.max(y, axis=1))
-            above = tl.where(above == -float("inf"), 0.0, above)
-            total = tl.sum(tl.exp(x - above[:, None]), axis=1)
-            total += tl.sum(tl.exp(y - above[:, None]), axis=1)
-            total = (above + tl.log(total))[:, None]
+            y = tl.load(sums + other, mask=valid, other=0.0)
+            y += tl.load(label_logp + arc, mask=valid, other=-float("inf"))
+            y += _duration(duration_logp, arc, valid, N, ROOM)
+            largest = tl.maximum(tl.max(x, axis=1), tl.max(y, axis=1))
+            largest = tl.where(largest == -float("inf"), 0.0, largest)
+            total = tl.sum(tl.exp(x - largest[:, None]), axis=1)
+            total += tl.sum(tl.exp(y - largest[:, None]), axis=1)
+            total = (largest + tl.log(total))[:, None]
             total = tl.where(forward & (k == 0), 0.0, total)
             tl.store(sums + node, total, mask=here)
             tl.store(log_likelihood + b + 0 * u, total, mask=here & (node == origin))
@@ -189,20 +189,20 @@ def _posteriors(
     total = tl.load(sums + first)
     # if an utterance has no path, its posteriors must be 0, not 0 / 0
     total = tl.where(total == -float("inf"), 0.0, total)
-    leaving = tl.load(sums + count + node, mask=here, other=0.0) - total
-    leaving += _duration(duration_logp, node, here, N, ROOM)
+    alpha = tl.load(sums + count + node, mask=here, other=0.0) - total
+    alpha += _duration(duration_logp, node, here, N, ROOM)
 
     ends = (t + blank_frames == T) & (u + 1 == U1)
     inside = here & (blank_frames > 0) & (t + blank_frames < T)
     x = tl.load(sums + node + blank_frames * U1, mask=inside, other=0.0)
-    x += tl.load(blank_logp + node, mask=here, other=0.0) + leaving
-    taken = inside | (here & ends & (blank_frames > 0))
-    by_blank = tl.where(taken, tl.exp(x), 0.0)
+    x += tl.load(blank_logp + node, mask=here, other=0.0) + alpha
+    valid = inside | (here & ends & (blank_frames > 0))
+    by_blank = tl.where(valid, tl.exp(x), 0.0)
 
-    taken = here & (label_frames >= 0) & (t + label_frames < T) & (u + 1 < U1)
-    x = tl.load(sums + node + label_frames * U1 + 1, mask=taken, other=0.0)
-    x += tl.load(label_logp + node, mask=taken, other=0.0) + leaving
-    by_label = tl.where(taken, tl.exp(x) * label_factor, 0.0)
+    valid = here & (label_frames >= 0) & (t + label_frames < T) & (u + 1 < U1)
+    x = tl.load(sums + node + label_frames * U1 + 1, mask=valid, other=0.0)
+    x += tl.load(label_logp + node, mask=valid, other=0.0) + alpha
+    by_label = tl.where(valid, tl.exp(x) * label_factor, 0.0)
     if N > 0:
         i = tl.arange(0, ROOM)[None, :]
         tl.store(duration_posterior + node * N + i, by_blank + by_label, mask=here & (i < N))

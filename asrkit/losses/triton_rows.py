@@ -71,25 +71,16 @@ def write_arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions, out: ArcLogProbs
 ) -> None:
     """Write the arc log-probabilities of `nodes` into `out`, which may hold further nodes."""
-    n = len(options.durations)
-    V = logits.shape[-1] - n
     with torch.cuda.device_of(logits):
         _scores[_grid(nodes, nodes.sizes)](
             logits,
             targets.contiguous(),
             targets.shape[1],
             nodes.on(logits.device),
-            out.log_z,
-            out.blank_logp,
-            out.label_logp,
-            out.duration_logp,
+            *out,
             options.blank,
-            V=V,
-            N=n,
-            FUSED=options.fused_log_softmax,
             TOGETHER=together(logits, nodes),
-            **blocks(V, n),
-            **OPTIONS,
+            **_constants(logits, options),
         )
 
 
@@ -103,8 +94,6 @@ def gradient(
     incoming: Tensor,
 ) -> None:
     """Write the gradient over all of `out`; see `asrkit.losses.wavefront.gradient`."""
-    n = len(options.durations)
-    V = logits.shape[-1] - n
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, nodes.padded_sizes)](
             logits,
@@ -112,19 +101,20 @@ def gradient(
             targets.contiguous(),
             targets.shape[1],
             nodes.on(logits.device),
-            saved.log_z,
-            saved.blank_posterior,
-            saved.label_posterior,
-            saved.duration_gradient,
+            *saved,
             incoming.float().contiguous(),
             options.blank,
-            V=V,
-            N=n,
-            FUSED=options.fused_log_softmax,
             TOGETHER=min(together(logits, nodes), together(out, nodes)),
-            **blocks(V, n),
-            **OPTIONS,
+            **_constants(logits, options),
         )
+
+
+def _constants(logits: Tensor, options: LatticeOptions) -> dict[str, int]:
+    """Return the constants and compiler options of both kernels."""
+    n = len(options.durations)
+    V = logits.shape[-1] - n
+    fused = options.fused_log_softmax
+    return {"V": V, "N": n, "FUSED": fused, **blocks(V, n), **OPTIONS}
 
 
 def blocks(V: int, n: int) -> dict[str, int]:

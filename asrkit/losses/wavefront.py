@@ -162,9 +162,8 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     log_likelihood = sums[utterance, table[:, FRAMES], table[:, LABELS]]
     if not grad:
         return ArcPosteriors(log_likelihood)
-    blank_posterior = torch.zeros_like(arcs.blank_logp)
-    label_posterior = torch.zeros_like(arcs.label_logp)
-    duration_posterior = torch.zeros_like(arcs.duration_logp)
+    _, *logps = arcs
+    blank_posterior, label_posterior, duration_posterior = map(torch.zeros_like, logps)
     # if an utterance has no path, its posteriors must be 0, not 0 / 0
     total = log_likelihood.clamp(min=torch.finfo(torch.float64).min)
     for b in range(B):

@@ -100,9 +100,9 @@ class NodeTiles:
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        everything = torch.arange(self.nodes.count, device=self.weight.device)
-        columns = (everything, out.log_z, out.blank_logp, out.label_logp, out.duration_logp)
-        for index, *tile in zip(*(c.split(self.tile) for c in columns), strict=True):
+        all_nodes = torch.arange(self.nodes.count, device=self.weight.device)
+        columns = (column.split(self.tile) for column in (all_nodes, *out))
+        for index, *tile in zip(*columns, strict=True):
             self.tile_log_probs(index, tile)
 
     def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
