@@ -283,11 +283,12 @@ def _hidden_layer(
     COLUMN_BLOCK: tl.constexpr,
     BACKWARD: tl.constexpr,
 ):
-    """Write the hidden layer of a chunk's nodes into `rows` (n, DEPTH), or take its gradient there.
+    """Write the hidden layer of a chunk's nodes, or turn its gradient into those of both halves.
 
-    Forward writes a 1 into column D and zeros after it. Backward multiplies the gradient by the
-    slope and sums it into both halves' gradients. A program has all labels of its frames, so it
-    writes their sums; other programs add to the same labels' rows, so those sums are atomic.
+    Forward writes the hidden layer into `rows` (n, DEPTH), with a 1 in column D and zeros after it.
+    Backward reads the hidden layer's gradient from `rows`, multiplies it by the slope and sums it.
+    A program processes all labels of its frames, so it writes the frames' sums. Several programs
+    share the labels' rows, so they add to those sums atomically.
 
     The logits of consecutive nodes start `wide` elements apart; see `Chunk` and `_layer` for the
     other arguments.
