@@ -1,14 +1,19 @@
-"""CTC loss by frames: one step of a recursion for the whole batch, which reads nothing from a GPU.
+"""The CTC loss frame by frame: one step of the recursion for the whole batch.
 
-torch's own kernel is the reference, and faster. On a GPU it copies the lengths there from ordinary
-memory, and that copy waits until the device has done everything before it.
+It is for GPUs, because it never waits for the device. torch's own kernel is faster and is the
+reference here, but it copies the lengths to the GPU from pageable memory, and that copy waits until
+the device has finished all work queued before.
+
+A compiled GPU kernel would be a file `ctc_triton.py` in this folder with the recursion as an
+autograd function. `ctc_loss` would call it after its checks, with an `impl` argument as in
+`rnnt_loss`.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asrkit.losses.lattice import as_index, check_lengths, check_scores
+from asrkit.losses.arguments import as_index, check_lengths, check_scores
 from asrkit.runtime import settle_after_fork, to_device
 from asrkit.shapes import dims, expect
 
@@ -22,10 +27,11 @@ def ctc_loss(
     target_lengths: Tensor,
     blank: int = -1,
 ) -> Tensor:
-    """Negative log-likelihood of the targets in nats (CTC), (B,); 0 where no alignment fits.
+    """Negative log-likelihood of the targets in nats (CTC), (B,); 0 if no alignment exists.
 
-    Lengths and targets that lie on the host are checked there, and nothing waits for the device.
-    On a CPU prefer `torch.nn.functional.ctc_loss`, one compiled kernel.
+    Lengths and targets on the host are checked there, and nothing waits for the device. There is no
+    `impl`: on a GPU the recursion runs in plain torch. On a CPU prefer torch's compiled kernel,
+    `torch.nn.functional.ctc_loss`.
 
     Source: A. Graves et al., "Connectionist Temporal Classification", ICML 2006, equations 6 and 7.
 
@@ -55,18 +61,18 @@ def ctc_loss(
     # the states of an alignment, (B, S): blank, label, blank, label, ..., blank
     states = F.pad(tokens[..., None], (1, 0), value=blank).flatten(1)
     states = F.pad(states, (0, 1), value=blank)
-    before = F.pad(states, (2, 0), value=blank)[:, :-2]  # two states earlier
-    may_skip = (states != blank) & (states != before)
+    two_earlier = F.pad(states, (2, 0), value=blank)[:, :-2]
+    may_skip = (states != blank) & (states != two_earlier)
     scores = log_probs.gather(2, states[:, None].expand(-1, T, -1))  # (B, T, S)
     scores = scores.clamp(min=NEVER)
     starts = torch.arange(states.shape[1], device=states.device) < 2
-    alpha = scores[:, 0].where(starts, NEVER)  # of being in each state after a frame, (B, S)
+    alpha = scores[:, 0].where(starts, NEVER)  # log-probability of each state, (B, S)
     for t in range(1, T):
         advanced = F.pad(alpha, (1, 0), value=NEVER)[:, :-1]
         skipped = F.pad(alpha, (2, 0), value=NEVER)[:, :-2].where(may_skip, NEVER)
-        arrived = torch.stack((alpha, advanced, skipped)).logsumexp(0) + scores[:, t]
-        alpha = torch.where(t < frames, arrived, alpha)
-    # an alignment ends on the last label or on the blank behind it
+        stepped = torch.stack((alpha, advanced, skipped)).logsumexp(0) + scores[:, t]
+        alpha = torch.where(t < frames, stepped, alpha)
+    # an alignment ends on the last label or on the blank after it
     on_blank = alpha.gather(1, 2 * labels)
     on_label = alpha.gather(1, (2 * labels - 1).clamp(min=0)).where(labels > 0, NEVER)
     loss = -torch.logaddexp(on_blank, on_label)[:, 0]

@@ -1,11 +1,10 @@
-"""What every loss begins with: arguments checked, where the nodes of its lattices lie in memory,
-and what passes between its steps.
+"""Where the nodes of the lattices are in memory, and the records that pass between the steps.
 
 Implementations work on a flat list of N = sum of T (U + 1) valid nodes instead of (B, T, U1)
-tensors. Node (t, u) of utterance b
+tensors. Node (t, u) of utterance b has
 
-- has its V logits at element `first_logit + t frame_step + u label_step` of the logits' storage,
-- has its own numbers (log-normaliser, arc log-probabilities, arc posteriors) at index
+- its V logits at element `first_logit + t frame_step + u label_step` of the logits' storage,
+- its own numbers (log-normaliser, arc log-probabilities, arc posteriors) at index
   `first_node + t (U + 1) + u` of vectors of length N.
 
 So padding costs nothing, and packed logits need no second kernel.
@@ -14,20 +13,15 @@ So padding costs nothing, and packed logits need no second kernel.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isnan
-from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import CPU_FLOAT, to_device
-from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
+from asrkit.runtime import to_device
 
-Reduction = Literal["none", "mean", "sum"]
-
-# Columns of the table of nodes, one row an utterance.
+# Columns of the table of nodes; each utterance has one row.
 FRAMES = 0  # T, valid frames
 LABELS = 1  # U, valid labels
 FIRST_NODE = 2  # index of node (0, 0) among all N nodes
@@ -37,29 +31,33 @@ LABEL_STEP = 5  # elements from one lattice row to the next
 PADDED_FRAMES = 6  # frames in memory, padding included
 PADDED_ROWS = 7  # lattice rows in memory, padding included
 
+# On a CPU, gradients below this become 0: products below float32's normal range take up to a
+# hundred times as long.
+TINY = 1e-35
+
 
 @dataclass(frozen=True)
 class Nodes:
-    """Location of every lattice node: `table` (B, 8), int64, on the host; see the columns above."""
+    """Positions of all lattice nodes: `table` (B, 8), int64, on the host; see the columns above."""
 
     table: Tensor
 
     @classmethod
     def padded(cls, logits: Tensor, lengths: Tensor) -> "Nodes":
-        """Nodes of contiguous `logits` (B, T, U1, V); `lengths` (B, 2): frames and labels."""
+        """Nodes of contiguous `logits` (B, T, U1, V); `lengths` (B, 2) are frames and labels."""
         _, T, U1, V = logits.shape
-        # "cpu" is named because torch's default device may be another
+        # torch's default device may not be the CPU
         in_memory = torch.tensor([[T, U1]], device="cpu").expand_as(lengths)
-        return cls._of(lengths, in_memory, V)
+        return cls._dense(lengths, in_memory, V)
 
     @classmethod
     def packed(cls, lengths: Tensor, V: int) -> "Nodes":
         """Nodes of packed logits (N, V), ordered by utterance, then frame; `lengths` is (B, 2)."""
-        return cls._of(lengths, lengths + torch.tensor([0, 1], device="cpu"), V)
+        return cls._dense(lengths, lengths + torch.tensor([0, 1], device="cpu"), V)
 
     @classmethod
-    def _of(cls, lengths: Tensor, in_memory: Tensor, V: int) -> "Nodes":
-        """Nodes of lattices of `lengths`, where frames and rows `in_memory` (B, 2) lie densely."""
+    def _dense(cls, lengths: Tensor, in_memory: Tensor, V: int) -> "Nodes":
+        """Nodes of dense logits with `in_memory` (B, 2) frames and rows for each utterance."""
         sizes = torch.stack((lengths[:, 0] * (lengths[:, 1] + 1), in_memory.prod(1) * V), 1)
         first = sizes.cumsum(0) - sizes  # node, and logit
         rows = in_memory[:, 1:]
@@ -82,7 +80,7 @@ class Nodes:
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """Frames T and lattice rows U1 that hold any utterance's."""
+        """The largest T and the largest U1 of the batch."""
         frames, labels = self.table[:, : LABELS + 1].amax(0).tolist()
         return frames, labels + 1
 
@@ -102,7 +100,7 @@ class Nodes:
         return logits.detach().as_strided(size, stride, logits.storage_offset() + row[FIRST_LOGIT])
 
     def on(self, device: torch.device) -> Tensor:
-        """The table on `device`, copied there once; no CPU waits for the copy."""
+        """The table on `device`. It is copied there once, and the copy does not block the CPU."""
         if device.type == "cpu":
             return self.table
         if device not in self._copies:
@@ -114,16 +112,16 @@ class Nodes:
         return {}
 
     def slices(self, b: int) -> tuple[int, int, slice]:
-        """Of utterance b: frames T, lattice rows U + 1, and its slice of the N nodes."""
+        """Frames T and lattice rows U + 1 of utterance b, and its slice of the N nodes."""
         T, U, start = self.table[b, : FIRST_NODE + 1].tolist()
         return T, U + 1, slice(start, start + T * (U + 1))
 
 
-def upload(many: Sequence[Nodes], device: torch.device) -> None:
-    """Copy the tables of all these nodes to `device` at once."""
-    tables = [nodes.table for nodes in many]
-    copied = to_device(torch.cat(tables), device).split([len(table) for table in tables])
-    for nodes, table in zip(many, copied, strict=True):
+def upload(batches: Sequence[Nodes], device: torch.device) -> None:
+    """Copy the tables of several `Nodes` to `device` in one transfer."""
+    tables = [nodes.table for nodes in batches]
+    copies = to_device(torch.cat(tables), device).split([len(table) for table in tables])
+    for nodes, table in zip(batches, copies, strict=True):
         nodes._copies[device] = table
 
 
@@ -132,15 +130,15 @@ class LatticeOptions:
     """Checked options of a loss.
 
     Attributes:
-        blank: index of the blank, not negative.
-        clamp: limit of the gradient's elements; none if <= 0.
-        fused_log_softmax: False where the logits are log-probabilities.
-        fastemit_lambda: label arcs' posteriors are scaled by 1 + this.
-        overwrite_logits: whether the gradient is written over the logits.
-        durations: of TDT, in frames; none for RNN-T.
-        sigma: nats that a token's log-probability is lowered by.
-        as_rnnt: whether arcs are RNN-T's, without sigma, though the logits have durations (TDT's
-            omega).
+        blank: Index of blank, not negative.
+        clamp: Limit of the gradient's elements; no limit if <= 0.
+        fused_log_softmax: False if the logits are log-probabilities.
+        fastemit_lambda: The posteriors of label arcs are scaled by 1 + this.
+        overwrite_logits: Whether the gradient is written over the logits.
+        durations: TDT's durations in frames; empty for RNN-T.
+        sigma: Nats by which every token's log-probability is lowered.
+        as_rnnt: Whether this call computes the RNN-T loss, without sigma, although the logits
+            include durations (TDT's omega).
     """
 
     blank: int
@@ -153,9 +151,10 @@ class LatticeOptions:
     as_rnnt: bool = False
 
     def steps(self, longest: int) -> list[tuple[int, int]]:
-        """Frames that blank takes and those that a label takes, for each duration.
+        """For each duration, the frames that a blank advances and the frames that a label does.
 
-        No blank takes 0 frames. Durations that lead beyond the `longest` lattice become one more.
+        A blank of 0 frames is no arc. A duration beyond the end of the longest lattice, which has
+        `longest` frames, becomes `longest + 1`.
         """
         if not self.durations:
             return [(1, 0)]
@@ -163,17 +162,16 @@ class LatticeOptions:
         return [(frames, frames) for frames in clipped]
 
 
-@dataclass(frozen=True)
-class ArcLogProbs:
-    """Log-probabilities of the arcs that leave every node, in nats.
+class ArcLogProbs(NamedTuple):
+    """Log-probabilities of the arcs out of every node, in nats.
 
     The dtype is float32, or float64 for float64 logits.
 
     Attributes:
-        log_z: (N,) log-normaliser of the token logits; 0 where they are log-probabilities already.
-        blank_logp: (N,) of the blank arc.
-        label_logp: (N,) of the arc of the next label, -inf where no label is left.
-        duration_logp: (N, n) of the n durations (TDT); (N, 0) for RNN-T.
+        log_z: Log-normaliser of the token logits, (N,); 0 if they are log-probabilities already.
+        blank_logp: Blank arcs, (N,).
+        label_logp: Arcs of the next label, (N,); -inf if no label is left.
+        duration_logp: The n durations of TDT, (N, n); (N, 0) for RNN-T.
     """
 
     log_z: Tensor
@@ -183,7 +181,7 @@ class ArcLogProbs:
 
     @classmethod
     def empty(cls, logits: Tensor, nodes: Nodes, n: int) -> "ArcLogProbs":
-        """Room for those of all `nodes`, on the device of `logits`."""
+        """Uninitialised memory for all `nodes` and n durations, on the device of `logits`."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         log_z, blank_logp, label_logp = logits.new_empty((3, nodes.count), dtype=dtype).unbind()
         duration_logp = logits.new_empty((nodes.count, n), dtype=dtype)
@@ -192,18 +190,18 @@ class ArcLogProbs:
 
 @dataclass(frozen=True)
 class ArcPosteriors:
-    """Log-likelihood of every utterance, and the posterior probability of every arc.
+    """Log-likelihood of every utterance, and posterior probability of every arc.
 
-    The posterior of an arc is the share of the likelihood whose paths take it. Posteriors have the
-    dtype of the arc log-probabilities and are None where no gradient was asked for. Label arcs are
-    scaled by 1 + lambda (FastEmit).
+    The posterior of an arc is the share of the likelihood that belongs to paths through it. Label
+    arcs are scaled by 1 + lambda (FastEmit). Posteriors have the dtype of the arc
+    log-probabilities; they are None if no gradient is needed.
 
     Attributes:
         log_likelihood: (B,), float64, in nats.
-        blank_posterior: (N,) of the blank arc of each node.
-        label_posterior: (N,) of the label arc of each node.
-        duration_posterior: (N, n) of blank and label arcs of each duration together (TDT), None
-            for RNN-T.
+        blank_posterior: Blank arc of each node, (N,).
+        label_posterior: Label arc of each node, (N,).
+        duration_posterior: Blank and label arcs of each duration together, (N, n); (N, 0) for
+            RNN-T.
     """
 
     log_likelihood: Tensor
@@ -212,149 +210,30 @@ class ArcPosteriors:
     duration_posterior: Tensor | None = None
 
 
-def check_scores(tensor: Tensor, argument: str, encoded: Tensor | None = None) -> None:
-    """Raise ValueError where `tensor`, the argument of that name, cannot hold scores.
+class Saved(NamedTuple):
+    """What forward saves for the gradient, in addition to its inputs.
 
-    That is where it holds integers, has no element or is inside a torch.func transform. Beside
-    `encoded`, it has to lie on the same device.
+    `log_z`, `blank_posterior` and `label_posterior` are (N,). `duration_gradient` (N, n) is the
+    finished gradient over the duration logits; n = 0 for RNN-T.
     """
-    expect(tensor.is_floating_point(), argument, "floating point", tensor.dtype)
-    expect(tensor.numel() > 0, argument, "no empty dimension", tuple(tensor.shape))
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # no public way to ask
-    remedy = "Take gradients with torch.autograd."
-    expect(not wrapped, argument, "a plain tensor", "one inside torch.func", remedy)
-    if encoded is not None:
-        wanted = f"a tensor on {encoded.device}, as encoded"
-        expect(tensor.device == encoded.device, argument, wanted, tensor.device)
 
+    log_z: Tensor
+    blank_posterior: Tensor
+    label_posterior: Tensor
+    duration_gradient: Tensor
 
-def check_halves(encoded: Tensor, predicted: Tensor) -> tuple[int, int, int, int]:
-    """Sizes B, T, U1 and D of the halves of a joint, (B, T, D) and (B, U1, D); ValueError where
-    they do not fit together.
-    """
-    B, T, D = dims(encoded, "B T D", "encoded")
-    _, U1, _ = dims(predicted, "B U1 D", "predicted", B=B, D=D)
-    check_scores(encoded, "encoded")
-    check_scores(predicted, "predicted", encoded)
-    same = predicted.dtype == encoded.dtype
-    expect(same, "predicted", f"{encoded.dtype}, as encoded", predicted.dtype)
-    return B, T, U1, D
+    @classmethod
+    def from_forward(cls, arcs: ArcLogProbs, posteriors: ArcPosteriors) -> "Saved":
+        """Build the record from the results of both steps of forward.
 
-
-def check_lengths(
-    targets: Tensor,
-    logit_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-    *,
-    like: Tensor,
-    T: int | None,
-    U1: int | None,
-    V: int,
-) -> Tensor:
-    """Frames and labels of each utterance: int64 (B, 2), on the host.
-
-    Where the integers lie on a GPU this fetches the lengths, and so waits for everything that was
-    queued before them. Where all three lie on the host they are checked there, and nothing waits.
-
-    Args:
-        targets: labels (B, U), int32 or int64.
-        logit_lengths: frames (B,), int32 or int64.
-        target_lengths: labels (B,), int32 or int64.
-        blank: index of the blank, -V to V - 1.
-        like: the tensor of scores; the others lie on its device or on the host.
-        T: frames of the padded scores; None for packed ones.
-        U1: lattice rows of the padded scores; None for packed ones.
-        V: tokens, blank included.
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, or an utterance has no lattice.
-    """
-    is_token = isinstance(blank, Integral) and -V <= int(blank) < V
-    expect(is_token, "blank", f"an index of V={V} tokens", repr(blank))
-    sizes = {} if U1 is None else {"B": len(like)}
-    sizes["B"], U = dims(targets, "B U", "targets", **sizes)
-    U1 = U1 or U + 1
-    rows = "logits have" if like.ndim == 4 else "predicted has"
-    wanted = f"shape (B={sizes['B']}, U={U1 - 1})"
-    remedy = f"{rows} U1 = U + 1 rows, one more than the labels."
-    expect(U == U1 - 1, "targets", wanted, tuple(targets.shape), remedy)
-    integers = {
-        "targets": targets,
-        "logit_lengths": logit_lengths,
-        "target_lengths": target_lengths,
-    }
-    for name, tensor in integers.items():
-        if name != "targets":
-            dims(tensor, "B", name, **sizes)
-        is_index = tensor.dtype in (torch.int32, torch.int64)
-        expect(is_index, name, "int32 or int64", tensor.dtype)
-        reachable = tensor.device in (like.device, torch.device("cpu"))
-        expect(reachable, name, f"a tensor on cpu, or {like.device} as the scores", tensor.device)
-    if any(tensor.device.type != "cpu" for tensor in integers.values()):
-        moved = [to_device(tensor, like.device) for tensor in integers.values()]
-        targets, logit_lengths, target_lengths = moved
-    is_no_label = (targets < 0) | (targets >= V) | (targets == blank % V)
-    wrong = is_no_label & valid_mask(target_lengths, U)
-    counts = torch.stack((logit_lengths, target_lengths, wrong.sum(1)), 1).cpu()
-    for b, (frames, labels, mistakes) in enumerate(counts.tolist()):
-        allowed = "at least 1 frame" if T is None else f"1 to T={T} frames"
-        where = f"in utterance {b}"
-        expect(0 < frames <= (T or inf), "logit_lengths", allowed, f"{frames} {where}")
-        expect(0 <= labels <= U, "target_lengths", f"0 to U={U} labels", f"{labels} {where}")
-        if mistakes:
-            label = int(targets[b][wrong[b]][0])
-            allowed = f"labels 0..{V - 1} but blank={blank % V}"
-            expect(False, "targets", allowed, f"{label} {where}")
-    return counts[:, :2].long()
-
-
-def as_index(targets: Tensor, device: torch.device) -> Tensor:
-    """Targets as int64 on `device`; no CPU waits for the copy there.
-
-    Those made in inference mode, which autograd would not save, are copied in any case.
-    """
-    indices = to_device(targets.long(), device)
-    return indices.clone() if indices.is_inference() else indices
-
-
-def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 0.0) -> None:
-    """Raise ValueError where `reduction`, `clamp` or `fastemit_lambda` is outside its range."""
-    expect_choice("reduction", reduction, get_args(Reduction))
-    finite = is_finite(fastemit_lambda) and fastemit_lambda >= 0
-    expect(finite, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
-    is_number = isinstance(clamp, Real) and not isnan(clamp)
-    expect(is_number, "clamp", "a number", clamp)
-
-
-def check_durations(durations: Sequence[int], sigma: float, omega: float) -> None:
-    """Raise ValueError where `durations`, `sigma` or `omega` (TDT) describes no lattice."""
-    usable = (
-        isinstance(durations, list | tuple)
-        and all(whole(duration, 0) for duration in durations)
-        and len(set(durations)) == len(durations)
-        and any(durations)
-    )
-    wanted = "distinct frame counts, one of them above 0"
-    expect(usable, "durations", wanted, durations, "Blank must be able to advance.")
-    finite = is_finite(sigma) and sigma >= 0
-    expect(finite, "sigma", "a finite number of nats, at least 0", sigma)
-    is_probability = is_finite(omega) and 0 <= omega <= 1
-    expect(is_probability, "omega", "a probability", omega)
-
-
-def takes_plain_loss(omega: float) -> bool:
-    """Whether this call of a TDT loss takes the RNN-T loss instead, with probability `omega`.
-
-    One draw from torch's CPU generator, none for omega = 0.
-    """
-    return omega > 0 and float(torch.rand((), **CPU_FLOAT)) < omega
-
-
-def reduce(costs: Tensor, reduction: Reduction) -> Tensor:
-    """Losses (B,) as they are, or their mean or sum; one infinite loss makes these infinite too."""
-    if reduction == "mean":
-        return costs.mean()
-    if reduction == "sum":
-        return costs.sum()
-    return costs
+        The gradient over the duration logits is the softmax times the posterior of the node, minus
+        the posterior of the duration.
+        """
+        blank, label = posteriors.blank_posterior, posteriors.label_posterior
+        by_duration = posteriors.duration_posterior
+        assert blank is not None and label is not None and by_duration is not None
+        softmax = arcs.duration_logp.exp()
+        if not by_duration.numel():  # RNN-T, possibly of logits with durations
+            return cls(arcs.log_z, blank, label, torch.zeros_like(softmax))
+        duration_gradient = softmax * by_duration.sum(1, keepdim=True) - by_duration
+        return cls(arcs.log_z, blank, label, duration_gradient)

@@ -1,13 +1,13 @@
-"""The losses compiled for the CPU: both passes over the logits, parallel over frames, and the
-lattice, one utterance a thread.
+"""The losses compiled for the CPU by Numba.
 
-The log-softmax is fused with the arc log-probabilities, the softmax with the gradient. Floor: the
+The passes over the logits are parallel over frames. The lattice is parallel over utterances. The
+log-softmax is fused with the arc log-probabilities, and the softmax with the gradient. Floor: the
 logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32. Sums over
 tokens and exp are float32; the log-normaliser adds a float64 logarithm. Sums over paths are
-float64: 8 bytes a node, and as much for the nodes of the utterances in work.
+float64, 8 bytes a node. The utterances that threads are working on need the same again.
 
-Kernels are compiled on first use and kept on disk (asrkit.runtime.compiled). A forked process runs
-them on one thread, since OpenMP does not survive a fork.
+Kernels are compiled on first use and cached on disk (asrkit.runtime.compiled). A forked process
+runs them on one thread, because OpenMP does not survive a fork.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ import math
 import threading
 from collections.abc import Iterator
 from math import inf, log1p
+from typing import Any
 
 import numpy as np
 import torch
 from numba import config, get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
-from asrkit.losses.gradient import Saved
 from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -34,6 +34,7 @@ from asrkit.losses.lattice import (
     ArcPosteriors,
     LatticeOptions,
     Nodes,
+    Saved,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
 from asrkit.runtime import forked, settle_after_fork
@@ -46,12 +47,12 @@ ONE_AT_A_TIME = threading.RLock()
 
 @contextlib.contextmanager
 def pool() -> Iterator[None]:
-    """Where compiled kernels run: one caller at a time, on as many threads as torch uses.
+    """Context in which compiled kernels run: one caller at a time, with torch's number of threads.
 
-    A forked process inherits no threads, and perhaps a lock that is held.
+    A forked process inherits no threads, and it may inherit a locked lock, so it takes neither.
     """
     if forked():
-        settle_after_fork()  # a backward pass may be the first call there
+        settle_after_fork()  # a backward pass may be the first call in this process
         yield
         return
     with ONE_AT_A_TIME:
@@ -62,39 +63,23 @@ def pool() -> Iterator[None]:
             yield
         finally:
             set_num_threads(before)
-            # Numba's first launch sets it for the OpenMP that both share
+            # Numba's first launch changes the thread count of OpenMP, which torch shares
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """The tensor's memory as a NumPy array; half precision as bit patterns."""
+    """View the tensor's memory as a NumPy array; half precision becomes bit patterns."""
     return tensor.detach().view(BIT_PATTERNS.get(tensor.dtype, tensor.dtype)).numpy()
 
 
 def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
-    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`.
-
-    They are float32.
-    """
-    n = len(options.durations)
-    arcs = ArcLogProbs.empty(logits, nodes, n)
+    """Return the arc log-probabilities of all `nodes`, float32, (N,) each."""
+    arcs = ArcLogProbs.empty(logits, nodes, len(options.durations))
     with pool():
-        _scores(
-            array(logits.view(-1)),
-            targets.contiguous().numpy(),
-            nodes.table.numpy(),
-            nodes.frames,
-            logits.shape[-1] - n,
-            options.blank,
-            options.fused_log_softmax,
-            arcs.log_z.numpy(),
-            arcs.blank_logp.numpy(),
-            arcs.label_logp.numpy(),
-            arcs.duration_logp.numpy(),
-        )
+        _scores(*_pass_inputs(logits, targets, nodes, options), *map(array, arcs))
     return arcs
 
 
@@ -107,58 +92,52 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
+    """Write the gradient over all of `out`; see `asrkit.losses.wavefront.gradient`."""
     with pool():
         _gradient(
-            array(logits.view(-1)),
+            *_pass_inputs(logits, targets, nodes, options),
             array(out.view(-1)),
-            targets.contiguous().numpy(),
-            nodes.table.numpy(),
-            nodes.frames,
-            logits.shape[-1] - len(options.durations),
-            options.blank,
-            options.fused_log_softmax,
-            saved.log_z.numpy(),
-            saved.blank_posterior.numpy(),
-            saved.label_posterior.numpy(),
-            saved.duration_gradient.numpy(),
+            *map(array, saved),
             incoming.float().contiguous().numpy(),
-            out.data_ptr() == logits.data_ptr(),
+            options.overwrite_logits,
         )
 
 
-def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
-    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+def _pass_inputs(
+    logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
+) -> tuple[Any, ...]:
+    """Return the arguments that both passes over the logits share."""
+    return (
+        array(logits.view(-1)),
+        targets.contiguous().numpy(),
+        nodes.table.numpy(),
+        nodes.frames,
+        logits.shape[-1] - len(options.durations),
+        options.blank,
+        options.fused_log_softmax,
+    )
 
-    Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
+
+def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
+    """Return log-likelihoods and, with `grad`, posteriors of the `arcs`.
+
+    Arcs are float32, sums float64. It reads `durations` and `fastemit_lambda` from `options`.
     """
-    given = (
-        arcs.blank_logp.numpy(),
-        arcs.label_logp.numpy(),
-        arcs.duration_logp.numpy(),
+    _, *logps = arcs
+    inputs = (
+        *map(array, logps),
         np.array(options.steps(nodes.longest[0])),
         nodes.table.numpy(),
     )
     beta = np.empty(nodes.count)
     log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device="cpu")
     with pool():
-        _backward_variables(*given, beta, log_likelihood.numpy())
+        _backward_variables(*inputs, beta, log_likelihood.numpy())
         if not grad:
             return ArcPosteriors(log_likelihood)
-        blank_posterior = torch.zeros_like(arcs.blank_logp)
-        label_posterior = torch.zeros_like(arcs.blank_logp)
-        duration_posterior = torch.zeros_like(arcs.duration_logp)
-        _posteriors(
-            *given,
-            beta,
-            blank_posterior.numpy(),
-            label_posterior.numpy(),
-            duration_posterior.numpy(),
-            1 + options.fastemit_lambda,
-        )
-    if not options.durations:
-        return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
-    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
+        posteriors = [torch.zeros_like(logp) for logp in logps]
+        _posteriors(*inputs, beta, *map(array, posteriors), 1 + options.fastemit_lambda)
+    return ArcPosteriors(log_likelihood, *posteriors)
 
 
 @njit
@@ -171,7 +150,7 @@ def _largest(x):
 
 @njit(fastmath=SUMS)
 def _log_normaliser(x):
-    """log of the sum of exp over a row, in float64; NaN where the row holds one."""
+    """Return the log of the sum of exp over a row, in float64; NaN if the row contains one."""
     largest = _largest(x)
     total = F(0.0)
     for v in range(x.shape[0]):
@@ -181,7 +160,7 @@ def _log_normaliser(x):
 
 @njit(inline="always")
 def _first_logit(table, b, t, u):
-    """Element of the logits' storage at which node (t, u) of utterance b starts."""
+    """Return the element of the logits' storage at which node (t, u) of utterance b starts."""
     return table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
 
 
@@ -228,13 +207,13 @@ def _scores(
 @kernel
 def _gradient(
     logits,
-    out,
     targets,
     table,
     frames,
     V,
     blank,
     fused,
+    out,
     log_z,
     blank_posterior,
     label_posterior,
@@ -282,19 +261,22 @@ def _gradient(
 def _node_gradient(
     x, g, log_z, blank_posterior, label_posterior, blank, label, fused, scale, inplace
 ):
-    """Gradient over one node's logits, rounded once: blank and label are computed apart."""
+    """Write the gradient over one node's logits, rounded once.
+
+    The elements of blank and label are computed separately and overwrite those of the softmax.
+    """
     posterior = F(0.0)
     at_blank = -blank_posterior
     at_label = -label_posterior
     if fused:
         posterior = blank_posterior + label_posterior
         at_blank += posterior * exp(load(x[blank]) - log_z)
-        at_label += posterior * exp(load(x[label]) - log_z)  # unused where no label is left
+        at_label += posterior * exp(load(x[label]) - log_z)  # unused if no label is left
     factor = posterior * scale
     if posterior == F(0.0):
         for v in range(x.shape[0]):
             g[v] = store(F(0.0), g[v])
-    elif inplace:  # the same loop on one array: the compiler sees that nothing overlaps
+    elif inplace:  # on a single array the compiler knows that nothing overlaps
         for v in range(x.shape[0]):
             g[v] = store(flush(factor * exp(load(g[v]) - log_z)), g[v])
     else:
@@ -308,19 +290,19 @@ def _node_gradient(
 @njit(inline="always")
 def log_add(a, b):
     """log(exp(a) + exp(b)), for terms that exp() would flush to zero."""
-    above = a
-    below = b
+    high = a
+    low = b
     if a < b:
-        above = b
-        below = a
-    if below != -inf:
-        above += log1p(math.exp(below - above))
-    return above
+        high = b
+        low = a
+    if low != -inf:
+        high += log1p(math.exp(low - high))
+    return high
 
 
 @njit(inline="always")
-def _after(beta, node, t, u, blank_frames, label_frames, T, U):
-    """log beta where a blank of so many frames leads, and where a label does; -inf if nowhere."""
+def _next_betas(beta, node, t, u, blank_frames, label_frames, T, U):
+    """Return log beta at the ends of the node's blank and label arcs; -inf if there is no arc."""
     blank = -inf
     label = -inf
     if blank_frames == T - t and u == U:
@@ -334,7 +316,7 @@ def _after(beta, node, t, u, blank_frames, label_frames, T, U):
 
 @kernel
 def _backward_variables(blank_logp, label_logp, duration_logp, steps, table, beta, log_likelihood):
-    """log beta(t, u): probability of all paths from (t, u) to the end."""
+    """Write log beta(t, u), the probability of all paths from (t, u) to the end."""
     n = duration_logp.shape[1]
     for b in prange(table.shape[0]):
         T = table[b, FRAMES]
@@ -345,7 +327,7 @@ def _backward_variables(blank_logp, label_logp, duration_logp, steps, table, bet
                 node = first + t * (U + 1) + u
                 total = -inf
                 for i in range(steps.shape[0]):
-                    blank, label = _after(beta, node, t, u, steps[i, 0], steps[i, 1], T, U)
+                    blank, label = _next_betas(beta, node, t, u, steps[i, 0], steps[i, 1], T, U)
                     by_arc = log_add(blank_logp[node] + blank, label_logp[node] + label)
                     if n:
                         by_arc += duration_logp[node, i]
@@ -367,38 +349,38 @@ def _posteriors(
     duration_posterior,
     label_factor,
 ):
-    """Posteriors of the arcs, in the order of the paths, without forward variables.
+    """Write the posteriors of the arcs, without forward variables.
 
-    A node's own posterior, 1 at the first node, is passed on along its arcs: an arc takes the part
-    arc beta(t', u') / beta(t, u) of it to the node (t', u') where it lands.
+    A node distributes its own posterior, which is 1 at the first node, over its arcs. The arc to
+    node (t', u') gets the share arc beta(t', u') / beta(t, u) and adds it to that node's posterior.
     """
     n = duration_logp.shape[1]
     for b in prange(table.shape[0]):
         T = table[b, FRAMES]
         U = table[b, LABELS]
         first = table[b, FIRST_NODE]
-        own = np.zeros(T * (U + 1))  # posteriors of the nodes
-        own[0] = 0.0 if beta[first] == -inf else 1.0
+        node_posterior = np.zeros(T * (U + 1))
+        node_posterior[0] = 0.0 if beta[first] == -inf else 1.0
         for t in range(T):
             for u in range(U + 1):
                 place = t * (U + 1) + u
                 node = first + place
-                here = own[place]
+                here = node_posterior[place]
                 if here == 0.0:
                     continue
                 for i in range(steps.shape[0]):
                     blank_frames = steps[i, 0]
                     label_frames = steps[i, 1]
-                    blank, label = _after(beta, node, t, u, blank_frames, label_frames, T, U)
+                    blank, label = _next_betas(beta, node, t, u, blank_frames, label_frames, T, U)
                     rest = -beta[node]
                     if n:
                         rest += duration_logp[node, i]
                     by_blank = here * math.exp(blank_logp[node] + rest + blank)
                     by_label = here * math.exp(label_logp[node] + rest + label)
                     if blank_frames < T - t:
-                        own[place + blank_frames * (U + 1)] += by_blank
+                        node_posterior[place + blank_frames * (U + 1)] += by_blank
                     if label_frames < T - t and u < U:
-                        own[place + label_frames * (U + 1) + 1] += by_label
+                        node_posterior[place + label_frames * (U + 1) + 1] += by_label
                     by_label *= label_factor
                     blank_posterior[node] += by_blank
                     label_posterior[node] += by_label

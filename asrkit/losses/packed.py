@@ -1,13 +1,12 @@
-"""Packed lattices: the joint's hidden layer, logits and loss of the N = sum of T (U + 1) valid
-nodes only.
+"""Packed lattices: hidden layer, logits and loss for the N = sum of T (U + 1) valid nodes only.
 
-Padding is neither made, multiplied nor read: on a batch of unequal lengths N is well below B T U1.
-Rows are ordered by utterance, then frame, so utterance b owns the rows from packed_offsets(...)[b]
-to packed_offsets(...)[b + 1], a lattice of T (U + 1) rows.
+"Packed" means without padding. Padding is neither allocated, multiplied nor read: in a batch of
+unequal lengths N is well below B T U1. Rows are ordered by utterance, then by frame. The rows from
+packed_offsets(...)[b] to packed_offsets(...)[b + 1] are the lattice of utterance b, T (U + 1) rows.
 
 Peer: apex.contrib.transducer, TransducerJoint(pack_output=True) and
-TransducerLoss(packed_input=True), CUDA only, as in NVIDIA's submission to MLPerf Training v1.0.
-They take the rows' offsets as an argument; here they follow from the lengths.
+TransducerLoss(packed_input=True), for CUDA only, as in NVIDIA's submission to MLPerf Training v1.0.
+They take the rows' offsets as an argument; here the offsets follow from the lengths.
 """
 
 from typing import Any, Literal, get_args
@@ -15,31 +14,29 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from asrkit.losses import rnnt
-from asrkit.losses.choice import pick
-from asrkit.losses.gradient import check_backward, lattice_loss
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses.arguments import (
+    IMPLS,
+    Impl,
     Reduction,
     check_halves,
     check_lengths,
     check_options,
     check_scores,
+    choose,
     reduce,
 )
+from asrkit.losses.gradient import check_backward, lattice_loss
+from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, expect_choice
 
-CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
+CPU_TILE_BYTES = 1 << 20  # of a tile in backward; it fits a core's cache
 GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
-IMPLS = tuple(impl for impl in rnnt.IMPLS if impl != "torchaudio")  # which takes padded logits only
 
 
 def packed_offsets(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:
-    """First row of each utterance, and N at the end: int64 (B + 1,), from lengths (B,).
+    """Return the first row of each utterance, then N: int64 (B + 1,), from lengths (B,).
 
     >>> packed_offsets(torch.tensor([2, 3]), torch.tensor([1, 0]))
     tensor([0, 4, 7])
@@ -57,16 +54,16 @@ def pack_joint(
     *,
     activation: Activation = "none",
 ) -> Tensor:
-    """activation(encoded[b, t] + predicted[b, u]) of all valid nodes (b, t, u): (N, D).
+    """Return activation(encoded[b, t] + predicted[b, u]) for all valid nodes (b, t, u): (N, D).
 
-    Padding may hold anything and has gradient 0. Backward reads the result, which must stay
-    unchanged. Memory: the result, N D, and small tiles. Second derivatives are refused.
+    Padding may hold anything and has gradient 0. Do not change the result, because backward reads
+    it. Memory: the result, N D, and small tiles. Second derivatives are not supported.
 
     Args:
-        encoded: (B, T, D), the encoder's half of the joint, projected.
-        predicted: (B, U1, D), the predictor's half, of the same dtype.
-        logit_lengths: frames (B,).
-        target_lengths: labels (B,).
+        encoded: The encoder's half of the joint, projected: (B, T, D).
+        predicted: The predictor's half, projected, in the same dtype: (B, U1, D).
+        logit_lengths: Frames (B,).
+        target_lengths: Labels (B,).
         activation: "none", "relu" or "tanh".
 
     >>> lengths = torch.tensor([2, 1]), torch.tensor([1, 0])
@@ -75,7 +72,7 @@ def pack_joint(
     """
     expect_choice("activation", activation, get_args(Activation))
     B, T, U1, D = check_halves(encoded, predicted)
-    # any labels will do, since only the lengths are checked
+    # only the lengths matter here, so the labels are all 0
     labels = torch.zeros((B, U1 - 1), dtype=torch.int64, device=target_lengths.device)
     lengths = check_lengths(
         labels, logit_lengths, target_lengths, -1, like=encoded, T=T, U1=U1, V=2
@@ -90,7 +87,7 @@ class PackedJoint(torch.autograd.Function):
     def forward(
         ctx: Any, encoded: Tensor, predicted: Tensor, nodes: Nodes, activation: Activation
     ) -> Tensor:
-        """(N, D); see `pack_joint`. `ctx` keeps what backward needs."""
+        """Return (N, D); see `pack_joint`. `ctx` saves what backward needs."""
         out = encoded.new_empty(nodes.count, encoded.shape[2])
         for b in range(len(encoded)):
             T, U1, rows = nodes.slices(b)
@@ -145,23 +142,23 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
     overwrite_logits: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """rnnt_loss of packed logits (N, V): the same loss in nats, without the padding.
+    """Return the RNN-T loss in nats of packed logits (N, V): the value of `rnnt_loss`.
 
-    Memory beside the logits: their gradient, N V, and lattices; with overwrite_logits=True the
-    lattices only. The notes on rnnt_loss hold.
+    Memory in addition to the logits: their gradient, N V, and the lattices; with
+    overwrite_logits=True only the lattices. The notes on `rnnt_loss` apply.
 
     Args:
-        logits: (N, V), ordered as by `pack_joint`.
-        targets: labels (B, U), padded, int32 or int64.
-        logit_lengths: frames (B,).
-        target_lengths: labels (B,).
-        blank: index of the blank.
-        clamp: limit of each element of the gradient of an utterance's loss; none if <= 0.
+        logits: (N, V), in the order of `pack_joint`.
+        targets: Labels (B, U), padded, int32 or int64.
+        logit_lengths: Frames (B,).
+        target_lengths: Labels (B,).
+        blank: Index of blank.
+        clamp: If > 0, limits each element of the gradient of an utterance's loss to +-clamp.
         reduction: "mean" or "sum" over the batch, or "none".
         fused_log_softmax: False if `logits` are log-probabilities.
-        fastemit_lambda: FastEmit's factor of the label arcs' gradient is 1 + this.
-        overwrite_logits: write the gradient over the logits.
-        impl: the implementation; "auto" takes the fastest that is known to be.
+        fastemit_lambda: Scales the gradient of label arcs by 1 + lambda, as in `rnnt_loss`.
+        overwrite_logits: Write the gradient over the logits, as in `rnnt_loss`.
+        impl: The implementation; "auto" chooses the fastest for the device and dtype.
 
     Returns:
         A scalar, or (B,) with reduction="none".
@@ -177,9 +174,9 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
         targets, logit_lengths, target_lengths, blank, like=logits, T=None, U1=None, V=V
     )
     nodes = Nodes.packed(lengths, V)
-    remedy = "Pack with the lengths that the loss is given."
+    remedy = "Pass the lengths that the joint was packed with."
     expect(nodes.count == N, "logits", f"N={nodes.count} rows, the sum of T (U + 1)", N, remedy)
-    picked = pick(impl, IMPLS, logits, overwrite_logits)
+    chosen = choose(impl, IMPLS, logits, overwrite_logits)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -187,4 +184,4 @@ def rnnt_loss_packed(  # noqa: PLR0913 - as many arguments as rnnt_loss
         fastemit_lambda=fastemit_lambda,
         overwrite_logits=overwrite_logits,
     )
-    return reduce(lattice_loss(picked, logits, targets, nodes, options), reduction)
+    return reduce(lattice_loss(chosen, logits, targets, nodes, options), reduction)

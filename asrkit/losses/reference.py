@@ -1,12 +1,13 @@
-"""The losses as the textbooks have them: loops over t and u, one utterance at a time, in float64.
-They are there to be read, and to test the other implementations against. The passes over the logits
-are those of wavefront.py, in float64 too.
+"""The losses as textbooks define them: loops over t and u, one utterance at a time, in float64.
 
-A lattice has a node (t, u) for "frame t is read, u labels are out" and two arcs that leave it:
-blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through the
-blank that leaves (T-1, U). The likelihood is the sum over all C(T-1+U, U) paths of the products of
-their arcs; two recursions sum them in T U1 steps. Below, blank (T, U1) and label (T, U) are nested
-lists: the log-probability of the arcs that leave each node, in nats.
+They are written for reading, and the other implementations are tested against them. The passes over
+the logits come from wavefront.py, in float64 too.
+
+The lattice has a node (t, u) for "frame t is read, u labels are emitted" and two arcs that leave
+it: blank, to (t+1, u), and the next label, to (t, u+1). An alignment is a path from (0, 0) through
+the blank that leaves (T-1, U). The likelihood is the sum over all C(T-1+U, U) paths of the products
+of their arcs; two recursions sum them in T U1 steps. Below, blank (T, U1) and label (T, U) are
+nested lists: the log-probability of the arcs that leave each node, in nats.
 
 TDT's lattice has longer arcs: a node emits a token and, independently, a duration d, and lands on
 frame t + d. Blank with d > 0 goes to (t+d, u), the next label to (t+d, u+1). The end is (T, U),
@@ -134,13 +135,13 @@ class Arc(NamedTuple):
 def tdt_arcs(
     blank: Lattice, label: Lattice, duration: list[Lattice], durations: tuple[int, ...]
 ) -> Iterator[Arc]:
-    """All arcs of TDT's lattice, in the order of the nodes that they leave.
+    """Yield all arcs of TDT's lattice, in the order of the nodes that they leave.
 
     Args:
-        blank: (T, U1), log-probability of blank at each node, in nats.
-        label: (T, U), of the next label.
-        duration: (T, U1, n), of each duration.
-        durations: the n durations in frames.
+        blank: Log-probability of blank at each node, in nats: (T, U1).
+        label: Log-probability of the next label: (T, U).
+        duration: Log-probability of each duration: (T, U1, n).
+        durations: The n durations in frames.
     """
     T = len(blank)
     U1 = len(blank[0])
@@ -156,7 +157,7 @@ def tdt_arcs(
 
 
 def tdt_variables(arcs: list[Arc], T: int, U1: int) -> tuple[Lattice, Lattice]:
-    """TDT's log alpha(t, u) and log beta(t, u), (T + 1, U1) each, by the `arcs`.
+    """TDT's log alpha(t, u) and log beta(t, u), (T + 1, U1) each, from its `arcs`.
 
     alpha(T, U) = beta(0, 0) is the likelihood.
     """
@@ -174,9 +175,9 @@ def tdt_variables(arcs: list[Arc], T: int, U1: int) -> tuple[Lattice, Lattice]:
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
-    """Log-likelihoods and posteriors of the `arcs` that leave the `nodes`, whatever `grad` says.
+    """Return log-likelihoods and posteriors of the `arcs`; it ignores `grad`.
 
-    Of `options` it reads durations and fastemit_lambda.
+    It reads `durations` and `fastemit_lambda` from `options`.
     """
     n = len(options.durations)
     size = (nodes.count, max(n, 1))
@@ -195,16 +196,15 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
             label_posterior[:, :-1, 0] = -torch.tensor(by_label_arc, **CPU_DOUBLE)
             continue
         duration = arcs.duration_logp[where].view(T, U1, n).tolist()
-        listed = [*tdt_arcs(blank, label, duration, options.durations)]
-        alpha, beta = tdt_variables(listed, T, U1)
+        all_arcs = [*tdt_arcs(blank, label, duration, options.durations)]
+        alpha, beta = tdt_variables(all_arcs, T, U1)
         log_likelihood[b] = beta[0][0]
         total = max(beta[0][0], NO_PATH)
-        for t, u, i, t2, u2, logp in listed:
+        for t, u, i, t2, u2, logp in all_arcs:
             posterior = exp(alpha[t][u] + logp + beta[t2][u2] - total)
             by_arc = blank_posterior if u2 == u else label_posterior
             by_arc[t, u, i] = posterior
     by_label *= 1 + options.fastemit_lambda
-    made = [by_blank.sum(1), by_label.sum(1)]
-    if n:
-        made.append(by_blank + by_label)
-    return ArcPosteriors(log_likelihood, *(part.to(arcs.log_z) for part in made))
+    by_duration = (by_blank + by_label)[:, :n]
+    posteriors = (by_blank.sum(1), by_label.sum(1), by_duration)
+    return ArcPosteriors(log_likelihood, *(part.to(arcs.log_z) for part in posteriors))

@@ -1,9 +1,9 @@
-"""Scalar functions that Numba's compiler turns into vector code: exp, tanh, half-precision formats.
+"""Scalar functions that Numba's compiler vectorises: exp, tanh, and half-precision formats.
 
-LLVM vectorises no call of exp here (Numba's wheels bring no vector library), so exp is range
-reduction and a polynomial: exp(x) = 2^n exp(r), |r| <= log(2) / 2, with the coefficients of Cephes'
-expf (S. Moshier). NaN stays NaN in all of them. Half-precision arrays come as bit patterns, since
-NumPy knows no bfloat16: uint16 is bfloat16, int16 is float16.
+LLVM cannot vectorise a call of exp here, because Numba's wheels include no vector library. So exp
+is range reduction and a polynomial: exp(x) = 2^n exp(r), |r| <= log(2) / 2, with the coefficients
+of Cephes' expf (S. Moshier). All functions keep NaN. Half-precision arrays are bit patterns,
+because NumPy has no bfloat16: uint16 for bfloat16, int16 for float16.
 """
 
 import functools
@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from asrkit.losses.gradient import TINY
+from asrkit.losses.lattice import TINY
 from asrkit.runtime import compiled, forked
 
 F = np.float32
@@ -33,12 +33,12 @@ P5 = F(5.0000001201e-1)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled for parallel loops on first use, and kept on disk if possible.
+    """Return `function`, compiled for parallel loops on first use and cached on disk if possible.
 
-    In a forked process it runs compiled for one thread: see `asrkit.runtime.forked`.
+    A forked process runs a version for one thread; see `asrkit.runtime.forked`.
     """
     parallel = compiled(function, parallel=True)
-    serial = list[Any]()  # compiled when it is needed, which is rarely
+    serial = list[Any]()  # compiled only if a forked process calls it
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
@@ -52,7 +52,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _renamed(function: Any, name: str) -> Any:
-    """A copy of `function` under another name: Numba keeps compiled code by name, not options."""
+    """Return a renamed copy of `function`, because Numba's cache ignores compiler options."""
     copy = FunctionType(function.__code__, function.__globals__, name)
     copy.__module__ = function.__module__
     copy.__qualname__ = name
@@ -61,7 +61,7 @@ def _renamed(function: Any, name: str) -> Any:
 
 @intrinsic
 def half_float(typingctx, x):
-    """The float32 equal to the float16 whose bits are those of an int16."""
+    """Convert a float16, as the int16 with its bits, to float32."""
 
     def _build(context, builder, signature, args):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
@@ -71,7 +71,7 @@ def half_float(typingctx, x):
 
 @intrinsic
 def float_half(typingctx, x):
-    """The int16 with the bits of a float32 rounded to float16."""
+    """Round a float32 to float16, and return the int16 with its bits."""
 
     def _build(context, builder, signature, args):
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
@@ -81,10 +81,10 @@ def float_half(typingctx, x):
 
 @intrinsic
 def larger(typingctx, x, y):
-    """The larger of two float32, `x` and `y`, either of them if one is NaN.
+    """Return the larger of two float32, `x` and `y`; if one is NaN, either of them.
 
-    `typingctx` comes from Numba.
-    Unlike max(), it lets a loop that looks for a maximum become vector code.
+    Unlike with max(), a loop that searches for a maximum can be vectorised. `typingctx` comes from
+    Numba.
     """
 
     def _build(context, builder, signature, args):
@@ -110,7 +110,7 @@ def exp(x):
     return (p * (r * r) + r + F(1.0)) * power_of_2.view(F)
 
 
-# error_model: a check for division by zero would keep loops from becoming vector code
+# error_model: a check for division by zero would prevent vectorisation
 @njit(fastmath={"contract"}, error_model="numpy")
 def tanh(x):
     """tanh(x) in float32 by exp(-2|x|); NaN stays NaN."""
@@ -123,18 +123,18 @@ def tanh(x):
 
 @njit
 def flush(x):
-    """x, or 0 where it is tiny; NaN stays NaN."""
+    """Return x, or 0 if |x| < TINY; NaN stays NaN."""
     if abs(x) < F(TINY):
         return F(0.0)
     return x
 
 
 def load(x):
-    """An array's element as float32: itself, or decoded from a half-precision bit pattern."""
+    """Return an array's element as float32; a half-precision bit pattern is decoded."""
 
 
 def store(x, like):
-    """A float32 as an element of the array that `like` comes from."""
+    """Convert a float32 to an element of the array that contains `like`."""
 
 
 @overload(load, inline="always")
@@ -148,7 +148,7 @@ def _load(x):
 
 @njit
 def to_bfloat16(x):
-    """Bits of a float32 rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
+    """Round a float32 to the nearest bfloat16, ties to even, and return its bits; NaN stays NaN."""
     u = F(x).view(np.uint32)
     odd = (u >> np.uint32(16)) & np.uint32(1)
     rounded = np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))

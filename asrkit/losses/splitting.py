@@ -1,15 +1,15 @@
-"""Batch splitting: encoder and predictor see the whole batch, the joint and the loss a few
-utterances at a time.
+"""Batch splitting: encoder and predictor process the whole batch, joint and loss a part of it.
 
-The joint is the only tensor of size B T U1 V, so it sets the memory of a transducer, while encoder
-and predictor want large batches. What a sub-batch's joint needs for its gradient is computed again
-in backward (torch.utils.checkpoint), so no more than one sub-batch's joint exists at any time.
+The joint is the only tensor of size B T U1 V, so it determines the memory of a transducer, while
+encoder and predictor profit from large batches. Backward recomputes the joint of each sub-batch
+(torch.utils.checkpoint), so the joint of only one sub-batch exists at any time.
 
-The price: the joint's forward runs twice, four matrix products instead of three, and so does the
-loss's. Others pay differently. NVIDIA's MLPerf Training v1.0 submission (batch_split_factor) cuts
-the graph above the joint and calls backward on each sub-batch at once: three products, but a
-training loop of its own, which must know the scale of the loss. NeMo (fused_batch_size) splits the
-forward only: one backward at the end, until which every sub-batch's graph is kept.
+The cost: the forward of the joint runs twice, with four matrix products instead of three, and so
+does that of the loss. Other packages make other trade-offs. NVIDIA's MLPerf Training v1.0
+submission (batch_split_factor) cuts the graph above the joint and calls backward on each sub-batch
+immediately. That takes three products, but also its own training loop, which must know the scale of
+the loss. NeMo (fused_batch_size) splits forward only: it keeps the graphs of all sub-batches until
+one backward at the end.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from asrkit.losses.lattice import Reduction, check_options, reduce
+from asrkit.losses.arguments import Reduction, check_options, reduce
 from asrkit.losses.rnnt import rnnt_loss
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, whole
 
 
 @eager
-def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its logits
+def split_batches(  # noqa: PLR0913 - a loss's arguments, and those that compute its logits
     joint: Callable[[Tensor, Tensor], Tensor],
     encoded: Tensor,
     predicted: Tensor,
@@ -39,25 +39,25 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and how to make its lo
     reduction: Reduction = "mean",
     **options: Any,
 ) -> Tensor:
-    """loss(joint(encoded, predicted), targets, ...) of the whole batch, in nats.
+    """Return loss(joint(encoded, predicted), targets, ...) of the whole batch, in nats.
 
-    Values and gradients are those of the whole batch. Dropout in the joint repeats its mask in
-    backward, though the draw differs from the whole batch's.
-    Memory: the joint and its gradient of one sub-batch, min(size, B) T U1 V each.
+    Values and gradients are those of the whole batch. Dropout in the joint uses the same mask in
+    forward and backward, but not the mask that the whole batch would draw.
+    Memory: the joint of one sub-batch and its gradient, min(size, B) T U1 V numbers each.
 
     Args:
-        joint: takes encoded (b, T, D) and predicted (b, U1, D), returns logits (b, T, U1, V). Each
+        joint: Maps encoded (b, T, D) and predicted (b, U1, D) to logits (b, T, U1, V). Each
             sub-batch is cut to its own longest T and U1.
         encoded: (B, T, D).
         predicted: (B, U1, D).
-        targets: labels (B, U), int32 or int64.
-        logit_lengths: frames (B,).
-        target_lengths: labels (B,).
-        size: utterances of a sub-batch.
-        loss: rnnt_loss, tdt_loss, or one with the same arguments. tdt_loss draws omega for each
-            sub-batch.
-        reduction: over the whole batch, "mean", "sum" or "none".
-        options: further arguments of `loss`.
+        targets: Labels (B, U), int32 or int64.
+        logit_lengths: Frames (B,).
+        target_lengths: Labels (B,).
+        size: Utterances of a sub-batch.
+        loss: rnnt_loss, tdt_loss, or a function with the same arguments. tdt_loss draws omega once
+            for each sub-batch.
+        reduction: Reduction over the whole batch: "mean", "sum" or "none".
+        options: Further arguments of `loss`.
 
     Returns:
         The loss in nats: a scalar, or (B,) with reduction="none".

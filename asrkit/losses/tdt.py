@@ -1,30 +1,25 @@
-"""The token-and-duration transducer (TDT) loss: arguments checked, an implementation picked, the
-batch reduced.
-"""
+"""The token-and-duration transducer (TDT) loss."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 from torch import Tensor
 
-from asrkit.losses.choice import pick
-from asrkit.losses.gradient import lattice_loss
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses.arguments import (
+    IMPLS,
+    Impl,
     Reduction,
     check_durations,
     check_lengths,
     check_options,
     check_scores,
+    choose,
+    draws_rnnt,
     reduce,
-    takes_plain_loss,
 )
+from asrkit.losses.gradient import lattice_loss
+from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
-
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
-IMPLS = get_args(Impl)[1:]  # files of asrkit.losses
 
 
 @eager
@@ -46,38 +41,38 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
 ) -> Tensor:
     """Negative log-likelihood of the targets in nats (TDT loss), float32 or float64.
 
-    A token moves by a duration of its node: a label by any, blank by those above 0, and the last
-    blank has to land on the end of the frames. An utterance that no such path crosses (odd T with
-    durations=(2,)) costs inf, as does then the mean or sum of its batch, and has no gradient. All
-    else is as in `rnnt_loss`.
+    Each token advances by a duration: a label by any of them, blank by one above 0. The last blank
+    must land exactly on the end of the frames. If an utterance has no such path (odd T with
+    durations=(2,)), its loss is inf, as is the mean or sum of its batch, and its gradient is 0.
+    Everything else is as in `rnnt_loss`.
 
     Source: H. Xu et al., arXiv 2304.06795, equations 5 to 9.
 
     Args:
-        logits: (B, T, U1, V + n): V token logits, then one for each of the n durations. Both parts
-            have a softmax of their own.
-        targets: labels (B, U), int32 or int64. These and both lengths lie on the logits' device,
-            or on the host, where checking them waits for no GPU.
-        logit_lengths: frames of each utterance, (B,).
-        target_lengths: labels of each utterance, (B,).
-        blank: index of the blank among the V tokens, -V to V - 1.
-        clamp: limits each element of the gradient of an utterance's loss to +-clamp, if > 0.
+        logits: (B, T, U1, V + n): V token logits, then one logit for each of the n durations. Each
+            part has its own softmax.
+        targets: Labels (B, U), int32 or int64. Targets and both lengths may be on the logits'
+            device or on the host. On the host they are checked without waiting for a GPU.
+        logit_lengths: Frames of each utterance, (B,).
+        target_lengths: Labels of each utterance, (B,).
+        blank: Index of blank among the V tokens, -V to V - 1.
+        clamp: If > 0, limits each element of the gradient of an utterance's loss to +-clamp.
         reduction: "mean" or "sum" over the batch, or "none".
-        durations: in frames, distinct, one of them above 0.
-        sigma: nats subtracted from every token's log-probability, which favours long durations
-            (paper: 0.05); the loss contains it.
-        omega: probability that a call takes the RNN-T loss of the token logits instead, without
-            sigma and with no gradient over durations (paper: 0.1). One draw for the batch from
-            torch's CPU generator, which omega=0 leaves alone.
-        fastemit_lambda: scales the gradient of label arcs by 1 + lambda, as in `rnnt_loss`.
-        overwrite_logits: write the gradient over the logits, as in `rnnt_loss`.
-        impl: the implementation; "auto" takes the fastest that is known to be.
+        durations: Distinct numbers of frames, one of them above 0.
+        sigma: Nats subtracted from every token's log-probability, which favours long durations
+            (paper: 0.05). The returned loss includes it.
+        omega: Probability that a call computes the RNN-T loss of the token logits instead, without
+            sigma and without a gradient over durations (paper: 0.1). The call draws once for the
+            whole batch from torch's CPU generator, and not at all if omega is 0.
+        fastemit_lambda: Scales the gradient of label arcs by 1 + lambda, as in `rnnt_loss`.
+        overwrite_logits: Write the gradient over the logits, as in `rnnt_loss`.
+        impl: The implementation; "auto" chooses the fastest for the device and dtype.
 
     Returns:
         A scalar, or (B,) with reduction="none". Losses of half-precision logits are float32.
 
     Raises:
-        ValueError: an argument does not fit; the message names it and a remedy.
+        ValueError: An argument does not fit; the message names it and a remedy.
 
     >>> logits, targets = torch.zeros(1, 2, 2, 5), torch.tensor([[0]])
     >>> tdt_loss(logits, targets, torch.tensor([2]), torch.tensor([1]), durations=(0, 1))
@@ -93,7 +88,7 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
     lengths = check_lengths(
         targets, logit_lengths, target_lengths, blank, like=logits, T=T, U1=U1, V=V
     )
-    picked = pick(impl, IMPLS, logits, overwrite_logits)
+    chosen = choose(impl, IMPLS, logits, overwrite_logits)
     options = LatticeOptions(
         blank=blank % V,
         clamp=clamp,
@@ -101,7 +96,7 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
         overwrite_logits=overwrite_logits,
         durations=tuple(durations),
         sigma=sigma,
-        as_rnnt=takes_plain_loss(omega),
+        as_rnnt=draws_rnnt(omega),
     )
-    costs = lattice_loss(picked, logits, targets, Nodes.padded(logits, lengths), options)
+    costs = lattice_loss(chosen, logits, targets, Nodes.padded(logits, lengths), options)
     return reduce(costs, reduction)

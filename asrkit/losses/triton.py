@@ -1,13 +1,13 @@
 """The transducer loss on a GPU: Triton's passes over the logits, and the lattice of RNN-T and TDT.
 
-A program takes one direction of one utterance and walks its anti-diagonals, with a barrier after
-each; a diagonal longer than a block is taken in several. Sums are float64 and pass from diagonal to
-diagonal through memory, so that an arc may come from any diagonal before: that of a duration of d
-frames comes from d diagonals back, or d + 1 for a label. The terms of a node share one logarithm.
-The backward direction takes the same steps through the lattice turned by 180 degrees. Memory: 16
-bytes a node for the sums, 8 for the posteriors, 4 for each duration's.
+A program processes one direction of one utterance, anti-diagonal by anti-diagonal, with a barrier
+after each. A diagonal longer than a block takes several blocks. Sums are float64 and pass from
+diagonal to diagonal through memory, so that an arc may start on any earlier diagonal: d diagonals
+back for a blank with a duration of d frames, d + 1 for a label. The terms of a node share one
+logarithm. Backward variables are the forward variables of the lattice turned by 180 degrees.
+Memory: 16 bytes a node for the sums, 8 for the posteriors, and 4 for each duration.
 
-On an H100 the loss agrees with the reference and is the fastest of the package; on a CPU it runs in
+On an H100 the loss agrees with the reference and is the fastest of the package. On a CPU it runs in
 Triton's interpreter.
 """
 
@@ -15,34 +15,21 @@ import torch
 import triton
 import triton.language as tl
 
-from asrkit.losses.lattice import (
-    ArcLogProbs,
-    ArcPosteriors,
-    LatticeOptions,
-    Nodes,
-)
-from asrkit.losses.triton_rows import (
-    FIRST_NODE_,
-    FRAMES_,
-    FUSED,
-    LABELS_,
-    arc_log_probs,
-    column,
-    gradient,
-)
+from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
+from asrkit.losses.triton_rows import FUSED, arc_log_probs, gradient, lattice_size
 from asrkit.runtime import to_device
 
 __all__ = ["arc_log_probs", "gradient", "lattice"]
 
-BLOCK = 1024  # terms of one kind that a sweep holds at a time: nodes times durations
-EACH = 256  # and that a program of the posteriors holds
-WARPS = 8  # of a program at most
+BLOCK = 1024  # terms in a block of a sweep: nodes times durations
+POSTERIOR_BLOCK = 256  # terms in a block of the posteriors
+MAX_WARPS = 8  # of a program
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
-    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+    """Return log-likelihoods and, with `grad`, posteriors of the `arcs`.
 
-    Arcs are float32, sums float64. Of `options` it reads durations and fastemit_lambda.
+    Arcs are float32, sums float64. It reads `durations` and `fastemit_lambda` from `options`.
     """
     device = arcs.blank_logp.device
     n = len(options.durations)
@@ -50,20 +37,19 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     sums = torch.empty((directions, nodes.count), dtype=torch.float64, device=device)
     log_likelihood = torch.empty(len(nodes.table), dtype=torch.float64, device=device)
     T, U1 = nodes.longest
-    steps = nodes.on(device)  # any pointer, where there are no durations
-    by_duration = arcs.blank_logp
+    steps = nodes.on(device)  # unused without durations, but the kernel needs a pointer
     if n:
         clipped = torch.tensor(options.steps(T), device="cpu")[:, 1]
         steps = to_device(clipped.contiguous(), device)
-        by_duration = arcs.duration_logp
-    given = (arcs.blank_logp, arcs.label_logp, by_duration, nodes.on(device), steps, sums)
+    _, *logps = arcs
+    inputs = (*logps, nodes.on(device), steps, sums)
     sizes = {"N": n, "ROOM": triton.next_power_of_2(max(1, n))}
     widest = triton.next_power_of_2(min(T, U1))  # diagonal
     width = min(max(1, BLOCK // sizes["ROOM"]), max(32, widest))
-    warps = max(1, min(WARPS, width * sizes["ROOM"] // 32))
+    warps = max(1, min(MAX_WARPS, width * sizes["ROOM"] // 32))
     with torch.cuda.device_of(sums):
         _sweep[len(nodes.table), directions](
-            *given,
+            *inputs,
             log_likelihood,
             nodes.count,
             BLOCK=width,
@@ -74,26 +60,26 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
         )
         if not grad:
             return ArcPosteriors(log_likelihood)
-        blank, label = torch.empty_like(arcs.blank_logp), torch.empty_like(arcs.blank_logp)
-        duration = torch.empty_like(by_duration) if n else None
-        block = max(1, EACH // sizes["ROOM"])
+        posteriors = [torch.empty_like(logp) for logp in logps]
+        block = max(1, POSTERIOR_BLOCK // sizes["ROOM"])
         _posteriors[triton.cdiv(int(nodes.sizes.max()), block), len(nodes.table)](
-            *given,
-            blank,
-            label,
-            blank if duration is None else duration,
+            *inputs,
+            *posteriors,
             nodes.count,
             1 + options.fastemit_lambda,
             BLOCK=block,
             **sizes,
             **FUSED,
         )
-    return ArcPosteriors(log_likelihood, blank, label, duration)
+    return ArcPosteriors(log_likelihood, *posteriors)
 
 
 @triton.jit
 def _steps(durations, N: tl.constexpr, ROOM: tl.constexpr):
-    """Frames of blank arcs and of label arcs, (1, ROOM) each; no blank takes 0, no label -1."""
+    """Return the frames of blank arcs and of label arcs, (1, ROOM) each.
+
+    A blank of 0 or -1 frames is no arc, and neither is a label of -1.
+    """
     i = tl.arange(0, ROOM)
     if N > 0:
         blank = tl.load(durations + i, mask=i < N, other=-1).to(tl.int32)
@@ -106,7 +92,7 @@ def _steps(durations, N: tl.constexpr, ROOM: tl.constexpr):
 
 @triton.jit
 def _duration(duration_logp, node, here, N: tl.constexpr, ROOM: tl.constexpr):
-    """Log-probabilities of the durations at `node`, where `here`; 0 without durations."""
+    """Load the log-probabilities of the durations at `node`, under the mask `here`; 0 for RNN-T."""
     if N > 0:
         i = tl.arange(0, ROOM)[None, :]
         return tl.load(duration_logp + node * N + i, mask=here & (i < N), other=0.0)
@@ -128,17 +114,15 @@ def _sweep(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """log beta(t, u) in row 0 of `sums` (2, count); log alpha(t, u) in row 1."""
+    """Write log beta(t, u) into row 0 of `sums` (2, count), and log alpha(t, u) into row 1."""
     b = tl.program_id(0)
     forward = tl.program_id(1) == 1
-    T = column(table, b, FRAMES_).to(tl.int32)
-    U1 = column(table, b, LABELS_).to(tl.int32) + 1
-    first = column(table, b, FIRST_NODE_)
+    T, U1, first = lattice_size(table, b)
     blank_frames, label_frames = _steps(durations, N, ROOM)
     sums += tl.program_id(1).to(tl.int64) * count
-    sign = tl.where(forward, -1, 1)  # towards the nodes that have their sums already
+    sign = tl.where(forward, -1, 1)  # towards the nodes that are finished
     start = tl.where(forward, first, first + T * U1 - 1)
-    last_row = tl.where(forward, -1, 0)  # of the turned lattice; none of the other
+    last_row = tl.where(forward, -1, 0)  # of the turned lattice; the other has none
     origin = tl.where(forward, -1, first)
     k = 0
     while k < T + U1 - 1:
@@ -149,31 +133,31 @@ def _sweep(
             t = k - u
             here = u < end
             node = start - sign * (t * U1 + u)
-            # the turned lattice has one more node at (-1, 0), where all paths begin
+            # the turned lattice has an additional node at (-1, 0), where all paths begin
             ends = (blank_frames == t + 1) & (u == last_row)
             inside = here & (blank_frames > 0) & (blank_frames <= t)
-            taken = inside | (here & ends)
+            valid = inside | (here & ends)
             other = node + sign * blank_frames * U1
             arc = tl.where(forward, other, node)
             x = tl.load(sums + other, mask=inside, other=0.0)
-            x += tl.load(blank_logp + arc, mask=taken, other=-float("inf"))
-            x += _duration(duration_logp, arc, taken, N, ROOM)
-            taken = here & (label_frames >= 0) & (label_frames <= t) & (u > 0)
+            x += tl.load(blank_logp + arc, mask=valid, other=-float("inf"))
+            x += _duration(duration_logp, arc, valid, N, ROOM)
+            valid = here & (label_frames >= 0) & (label_frames <= t) & (u > 0)
             other = node + sign * (label_frames * U1 + 1)
             arc = tl.where(forward, other, node)
-            y = tl.load(sums + other, mask=taken, other=0.0)
-            y += tl.load(label_logp + arc, mask=taken, other=-float("inf"))
-            y += _duration(duration_logp, arc, taken, N, ROOM)
-            above = tl.maximum(tl.max(x, axis=1), tl.max(y, axis=1))
-            above = tl.where(above == -float("inf"), 0.0, above)
-            total = tl.sum(tl.exp(x - above[:, None]), axis=1)
-            total += tl.sum(tl.exp(y - above[:, None]), axis=1)
-            total = (above + tl.log(total))[:, None]
+            y = tl.load(sums + other, mask=valid, other=0.0)
+            y += tl.load(label_logp + arc, mask=valid, other=-float("inf"))
+            y += _duration(duration_logp, arc, valid, N, ROOM)
+            largest = tl.maximum(tl.max(x, axis=1), tl.max(y, axis=1))
+            largest = tl.where(largest == -float("inf"), 0.0, largest)
+            total = tl.sum(tl.exp(x - largest[:, None]), axis=1)
+            total += tl.sum(tl.exp(y - largest[:, None]), axis=1)
+            total = (largest + tl.log(total))[:, None]
             total = tl.where(forward & (k == 0), 0.0, total)
             tl.store(sums + node, total, mask=here)
             tl.store(log_likelihood + b + 0 * u, total, mask=here & (node == origin))
             u0 += BLOCK
-        tl.debug_barrier()  # the next diagonal reads what other lanes wrote
+        tl.debug_barrier()  # the next diagonal reads values that other lanes wrote
         k += 1
 
 
@@ -195,9 +179,7 @@ def _posteriors(
     BLOCK: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T = column(table, b, FRAMES_).to(tl.int32)
-    U1 = column(table, b, LABELS_).to(tl.int32) + 1
-    first = column(table, b, FIRST_NODE_)
+    T, U1, first = lattice_size(table, b)
     blank_frames, label_frames = _steps(durations, N, ROOM)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = place < T * U1
@@ -205,22 +187,22 @@ def _posteriors(
     u = place % U1
     node = first + place
     total = tl.load(sums + first)
-    # an utterance without any path gets posteriors of 0 rather than 0 / 0
+    # if an utterance has no path, its posteriors must be 0, not 0 / 0
     total = tl.where(total == -float("inf"), 0.0, total)
-    leaving = tl.load(sums + count + node, mask=here, other=0.0) - total
-    leaving += _duration(duration_logp, node, here, N, ROOM)
+    alpha = tl.load(sums + count + node, mask=here, other=0.0) - total
+    alpha += _duration(duration_logp, node, here, N, ROOM)
 
     ends = (t + blank_frames == T) & (u + 1 == U1)
     inside = here & (blank_frames > 0) & (t + blank_frames < T)
     x = tl.load(sums + node + blank_frames * U1, mask=inside, other=0.0)
-    x += tl.load(blank_logp + node, mask=here, other=0.0) + leaving
-    taken = inside | (here & ends & (blank_frames > 0))
-    by_blank = tl.where(taken, tl.exp(x), 0.0)
+    x += tl.load(blank_logp + node, mask=here, other=0.0) + alpha
+    valid = inside | (here & ends & (blank_frames > 0))
+    by_blank = tl.where(valid, tl.exp(x), 0.0)
 
-    taken = here & (label_frames >= 0) & (t + label_frames < T) & (u + 1 < U1)
-    x = tl.load(sums + node + label_frames * U1 + 1, mask=taken, other=0.0)
-    x += tl.load(label_logp + node, mask=taken, other=0.0) + leaving
-    by_label = tl.where(taken, tl.exp(x) * label_factor, 0.0)
+    valid = here & (label_frames >= 0) & (t + label_frames < T) & (u + 1 < U1)
+    x = tl.load(sums + node + label_frames * U1 + 1, mask=valid, other=0.0)
+    x += tl.load(label_logp + node, mask=valid, other=0.0) + alpha
+    by_label = tl.where(valid, tl.exp(x) * label_factor, 0.0)
     if N > 0:
         i = tl.arange(0, ROOM)[None, :]
         tl.store(duration_posterior + node * N + i, by_blank + by_label, mask=here & (i < N))

@@ -1,17 +1,18 @@
-"""Both passes over the logits in Triton: log-softmax fused with the arc log-probabilities, softmax
-fused with the gradient.
+"""Both passes over the logits in Triton.
 
-A program of one warp takes a node at a time and goes through its tokens block by block, with a
-running largest value and a sum below it, so that its registers do not grow with V. Floor: the
-logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32, half of
+The log-softmax is fused with the arc log-probabilities, and the softmax with the gradient.
+
+A program of one warp processes one node at a time. It reads the tokens block by block and keeps a
+running maximum and a sum of exp relative to it, so that its registers do not grow with V. Floor:
+the logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in float32, half of
 that in half precision. Sums and exp are float32.
 
-A row of V = 1025 starts at no multiple of 16 bytes, so a lane reads one logit with each load;
-neighbours lie side by side all the same, so no more sectors are fetched than the row has. Where
-every row starts and ends at such a multiple (V = 1024), a lane reads 16 bytes at once, which saves
-some instructions and no bytes.
+Rows of V = 1025 do not start at multiples of 16 bytes, so a lane reads one logit with each load.
+Neighbouring lanes still read neighbouring logits, so no extra sectors are fetched. If every row
+starts and ends at such a multiple (V = 1024), a lane reads 16 bytes at once, which saves
+instructions but no bytes.
 
-On an H100 they agree with the reference; on a CPU they run in Triton's interpreter
+On an H100 the passes agree with the reference. On a CPU they run in Triton's interpreter
 (TRITON_INTERPRET=1 before Python starts).
 """
 
@@ -22,7 +23,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrkit.losses.gradient import Saved
 from asrkit.losses.lattice import (
     FIRST_LOGIT,
     FIRST_NODE,
@@ -35,12 +35,13 @@ from asrkit.losses.lattice import (
     ArcLogProbs,
     LatticeOptions,
     Nodes,
+    Saved,
 )
 
-MAX_BLOCK = 1024  # tokens that a program holds at a time: 32 registers of a lane
-MIN_BLOCK = 32  # tokens of the smallest block, one a lane
-NODES = 8  # nodes that a program takes, one after another
-# Products and sums become one operation, which Triton 3.10 no longer does by itself.
+MAX_BLOCK = 1024  # tokens of the largest block: 32 registers of a lane
+MIN_BLOCK = 32  # tokens of the smallest block, one for each lane
+NODES = 8  # nodes of a program, processed one after another
+# Fuse products and sums into one operation; Triton 3.10 no longer does so by default.
 FUSED = {"enable_fp_fusion": True}
 OPTIONS = {"num_warps": 1, "num_stages": 1, **FUSED}
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -60,10 +61,7 @@ PADDED_ROWS_ = tl.constexpr(PADDED_ROWS)
 def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
-    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`.
-
-    They are float32.
-    """
+    """Return the arc log-probabilities of all `nodes`, float32, (N,) each."""
     arcs = ArcLogProbs.empty(logits, nodes, len(options.durations))
     write_arc_log_probs(logits, targets, nodes, options, arcs)
     return arcs
@@ -72,26 +70,17 @@ def arc_log_probs(
 def write_arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions, out: ArcLogProbs
 ) -> None:
-    """As `arc_log_probs`, into `out`, which may hold further nodes."""
-    n = len(options.durations)
-    V = logits.shape[-1] - n
+    """Write the arc log-probabilities of `nodes` into `out`, which may hold further nodes."""
     with torch.cuda.device_of(logits):
         _scores[_grid(nodes, nodes.sizes)](
             logits,
             targets.contiguous(),
             targets.shape[1],
             nodes.on(logits.device),
-            out.log_z,
-            out.blank_logp,
-            out.label_logp,
-            out.duration_logp if n else out.log_z,
+            *out,
             options.blank,
-            V=V,
-            N=n,
-            FUSED=options.fused_log_softmax,
             TOGETHER=together(logits, nodes),
-            **blocks(V, n),
-            **OPTIONS,
+            **_constants(logits, options),
         )
 
 
@@ -104,9 +93,7 @@ def gradient(
     saved: Saved,
     incoming: Tensor,
 ) -> None:
-    """Write the gradient over all of `out`: as `asrkit.losses.wavefront.gradient`."""
-    n = len(options.durations)
-    V = logits.shape[-1] - n
+    """Write the gradient over all of `out`; see `asrkit.losses.wavefront.gradient`."""
     with torch.cuda.device_of(logits):
         _gradient[_grid(nodes, nodes.padded_sizes)](
             logits,
@@ -114,28 +101,28 @@ def gradient(
             targets.contiguous(),
             targets.shape[1],
             nodes.on(logits.device),
-            saved.log_z,
-            saved.blank_posterior,
-            saved.label_posterior,
-            saved.duration_gradient if n else saved.log_z,
+            *saved,
             incoming.float().contiguous(),
             options.blank,
-            V=V,
-            N=n,
-            FUSED=options.fused_log_softmax,
             TOGETHER=min(together(logits, nodes), together(out, nodes)),
-            **blocks(V, n),
-            **OPTIONS,
+            **_constants(logits, options),
         )
 
 
-def blocks(V: int, n: int) -> dict[str, int]:
-    """Constants of the kernels for V tokens and n durations.
+def _constants(logits: Tensor, options: LatticeOptions) -> dict[str, int]:
+    """Return the constants and compiler options of both kernels."""
+    n = len(options.durations)
+    V = logits.shape[-1] - n
+    fused = options.fused_log_softmax
+    return {"V": V, "N": n, "FUSED": fused, **blocks(V, n), **OPTIONS}
 
-    BLOCK is the tokens of a block, a power of two that fits into V; TAIL those of the last block,
-    which takes what whole ones leave; ROOM is room for n durations. Of V = 513, 512 tokens come
-    first and then 32 places for the last one, where one block would have twice as many places as
-    there are tokens.
+
+def blocks(V: int, n: int) -> dict[str, int]:
+    """Return the kernels' block sizes for V tokens and n durations.
+
+    BLOCK is the size of a whole block, a power of two of at most V. TAIL is the size of the last
+    block, for the remaining tokens, and ROOM that of the durations. For V = 513 the blocks have 512
+    and 32 places; a single block would have 1,024, twice as many as there are tokens.
     """
     block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (V.bit_length() - 1)))
     return {
@@ -146,7 +133,7 @@ def blocks(V: int, n: int) -> dict[str, int]:
 
 
 def together(logits: Tensor, nodes: Nodes) -> int:
-    """Logits that a lane can read at once: 16 bytes of them where all rows are aligned, else 1."""
+    """Return how many logits a lane can read at once: 16 bytes if all rows are aligned, else 1."""
     starts = nodes.table[:, FIRST_LOGIT : LABEL_STEP + 1] * logits.element_size()
     aligned = logits.data_ptr() % 16 == 0 and not bool((starts % 16).any())
     if not aligned:
@@ -155,19 +142,27 @@ def together(logits: Tensor, nodes: Nodes) -> int:
 
 
 def _grid(nodes: Nodes, sizes: Tensor) -> tuple[int, int]:
-    """Programs for `sizes` (B,) nodes in the utterances."""
+    """Return the grid for utterances of `sizes` (B,) nodes."""
     return triton.cdiv(int(sizes.max()), NODES), len(nodes.table)
 
 
 @triton.jit
 def column(table, b, column: tl.constexpr):
-    """An entry of a table of nodes, int64 (B, 8)."""
+    """Load an entry of a table of nodes, int64 (B, 8)."""
     return tl.load(table + b * 8 + column)
 
 
 @triton.jit
+def lattice_size(table, b):
+    """Load the frames T, the lattice rows U1 and the index of the first node of utterance b."""
+    T = column(table, b, FRAMES_).to(tl.int32)
+    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    return T, U1, column(table, b, FIRST_NODE_)
+
+
+@triton.jit
 def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
-    """Place of the first logit of a node."""
+    """Return the index of the first logit of a node."""
     frame = t * column(table, b, FRAME_STEP_)
     label = u * column(table, b, LABEL_STEP_)
     return tl.multiple_of(column(table, b, FIRST_LOGIT_) + frame + label, TOGETHER)
@@ -175,25 +170,26 @@ def _first_logit(table, b, t, u, TOGETHER: tl.constexpr):
 
 @triton.jit
 def _exp(x):
-    """exp in two instructions; what lies below float32's normal range is 0.
+    """exp(x) in two instructions; results below float32's normal range are 0.
 
-    The product is rounded, so the relative error is about 1e-7 |x|, at -80 some 60 units in the
-    last place: harmless, as exp is small there.
+    The product is rounded, so the relative error is about 1e-7 |x|. At x = -80 that is about 60
+    units in the last place, which is harmless because exp(x) is tiny there.
     """
     return tl.exp2(x * LOG2E)
 
 
 @triton.jit
 def _joined(tokens, largest, total):
-    """The `largest` value and the `total` of exp below it, updated with further tokens."""
-    above = tl.maximum(largest, tl.max(tokens, axis=0))
-    return above, total * _exp(largest - above) + tl.sum(_exp(tokens - above), axis=0)
+    """Update the `largest` value, and the `total` of exp relative to it, with further tokens."""
+    updated = tl.maximum(largest, tl.max(tokens, axis=0))
+    return updated, total * _exp(largest - updated) + tl.sum(_exp(tokens - updated), axis=0)
 
 
 @triton.jit
 def _log_normaliser(x, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
-    """Largest of the V logits at `x`, and log of the sum of exp below it; NaN where one is NaN or
-    inf, or all are -inf.
+    """Return the largest of the V logits at `x`, and the log of the sum of exp relative to it.
+
+    The result is NaN if a logit is NaN or inf, or if all are -inf.
     """
     largest = LOWEST
     total = 0.0
@@ -227,12 +223,11 @@ def _scores(
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    T, U1, first = lattice_size(table, b)
     place = tl.program_id(0)
-    size = column(table, b, FRAMES_).to(tl.int32) * U1
-    while place < size:
+    while place < T * U1:
         u = place % U1
-        node = column(table, b, FIRST_NODE_) + place
+        node = first + place
         x = logits + _first_logit(table, b, place // U1, u, TOGETHER)
         label = tl.load(targets + b * U + u, mask=u + 1 < U1, other=0)
         at_blank = tl.load(x + blank).to(tl.float32)
@@ -241,14 +236,14 @@ def _scores(
         rest = 0.0
         if FUSED:
             largest, rest = _log_normaliser(x, V, BLOCK, TAIL)
-        # less is lost by subtracting both than with their sum, which is rounded
+        # subtracting both loses less than subtracting their rounded sum
         tl.store(log_z + node, largest + rest)
         tl.store(blank_logp + node, at_blank - largest - rest)
         tl.store(label_logp + node, tl.where(u + 1 < U1, at_label - largest - rest, -float("inf")))
         if N > 0:
             i = tl.arange(0, ROOM)
             tail = tl.load(x + V + i, mask=i < N, other=-float("inf")).to(tl.float32)
-            largest = LOWEST  # Triton 3.8's interpreter takes no constant for it below
+            largest = LOWEST  # Triton 3.8's interpreter does not accept the constant itself below
             largest, total = _joined(tail, largest, 0.0)
             tl.store(duration_logp + node * N + i, tail - largest - tl.log(total), mask=i < N)
         place += tl.num_programs(0)
@@ -263,7 +258,7 @@ def _zeros(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _softmax(x, out, log_z, factor, V: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr):
-    """factor exp(x - log_z); a block is read before it is written, so `out` may be `x`."""
+    """Write factor exp(x - log_z). A block is read before it is written, so `out` may be `x`."""
     for first in range(0, V // BLOCK * BLOCK, BLOCK):
         v = first + tl.arange(0, BLOCK)
         grad = factor * _exp(tl.load(x + v).to(tl.float32) - log_z)
@@ -296,8 +291,7 @@ def _gradient(
     ROOM: tl.constexpr,
 ):
     b = tl.program_id(1)
-    T = column(table, b, FRAMES_).to(tl.int32)
-    U1 = column(table, b, LABELS_).to(tl.int32) + 1
+    T, U1, first = lattice_size(table, b)
     width = column(table, b, PADDED_ROWS_).to(tl.int32)
     scale = tl.load(incoming + b)
     place = tl.program_id(0)
@@ -311,7 +305,7 @@ def _gradient(
             _zeros(g, V + N, BLOCK)
         else:
             x = logits + start
-            node = column(table, b, FIRST_NODE_) + t * U1 + u
+            node = first + t * U1 + u
             by_blank = tl.load(blank_posterior + node)
             by_label = tl.load(label_posterior + node)
             z = tl.load(log_z + node)
@@ -322,7 +316,7 @@ def _gradient(
             if posterior != 0.0:
                 at_blank += posterior * _exp(tl.load(x + blank).to(tl.float32) - z)
                 at_label += posterior * _exp(tl.load(x + label).to(tl.float32) - z)
-                tl.debug_barrier()  # both are read before another lane writes over them
+                tl.debug_barrier()  # both must be read before another lane overwrites them
                 _softmax(x, g, z, posterior * scale, V, BLOCK, TAIL)
             else:
                 _zeros(g, V, BLOCK)
@@ -330,7 +324,7 @@ def _gradient(
                 i = tl.arange(0, ROOM)
                 grad = tl.load(duration_gradient + node * N + i, mask=i < N, other=0.0) * scale
                 tl.store(g + V + i, grad.to(g.dtype.element_ty), mask=i < N)
-            tl.debug_barrier()  # and written after what other lanes put there
+            tl.debug_barrier()  # and both written after the other lanes' values
             if u + 1 < U1:
                 tl.store(g + label, (at_label * scale).to(g.dtype.element_ty))
             tl.store(g + blank, (at_blank * scale).to(g.dtype.element_ty))

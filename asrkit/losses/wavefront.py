@@ -1,15 +1,15 @@
 """The losses in plain torch, on any device and in any floating type.
 
-The passes over the logits go tile by tile, so that no second tensor of their size is made. The
-lattice takes all nodes of an anti-diagonal t + u = k at once, of all utterances at once: a node
-needs nodes of earlier diagonals only, so T U1 steps become T + U1. The lattices are stored skewed,
-diagonal after diagonal, and a strided view shows them upright: nothing is copied from one layout to
-the other. Backward variables are forward variables of the lattice turned by 180 degrees: they ride
-along as B further lattices.
+The passes over the logits work tile by tile, so that no second tensor of their size is allocated.
+The lattice computes all nodes of an anti-diagonal t + u = k at once, for all utterances at once. A
+node needs nodes of earlier diagonals only, so T U1 steps become T + U1. The lattices are stored
+skewed, diagonal after diagonal, and a strided view shows them upright without a copy. Backward
+variables are the forward variables of the lattice turned by 180 degrees, so they are computed
+together with the forward variables, as B further lattices.
 
-Memory beside the logits, with gradient: their gradient, a tile, and 16 B (T + U1) (A U1 + 1) bytes
-of lattices, for the A kinds of arcs (2 of RNN-T, two for each duration of TDT). Two launches a
-diagonal for each kind, less one.
+Memory in addition to the logits, with gradient: their gradient, one tile, and 16 B (T + U1)
+(A U1 + 1) bytes of lattices, for the A kinds of arcs (2 for RNN-T, two for each duration of TDT).
+Each diagonal takes two launches for each kind, less one.
 """
 
 from collections.abc import Iterator
@@ -19,21 +19,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asrkit.losses.gradient import TINY, Saved
 from asrkit.losses.lattice import (
     FRAMES,
     LABELS,
+    TINY,
     ArcLogProbs,
     ArcPosteriors,
     LatticeOptions,
     Nodes,
+    Saved,
 )
 
 
 def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
-    """Arc log-probabilities of all `nodes`, (N,) each, from `logits`, `targets` and `options`."""
+    """Return the arc log-probabilities of all `nodes`, (N,) each."""
     n = len(options.durations)
     V = logits.shape[-1] - n
     arcs = ArcLogProbs.empty(logits, nodes, n)
@@ -43,7 +44,7 @@ def arc_log_probs(
             z = torch.zeros_like(tokens[..., 0])
             if options.fused_log_softmax:
                 z = tokens.logsumexp(-1)
-            # infinite logits have no softmax; they must not pass for a finite loss
+            # infinite logits have no softmax, so the loss must not be finite
             z.masked_fill_(z.isinf(), torch.nan)
             at_label = tokens[:, :-1].gather(-1, _labels(tile, targets[b]))[..., 0]
             arcs.log_z[where] = z.flatten()
@@ -69,13 +70,13 @@ def gradient(
     """Write the gradient over all of `out`, padding included (0 there).
 
     Args:
-        logits: the logits of the forward pass.
-        out: where to write; a tensor like `logits`, or `logits` itself.
+        logits: The logits of the forward pass.
+        out: The output, a tensor like `logits` or `logits` itself.
         targets: (B, U), int64.
-        nodes: where the nodes of `logits` lie.
-        options: of the loss; the caller clamps.
-        saved: from the forward pass.
-        incoming: (B,), gradient over the losses.
+        nodes: Positions of the nodes in `logits`.
+        options: Options of the loss. The caller applies `clamp`.
+        saved: What forward saved.
+        incoming: Gradient over the losses, (B,).
     """
     for b in range(len(nodes.table)):
         grid = nodes.grid(out, b)
@@ -93,7 +94,7 @@ def gradient(
 def _tile_gradient(
     tile: Tensor, where: slice, targets: Tensor, options: LatticeOptions, saved: Saved
 ) -> Tensor:
-    """Gradient over a tile (frames, U1, V + n) of the nodes `where`."""
+    """Return the gradient over the logits of a tile, (frames, U1, V + n), at the nodes `where`."""
     tokens = tile[..., : tile.shape[-1] - len(options.durations)]
     size = tile.shape[:2]
     blank_posterior = saved.blank_posterior[where].view(size)
@@ -114,12 +115,13 @@ def _tile_gradient(
 
 
 def _tiles(nodes: Nodes, b: int, *tensors: Tensor) -> Iterator[Any]:
-    """Some frames of utterance b at a time: the slice of their nodes, and of each of the `tensors`
-    their logits, (frames, U1, V).
+    """Yield tiles of a few frames of utterance b.
+
+    Each tile is the slice of its nodes, then the tile's part of each tensor, (frames, U1, V).
     """
     T, U1, places = nodes.slices(b)
     grids = [nodes.grid(tensor, b)[:T, :U1] for tensor in tensors]
-    # on a GPU large enough for few launches, else what fits a core's cache
+    # on a GPU a tile is large, for few launches; on a CPU it fits a core's cache
     tile_bytes = 1 << 20 if grids[0].device.type == "cpu" else 1 << 28
     step = max(1, tile_bytes // (4 * grids[0][0].numel()))
     for t in range(0, T, step):
@@ -129,7 +131,7 @@ def _tiles(nodes: Nodes, b: int, *tensors: Tensor) -> Iterator[Any]:
 
 
 def _labels(tile: Tensor, targets: Tensor) -> Tensor:
-    """The next label of every node that has one, as an index: (frames, U, 1)."""
+    """Return the next label of every node that has one, as an index: (frames, U, 1)."""
     frames, U1, _ = tile.shape
     return targets[: U1 - 1].expand(frames, U1 - 1)[..., None]
 
@@ -143,10 +145,10 @@ class ArcKind(NamedTuple):
 
 
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
-    """Log-likelihoods and, with `grad`, posteriors of the `arcs` that leave the `nodes`.
+    """Return log-likelihoods and, with `grad`, posteriors of the `arcs`.
 
-    Arcs have their own dtype, sums are float64. Of `options` it reads durations and
-    fastemit_lambda.
+    Arcs keep their dtype; sums are float64. It reads `durations` and `fastemit_lambda` from
+    `options`.
     """
     kinds = []
     for i, (blank_frames, label_frames) in enumerate(options.steps(nodes.longest[0])):
@@ -160,19 +162,16 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     log_likelihood = sums[utterance, table[:, FRAMES], table[:, LABELS]]
     if not grad:
         return ArcPosteriors(log_likelihood)
-    blank_posterior = torch.zeros_like(arcs.blank_logp)
-    label_posterior = torch.zeros_like(arcs.label_logp)
-    duration_posterior = None
-    if options.durations:
-        duration_posterior = torch.zeros_like(arcs.duration_logp)
-    # an utterance without any path gets posteriors of 0 rather than 0 / 0
+    _, *logps = arcs
+    blank_posterior, label_posterior, duration_posterior = map(torch.zeros_like, logps)
+    # if an utterance has no path, its posteriors must be 0, not 0 / 0
     total = log_likelihood.clamp(min=torch.finfo(torch.float64).min)
     for b in range(B):
         T, U1, where = nodes.slices(b)
         alpha = sums[b, :T, :U1] - total[b]
         beta = sums[B + b, : T + 1, :U1].flip(0, 1)
         for kind in kinds:
-            arc = leaving(arcs, nodes, b, kind)
+            arc = arcs_out(arcs, nodes, b, kind)
             m, width = arc.shape
             landing = beta[kind.frames : kind.frames + m, kind.labels : kind.labels + width]
             by_arc = (alpha[:m, :width] + arc + landing).exp()
@@ -181,15 +180,15 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
                 by_arc *= 1 + options.fastemit_lambda
                 posterior = label_posterior
             posterior[where].view(T, U1)[:m, :width] += by_arc
-            if duration_posterior is not None:
+            if options.durations:
                 duration_posterior[where, kind.i].view(T, U1)[:m, :width] += by_arc
     return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, duration_posterior)
 
 
 def sweep(arcs_in: Tensor, kinds: list[ArcKind]) -> Tensor:
-    """Forward variables, float64 (lattices, T + 1, U1), from the arcs into each node.
+    """Return the forward variables, float64 (lattices, T + 1, U1), from the arcs into each node.
 
-    `arcs_in` (kinds, T + U1, lattices, U1) holds the arcs of each of the `kinds`, skewed.
+    `arcs_in` (kinds, T + U1, lattices, U1) holds the skewed arcs of each of the `kinds`.
     """
     _, diagonals, lattices, U1 = arcs_in.shape
     reach = max(kind.frames + kind.labels for kind in kinds)
@@ -210,22 +209,22 @@ def sweep(arcs_in: Tensor, kinds: list[ArcKind]) -> Tensor:
 
 
 def upright(skewed: Tensor, U1: int) -> Tensor:
-    """The view (lattices, T1, U1) of lattices stored by diagonals, (T1 + U1 - 1, lattices, U1).
+    """View lattices stored by diagonals, (T1 + U1 - 1, lattices, U1), as (lattices, T1, U1).
 
-    Node (t, u) lies on row t + u.
+    Node (t, u) is on diagonal t + u.
     """
     diagonals, lattices, _ = skewed.shape
     to_diagonal, to_lattice, to_label = skewed.stride()
     size = (lattices, diagonals - U1 + 1, U1)
-    # the next frame is on the next diagonal; the next label too, one column further
+    # the next frame is on the next diagonal; so is the next label, one column further
     stride = (to_lattice, to_diagonal, to_diagonal + to_label)
     return skewed.as_strided(size, stride, skewed.storage_offset())
 
 
-def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: ArcKind) -> Tensor:
-    """Log-probabilities (frames, rows) of the arcs of a kind that stay in utterance b's lattice.
+def arcs_out(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: ArcKind) -> Tensor:
+    """Return the log-probabilities (frames, rows) of arcs of one kind inside utterance b's lattice.
 
-    Its end is (T, U), which only a blank may enter.
+    The lattice ends at (T, U), which only a blank may enter.
     """
     T, U1, where = nodes.slices(b)
     logp = (arcs.label_logp if kind.labels else arcs.blank_logp)[where]
@@ -236,9 +235,9 @@ def leaving(arcs: ArcLogProbs, nodes: Nodes, b: int, kind: ArcKind) -> Tensor:
 
 
 def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[ArcKind], grad: bool) -> Tensor:
-    """Arcs into each node, skewed: (kinds, T + U1, B or with `grad` 2 B, U1).
+    """Return the arcs into each node, skewed: (kinds, T + U1, lattices, U1).
 
-    The second B lattices are the first turned by 180 degrees.
+    There are B lattices. With `grad` there are 2 B, the second half turned by 180 degrees.
     """
     B = len(nodes.table)
     T, U1 = nodes.longest
@@ -247,7 +246,7 @@ def _arcs_in(arcs: ArcLogProbs, nodes: Nodes, kinds: list[ArcKind], grad: bool) 
     for kind, skewed in zip(kinds, arcs_in, strict=True):
         lattices = upright(skewed, U1)
         for b in range(B):
-            arc = leaving(arcs, nodes, b, kind)
+            arc = arcs_out(arcs, nodes, b, kind)
             m, width = arc.shape
             rows = slice(kind.labels, kind.labels + width)
             lattices[b, kind.frames : kind.frames + m, rows] = arc

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from asrkit import files
-from asrkit.losses.choice import fastest
+from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
 from asrkit.runtime import triton_fails
 from asrkit.transcribe.default import default_model

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, tdt_loss
-from asrkit.losses.choice import expect_runs
+from asrkit.losses.arguments import expect_runs
 from asrkit.workbench.measure.comparison import Arms
 from asrkit.workbench.measure.ops import dtype_name
 from benchmarks.harness.cases import Case, PeerArms, Suite

@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not here: the bytes that a thread keeps in memory for want of registers."""
+"""Compile kernels for GPUs that this machine lacks, and count the bytes that each thread spills."""
 
 import re
 import subprocess
@@ -22,10 +22,10 @@ def triton_spilled_B(kernel, types, cc, folder, **options):
 
     Args:
         kernel: A function under triton.jit.
-        types: Of every argument its Triton type ("*bf16", "i32"), or the value of a constant.
+        types: For each argument its Triton type ("*bf16", "i32"), or the value of a constant.
         cc: Compute capability, 90 for sm_90.
-        folder: The binary is written there.
-        **options: Of the compiler, such as num_warps.
+        folder: Folder for the binary.
+        **options: Compiler options, such as num_warps.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -45,8 +45,8 @@ def triton_spilled_B(kernel, types, cc, folder, **options):
         fn=kernel, signature=signature, constexprs=constants, attrs=aligned
     )
     options = {"enable_fp_fusion": True} | options
-    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
-    return _spilled_B(made.asm["cubin"], folder)
+    binary = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
+    return _spilled_B(binary.asm["cubin"], folder)
 
 
 def numba_spilled_B(kernel, types, cc, folder):
@@ -56,16 +56,16 @@ def numba_spilled_B(kernel, types, cc, folder):
         kernel: A function under numba.cuda.jit.
         types: Types of its arguments, as numba.typeof gives them.
         cc: Compute capability, 90 for sm_90.
-        folder: The binary is written there.
+        folder: Folder for the binary.
     """
     from cuda.core import Program, ProgramOptions
     from numba import cuda
 
     capability = divmod(cc, 10)
-    # It asks the device where a kernel calls a function of its own.
+    # Numba queries the device if a kernel calls a function of its own.
     device = SimpleNamespace(compute_capability=capability)
-    asked = "numba.cuda.dispatcher.get_current_device"
-    with mock.patch(asked, return_value=device):
+    query = "numba.cuda.dispatcher.get_current_device"
+    with mock.patch(query, return_value=device):
         ptx, _ = cuda.compile(
             kernel.py_func, types, cc=capability, device=False, abi="numba"
         )
@@ -82,6 +82,8 @@ def _spilled_B(code, folder):
     done = subprocess.run(
         [tool, "-res-usage", binary], capture_output=True, text=True, check=True
     )
-    usages = USAGE.findall(done.stdout)  # of the kernel, and of what is not inlined
+    usages = USAGE.findall(
+        done.stdout
+    )  # the kernel, and functions that are not inlined
     assert usages, done.stdout
     return sum(int(stack_B) + int(local_B) for stack_B, local_B in usages)

@@ -1,8 +1,8 @@
-"""One thread for the small lattices of these tests; who tests threads asks for more."""
+"""One thread for the small lattices of these tests; tests of threads set more."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def small_lattices(one_thread):
-    """Every test of this folder starts on one thread."""
+    """Start every test of this folder on one thread."""

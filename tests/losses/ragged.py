@@ -1,4 +1,4 @@
-"""Ragged batches of logits and of a joint's halves, and what a loss makes of them: for the tests of kernels."""
+"""Ragged batches of logits and of a joint's halves, and their losses and gradients, for tests of kernels."""
 
 import math
 
@@ -8,7 +8,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def integers(generator, B, T, U, V, blank=-1):
-    """Random (targets, logit_lengths, target_lengths); one utterance at least has T frames, one U labels."""
+    """Random (targets, logit_lengths, target_lengths); at least one utterance has T frames, and one U labels."""
     targets = torch.randint(0, V - 1, (B, U), generator=generator)
     targets += (targets >= blank % V).long()
     frames = torch.full((B,), T)
@@ -36,13 +36,13 @@ def halves(seed, B, T, U, D, V, *, n=0, dtype=torch.float32, blank=-1):
         (V + n, D),
         (V + n,),
     ]
-    made = [torch.randn(size, generator=g, dtype=torch.float64) for size in sizes]
-    tensors = [tensor.to(dtype) for tensor in made]
+    drawn = [torch.randn(size, generator=g, dtype=torch.float64) for size in sizes]
+    tensors = [tensor.to(dtype) for tensor in drawn]
     return tensors, integers(g, B, T, U, V, blank)
 
 
-def spoilt(logits, targets, frames, labels, filler=math.nan):
-    """The same lattice with `filler`, infinity and wild labels where the padding is."""
+def poisoned(logits, targets, frames, labels, filler=math.nan):
+    """The same lattice with `filler`, infinity and invalid labels in the padding."""
     logits = logits.clone()
     targets = targets.clone()
     for b in range(len(logits)):
@@ -52,8 +52,8 @@ def spoilt(logits, targets, frames, labels, filler=math.nan):
     return logits, targets, frames, labels
 
 
-def spoilt_halves(tensors, targets, frames, labels):
-    """The same halves with NaN, infinity and wild labels where the padding is."""
+def poisoned_halves(tensors, targets, frames, labels):
+    """The same halves with NaN, infinity and invalid labels in the padding."""
     encoded, predicted, *output = (tensor.clone() for tensor in tensors)
     targets = targets.clone()
     for b in range(len(encoded)):
@@ -64,33 +64,33 @@ def spoilt_halves(tensors, targets, frames, labels):
 
 
 def batch(seed, *sizes, dtype=torch.float32, fused=True, device="cpu", **options):
-    """A `lattice` that is spoilt, on a device; of log-probabilities where not `fused`."""
+    """A `lattice` with poisoned padding on a device; log-probabilities unless `fused`."""
     logits, *rest = lattice(seed, *sizes, **options)
     if not fused:
         logits = logits.log_softmax(-1)
-    return [part.to(device) for part in spoilt(logits.to(dtype), *rest)]
+    return [part.to(device) for part in poisoned(logits.to(dtype), *rest)]
 
 
 def graded(loss, logits, *rest, **options):
-    """The losses (B,), and the gradient of a weighted sum of them by the logits, or by each of a list."""
-    given = logits if isinstance(logits, list) else [logits]
-    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    """The losses (B,), and the gradient of their weighted sum by the logits, or by each tensor of a list."""
+    inputs = logits if isinstance(logits, list) else [logits]
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     costs = loss(*leaves, *rest, reduction="none", **options)
     weight = torch.linspace(-1, 2.5, len(costs), device=costs.device).to(costs)
     gradients = torch.autograd.grad(costs, leaves, weight)
     return costs.detach(), *gradients
 
 
-def expect_no_worse_than(rival, found, truth, tiny):
-    """Errors at most twice those of the `rival`, and `tiny` of the largest value more, in each tensor."""
-    for place, parts in enumerate(zip(rival, found, truth, strict=True)):
-        # what no path crosses costs infinity
+def expect_no_worse_than(rival, actual, truth, tiny):
+    """Assert errors of at most twice the `rival`'s plus `tiny` times the largest value, in each tensor."""
+    for place, parts in enumerate(zip(rival, actual, truth, strict=True)):
+        # an utterance without a path costs infinity
         infinite = [part.isinf().cpu() for part in parts[1:]]
         assert torch.equal(*infinite)
-        theirs, ours, wanted = (
+        theirs, ours, expected = (
             part.detach().cpu().double().nan_to_num(math.nan, posinf=0)
             for part in parts
         )
-        size = wanted.abs().max().clamp(min=1)
-        allowed = 2 * (theirs - wanted).abs().max() + tiny * size
-        assert (ours - wanted).abs().max() <= allowed, place
+        size = expected.abs().max().clamp(min=1)
+        allowed = 2 * (theirs - expected).abs().max() + tiny * size
+        assert (ours - expected).abs().max() <= allowed, place

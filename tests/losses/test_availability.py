@@ -1,4 +1,4 @@
-"""What can be had of Triton: where it is broken, its own kernels are refused and the rest goes on."""
+"""A broken Triton: its own kernels are refused and all others work."""
 
 import os
 import subprocess
@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asrkit.losses import choice, wavefront
+from asrkit.losses import arguments, wavefront
 
-ASK = """
+CODE = """
 import torch
 from asrkit.losses import rnnt_loss
-given = torch.zeros(1, 2, 2, 3), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1])
-print(f"{rnnt_loss(*given):.4f}")
+inputs = torch.zeros(1, 2, 2, 3), torch.tensor([[0]]), torch.tensor([2]), torch.tensor([1])
+print(f"{rnnt_loss(*inputs):.4f}")
 try:
-    rnnt_loss(*given, impl="triton")
+    rnnt_loss(*inputs, impl="triton")
 except ValueError as error:
     print(error)
 """
@@ -32,7 +32,7 @@ def test_a_broken_triton_costs_only_its_own_kernels(tmp_path):
     (tmp_path / "triton" / "__init__.py").write_text(broken)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", ASK],
+        [sys.executable, "-c", CODE],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -42,58 +42,58 @@ def test_a_broken_triton_costs_only_its_own_kernels(tmp_path):
 
 
 class Faulting:
-    """A tensor of which a kernel that failed should have written the numbers."""
+    """The output of a kernel that failed."""
 
     def tolist(self):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.fixture
-def triton_finds(monkeypatch):
-    """Puts a lattice in the place of Triton's kernels; impl="auto" asks for it anew."""
+def replace_triton(monkeypatch):
+    """Function that replaces Triton's kernels, so that impl="auto" tries them again."""
 
-    def put(kernels):
+    def replace(kernels):
         monkeypatch.setitem(sys.modules, "asrkit.losses.triton", kernels)
-        monkeypatch.setattr(choice, "triton_fails", lambda: "")
+        monkeypatch.setattr(arguments, "triton_fails", lambda: "")
         monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
 
-    works = choice.triton_works
+    works = arguments.triton_works
     works.cache_clear()
-    yield put
+    yield replace
     works.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("log_likelihood", "said"),
+    ("log_likelihood", "problem"),
     [
         (Faulting(), "CUDA error: an illegal memory access"),
         (torch.tensor([torch.nan]), "costs nan nats"),
         (torch.tensor([-7.0]), "costs 7.0 nats"),
     ],
 )
-def test_a_triton_that_finds_nothing_right_is_not_taken_and_named_once(
-    triton_finds, log_likelihood, said
+def test_a_triton_with_wrong_results_is_not_chosen_and_warned_about_once(
+    replace_triton, log_likelihood, problem
 ):
-    found = SimpleNamespace(log_likelihood=log_likelihood)
+    actual = SimpleNamespace(log_likelihood=log_likelihood)
     kernels = {
         "arc_log_probs": wavefront.arc_log_probs,
-        "lattice": lambda *given: found,
+        "lattice": lambda *inputs: actual,
     }
-    triton_finds(SimpleNamespace(**kernels))
-    expected = f"Triton's losses do not work on cpu: .*{said}"
-    with pytest.warns(RuntimeWarning, match=expected) as told:
-        found = [choice.triton_works(torch.device("cpu")) for _ in range(2)]
-    assert (found, len(told)) == ([False, False], 1)
+    replace_triton(SimpleNamespace(**kernels))
+    expected = f"Triton's losses do not work on cpu: .*{problem}"
+    with pytest.warns(RuntimeWarning, match=expected) as warned:
+        actual = [arguments.triton_works(torch.device("cpu")) for _ in range(2)]
+    assert (actual, len(warned)) == ([False, False], 1)
 
 
-def test_a_first_call_inside_a_capture_is_refused_and_decides_nothing(
-    triton_finds, monkeypatch
+def test_a_first_call_inside_a_capture_is_refused_and_not_remembered(
+    replace_triton, monkeypatch
 ):
-    triton_finds(wavefront)
+    replace_triton(wavefront)
     capturing = iter([True, False])
     monkeypatch.setattr(
         "torch.cuda.is_current_stream_capturing", lambda: next(capturing)
     )
     with pytest.raises(RuntimeError, match="Call the loss once before capturing"):
-        choice.triton_works(torch.device("cpu"))
-    assert choice.triton_works(torch.device("cpu"))
+        arguments.triton_works(torch.device("cpu"))
+    assert arguments.triton_works(torch.device("cpu"))

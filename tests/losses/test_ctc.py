@@ -48,12 +48,14 @@ def graded(loss, logits, *rest, blank=-1):
 @pytest.mark.parametrize("blank", [-1, 0, 1])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_torch(name, blank):
-    given = batch(CASES[name], blank)
-    found, wanted = (graded(loss, *given, blank=blank) for loss in (ctc_loss, torchs))
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    inputs = batch(CASES[name], blank)
+    actual, expected = (
+        graded(loss, *inputs, blank=blank) for loss in (ctc_loss, torchs)
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_in_float32_the_error_is_no_larger_than_twice_torchs():
+def test_in_float32_the_error_is_at_most_twice_torchs():
     logits, *rest = batch((3, 200, 30, 20))
     exact = graded(torchs, logits, *rest)
     single = logits.float()
@@ -71,11 +73,11 @@ def test_repeated_labels_need_a_blank_between_them():
         targets = torch.tensor([[0, 0]])
         lengths = torch.tensor([frames])
         labels = torch.tensor([2])
-        found = ctc_loss(log_probs, targets, lengths, labels)
-        assert found.item() == pytest.approx(cost)
+        actual = ctc_loss(log_probs, targets, lengths, labels)
+        assert actual.item() == pytest.approx(cost)
 
 
-def test_what_lies_in_the_padding_cannot_matter():
+def test_the_contents_of_the_padding_do_not_matter():
     logits, targets, frames, labels = batch(CASES["ragged"])
     log_probs = logits.log_softmax(-1)
     plain = ctc_loss(log_probs, targets, frames, labels)
@@ -93,23 +95,23 @@ def test_what_lies_in_the_padding_cannot_matter():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [(1,), (1, 0), (1, 0, 0)])
-def test_logits_that_are_not_finite_cost_what_they_cost_torch(value, place):
+def test_logits_that_are_not_finite_have_the_loss_of_torch(value, place):
     """NaN where a row has no probabilities, not 0; other utterances keep loss and gradient."""
     logits, targets, frames, labels = batch(CASES["ragged"])
     rest = targets, frames, labels
     plain, kept = graded(ctc_loss, logits, *rest)
     logits[place] = value
-    found, grad = graded(ctc_loss, logits, *rest)
-    wanted = torchs(logits.log_softmax(-1), *rest, -1)
-    torch.testing.assert_close(found, wanted, equal_nan=True)
-    assert grad[1].isnan().any() == found[1].isnan()
-    others = torch.arange(len(found)) != 1
-    assert torch.equal(found[others], plain[others])
+    actual, grad = graded(ctc_loss, logits, *rest)
+    expected = torchs(logits.log_softmax(-1), *rest, -1)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    assert grad[1].isnan().any() == actual[1].isnan()
+    others = torch.arange(len(actual)) != 1
+    assert torch.equal(actual[others], plain[others])
     assert torch.equal(grad[others], kept[others])
 
 
 @pytest.mark.parametrize("place", [(0, slice(None), 1), (0, 2)])
-def test_what_has_no_probability_has_no_alignment(place):
+def test_a_label_or_frame_without_probability_has_no_alignment(place):
     """A label on all frames, or all tokens on a frame: loss and gradient are 0."""
     log_probs = torch.zeros(2, 4, 3).log_softmax(-1)
     log_probs[place] = -math.inf

@@ -1,4 +1,4 @@
-"""The counted dropout mask: what a hash owes, and that the compiled twin makes the very same bits."""
+"""The counter-based dropout mask: properties of its hash, and the same bits in compiled code."""
 
 import numpy as np
 import pytest
@@ -18,15 +18,15 @@ def by_hand(x):
 @njit
 def compiled(seed, nodes, D, least):
     keys = np.empty(len(nodes), np.uint32)
-    found = np.empty((len(nodes), D), np.bool_)
+    actual = np.empty((len(nodes), D), np.bool_)
     for i in range(len(nodes)):
         b = nodes[i, 0]
         t = nodes[i, 1]
         u = nodes[i, 2]
         keys[i] = node_key(seed, b, t, u)
         for k in range(D):
-            found[i, k] = kept(keys[i], k, least)
-    return keys, found
+            actual[i, k] = kept(keys[i], k, least)
+    return keys, actual
 
 
 def masks(seed, p=0.5, D=512, T=40, U1=10, b=0):
@@ -39,11 +39,11 @@ def masks(seed, p=0.5, D=512, T=40, U1=10, b=0):
     return mask(keys, D, p).view(T, U1, D)
 
 
-def test_the_hash_is_the_published_one_for_all_patterns_of_high_bits():
+def test_the_hash_is_the_published_one_also_for_high_bits():
     drawn = np.random.default_rng(0).integers(0, 2**32, 500)
     numbers = [0, 1, 2**31, 2**32 - 1, *drawn.tolist()]
-    found = hash32(torch.tensor(numbers)).tolist()
-    assert found == [by_hand(x) for x in numbers]
+    actual = hash32(torch.tensor(numbers)).tolist()
+    assert actual == [by_hand(x) for x in numbers]
     b, t, u = torch.tensor([[3], [5], [7]])
     keys = node_keys(b, t, u, seed=11)
     of_utterance = by_hand(11 + 3)
@@ -66,21 +66,21 @@ SEEDS = [
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_torch_and_compiled_twins_agree_bit_for_bit(seed):
+def test_torch_and_compiled_masks_agree_bit_for_bit(seed):
     nodes = np.random.default_rng(1).integers(0, 2000, (100, 3))
     least = np.uint32(threshold(0.3))
-    keys, found = compiled(np.uint32(seed % 2**32), nodes, 33, least)
+    keys, actual = compiled(np.uint32(seed % 2**32), nodes, 33, least)
     ours = node_keys(*torch.from_numpy(nodes).unbind(1), seed)
     assert ours.tolist() == keys.tolist()
-    assert (mask(ours, 33, 0.3).numpy() == found).all()
+    assert (mask(ours, 33, 0.3).numpy() == actual).all()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-def test_the_rate_is_right_over_all_over_each_column_and_over_each_node(p):
-    found = masks(12345, p).flatten(0, 1).double()
+def test_the_rate_is_right_overall_in_each_column_and_in_each_node(p):
+    actual = masks(12345, p).flatten(0, 1).double()
     deviation = (p * (1 - p)) ** 0.5
-    for rate in (found.mean(), found.mean(0), found.mean(1)):
-        count = found.numel() / rate.numel()
+    for rate in (actual.mean(), actual.mean(0), actual.mean(1)):
+        count = actual.numel() / rate.numel()
         error = (rate - (1 - p)).abs().max()
         assert error < 5 * deviation / count**0.5
 

@@ -1,4 +1,4 @@
-"""A process that is forked after a loss call can call the losses itself, as with torchaudio's loss."""
+"""A process that is forked after a loss call can call the losses too, as with torchaudio's loss."""
 
 import os
 import subprocess
@@ -55,19 +55,19 @@ def check(rank):
     assert value_and_gradient() == before, "start_processes"
 
 torch.multiprocessing.start_processes(check, nprocs=2, start_method="fork")
-assert value_and_gradient() == before  # the parent goes on
+assert value_and_gradient() == before  # the parent continues
 """
 
 
 def run(code, folder):
-    """Run in a process of its own, with as many threads as it likes."""
+    """Run in a new process with its default number of threads."""
     environment = os.environ.copy()
     environment.pop("OMP_NUM_THREADS", None)
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=600,  # a process that waits for lost threads would wait for ever
+        timeout=600,  # a process that waits for lost threads never ends
         cwd=folder,
         env=environment,
     )
@@ -87,7 +87,7 @@ from asrkit.losses import ctc_loss, rnnt_loss, tdt_loss
 torch.set_num_threads(2)
 logits = torch.randn(2, 40, 11, 505).exp()  # large enough to start the threads of torch
 log_probs = logits[:, :, 0].log_softmax(-1)
-strided = logits.mT.contiguous().mT  # the vocabulary does not lie together
+strided = logits.mT.contiguous().mT  # logits of a node are not contiguous
 sizes = (torch.ones(2, 10, dtype=torch.int64), torch.tensor([40, 35]), torch.tensor([10, 8]))
 
 def rnnt(logits, impl):
@@ -110,13 +110,13 @@ for first in range(len(CALLS) - 1):
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-wanted = [call() for call in CALLS]
+expected = [call() for call in CALLS]
 for first in range(len(CALLS) - 1):
-    torch.testing.assert_close(torch.load(f"{first}.pt"), wanted[first:])
+    torch.testing.assert_close(torch.load(f"{first}.pt"), expected[first:])
 """
 
 
-def test_a_process_forked_before_any_loss_call_after_torch_has_used_its_threads(
+def test_a_process_forked_after_torch_used_its_threads_can_make_the_first_loss_call(
     tmp_path,
 ):
     run(FIRST_CALL, tmp_path)

@@ -1,4 +1,4 @@
-"""A large gradient lies in memory of an earlier one, and never in memory that a tensor still uses."""
+"""A large gradient reuses memory of an earlier one, but never memory that a tensor still uses."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +35,7 @@ def gradient(logits):
     return torch.autograd.grad(loss_of(logits), logits)[0]
 
 
-def test_the_next_gradient_lies_where_the_last_one_lay_and_has_its_own_values():
+def test_the_next_gradient_reuses_the_memory_of_the_last_and_has_its_own_values():
     first = gradient(drawn(0))
     address = first.data_ptr()
     del first
@@ -43,14 +43,14 @@ def test_the_next_gradient_lies_where_the_last_one_lay_and_has_its_own_values():
         logits = drawn(1, frames)
         second = gradient(logits)
         assert second.data_ptr() == address
-        assert torch.equal(second, gradient(logits))  # which lies elsewhere
+        assert torch.equal(second, gradient(logits))  # in other memory
         del second
 
 
 @pytest.mark.parametrize(
     "part", [lambda grad: grad, lambda grad: grad[0, 3, :1].unbind()[0]]
 )
-def test_memory_that_a_tensor_uses_is_not_lent_again(part):
+def test_memory_that_a_tensor_uses_is_not_reused(part):
     held = part(gradient(drawn(0)))
     before = held.clone()
     other = gradient(drawn(1))
@@ -58,13 +58,13 @@ def test_memory_that_a_tensor_uses_is_not_lent_again(part):
     assert torch.equal(held, before)
 
 
-def test_gradients_of_two_threads_lie_apart():
+def test_gradients_of_two_threads_do_not_share_memory():
     logits = [drawn(seed) for seed in range(2)]
-    wanted = [gradient(one).clone() for one in logits]
+    expected = [gradient(one).clone() for one in logits]
     with ThreadPoolExecutor(2) as threads:
-        found = [*threads.map(gradient, logits)]
-    assert found[0].data_ptr() != found[1].data_ptr()
-    assert all(map(torch.equal, found, wanted))
+        actual = [*threads.map(gradient, logits)]
+    assert actual[0].data_ptr() != actual[1].data_ptr()
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_the_gradient_of_a_leaf_accumulates():

@@ -1,4 +1,4 @@
-"""Targets and lengths on the host while scores lie on the device: checked there, and nothing waits."""
+"""Targets and lengths on the host with scores on a device: they are checked without waiting."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_no_loss_waits_for_lengths_on_the_host(name):
     )
 
 
-def test_lengths_on_the_device_are_read_where_they_are_checked():
+def test_lengths_on_the_device_are_read_for_their_checks():
     ints = integers("cpu")
     with pytest.raises(RuntimeError, match="nonzero"):
         host_reads(
@@ -77,7 +77,7 @@ def test_lengths_on_the_device_are_read_where_they_are_checked():
         )
 
 
-def test_a_wrong_label_on_the_host_is_named_though_the_scores_have_no_numbers():
+def test_a_wrong_label_on_the_host_is_named_even_for_meta_scores():
     targets, frames, labels = integers("cpu")
     targets[1, 0] = V
     with pytest.raises(
@@ -88,11 +88,11 @@ def test_a_wrong_label_on_the_host_is_named_though_the_scores_have_no_numbers():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LOSSES)
-def test_on_a_gpu_the_loss_is_that_of_lengths_on_the_device(name):
+def test_on_a_gpu_lengths_on_host_and_device_give_the_same_loss(name):
     on_host = LOSSES[name]("cuda", integers("cpu"))
     assert torch.equal(on_host, LOSSES[name]("cuda", integers("cuda")))
     ints = integers("cpu")
-    LOSSES[name]("cuda", ints).backward()  # kernels are compiled, and tried
+    LOSSES[name]("cuda", ints).backward()  # compiles kernels, and tries Triton
     assert (
         host_reads(lambda: LOSSES[name]("cuda", ints).backward(), device="cuda") == {}
     )

@@ -1,4 +1,4 @@
-"""Kernels kept on disk are compiled again when a file that they are made of changes, and only then."""
+"""Cached kernels are recompiled if, and only if, one of their source files changes."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ KERNEL = (
 
 @pytest.fixture
 def package(tmp_path):
-    """A package of two rooms; the kernel is in `losses/`."""
+    """A package of two folders; the kernel is in `losses/`."""
     (tmp_path / "losses").mkdir()
     (tmp_path / "models").mkdir()
     shutil.copy(PACKAGE / "runtime.py", tmp_path)
@@ -33,7 +33,7 @@ def package(tmp_path):
 
 @pytest.fixture
 def start(package, monkeypatch):
-    """What a new process makes of the package: its kernel, loaded afresh."""
+    """Function that loads the package's kernel as a new process would."""
     monkeypatch.setattr("numba.config.CACHE_DIR", "")
 
     def load(name):
@@ -62,7 +62,7 @@ def hits(kernel):
     return sum(kernel.stats.cache_hits.values())
 
 
-def test_a_kernel_is_kept_and_follows_a_change_of_a_file_that_it_calls(package, start):
+def test_a_kernel_is_cached_until_a_file_that_it_calls_changes(package, start):
     first = start()
     second = start()
     assert (first(0.5), hits(first)) == (0.5, 0)
@@ -77,7 +77,7 @@ def test_a_kernel_is_kept_and_follows_a_change_of_a_file_that_it_calls(package, 
     assert len(list((package / "losses/__pycache__").glob("*.nbc"))) == 1
 
 
-def test_a_change_of_the_compiler_options_compiles_again_and_one_of_another_room_does_not(
+def test_new_compiler_options_recompile_and_a_change_of_another_folder_does_not(
     package, start
 ):
     start()(0.5)
@@ -91,17 +91,17 @@ def test_a_change_of_the_compiler_options_compiles_again_and_one_of_another_room
 
 
 def calls(start):
-    """How many warnings two kernels of one process give, which both compute what they should."""
+    """Number of warnings from two kernels of one process; both results must be right."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel = start()
-        # two types: both are compiled and kept
+        # two types: both are compiled and cached
         assert (kernel(0.5), kernel(1)) == (0.5, 1)
     return sum("what Numba keeps on disk" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize(("suffix", "share"), [("nbi", 0), ("nbi", 0.5), ("nbc", 0.5)])
-def test_a_torn_file_is_compiled_anew_said_once_and_written_again(
+def test_a_truncated_file_is_recompiled_with_one_warning_and_rewritten(
     package, start, suffix, share
 ):
     assert calls(start) == 0
@@ -111,31 +111,33 @@ def test_a_torn_file_is_compiled_anew_said_once_and_written_again(
     assert calls(start) == 0
 
 
-def test_a_full_disk_costs_the_cache_and_a_warning(start):
+def test_a_full_disk_disables_the_cache_with_a_warning(start):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # a long write fails, as on a full disk
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
-        said = calls(start)
+        warned = calls(start)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert said == 1
+    assert warned == 1
 
 
-def test_where_no_folder_can_be_written_a_warning_names_the_variable_for_one(
+def test_without_a_writable_folder_a_warning_names_the_variable_that_sets_one(
     package, start, monkeypatch
 ):
-    (package / "losses/__pycache__").write_text("a file, for root writes in any folder")
+    (package / "losses/__pycache__").write_text(
+        "a file, because root can write in any folder"
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/none")
-    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR") as told:
+    with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR") as warned:
         assert start()(0.5) == 0.5
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
-def test_without_numbas_compiler_losses_and_decoders_take_other_paths_and_say_so():
+def test_without_numbas_compiler_losses_and_decoders_use_and_report_fallbacks():
     code = """
 import torch
 from asrkit.decoders import ctc_greedy

@@ -1,4 +1,4 @@
-"""Losses that never build the joint: the same values and gradients as those that do, in a tile's memory."""
+"""Losses that never build the joint: the values and gradients of those that do, in a tile's memory."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from asrkit.losses import dropout, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss
 from asrkit.workbench.measure import peak_memory
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ragged import expect_no_worse_than, graded, halves, spoilt_halves
+from ragged import expect_no_worse_than, graded, halves, poisoned_halves
 
 IMPLS = ["plain", "numba_cpu"]
 both = pytest.mark.parametrize("impl", IMPLS)
@@ -30,7 +30,7 @@ def dense(
     of=rnnt_loss,
     **options,
 ):
-    """A loss of the logits (B, T, U1, V) that the lean losses never make."""
+    """A loss of the logits (B, T, U1, V) that the lean losses never build."""
     function = getattr(torch, activation)
     hidden = function(encoded[:, :, None] + predicted[:, None])
     logits = (hidden * keep) @ weight.T + bias
@@ -41,9 +41,9 @@ def with_relu(*tensors, **options):
     return rnnt_loss_lean(*tensors, **{"activation": "relu"} | options)
 
 
-def close(found, wanted, **tolerance):
-    """Each tensor of two lists."""
-    torch.testing.assert_close(list(found), list(wanted), **tolerance)
+def close(actual, expected, **tolerance):
+    """Compare each tensor of two lists."""
+    torch.testing.assert_close(list(actual), list(expected), **tolerance)
 
 
 SIZES = st.tuples(
@@ -80,33 +80,33 @@ def test_values_and_gradients_are_those_of_the_joint(sizes, options, tile):
     lean, loss = (tdt_loss_lean, tdt_loss) if n else (with_relu, rnnt_loss)
     tensors, rest = halves(*sizes, n=n, dtype=torch.float64, blank=options["blank"])
     truth = graded(dense, tensors, *rest, of=loss, impl="reference", **options)
-    found = graded(lean, tensors, *rest, impl="plain", tile=tile, **options)
-    close(found, truth, rtol=1e-12, atol=1e-11)
+    actual = graded(lean, tensors, *rest, impl="plain", tile=tile, **options)
+    close(actual, truth, rtol=1e-12, atol=1e-11)
     low = [tensor.float() for tensor in tensors]
     rival = graded(dense, low, *rest, of=loss, impl="wavefront", **options)
     for impl in IMPLS:
-        found = graded(lean, low, *rest, impl=impl, tile=tile, **options)
-        expect_no_worse_than(rival, found, truth, 1e-5)
+        actual = graded(lean, low, *rest, impl=impl, tile=tile, **options)
+        expect_no_worse_than(rival, actual, truth, 1e-5)
 
 
 @both
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_no_worse_than_a_joint_in_half_precision(
+def test_half_precision_is_as_exact_as_a_joint_in_half_precision(
     impl, activation, dtype
 ):
     tensors, rest = halves(1, 3, 20, 8, 48, 30, dtype=dtype)
     wide = [tensor.double() for tensor in tensors]
     truth = graded(dense, wide, *rest, activation=activation)
     rival = graded(dense, tensors, *rest, activation=activation, impl="wavefront")
-    found = graded(rnnt_loss_lean, tensors, *rest, activation=activation, impl=impl)
-    assert [tensor.dtype for tensor in found] == [torch.float32, *[dtype] * 4]
-    expect_no_worse_than(rival, found, truth, torch.finfo(dtype).eps)
+    actual = graded(rnnt_loss_lean, tensors, *rest, activation=activation, impl=impl)
+    assert [tensor.dtype for tensor in actual] == [torch.float32, *[dtype] * 4]
+    expect_no_worse_than(rival, actual, truth, torch.finfo(dtype).eps)
 
 
 @both
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
+def test_dropout_equals_that_of_the_joint_with_the_same_mask(impl, activation):
     B, T, U, D, p = 3, 6, 4, 24, 0.3
     tensors, rest = halves(2, B, T, U, D, 9)
     nodes = (
@@ -117,10 +117,10 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
     keys = dropout.node_keys(*nodes, seed=77)
     kept = dropout.mask(keys.flatten(), D, p)
     keep = kept.view(B, T, U + 1, D) / (1 - p)
-    wanted = graded(dense, tensors, *rest, activation=activation, keep=keep)
+    expected = graded(dense, tensors, *rest, activation=activation, keep=keep)
     options = {"activation": activation, "dropout": p, "impl": impl, "tile": 7}
-    found = graded(rnnt_loss_lean, tensors, *rest, seed=77, **options)
-    close(found, wanted, rtol=1e-4, atol=2e-5)
+    actual = graded(rnnt_loss_lean, tensors, *rest, seed=77, **options)
+    close(actual, expected, rtol=1e-4, atol=2e-5)
 
     def loss(seed=None):
         return rnnt_loss_lean(*tensors, *rest, seed=seed, **options)
@@ -133,27 +133,27 @@ def test_dropout_is_that_of_the_joint_under_the_same_mask(impl, activation):
 
 
 @both
-def test_what_lies_in_the_padding_cannot_matter(impl):
+def test_the_contents_of_the_padding_do_not_matter(impl):
     tensors, rest = halves(3, 4, 6, 4, 8, 5)
     plain = graded(with_relu, tensors, *rest, impl=impl)
-    tensors, rest = spoilt_halves(tensors, *rest)
-    found = graded(with_relu, tensors, *rest, impl=impl)
-    close(found, plain, rtol=0, atol=0)
+    tensors, rest = poisoned_halves(tensors, *rest)
+    actual = graded(with_relu, tensors, *rest, impl=impl)
+    close(actual, plain, rtol=0, atol=0)
     _, frames, labels = rest
     for b in range(4):
-        assert (found[1][b, frames[b] :] == 0).all()
-        assert (found[2][b, labels[b] + 1 :] == 0).all()
+        assert (actual[1][b, frames[b] :] == 0).all()
+        assert (actual[2][b, labels[b] + 1 :] == 0).all()
 
 
 def test_neither_threads_nor_the_size_of_tiles_change_the_result():
     tensors, rest = halves(4, 3, 12, 5, 40, 17)
     layer = {"activation": "tanh", "dropout": 0.3, "seed": 5}
-    wanted = graded(rnnt_loss_lean, tensors, *rest, tile=1000, **layer)
+    expected = graded(rnnt_loss_lean, tensors, *rest, tile=1000, **layer)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for tile in (64, 1000):
-            found = graded(rnnt_loss_lean, tensors, *rest, tile=tile, **layer)
-            close(found, wanted, rtol=1e-5, atol=1e-5)
+            actual = graded(rnnt_loss_lean, tensors, *rest, tile=tile, **layer)
+            close(actual, expected, rtol=1e-5, atol=1e-5)
             assert torch.get_num_threads() == threads
 
 
@@ -176,7 +176,7 @@ def test_memory_is_a_tile_and_not_a_joint(dtype, share):
     assert lean <= share * whole
 
 
-def test_autocast_decides_the_dtype_of_the_products():
+def test_autocast_sets_the_dtype_of_the_products():
     tensors, rest = halves(7, 2, 10, 4, 32, 16)
     exact = graded(with_relu, tensors, *rest)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -186,14 +186,14 @@ def test_autocast_decides_the_dtype_of_the_products():
         return with_relu(encoded, predicted, weight.bfloat16(), *others, **options)
 
     assert {part.dtype for part in cast} == {torch.float32}
-    wanted = graded(rounded, tensors, *rest)
-    close(cast, wanted, rtol=0, atol=0)
+    expected = graded(rounded, tensors, *rest)
+    close(cast, expected, rtol=0, atol=0)
     assert not torch.equal(exact[0], cast[0])
 
 
 @both
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_heard_in_the_loss_and_in_the_gradients(impl, value):
+def test_inputs_that_are_not_finite_reach_the_loss_and_the_gradients(impl, value):
     tensors, (targets, *_) = halves(12, 2, 5, 3, 8, 6)
     frames = torch.tensor([5, 5])
     labels = torch.tensor([3, 3])
@@ -206,23 +206,23 @@ def test_what_is_not_finite_is_heard_in_the_loss_and_in_the_gradients(impl, valu
 
 
 @both
-def test_strided_halves_and_a_bias_of_another_width_are_as_good(impl):
+def test_strided_halves_and_a_bias_of_another_dtype_work(impl):
     tensors, rest = halves(13, 2, 5, 3, 8, 6)
-    wanted = with_relu(*tensors, *rest)
+    expected = with_relu(*tensors, *rest)
     strided = [torch.stack((tensor, tensor), -1)[..., 0] for tensor in tensors]
-    found = with_relu(*strided, *rest, impl=impl)
-    torch.testing.assert_close(found, wanted)
+    actual = with_relu(*strided, *rest, impl=impl)
+    torch.testing.assert_close(actual, expected)
     *others, bias = tensors
     half = bias.bfloat16().requires_grad_()
     with_relu(*others, half, *rest, impl=impl).backward()
     none, zeros = (
-        with_relu(*others, given, *rest, impl=impl)
-        for given in (None, torch.zeros_like(bias))
+        with_relu(*others, no_bias, *rest, impl=impl)
+        for no_bias in (None, torch.zeros_like(bias))
     )
     assert none == zeros
 
 
-def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
+def test_a_single_gradient_can_be_computed_and_the_graph_used_twice():
     tensors, rest = halves(8, 2, 5, 3, 8, 6)
     weight = tensors[2].requires_grad_()
     cost = with_relu(*tensors, *rest)
@@ -235,7 +235,7 @@ def test_one_gradient_may_be_asked_for_alone_and_the_graph_used_twice():
         assert with_relu(*tensors, *rest) == cost
 
 
-def test_what_a_call_draws_is_drawn_on_the_host_after_its_checks():
+def test_random_numbers_are_drawn_on_the_host_after_the_checks():
     tensors, (targets, *lengths) = halves(14, 2, 5, 3, 8, 6 + 2)
     options = {"durations": (0, 1), "omega": 0.5, "dropout": 0.5}
     options |= {"activation": "relu"}
@@ -244,13 +244,13 @@ def test_what_a_call_draws_is_drawn_on_the_host_after_its_checks():
         tdt_loss_lean(*tensors, targets % 5, *lengths, tile=0, **options)
     assert torch.equal(torch.get_rng_state(), before)
     with torch.device("meta"):
-        found = tdt_loss_lean(*tensors, targets % 5, *lengths, **options)
-    assert found.isfinite()
+        actual = tdt_loss_lean(*tensors, targets % 5, *lengths, **options)
+    assert actual.isfinite()
     assert not torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("loss", [rnnt_loss_lean, tdt_loss_lean])
-def test_the_activation_of_the_model_is_asked_for(loss):
+def test_the_activation_has_no_default(loss):
     tensors, rest = halves(15, 2, 5, 3, 8, 6)
     with pytest.raises(TypeError, match="'activation'"):
         loss(*tensors, *rest)

@@ -1,12 +1,13 @@
-"""The lean losses in chunks with no GPU: run in Triton's interpreter, their kernels compiled for three GPUs.
+"""The lean losses in chunks without a GPU: run in Triton's interpreter, their kernels compiled for three GPUs.
 
-What this cannot show: speed, the rounding of real half-precision hardware (the interpreter cuts bfloat16 off where a GPU
-rounds), races between programs (there are none to share memory with). A test marked `gpu` runs the same cases for real.
+This cannot show speed, the rounding of half-precision hardware (the interpreter truncates bfloat16, a GPU rounds it) or
+races between programs (the interpreter runs one after another). A test marked `gpu` runs the same cases on a GPU.
 """
 
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from asrkit.losses.lattice import Nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compiled import ARCHITECTURES, triton_spilled_B
-from ragged import expect_no_worse_than, graded, halves, spoilt_halves
+from ragged import expect_no_worse_than, graded, halves, poisoned_halves
 
 FP32 = torch.float32
 FP16 = torch.float16
@@ -26,7 +27,7 @@ BF16 = torch.bfloat16
 
 
 class Case(NamedTuple):
-    """Sizes, and what else a loss is asked for."""
+    """Sizes and arguments of a call."""
 
     B: int = 3
     T: int = 5
@@ -38,7 +39,9 @@ class Case(NamedTuple):
     dropout: float = 0.0
     durations: tuple[int, ...] = ()
     tile: int = 7
-    halves: torch.dtype | None = None  # under autocast these are wider than the weight
+    halves: torch.dtype | None = (
+        None  # dtype of the halves; wider than the weight under autocast
+    )
 
 
 CASES = [
@@ -51,7 +54,7 @@ CASES = [
     Case(B=1, T=9, U=8, D=8, V=1025, activation="tanh", tile=30),
     Case(B=1, T=3, U=2, D=640, V=29, dropout=0.3, activation="tanh"),
     Case(B=1, T=2, U=1, D=8, V=8198, durations=(0, 1, 2, 3, 4)),
-    # no labels at all, and nothing to round up but D
+    # no labels, and only D has to be rounded up
     Case(B=5, T=9, U=0, D=72, V=64, dtype=FP16),
     Case(B=2, T=9, U=6, V=8, tile=90),
     Case(dtype=FP16, halves=FP32, activation="tanh"),
@@ -59,7 +62,7 @@ CASES = [
 
 
 def check_all(device):
-    """Triton errs at most twice as much as plain torch in the same dtype, both against float64."""
+    """Triton's error is at most twice that of plain torch in the same dtype, both against float64."""
     for case in CASES:
         tensors, rest = drawn(case)
         loss = rnnt_loss_lean
@@ -74,29 +77,29 @@ def check_all(device):
         rival = graded(loss, tensors, *rest, impl="plain", **options)
         there = [tensor.to(device) for tensor in tensors]
         rest = [part.to(device) for part in rest]
-        found = graded(loss, there, *rest, impl="triton", **options)
+        actual = graded(loss, there, *rest, impl="triton", **options)
         tiny = 4 * torch.finfo(case.dtype).eps
         if case.dtype == BF16 and device == "cpu":
             tiny *= 4  # the interpreter does not round it
-        expect_no_worse_than(rival, found, truth, tiny)
+        expect_no_worse_than(rival, actual, truth, tiny)
 
 
 def drawn(case):
-    """Tensors that are not contiguous, with padding that is spoilt."""
+    """Tensors that are not contiguous, with poisoned padding."""
     sizes = case[:5]
     tensors, rest = halves(0, *sizes, n=len(case.durations))
-    tensors, rest = spoilt_halves(tensors, *rest)
+    tensors, rest = poisoned_halves(tensors, *rest)
     tensors[2] /= case.D**0.5
     of_halves = case.halves or case.dtype
     dtypes = [of_halves, of_halves, case.dtype, case.dtype]
-    found = []
+    actual = []
     for tensor, dtype in zip(tensors, dtypes, strict=True):
         twice = torch.stack((tensor, tensor), -1).to(dtype)
-        found.append(twice[..., 0])
-    return found, rest
+        actual.append(twice[..., 0])
+    return actual, rest
 
 
-def test_kernels_err_no_more_than_plain_torch_in_the_interpreter():
+def test_kernels_are_as_exact_as_plain_torch_in_the_interpreter():
     pytest.importorskip("triton")
     here = Path(__file__)
     paths = f"import sys; sys.path.insert(0, {str(here.parent)!r})"
@@ -111,12 +114,12 @@ def test_kernels_err_no_more_than_plain_torch_in_the_interpreter():
 
 
 @pytest.mark.gpu
-def test_kernels_err_no_more_than_plain_torch_on_a_gpu():
+def test_kernels_are_as_exact_as_plain_torch_on_a_gpu():
     check_all("cuda")
 
 
 @pytest.mark.parametrize("most", [1, 4, 9, 30, 50, 1000])
-def test_chunks_hold_as_many_nodes_as_there_are_and_no_more_than_asked_for(most):
+def test_chunks_have_all_nodes_and_at_most_the_given_number_each(most):
     pytest.importorskip("triton")
     from asrkit.losses.lean.triton import chunks
 
@@ -130,20 +133,20 @@ def test_chunks_hold_as_many_nodes_as_there_are_and_no_more_than_asked_for(most)
 
 @pytest.mark.live
 @pytest.mark.parametrize("cc", ARCHITECTURES)
-def test_kernels_compile_with_few_spilled_numbers(cc, tmp_path):
-    """For halves in bfloat16, and in float32 as autocast leaves them; the products are cuBLAS's.
+def test_kernels_compile_with_few_spills(cc, tmp_path):
+    """For halves in bfloat16, and in float32 as under autocast; cuBLAS computes the products.
 
-    Triton 3.6 spills 8 bytes of `_halves` at most, 3.8 and 3.9 spill 16 and 24.
+    Triton 3.6 spills at most 8 bytes of the backward kernel, 3.8 and 3.9 spill 16 and 24.
     """
     pytest.importorskip("triton")
     from asrkit.losses.lean import triton as lean
 
-    known = dict.fromkeys(("hidden", "by_hidden"), "*bf16") | {"table": "*i64"}
-    known |= dict.fromkeys(("by_encoded", "by_predicted"), "*fp32") | {"keep": "fp32"}
-    known |= {"FRAMES_OF": lean.FRAMES_OF, "LABELS_OF": lean.LABELS_OF}
-    known |= {"COLUMNS": lean.COLUMNS, "IS_TANH": True, "DROPS": True}
-    for dtype in ("*bf16", "*fp32"):
-        known |= {"encoded": dtype, "predicted": dtype}
-        for kernel in (lean._hidden, lean._halves):
-            types = {name: known.get(name, "i32") for name in kernel.arg_names}
-            assert triton_spilled_B(kernel, types, cc, tmp_path) <= 24, kernel
+    kernel = lean._hidden_layer
+    known = {"rows": "*bf16", "table": "*i64", "keep": "fp32"}
+    known |= dict.fromkeys(("by_encoded", "by_predicted"), "*fp32")
+    known |= {"FRAME_BLOCK": lean.FRAME_BLOCK, "LABEL_BLOCK": lean.LABEL_BLOCK}
+    known |= {"COLUMN_BLOCK": lean.COLUMN_BLOCK, "IS_TANH": True, "DROPS": True}
+    for dtype, backward in product(("*bf16", "*fp32"), (False, True)):
+        known |= {"encoded": dtype, "predicted": dtype, "BACKWARD": backward}
+        types = {name: known.get(name, "i32") for name in kernel.arg_names}
+        assert triton_spilled_B(kernel, types, cc, tmp_path) <= 24, (dtype, backward)

@@ -1,4 +1,4 @@
-"""Packed lattices: the same numbers as with padding, and rows, gradients and memory of valid nodes only."""
+"""Packed lattices: the results of padded ones, with rows, gradients and memory for valid nodes only."""
 
 import math
 
@@ -14,7 +14,7 @@ ALL = [
     pytest.param(impl, marks=pytest.mark.gpu) if impl in ON_GPU else impl
     for impl in IMPLS
 ]
-# T=1 and U=0 among them
+# including T=1 and U=0
 FRAMES = torch.tensor([1, 6, 4, 5])
 LABELS = torch.tensor([3, 0, 2, 4])
 LENGTHS = FRAMES, LABELS
@@ -24,7 +24,7 @@ each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
 def valid(padded):
-    """The rows of a padded (B, T, U1, ...) that belong to nodes, packed."""
+    """The rows of a padded (B, T, U1, ...) at valid nodes, packed."""
     pairs = zip(padded, SHAPES, strict=True)
     rows = [grid[:T, :U1].flatten(0, 1) for grid, (T, U1) in pairs]
     return torch.cat(rows)
@@ -60,59 +60,59 @@ def differentiated(loss, logits, targets, *, impl, **options):
 
 @each_activation
 def test_the_packed_joint_is_the_padded_one_without_its_padding(activation):
-    given = halves()
-    dense = valid(ACTIVATIONS[activation](summed(*given)))
-    packed = pack_joint(*given, *LENGTHS, activation=activation)
+    inputs = halves()
+    dense = valid(ACTIVATIONS[activation](summed(*inputs)))
+    packed = pack_joint(*inputs, *LENGTHS, activation=activation)
     torch.testing.assert_close(packed, dense, rtol=0, atol=0)
     one = torch.ones((), dtype=torch.float64)
     for weight in (torch.randn_like(dense), one.expand(dense.shape)):
-        wanted = torch.autograd.grad(dense, given, weight, retain_graph=True)
+        expected = torch.autograd.grad(dense, inputs, weight, retain_graph=True)
         for _ in range(2):
-            found = torch.autograd.grad(packed, given, weight, retain_graph=True)
-            torch.testing.assert_close(found, wanted)
+            actual = torch.autograd.grad(packed, inputs, weight, retain_graph=True)
+            torch.testing.assert_close(actual, expected)
 
 
 @each_activation
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_half_precision_only_the_results_are_rounded(activation, dtype):
-    given = halves(dtype)
-    wide = [half.detach().double().requires_grad_() for half in given]
+    inputs = halves(dtype)
+    wide = [half.detach().double().requires_grad_() for half in inputs]
     rounded = summed(*wide).to(dtype).double()
     dense = valid(ACTIVATIONS[activation](rounded))
-    packed = pack_joint(*given, *LENGTHS, activation=activation)
+    packed = pack_joint(*inputs, *LENGTHS, activation=activation)
     eps = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(packed.double(), dense, rtol=eps, atol=eps)
     weight = torch.randn(dense.shape).to(dtype)
-    found = torch.autograd.grad(packed, given, weight)
-    wanted = torch.autograd.grad(dense, wide, weight.double())
-    for got, one in zip(found, wanted, strict=True):
+    actual = torch.autograd.grad(packed, inputs, weight)
+    expected = torch.autograd.grad(dense, wide, weight.double())
+    for got, one in zip(actual, expected, strict=True):
         torch.testing.assert_close(got.double(), one, rtol=2 * eps, atol=4 * eps)
 
 
-def test_tiles_do_not_show():
-    given = [torch.randn(1, size, 40, requires_grad=True) for size in (300, 50)]
+def test_tiles_do_not_change_the_result():
+    inputs = [torch.randn(1, size, 40, requires_grad=True) for size in (300, 50)]
     frames = torch.tensor([300])
     labels = torch.tensor([49])
     lengths = frames, labels
-    packed = pack_joint(*given, *lengths, activation="tanh")
-    dense = summed(*given).tanh().flatten(0, 2)
+    packed = pack_joint(*inputs, *lengths, activation="tanh")
+    dense = summed(*inputs).tanh().flatten(0, 2)
     torch.testing.assert_close(packed, dense, rtol=0, atol=0)
     weight = torch.randn(dense.shape)
-    wanted = torch.autograd.grad(dense, given, weight)
-    found = torch.autograd.grad(packed, given, weight)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    expected = torch.autograd.grad(dense, inputs, weight)
+    actual = torch.autograd.grad(packed, inputs, weight)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_lies_in_the_padding_of_either_half_cannot_matter():
-    spoilt = halves()
+def test_the_padding_of_either_half_does_not_matter():
+    poisoned = halves()
     with torch.no_grad():
         for b, (T, U1) in enumerate(SHAPES):
-            spoilt[0][b, T:] = math.nan
-            spoilt[1][b, U1:] = math.inf
+            poisoned[0][b, T:] = math.nan
+            poisoned[1][b, U1:] = math.inf
     results = []
-    for given in (halves(), spoilt):
-        packed = pack_joint(*given, *LENGTHS, activation="tanh")
-        grads = torch.autograd.grad(packed.square().sum(), given)
+    for inputs in (halves(), poisoned):
+        packed = pack_joint(*inputs, *LENGTHS, activation="tanh")
+        grads = torch.autograd.grad(packed.square().sum(), inputs)
         results.append((packed, *grads))
     torch.testing.assert_close(*results, rtol=0, atol=0)
     for b, (T, U1) in enumerate(SHAPES):
@@ -120,11 +120,11 @@ def test_what_lies_in_the_padding_of_either_half_cannot_matter():
         assert (grads[1][b, U1:] == 0).all()
 
 
-def test_the_packed_joint_has_no_second_derivative_and_notices_that_its_result_was_changed():
-    given = halves()
-    packed = pack_joint(*given, *LENGTHS, activation="relu")
+def test_the_packed_joint_has_no_second_derivative_and_detects_a_changed_result():
+    inputs = halves()
+    packed = pack_joint(*inputs, *LENGTHS, activation="relu")
     with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(packed.sum(), given, create_graph=True)
+        torch.autograd.grad(packed.sum(), inputs, create_graph=True)
     packed.detach().zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         packed.sum().backward()
@@ -135,7 +135,7 @@ def test_the_packed_joint_has_no_second_derivative_and_notices_that_its_result_w
     "options",
     [{}, {"clamp": 0.1, "fastemit_lambda": 0.2}, {"fused_log_softmax": False}],
 )
-def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
+def test_the_packed_loss_and_its_gradient_equal_the_padded_ones(impl, options):
     exact = impl in ("reference", "wavefront")
     logits, targets = lattice(torch.float64 if exact else torch.float32)
     logits = logits.log_softmax(-1)
@@ -144,8 +144,8 @@ def test_the_packed_loss_and_its_gradient_are_the_padded_ones(impl, options):
     for over in {False, impl != "reference"}:
         packed = valid(logits)
         more = options | {"overwrite_logits": over}
-        found = differentiated(rnnt_loss_packed, packed, targets, **more)
-        found_cost, found_grad = found
+        actual = differentiated(rnnt_loss_packed, packed, targets, **more)
+        found_cost, found_grad = actual
         torch.testing.assert_close(found_cost, cost, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_grad, valid(grad), rtol=1e-6, atol=1e-7)
         if impl not in ON_GPU:

@@ -1,4 +1,4 @@
-"""What each loss says of what it cannot take: one line that names argument, wanted, got and perhaps a remedy."""
+"""Refusals: one line that names the argument, what was expected and got, and possibly a remedy."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ CTC = {
 
 
 def no_joint(encoded, predicted):
-    raise AssertionError("the joint is made after the checks")
+    raise AssertionError("the joint runs after the checks")
 
 
 GOOD = {
@@ -135,7 +135,7 @@ REFUSALS = [
     (
         rnnt_loss_packed,
         {"logits": torch.zeros(24, 5)},
-        "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pack with the lengths that the loss is given.",
+        "logits: expected N=18 rows, the sum of T (U + 1), got 24. Pass the lengths that the joint was packed with.",
     ),
     (
         split_batches,
@@ -186,8 +186,8 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "change", "said"), REFUSALS)
-def test_what_a_loss_cannot_take_is_one_line(loss, change, said):
+@pytest.mark.parametrize(("loss", "change", "message"), REFUSALS)
+def test_a_refusal_is_one_line(loss, change, message):
     with pytest.raises(ValueError) as error:
         loss(**GOOD[loss] | change)
-    assert str(error.value) == said
+    assert str(error.value) == message

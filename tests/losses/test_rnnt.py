@@ -1,4 +1,4 @@
-"""The transducer loss: published values, closed forms, brute force, and what it alone has; see test_transducers.py."""
+"""The RNN-T loss: published values, closed forms, brute force, its own features; see test_transducers.py for the rest."""
 
 import inspect
 import math
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from asrkit.losses import choice, rnnt_loss
-from asrkit.losses.choice import fastest
+from asrkit.losses import arguments, rnnt_loss
+from asrkit.losses.arguments import fastest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ragged import graded, lattice
@@ -28,7 +28,7 @@ def precision(impl):
 
 
 def whole(logits, targets):
-    """Arguments of logits (T, U1, V) or (B, T, U1, V) without padding; `targets` are lists."""
+    """Arguments for logits (T, U1, V) or (B, T, U1, V) without padding; `targets` are lists."""
     logits = logits if logits.dim() == 4 else logits[None]
     B, T, U1, _ = logits.shape
     labels = torch.tensor(targets, dtype=torch.long).view(B, U1 - 1)
@@ -59,7 +59,7 @@ SMALL_GRADIENT = """
     .1207396 .1207396 -.4829583 .1207396 .1207396    -.6925882 .1687112 .1864547 .1687112 .1687112"""
 SINE = (
     torch.arange(96.0).sin().view(4, 3, 8).numpy()
-)  # the published values took a float32 sine
+)  # the published values are for a float32 sine
 BY_FRAME = np.array([[0, 1, 2], [0, 0, 0], [0, 2, 4], [0, 3, 3]])
 BY_LABEL = np.array([[0, 0, 1], [0, 1, 1], [1, 0, 1], [2, 2, 0]])
 PUBLISHED = [  # logits, targets, blank, losses
@@ -82,12 +82,14 @@ PUBLISHED = [  # logits, targets, blank, losses
 
 
 @every
-@pytest.mark.parametrize(("logits", "targets", "blank", "wanted"), PUBLISHED)
-def test_published_losses(logits, targets, blank, wanted, impl):
+@pytest.mark.parametrize(("logits", "targets", "blank", "expected"), PUBLISHED)
+def test_published_losses(logits, targets, blank, expected, impl):
     logits = torch.from_numpy(logits).to(precision(impl))
-    given = whole(logits, targets)
-    found = rnnt_loss(*given, blank, reduction="none", impl=impl)
-    assert found.tolist() == pytest.approx(wanted, abs=2e-9 if impl in EXACT else 2e-5)
+    inputs = whole(logits, targets)
+    actual = rnnt_loss(*inputs, blank, reduction="none", impl=impl)
+    assert actual.tolist() == pytest.approx(
+        expected, abs=2e-9 if impl in EXACT else 2e-5
+    )
 
 
 @every
@@ -96,12 +98,12 @@ def test_small_case_of_warp_transducer_has_the_published_loss_and_gradient(impl)
         torch.tensor([float(x) for x in text.split()]).view(1, 2, 3, 5)
         for text in (SMALL, SMALL_GRADIENT)
     )
-    given = whole(logits, [1, 2])
-    cost, grad = value_and_gradient(*given, blank=0, impl=impl)
+    inputs = whole(logits, [1, 2])
+    cost, grad = value_and_gradient(*inputs, blank=0, impl=impl)
     assert cost.item() == pytest.approx(4.4956667662, abs=1e-6)
     torch.testing.assert_close(grad, gradient, rtol=0, atol=3e-7)
     for last in (4, -1):
-        cost = rnnt_loss(*given, blank=last, impl=impl)
+        cost = rnnt_loss(*inputs, blank=last, impl=impl)
         assert cost.item() == pytest.approx(5.0956667527, abs=1e-6)
 
 
@@ -121,8 +123,8 @@ def test_uniform_logits_count_alignments(impl, T, U, V):
     logits = torch.full((T, U + 1, V), 0.1)
     cost = rnnt_loss(*whole(logits, [0] * U), impl=impl)
     alignments = math.comb(T + U - 1, U)
-    wanted = (T + U) * math.log(V) - math.log(alignments)
-    assert cost.item() == pytest.approx(wanted, rel=3e-6)
+    expected = (T + U) * math.log(V) - math.log(alignments)
+    assert cost.item() == pytest.approx(expected, rel=3e-6)
 
 
 @pytest.mark.parametrize(("T", "U"), [(1, 0), (1, 2), (3, 0), (2, 1), (4, 3), (5, 2)])
@@ -142,11 +144,11 @@ def test_the_loss_is_the_sum_over_all_alignments(T, U):
 
     walk(0, 0, 0.0)
     assert len(paths) == math.comb(T + U - 1, U)  # the last arc is always a blank
-    wanted = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
+    expected = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
     for impl in OURS:
-        given = logits.to(precision(impl))
-        found = rnnt_loss(given, targets, *lengths, impl=impl).item()
-        assert found == pytest.approx(wanted, rel=1e-13 if impl in EXACT else 1e-6)
+        inputs = logits.to(precision(impl))
+        actual = rnnt_loss(inputs, targets, *lengths, impl=impl).item()
+        assert actual == pytest.approx(expected, rel=1e-13 if impl in EXACT else 1e-6)
 
 
 def test_reference_gradient_is_the_numerical_one():
@@ -162,37 +164,37 @@ def test_reference_gradient_is_the_numerical_one():
 
 
 @every
-def test_expanded_logits_collect_the_gradient_of_every_place_they_stand_for(impl):
+def test_expanded_logits_get_the_sum_of_the_gradients_of_their_copies(impl):
     logits, *_ = lattice(17, 1, 5, 2, 4, dtype=torch.float32)
     small = logits[:, :1].requires_grad_()
     _, *rest = lattice(17, 2, 5, 2, 4)
     view = rnnt_loss(small.expand(2, 5, 3, 4), *rest, impl=impl)
     copy = rnnt_loss(small.repeat(2, 5, 1, 1), *rest, impl=impl)
     through_view = torch.autograd.grad(view, small)
-    wanted = torch.autograd.grad(copy, small)
-    torch.testing.assert_close(through_view, wanted)
+    expected = torch.autograd.grad(copy, small)
+    torch.testing.assert_close(through_view, expected)
 
 
 @ours
 @pytest.mark.parametrize("fused", [True, False])
-def test_fastemit_scales_label_arcs_alone_and_leaves_the_loss_as_it_is(impl, fused):
+def test_fastemit_scales_only_label_arcs_and_does_not_change_the_loss(impl, fused):
     logits, *rest = lattice(12, 2, 6, 4, 5, dtype=precision(impl))
-    # where both views of the logits hold the same numbers
+    # so that logits and log-probabilities are the same numbers
     logits = logits.log_softmax(-1)
     options = {"impl": impl, "fused_log_softmax": False}
-    cost, wanted = value_and_gradient(logits, *rest, **options)
+    cost, expected = value_and_gradient(logits, *rest, **options)
     options |= {"fused_log_softmax": fused, "fastemit_lambda": 0.25}
     scaled_cost, scaled = value_and_gradient(logits, *rest, **options)
     torch.testing.assert_close(scaled_cost, cost)
-    wanted[..., :-1] *= 1.25
+    expected[..., :-1] *= 1.25
     if fused:
-        wanted -= logits.exp() * wanted.sum(-1, keepdim=True)
-    tiny = 1e-11 if wanted.dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(scaled, wanted, rtol=tiny, atol=tiny)
+        expected -= logits.exp() * expected.sum(-1, keepdim=True)
+    tiny = 1e-11 if expected.dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(scaled, expected, rtol=tiny, atol=tiny)
 
 
 @every
-def test_clamp_limits_the_gradient_of_an_utterance_before_the_incoming_one(impl):
+def test_clamp_limits_the_gradient_before_the_incoming_one_scales_it(impl):
     batch = lattice(13, 4, 4, 2, 4, dtype=torch.float32)
     free = value_and_gradient(*batch, impl=impl)[1]
     weight = torch.linspace(-1, 2.5, 4)[:, None, None, None]
@@ -203,7 +205,7 @@ def test_clamp_limits_the_gradient_of_an_utterance_before_the_incoming_one(impl)
 
 
 @ours
-def test_tokens_ruled_out_by_minus_infinity_or_the_lowest_number_leave_exact_losses(
+def test_tokens_of_minus_infinity_or_the_lowest_number_do_not_change_the_loss(
     impl,
 ):
     logits, *rest = full(19, 4, 2, 5, precision(impl))
@@ -211,20 +213,18 @@ def test_tokens_ruled_out_by_minus_infinity_or_the_lowest_number_leave_exact_los
 
     def with_a_token(score):
         more = torch.full_like(logits[..., :1], score)
-        before = logits[..., :4]
-        behind = logits[..., 4:]
-        masked = torch.cat((before, more, behind), -1)
+        masked = torch.cat((logits[..., :4], more, logits[..., 4:]), -1)
         return value_and_gradient(masked, *rest, impl=impl)
 
-    wanted = with_a_token(-1e9)
+    expected = with_a_token(-1e9)
     for low in (-math.inf, lowest):
-        torch.testing.assert_close(with_a_token(low), wanted)
+        torch.testing.assert_close(with_a_token(low), expected)
     all_low = torch.full_like(logits, lowest)
     assert rnnt_loss(all_low, *rest, impl=impl).isfinite()
 
 
 @ours
-def test_scores_that_are_no_log_probabilities_need_no_softmax(impl):
+def test_unnormalised_scores_work_without_a_softmax(impl):
     logits, *rest = full(20, 4, 2, 5, precision(impl))
     options = {"fused_log_softmax": False, "impl": impl}
     cost, grad = value_and_gradient(logits, *rest, **options)
@@ -253,36 +253,36 @@ def test_a_compiled_model_may_call_the_loss():
     def model(x):
         return rnnt_loss(torch.tanh(x) * 2, *rest) * 3
 
-    wanted = torch.autograd.grad(model(x), x)[0]
+    expected = torch.autograd.grad(model(x), x)[0]
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
     (got,) = torch.autograd.grad(compiled(x), x)
-    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(got, expected)
 
 
-def test_the_door_starts_as_torchaudios_does():
+def test_the_signature_starts_like_torchaudios():
     from torchaudio.functional import rnnt_loss as peer
 
     theirs = inspect.signature(peer).parameters
     ours = inspect.signature(rnnt_loss).parameters
-    for (name, argument), (wanted, other) in zip(
+    for (name, argument), (expected, other) in zip(
         ours.items(), theirs.items(), strict=False
     ):
-        assert (name, argument.default) == (wanted, other.default)
+        assert (name, argument.default) == (expected, other.default)
 
 
-def test_auto_takes_compiled_kernels_on_a_cpu_and_plain_torch_for_what_they_do_not_take():
+def test_auto_chooses_compiled_kernels_on_a_cpu_and_plain_torch_otherwise():
     logits = torch.zeros(1, 2, 2, 3)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert fastest(logits.to(dtype)) == "numba_cpu"
     assert fastest(logits.double()) == fastest(logits.to("meta")) == "wavefront"
 
 
-@pytest.mark.parametrize("works, taken", [(True, "triton"), (False, "wavefront")])
-def test_auto_takes_triton_on_a_gpu_where_it_works(works, taken, monkeypatch):
-    monkeypatch.setattr(choice, "triton_works", lambda device: works)
+@pytest.mark.parametrize("works, chosen", [(True, "triton"), (False, "wavefront")])
+def test_auto_chooses_triton_on_a_gpu_if_it_works(works, chosen, monkeypatch):
+    monkeypatch.setattr(arguments, "triton_works", lambda device: works)
     scores = SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda"))
-    assert fastest(scores) == taken
+    assert fastest(scores) == chosen
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])

@@ -1,4 +1,4 @@
-"""Triton's passes over the logits: what they compile to for a GPU, and how wide they read."""
+"""Triton's passes over the logits: their compiled code, and the width of their loads."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ OF_TRITON = {FP32: "*fp32", FP16: "*fp16", BF16: "*bf16"}
 
 
 def triton_kernels(dtype, V, n, **constants):
-    """Triton's two passes, with what they are called with: types of arguments and values of constants."""
+    """Triton's two passes, each with the types of its arguments and the values of its constants."""
     from asrkit.losses import triton_rows as rows
 
     known = dict.fromkeys(("table", "targets"), "*i64") | {
@@ -32,7 +32,7 @@ def triton_kernels(dtype, V, n, **constants):
         yield kernel, {name: known.get(name, "*fp32") for name in kernel.arg_names}
 
 
-# At a launch, integers of 1 become constants.
+# At a launch, integer arguments of 1 become constants.
 OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
 
 
@@ -50,24 +50,22 @@ OPTIONS = {"FUSED": False, "U": 1, "blank": 1}
 )
 @pytest.mark.live
 def test_passes_of_triton_compile_without_spills(dtype, V, n, cc, constants, tmp_path):
-    """The interpreter takes what the compiler does not: a name that changes its type, a branch that leaves one undefined."""
+    """The interpreter accepts code that the compiler rejects: a name that changes its type, or is undefined in a branch."""
     for kernel, types in triton_kernels(dtype, V, n, **constants):
         assert triton_spilled_B(kernel, types, cc, tmp_path, num_warps=1) == 0
 
 
 @pytest.mark.parametrize("dtype, size", [(FP32, 4), (BF16, 8)], ids=str)
-def test_lanes_read_together_only_where_every_row_is_known_to_start_at_16_bytes(
-    dtype, size
-):
-    """A wider access than that is an error on a GPU, which the interpreter would not see."""
+def test_lanes_read_16_bytes_only_if_every_row_is_aligned(dtype, size):
+    """An unaligned wide access is an error on a GPU, which the interpreter would not detect."""
     from asrkit.losses.triton_rows import together
 
-    def asked(logits, row):
+    def width(logits, row):
         lengths = torch.tensor([[4, 2], [3, 1]])
         nodes = Nodes.packed(lengths, row)
         return together(logits, nodes)
 
     whole = torch.zeros(18 * 1028 + 1, dtype=dtype)
-    assert asked(whole, 1024) == size
-    assert asked(whole, 1025) == asked(whole[1:], 1024) == 1
-    assert asked(whole, 1028) == (size if 1028 % size == 0 else 1)
+    assert width(whole, 1024) == size
+    assert width(whole, 1025) == width(whole[1:], 1024) == 1
+    assert width(whole, 1028) == (size if 1028 % size == 0 else 1)

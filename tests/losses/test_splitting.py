@@ -12,7 +12,7 @@ LABELS = torch.tensor([4, 0, 2, 1, 3])
 
 
 class Joint(torch.nn.Module):
-    """tanh, dropout and a linear layer, which notes the sizes that it has seen."""
+    """tanh, dropout and a linear layer; it records the sizes of its inputs."""
 
     def __init__(self, D, V, dropout=0.0):
         super().__init__()
@@ -47,26 +47,26 @@ def whole(joint, encoded, predicted, *rest, loss=rnnt_loss, **options):
     return differentiated(costs, joint, encoded, predicted)
 
 
-def split(*given, **options):
-    return differentiated(split_batches(*given, **options), *given)
+def split(*inputs, **options):
+    return differentiated(split_batches(*inputs, **options), *inputs)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_values_and_gradients_are_those_of_the_whole_batch(size, reduction):
-    given = batch()
-    wanted = whole(*given, reduction=reduction)
-    found = split(*given, size=size, reduction=reduction)
-    torch.testing.assert_close(found, wanted)
+    inputs = batch()
+    expected = whole(*inputs, reduction=reduction)
+    actual = split(*inputs, size=size, reduction=reduction)
+    torch.testing.assert_close(actual, expected)
 
 
-def test_each_sub_batch_is_cut_to_its_own_longest_and_its_joint_is_made_twice():
+def test_each_sub_batch_is_cut_to_its_own_longest_and_its_joint_runs_twice():
     joint, *rest = batch()
     costs = split_batches(joint, *rest, size=2)
-    made = [(2, 6, 5), (2, 5, 3), (1, 2, 4)]
-    assert joint.seen == made
+    sizes = [(2, 6, 5), (2, 5, 3), (1, 2, 4)]
+    assert joint.seen == sizes
     costs.backward()
-    assert joint.seen == made + made[::-1]
+    assert joint.seen == sizes + sizes[::-1]
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_each_sub_batch_is_cut_to_its_own_longest_and_its_joint_is_made_twice():
         (tdt_loss, {"durations": (0, 1, 2), "sigma": 0.05}),
     ],
 )
-def test_options_go_to_the_loss_and_any_transducer_loss_will_do(loss, options):
-    given = batch()
-    found = split(*given, size=2, loss=loss, **options)
-    wanted = whole(*given, loss=loss, **options)
-    torch.testing.assert_close(found, wanted)
+def test_options_reach_the_loss_and_any_transducer_loss_works(loss, options):
+    inputs = batch()
+    actual = split(*inputs, size=2, loss=loss, **options)
+    expected = whole(*inputs, loss=loss, **options)
+    torch.testing.assert_close(actual, expected)
 
 
-def test_the_gradient_may_lie_over_the_logits_of_a_sub_batch():
-    given = batch(torch.float32)
-    found = split(*given, size=2, overwrite_logits=True)
-    torch.testing.assert_close(found, whole(*given))
+def test_the_gradient_may_overwrite_the_logits_of_a_sub_batch():
+    inputs = batch(torch.float32)
+    actual = split(*inputs, size=2, overwrite_logits=True)
+    torch.testing.assert_close(actual, whole(*inputs))
 
 
 def test_dropout_in_the_joint_repeats_its_mask_in_backward():
@@ -104,10 +104,10 @@ def test_dropout_in_the_joint_repeats_its_mask_in_backward():
         logits = joint(encoded, predicted)
         rest = targets[one, :U], frames[one], labels[one]
         parts.append(rnnt_loss(logits, *rest, **options))
-    wanted = differentiated(torch.cat(parts), joint, *halves)
+    expected = differentiated(torch.cat(parts), joint, *halves)
     torch.manual_seed(1)
-    found = split(joint, *halves, targets, frames, labels, size=1, **options)
-    torch.testing.assert_close(found, wanted)
+    actual = split(joint, *halves, targets, frames, labels, size=1, **options)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_one_sub_batch_of_the_joint_exists_at_a_time():
@@ -138,9 +138,9 @@ def test_one_sub_batch_of_the_joint_exists_at_a_time():
 
 
 def test_without_gradients_it_is_the_loss_alone():
-    given = batch()
+    inputs = batch()
     with torch.no_grad():
-        cost = split_batches(*given, size=2)
+        cost = split_batches(*inputs, size=2)
     assert not cost.requires_grad
-    assert given[0].seen == [(2, 6, 5), (2, 5, 3), (1, 2, 4)]
-    torch.testing.assert_close(cost, whole(*given)[0])
+    assert inputs[0].seen == [(2, 6, 5), (2, 5, 3), (1, 2, 4)]
+    torch.testing.assert_close(cost, whole(*inputs)[0])

@@ -1,4 +1,4 @@
-"""The TDT loss: published values, brute force, its limits, and what it alone has; see test_transducers.py."""
+"""The TDT loss: published values, brute force, its limits, its own features; see test_transducers.py for the rest."""
 
 import math
 import sys
@@ -44,10 +44,10 @@ PUBLISHED = [  # logits, targets, options, loss
 
 
 @every
-@pytest.mark.parametrize(("logits", "targets", "options", "wanted"), PUBLISHED)
-def test_published_cases(impl, logits, targets, options, wanted):
-    found = one(logits, targets, impl=impl, **options)
-    assert found == pytest.approx(wanted, abs=1e-6)
+@pytest.mark.parametrize(("logits", "targets", "options", "expected"), PUBLISHED)
+def test_published_cases(impl, logits, targets, options, expected):
+    actual = one(logits, targets, impl=impl, **options)
+    assert actual == pytest.approx(expected, abs=1e-6)
 
 
 SETS = [
@@ -85,12 +85,12 @@ def test_the_loss_is_the_sum_over_all_paths(durations, T, U):
                 walk(t + d, u + 1, here + tokens[t][u][label])
 
     walk(0, 0, 0.0)
-    wanted = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
+    expected = -torch.tensor(paths, dtype=torch.float64).logsumexp(0).item()
     options = {"durations": durations, "sigma": sigma}
     for impl, near in (("reference", 1e-12), ("wavefront", 1e-12), ("numba_cpu", 1e-6)):
-        given = logits.float() if impl == "numba_cpu" else logits
-        found = tdt_loss(given, targets, *lengths, impl=impl, **options).item()
-        assert found == pytest.approx(wanted, rel=near)
+        inputs = logits.float() if impl == "numba_cpu" else logits
+        actual = tdt_loss(inputs, targets, *lengths, impl=impl, **options).item()
+        assert actual == pytest.approx(expected, rel=near)
 
 
 @every
@@ -98,10 +98,10 @@ def test_one_duration_of_one_frame_is_a_choice_of_frames(impl):
     # uniform logits: every path has T arcs, U of the first T - 1 are labels
     for T, U in [(1, 0), (6, 0), (6, 3), (9, 8)]:
         paths = math.comb(T - 1, U)
-        wanted = T * math.log(5) - math.log(paths)
+        expected = T * math.log(5) - math.log(paths)
         logits = torch.zeros(1, T, U + 1, 6)
-        found = one(logits, [0] * U, durations=(1,), impl=impl)
-        assert found == pytest.approx(wanted, rel=1e-6)
+        actual = one(logits, [0] * U, durations=(1,), impl=impl)
+        assert actual == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("durations", [(0, 1, 2), (1, 3, 2)])
@@ -116,7 +116,7 @@ def test_reference_gradient_is_the_numerical_one(durations):
 
 
 @pytest.mark.parametrize("impl", EXACT)
-def test_fastemit_scales_the_gradient_of_label_arcs_alone(impl):
+def test_fastemit_scales_only_the_gradient_of_label_arcs(impl):
     logits, *rest = lattice(12, 2, 5, 3, 4, n=3)
 
     options = {"durations": (0, 1, 2), "impl": impl}
@@ -130,7 +130,7 @@ def test_fastemit_scales_the_gradient_of_label_arcs_alone(impl):
 
 
 @every
-def test_an_utterance_without_a_path_costs_infinity_has_no_gradient_and_spares_the_others(
+def test_an_utterance_without_a_path_costs_infinity_and_does_not_affect_the_others(
     impl,
 ):
     logits, targets, *_ = drawn(impl, 8, 2, 4, 1, 3, n=1)
@@ -151,13 +151,13 @@ def test_omega_of_one_is_the_transducer_loss_of_the_token_logits(impl):
     options = {"fastemit_lambda": 0.2, "clamp": 0.3, "impl": impl}
     cost, grad = graded(tdt_loss, logits, *rest, omega=1.0, sigma=0.3, **options)
     tokens = logits[..., :4].clone()
-    wanted = graded(rnnt_loss, tokens, *rest, **options)
-    found = cost, grad[..., :4]
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    expected = graded(rnnt_loss, tokens, *rest, **options)
+    actual = cost, grad[..., :4]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert (grad[..., 4:] == 0).all()
 
 
-def test_omega_is_drawn_once_a_call_as_the_seed_of_torch_rules_and_zero_draws_nothing():
+def test_omega_is_drawn_once_a_call_from_torchs_generator_and_zero_draws_nothing():
     logits, *rest = lattice(14, 2, 4, 2, 3, n=5, dtype=torch.float32)
     tdt = tdt_loss(logits, *rest).item()
     rnnt = rnnt_loss(logits[..., :3], *rest).item()

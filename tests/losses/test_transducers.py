@@ -1,4 +1,4 @@
-"""What the RNN-T and the TDT loss owe alike: agreement with the float64 reference, invariances, gradients."""
+"""Properties of both the RNN-T and the TDT loss: agreement with the float64 reference, invariances, gradients."""
 
 import math
 import sys
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from asrkit.losses import rnnt_loss, tdt_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ragged import DTYPES, expect_no_worse_than, graded, lattice, spoilt
+from ragged import DTYPES, expect_no_worse_than, graded, lattice, poisoned
 
-DURATIONS = {rnnt_loss: 0, tdt_loss: 5}  # how many logits stand behind the tokens'
+DURATIONS = {rnnt_loss: 0, tdt_loss: 5}  # number of duration logits
 FAST = [(loss, impl) for loss in DURATIONS for impl in ("wavefront", "numba_cpu")]
 OURS = [*FAST, (rnnt_loss, "reference"), (tdt_loss, "reference")]
 fast = pytest.mark.parametrize("loss, impl", FAST)
@@ -41,8 +41,8 @@ def precision(impl):
     return torch.float64, 1e-11
 
 
-def exactly(found, wanted):
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+def exactly(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 SIZES = {
@@ -64,7 +64,7 @@ OPTIONS |= st.fixed_dictionaries(SHARED | TDT)
 
 
 def case_and_truth(sizes, options, dtype):
-    """A loss, its batch, and what the reference makes of that."""
+    """A loss, its batch, and the reference's results."""
     loss = tdt_loss if "durations" in options else rnnt_loss
     n = len(options.get("durations", ()))
     logits, *rest = lattice(**sizes, n=n, dtype=dtype, blank=options["blank"])
@@ -77,14 +77,14 @@ def case_and_truth(sizes, options, dtype):
 @given(st.fixed_dictionaries(SIZES), OPTIONS)
 def test_wavefront_in_float64_is_the_reference(sizes, options):
     loss, batch, truth = case_and_truth(sizes, options, torch.float64)
-    found = graded(loss, *batch, impl="wavefront", **options)
-    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-11)
+    actual = graded(loss, *batch, impl="wavefront", **options)
+    torch.testing.assert_close(actual, truth, rtol=1e-12, atol=1e-11)
 
 
 @given(st.fixed_dictionaries(SIZES), OPTIONS, st.sampled_from(DTYPES), st.booleans())
 def test_losses_are_float32_and_gradients_rounded_once(sizes, options, dtype, over):
     loss, batch, truth = case_and_truth(sizes, options, dtype)
-    wanted_cost, wanted = (part.double() for part in truth)
+    wanted_cost, expected = (part.double() for part in truth)
     eps = torch.finfo(dtype).eps
     options["overwrite_logits"] = over
     logits, *rest = batch
@@ -92,7 +92,7 @@ def test_losses_are_float32_and_gradients_rounded_once(sizes, options, dtype, ov
         cost, grad = graded(loss, logits.clone(), *rest, impl=impl, **options)
         assert (cost.dtype, grad.dtype) == (torch.float32, dtype)
         torch.testing.assert_close(cost.double(), wanted_cost, rtol=1e-6, atol=1e-5)
-        torch.testing.assert_close(grad.double(), wanted, rtol=eps, atol=3e-6)
+        torch.testing.assert_close(grad.double(), expected, rtol=eps, atol=3e-6)
 
 
 PEERS = st.fixed_dictionaries(
@@ -109,8 +109,8 @@ def test_the_error_is_at_most_twice_torchaudios(sizes, options, dtype):
     _, batch, truth = case_and_truth(sizes, options, dtype)
     rival = graded(rnnt_loss, *batch, impl="torchaudio", **options)
     for impl in ("wavefront", "numba_cpu"):
-        found = graded(rnnt_loss, *batch, impl=impl, **options)
-        expect_no_worse_than(rival, found, truth, 2e-6)
+        actual = graded(rnnt_loss, *batch, impl=impl, **options)
+        expect_no_worse_than(rival, actual, truth, 2e-6)
 
 
 def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
@@ -119,8 +119,8 @@ def test_on_a_lattice_of_real_size_the_error_is_at_most_twice_torchaudios():
     truth = graded(rnnt_loss, logits.double(), *rest, impl="wavefront")
     rival = graded(rnnt_loss, logits, *rest, impl="torchaudio")
     for impl in ("wavefront", "numba_cpu"):
-        found = graded(rnnt_loss, logits, *rest, impl=impl)
-        expect_no_worse_than(rival, found, truth, 1e-12)
+        actual = graded(rnnt_loss, logits, *rest, impl=impl)
+        expect_no_worse_than(rival, actual, truth, 1e-12)
 
 
 SHAPES = [  # B, T, U, V
@@ -137,27 +137,27 @@ def test_long_and_thin_lattices_agree(loss, impl, shape):
     dtype, tiny = precision(impl)
     logits, *rest = drawn(loss, 5, *shape, dtype=dtype)
     truth = graded(loss, logits.double(), *rest, impl="reference")
-    found = graded(loss, logits, *rest, impl=impl)
-    for wanted, got in zip(truth, found, strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=tiny, atol=tiny)
+    actual = graded(loss, logits, *rest, impl=impl)
+    for expected, got in zip(truth, actual, strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=tiny, atol=tiny)
 
 
 @every
-def test_what_lies_in_the_padding_cannot_matter(loss, impl):
+def test_the_contents_of_the_padding_do_not_matter(loss, impl):
     logits, targets, frames, labels = drawn(loss, 7, 4, 6, 4, 5)
-    # and nobody reaches the last frame, or the last row
+    # no utterance reaches the last frame or the last row
     batch = logits, targets, frames.clamp(max=5), labels.clamp(max=3)
     plain = graded(loss, *batch, impl=impl)
     for filler in (math.nan, math.inf):
-        found = graded(loss, *spoilt(*batch, filler=filler), impl=impl)
-        exactly(found, plain)
-    for grad, T, U in zip(found[1], *batch[2:], strict=True):
+        actual = graded(loss, *poisoned(*batch, filler=filler), impl=impl)
+        exactly(actual, plain)
+    for grad, T, U in zip(actual[1], *batch[2:], strict=True):
         assert (grad[T:] == 0).all()
         assert (grad[:, U + 1 :] == 0).all()
 
 
 def every_other(tensor):
-    """The same numbers, which do not lie together."""
+    """The same numbers in a tensor that is not contiguous."""
     return torch.stack((tensor, tensor), -1)[..., 0]
 
 
@@ -170,12 +170,12 @@ def tokens_first(logits):
 @pytest.mark.parametrize("view", [every_other, tokens_first])
 def test_views_and_int32_are_as_good_as_contiguous_int64(loss, impl, view):
     logits, *integers = drawn(loss, 9, 2, 5, 3, 4)
-    wanted = graded(loss, logits, *integers, impl=impl)
+    expected = graded(loss, logits, *integers, impl=impl)
     seen = view(logits)
     assert not seen.is_contiguous()
     narrow = [every_other(tensor.int()) for tensor in integers]
-    found = graded(loss, seen, *narrow, impl=impl)
-    exactly(found, wanted)
+    actual = graded(loss, seen, *narrow, impl=impl)
+    exactly(actual, expected)
 
 
 @ours
@@ -193,8 +193,8 @@ def test_the_same_graph_gives_its_gradient_twice_and_no_second_derivative(loss, 
     logits, *rest = drawn(loss, 11, 2, 5, 3, 4)
     cost = loss(logits.requires_grad_(), *rest, impl=impl)
     first = torch.autograd.grad(cost, logits, retain_graph=True)
-    found = torch.autograd.grad(cost, logits, retain_graph=True)
-    exactly(found, first)
+    actual = torch.autograd.grad(cost, logits, retain_graph=True)
+    exactly(actual, first)
     if impl != "torchaudio":
         with pytest.raises(RuntimeError, match="no second derivative"):
             torch.autograd.grad(cost, logits, retain_graph=True, create_graph=True)
@@ -220,8 +220,8 @@ def test_impossible_targets_cost_infinity_and_have_no_gradient(loss, impl):
 
 @ours
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_probability_is_heard_in_its_utterance_alone(loss, impl, value):
-    V = 21  # columns in and after the part of a row that vector code takes
+def test_logits_that_are_not_finite_affect_only_their_utterance(loss, impl, value):
+    V = 21  # some columns are in the vectorised part of a row, some after it
     columns = V + DURATIONS[loss]
     batch = drawn(loss, 18, 1 + columns, 2, 1, V)
     logits, *rest = full(*batch)
@@ -236,22 +236,22 @@ def test_what_is_no_probability_is_heard_in_its_utterance_alone(loss, impl, valu
 
 
 @fast
-def test_a_gradient_over_the_logits_lies_there_and_can_be_taken_once(loss, impl):
+def test_a_gradient_overwrites_the_logits_and_can_be_taken_once(loss, impl):
     logits, *rest = drawn(loss, 21, 3, 5, 3, 6)
     logits.requires_grad_()
     cost = loss(logits, *rest, overwrite_logits=True, impl=impl)
     (written,) = torch.autograd.grad(cost, logits, retain_graph=True)
     assert written.data_ptr() == logits.data_ptr()
-    said = "^overwrite_logits: the gradient of this graph already lies over the logits"
-    with pytest.raises(RuntimeError, match=said):
+    message = "^overwrite_logits: the gradient of this graph was already written over the logits"
+    with pytest.raises(RuntimeError, match=message):
         torch.autograd.grad(cost, logits)
 
 
-def test_threads_change_no_bit_and_torch_keeps_as_many_as_it_had():
+def test_threads_change_no_bit_and_torch_keeps_its_number_of_threads():
     batch = drawn(rnnt_loss, 23, 5, 12, 6, 7)
     once = graded(rnnt_loss, *batch, impl="numba_cpu")
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found = graded(rnnt_loss, *batch, impl="numba_cpu")
-        exactly(found, once)
+        actual = graded(rnnt_loss, *batch, impl="numba_cpu")
+        exactly(actual, once)
         assert torch.get_num_threads() == threads

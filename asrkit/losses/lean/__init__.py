@@ -1,18 +1,16 @@
-"""The lean losses: from the two halves of the joint and its output layer to the loss, without ever
-building the joint's logits.
+"""The lean losses: from the two halves of the joint and its output layer straight to the loss.
+
+The logits of the joint are never all in memory.
 """
 
 from dataclasses import replace
 from importlib import import_module
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asrkit.losses.choice import expect_runs, fastest
-from asrkit.losses.lattice import (
-    LatticeOptions,
-    Nodes,
+from asrkit.losses.arguments import (
     Reduction,
     as_index,
     check_durations,
@@ -20,18 +18,19 @@ from asrkit.losses.lattice import (
     check_lengths,
     check_options,
     check_scores,
+    draws_rnnt,
+    expect_runs,
+    fastest,
     reduce,
-    takes_plain_loss,
 )
-from asrkit.losses.lean.driver import Joint, LeanLoss, NodeTiles
+from asrkit.losses.lattice import LatticeOptions, Nodes
+from asrkit.losses.lean.driver import Activation, Joint, LeanLoss
 from asrkit.runtime import autocast, autocast_dtype, eager
-from asrkit.shapes import dims, expect, expect_choice, is_finite, whole
+from asrkit.shapes import dims, expect, expect_choice
 
-Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
-# The lattice beside each implementation's tiles.
+# Each implementation is a file of tiles in this folder; its lattice is a file of asrkit.losses.
 LATTICES = {"plain": "wavefront", "numba_cpu": "numba_cpu", "triton": "triton"}
-FEWEST_NODES = 64  # of a tile by default
 
 
 @eager
@@ -55,14 +54,14 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
 ) -> Tensor:
     """RNN-T loss in nats of a joint that is never built: a scalar, or (B,) without reduction.
 
-    It equals `rnnt_loss` of logits = activation(encoded[:, :, None] + predicted[:, None]) @
-    weight.T + bias, and so do its four gradients. The logits are computed twice, tile by tile: four
-    matrix products in place of three.
+    The loss and its four gradients equal those of `rnnt_loss` with logits = activation(encoded[:,
+    :, None] + predicted[:, None]) @ weight.T + bias. The logits are computed twice, tile by tile,
+    with four matrix products instead of three.
 
-    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, some four
-    times that in plain torch), about 40 bytes for each node of the lattice, and the gradients.
-    Products run in weight's dtype, or in autocast's; sums in float32. What `rnnt_loss` says of its
-    losses, infinite ones, gradients, and integers on the host holds here too.
+    Memory: one tile of `tile` nodes (D + V + D numbers a node with compiled kernels, about four
+    times as much in plain torch), about 40 bytes for each node of the lattice, and the gradients.
+    Products have weight's dtype, or autocast's; sums are float32. The notes on `rnnt_loss` about
+    infinite losses, gradients, and integers on the host apply.
 
     Args:
         encoded: Projected encoder frames (B, T, D).
@@ -72,19 +71,18 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
         targets: Labels (B, U), int32 or int64; padding may hold anything.
         logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
-        activation: "relu" or "tanh", of the hidden layer: the model's, as any other is a loss of
-            another model.
+        activation: Activation of the hidden layer, "relu" or "tanh". It must be the model's own.
         blank: Index of blank; negative ones count from the end.
         reduction: "mean" or "sum" over the batch, or "none".
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
-        dropout: Probability that an element of the hidden layer is dropped: in training the
-            model's own, which is not called here. The mask is a hash of seed, utterance, node and
-            column: computed again, never stored.
+        dropout: Probability that an element of the hidden layer is dropped. In training, pass the
+            rate of the model's dropout module, because that module is not called. The mask is a
+            hash of seed, utterance, node and column; it is recomputed, never stored.
         seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
-        tile: Nodes of a tile; None takes what fits a cache, and with impl="triton" 256 MiB, whole
-            frames at least.
+        tile: Nodes of a tile. None chooses as many as fit a cache, or 256 MiB with impl="triton",
+            whose smallest tile is one frame.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto": numba_cpu on a CPU, triton on a GPU
-            where it works, else plain.
+            if it works there, otherwise plain.
 
     Raises:
         ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
@@ -98,7 +96,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     return _lean_loss(
         (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        (activation, dropout, seed, tile),
+        Joint(activation=activation, dropout=dropout, seed=seed, tile=tile),
         LatticeOptions(blank=blank, fastemit_lambda=fastemit_lambda),
         reduction,
         impl,
@@ -129,8 +127,8 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
 ) -> Tensor:
     """TDT loss in nats of a joint that is never built: a scalar, or (B,) without reduction.
 
-    It equals `tdt_loss` of the joint's logits, with the n duration logits behind those of the V
-    tokens; see `rnnt_loss_lean` for memory and precision.
+    It equals `tdt_loss` of the joint's logits, V for the tokens and then n for the durations. See
+    `rnnt_loss_lean` for memory and precision.
 
     Args:
         encoded: Projected encoder frames (B, T, D).
@@ -140,17 +138,16 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
         targets: Labels (B, U), int32 or int64; padding may hold anything.
         logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
-        activation: "relu" or "tanh", of the hidden layer: the model's, as any other is a loss of
-            another model.
-        durations: The n jumps in frames, one of them above 0.
+        activation: Activation of the hidden layer, "relu" or "tanh". It must be the model's own.
+        durations: The n durations in frames, one of them above 0.
         sigma: Logit under-normalisation, in nats; see `tdt_loss`.
-        omega: Share of calls that take the RNN-T loss of the token logits; see `tdt_loss`.
-        blank: Index of blank among the tokens; negative ones count from their end.
+        omega: Probability that a call computes the RNN-T loss of the token logits; see `tdt_loss`.
+        blank: Index of blank among the tokens; negative ones count from the last token.
         reduction: "mean" or "sum" over the batch, or "none".
         fastemit_lambda: Scales the gradient of label arcs by 1 + lambda (arXiv 2010.11148).
         dropout: Probability that an element of the hidden layer is dropped, as in `rnnt_loss_lean`.
         seed: Seed of dropout's mask, 32 bits; None draws one from torch's default generator.
-        tile: Nodes of a tile; None takes what fits a cache.
+        tile: Nodes of a tile, as in `rnnt_loss_lean`.
         impl: "plain" (torch), "numba_cpu", "triton", or "auto", as in `rnnt_loss_lean`.
 
     Raises:
@@ -163,7 +160,7 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     return _lean_loss(
         (encoded, predicted, weight, bias),
         (targets, logit_lengths, target_lengths),
-        (activation, dropout, seed, tile),
+        Joint(activation=activation, dropout=dropout, seed=seed, tile=tile),
         options,
         reduction,
         impl,
@@ -172,26 +169,26 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
 
 
 def _lean_loss(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    alignment: tuple[Tensor, Tensor, Tensor],
-    layer: tuple[str, float, int | None, int | None],
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    integers: tuple[Tensor, Tensor, Tensor],
+    joint: Joint,
     options: LatticeOptions,
     reduction: Reduction,
     impl: Impl,
     omega: float = 0.0,
 ) -> Tensor:
-    """Check, pick an implementation, run it.
+    """Check the tensors, choose an implementation and run it.
 
     Args:
-        tensors: encoded, predicted, weight and bias.
-        alignment: targets, logit_lengths and target_lengths.
-        layer: activation, dropout, seed and tile.
-        options: of the loss.
-        reduction: over the batch.
-        impl: as the caller named it.
-        omega: probability that a call takes RNN-T's loss.
+        inputs: encoded, predicted, weight and bias.
+        integers: targets, logit_lengths and target_lengths.
+        joint: The hidden layer, checked.
+        options: The loss's options; `blank` may still be negative.
+        reduction: Reduction over the batch.
+        impl: The caller's choice.
+        omega: Probability that this call computes the RNN-T loss.
     """
-    encoded, predicted, weight, bias = tensors
+    encoded, predicted, weight, bias = inputs
     _, T, U1, D = check_halves(encoded, predicted)
     outputs, _ = dims(weight, "V D", "weight", D=D)
     if bias is None:
@@ -202,65 +199,36 @@ def _lean_loss(
     check_options(reduction, fastemit_lambda=options.fastemit_lambda)
     V = outputs - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
-    lengths = check_lengths(*alignment, options.blank, like=encoded, T=T, U1=U1, V=V)
+    lengths = check_lengths(*integers, options.blank, like=encoded, T=T, U1=U1, V=V)
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
-    picked = _pick(impl, encoded, weight)
-    lattice = import_module(f"asrkit.losses.{LATTICES[picked]}").lattice
-    make_tiles = import_module(f"{__name__}.{picked}").Tiles
-    joint = _joint(*layer, weight, make_tiles)
-    as_rnnt = takes_plain_loss(omega)
-    inputs = [encoded, predicted, weight, bias]
+    chosen = _choose(impl, encoded, weight)
+    if joint.dropout and joint.seed is None:
+        joint = replace(joint, seed=int(torch.randint(2**31, (), device="cpu")))
+    options = replace(options, blank=options.blank % V, as_rnnt=draws_rnnt(omega))
+    tensors = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():
-        inputs = [tensor.detach() for tensor in inputs]
+        tensors = [tensor.detach() for tensor in tensors]
     with autocast(encoded.device.type), torch.cuda.device_of(encoded):
         costs = LeanLoss.apply(
-            *inputs,
-            as_index(alignment[0], encoded.device),
+            *tensors,
+            as_index(integers[0], encoded.device),
             Nodes.packed(lengths, outputs),
-            replace(options, blank=options.blank % V, as_rnnt=as_rnnt),
+            options,
             joint,
-            make_tiles,
-            lattice,
+            import_module(f"{__name__}.{chosen}").Tiles,
+            import_module(f"asrkit.losses.{LATTICES[chosen]}").lattice,
         )
         return reduce(costs, reduction)
 
 
-def _pick(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
-    """Name of the implementation that runs; ValueError where a named one cannot."""
+def _choose(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
+    """Return the implementation that runs; ValueError if the named one cannot."""
     expect_choice("impl", impl, ("auto", *LATTICES))
     if impl == "auto":
-        by_half = fastest(encoded)
-        if by_half == fastest(weight) and by_half in LATTICES:
-            return by_half
+        chosen = fastest(encoded)
+        if chosen == fastest(weight) and chosen in LATTICES:
+            return chosen
         return "plain"
     expect_runs(impl, encoded, "encoded")
     expect_runs(impl, weight, "weight")
     return impl
-
-
-def _joint(
-    activation: str,
-    dropout: float,
-    seed: int | None,
-    tile: int | None,
-    weight: Tensor,
-    tiles: type[NodeTiles],
-) -> Joint:
-    """The joint as `tiles` take it, with a seed drawn and the size of a tile chosen where they are
-    None; ValueError for one outside its range.
-    """
-    expect_choice("activation", activation, get_args(Activation))
-    is_probability = is_finite(dropout) and 0 <= dropout < 1
-    expect(is_probability, "dropout", "a probability below 1", dropout)
-    fits = tile is None or whole(tile, 1)
-    expect(fits, "tile", "a number of nodes, at least 1", tile)
-    fits = seed is None or whole(seed, 0, 2**32 - 1)
-    expect(fits, "seed", "an integer of 32 bits", seed)
-    if seed is None:
-        seed = int(torch.randint(2**31, (), device="cpu")) if dropout else 0
-    if tile is None:
-        on_cpu = weight.device.type == "cpu"
-        tile_MiB = tiles.cpu_tile_MiB if on_cpu else tiles.gpu_tile_MiB
-        row_bytes = max(weight.shape) * weight.element_size()
-        tile = max(FEWEST_NODES, tile_MiB * 2**20 // row_bytes)
-    return Joint(activation=activation, dropout=dropout, seed=seed, tile=tile)

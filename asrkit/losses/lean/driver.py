@@ -1,58 +1,72 @@
-"""Two passes over tiles of logits, of which never more than one tile exists.
+"""Two passes over tiles of logits; no more than one tile exists at a time.
 
-First pass: for each tile the logits, of which the log-normaliser and the arcs' log-probabilities
-are kept. Then the lattice. Second pass, in backward: the same logits again, turned into their
-gradient, and that into the gradients of encoded, predicted, weight and bias.
+The first pass computes the logits of each tile and keeps their log-normaliser and the arcs'
+log-probabilities. Then the lattice follows. The second pass, in backward, computes the same logits
+again, turns them into their gradient, and that into the gradients of encoded, predicted, weight and
+bias.
 
-Operations: 2 N D V for each of four matrix products (two for the logits, one for the hidden layer's
-gradient, one for the weight's), where a joint that is kept needs three. Memory: a tile, N numbers
-each of log-normalisers, arcs, posteriors and backward variables, and the gradients.
+Operations: 2 N D V for each of four matrix products: two for the logits, one for the gradient of
+the hidden layer, one for that of the weight. A joint that is kept needs three. Memory: one tile, N
+numbers each of log-normalisers, arcs, posteriors and backward variables, and the gradients.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from asrkit.losses.gradient import (
-    Recursions,
-    Saved,
-    check_backward,
-    sum_paths,
-    to_save,
-)
-from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes
+from asrkit.losses.gradient import Recursions, check_backward, sum_paths
+from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, Saved
 from asrkit.runtime import to_device
+from asrkit.shapes import expect, expect_choice, is_finite, whole
 
-SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU
+Activation = Literal["relu", "tanh"]
+MIN_TILE = 64  # nodes of a tile by default, at least
+SEGMENT = 32  # tiles whose active nodes are found at once, on a CPU
 NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
-    """The joint's hidden layer, activation(encoded + predicted) with dropout, and how it is tiled.
+    """The hidden layer of the joint, activation(encoded + predicted) with dropout, and its tiles.
 
     Args:
         activation: "relu" or "tanh".
         dropout: Probability that an element of the hidden layer is dropped.
-        seed: Seed of dropout's mask.
-        tile: Nodes whose logits, or these logits' gradient, exist at once.
+        seed: Seed of the dropout mask. None is replaced by a random one before the mask is used.
+        tile: Nodes of a tile; None chooses a default for the device.
+
+    Raises:
+        ValueError: An argument is outside its range.
     """
 
-    activation: str
+    activation: Activation
     dropout: float
-    seed: int
-    tile: int
+    seed: int | None
+    tile: int | None
+
+    def __post_init__(self) -> None:
+        expect_choice("activation", self.activation, get_args(Activation))
+        is_probability = is_finite(self.dropout) and 0 <= self.dropout < 1
+        expect(is_probability, "dropout", "a probability below 1", self.dropout)
+        fits = self.tile is None or whole(self.tile, 1)
+        expect(fits, "tile", "a number of nodes, at least 1", self.tile)
+        fits = self.seed is None or whole(self.seed, 0, 2**32 - 1)
+        expect(fits, "seed", "an integer of 32 bits", self.seed)
 
 
 class NodeTiles:
-    """Tiles of consecutive nodes, one after another: the base of the plain and the Numba tiles."""
+    """Tiles of consecutive nodes: the base class of every implementation.
 
-    bias_rows = 1  # of the sum that is the bias's gradient
-    cpu_tile_MiB = 4  # of a tile by default: what a core's cache holds
-    gpu_tile_MiB = 16  # what a GPU's cache holds
+    The plain and the Numba tiles override the two methods for one tile, and Triton's tiles the two
+    methods for all nodes.
+    """
+
+    bias_rows = 1  # rows of the partial sums of the bias's gradient
+    cpu_tile_bytes = 4 << 20  # bytes of a tile by default; they fit a core's cache
+    gpu_tile_bytes = 16 << 20  # they fit a GPU's cache
 
     def __init__(
         self,
@@ -74,24 +88,29 @@ class NodeTiles:
         self.bias = bias.detach().to(self.dtype).contiguous()
         self.targets = targets
         self.nodes = nodes
-        self.table = nodes.on(encoded.device)
-        self.joint = joint
-        self.blank = options.blank
+        self.options = options
         self.tokens = len(weight) - len(options.durations)  # V; the durations' logits follow
+        self.dropout = joint.dropout
+        self.seed = joint.seed or 0  # None only without dropout
+        self.is_tanh = joint.activation == "tanh"
+        on_cpu = weight.device.type == "cpu"
+        tile_bytes = self.cpu_tile_bytes if on_cpu else self.gpu_tile_bytes
+        row_bytes = max(weight.shape) * weight.element_size()
+        self.tile = joint.tile or max(MIN_TILE, tile_bytes // row_bytes)
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        everything = torch.arange(self.nodes.count, device=self.weight.device)
-        columns = (everything, out.log_z, out.blank_logp, out.label_logp, out.duration_logp)
-        for index, *tile in zip(*(c.split(self.joint.tile) for c in columns), strict=True):
+        all_nodes = torch.arange(self.nodes.count, device=self.weight.device)
+        columns = (column.split(self.tile) for column in (all_nodes, *out))
+        for index, *tile in zip(*columns, strict=True):
             self.tile_log_probs(index, tile)
 
     def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
-        """Gradients of encoded (B T, D), predicted (B U1, D), weight (V, D) and bias (V,).
+        """Return the gradients of encoded (B T, D), predicted (B U1, D), weight (V, D), bias (V,).
 
         Args:
-            saved: Of all nodes, from the first pass and the lattice.
-            incoming: Gradient of the losses (B,), which scales those of each utterance.
+            saved: What the first pass and the lattice saved, for all nodes.
+            incoming: Gradient over the losses (B,); it scales the gradients of each utterance.
         """
         log_z, blank_posterior, label_posterior, by_duration = saved
         sizes = to_device(self.nodes.sizes, log_z.device)
@@ -99,7 +118,7 @@ class NodeTiles:
         inputs = (self.encoded, self.predicted, self.weight)
         sums = [torch.zeros_like(tensor, dtype=self.dtype) for tensor in inputs]
         sums.append(self.bias.new_zeros(self.bias_rows, len(self.bias)))
-        for index in _active_nodes(blank_posterior + label_posterior, self.joint):
+        for index in _active_nodes(blank_posterior + label_posterior, self.tile):
             tile_scale = scale[index]
             tile = (
                 log_z[index],
@@ -112,7 +131,7 @@ class NodeTiles:
         return by_encoded, by_predicted, by_weight, by_bias.sum(0)
 
     def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
-        """Write the log-probabilities of the arcs of a tile.
+        """Write the log-probabilities of the arcs of one tile.
 
         Args:
             index: The tile's nodes (n,).
@@ -122,14 +141,14 @@ class NodeTiles:
         raise NotImplementedError
 
     def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-        """Add what a tile contributes to the gradients.
+        """Add the contribution of one tile to the gradients.
 
         Args:
             index: The tile's nodes (n,).
             saved: Log-normalisers (n,), posteriors of blank (n,) and of the label (n,), and the
                 gradient over the durations' logits, (n, 0) for RNN-T. All but the first are scaled.
-            sums: Gradients of encoded (B T, D), predicted (B U1, D), weight (V, D), and of the bias
-                in `bias_rows` parts.
+            sums: Gradients of encoded (B T, D), predicted (B U1, D) and weight (V, D), and
+                `bias_rows` partial sums of the bias's gradient.
         """
         raise NotImplementedError
 
@@ -148,34 +167,33 @@ class LeanLoss(torch.autograd.Function):
         nodes: Nodes,
         options: LatticeOptions,
         joint: Joint,
-        make_tiles: Callable[..., Any],
+        make_tiles: type[NodeTiles],
         lattice: Recursions,
     ) -> Tensor:
-        """Losses of checked arguments; `ctx` keeps what the gradient needs, if one is.
+        """Return the losses; `ctx` saves what the gradient needs, if an input requires one.
 
         Args:
-            ctx: Of autograd.
+            ctx: Autograd's context.
             encoded: (B, T, D).
             predicted: (B, U1, D).
-            weight: (V, D) of the output layer, the durations' rows last.
+            weight: Output layer (V, D), the durations' rows last.
             bias: (V,).
             targets: (B, U), int64.
-            nodes: Where the numbers of each lattice node lie.
-            options: Of the loss.
-            joint: The hidden layer, and how it is tiled.
-            make_tiles: Makes the tiles of one call, with the two methods of `NodeTiles` that have a
-                body; an implementation keeps its buffers in them.
-            lattice: The recursions.
+            nodes: Positions of the lattice nodes in vectors of length N.
+            options: Checked options of the loss.
+            joint: The hidden layer, and the size of its tiles.
+            make_tiles: The implementation's subclass of `NodeTiles`, which holds its buffers.
+            lattice: The implementation's recursions.
         """
         inputs = (encoded, predicted, weight, bias, targets)
         needs_gradient = any(ctx.needs_input_grad)
         arcs = ArcLogProbs.empty(weight, nodes, len(options.durations))
         tiles = make_tiles(*inputs, nodes, options, joint)
         tiles.arc_log_probs(arcs)
-        del tiles  # its buffers
+        del tiles  # frees its buffers
         posteriors = sum_paths(lattice, arcs, nodes, options, needs_gradient)
         if needs_gradient:
-            ctx.save_for_backward(*inputs, *to_save(arcs, posteriors))
+            ctx.save_for_backward(*inputs, *Saved.from_forward(arcs, posteriors))
             ctx.rest = (nodes, options, joint, make_tiles)
         return -posteriors.log_likelihood.to(arcs.log_z.dtype)
 
@@ -185,28 +203,28 @@ class LeanLoss(torch.autograd.Function):
         tensors = ctx.saved_tensors
         inputs = tensors[:5]
         saved = Saved(*tensors[5:])
-        nodes, options, joint, make_tiles = ctx.rest
-        tiles = make_tiles(*inputs, nodes, options, joint)
-        made = tiles.gradients(saved, incoming[0].to(saved.log_z).contiguous())
+        *rest, make_tiles = ctx.rest
+        tiles = make_tiles(*inputs, *rest)
+        sums = tiles.gradients(saved, incoming[0].to(saved.log_z).contiguous())
         gradients = [
             gradient.view(tensor.shape).to(tensor.dtype)
-            for gradient, tensor in zip(made, inputs[:4], strict=True)
+            for gradient, tensor in zip(sums, inputs[:4], strict=True)
         ]
         no_gradients = [None] * 6  # targets, nodes, options, joint, make_tiles, lattice
         return (*gradients, *no_gradients)
 
 
-def _active_nodes(posterior: Tensor, joint: Joint) -> Iterator[Tensor]:
-    """Indices of the nodes whose posterior matters, or is NaN, a tile at a time.
+def _active_nodes(posterior: Tensor, tile: int) -> Iterator[Tensor]:
+    """Yield indices of the nodes whose posterior is not negligible, or is NaN, a tile at a time.
 
-    On a GPU all nodes: to select some, the CPU would have to wait.
+    On a GPU it yields all nodes, because the CPU would have to wait for the selection.
     """
     select = posterior.device.type == "cpu"
-    step = joint.tile * SEGMENT
+    step = tile * SEGMENT
     for start in range(0, len(posterior), step):
         part = posterior[start : start + step]
         if select:
             index = (~(part <= NEGLIGIBLE)).nonzero()[:, 0]
         else:
             index = torch.arange(len(part), device=posterior.device)
-        yield from (index + start).split(joint.tile)
+        yield from (index + start).split(tile)

@@ -1,8 +1,8 @@
-"""The joint's tiles on a CPU: matrix products by BLAS, everything between them fused by Numba.
+"""The joint's tiles on a CPU: matrix products by BLAS, everything between them by Numba.
 
-A tile is written in place four times: hidden layer, logits, their gradient, the hidden layer's
-gradient. In half precision the products take and give half; what is summed over a tile or over
-tokens is float32.
+The buffers of a tile hold its hidden layer, its logits, then their gradient in place, and the
+hidden layer's gradient. In half precision the products have half-precision inputs and outputs;
+sums over a tile or over tokens are float32.
 """
 
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ from asrkit.losses.lean.driver import NodeTiles
 from asrkit.losses.numba_cpu import SUMS, array, pool
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
-# Parts of a tile that threads share out: fixed, so that sums do not depend on the thread count.
+# Parts of a tile, divided among threads. Their number is fixed, so that sums do not depend on the
+# thread count.
 CHUNKS = 16
-# Columns of the array that says where nodes take their inputs from.
+# Columns of the array of each node's inputs.
 ENCODED_ROW = 0  # row of encoded (B T, D)
 PREDICTED_ROW = 1  # row of predicted (B U1, D)
-LABEL = 2  # next label, -1 where none is left
-KEY = 3  # of dropout's mask
+LABEL = 2  # next label, -1 if none is left
+KEY = 3  # key of dropout's mask
 INPUT_COLUMNS = 4
 
 
 class Tiles(NodeTiles):
     """Tiles on a CPU, in float32 or half precision."""
 
-    bias_rows = CHUNKS  # a sum for each part of a tile
+    bias_rows = CHUNKS  # one sum for each part of a tile
 
     def __init__(self, *call: Any) -> None:
         super().__init__(*call)
         V, D = self.weight.shape
-        rows = min(self.joint.tile, self.nodes.count)
+        rows = min(self.tile, self.nodes.count)
         self.hidden = self.weight.new_empty(rows, D)
         self.by_hidden = torch.empty_like(self.hidden)
         self.logits = self.weight.new_empty(rows, V)
         self.inputs = np.empty((rows, INPUT_COLUMNS), dtype=np.int64)
-        self.is_tanh = self.joint.activation == "tanh"
-        self.keep = F(1 / (1 - self.joint.dropout))  # scale of the elements that dropout keeps
-        self.threshold = np.uint32(threshold(self.joint.dropout))
+        self.keep = F(1 / (1 - self.dropout))  # scale of the elements that dropout keeps
+        self.threshold = np.uint32(threshold(self.dropout))
 
     def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
         """Write the log-probabilities of the arcs of nodes `index` (n,) into `out`."""
@@ -52,17 +52,17 @@ class Tiles(NodeTiles):
         arrays = [array(column) for column in out]
         with pool():
             _arc_log_probs(
-                array(logits), array(self.bias), inputs, self.tokens, self.blank, *arrays
+                array(logits), array(self.bias), inputs, self.tokens, self.options.blank, *arrays
             )
 
     def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-        """Add what nodes `index` (n,) contribute to the gradients `sums`."""
+        """Add the contribution of nodes `index` (n,) to the gradients `sums`."""
         inputs, hidden, logits = self._logits(index)
         by_encoded, by_predicted, by_weight, by_bias = sums
         arrays = [array(column) for column in (*saved, by_bias)]
         with pool():
             _logits_gradient(
-                array(logits), array(self.bias), inputs, self.tokens, self.blank, *arrays
+                array(logits), array(self.bias), inputs, self.tokens, self.options.blank, *arrays
             )
         by_logits = logits  # written in place
         by_hidden = torch.mm(by_logits, self.weight, out=self.by_hidden[: len(index)])
@@ -84,17 +84,17 @@ class Tiles(NodeTiles):
             )
 
     def _logits(self, index: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Inputs of nodes (n,), their hidden layer (n, D) and logits without bias (n, V).
+        """Return the inputs of nodes (n,), hidden layer (n, D), and logits without bias (n, V).
 
-        All three are buffers, which the next tile overwrites.
+        All three are buffers that the next tile overwrites.
         """
         n = len(index)
         inputs = self.inputs[:n]
         hidden = self.hidden[:n]
         targets = array(self.targets)
-        seed = self.joint.seed
+        table = array(self.nodes.table)
         with pool():
-            _locate(array(index), array(self.table), targets, self.T, self.U1, seed, inputs)
+            _locate(array(index), table, targets, self.T, self.U1, self.seed, inputs)
             _hidden_layer(
                 array(self.encoded),
                 array(self.predicted),
@@ -109,7 +109,7 @@ class Tiles(NodeTiles):
 
 @kernel
 def _locate(index, table, targets, T, U1, seed, inputs):
-    """Where every node takes its inputs from: the four columns named above."""
+    """Write the inputs of every node, in the four columns defined above."""
     for r in prange(len(index)):
         b = np.searchsorted(table[:, FIRST_NODE], index[r], side="right") - 1
         rows = table[b, LABELS] + 1
@@ -127,7 +127,7 @@ def _locate(index, table, targets, T, U1, seed, inputs):
 
 @kernel
 def _hidden_layer(encoded, predicted, inputs, is_tanh, keep, least, hidden):
-    """activation(encoded + predicted) of every node, with dropout."""
+    """Write activation(encoded + predicted) of every node, with dropout."""
     for r in prange(len(inputs)):
         e = encoded[inputs[r, ENCODED_ROW]]
         p = predicted[inputs[r, PREDICTED_ROW]]
@@ -138,7 +138,7 @@ def _hidden_layer(encoded, predicted, inputs, is_tanh, keep, least, hidden):
 
 @njit(fastmath=SUMS)
 def _activate(e, p, h, is_tanh, keep):
-    """activation(e + p) keep into h, all (D,)."""
+    """Write activation(e + p) keep into h, all (D,)."""
     if is_tanh:
         for k in range(h.shape[0]):
             h[k] = store(tanh(load(e[k]) + load(p[k])) * keep, h[k])
@@ -153,16 +153,17 @@ def _activate(e, p, h, is_tanh, keep):
 
 @njit
 def _drop(h, key, least):
-    """Zeros where dropout does not keep an element of h (D,)."""
+    """Set the elements of h (D,) that dropout drops to 0."""
     for k in range(h.shape[0]):
-        # not an if statement: all elements are written, so that the loop becomes vector code
+        # not an if statement: the loop writes every element, so that it can be vectorised
         h[k] = h[k] if kept(key, k, least) else store(F(0.0), h[k])
 
 
 @kernel
 def _arc_log_probs(logits, bias, inputs, V, blank, log_z, blank_logp, label_logp, duration_logp):
-    """Log-normaliser and log-probabilities of the arcs, from logits (n, V + durations) without
-    bias.
+    """Write log-normalisers and log-probabilities of the arcs.
+
+    The logits (n, V + durations) do not include the bias.
     """
     for r in prange(len(inputs)):
         x = logits[r]
@@ -183,7 +184,7 @@ def _arc_log_probs(logits, bias, inputs, V, blank, log_z, blank_logp, label_logp
 
 @njit(fastmath=SUMS)
 def _log_normaliser(x, bias):
-    """log of the sum of exp(x + bias), in float64; NaN where the row holds one."""
+    """Return the log of the sum of exp(x + bias), in float64; NaN if the row contains one."""
     largest = F(-np.inf)
     total = F(0.0)
     for v in range(x.shape[0]):
@@ -208,7 +209,7 @@ def _logits_gradient(
 ):
     """Turn logits without bias into the gradient over them, in place.
 
-    Its sum over the nodes of a part of the tile is added to that part's row of by_bias (CHUNKS, V).
+    The sum over the nodes of each part of the tile is added to its row of by_bias (CHUNKS, V).
     """
     size = -(-len(inputs) // CHUNKS)
     for chunk in prange(CHUNKS):
@@ -234,7 +235,7 @@ def _logits_gradient(
 
 @njit(fastmath=SUMS)
 def _row_gradient(x, bias, sums, log_z, posterior):
-    """Turn logits x (V,) without bias into posterior * softmax, in place, and add that to sums."""
+    """Turn logits x (V,) without bias into posterior * softmax, in place, and add it to `sums`."""
     for v in range(x.shape[0]):
         gradient = flush(posterior * exp(load(x[v]) + bias[v] - log_z))
         sums[v] += gradient
@@ -247,7 +248,7 @@ def _add_to_halves(
 ):
     """Add the hidden layer's gradient, times its slope, to the gradients of both halves.
 
-    Threads share out the columns, so that no two write to one place.
+    Each thread has its own columns, so that no two write to the same place.
     """
     D = hidden.shape[1]
     size = -(-D // chunks)
@@ -265,7 +266,7 @@ def _add_to_halves(
 
 @njit(fastmath=SUMS, error_model="numpy")
 def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
-    """Add g times the slope of h to e and p: the columns of one node from `low` on."""
+    """Add g times the slope of h to e and p, at the columns of one node from `low` on."""
     if is_tanh:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
@@ -274,7 +275,7 @@ def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
                 step = F(0.0)
             e[k] += step
             p[k] += step
-    else:  # an element that was dropped is 0 here, like one that relu cut off
+    else:  # an element that was dropped is 0 here, like one that relu set to 0
         for k in range(h.shape[0]):
             step = F(0.0)
             if load(h[k]) > F(0.0):

@@ -1,6 +1,6 @@
-"""The joint's tiles in plain torch: any device, any floating type, matrix products by the library.
+"""The joint's tiles in plain torch, on any device and in any floating type.
 
-The one to read.
+Read this implementation first.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from asrkit.losses.lean.driver import NodeTiles
 
 
 class NodeInputs(NamedTuple):
-    """Where nodes (n,) take their inputs from.
+    """The inputs of nodes (n,).
 
-    Rows of encoded (B T, D) and predicted (B U1, D), the next label or -1, and the key of
-    dropout's mask.
+    They are a row of encoded (B T, D), a row of predicted (B U1, D), the next label or -1, and the
+    key of dropout's mask.
     """
 
     encoded: Tensor
@@ -38,9 +38,9 @@ class Tiles(NodeTiles):
         logits = self._logits(hidden)
         tokens = logits[:, : self.tokens]
         torch.logsumexp(tokens, -1, out=log_z)
-        # as in the rows of logits: an overflow is not a missing path
+        # infinite logits have no softmax, so the loss must not be finite
         log_z.masked_fill_(log_z.isinf(), torch.nan)
-        torch.sub(tokens[:, self.blank], log_z, out=blank_logp)
+        torch.sub(tokens[:, self.options.blank], log_z, out=blank_logp)
         label = inputs.label.clamp(min=0)
         at_label = tokens.gather(1, label[:, None])[:, 0]
         torch.sub(at_label, log_z, out=label_logp)
@@ -48,15 +48,15 @@ class Tiles(NodeTiles):
         duration_logp.copy_(logits[:, self.tokens :].log_softmax(-1))
 
     def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-        """Add what nodes `index` (n,) contribute to the gradients `sums`."""
+        """Add the contribution of nodes `index` (n,) to the gradients `sums`."""
         log_z, blank_posterior, label_posterior, by_duration = saved
         inputs = self.locate(index)
         hidden, slope = self._hidden(inputs)
         # posterior times softmax, minus the arcs' posteriors
         softmax = self._logits(hidden).sub_(log_z[:, None]).exp_()
         by_logits = softmax.mul_((blank_posterior + label_posterior)[:, None])
-        by_logits[:, self.blank] -= blank_posterior
-        label = inputs.label.clamp(min=0)  # without a next label its posterior is 0
+        by_logits[:, self.options.blank] -= blank_posterior
+        label = inputs.label.clamp(min=0)  # if there is no next label, its posterior is 0
         by_logits.scatter_add_(1, label[:, None], -label_posterior[:, None])
         by_logits[:, self.tokens :] = by_duration
         rounded = by_logits.to(self.weight.dtype)
@@ -69,10 +69,11 @@ class Tiles(NodeTiles):
         by_bias += by_logits.sum(0)
 
     def locate(self, index: Tensor) -> NodeInputs:
-        """Where nodes (n,) take their hidden layer and their label from."""
-        first_node = self.table[:, FIRST_NODE].contiguous()
+        """Return the inputs of nodes (n,)."""
+        table = self.nodes.on(index.device)
+        first_node = table[:, FIRST_NODE].contiguous()
         b = torch.searchsorted(first_node, index, right=True) - 1
-        rows = self.table[b, LABELS] + 1
+        rows = table[b, LABELS] + 1
         place = index - first_node[b]
         t = place // rows
         u = place % rows
@@ -81,9 +82,9 @@ class Tiles(NodeTiles):
         else:
             label = self.targets[b, u.clamp(max=self.U1 - 2)]
         label = label.where(u + 1 < rows, -1)
-        keys = u  # not used without dropout
-        if self.joint.dropout:
-            keys = dropout.node_keys(b, t, u, self.joint.seed)
+        keys = u  # unused without dropout
+        if self.dropout:
+            keys = dropout.node_keys(b, t, u, self.seed)
         return NodeInputs(
             encoded=b * self.T + t,
             predicted=b * self.U1 + u,
@@ -92,22 +93,22 @@ class Tiles(NodeTiles):
         )
 
     def _hidden(self, inputs: NodeInputs) -> tuple[Tensor, Tensor]:
-        """Hidden layer and its derivative by the sum of both halves, (n, D) each."""
+        """Return the hidden layer and its derivative by the sum of both halves, (n, D) each."""
         total = self.encoded[inputs.encoded] + self.predicted[inputs.predicted]
-        if self.joint.activation == "tanh":
+        if self.is_tanh:
             hidden = total.tanh()
             slope = (1 - hidden * hidden).to(self.dtype)
         else:
             hidden = total.relu()
             slope = (total > 0).to(self.dtype)
-        if self.joint.dropout:
-            kept = dropout.mask(inputs.keys, total.shape[1], self.joint.dropout)
-            scale = kept.to(self.dtype) / (1 - self.joint.dropout)
+        if self.dropout:
+            kept = dropout.mask(inputs.keys, total.shape[1], self.dropout)
+            scale = kept.to(self.dtype) / (1 - self.dropout)
             hidden = hidden * scale
             slope = slope * scale
         return hidden.to(self.weight.dtype), slope
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits (n, V) of the hidden layer (n, D), in float32 or better."""
+        """Return the logits (n, V) of the hidden layer (n, D), in float32 or better."""
         products = hidden @ self.weight.T
         return products.to(self.dtype) + self.bias

@@ -1,26 +1,26 @@
-"""The lean losses on a GPU, chunk by chunk: products by cuBLAS, and Triton's kernels between them.
+"""The lean losses on a GPU, chunk by chunk: products by cuBLAS, and a Triton kernel between them.
 
-A chunk is whole frames of consecutive utterances. In the first pass
+A chunk has whole frames of consecutive utterances. The first pass has three steps:
 
-    _hidden         writes the hidden layer H of its nodes, with dropout, and a 1 behind it;
-    mm              makes their logits: the bias stands behind the weight;
-    triton_rows     reads the arcs' log-probabilities from them.
+    _hidden_layer   writes the hidden layer H of the chunk's nodes, with dropout, and a column of 1;
+    mm              computes the logits; the bias is one more column of the weight;
+    triton_rows     computes the arcs' log-probabilities from them.
 
-After the lattice the second pass makes H and the logits again, and then
+After the lattice, the second pass computes H and the logits again, and then
 
     triton_rows     turns the logits into their gradient G, in place;
     addmm           adds G^T H to the gradient of weight and bias, summed in float32;
-    mm              makes the hidden layer's gradient G W;
-    _halves         multiplies it by the slope and sums it over labels to the encoder's half and
-                    over frames to the predictor's.
+    mm              computes the hidden layer's gradient G W;
+    _hidden_layer   multiplies it by the slope. It sums it over labels for the encoder's half, and
+                    over frames for the predictor's half.
 
-Memory: of a chunk of n nodes, n (V + 2 D) numbers in the weight's dtype; by default n V (or n D, if
-larger) fills 256 MiB, and no chunk is smaller than a frame. V and D + 1 are rounded up to multiples
-of 16 (a copy of the weight), so that every row is aligned. Logits are rounded to the weight's
-dtype, as in a joint that is kept. Sums over frames are taken in any order.
+Memory: a chunk of n nodes needs n (V + 2 D) numbers in the weight's dtype. By default n V (or n D,
+if larger) fills 256 MiB; the smallest chunk is one frame. V and D + 1 are rounded up to multiples
+of 16 (in a copy of the weight), so that every row is aligned. Logits are rounded to the weight's
+dtype, as in a joint that is kept. The order of sums over frames is not fixed.
 
-On an H100 the losses agree with a joint that is kept, and in bfloat16 they are faster than one; on
-a CPU they run in Triton's interpreter.
+On an H100 the losses agree with a joint that is kept, and in bfloat16 they are faster. On a CPU
+they run in Triton's interpreter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,26 +33,25 @@ from torch import Tensor
 
 from asrkit.losses import dropout
 from asrkit.losses import triton_rows as rows
-from asrkit.losses.gradient import Saved
-from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, upload
-from asrkit.losses.lean.driver import Joint
-from asrkit.losses.triton_rows import FIRST_LOGIT_, FRAMES_, LABELS_, column
+from asrkit.losses.lattice import ArcLogProbs, Nodes, Saved, upload
+from asrkit.losses.lean.driver import NodeTiles
+from asrkit.losses.triton_rows import FIRST_LOGIT_, column, lattice_size
 
-MULTIPLE = 16  # of rows and columns of the weight with its bias
-FRAMES_OF = 8  # frames of a program between the products
-LABELS_OF = 8  # labels that it takes at a time
-COLUMNS = 64  # of the hidden layer that it takes
+MULTIPLE = 16  # rows and columns of the weight with its bias are multiples of this
+FRAME_BLOCK = 8  # frames of a program of `_hidden_layer`
+LABEL_BLOCK = 8  # labels that it processes at a time
+COLUMN_BLOCK = 64  # columns of the hidden layer of a program
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
 GOLDEN = tl.constexpr(dropout.GOLDEN)
-VARIED = ["first_b", "first_t", "T", "U1", "seed", "least"]  # not worth a kernel for each value
+VARIED = ["first_b", "first_t", "T", "U1", "seed", "least"]  # no kernel for each value
 
 
 class Chunk(NamedTuple):
-    """Some frames of utterance b, then whole utterances, then some frames of the last one.
+    """A few frames of utterance b, then whole utterances, then a few frames of the last one.
 
     `b` and `t` are the first utterance and its first frame. `nodes` has a row for each utterance in
-    the chunk; its node numbers are those of the batch, its logits those of the chunk.
+    the chunk. Its node indices count the batch's nodes, its logit indices those of the chunk.
     """
 
     b: int
@@ -60,145 +59,140 @@ class Chunk(NamedTuple):
     nodes: Nodes
 
 
-def chunks(nodes: Nodes, most: int, row: int) -> Iterator[Chunk]:
-    """Chunks of at most `most` nodes, or of one frame; a node's logits are `row` elements apart."""
+def chunks(nodes: Nodes, max_nodes: int, row: int) -> Iterator[Chunk]:
+    """Yield chunks of at most `max_nodes` nodes, or of one frame.
+
+    The logits of consecutive nodes start `row` elements apart.
+    """
     pieces: list[list[int]] = []
     b = t = first = 0
     for utterance, (T, U, node, *_) in enumerate(nodes.table.tolist()):
         done = 0
         while done < T:
-            taken = min(T - done, (most - first) // (U + 1))
-            if taken <= 0 and pieces:
+            frames = min(T - done, (max_nodes - first) // (U + 1))
+            if frames <= 0 and pieces:
                 yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
                 pieces, first = [], 0
                 continue
-            taken = max(1, taken)
+            frames = max(1, frames)
             if not pieces:
                 b, t = utterance, done
             place = [node + done * (U + 1), first * row, (U + 1) * row, row]
-            pieces.append([taken, U, *place, taken, U + 1])
-            first += taken * (U + 1)
-            done += taken
+            pieces.append([frames, U, *place, frames, U + 1])
+            first += frames * (U + 1)
+            done += frames
     yield Chunk(b, t, Nodes(torch.tensor(pieces, device="cpu")))
 
 
-class Tiles:
-    """Chunks in place of `asrkit.losses.lean.driver.NodeTiles`, in float32 or half precision."""
+class Tiles(NodeTiles):
+    """Chunks of nodes on a GPU, in float32 or half precision."""
 
-    gpu_tile_MiB = 256  # by default: keeps an H100 busy until the next launch is there
-    cpu_tile_MiB = gpu_tile_MiB  # in the interpreter
+    gpu_tile_bytes = 256 << 20  # keeps an H100 busy until the next launch is ready
+    cpu_tile_bytes = gpu_tile_bytes  # in the interpreter
 
-    def __init__(
-        self,
-        encoded: Tensor,
-        predicted: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        nodes: Nodes,
-        options: LatticeOptions,
-        joint: Joint,
-    ) -> None:
-        self.halves = (encoded.detach().contiguous(), predicted.detach().contiguous())
-        self.outputs, self.D = weight.shape
-        self.weight = with_bias(weight.detach(), bias.detach())
-        self.targets = targets
-        self.options = options
-        self.chunks = [*chunks(nodes, joint.tile, len(self.weight))]
+    def __init__(self, *call: Any) -> None:
+        super().__init__(*call)
+        self.outputs, self.D = self.weight.shape
+        self.weight = with_bias(self.weight, self.bias)
+        self.chunks = [*chunks(self.nodes, self.tile, len(self.weight))]
         upload([chunk.nodes for chunk in self.chunks], self.weight.device)
         self.room = max(chunk.nodes.count for chunk in self.chunks)
-        self.common = {  # arguments of both kernels
-            "T": encoded.shape[1],
-            "U1": predicted.shape[1],
+        self.common = {  # arguments of every launch
+            "T": self.T,
+            "U1": self.U1,
             "D": self.D,
             "DEPTH": self.weight.shape[1],
-            "seed": signed(joint.seed),
-            "least": signed(dropout.threshold(joint.dropout)),
-            "keep": 1 / (1 - joint.dropout),
-            "IS_TANH": joint.activation == "tanh",
-            "DROPS": joint.dropout > 0,
-            "FRAMES_OF": FRAMES_OF,
-            "LABELS_OF": LABELS_OF,
-            "COLUMNS": COLUMNS,
+            "seed": signed(self.seed),
+            "least": signed(dropout.threshold(self.dropout)),
+            "keep": 1 / (1 - self.dropout),
+            "IS_TANH": self.is_tanh,
+            "DROPS": self.dropout > 0,
+            "FRAME_BLOCK": FRAME_BLOCK,
+            "LABEL_BLOCK": LABEL_BLOCK,
+            "COLUMN_BLOCK": COLUMN_BLOCK,
             **rows.FUSED,
         }
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        for chunk, targets, _, logits in self._filled():
+        for chunk, targets, _, logits in self._chunk_logits():
             scores = logits[:, : self.outputs]
             rows.write_arc_log_probs(scores, targets, chunk.nodes, self.options, out)
 
     def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
-        """Gradients of encoded (B, T, D), predicted (B, U1, D), weight (V, D) and bias (V,), summed
-        in float32.
+        """Return the gradients of encoded (B T, D), predicted (B U1, D), weight (V, D), bias (V,).
+
+        They are summed in float32.
 
         Args:
-            saved: Of all nodes, from the first pass and the lattice.
-            incoming: Gradient of the losses (B,), which scales those of each utterance.
+            saved: What the first pass and the lattice saved, for all nodes.
+            incoming: Gradient over the losses (B,); it scales the gradients of each utterance.
         """
         buffer = self.weight.new_empty(self.room, self.weight.shape[1])
         by_weight = torch.zeros_like(self.weight, dtype=torch.float32)
-        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in self.halves]
-        for chunk, targets, hidden, logits in self._filled():
+        halves = (self.encoded, self.predicted)
+        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in halves]
+        for chunk, targets, hidden, logits in self._chunk_logits():
             scores = logits[:, : self.outputs]
             scale = incoming[chunk.b : chunk.b + len(targets)]
             rows.gradient(scores, scores, targets, chunk.nodes, self.options, saved, scale)
             add_product(by_weight, logits, hidden)
             by_hidden = torch.mm(logits, self.weight, out=buffer[: len(logits)])
-            self._launch(_halves, chunk, by_hidden, *by_halves)
+            self._launch(True, chunk, by_hidden, *by_halves)
         rows_of_outputs = by_weight[: self.outputs]
         return *by_halves, rows_of_outputs[:, : self.D], rows_of_outputs[:, self.D]
 
-    def _filled(self) -> Iterator[tuple[Chunk, Tensor, Tensor, Tensor]]:
-        """Every chunk with its targets, hidden layer (n, D padded) and logits (n, V padded).
+    def _chunk_logits(self) -> Iterator[tuple[Chunk, Tensor, Tensor, Tensor]]:
+        """Yield every chunk, its targets, hidden layer (n, D padded) and logits (n, V padded).
 
-        Both lie in buffers, which the next chunk overwrites.
+        The last two are buffers that the next chunk overwrites.
         """
         V, D = self.weight.shape
         hidden = self.weight.new_empty(self.room, D)
         logits = self.weight.new_empty(self.room, V)
         for chunk in self.chunks:
             n = chunk.nodes.count
-            self._launch(_hidden, chunk, hidden)
+            self._launch(False, chunk, hidden, hidden, hidden)
             torch.mm(hidden[:n], self.weight.T, out=logits[:n])
             targets = self.targets[chunk.b : chunk.b + len(chunk.nodes.table)]
             yield chunk, targets, hidden[:n], logits[:n]
 
-    def _launch(self, kernel: Any, chunk: Chunk, *tensors: Tensor) -> None:
-        """Queue a kernel on a chunk: a program for some frames of an utterance at some columns."""
-        blocks = triton.cdiv(chunk.nodes.longest[0], FRAMES_OF)
-        across = triton.cdiv(self.weight.shape[1], COLUMNS)
-        kernel[blocks, len(chunk.nodes.table), across](
-            *self.halves,
+    def _launch(self, backward: bool, chunk: Chunk, *tensors: Tensor) -> None:
+        """Queue `_hidden_layer` on a chunk: a program for each block of frames and of columns."""
+        frame_blocks = triton.cdiv(chunk.nodes.longest[0], FRAME_BLOCK)
+        column_blocks = triton.cdiv(self.weight.shape[1], COLUMN_BLOCK)
+        _hidden_layer[frame_blocks, len(chunk.nodes.table), column_blocks](
+            self.encoded,
+            self.predicted,
             chunk.nodes.on(self.weight.device),
             *tensors,
             len(self.weight),
             chunk.b,
             chunk.t,
+            BACKWARD=backward,
             **self.common,
         )
 
 
 def signed(number: int) -> int:
-    """The int32 with the bits of a uint32, so that large ones take no other kernel."""
+    """Return the int32 with the bits of a uint32, so that all values share one kernel."""
     if number >= 2**31:
         return number - 2**32
     return number
 
 
 def with_bias(weight: Tensor, bias: Tensor) -> Tensor:
-    """The weight (V, D), its bias as one more column, and zeros up to multiples of MULTIPLE."""
+    """Return the weight (V, D) and its bias as one more column, padded to multiples of MULTIPLE."""
     V, D = weight.shape
     both = torch.cat([weight, bias.to(weight.dtype)[:, None]], 1)
     return torch.nn.functional.pad(both, (0, -(D + 1) % MULTIPLE, 0, -V % MULTIPLE))
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left^T @ right to `total`; on CUDA no part of the sum is rounded to half precision.
+    """Add left^T @ right to `total`; on CUDA, no partial sum is rounded to half precision.
 
     Args:
-        total: The sum (n, m), float32, changed in place.
+        total: The sum (n, m), float32, which is updated in place.
         left: (k, n).
         right: (k, m).
     """
@@ -228,7 +222,7 @@ def _kept(b, t, u, d, seed, least):
 
 @triton.jit
 def _layer(x, y, b, t, u, d, seed, least, keep, IS_TANH: tl.constexpr, DROPS: tl.constexpr):
-    """Hidden layer of frames x (f, c) and labels y (l, c), and its slope: float32 (f, l, c)."""
+    """Return the hidden layer of frames x (f, c) and labels y (l, c), and its slope, (f, l, c)."""
     total = x[:, None, :] + y[None, :, :]
     if IS_TANH:
         hidden = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * total))
@@ -245,7 +239,7 @@ def _layer(x, y, b, t, u, d, seed, least, keep, IS_TANH: tl.constexpr, DROPS: tl
 
 @triton.jit
 def _half(half, first, row, here, d, D):
-    """Rows of a half (rows, D) from row `first` on, at columns `d`: float32, 0 elsewhere."""
+    """Load rows of a half (rows, D) from row `first` on, at columns `d`: float32, 0 outside."""
     place = (first + row).to(tl.int64) * D
     mask = here[:, None] & (d < D)[None, :]
     return tl.load(half + place[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -253,67 +247,23 @@ def _half(half, first, row, here, d, D):
 
 @triton.jit
 def _piece(table, wide, first_b, first_t):
-    """Of the program's piece of an utterance: utterance, first frame, frames, rows of the lattice,
-    and the place of its first node in the chunk.
+    """Return where the program's part of an utterance is.
+
+    The values are: utterance, first frame, number of frames, lattice rows, and the position of its
+    first node in the chunk.
     """
     p = tl.program_id(1)
-    frames = column(table, p, FRAMES_).to(tl.int32)
-    labels = column(table, p, LABELS_).to(tl.int32) + 1
+    frames, labels, _ = lattice_size(table, p)
     first = column(table, p, FIRST_LOGIT_) // wide
     return first_b + p, tl.where(p == 0, first_t, 0), frames, labels, first
 
 
 @triton.jit(do_not_specialize=VARIED)
-def _hidden(
+def _hidden_layer(
     encoded,
     predicted,
     table,
-    hidden,
-    wide,
-    first_b,
-    first_t,
-    T,
-    U1,
-    D,
-    DEPTH,
-    seed,
-    least,
-    keep,
-    IS_TANH: tl.constexpr,
-    DROPS: tl.constexpr,
-    FRAMES_OF: tl.constexpr,
-    LABELS_OF: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Write the hidden layer of a chunk's nodes into `hidden` (n, DEPTH): a 1 in column D, zeros
-    behind it.
-
-    Logits of a node are `wide` elements apart; the others are those of `Chunk` and `_layer`.
-    """
-    b, before, frames, labels, first = _piece(table, wide, first_b, first_t)
-    t = tl.program_id(0) * FRAMES_OF + tl.arange(0, FRAMES_OF)
-    d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    x = _half(encoded, b * T + before, t, t < frames, d, D)
-    u0 = 0
-    while (u0 < labels) & (tl.program_id(0) * FRAMES_OF < frames):
-        u = u0 + tl.arange(0, LABELS_OF)
-        y = _half(predicted, b * U1, u, u < labels, d, D)
-        made, _ = _layer(x, y, b, before + t, u, d, seed, least, keep, IS_TANH, DROPS)
-        made = tl.where((d < D)[None, None, :], made, tl.where(d == D, 1.0, 0.0)[None, None, :])
-        here = (t < frames)[:, None] & (u < labels)[None, :]
-        node = first + t[:, None] * labels + u[None, :]
-        to = hidden + node[:, :, None] * DEPTH + d[None, None, :]
-        mask = here[:, :, None] & (d < DEPTH)[None, None, :]
-        tl.store(to, made.to(hidden.dtype.element_ty), mask=mask)
-        u0 += LABELS_OF
-
-
-@triton.jit(do_not_specialize=VARIED)
-def _halves(
-    encoded,
-    predicted,
-    table,
-    by_hidden,
+    rows,
     by_encoded,
     by_predicted,
     wide,
@@ -328,39 +278,52 @@ def _halves(
     keep,
     IS_TANH: tl.constexpr,
     DROPS: tl.constexpr,
-    FRAMES_OF: tl.constexpr,
-    LABELS_OF: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    FRAME_BLOCK: tl.constexpr,
+    LABEL_BLOCK: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
+    BACKWARD: tl.constexpr,
 ):
-    """Sum the gradient `by_hidden` (n, DEPTH), times the slope, to both halves' gradients.
+    """Write the hidden layer of a chunk's nodes, or turn its gradient into those of both halves.
 
-    A program has all labels of its frames, whose sums it writes; what it adds to the labels' rows,
-    others add to as well.
+    Forward writes the hidden layer into `rows` (n, DEPTH), with a 1 in column D and zeros after it.
+    Backward reads the hidden layer's gradient from `rows`, multiplies it by the slope and sums it.
+    A program processes all labels of its frames, so it writes the frames' sums. Several programs
+    share the labels' rows, so they add to those sums atomically.
+
+    The logits of consecutive nodes start `wide` elements apart; see `Chunk` and `_layer` for the
+    other arguments.
     """
     b, before, frames, labels, first = _piece(table, wide, first_b, first_t)
-    t = tl.program_id(0) * FRAMES_OF + tl.arange(0, FRAMES_OF)
-    d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    t = tl.program_id(0) * FRAME_BLOCK + tl.arange(0, FRAME_BLOCK)
+    d = tl.program_id(2) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     x = _half(encoded, b * T + before, t, t < frames, d, D)
-    total = tl.zeros((FRAMES_OF, COLUMNS), tl.float32)
+    total = tl.zeros((FRAME_BLOCK, COLUMN_BLOCK), tl.float32)
+    columns = D if BACKWARD else DEPTH
     u0 = 0
-    while (u0 < labels) & (tl.program_id(0) * FRAMES_OF < frames):
-        u = u0 + tl.arange(0, LABELS_OF)
+    while (u0 < labels) & (tl.program_id(0) * FRAME_BLOCK < frames):
+        u = u0 + tl.arange(0, LABEL_BLOCK)
         y = _half(predicted, b * U1, u, u < labels, d, D)
-        _, slope = _layer(x, y, b, before + t, u, d, seed, least, keep, IS_TANH, DROPS)
+        hidden, slope = _layer(x, y, b, before + t, u, d, seed, least, keep, IS_TANH, DROPS)
         here = (t < frames)[:, None] & (u < labels)[None, :]
         node = first + t[:, None] * labels + u[None, :]
-        from_ = by_hidden + node[:, :, None] * DEPTH + d[None, None, :]
-        mask = here[:, :, None] & (d < D)[None, None, :]
-        grad = tl.load(from_, mask=mask, other=0.0).to(tl.float32) * slope
-        total += tl.sum(grad, axis=1)
-        row = (b * U1 + u).to(tl.int64) * D
-        tl.atomic_add(
-            by_predicted + row[:, None] + d[None, :],
-            tl.sum(grad, axis=0),
-            mask=(u < labels)[:, None] & (d < D)[None, :],
-            sem="relaxed",
-        )
-        u0 += LABELS_OF
-    row = (b * T + before + t).to(tl.int64) * D
-    here = (t < frames)[:, None] & (d < D)[None, :]
-    tl.store(by_encoded + row[:, None] + d[None, :], total, mask=here)
+        place = rows + node[:, :, None] * DEPTH + d[None, None, :]
+        mask = here[:, :, None] & (d < columns)[None, None, :]
+        if BACKWARD:
+            grad = tl.load(place, mask=mask, other=0.0).to(tl.float32) * slope
+            total += tl.sum(grad, axis=1)
+            row = (b * U1 + u).to(tl.int64) * D
+            tl.atomic_add(
+                by_predicted + row[:, None] + d[None, :],
+                tl.sum(grad, axis=0),
+                mask=(u < labels)[:, None] & (d < D)[None, :],
+                sem="relaxed",
+            )
+        else:
+            after = tl.where(d == D, 1.0, 0.0)[None, None, :]
+            hidden = tl.where((d < D)[None, None, :], hidden, after)
+            tl.store(place, hidden.to(rows.dtype.element_ty), mask=mask)
+        u0 += LABEL_BLOCK
+    if BACKWARD:
+        row = (b * T + before + t).to(tl.int64) * D
+        here = (t < frames)[:, None] & (d < D)[None, :]
+        tl.store(by_encoded + row[:, None] + d[None, :], total, mask=here)

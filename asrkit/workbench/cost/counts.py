@@ -164,7 +164,7 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
         size: Utterances of a sub-batch, for the variant split.
         tile_bytes: Size of a tile, for variants with tiles; by default that on a CPU.
         kept: Whether the memory of the gradient of the logits is kept for the next call, as on a
-            CPU that of one above 32 MiB is (asrkit.losses.gradient.empty_like).
+            CPU that of one above 32 MiB is (asrkit.losses.gradient_memory.empty_like).
 
     >>> joint_bytes("numba", B=1, T=2000, U1=100, V=1024, D=0).parts["logits"] * 2
     1638400000

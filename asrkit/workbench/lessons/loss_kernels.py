@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asrkit.losses import numba_cpu, reference, rnnt_loss, tdt_loss, wavefront
-from asrkit.losses.gradient import Saved, to_save
-from asrkit.losses.lattice import LatticeOptions, Nodes
+from asrkit.losses.lattice import LatticeOptions, Nodes, Saved
 from asrkit.workbench.lessons.joint_memory import Targets, full_targets
 from asrkit.workbench.plots.palette import BLUE, PALE_GREY, RED
 
@@ -71,7 +70,7 @@ def phase_arms(logits: Tensor, targets: Targets) -> dict[tuple[str, str], Callab
         arcs = scores()
         recursions = partial(kernels.lattice, arcs, nodes, options, True)
         posteriors = recursions()
-        saved = Saved(*to_save(arcs, posteriors))
+        saved = Saved.from_forward(arcs, posteriors)
         buffer = torch.empty_like(logits)
         gradient = partial(kernels.gradient, logits, buffer, *on_logits, saved, torch.ones(B))
         for phase, arm in zip(PHASES, (scores, recursions, gradient), strict=True):

@@ -21,6 +21,7 @@ from numba.cuda.core import config
 from torch import Tensor
 
 from asrkit.losses import wavefront
+from asrkit.losses.arguments import Reduction, as_index, check_lengths, reduce
 from asrkit.losses.gradient import LatticeLoss
 from asrkit.losses.lattice import (
     FIRST_NODE,
@@ -30,10 +31,6 @@ from asrkit.losses.lattice import (
     ArcPosteriors,
     LatticeOptions,
     Nodes,
-    Reduction,
-    as_index,
-    check_lengths,
-    reduce,
 )
 from asrkit.shapes import dims, expect
 
@@ -129,7 +126,7 @@ def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool
     blocks_each = min(-(-int(nodes.sizes.max()) // THREADS), BLOCKS)
     grid = (blocks_each, len(nodes.sizes))
     launch(_posteriors, grid, THREADS, *inputs, blank_posterior, label_posterior)
-    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior)
+    return ArcPosteriors(log_likelihood, blank_posterior, label_posterior, arcs.duration_logp)
 
 
 @cuda.jit(device=True)
