@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from asrkit.shapes import MAX_COUNT, expect, expect_types, whole
 from asrkit.tasks import Task
+from asrkit.transcribe.formats import FORMATS, TIMED
 
 MOST_READERS = 256  # threads
 LM_WEIGHT = 0.3  # of an n-gram model in a beam's scores
@@ -71,9 +72,10 @@ class FileOptions:
         "write nothing of a recording that breaks off (default: what comes before the break, with "
         "--out as NAME.txt.partial)",
     )
-    format: Literal["txt", "json", "srt", "vtt", "ctm"] | None = described(
+    format: str | None = described(
         None,
         "with --out: text, JSON, subtitles or CTM (default: txt; with --shards always JSON)",
+        choices=[*FORMATS],
     )
     out: Path | None = described(
         None,
@@ -210,7 +212,7 @@ class WindowOptions:
     )
     timestamps: bool = described(
         False,
-        "json: add words with times and confidences (srt, vtt and ctm always have them); "
+        f"json: add words with times and confidences (always in {', '.join(TIMED)}); "
         "an RNN-T's labels have no length, so its words end where their last label starts; those "
         "of an encoder-decoder model without a CTC head are rough",
     )

@@ -35,7 +35,7 @@ from asrkit.models import (
 from asrkit.models.transducer import StatelessConfig
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions, transcribe
-from asrkit.transcribe.shards import rows
+from asrkit.transcribe.bulk.shards import rows
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "models")]  # helpers of these tests

@@ -11,10 +11,9 @@ from asrkit.transcribe import (
     BeamOptions,
     PipelineConfig,
     Recognizer,
-    WindowOptions,
     transcribe,
 )
-from asrkit.transcribe.folder import text_settings
+from asrkit.transcribe.plan import Plan
 
 
 def arpa(words, unknown=True):
@@ -93,8 +92,8 @@ def test_the_command_takes_a_beam_and_a_model_of_words(
 
 def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
     def settings(**options):
-        search = PipelineConfig(search=BeamOptions(**options))
-        return text_settings(WindowOptions(), search)
+        config = PipelineConfig(search=BeamOptions(**options))
+        return Plan(model=words, config=config).settings()
 
     before = settings(lm=words)
     copy = words.with_name("copy.arpa")

@@ -16,8 +16,8 @@ from asrkit.cpu import fast_dtype, has_int8
 from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
 from asrkit.transcribe import Folder, Transcript
-from asrkit.transcribe.folder import made_by
 from asrkit.transcribe.formats import FORMATS
+from asrkit.transcribe.plan import Plan
 
 WANTED = "--out: expected transcripts of this model and these settings, got"
 
@@ -119,10 +119,10 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
     assert mine.read_text() == "my own notes"
 
 
-def folder_of(names, out, made_by="me"):
+def folder_of(names, out, owner="me"):
     """The folder of recordings of these names."""
     recordings = [(Path(name), Path(name)) for name in names]
-    return Folder(out, recordings, {"made_by": made_by}, kind="json")
+    return Folder(out, recordings, {"owner": owner}, kind="json")
 
 
 def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
@@ -131,7 +131,7 @@ def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
     names, out = ["a.wav", "b.wav"], tmp_path / "out"
     one, other = folder_of(names, out), folder_of(names, out, "others")
     one.write(Transcript(path=Path("a.wav")))
-    with pytest.raises(ValueError, match="^made_by: expected me, .*, got others"):
+    with pytest.raises(ValueError, match="^owner: expected me, .*, got others"):
         other.write(Transcript(path=Path("b.wav")))
     assert one.todo() == other.todo() == [Path("b.wav")]
 
@@ -147,18 +147,18 @@ def test_a_transcript_that_cannot_be_written_is_named(tmp_path):
 def test_a_setting_that_the_folder_does_not_tell_is_another_one(tmp_path):
     folder_of(["a.wav"], tmp_path).write(Transcript(path=Path("a.wav")))
     (tmp_path / ".asrkit-json").write_text('{"older": "1"}')
-    with pytest.raises(ValueError, match="^made_by: expected None, .*, got me"):
+    with pytest.raises(ValueError, match="^owner: expected None, .*, got me"):
         folder_of(["a.wav"], tmp_path)
 
 
 def test_what_training_leaves_beside_a_model_does_not_change_it(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    before = made_by(tmp_path)
+    before = Plan(model=tmp_path).fingerprint()
     for name in ("state.pt", "log.jsonl", ".hidden"):
         (tmp_path / name).write_text("more")
-    assert made_by(tmp_path) == before
+    assert Plan(model=tmp_path).fingerprint() == before
     (tmp_path / "config.json").write_text("{}")
-    assert made_by(tmp_path) != before
+    assert Plan(model=tmp_path).fingerprint() != before
 
 
 def test_what_another_asrkit_began_is_refused(tmp_path):
@@ -228,14 +228,14 @@ def test_a_model_is_the_files_that_are_read_of_its_folder(
     into(tmp_path, speech[0], *here)
     (tmp_path / "README.md").touch()
     assert into(tmp_path, *speech[:2], *here)[0]["skipped"] == 1
-    before = {str(made_by(tmp_path))}
+    before = {str(Plan(model=tmp_path).fingerprint())}
     for number, name in enumerate([
         "config.json", "preprocessor_config.json", "generation_config.json", "tokenizer.json",
         "vocab.json", "added_tokens.json", "merges.txt", "model-00001-of-00002.safetensors",
         "model.safetensors.index.json", "encoder.int8.onnx", "model.xml", "model.bin",
     ]):  # fmt: skip
         (tmp_path / name).write_text(str(number))
-        before.add(str(made_by(tmp_path)))
+        before.add(str(Plan(model=tmp_path).fingerprint()))
     assert len(before) == 13
 
 

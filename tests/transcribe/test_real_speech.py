@@ -24,7 +24,7 @@ from asrkit.data import recorded_speech
 from asrkit.files import published_whisper
 from asrkit.models import load_checkpoint
 from asrkit.transcribe import Recognizer, WindowOptions, transcribe
-from asrkit.transcribe.default import default_model
+from asrkit.transcribe.plan import default_model
 from asrkit.workbench.bench import programs
 from asrkit.workbench.bench.peers.processes import PYTHON, Peers
 from asrkit.workbench.bench.recorded import plain, word_errors

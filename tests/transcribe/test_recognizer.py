@@ -1,6 +1,7 @@
 """The one recogniser: its stages are those written by hand, its options change how, not what, it computes, and words have times."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import soundfile
@@ -28,7 +29,7 @@ from asrkit.transcribe import (
     recognize,
     transcribe,
 )
-from asrkit.transcribe.folder import text_settings
+from asrkit.transcribe.plan import Plan
 from asrkit.transcribe.recognizer import ModelVariants, encoder_form
 
 OTHERS = [
@@ -163,9 +164,10 @@ def test_variants_are_made_once_and_share_weights_or_take_the_models_place(
 
 
 def test_only_settings_that_change_the_text_tell_folders_apart():
-    def key(options=None, **config):
-        settings = text_settings(options or WindowOptions(), PipelineConfig(**config))
-        return tuple(settings.items())
+    def key(windows=None, **config):
+        windows, config = windows or WindowOptions(), PipelineConfig(**config)
+        plan = Plan(model=Path(), windows=windows, config=config)
+        return tuple(plan.settings().items())
 
     plain = key()
     assert key(WindowOptions(batch_s=9)) == key(encoder="eager") == plain

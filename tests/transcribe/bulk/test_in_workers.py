@@ -22,9 +22,9 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
     transcribe_in_workers,
-    workers,
 )
-from asrkit.transcribe.workers import ENDED
+from asrkit.transcribe.bulk import in_workers
+from asrkit.transcribe.bulk.workers import ENDED
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
@@ -120,7 +120,7 @@ def test_the_total_of_the_bar_is_guessed_from_jobs_that_ended(
         def __setattr__(self, name, value):
             totals.append(value)
 
-    monkeypatch.setattr(workers, "progress_bar", lambda *a, **k: nullcontext(Bar()))
+    monkeypatch.setattr(in_workers, "progress_bar", lambda *a, **k: nullcontext(Bar()))
     options = WindowOptions(batch_s=30, readers=1)
     list(transcribe_in_workers(learned, tmp_path, TWO, options=options))
     assert len(totals) > 4

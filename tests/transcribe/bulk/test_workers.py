@@ -16,14 +16,11 @@ from waiting import running, wait_until
 from asrkit.models.packed import PackedLinear
 from asrkit.runtime import free_memory, same_core, usable_cores
 from asrkit.sound_files import Sound
-from asrkit.transcribe import workers
-from asrkit.transcribe.workers import (
-    Layout,
-    Workers,
-    choose_layout,
-    recording_jobs,
-    transcribe_jobs,
-)
+from asrkit.transcribe import Layout, choose_layout
+from asrkit.transcribe.bulk import layout as layout_module
+from asrkit.transcribe.bulk import workers
+from asrkit.transcribe.bulk.in_workers import recording_jobs
+from asrkit.transcribe.bulk.workers import Workers
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
@@ -36,7 +33,8 @@ TWO = Layout(cores=((), ()), threads=1)
 
 def doubled(items, advance):
     """Twice each number, and who says so; words end the worker, or are errors."""
-    advance(0.5)
+    if items:
+        advance(0.5)
     for item in items:
         if item == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,9 +55,9 @@ def whole_numbers(item):
 
 def outcome(jobs, layout=TWO, work=doubled, **how):
     """Results of each job by its number, and who gave them."""
-    with Workers(layout, work, **how) as workers:
-        done = transcribe_jobs(workers, jobs, lambda item: (item, None), whole_numbers)
-        found = dict(done)
+    how = {"split": whole_numbers, **how}
+    with Workers(layout, work, lambda item: (item, None), **how) as workers:
+        found = dict(workers.results(jobs))
     pids = {pid for results in found.values() for _, pid in results if pid}
     return {n: [one for one, _ in results] for n, results in found.items()}, pids
 
@@ -70,8 +68,10 @@ def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_erro
     jobs = [[1, 2], [3, "die", 4], [], ["odd"], [range(2)], [range(3, 6), 7], [8]]
     told = []
     found, pids = outcome(jobs, advance=told.append)
-    assert len(told) == 20  # 7 jobs, 8 items that are tried alone, and 5 deaths
-    assert sum(told) == 5.0  # what ended its worker is taken back
+    assert (
+        len(told) == 19
+    )  # 6 jobs with items, 8 items that are tried alone, and 5 deaths
+    assert sum(told) == 4.5  # what ended its worker is taken back
     wanted = [[2, 4], [6, "die", 8], [], ["odd"], [0, 2], [6, 8, 10, 14], [16]]
     assert found == dict(enumerate(wanted))
     assert len(pids) > 1
@@ -97,7 +97,7 @@ def test_several_threads_want_a_process_that_has_used_one(one_thread):
     torch.set_num_threads(2)
     wanted = "^threads: expected 1, or torch.set_num_threads.1. before torch computes"
     with pytest.raises(ValueError, match=wanted):
-        Workers(Layout(threads=2), doubled)
+        Workers(Layout(threads=2), doubled, failed=str)
 
 
 def test_a_spawned_worker_does_jobs_too_and_runs_no_script_again(tmp_path, monkeypatch):
@@ -191,7 +191,9 @@ def test_auto_takes_no_more_workers_than_cores_recordings_or_memory(monkeypatch)
     layout = choose_layout("auto", model_bytes=2**60)
     assert layout.workers == 1
     assert usable_cores() == 1 or layout.why == "as free memory allows"
-    monkeypatch.setattr(workers, "free_memory", lambda: float("inf"))  # as on macOS
+    monkeypatch.setattr(
+        layout_module, "free_memory", lambda: float("inf")
+    )  # as on macOS
     assert choose_layout("auto", recordings=10**6).why == "one a core"
 
 

@@ -15,11 +15,12 @@ import pytest
 from waiting import ENOUGH_S, wait_until, written
 
 from asrkit.transcribe import Layout
-from asrkit.transcribe.ray import RayCluster
-from asrkit.transcribe.shards import Task, plan, run
-from asrkit.transcribe.workers import ENDED
+from asrkit.transcribe.bulk.ray import RayCluster
+from asrkit.transcribe.bulk.shards import LocalWorkers, plan_shards, run
+from asrkit.transcribe.bulk.workers import ENDED
+from asrkit.transcribe.plan import Plan
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".venv-scale/bin/python"
 pytestmark = pytest.mark.live
 needs_ray = pytest.mark.skipif(not PYTHON.exists(), reason="needs Ray: make peers")
@@ -208,14 +209,14 @@ def test_an_actor_and_a_node_that_are_killed_lose_and_double_nothing_in_a_folder
 ):
     good, out = wanted(talks), tmp_path / "out"
     shutil.copy(talks / "a" / "0.wav", talks / "poison.wav")
-    made = plan([talks], Task(model=model), out, shard_h=SHORT)
+    made = plan_shards([talks], Plan(model=model), out, shard_h=SHORT)
     holds = [
         any(one.id == "poison.wav" for one in shard.recordings())
         for shard in made.shards
     ]
     part = 1 - holds.index(True) % 2
-    two = Layout(cores=((),), threads=1, why="")
-    run(made, part=(part, 2), workers=two)
+    forked = LocalWorkers(Layout(threads=1), method="fork")
+    run(made, part=(part, 2), executor=forked)
     done_before = len(written(out))
     second = cluster.node(f"--address={ADDRESS}")
     faults.slow(1)

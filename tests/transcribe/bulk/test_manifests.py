@@ -7,9 +7,9 @@ import pytest
 import soundfile
 
 from asrkit.sound_files import Sound
-from asrkit.transcribe import manifests
 from asrkit.transcribe.audio import read_audio
-from asrkit.transcribe.manifests import Recording, is_container, members
+from asrkit.transcribe.bulk import manifests
+from asrkit.transcribe.bulk.manifests import Recording, is_container, members
 
 
 def read(*given):
