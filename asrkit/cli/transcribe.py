@@ -325,12 +325,11 @@ def _listed(names: Sequence[str]) -> str:
 COMMAND = Command(
     name="transcribe",
     summary="Transcribe sound files, long ones in windows.",
-    details="A file that cannot be read is reported, of one that breaks off what comes before is "
-    "transcribed, and the exit code is 1. With --json, stdout has one JSON line for each file that "
+    details="A file that cannot be read is reported, and one that breaks off is transcribed up to "
+    "the break; the exit code is then 1. With --json, stdout has one JSON line for each file that "
     "could be read, or with --out one JSON document of counts. With --shards, the counts and the "
-    "exit code are of all results in the folder, those of earlier runs included, and of the shards "
-    "of this part.",
-    goes_on="With --out, the same command goes on: what is done is kept.",
+    "exit code cover all results in the folder, also those of earlier runs and other parts.",
+    goes_on="With --out, the same command resumes: what is done is kept.",
     options=TranscribeOptions,
     run=_transcribe,
     examples=[

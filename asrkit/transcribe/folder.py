@@ -113,7 +113,7 @@ class Folder:
                     partial.unlink(missing_ok=True)
         except OSError as error:
             why = error.strerror or error
-            message = f"{target} cannot be written: {why}. The same command goes on from here."
+            message = f"{target} cannot be written: {why}. The same command resumes from here."
             raise OSError(message) from None
 
 

@@ -139,7 +139,7 @@ def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
 def test_a_transcript_that_cannot_be_written_is_named(tmp_path):
     folder = folder_of(["sub/a.wav"], tmp_path)
     (tmp_path / "sub").touch()
-    said = r"sub/a\.json cannot be written: .*\. The same command goes on from here\.$"
+    said = r"sub/a\.json cannot be written: .*\. The same command resumes from here\.$"
     with pytest.raises(OSError, match=said):
         folder.write(Transcript(path=Path("sub/a.wav")))
 

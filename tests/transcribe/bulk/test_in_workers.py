@@ -169,7 +169,7 @@ def test_ctrl_c_ends_all_processes(talks, typed, tmp_path, forked, break_reading
     process.join()
     err = (tmp_path / "stderr").read_text()
     assert process.exitcode == 130
-    said = "With --out, the same command goes on: what is done is kept."
+    said = "With --out, the same command resumes: what is done is kept."
     assert err.endswith(f"asrkit transcribe: stopped. {said}\n")
     assert "Traceback" not in err
     assert len(workers) == 2
