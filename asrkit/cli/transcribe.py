@@ -284,23 +284,17 @@ def _write(
 
 def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
     """Plan the shards, or find their plan, and transcribe a part; returns the exit code."""
+    from asrkit.transcribe.bulk.ray import RayCluster
     from asrkit.transcribe.bulk.shards import Executor, LocalWorkers, plan_shards, run
 
     bulk, use, out = options.bulk, options.use, options.io.out
     assert out, "_check has seen it"
     part = bulk.numbers()
-    executor: Executor | None = None
+    executor: Executor
     if bulk.on:
-        from asrkit.transcribe.bulk.ray import RayCluster
-
         executor = RayCluster(address=bulk.address, actors=bulk.actors, threads=use.threads)
-    layout = _layout(use, plan.model)  # before the model is loaded
-    if layout:
-        executor = LocalWorkers(layout, method="fork")
-    elif use.threads and not executor:
-        from asrkit.transcribe import Layout
-
-        executor = LocalWorkers(Layout(threads=use.threads))
+    else:  # the layout comes before the model, which `plan_shards` may load
+        executor = LocalWorkers(_layout(use, plan.model), use.threads)
     planned = plan_shards(options.io.files, plan, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
         print(f"dtype: {planned.plan.arithmetic}", file=sys.stderr)
@@ -318,7 +312,7 @@ def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names as a list in words: "srt, vtt or ctm"."""
+    """The names in words: "srt, vtt or ctm"."""
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 

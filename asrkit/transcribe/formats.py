@@ -117,28 +117,25 @@ def summary(transcript: Transcript) -> dict[str, object]:
     """A transcript as JSON: file, text and audio_s, and whatever else it has of language, passages
     without words, notes, error and words.
     """
-    parts: dict[str, object] = {
+    names = ("start_s", "end_s", "confidence")
+    parts = {
+        "language": transcript.language,
+        "without_words": [
+            [round(time_s, 2) for time_s in times] for times in transcript.without_words
+        ],
+        "notes": [*transcript.notes],
+        "error": transcript.error,
+        "words": [
+            {"word": word.text, **{name: round(getattr(word, name), 3) for name in names}}
+            for word in transcript.words
+        ],
+    }
+    return {
         "file": str(transcript.path),
         "text": transcript.text,
         "audio_s": transcript.audio_s,
+        **{name: value for name, value in parts.items() if value},
     }
-    if transcript.language:
-        parts["language"] = transcript.language
-    if transcript.without_words:
-        parts["without_words"] = [
-            [round(time_s, 2) for time_s in times] for times in transcript.without_words
-        ]
-    if transcript.notes:
-        parts["notes"] = [*transcript.notes]
-    if transcript.error:
-        parts["error"] = transcript.error
-    if transcript.words:
-        names = ("start_s", "end_s", "confidence")
-        parts["words"] = [
-            {"word": word.text, **{name: round(getattr(word, name), 3) for name in names}}
-            for word in transcript.words
-        ]
-    return parts
 
 
 def cues(words: "Sequence[Word]", audio_s: float) -> list[tuple[float, float, str]]:

@@ -332,8 +332,8 @@ class PipelineConfig:
     """How the recogniser computes, from waveforms to hypotheses.
 
     The defaults compute in the dtype in which the model was loaded, on any device. Transcription,
-    evaluation and the command line all take them. No option but `precision`, `max_symbols`,
-    `search` and `prompt` changes what is recognised, except by rounding.
+    evaluation and the command line all take them. Only `precision`, `search` and `prompt` change
+    what is recognised, rounding aside.
 
     Args:
         precision: Dtype of the weights and of the products. "as_loaded" keeps the model's dtype and
@@ -348,7 +348,6 @@ class PipelineConfig:
             transducer's loop.
         graphs: Whether the transducer's decoding loop is a CUDA graph of a few steps or of all
             steps; for "fastest" and "windowed_looping" on CUDA.
-        max_symbols: Most labels on one frame, for a transducer; None: as in the checkpoint, or 10.
         search: Beam search; None: greedy decoding, by `strategy`.
         prompt: Prompt of an encoder-decoder model; None: its defaults.
     """
@@ -361,15 +360,10 @@ class PipelineConfig:
         "fastest", "batched", "one_by_one", "frame_looping", "label_looping", "windowed_looping"
     ] = "fastest"
     graphs: Literal["auto", "off", "step", "full"] = "auto"
-    max_symbols: int | None = None
     search: BeamOptions | None = None
     prompt: PromptOptions | None = None
 
     def __post_init__(self) -> None:
         expect_types(self)
-        most, packed = self.max_symbols, self.encoder != "eager"
-        expect_all(
-            self,
-            max_symbols=(most is None or whole(most, 1), "at least 1, or None"),
-            encoder=(packed or self.precision != "int8", "'auto' or 'optimized' with int8"),
-        )
+        fits = self.encoder != "eager" or self.precision != "int8"
+        expect_all(self, encoder=(fits, "'auto' or 'optimized' with int8"))

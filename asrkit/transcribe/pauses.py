@@ -6,7 +6,7 @@ without words is reported.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -161,23 +161,15 @@ def stretches(
         window: Most samples in a stretch, if there is a pause in time.
         most: Most samples in any stretch.
     """
-    parts = [torch.zeros(0, **CPU_FLOAT)]
-    start, size = 0, window  # of the samples that are searched next
-    for chunk in chunks:
-        parts.append(chunk)
-        while sum(map(len, parts)) > size:
-            held = torch.cat(parts)
-            end = best_pause(held[:size], rate_hz, size - window // 2, LEAST_PAUSE_S)
-            if end is None and size < most:
-                size = min(size + window // 2, most)
-                parts = [held]
-                continue
-            end = end or best_pause(held[:size], rate_hz, window // 2, SHORT_PAUSE_S) or size
-            yield start, held[:end].clone(), False  # a view would keep all of `held`
-            start += end
-            size = window
-            parts = [held[end:]]
-    yield start, torch.cat(parts), True
+
+    def end_of(held: Tensor) -> int | None:
+        size = len(held)
+        end = best_pause(held, rate_hz, size - window // 2, LEAST_PAUSE_S)
+        if end is None and size >= most:
+            return best_pause(held, rate_hz, window // 2, SHORT_PAUSE_S) or most
+        return end
+
+    return _pieces(chunks, [*range(window, most, window // 2), most], end_of)
 
 
 def windows(
@@ -193,16 +185,37 @@ def windows(
         size: Most samples in a window.
         overlap: Samples that neighbouring windows share.
     """
+    return _pieces(chunks, [size], len, overlap)
+
+
+def _pieces(
+    chunks: Iterable[Tensor],
+    sizes: Sequence[int],
+    end_of: Callable[[Tensor], int | None],
+    overlap: int = 0,
+) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield (first sample, samples (S,), whether it is the last) of a signal's pieces.
+
+    Args:
+        chunks: Consecutive parts of the signal.
+        sizes: Samples among which the end of a piece is searched, each more than the one before.
+        end_of: Returns the end of a piece within these samples; None: more samples are needed.
+        overlap: Samples that neighbouring pieces share.
+    """
     parts = [torch.zeros(0, **CPU_FLOAT)]
-    start = 0
+    start = attempt = 0
     for chunk in chunks:
         parts.append(chunk)
-        # Joined once for each window: joining each chunk would copy a long window many times.
-        if sum(map(len, parts)) > size:
+        # Joined only once there are enough: joining each chunk would copy a long piece many times.
+        while sum(map(len, parts)) > sizes[attempt]:
             held = torch.cat(parts)
-            while len(held) > size:
-                yield start, held[:size].clone(), False  # a view would keep all of `held`
-                held = held[size - overlap :]
-                start += size - overlap
-            parts = [held]
+            end = end_of(held[: sizes[attempt]])
+            if end is None:
+                parts = [held]
+                attempt += 1
+                continue
+            yield start, held[:end].clone(), False  # a view would keep all of `held`
+            parts = [held[end - overlap :]]
+            start += end - overlap
+            attempt = 0
     yield start, torch.cat(parts), True

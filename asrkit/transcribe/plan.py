@@ -64,7 +64,7 @@ class Plan:
             device: Where the model computes.
             stored: The fingerprint of the transcripts that exist; None or empty: there are none.
         """
-        precision, _, stored_dtype = (stored or {}).get("dtype", "").rpartition(" beside ")
+        precision, _, stored_dtype = str((stored or {}).get("dtype")).rpartition(" beside ")
         if self.dtype == "auto" and stored_dtype in DTYPES:
             kept: Any = precision or "as_loaded"
             return replace(self, dtype=stored_dtype, config=replace(self.config, precision=kept))

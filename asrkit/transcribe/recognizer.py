@@ -35,17 +35,10 @@ WEIGHT_DTYPES = {  # dtype of the weights for each precision; "as_loaded" keeps 
     "float16": torch.float16,
 }
 ENCODED = 2  # windows of a Whisper that a CPU encodes together, which bounds the memory
-MAX_SYMBOLS = 10  # most labels on one frame, if neither config nor checkpoint has a number
+MAX_SYMBOLS = 10  # most labels on one frame, if the checkpoint's notes have no number
 
 
-def recognize(
-    checkpoint: Checkpoint,
-    waveforms: Tensor,
-    lengths: Tensor,
-    *,
-    max_symbols: int | None = None,
-    confidence: bool = False,
-) -> Hypotheses:
+def recognize(checkpoint: Checkpoint, waveforms: Tensor, lengths: Tensor) -> Hypotheses:
     """Greedy hypotheses of B waveforms, by a recogniser that is used once.
 
     The encoder is not optimized, which takes longer than one batch gains. A `Recognizer` optimizes
@@ -55,13 +48,9 @@ def recognize(
         checkpoint: Model and feature settings.
         waveforms: (B, S) float in [-1, 1] at the model's sampling rate.
         lengths: (B,) valid samples of each waveform.
-        max_symbols: Most labels on one frame, for a transducer; None: the number in the
-            checkpoint's notes, or 10.
-        confidence: Whether to return each label's probability; for CTC, that on its first frame.
     """
-    config = PipelineConfig(encoder="eager", max_symbols=max_symbols)
-    recognizer = Recognizer.from_checkpoint(checkpoint, config)
-    return recognizer(waveforms, lengths, confidence=confidence)
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="eager"))
+    return recognizer(waveforms, lengths)
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -204,7 +193,7 @@ class Recognizer:
         self.decode_options = DecodeOptions(
             strategy=self.kind.strategies[config.strategy],
             graphs=config.graphs,
-            max_symbols=config.max_symbols or notes.get("max_symbols", MAX_SYMBOLS),
+            max_symbols=notes.get("max_symbols", MAX_SYMBOLS),
             search=config.search,
             lm=read_lm(config.search, tokenizer, self.device),
             texts=None if tokenizer is None else tokenizer.vocab_size,

@@ -24,7 +24,6 @@ BAD = [
     (WindowOptions, {"readers": 0}, "readers: expected 1 to 256 threads, got 0"),
     (BeamOptions, {"beam": 0}, "beam: expected 1 to 1000 hypotheses, got 0"),
     (BeamOptions, {"ctc_weight": -0.1}, "ctc_weight: expected a share from 0 to 1, got -0.1"),
-    (PipelineConfig, {"max_symbols": 0}, "max_symbols: expected at least 1, or None, got 0"),
     (PipelineConfig, {"precision": "int8", "encoder": "eager"}, "encoder: expected 'auto' or 'optimized' with int8, got 'eager'"),
     (PipelineConfig, {"search": 8}, "search: expected BeamOptions or None"),
 ]  # fmt: skip

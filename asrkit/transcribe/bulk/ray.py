@@ -142,10 +142,7 @@ class ShardActor:
     """
 
     def __init__(self, transcriber: ShardTranscriber, threads: int | None) -> None:
-        from asrkit.transcribe.bulk.layout import Layout
-
-        local = LocalWorkers(Layout(threads=threads))
-        self.workers = local.workers(transcriber, lambda audio_s: None)
+        self.workers = LocalWorkers(threads=threads).workers(transcriber, lambda audio_s: None)
         self.workers.__enter__()  # the worker ends with the actor
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:

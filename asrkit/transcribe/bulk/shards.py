@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asrkit.files import atomic, content_hash, lock, version
 from asrkit.shapes import count, expect
@@ -302,14 +302,13 @@ class LocalWorkers:
     """Workers on this machine.
 
     Args:
-        layout: The number of workers, and their cores and threads; None: one worker with torch's
-            default of threads.
-        method: "spawn": each worker loads the model itself, as a GPU requires. "fork": the model is
-            loaded here, and the workers share it.
+        layout: Forked workers, which share a model that is loaded in this process. None: one
+            spawned worker, which loads the model itself, as a GPU requires.
+        threads: Threads of that one worker; None: torch's default.
     """
 
     layout: "Layout | None" = None
-    method: Literal["spawn", "fork"] = "spawn"
+    threads: int | None = None
 
     def results(
         self, transcriber: ShardTranscriber, shards: Sequence[Shard], advance: Advance
@@ -324,7 +323,7 @@ class LocalWorkers:
         Raises:
             RuntimeError: Workers end again and again.
         """
-        if self.method == "fork":
+        if self.layout:
             transcriber.load()
         with self.workers(transcriber, advance) as workers:
             yield from workers.results(shard.recordings() for shard in shards)
@@ -342,9 +341,14 @@ class LocalWorkers:
         def failed(recording: Recording) -> Row:
             return _row(recording, Transcript(path=recording.sound.path, error=ENDED))
 
-        layout = self.layout or Layout()
-        keywords: Any = {"split": members, "advance": advance, "method": self.method}
-        return Workers(layout, transcriber, failed, **keywords)
+        return Workers(
+            self.layout or Layout(threads=self.threads),
+            transcriber,
+            failed,
+            split=members,
+            advance=advance,
+            method="fork" if self.layout else "spawn",
+        )
 
 
 def _row(recording: Recording, transcript: Transcript) -> Row:

@@ -215,7 +215,7 @@ def test_an_actor_and_a_node_that_are_killed_lose_and_double_nothing_in_a_folder
         for shard in made.shards
     ]
     part = 1 - holds.index(True) % 2
-    forked = LocalWorkers(Layout(threads=1), method="fork")
+    forked = LocalWorkers(Layout(threads=1))
     run(made, part=(part, 2), executor=forked)
     done_before = len(written(out))
     second = cluster.node(f"--address={ADDRESS}")
