@@ -30,7 +30,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "options", "wanted"), BAD)
-def test_options_that_cannot_be_are_refused(kind, options, wanted):
+def test_wrong_options_are_refused(kind, options, wanted):
     with pytest.raises(ValueError) as error:
         kind(**options)
     assert str(error.value).startswith(wanted)
@@ -71,7 +71,9 @@ def models(learned):
 
 
 @pytest.mark.parametrize(("kind", "config", "wanted"), REFUSED)
-def test_what_a_model_cannot_do_is_refused(models, kind, config, wanted):
+def test_options_that_a_model_does_not_support_are_refused(
+    models, kind, config, wanted
+):
     with pytest.raises(ValueError) as error:
         Recognizer(models[kind], PipelineConfig(**config))
     assert str(error.value).startswith(wanted)

@@ -1,4 +1,4 @@
-"""The one recogniser: its stages are those written by hand, its options change how, not what, it computes, and words have times."""
+"""The one recogniser: its stages agree with plain code, options do not change its texts, and words have times."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ OTHERS = [
 
 
 def made(kind):
-    """A model of random weights that finds some labels in noise."""
+    """A model of random weights that writes some labels for noise."""
     torch.manual_seed(0)
     if kind == "ctc":
         encoder = ConvConfig(width=16, layers=1)
@@ -73,7 +73,7 @@ def noise():
 
 
 def by_hand(checkpoint, waveforms, lengths):
-    """What the recogniser does, in plain code."""
+    """The computation of the recogniser in plain code."""
     config = FeatureConfig(**checkpoint.features)
     features, frames = log_mel(waveforms, lengths, config=config)
     with torch.inference_mode():
@@ -83,7 +83,7 @@ def by_hand(checkpoint, waveforms, lengths):
         return transducer_greedy(checkpoint.model, encoded, ends, max_symbols=3)
 
 
-def test_the_recogniser_returns_to_the_bit_what_plain_code_does(checkpoint, noise):
+def test_the_recogniser_returns_exactly_the_result_of_plain_code(checkpoint, noise):
     wanted = by_hand(checkpoint, *noise)
     assert int(wanted.lengths.sum()) > 3
     recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="eager"))

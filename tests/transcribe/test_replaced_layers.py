@@ -1,4 +1,4 @@
-"""Models whose linear layers and LSTMs a quantizer has replaced: they are recognised with as before."""
+"""Models whose linear layers and LSTMs a quantizer has replaced are used like others."""
 
 from dataclasses import replace
 

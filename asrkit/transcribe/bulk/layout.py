@@ -24,7 +24,7 @@ class Layout:
 
     cores: tuple[tuple[int, ...], ...] = ((),)
     threads: int | None = None
-    why: str = "as asked"
+    why: str = "as requested"
 
     @property
     def workers(self) -> int:
@@ -60,7 +60,7 @@ def choose_layout(
     mask = os.sched_getaffinity(0) if can_pin else range(os.cpu_count() or 1)
     most = usable_cores()
     cores = min(most, len({same_core(cpu) for cpu in mask}))
-    why = "as asked"
+    why = "as requested"
     if workers == "auto":
         available = max(0, free_memory() - model_bytes)
         limits = {

@@ -102,7 +102,7 @@ class RayCluster:
             raise
         except Exception as error:  # any failure of Ray is reported in one line
             why = getattr(error, "cause", None) or error  # the error that an actor raised
-            text = f"Ray cannot go on: {type(why).__name__}: {message(why)[:400]}"
+            text = f"Ray failed: {type(why).__name__}: {message(why)[:400]}"
             raise RuntimeError(text) from None
 
 

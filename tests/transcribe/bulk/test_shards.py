@@ -1,4 +1,4 @@
-"""Shards: their plan, and runs in real processes, which are really killed."""
+"""Shards: their plan, and runs in real processes that are really killed."""
 
 import json
 import os
@@ -47,7 +47,7 @@ SHORT = 4 / 3600  # hours: more than three shards of the twelve recordings
 
 @pytest.fixture
 def settings(model):
-    """What is done with every recording: tiny batches, one reader."""
+    """Model and settings: tiny batches, one reader."""
     return Plan(model=model, windows=WindowOptions(batch_s=4.0, readers=1))
 
 
@@ -61,7 +61,7 @@ def many(talks, settings, tmp_path):
 
 @pytest.fixture
 def lines(tmp_path, make_manifest):
-    """A manifest of 200 recordings of 1 to 200 s, which nobody opens, and two tars."""
+    """A manifest of 200 recordings of 1 to 200 s, which are never opened, and two tars."""
     rows = [{"audio": f"{n}.wav", "duration": 1.0 + n * 37 % 200} for n in range(200)]
     tars = [{"audio": "a.tar", "duration": 50}, {"audio": "b.tar"}]
     return make_manifest(tmp_path / "m.jsonl", rows + tars)
@@ -89,7 +89,7 @@ def test_a_plan_has_each_recording_once_and_longest_first(lines, settings, tmp_p
     ("device", "hours", "wanted_h"),
     [("cpu", 400, 0.5), ("cuda:1", 400, 10), ("cpu", 5, 0.25)],
 )
-def test_where_nobody_says_a_shard_is_minutes_of_work(
+def test_by_default_a_shard_is_minutes_of_work(
     device, hours, wanted_h, settings, tmp_path, make_manifest
 ):
     lines = [{"audio": f"{n}.wav", "duration": hours * 36} for n in range(100)]
@@ -99,15 +99,13 @@ def test_where_nobody_says_a_shard_is_minutes_of_work(
 
 
 def spoil(path):
-    """Other bytes in a file of which neither size nor time says so."""
+    """Change the bytes of a file, but neither its size nor its time."""
     before = path.stat()
     path.write_bytes(bytes(before.st_size))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
-    lines, model, tmp_path
-):
+def test_a_plan_is_reused_without_reading_weights_or_recordings(lines, model, tmp_path):
     copied = tmp_path / "copy.safetensors"
     shutil.copy(model, copied)
     settings = Plan(model=copied, dtype="bfloat16", context=None)
@@ -115,13 +113,13 @@ def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
     assert load_plan(tmp_path / "out") == (made.head, made.shards)
     fingerprint = made.head.fingerprint
     assert fingerprint["dtype"] == "bfloat16"
-    for path in (lines, copied):  # touched: looked at again, and found to be the same
+    for path in (lines, copied):  # touched: read again, and still the same
         os.utime(path, ns=(1, 1))
         assert plan_shards([lines], settings, tmp_path / "out").shards == made.shards
     for path in (lines, copied):
         spoil(path)
     other = replace(settings, windows=replace(settings.windows, batch_s=9.0, readers=2))
-    found = plan_shards([lines], other, tmp_path / "out")  # neither changes a text
+    found = plan_shards([lines], other, tmp_path / "out")  # changes no text
     assert (found.shards, found.plan) == (made.shards, other)
 
 
@@ -167,7 +165,7 @@ def test_a_recording_of_the_same_length_in_the_place_of_another_is_refused(
 @pytest.mark.parametrize(
     "precision", ["as_loaded", pytest.param("int8", marks=ON_THIS_CPU)]
 )
-def test_auto_is_dtype_and_precision_of_whoever_planned_first(
+def test_auto_is_the_dtype_and_precision_of_the_first_plan(
     lines, settings, transducer, tmp_path, monkeypatch, precision
 ):
     out, config = tmp_path / "out", PipelineConfig(precision=precision)
@@ -182,7 +180,7 @@ def test_auto_is_dtype_and_precision_of_whoever_planned_first(
         )
     )
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # a CPU without bfloat16
-    with lock(out):  # while another one plans
+    with lock(out):  # while another process plans
         second.start()
         second.join(0.5)
         shutil.copy(planned.out / PLAN, out)
@@ -190,7 +188,7 @@ def test_auto_is_dtype_and_precision_of_whoever_planned_first(
     assert (made[0].plan, made[0].head) == (planned.plan, planned.head)
 
 
-def test_a_model_that_cannot_do_what_is_asked_binds_no_folder(
+def test_a_model_that_does_not_support_the_settings_claims_no_folder(
     lines, settings, model, tmp_path
 ):
     out, broken = tmp_path / "out", tmp_path / "broken.safetensors"
@@ -202,15 +200,15 @@ def test_a_model_that_cannot_do_what_is_asked_binds_no_folder(
     assert plan_shards([lines], settings, out).shards
 
 
-@pytest.mark.parametrize("ids, said", [
+@pytest.mark.parametrize("ids, message", [
     ("aa", "files: expected ids that are all different, got 'a' twice."),
     ("", "files: expected at least one recording, got none."),
 ])  # fmt: skip
-def test_what_cannot_be_planned_is_refused(
-    ids, said, settings, tmp_path, make_manifest
+def test_duplicate_ids_and_no_recordings_are_refused(
+    ids, message, settings, tmp_path, make_manifest
 ):
     manifest = make_manifest(tmp_path / "m.jsonl", [{"audio": one} for one in ids])
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         plan_shards([manifest], settings, tmp_path / "out")
 
 
@@ -317,7 +315,7 @@ def test_a_cuda_error_that_is_not_about_memory_ends_the_worker(
     assert found(many.out) == good
 
 
-def test_parts_share_the_shards_and_each_knows_all_counts(many, talks, wanted, found):
+def test_parts_share_the_shards_and_each_reports_all_counts(many, talks, wanted, found):
     first = run(many, part=(0, 2), executor=TWO)
     assert first.done == -(-len(many.shards) // 2)
     with lock(many.out / ".part-1-of-2"):
@@ -342,15 +340,15 @@ def test_another_model_than_that_of_the_plan_is_refused_by_its_worker(
     assert not written(made.out)
 
 
-def test_a_result_that_somebody_changed_is_one_line_that_names_it(many):
+def test_a_damaged_result_is_one_line_that_names_it(many):
     for shard in many.shards:
         many.result(shard).write_text("")
     assert run(many).recordings == 0
     path = many.result(many.shards[-1])
-    said = f"^out: expected a result of asrkit, got something else in {path}. Remove"
+    message = f"^out: expected a result of asrkit, got something else in {path}. Remove"
     for data in (b'{"id": "a", "au', b"\xff\n", b'{"id": "a"}\n'):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             run(many)
 
 
@@ -359,13 +357,13 @@ def test_a_result_that_somebody_changed_is_one_line_that_names_it(many):
 
 @pytest.fixture
 def shards(talks, typed, tmp_path):
-    """What `asrkit transcribe --shards` of the recordings by one forked worker ends in."""
+    """Runs `asrkit transcribe --shards` on the recordings with one forked worker."""
     small = f"--batch-seconds 4 --shard-hours {SHORT} --workers 1 --threads 1"
     out = f"--no-progress --shards --out {tmp_path / 'out'}"
     return lambda *more: typed(talks, small, out, *more)
 
 
-def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
+def test_a_command_killed_with_signal_9_resumes_and_loses_and_doubles_nothing(
     shards, talks, tmp_path, wanted, found, forked, break_reading
 ):
     out = tmp_path / "out"
@@ -377,14 +375,14 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     process.join()
     assert process.exitcode == -signal.SIGKILL
     before = written(out)
-    code, said, _ = shards()
+    code, message, _ = shards()
     assert code == 1
-    assert "; recordings: 13, 3 failed; " in said  # three cannot be read
+    assert "; recordings: 13, 3 failed; " in message  # three cannot be read
     assert found(out) == wanted(talks)
     after = written(out)
     assert before.items() < after.items()
-    _, said, _ = shards("--json")
-    counts = json.loads(said)
+    _, message, _ = shards("--json")
+    counts = json.loads(message)
     assert (counts["recordings"], counts["failed"], counts["rtfx"]) == (13, 3, 0.0)
     assert written(out) == after
 
