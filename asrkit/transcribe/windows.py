@@ -107,10 +107,7 @@ class Transcriber:
     """
 
     def __init__(
-        self,
-        recognizer: Recognizer,
-        tokenizer: Tokenizer,
-        options: WindowOptions,
+        self, recognizer: Recognizer, tokenizer: Tokenizer, options: WindowOptions
     ) -> None:
         config = recognizer.feature_config
         most_s = getattr(recognizer.model.encoder, "most_frames", math.inf) * config.hop_s
@@ -301,14 +298,16 @@ class Transcriber:
         labels = self._labels(batch, sizes, hypotheses)
         languages = hypotheses.languages or known
         if hypotheses.segments is None:
-            return [
-                part._replace(labels=written, language=language, todo=())
-                for part, written, language in zip(batch, labels, languages, strict=True)
+            decoded = [
+                part._replace(labels=written, todo=())
+                for part, written in zip(batch, labels, strict=True)
             ]
-        rows = zip(batch, sizes, labels, hypotheses.segments, strict=True)
+        else:
+            rows = zip(batch, sizes, labels, hypotheses.segments, strict=True)
+            decoded = [after_window(*row, *units) for row in rows]
         return [
-            after_window(*row, *units)._replace(language=language)
-            for row, language in zip(rows, languages, strict=True)
+            part._replace(language=language)
+            for part, language in zip(decoded, languages, strict=True)
         ]
 
     def _labels(
