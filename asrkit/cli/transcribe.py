@@ -168,7 +168,7 @@ def _transcribe_files(options: TranscribeOptions, plan: Plan) -> int:
 
     io = options.io
     format_ = io.format or ("json" if options.json and not io.out else "txt")
-    wanted = "--json, or with --out a --format that has times: json, " + _listed(TIMED)
+    wanted = f"--json, or with --out a --format that has times: {', '.join(['json', *TIMED])}"
     expect(format_ != "txt" or not plan.windows.timestamps, "timestamps", wanted, "none")
     if format_ in TIMED:
         plan = replace(plan, windows=replace(plan.windows, timestamps=True))
@@ -309,11 +309,6 @@ def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
     )
     finish(options, {**asdict(report), "rtfx": rtfx, "out": str(out)}, text)
     return int(report.failed > 0)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """The names in words: "srt, vtt or ctm"."""
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 COMMAND = Command(

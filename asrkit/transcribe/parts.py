@@ -50,12 +50,12 @@ class Part(NamedTuple):
     labels: Sequence[Label] = ()
     language: str = ""
     previous: Sequence[int] = ()  # tokens before the next window
+    recording: int = 0  # number of the recording
 
-    def following(self, before: "Part | None") -> "Part":
-        """This part with the language and previous text of an earlier part of its recording."""
-        if before is None:
-            return self
-        return self._replace(language=before.language, previous=before.previous)
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to decode."""
+        return bool(self.error) or not self.todo
 
 
 def after_window(
@@ -157,53 +157,53 @@ class Schedule:
         self.batches = batches
         self.shows_text = shows_text
         self.finds_language = finds_language
-        self.parts: dict[int, Part] = {}  # by number
-        self.recording: dict[int, int] = {}  # number of each part's recording
-        self.left = set[int]()  # numbers of the parts that are not done
+        self.parts: dict[int, Part] = {}  # by number, in order
         self.latest: dict[int, Part] = {}  # the part decoded last, by number of its recording
-        self.turn = self.recordings = 0  # numbers of the part that is due, and of recordings
+        self.added = self.recordings = 0
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the parts that are not done, in order."""
+        return [number for number, part in self.parts.items() if not part.is_done]
 
     def add(self, pool: Iterable[Part]) -> None:
         """Add parts; those with nothing to decode are done."""
         for part in pool:
-            number = self.turn + len(self.parts)
-            self.parts[number] = part
-            self.recording[number] = self.recordings
+            self.parts[self.added] = part._replace(recording=self.recordings)
+            self.added += 1
             self.recordings += part.last
-            if part.todo:
-                self.left.add(number)
 
     def done(self) -> Iterator[Part]:
         """Remove and yield the parts that are done, up to the first that is not."""
-        while self.turn in self.parts and self.turn not in self.left:
-            recording = self.recording.pop(self.turn)
-            part = self.parts.pop(self.turn).following(self.latest.get(recording))
+        for number, part in [*self.parts.items()]:
+            if not part.is_done:
+                return
+            yield self._continued(self.parts.pop(number))
             if part.last:
-                self.latest.pop(recording, None)
-            self.turn += 1
-            yield part
+                self.latest.pop(part.recording, None)
+
+    def _continued(self, part: Part) -> Part:
+        """The part with the language and previous text of its recording."""
+        before = self.latest.get(part.recording, part)
+        return part._replace(language=before.language, previous=before.previous)
 
     def next_batch(self) -> list[int]:
         """Numbers of the parts whose next windows are decoded together."""
         if self.shows_text:
-            return [min(self.left)]
+            return self.left[:1]
         first: dict[int, int] = {}  # first part of each recording whose language is not known
         if self.finds_language:
-            for number in sorted(self.left):
-                if self.recording[number] not in self.latest:
-                    first.setdefault(self.recording[number], number)
+            for number in self.left:
+                recording = self.parts[number].recording
+                if recording not in self.latest:
+                    first.setdefault(recording, number)
         return self.batches(first.values() or self.left, self.parts)[0]
 
     def batch(self, numbers: Sequence[int]) -> list[Part]:
         """These parts, each with the language and previous text of its recording."""
-        return [
-            self.parts[number].following(self.latest.get(self.recording[number]))
-            for number in numbers
-        ]
+        return [self._continued(self.parts[number]) for number in numbers]
 
     def decoded(self, numbers: Sequence[int], parts: Sequence[Part]) -> None:
         """Replace parts of which a window was decoded."""
         for number, part in zip(numbers, parts, strict=True):
-            self.parts[number] = self.latest[self.recording[number]] = part
-            if part.error or not part.todo:
-                self.left.remove(number)
+            self.parts[number] = self.latest[part.recording] = part

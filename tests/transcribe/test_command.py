@@ -131,7 +131,7 @@ def test_a_closed_standard_output_is_one_line(speech):
 REFUSED = [  # options after the file and the model, and the message
     ("--batch-seconds 0", "--batch-seconds: expected more than 0 seconds, got 0.0."),
     ("--format vtt", "--format: expected --out with it, got none."),
-    ("--timestamps", "--timestamps: expected --json, or with --out a --format that has times: json, srt, vtt or ctm, got none."),
+    ("--timestamps", "--timestamps: expected --json, or with --out a --format that has times: json, srt, vtt, ctm, got none."),
     ("--lm-weight 1", "--lm-weight: expected --lm with it, got none."),
     ("--lm none.arpa", "--lm: expected an ARPA file, got 'none.arpa'. Check the path."),
     ("--language de", "--language: expected none, since this CTCModel has no prompt with a place for it, got 'de'."),
