@@ -209,7 +209,7 @@ def _open_folder(
     from asrkit.transcribe.folder import Folder, stored_fingerprint
 
     out, channel = options.io.out, options.io.channel
-    assert out, "the caller has checked it"
+    assert out, "the caller requires it"
     plan = plan.resolved(options.use.device, stored_fingerprint(out, format_))
     more = {} if channel is None else {"channel": channel}
     fingerprint = plan.fingerprint(engine=plan.engine, **more)
@@ -288,7 +288,7 @@ def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
     from asrkit.transcribe.bulk.shards import Executor, LocalWorkers, plan_shards, run
 
     bulk, use, out = options.bulk, options.use, options.io.out
-    assert out, "_check has seen it"
+    assert out, "_check requires it"
     part = bulk.numbers()
     executor: Executor
     if bulk.on:
