@@ -75,8 +75,8 @@ class Reading:
             lines.append(f"one of {self.tracks} tracks of sound is read")
         if len(self.cancelled_s) * CANCELLED_S >= 0.5:
             lines.append(
-                f"channels cancel each other from {self.cancelled_s[0]:.0f} s on; the loudest is "
-                "taken where they do (--channel chooses)"
+                f"channels cancel each other from {self.cancelled_s[0]:.0f} s on; the loudest one "
+                "is used there (--channel selects another)"
             )
         return lines
 

@@ -89,7 +89,7 @@ def test_a_channel_is_chosen_and_channels_that_cancel_each_other_are_noticed(
     row = json.loads(out)
     assert (code, row["text"]) == (0, wanted)
     assert row["notes"] == [
-        "channels cancel each other from 0 s on; the loudest is taken where they do (--channel chooses)"
+        "channels cancel each other from 0 s on; the loudest one is used there (--channel selects another)"
     ]
     assert row["notes"][0] in err
     code, out, err = typed(path, "--channel 2", "--json")

@@ -41,8 +41,7 @@ class _Job:
     number: int
     items: Items  # the items of the next attempt
     results: list[Any] = field(default_factory=list)
-    retried: bool = False
-    singles: Iterator[Any] = field(default_factory=lambda: iter(()))  # items to retry one by one
+    singles: Iterator[Any] | None = None  # items to retry one by one, after its worker has ended
 
 
 @dataclass
@@ -167,7 +166,7 @@ class Workers:
 
     def _continue(self, job: _Job) -> None:
         """Queue the next item that is retried by itself; without any, the job is finished."""
-        for item in job.singles:
+        for item in job.singles or ():
             job.items = [item]
             return self.queue.append(job)
         self.finished.append(job)
@@ -187,11 +186,10 @@ class Workers:
             message = f"the workers ended {self.deaths} times in a row ({cause})."
             raise RuntimeError(f"{message} Fewer --workers take less memory.")
         self.workers[worker.number] = self._start(worker.number)
-        if job.retried:
+        if job.singles:
             job.results.append(self.failed(job.items[0]))
         else:
             tqdm.write(f"{ended}; its recordings are transcribed again", file=sys.stderr)
-            job.retried = True
             job.singles = chain.from_iterable(map(self.split, job.items))
         self._continue(job)
 
