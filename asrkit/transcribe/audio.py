@@ -82,17 +82,19 @@ class Reading:
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield the samples (S,) float32 in order, up to the end or to an error."""
-        name = self.sound.path.name
         try:
             with open_sound(self.sound) as file:
                 self.tracks = file.tracks
                 chunks = self._mono(file)
                 if file.rate_hz != self.rate_hz:
-                    wanted = f"a rate in proportion to {self.rate_hz} Hz"
                     taps = file.rate_hz * self.rate_hz // math.gcd(file.rate_hz, self.rate_hz) ** 2
-                    got = f"{file.rate_hz} Hz in {name}"
-                    remedy = f"Convert it first: ffmpeg -i IN -ar {self.rate_hz} OUT.wav."
-                    expect(taps <= MOST_TAPS, "audio", wanted, got, remedy)
+                    expect(
+                        taps <= MOST_TAPS,
+                        "audio",
+                        f"a rate in proportion to {self.rate_hz} Hz",
+                        f"{file.rate_hz} Hz in {self.sound.path.name}",
+                        f"Convert it first: ffmpeg -i IN -ar {self.rate_hz} OUT.wav.",
+                    )
                     chunks = _resampled(chunks, file.rate_hz, self.rate_hz)
                 yield from chunks
         except ValueError as error:
@@ -108,9 +110,11 @@ class Reading:
         expect(exists, "audio", f"a channel below {file.channels} of {name}", sound.channel)
         start = round(sound.start_s * rate)
         left = file.frames - start
-        wanted = f"a part that begins before {file.frames / rate:.2f} s, where {name} ends"
         expect(
-            start == 0 or 0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s"
+            start == 0 or 0 < start < file.frames,
+            "audio",
+            f"a part that begins before {file.frames / rate:.2f} s, where {name} ends",
+            f"a start at {sound.start_s} s",
         )
         end = math.inf  # samples to read: a header may state too few
         if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:

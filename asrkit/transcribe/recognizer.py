@@ -236,9 +236,13 @@ class Recognizer:
             in_place: Whether to optimize the checkpoint's model itself instead of a copy. This
                 saves memory, but the model cannot be saved or trained afterwards.
         """
-        got = type(checkpoint).__name__
-        remedy = "Pass load_checkpoint(path)."
-        expect(isinstance(checkpoint, Checkpoint), "checkpoint", "a Checkpoint", got, remedy)
+        expect(
+            isinstance(checkpoint, Checkpoint),
+            "checkpoint",
+            "a Checkpoint",
+            type(checkpoint).__name__,
+            "Pass load_checkpoint(path).",
+        )
         return cls(
             ModelVariants(checkpoint.model, in_place=in_place),
             config,

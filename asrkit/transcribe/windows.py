@@ -291,10 +291,13 @@ class Transcriber:
             previous=[part.previous for part in batch] if self.options.previous_text else (),
             until=until,
         )
-        got = f"NaN or infinity in {self.recognizer.dtype}"
-        remedy = "Try another --dtype. An --lm without <unk> may exclude all texts."
-        finite = bool(hypotheses.scores.isfinite().all())
-        expect(finite, "model", "finite scores", got, remedy)
+        expect(
+            bool(hypotheses.scores.isfinite().all()),
+            "model",
+            "finite scores",
+            f"NaN or infinity in {self.recognizer.dtype}",
+            "Try another --dtype. An --lm without <unk> may exclude all texts.",
+        )
         labels = self._labels(batch, sizes, hypotheses)
         languages = hypotheses.languages or known
         if hypotheses.segments is None:

@@ -125,8 +125,8 @@ class _Lines:
             row, channel = _from_cut(row)
         else:
             channel = row.get("channel")  # None: the mean of all channels
-            fits = channel is None or whole(channel, 0)
-            expect(fits, "manifest", "a channel from 0 on", repr(channel))
+            if channel is not None:
+                expect(whole(channel, 0), "manifest", "a channel from 0 on", repr(channel))
         audio = row["audio_filepath"] if "audio_filepath" in row else row["audio"]
         start_s = _time(row, "offset")
         duration_s = _time(row, "duration") or None
@@ -155,9 +155,12 @@ def _from_cut(cut: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     kind, recording = cut["type"], cut.get("recording") or {}
     sources = recording.get("sources", [])
     plain = [source["type"] for source in sources] == ["file"] and not recording.get("transforms")
-    wanted = "cuts of one recording in one file, as it was recorded"
-    known = kind in ("MonoCut", "MultiCut")
-    expect(plain and known, "manifest", wanted, f"a {kind!s:.40} {cut['id']!r:.80}")
+    expect(
+        plain and kind in ("MonoCut", "MultiCut"),
+        "manifest",
+        "cuts of one recording in one file, as it was recorded",
+        f"a {kind!s:.40} {cut['id']!r:.80}",
+    )
     several = len(sources[0].get("channels", [0])) > 1
     row = {
         "id": cut["id"],
@@ -186,8 +189,7 @@ def members(recording: Recording) -> Iterator[Recording]:
     try:
         for name, data in _tar(path):
             number += 1
-            sound = Sound(path / name, data)
-            yield Recording(f"{recording.id}/{name}", sound)
+            yield Recording(f"{recording.id}/{name}", Sound(path / name, data))
         expect(number > 0, "tar", "sound files", "none")
     except Exception as error:  # tarfile and zlib raise many kinds for damaged files
         text = f"audio: {path.name} has {count(number, 'recording')} to read ({message(error)})."

@@ -47,8 +47,8 @@ class RayCluster:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        fits = self.actors is None or whole(self.actors, 1)
-        expect(fits, "actors", "1 or more", repr(self.actors))
+        if self.actors is not None:
+            expect(whole(self.actors, 1), "actors", "1 or more", repr(self.actors))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray.data  # noqa: F401
@@ -70,13 +70,12 @@ class RayCluster:
             ValueError: The device is a GPU with a number.
             RuntimeError: The cluster cannot be joined, has no room, or fails.
         """
-        wanted, remedy = "cpu or cuda on Ray", "Ray gives each actor its GPU."
-        fits = transcriber.device in ("cpu", "cuda")
-        expect(fits, "device", wanted, transcriber.device, remedy)
+        device, remedy = transcriber.device, "Ray gives each actor its GPU."
+        expect(device in ("cpu", "cuda"), "device", "cpu or cuda on Ray", device, remedy)
         import ray
 
         rows = [{"number": number, **shard._asdict()} for number, shard in enumerate(shards)]
-        need = {"CPU": self.threads or 1} | ({"GPU": 1} if transcriber.device == "cuda" else {})
+        need = {"CPU": self.threads or 1} | ({"GPU": 1} if device == "cuda" else {})
         try:
             with _joined(self.address):
                 room = sum(

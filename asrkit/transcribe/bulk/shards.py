@@ -145,7 +145,8 @@ def plan_shards(
             if stored:
                 shard_h = float(stored.fingerprint["shard_h"])
         named = f"{count(len(recordings), 'recording')} ({content_hash(str(recordings))[:19]})"
-        fingerprint = {"files": named, "shard_h": str(shard_h), **_fingerprint(plan)}
+        settings = plan.fingerprint(asrkit=version())
+        fingerprint = {"files": named, "shard_h": str(shard_h), **settings}
         if stored:
             expect_same(stored.fingerprint, fingerprint, out)
         else:  # a model that cannot be loaded must not claim the folder
@@ -186,11 +187,6 @@ def _inputs_hash(inputs: Sequence[Path], plan: Plan, shard_h: float | None) -> s
     if plan.config.search and plan.config.search.lm:
         files.append(plan.config.search.lm)
     return content_hash([version(), settings, *map(changes, files)])
-
-
-def _fingerprint(plan: Plan) -> dict[str, str]:
-    """Everything that the texts of a plan depend on."""
-    return plan.fingerprint(asrkit=version())
 
 
 def _recordings(inputs: Sequence[Path]) -> list[Recording]:
@@ -252,7 +248,7 @@ class ShardTranscriber:
         from asrkit.transcribe.windows import Transcriber
 
         plan = self.plan
-        same = _fingerprint(plan).items() <= self.fingerprint.items()
+        same = plan.fingerprint(asrkit=version()).items() <= self.fingerprint.items()
         expect(same, "model", "model, settings and version of asrkit of the plan", "others")
         checkpoint = plan.load(self.device)
         recognizer = Recognizer.from_checkpoint(checkpoint, plan.config, in_place=True)
