@@ -56,7 +56,7 @@ class DecodeOptions(NamedTuple):
     timestamps: bool = False  # whether a Whisper writes the times of its segments
     languages: Sequence[str] = ()  # one for each utterance, "" where a Whisper detects it
     previous: Sequence[Sequence[int]] = ()  # for each utterance, the tokens before its window
-    until: Sequence[int] = ()  # for each utterance, a later segment that begins before has text
+    until: Sequence[int] = ()  # for each utterance, the frame before which segments have text
 
 
 @dataclass(frozen=True, kw_only=True)

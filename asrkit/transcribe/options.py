@@ -60,7 +60,7 @@ class FileOptions:
         "sound files and videos of any sample rate, folders, searched to any depth, or - for "
         "standard input",
         flag="",
-        group="what to transcribe, and where to",
+        group="what to transcribe, and where to write it",
     )
     channel: int | None = described(
         None,

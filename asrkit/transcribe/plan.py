@@ -95,7 +95,7 @@ class Plan:
         settings["dtype"] = self.arithmetic
         settings["beam"] = self.config.search and search.beam  # None: greedy decoding
         settings["lm"] = search.lm and content_hash(search.lm.read_bytes())
-        if not self.windows.previous_text:  # folders of before this option do not name it
+        if not self.windows.previous_text:  # older folders do not list this option
             settings.pop("previous_text")
         left_out = WITHOUT_EFFECT | NESTED
         return {name: value for name, value in settings.items() if name not in left_out}
