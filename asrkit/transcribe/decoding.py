@@ -111,10 +111,9 @@ def prompt_tokens(name: str, format_: PromptFormat | None, options: PromptOption
         ValueError: The prompt has no place for an option.
     """
     given = options.given()
+    wanted = f"none, since this {name} has no prompt with a place for it"
     for option, value in given.items():
-        has_place = format_ is not None and option != "fallback"
-        wanted = f"none, since this {name} has no prompt with a place for it"
-        expect(has_place, option, wanted, repr(value))
+        expect(format_ is not None and option != "fallback", option, wanted, repr(value))
     return None if format_ is None else format_.tokens(**given)
 
 

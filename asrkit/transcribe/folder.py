@@ -66,13 +66,21 @@ class Folder:
         for source, name in recordings:  # a.wav and a.flac: a.wav.txt and a.flac.txt
             stem = name.with_suffix("")
             self.targets[source] = path / f"{name if stems[stem] > 1 else stem}.{kind}"
-        wanted = "recordings of different names"
-        remedy = "Rename one, or use two folders."
-        short = f"transcripts with names of at most {LONGEST_NAME} bytes"
         for target, times in Counter(self.targets.values()).items():
-            expect(times == 1, "out", wanted, f"several of {target}", remedy)
-            size = len(os.fsencode(target.name))
-            expect(size <= LONGEST_NAME, "out", short, target.name, "Rename the recording.")
+            expect(
+                times == 1,
+                "out",
+                "recordings of different names",
+                f"several of {target}",
+                "Rename one, or use two folders.",
+            )
+            expect(
+                len(os.fsencode(target.name)) <= LONGEST_NAME,
+                "out",
+                f"transcripts with names of at most {LONGEST_NAME} bytes",
+                target.name,
+                "Rename the recording.",
+            )
         self._check()
 
     def _check(self) -> None:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from asrkit.models import Checkpoint
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Settings that no text depends on, and settings whose own fields are listed in their place.
-WITHOUT_EFFECT = {"batch_s", "readers", "strategy", "graphs", "encoder"}
-NESTED = {"precision", "search", "prompt"}
+# Options that no text depends on; and the last three, whose own fields are listed in their place.
+LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "precision", "search", "prompt"}
 # The files that are read from a model's folder: asrkit's own, Hugging Face's, or exported ones.
 MODEL_FILES = re.compile(
     r".*\.safetensors|(.*config|.*index|tokenizer|vocab|added_tokens)\.json|merges\.txt|"
@@ -97,8 +96,7 @@ class Plan:
         settings["lm"] = search.lm and content_hash(search.lm.read_bytes())
         if not self.windows.previous_text:  # older folders do not list this option
             settings.pop("previous_text")
-        left_out = WITHOUT_EFFECT | NESTED
-        return {name: value for name, value in settings.items() if name not in left_out}
+        return {name: value for name, value in settings.items() if name not in LEFT_OUT}
 
     def fingerprint(self, **more: object) -> dict[str, str]:
         """Everything that transcripts depend on, as text: settings and a hash of the model's files.
