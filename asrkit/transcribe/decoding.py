@@ -1,6 +1,6 @@
-"""Which decoder a model needs: one table from the kind of a model to how it becomes hypotheses.
+"""The decoder of each kind of model: `KINDS` maps a model's class to its decoding.
 
-A new kind of model is one more entry of `KINDS`. A Whisper has a decoder of its own around that of
+A new kind of model is one more entry of `KINDS`. A Whisper has its own decoder, which wraps that of
 its kind (`whisper.py`).
 """
 
@@ -35,53 +35,58 @@ from asrkit.shapes import expect
 from asrkit.text import Tokenizer, token_texts
 from asrkit.transcribe.options import CTC_WEIGHT, BeamOptions, PromptOptions
 
-# Most utterances of a batch for which a CTC head's text saves time as a draft. Where 5 % of it is
-# wrong, one is decoded 4 times as fast with it on a CPU, 8 of them 1.6 to 1.8 times; 32 take longer
-# (suite "decoders").
+# Most utterances in a batch for which the text of a CTC head saves time as a draft. If 5 % of the
+# draft is wrong, a CPU decodes one utterance 4 times as fast with it, and 8 of them 1.6 to 1.8
+# times; 32 take longer (suite "decoders").
 DRAFTED = 8
 
 
 class DecodeOptions(NamedTuple):
-    """Options of decoding; each kind of model uses those that apply to it."""
+    """Options of decoding; each kind of model uses the options that apply to it."""
 
-    strategy: str  # one of the kind's own names
+    strategy: str  # a name in the values of `ModelKind.strategies`
     graphs: str = "auto"
     max_symbols: int = 10
     confidence: bool = False
     search: BeamOptions | None = None
     lm: LanguageModel | None = None
-    prompt: Sequence[int] | Tensor | None = None  # before the text; None: the model's `bos`
-    texts: int | None = None  # tokens below have a text, the rest stay out; None: all have one
-    times: bool = False  # whether labels get frames where decoding leaves them open
+    prompt: Sequence[int] | Tensor | None = None  # tokens before the text; None: the model's `bos`
+    texts: int | None = None  # tokens from this one on have no text and are dropped; None: none
+    times: bool = False  # whether every label gets a frame, also where decoding finds none
     timestamps: bool = False  # whether a Whisper writes the times of its segments
-    languages: Sequence[str] = ()  # of the utterances, "" where a Whisper is to find it
-    previous: Sequence[Sequence[int]] = ()  # of the utterances, tokens before the window of each
-    until: Sequence[int] = ()  # of the utterances, frames before which later segments have text
+    languages: Sequence[str] = ()  # one for each utterance, "" where a Whisper detects it
+    previous: Sequence[Sequence[int]] = ()  # for each utterance, the tokens before its window
+    until: Sequence[int] = ()  # for each utterance, the frame before which segments have text
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKind:
-    """How models of one class become hypotheses."""
+    """How models of one class are decoded."""
 
-    # (model, frames (B, T, P), lengths (B,), DecodeOptions) to hypotheses
+    # from (model, frames (B, T, P), lengths (B,), DecodeOptions) to hypotheses
     decode: Callable[[Any, Tensor, Tensor, DecodeOptions], Hypotheses]
-    # the model's linear layer from encoder output to CTC logits, None where it has none
+    # the model's linear layer from encoder output to CTC logits; None if it has none
     ctc_head: Callable[[Any], nn.Module | None]
-    # strategies of PipelineConfig to the decoder's names for them
+    # from strategies of PipelineConfig to the decoder's names
     strategies: Mapping[str, str]
-    # (model, encoder output (B, T, D)) to the frames that `decode` takes (B, T, P)
+    # from (model, encoder output (B, T, D)) to the frames that `decode` takes (B, T, P)
     project: Callable[[Any, Tensor], Tensor] = lambda model, encoded: encoded
-    beam: Sequence[str] = ()  # fields of BeamOptions that its beam search takes; none: it has none
+    beam: Sequence[str] = ()  # fields of BeamOptions that its beam search uses; (): it has none
 
 
 def read_lm(
     search: BeamOptions | None, tokenizer: Tokenizer | None, device: torch.device
 ) -> LanguageModel | None:
-    """The n-gram model that `search` names, over a tokenizer's tokens and the blank; None if none.
+    """The n-gram model in the options, over a tokenizer's tokens and the blank; None without one.
+
+    Args:
+        search: Options of the beam; None: greedy decoding.
+        tokenizer: Tokenizer of the model.
+        device: Where the scores are computed.
 
     Raises:
-        ValueError: What the file holds is wrong.
-        OSError: It cannot be read.
+        ValueError: The file is no valid ARPA file.
+        OSError: The file cannot be read.
     """
     if search is None or search.lm is None:
         return None
@@ -94,23 +99,21 @@ def read_lm(
     return NGram.read(search.lm, [*written, "<blank>"]).to(device)
 
 
-def prompt_tokens(name: str, format_: PromptFormat | None, asked: PromptOptions) -> Any:
-    """Token ids of the prompt that `asked` describes; None where the model has none.
+def prompt_tokens(name: str, format_: PromptFormat | None, options: PromptOptions) -> Any:
+    """Token ids of the prompt that the options describe; None if the model has no prompt.
 
     Args:
-        name: The model's class.
-        format_: Its prompt's form; None for a model whose prompt is its token `bos` alone, or that
-            has none.
-        asked: What it is asked for.
+        name: Name of the model's class.
+        format_: Format of its prompt; None: the prompt is the token `bos`, or there is none.
+        options: Language, task and punctuation.
 
     Raises:
-        ValueError: The model cannot be asked for that.
+        ValueError: The prompt has no place for an option.
     """
-    given = asked.given()
+    given = options.given()
+    wanted = f"none, since this {name} has no prompt with a place for it"
     for option, value in given.items():
-        has_place = format_ is not None and option != "fallback"
-        wanted = f"none, since this {name} has no prompt with a place for it"
-        expect(has_place, option, wanted, repr(value))
+        expect(format_ is not None and option != "fallback", option, wanted, repr(value))
     return None if format_ is None else format_.tokens(**given)
 
 
@@ -146,7 +149,7 @@ def _decode_ctc(
 
 
 def _first_frame_probability(hypotheses: Hypotheses, scores: Tensor) -> Tensor:
-    """Probability of each label on the first frame of its run: (B, N), padding -1."""
+    """Probability of each label on the first frame of its run: (B, N), -1 in the padding."""
     rows = torch.arange(len(scores), device=scores.device)[:, None]
     frames = hypotheses.frames.clamp(min=0)
     labels = hypotheses.labels.clamp(min=0)
@@ -161,14 +164,14 @@ def _decode_attention(
     frames = model.encoder_projection(encoded)
     weight = CTC_WEIGHT if search is None else search.ctc_weight
     drafts = search is None and len(encoded) <= DRAFTED
-    ctc: Tensor | None = None  # of a head that is asked; told not to, it may not be trained
+    ctc: Tensor | None = None  # CTC scores, if used; at weight 0 the head may be untrained
     if model.ctc_head is not None and weight > 0 and (search or drafts or options.times):
         ctc = log_probs(model.ctc_head(encoded))
     if search is not None:
-        found = by_beam(model, frames, lengths, options, ctc=ctc, ctc_weight=weight)
+        hypotheses = beam_decode(model, frames, lengths, options, ctc=ctc, ctc_weight=weight)
     else:
         draft = ctc_draft(model, ctc_greedy(ctc, lengths)) if ctc is not None and drafts else None
-        found = aed_greedy(
+        hypotheses = aed_greedy(
             model,
             frames,
             lengths,
@@ -176,28 +179,36 @@ def _decode_attention(
             prompt=options.prompt,
             confidence=options.confidence,
         )
-    if not options.times:
-        return with_texts(found, options)
-    if ctc is None:
-        return with_texts(timed_by_attention(model, frames, lengths, found, options), options)
-    return _timed_by_ctc(model, frames, lengths, found, options, ctc)
+    if options.times and ctc is not None:
+        return _timed_by_ctc(model, frames, lengths, hypotheses, options, ctc)
+    if options.times:
+        hypotheses = timed_by_attention(model, frames, lengths, hypotheses, options)
+    return with_texts(hypotheses, options)
 
 
-def by_beam(
+def beam_decode(
     model: Any, frames: Tensor, lengths: Tensor, options: DecodeOptions, **joint: Any
 ) -> Hypotheses:
-    """Texts of a beam, with the probability of each label behind those before it, if asked for."""
+    """Hypotheses of a beam; if requested, with each label's probability given those before it.
+
+    Args:
+        model: An encoder-decoder model.
+        frames: (B, T, D), as its decoder takes them.
+        lengths: (B,) valid frames.
+        options: Options of decoding, with a beam.
+        **joint: CTC scores and their weight, as `aed_beam` takes them.
+    """
     assert options.search is not None
     width = options.search.beam
-    found = aed_beam(model, frames, lengths, prompt=options.prompt, width=width, **joint)
+    hypotheses = aed_beam(model, frames, lengths, prompt=options.prompt, width=width, **joint)
     if not options.confidence:
-        return found
+        return hypotheses
     prompts = prompt_of(model, options.prompt, frames)
-    padding = found.labels < 0
-    labels = found.labels.masked_fill(padding, model.eos)
+    padding = hypotheses.labels < 0
+    labels = hypotheses.labels.masked_fill(padding, model.eos)
     logits = model.logits(frames, lengths, torch.cat([prompts, labels[:, :-1]], 1))
     chosen = log_probs(logits)[:, prompts.shape[1] - 1 :].gather(2, labels[..., None])
-    return replace(found, confidence=chosen[..., 0].exp().float().masked_fill(padding, -1.0))
+    return replace(hypotheses, confidence=chosen[..., 0].exp().float().masked_fill(padding, -1.0))
 
 
 def with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
@@ -211,33 +222,35 @@ def timed_by_attention(
     model: AEDModel,
     frames: Tensor,
     lengths: Tensor,
-    found: Hypotheses,
+    hypotheses: Hypotheses,
     options: DecodeOptions,
     memory: Any = None,
 ) -> Hypotheses:
-    """The labels on the frames that attention looks at."""
-    times = attention_frames(model, frames, lengths, found, prompt=options.prompt, memory=memory)
-    return replace(found, frames=times)
+    """The labels on the frames of the largest cross-attention weights."""
+    prompt = options.prompt
+    times = attention_frames(model, frames, lengths, hypotheses, prompt=prompt, memory=memory)
+    return replace(hypotheses, frames=times)
 
 
 def _timed_by_ctc(
     model: AEDModel,
     frames: Tensor,
     lengths: Tensor,
-    found: Hypotheses,
+    hypotheses: Hypotheses,
     options: DecodeOptions,
     ctc: Tensor,
 ) -> Hypotheses:
     """The labels that have a text, on the frames that CTC aligns them to.
 
-    A text that is too long for its frames, as one that goes round in circles, keeps the frames that
-    attention looks at.
+    A text that is too long for its frames, such as endless repetition, gets the frames of attention
+    instead.
     """
-    written = with_texts(found, options)
+    written = with_texts(hypotheses, options)
     aligned, durations, scores = ctc_alignment(ctc, lengths, written)
     fits = scores.isfinite()[:, None]
     if not bool(fits.all()):
-        attended = with_texts(timed_by_attention(model, frames, lengths, found, options), options)
+        attended = timed_by_attention(model, frames, lengths, hypotheses, options)
+        attended = with_texts(attended, options)
         aligned = aligned.where(fits, attended.frames)
         durations = durations.where(fits, attended.durations)
     return replace(written, frames=aligned, durations=durations)
@@ -273,8 +286,8 @@ KINDS = {
 
 
 def kind_of(model: nn.Module) -> ModelKind:
-    """The entry of `KINDS` for a model; ValueError where its class has none."""
-    found = [entry for kind, entry in KINDS.items() if isinstance(model, kind)]
+    """The entry of `KINDS` for a model; ValueError if its class has none."""
+    kinds = [entry for kind, entry in KINDS.items() if isinstance(model, kind)]
     known = ", ".join(kind.__name__ for kind in KINDS)
-    expect(bool(found), "model", f"one of {known}", type(model).__name__)
-    return found[0]
+    expect(bool(kinds), "model", f"one of {known}", type(model).__name__)
+    return kinds[0]

@@ -1,7 +1,7 @@
 """Parts of recordings, and the order in which their windows are decoded.
 
-A part is one window; of a Whisper's recording it is a stretch between two pauses, of which one
-window after the other is decoded, and then what sounds without a word.
+A part is one window. For a Whisper it is a stretch between two pauses, whose windows are decoded
+one after the other, followed by passages that sound but got no words.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,80 +15,81 @@ from asrkit.decoders.hypotheses import Segments
 from asrkit.transcribe.pauses import FRAME_S, frame_size, gaps, is_silent
 from asrkit.transcribe.words import Label
 
-LEAST_REST_S = 0.3  # of sound behind the last window of a part, to be a window of its own
-LEAST_SEGMENT_S = 0.5  # of sound at the end of a part, to be a segment if one begins there
-LEAST_MISSED_S = 1.5  # of sound without a word, to be decoded once more by itself
-SURE_LOG_PROB = -0.8  # nats a token in the mean, of a text that is found then
-MOST_PREVIOUS = 224  # tokens that a window is shown
-LEAST_STEP_S = 1.0  # from a window to the next one
-SURE = 0.5  # temperature up to which a text is believed without doubt
+LEAST_REST_S = 0.3  # sound after the last window of a part that makes another window
+LEAST_SEGMENT_S = 0.5  # sound at the end of a part that a segment which begins there must have
+LEAST_MISSED_S = 1.5  # sound without a word that is decoded again by itself
+SURE_LOG_PROB = -0.8  # least mean log-probability of a token in such a text, in nats
+MOST_PREVIOUS = 224  # tokens of the text before it that a window gets
+LEAST_STEP_S = 1.0  # least distance between the starts of two windows
+SURE = 0.5  # highest temperature of a text that later windows rely on
 _start = attrgetter("start_s")
 Batches = Callable[[Iterable[int], Mapping[int, "Part"]], list[list[int]]]
 
 
 class Span(NamedTuple):
-    """Samples of a part that are still to be decoded."""
+    """Samples of a part that are not decoded yet."""
 
     start: int
     end: int
-    is_gap: bool = False  # between words that were found before
+    is_gap: bool = False  # between words that are decoded already
 
 
 class Part(NamedTuple):
-    """A part of a recording, from its start to its end in samples, and what is known of it."""
+    """A part of a recording, from its start to its end in samples, and its results so far."""
 
     path: Path
     start: int
     end: int
-    last: bool  # of the recording
+    last: bool  # whether it is the last part of the recording
     waveform: Tensor  # (S,); (0,) once it is decoded
     sounds: Tensor  # (N,) bool, frames of FRAME_S that sound
     todo: tuple[Span, ...]
     error: str = ""  # why a window was not decoded
-    breaks_off: str = ""  # why the recording ends here, at its last part
-    notes: tuple[str, ...] = ()  # of the recording, at its last part
+    breaks_off: str = ""  # in the last part: why the recording ends here
+    notes: tuple[str, ...] = ()  # in the last part: notes about the recording
     labels: Sequence[Label] = ()
     language: str = ""
-    previous: Sequence[int] = ()  # tokens before the next window, where it is shown them
+    previous: Sequence[int] = ()  # tokens before the next window
+    recording: int = 0  # number of the recording
 
-    def following(self, before: "Part | None") -> "Part":
-        """The part with language and text of the one of its recording that was decoded last."""
-        if before is None:
-            return self
-        return self._replace(language=before.language, previous=before.previous)
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to decode."""
+        return bool(self.error) or not self.todo
 
 
 def after_window(
     part: Part, size: int, labels: Sequence[Label], segments: Segments, rate_hz: int, frame: int
 ) -> Part:
-    """A part of which a window was decoded with timestamps, with its labels and what is left.
+    """A part after a window was decoded with timestamps: with its labels, and what remains to do.
 
-    The next window begins where the last whole segment ended, if the window ended in the middle of
-    another one (arXiv 2212.04356, section 3.8); at the end of the part only if something sounds
-    behind it. What sounds for long between two labels, or behind the last one, is decoded once more
-    by itself: words are missing there.
+    If the window ended in the middle of a segment, the next window begins where the last whole
+    segment ended (arXiv 2212.04356, section 3.8); at the end of the part only if sound follows. A
+    long passage of sound between two labels, or after the last one, lacks words, and is decoded
+    again by itself.
 
     Args:
-        part: Whose first span the window begins.
+        part: The part; the window is the start of its first span.
         size: Samples of the window.
-        labels: That were written.
-        segments: Of these.
+        labels: Labels of the window.
+        segments: Segments of these labels.
         rate_hz: Samples a second.
         frame: Samples of a frame of the segments.
     """
     span, *rest = part.todo
     if span.is_gap:
-        sure = segments.temperature <= SURE and segments.log_prob > SURE_LOG_PROB
-        merged = [*part.labels, *labels] if sure else part.labels
+        is_sure = segments.temperature <= SURE and segments.log_prob > SURE_LOG_PROB
+        merged = [*part.labels, *labels] if is_sure else part.labels
         return part._replace(labels=sorted(merged, key=_start), todo=tuple(rest))
     count = sum(segment.labels for segment in segments.whole)
     ended = Span(span.start + segments.whole[-1].end * frame, span.end) if count else span
-    at_end = span.start + size == span.end  # in a pause: the segment is whole, but for sound behind
+    # A part ends in a pause, so a segment at its end is whole unless sound follows.
+    at_end = span.start + size == span.end
     if count and segments.cut_off and (not at_end or _sounds(part, ended, rate_hz)):
         end, least = segments.whole[-1].end * frame, round(LEAST_STEP_S * rate_hz)
         size = min(max(end, least), size)
         begins_s = (part.start + span.start + size) / rate_hz
-        between = [one for one in labels[count:] if end < least and one.start_s < begins_s]
+        between = [label for label in labels[count:] if end < least and label.start_s < begins_s]
         labels = [*labels[:count], *between]
     missed = _gaps(part, Span(span.start, span.start + size), labels, rate_hz)
     following = Span(span.start + size, span.end)
@@ -101,13 +102,13 @@ def after_window(
 
 
 def text_until(part: Part, size: int, rate_hz: int, frame: int) -> int:
-    """The frame before which later segments of the next window have to have text; 0: none has.
+    """The frame before which a later segment of the next window must have text; 0: it need not.
 
-    A part mostly ends in a pause. Its last segment is whole, though the model may take it for cut
-    off and write no text of it. A gap ends before a word, and may hold no speech.
+    A part usually ends in a pause, so its last segment is whole. The model may nevertheless treat
+    it as cut off and write no text for it. A gap ends before a word, and may have no speech.
 
     Args:
-        part: Whose first span the window begins.
+        part: The part; the window is the start of its first span.
         size: Samples of the window.
         rate_hz: Samples a second.
         frame: Samples of a frame of the segments.
@@ -115,22 +116,22 @@ def text_until(part: Part, size: int, rate_hz: int, frame: int) -> int:
     start, end, is_gap = part.todo[0]
     if is_gap or start + size < end:
         return 0
-    first, behind = (sample // frame_size(rate_hz) for sample in (start, end))
-    left_s = part.sounds[first:behind].flip(0).cumsum(0).flip(0) * FRAME_S
+    sounds = part.sounds[start // frame_size(rate_hz) : end // frame_size(rate_hz)]
+    left_s = sounds.flip(0).cumsum(0).flip(0) * FRAME_S
     return int((left_s >= LEAST_SEGMENT_S).sum()) * frame_size(rate_hz) // frame
 
 
 def _sounds(part: Part, span: Span, rate_hz: int) -> bool:
-    """Whether a span has sound, if it is short, or more than silence and noise."""
-    first, behind = (sample // frame_size(rate_hz) for sample in span[:2])
-    if float(part.sounds[first:behind].sum()) * FRAME_S >= LEAST_REST_S:
+    """Whether a span has sound; a long one also if it is more than silence or steady noise."""
+    first, end = (sample // frame_size(rate_hz) for sample in span[:2])
+    if float(part.sounds[first:end].sum()) * FRAME_S >= LEAST_REST_S:
         return True
     is_long = span.end - span.start >= LEAST_STEP_S * rate_hz
     return is_long and not is_silent(part.waveform[span.start : span.end], rate_hz)
 
 
 def _gaps(part: Part, span: Span, labels: Sequence[Label], rate_hz: int) -> Iterator[Span]:
-    """What sounds in a span for LEAST_MISSED_S or more without a label; nothing without labels."""
+    """Yield passages that sound for LEAST_MISSED_S without a label; none if there are no labels."""
     size = frame_size(rate_hz)
     first, last = span.start // size, span.end // size
     points = [round((label.start_s * rate_hz - part.start) / size) - first for label in labels]
@@ -139,69 +140,70 @@ def _gaps(part: Part, span: Span, labels: Sequence[Label], rate_hz: int) -> Iter
 
 
 class Schedule:
-    """Parts in order: those that are to be decoded, and those that are done.
+    """Parts in order: which windows are decoded next, and which parts are done.
 
-    Windows that follow from others share batches with those of later parts.
+    A window that depends on the one before it shares a batch with windows of later parts.
 
     Args:
-        batches: Makes batches of the next windows of these parts, of all parts by number.
-        shows_text: Whether a window is shown the text before it: then they are decoded one by one,
-            and only the first part of each recording that is not done can go on.
-        finds_language: Whether the language is found in the first window of each recording that has
-            sound: then these are decoded before the others.
+        batches: Takes the numbers of some parts, and all parts by number. Returns batches of
+            numbers, whose next windows are decoded together.
+        shows_text: Whether a window gets the text before it. Then windows are decoded one by one,
+            in order.
+        finds_language: Whether the model detects the language in the first window with sound of
+            each recording. Then these windows are decoded before the others.
     """
 
     def __init__(self, batches: Batches, *, shows_text: bool, finds_language: bool) -> None:
         self.batches = batches
         self.shows_text = shows_text
         self.finds_language = finds_language
-        self.parts: dict[int, Part] = {}  # by number, as all that follows
-        self.recording: dict[int, int] = {}
-        self.left = set[int]()  # parts that are not done
-        self.latest: dict[int, Part] = {}  # part of each recording that was decoded
-        self.turn = self.recordings = 0
+        self.parts: dict[int, Part] = {}  # by number, in order
+        self.latest: dict[int, Part] = {}  # the part decoded last, by number of its recording
+        self.added = self.recordings = 0
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the parts that are not done, in order."""
+        return [number for number, part in self.parts.items() if not part.is_done]
 
     def add(self, pool: Iterable[Part]) -> None:
-        """Take more parts; those without anything to do are done."""
+        """Add parts; those with nothing to decode are done."""
         for part in pool:
-            number = self.turn + len(self.parts)
-            self.parts[number] = part
-            self.recording[number] = self.recordings
+            self.parts[self.added] = part._replace(recording=self.recordings)
+            self.added += 1
             self.recordings += part.last
-            if part.todo:
-                self.left.add(number)
 
     def done(self) -> Iterator[Part]:
-        """Take out the parts that are done, up to the first that is not."""
-        while self.turn in self.parts and self.turn not in self.left:
-            recording = self.recording.pop(self.turn)
-            part = self.parts.pop(self.turn).following(self.latest.get(recording))
+        """Remove and yield the parts that are done, up to the first that is not."""
+        for number, part in [*self.parts.items()]:
+            if not part.is_done:
+                return
+            yield self._continued(self.parts.pop(number))
             if part.last:
-                self.latest.pop(recording, None)
-            self.turn += 1
-            yield part
+                self.latest.pop(part.recording, None)
+
+    def _continued(self, part: Part) -> Part:
+        """The part with the language and previous text of its recording."""
+        before = self.latest.get(part.recording, part)
+        return part._replace(language=before.language, previous=before.previous)
 
     def next_batch(self) -> list[int]:
         """Numbers of the parts whose next windows are decoded together."""
         if self.shows_text:
-            return [min(self.left)]
-        first: dict[int, int] = {}  # part of each recording whose language is to be found
+            return self.left[:1]
+        first: dict[int, int] = {}  # first part of each recording whose language is not known
         if self.finds_language:
-            for number in sorted(self.left):
-                if self.recording[number] not in self.latest:
-                    first.setdefault(self.recording[number], number)
+            for number in self.left:
+                recording = self.parts[number].recording
+                if recording not in self.latest:
+                    first.setdefault(recording, number)
         return self.batches(first.values() or self.left, self.parts)[0]
 
     def batch(self, numbers: Sequence[int]) -> list[Part]:
-        """These parts, each with language and text of what was decoded last of its recording."""
-        return [
-            self.parts[number].following(self.latest.get(self.recording[number]))
-            for number in numbers
-        ]
+        """These parts, each with the language and previous text of its recording."""
+        return [self._continued(self.parts[number]) for number in numbers]
 
     def decoded(self, numbers: Sequence[int], parts: Sequence[Part]) -> None:
-        """Put back parts of which a window was decoded."""
+        """Replace parts of which a window was decoded."""
         for number, part in zip(numbers, parts, strict=True):
-            self.parts[number] = self.latest[self.recording[number]] = part
-            if part.error or not part.todo:
-                self.left.remove(number)
+            self.parts[number] = self.latest[part.recording] = part

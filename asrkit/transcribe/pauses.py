@@ -1,12 +1,12 @@
-"""Where a signal sounds and where it pauses, by its loudness alone.
+"""Sound and pauses in a signal, found by its loudness alone.
 
-A Whisper's recordings are cut at pauses, those of other models into windows that overlap; sound
+Recordings for a Whisper are cut at pauses, those for other models into overlapping windows. Sound
 without words is reported.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,26 +14,26 @@ from torch.nn.functional import avg_pool1d
 
 from asrkit.runtime import CPU_FLOAT
 
-FRAME_S = 0.02  # of a loudness
-SMOOTHED = 5  # frames that a loudness is the mean of, so that a click does not count
-RANGE_DB = 50.0  # from the loudest frames down; what is quieter is as quiet
-LEAST_RANGE_DB = 2.5  # of a signal with speech, however noisy
-STEADY_DB = 2.0  # what varies less within a second is noise or a tone, and no speech
-STEADY = 51  # frames of that second
-FAINTEST_DB = -80.0  # a signal below that is silence
-LOUD = 0.35  # a frame sounds from this share of the range on
-LEAST_PAUSE_S = 0.35  # where a recording is cut if it can be
-SHORT_PAUSE_S = 0.2  # where it is cut otherwise
-LONG_PAUSE_S = 1.0  # a pause this long is as good as any longer one
-WORD_S = 0.6  # from the point of a label to the end of its word, at most
-PAUSE_WORTH = 6.0  # seconds that a window may end earlier for a pause that is a second longer
+FRAME_S = 0.02  # duration of a frame of loudness
+SMOOTHED = 5  # frames in a moving mean of loudness, so that a click does not count
+RANGE_DB = 50.0  # range below the loudest frames; quieter frames count as its lower end
+LEAST_RANGE_DB = 2.5  # least range of a signal with speech, however noisy
+STEADY_DB = 2.0  # least deviation of loudness within a second; noise and tones vary less
+STEADY = 51  # frames in that second
+FAINTEST_DB = -80.0  # a signal below this loudness is silence
+LOUD = 0.35  # a frame above this share of the range sounds
+LEAST_PAUSE_S = 0.35  # least pause at which a recording is cut, if there is one
+SHORT_PAUSE_S = 0.2  # least pause otherwise
+LONG_PAUSE_S = 1.0  # longer pauses are no better than this one
+WORD_S = 0.6  # longest time from the point of a label to the end of its word
+PAUSE_WORTH = 6.0  # seconds that a window may end earlier for a pause that is one second longer
 
 
 def sounding(waveform: Tensor, rate_hz: int) -> Tensor:
-    """Which frames of FRAME_S sound, (N,) bool; a rest of less than a frame is none.
+    """Which frames of FRAME_S sound, (N,) bool; an incomplete last frame is dropped.
 
-    A frame sounds where it is nearer to the loudest frames of the waveform than to the quietest,
-    and where the loudness varies, as that of speech does: steady noise does not sound.
+    A frame sounds if it is loud within the waveform's range, and if the loudness varies there, as
+    that of speech does. Steady noise does not sound.
 
     Args:
         waveform: (S,) float.
@@ -51,7 +51,7 @@ def sounding(waveform: Tensor, rate_hz: int) -> Tensor:
 
 
 def is_silent(waveform: Tensor, rate_hz: int) -> bool:
-    """Whether a signal is too faint for speech, or noise of one loudness for more than a second."""
+    """Whether a signal is too faint for speech, or more than a second of steady noise."""
     loudness = _loudness(waveform, rate_hz)
     if not len(loudness):
         return not bool(waveform.any())
@@ -71,40 +71,40 @@ def _loudness(waveform: Tensor, rate_hz: int) -> Tensor:
     frames = waveform[: len(waveform) // size * size].view(-1, size)
     if not len(frames):
         return torch.zeros(0, **CPU_FLOAT)
-    power = frames.var(1, correction=0)  # without an offset of the recording
+    power = frames.var(1, correction=0)  # the variance ignores a constant offset
     return 10 * _mean(power, SMOOTHED).clamp(min=1e-10).log10()
 
 
 def _range(loudness: Tensor) -> tuple[float, float]:
-    """Loudness of the quietest and of the loudest frames, but for a few."""
+    """Loudness of the quietest and of the loudest frames, outliers excluded."""
     ordered = loudness.sort().values
     loudest = float(ordered[math.ceil(0.99 * len(ordered)) - 1])
     return max(float(ordered[len(ordered) // 20]), loudest - RANGE_DB), loudest
 
 
 def _mean(values: Tensor, size: int) -> Tensor:
-    """The mean of each of the values (N,) and those around it, `size` in all."""
+    """Moving mean of the values (N,) over `size` values."""
     half = size // 2
     return avg_pool1d(values[None], size, 1, half, count_include_pad=False)[0]
 
 
 def runs(frames: Tensor) -> list[tuple[int, int]]:
-    """(first, behind the last) of each run of True in (N,) bool."""
+    """(first frame, end) of each run of True in (N,) bool; the end is exclusive."""
     edges = torch.cat([frames.new_zeros(1), frames, frames.new_zeros(1)]).int().diff()
-    first, behind = (edges.eq(step).nonzero()[:, 0].tolist() for step in (1, -1))
-    return [*zip(first, behind, strict=True)]
+    starts, ends = (edges.eq(step).nonzero()[:, 0].tolist() for step in (1, -1))
+    return [*zip(starts, ends, strict=True)]
 
 
 def best_pause(waveform: Tensor, rate_hz: int, first: int, least_s: float) -> int | None:
-    """The sample in the middle of the best pause behind sample `first`; None where there is none.
+    """The sample in the middle of the best pause from sample `first` on; None if there is none.
 
-    A long pause is better than a short one, and a late one than an early one.
+    Long pauses are better than short ones, and late ones better than early ones.
 
     Args:
         waveform: (S,) float.
         rate_hz: Samples a second.
-        first: Samples that are not to be cut.
-        least_s: Length of a pause.
+        first: First sample at which the waveform may be cut.
+        least_s: Least length of a pause.
     """
     size = frame_size(rate_hz)
     quiet = ~sounding(waveform, rate_hz)
@@ -120,17 +120,17 @@ def best_pause(waveform: Tensor, rate_hz: int, first: int, least_s: float) -> in
 
 
 def gaps(sounds: Tensor, points: Sequence[int], least_s: float) -> list[tuple[int, int]]:
-    """(first frame, frame behind) of what sounds for `least_s` or more between two labels.
+    """(first frame, end) of each passage between two labels that sounds for `least_s` or more.
 
-    A word goes on behind the point of its label: a gap begins with the next frame that does not
-    sound, if that comes within WORD_S, and ends with the last one before the next label.
+    A word lasts longer than the point of its label. So a gap begins with the next frame that does
+    not sound, or after WORD_S, and ends with the last such frame before the next label.
 
     Args:
         sounds: Frames that sound, (N,) bool.
         points: The frame of each label, in order.
-        least_s: Seconds.
+        least_s: Seconds of sound.
     """
-    found = []
+    passages = []
     most = round(WORD_S / FRAME_S)
     for before, point in itertools.pairwise([-most, *points, len(sounds)]):
         if (point - before) * FRAME_S < least_s:
@@ -142,42 +142,34 @@ def gaps(sounds: Tensor, points: Sequence[int], least_s: float) -> list[tuple[in
         if len(quiet) and point < len(sounds):
             end = max(end - most, int(quiet[-1]) + 1)
         if float(sounds[start:end].sum()) * FRAME_S >= least_s:
-            found.append((start, end))
-    return found
+            passages.append((start, end))
+    return passages
 
 
 def stretches(
     chunks: Iterable[Tensor], rate_hz: int, window: int, most: int
 ) -> Iterator[tuple[int, Tensor, bool]]:
-    """Yield (first sample, samples (S,), whether it is the last) of a signal cut at its pauses.
+    """Yield (first sample, samples (S,), whether it is the last) of stretches between pauses.
 
-    A stretch ends in the best pause of the later half of a window. Where there is none, the next
-    half windows are looked at, until the stretch has `most` samples: then it ends in a short pause,
-    or there.
+    A stretch ends in the best pause of the second half of a window. If there is none, the search
+    goes on by half windows until the stretch has `most` samples. Then it ends in a short pause, or
+    after `most` samples.
 
     Args:
         chunks: Consecutive parts of the signal.
         rate_hz: Samples a second.
-        window: Most samples of a stretch that has a pause in time.
-        most: Most samples of any stretch.
+        window: Most samples in a stretch, if there is a pause in time.
+        most: Most samples in any stretch.
     """
-    parts = [torch.zeros(0, **CPU_FLOAT)]
-    start, size = 0, window  # of the samples that are looked at next
-    for chunk in chunks:
-        parts.append(chunk)
-        while sum(map(len, parts)) > size:
-            held = torch.cat(parts)
-            end = best_pause(held[:size], rate_hz, size - window // 2, LEAST_PAUSE_S)
-            if end is None and size < most:
-                size = min(size + window // 2, most)
-                parts = [held]
-                continue
-            end = end or best_pause(held[:size], rate_hz, window // 2, SHORT_PAUSE_S) or size
-            yield start, held[:end].clone(), False  # a view would keep all of `held`
-            start += end
-            size = window
-            parts = [held[end:]]
-    yield start, torch.cat(parts), True
+
+    def end_of(held: Tensor) -> int | None:
+        size = len(held)
+        end = best_pause(held, rate_hz, size - window // 2, LEAST_PAUSE_S)
+        if end is None and size >= most:
+            return best_pause(held, rate_hz, window // 2, SHORT_PAUSE_S) or most
+        return end
+
+    return _pieces(chunks, [*range(window, most, window // 2), most], end_of)
 
 
 def windows(
@@ -185,24 +177,45 @@ def windows(
 ) -> Iterator[tuple[int, Tensor, bool]]:
     """Yield (first sample, samples (S,), whether it is the last) of a signal's windows.
 
-    The last window holds what is left, more than `overlap`; a signal of at most `size` samples is
-    one window.
+    The last window has the remaining samples, which are more than `overlap`. A signal of at most
+    `size` samples is one window.
 
     Args:
-        chunks: consecutive parts of the signal.
-        size: most samples in a window.
-        overlap: samples that neighbouring windows share.
+        chunks: Consecutive parts of the signal.
+        size: Most samples in a window.
+        overlap: Samples that neighbouring windows share.
+    """
+    return _pieces(chunks, [size], len, overlap)
+
+
+def _pieces(
+    chunks: Iterable[Tensor],
+    sizes: Sequence[int],
+    end_of: Callable[[Tensor], int | None],
+    overlap: int = 0,
+) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield (first sample, samples (S,), whether it is the last) of a signal's pieces.
+
+    Args:
+        chunks: Consecutive parts of the signal.
+        sizes: Samples among which the end of a piece is searched, each more than the one before.
+        end_of: Returns the end of a piece within these samples; None: more samples are needed.
+        overlap: Samples that neighbouring pieces share.
     """
     parts = [torch.zeros(0, **CPU_FLOAT)]
-    start = 0
+    start = attempt = 0
     for chunk in chunks:
         parts.append(chunk)
-        # Joined once a window: joining at each chunk would copy a long window over and over.
-        if sum(map(len, parts)) > size:
+        # Joined only once there are enough: joining each chunk would copy a long piece many times.
+        while sum(map(len, parts)) > sizes[attempt]:
             held = torch.cat(parts)
-            while len(held) > size:
-                yield start, held[:size].clone(), False  # a view would keep all of `held`
-                held = held[size - overlap :]
-                start += size - overlap
-            parts = [held]
+            end = end_of(held[: sizes[attempt]])
+            if end is None:
+                parts = [held]
+                attempt += 1
+                continue
+            yield start, held[:end].clone(), False  # a view would keep all of `held`
+            parts = [held[end - overlap :]]
+            start += end - overlap
+            attempt = 0
     yield start, torch.cat(parts), True

@@ -1,4 +1,4 @@
-"""A bar of the seconds of audio that were transcribed; this file loads no torch."""
+"""A progress bar of the seconds of audio that were transcribed; importing it needs no torch."""
 
 import math
 import sys
@@ -8,11 +8,11 @@ from typing import Any
 from tqdm import tqdm
 
 Advance = Callable[[float], object]  # called with seconds of audio that are done
-LOG_S = 60.0  # between two states of the bar where stderr is no terminal
+LOG_S = 60.0  # between two updates of the bar if stderr is not a terminal
 
 
 class _Bar(tqdm):
-    """A bar whose end moves on where a guess of it was too near."""
+    """A bar whose total grows if its estimate was too small."""
 
     n: float
     total: float
@@ -23,11 +23,11 @@ class _Bar(tqdm):
 
 
 def progress_bar(total_s: float, *, show: bool) -> Any:
-    """A tqdm bar on stderr of seconds of audio, with the RTFx so far: reading is included.
+    """A tqdm bar on stderr of seconds of audio and the RTFx so far, which includes reading.
 
     Args:
-        total_s: seconds of all recordings; it may be a guess.
-        show: False: show nothing.
+        total_s: Seconds of all recordings; an estimate is enough.
+        show: Whether to show the bar.
     """
     return _Bar(
         total=round(total_s),

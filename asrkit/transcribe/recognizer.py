@@ -27,53 +27,42 @@ from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, re
 from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
 from asrkit.transcribe.whisper import WhisperDecoder
 
-WEIGHTS = {  # dtype of the weights, by precision; "as_loaded" keeps the model's
+WEIGHT_DTYPES = {  # dtype of the weights for each precision; "as_loaded" keeps the model's
     "float32": torch.float32,
     "tf32": torch.float32,
     "autocast": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-ENCODED = 2  # windows of a Whisper that a CPU encodes at a time, which bounds the memory
-MAX_SYMBOLS = 10  # most labels on one frame, where neither config nor checkpoint has a number
+ENCODED = 2  # windows of a Whisper that a CPU encodes together, which bounds the memory
+MAX_SYMBOLS = 10  # most labels on one frame, if the checkpoint's notes have no number
 
 
-def recognize(
-    checkpoint: Checkpoint,
-    waveforms: Tensor,
-    lengths: Tensor,
-    *,
-    max_symbols: int | None = None,
-    confidence: bool = False,
-) -> Hypotheses:
+def recognize(checkpoint: Checkpoint, waveforms: Tensor, lengths: Tensor) -> Hypotheses:
     """Greedy hypotheses of B waveforms, by a recogniser that is used once.
 
-    The encoder runs as it is: to prepare it takes longer than one batch gains. A `Recognizer`
-    prepares it once for many batches.
+    The encoder is not optimized, which takes longer than one batch gains. A `Recognizer` optimizes
+    it once for many batches.
 
     Args:
-        checkpoint: model and feature settings.
+        checkpoint: Model and feature settings.
         waveforms: (B, S) float in [-1, 1] at the model's sampling rate.
-        lengths: (B,) valid samples of each.
-        max_symbols: most labels on one frame, for a transducer; None: what the checkpoint's notes
-            say, or 10.
-        confidence: also return each label's probability; for CTC, that on its first frame.
+        lengths: (B,) valid samples of each waveform.
     """
-    config = PipelineConfig(encoder="eager", max_symbols=max_symbols)
-    recognizer = Recognizer.from_checkpoint(checkpoint, config)
-    return recognizer(waveforms, lengths, confidence=confidence)
+    recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(encoder="eager"))
+    return recognizer(waveforms, lengths)
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """The device of a module's first weight or buffer; the CPU where it has none."""
+    """The device of a module's first weight or buffer; the CPU if it has none."""
     return next(chain(module.parameters(), module.buffers()), torch.empty(0, device="cpu")).device
 
 
 def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager", "optimized"]:
-    """How the encoder runs on `device`: as `config` says, or for "auto" the fastest known way.
+    """The form of the encoder in `config`; for "auto", the fastest known one on `device`.
 
     On CUDA that is eager: a graph costs four calls of each shape before it is replayed. On an H100
-    it then halved the time of one utterance, and gained a tenth at most on a batch of 32.
+    a graph then halved the time of one utterance, but saved at most a tenth on a batch of 32.
     """
     if config.encoder != "auto":
         return config.encoder
@@ -83,26 +72,27 @@ def encoder_form(config: PipelineConfig, device: torch.device) -> Literal["eager
 
 
 def weight_dtype(model: nn.Module, config: PipelineConfig) -> torch.dtype:
-    """The dtype that the weights of `model` have under `config`; with int8, those that are not.
+    """The dtype of the weights of `model` under `config`; with int8, of the other weights.
 
     Args:
-        model: As it was loaded.
+        model: The model as it was loaded.
         config: How to compute.
     """
     if config.precision == "int8":
         return getattr(torch, fast_dtype())
-    return WEIGHTS.get(config.precision, dtype_of(model))
+    return WEIGHT_DTYPES.get(config.precision, dtype_of(model))
 
 
 class ModelVariants:
-    """One model with the weights and layouts that configs ask for, each made once.
+    """Variants of one model with the dtypes and weight layouts of configs; each is built once.
 
-    Recognizers that share it share these variants, the CUDA graphs of their encoders, and the
-    graphs' memory.
+    Recognizers that share a `ModelVariants` share the variants, the CUDA graphs of their encoders,
+    and the graphs' memory.
 
     Args:
-        model: in eval mode, on its device.
-        in_place: change `model` itself, which saves the memory of a copy; for one config only.
+        model: The model in eval mode, on its device.
+        in_place: Whether to change `model` itself, which saves the memory of a copy; for one config
+            only.
     """
 
     def __init__(self, model: nn.Module, *, in_place: bool = False) -> None:
@@ -112,28 +102,31 @@ class ModelVariants:
         self.graphs: dict[str, EncoderGraphs] = {}
 
     def model_for(self, config: PipelineConfig) -> Any:
-        """The model with the precision and the encoder of `config`, "eager" or "optimized".
+        """The variant with the precision and the form of encoder in `config`.
+
+        Args:
+            config: How to compute, with an encoder that is not "auto".
 
         Raises:
-            ValueError: The model or this CPU has no int8, and `config` asks for it.
+            ValueError: `config` has int8, which the model or this CPU does not support.
         """
         dtype = weight_dtype(self.model, config)
         optimized = config.encoder == "optimized"
         int8 = config.precision == "int8"
         key = (dtype, optimized, int8)
         if key not in self.variants:
-            made = self.model
+            variant = self.model
             if self.in_place:
-                made = made.to(dtype)
-            elif optimized or dtype != dtype_of(made):
-                made = cast_copy(made, dtype)
+                variant = variant.to(dtype)
+            elif optimized or dtype != dtype_of(variant):
+                variant = cast_copy(variant, dtype)
             if optimized:
-                made = optimize(made, linear_layers="int8" if int8 else "as_it_is")
-            self.variants[key] = made
+                variant = optimize(variant, linear_layers="int8" if int8 else "as_it_is")
+            self.variants[key] = variant
         return self.variants[key]
 
     def graphs_for(self, config: PipelineConfig, encode: Encode) -> EncoderGraphs:
-        """The CUDA graphs of `encode`, shared by all configs with this precision."""
+        """The CUDA graphs of `encode`, which all configs with this precision share."""
         if config.precision not in self.graphs:
             most = getattr(self.model.encoder, "most_frames", None)
             self.graphs[config.precision] = EncoderGraphs(encode, self.pool, most)
@@ -146,23 +139,23 @@ class ModelVariants:
 
 
 class Recognizer:
-    """A model with everything that turns waveforms into hypotheses, as `config` says.
+    """A model with everything that turns waveforms into hypotheses under one config.
 
     A call runs the three stages `features`, `encode` and `decode`, which can also be called one by
     one.
 
     Args:
-        model: of a class in asrkit.transcribe.decoding.KINDS, or its `ModelVariants` to share.
-        config: how to compute; None: the defaults, which prepare a copy of the encoder on a CPU:
-            it does not see later changes of the weights.
-        features: log-mel settings of the model.
-        tokenizer: of the model, to read an n-gram model with, if `config` names one, and to know
-            which tokens of an encoder-decoder model have a text.
-        notes: of the checkpoint: most labels on one frame (`max_symbols`), the prompt of an
-            encoder-decoder model, and what a Whisper may write.
+        model: A model of a class in asrkit.transcribe.decoding.KINDS, or `ModelVariants` to share.
+        config: How to compute; None: the defaults. On a CPU these optimize a copy of the encoder,
+            which does not follow later changes of the weights.
+        features: Log-mel settings of the model.
+        tokenizer: Tokenizer of the model. It is needed to read an n-gram model, and to know which
+            tokens of an encoder-decoder model have a text.
+        notes: Notes of the checkpoint: most labels on one frame (`max_symbols`), the prompt of an
+            encoder-decoder model, and the tokens that a Whisper may write.
 
     Raises:
-        ValueError: the model or its device cannot do what `config` asks for.
+        ValueError: The model or its device does not support an option of `config`.
 
     >>> config = PipelineConfig(precision="bfloat16", encoder="optimized")
     >>> recognizer = Recognizer.from_checkpoint(checkpoint, config)  # doctest: +SKIP
@@ -195,36 +188,36 @@ class Recognizer:
             self.run_encoder = variants.graphs_for(self.config, self._encode)
 
     def _set_decoder(self, tokenizer: Tokenizer | None, notes: Mapping[str, Any]) -> None:
-        """Choose what turns encoded frames into hypotheses."""
+        """Set the decoder and its options."""
         config = self.config
         self.decode_options = DecodeOptions(
             strategy=self.kind.strategies[config.strategy],
             graphs=config.graphs,
-            max_symbols=config.max_symbols or notes.get("max_symbols", MAX_SYMBOLS),
+            max_symbols=notes.get("max_symbols", MAX_SYMBOLS),
             search=config.search,
             lm=read_lm(config.search, tokenizer, self.device),
             texts=None if tokenizer is None else tokenizer.vocab_size,
         )
-        asked = config.prompt or PromptOptions()
+        prompt_options = config.prompt or PromptOptions()
         self.decoder: WhisperDecoder | partial[Hypotheses]
         if WHISPER in notes:
-            self.decoder = WhisperDecoder(self.model, notes, tokenizer, asked)
+            self.decoder = WhisperDecoder(self.model, notes, tokenizer, prompt_options)
             return
         self.decoder = partial(self.kind.decode, self.model)
         format_ = PromptFormat.from_notes(notes)
-        prompt = prompt_tokens(type(self.model).__name__, format_, asked)
+        prompt = prompt_tokens(type(self.model).__name__, format_, prompt_options)
         self.decode_options = self.decode_options._replace(prompt=prompt)
 
     @property
     def detects_language(self) -> bool:
-        """Whether it finds the language of each recording itself: a multilingual Whisper that was
-        not told one.
+        """Whether it detects the language of each recording: a multilingual Whisper without a
+        `language` option.
         """
         return isinstance(self.decoder, WhisperDecoder) and self.decoder.detects
 
     @property
     def writes_timestamps(self) -> bool:
-        """Whether it can write the times of segments, as a Whisper does."""
+        """Whether it can write the times of segments, as a Whisper can."""
         return isinstance(self.decoder, WhisperDecoder)
 
     @classmethod
@@ -238,14 +231,18 @@ class Recognizer:
         """The recogniser of a checkpoint.
 
         Args:
-            checkpoint: model, tokenizer, feature settings and notes.
-            config: how to compute; None: the defaults.
-            in_place: prepare the checkpoint's model itself instead of a copy, which saves memory;
-                it cannot be saved or trained afterwards.
+            checkpoint: Model, tokenizer, feature settings and notes.
+            config: How to compute; None: the defaults.
+            in_place: Whether to optimize the checkpoint's model itself instead of a copy. This
+                saves memory, but the model cannot be saved or trained afterwards.
         """
-        got = type(checkpoint).__name__
-        remedy = "Pass load_checkpoint(path)."
-        expect(isinstance(checkpoint, Checkpoint), "checkpoint", "a Checkpoint", got, remedy)
+        expect(
+            isinstance(checkpoint, Checkpoint),
+            "checkpoint",
+            "a Checkpoint",
+            type(checkpoint).__name__,
+            "Pass load_checkpoint(path).",
+        )
         return cls(
             ModelVariants(checkpoint.model, in_place=in_place),
             config,
@@ -254,22 +251,22 @@ class Recognizer:
             notes=checkpoint.notes,
         )
 
-    def __call__(self, waveforms: Tensor, lengths: Tensor, **wanted: Any) -> Hypotheses:
+    def __call__(self, waveforms: Tensor, lengths: Tensor, **options: Any) -> Hypotheses:
         """Hypotheses of B waveforms.
 
         Args:
             waveforms: (B, S) float in [-1, 1] at the model's sampling rate, on any device.
-            lengths: (B,) valid samples of each.
-            **wanted: besides the labels, as `decode` takes it.
+            lengths: (B,) valid samples of each waveform.
+            **options: Options of `decode`.
         """
         rows = len(waveforms)
         if self.feature_config.fill_s and self.device.type == "cpu":
-            rows = ENCODED  # windows of one length, which are encoded as fast in small batches
+            rows = ENCODED  # windows of one length are encoded as fast in small batches
         parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
         encoded, ends = zip(*(self.encode(*self.features(*part)) for part in parts), strict=True)
         if len(encoded) > 1:
             encoded, ends = (torch.cat(encoded),), (torch.cat(ends),)
-        return self.decode(*encoded, *ends, **wanted)
+        return self.decode(*encoded, *ends, **options)
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,18 +312,19 @@ class Recognizer:
         Args:
             encoded: (B, T, P), as `encode` returns them.
             lengths: (B,) in encoder frames.
-            confidence: also return each label's probability; for CTC, that on its first frame.
-            times: also find the frames of labels where decoding leaves them open: for an
-                encoder-decoder model those that its CTC head aligns them to, or without a head
-                those that its attention looks at.
-            timestamps: a Whisper writes the times of its segments, which labels then keep within.
-            languages: of each utterance what a Whisper is to find in it, "" where it is not known.
-            previous: of each utterance the tokens before it, for a Whisper; as many for each.
-            until: of each utterance a frame: in greedy decoding a Whisper's segment behind another
-                one has text if it begins before that frame.
+            confidence: Whether to return each label's probability; for CTC, that on its first
+                frame.
+            times: Whether to find the frames of an encoder-decoder model's labels: those that its
+                CTC head aligns them to, or without a head those of the largest cross-attention.
+            timestamps: Whether a Whisper writes the times of its segments. Its labels then keep
+                within them.
+            languages: For a Whisper, the language of each utterance, "" where it is not known.
+            previous: For a Whisper, the tokens before each utterance; as many for each.
+            until: For a Whisper, a frame for each utterance. In greedy decoding a later segment has
+                text if it begins before that frame.
         """
-        # Autocast keeps no casts in inference mode: in a region, a decoder would cast its weights
-        # at each of its many small steps.
+        # In inference mode autocast does not cache casts: a decoder under autocast would cast its
+        # weights at each of its many small steps.
         if self.config.precision != "as_loaded":
             encoded = encoded.to(self.dtype)
         options = self.decode_options._replace(
@@ -349,20 +347,20 @@ class Recognizer:
             return self.kind.project(self.model, encoded), ends
 
     def _arithmetic(self) -> AbstractContextManager[None]:
-        """TF32 allowed or forbidden, unless torch's settings are to be kept."""
+        """Allow or forbid TF32; the precision "as_loaded" keeps torch's setting."""
         if self.config.precision == "as_loaded":
             return nullcontext()
         return tf32(self.config.precision == "tf32")
 
     def _check_beam(self, beam: BeamOptions, model: nn.Module) -> None:
-        """ValueError unless `model` has such a beam search."""
-        name, takes = type(model).__name__, self.kind.beam
+        """ValueError unless the beam search of `model` has these options."""
+        name, supported = type(model).__name__, self.kind.beam
         remedy = "CTC and encoder-decoder models have a beam search."
-        expect(bool(takes), "beam", f"none for {name}", beam.beam, remedy)
+        expect(bool(supported), "beam", f"none for {name}", beam.beam, remedy)
         if self.kind.ctc_head(model) is None:
-            takes = ()
+            supported = ()
             name += " without a CTC head"
         for option in ("lm", "label_bonus", "top_tokens", "ctc_weight"):
             value = getattr(beam, option)
-            plain = value == getattr(BeamOptions, option)
-            expect(plain or option in takes, option, f"none for {name}", value)
+            is_default = value == getattr(BeamOptions, option)
+            expect(is_default or option in supported, option, f"none for {name}", value)

@@ -1,5 +1,5 @@
-"""Whisper's decoding (arXiv 2212.04356, section 4.5): it finds the language, writes the times of
-segments, and decodes windows whose text is unlikely again.
+"""Whisper's decoding (arXiv 2212.04356, section 4.5): it detects the language, writes the times of
+segments, and decodes windows with an unlikely text again.
 """
 
 import zlib
@@ -21,34 +21,34 @@ from asrkit.decoders.states import map_state
 from asrkit.models import AEDModel
 from asrkit.models.prompts import ENGLISH, SUPPRESSED, WHISPER, PromptFormat
 from asrkit.runtime import CPU_FLOAT, eager
-from asrkit.transcribe.decoding import DecodeOptions, by_beam, timed_by_attention, with_texts
+from asrkit.transcribe.decoding import DecodeOptions, beam_decode, timed_by_attention, with_texts
 from asrkit.transcribe.options import PromptOptions
 
-TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tries behind the first one
-LEAST_LOG_PROB = -1.0  # nats a token in the mean, the end included; a text below is tried again
-NONSENSE = -2.0  # nats a token in the mean; a text below is worse than a repetition
-MOST_COMPRESSED = 2.4  # times; a text that zlib makes shorter is a repetition, and is tried again
-SLOWEST = 25  # frames of a label, half a second, where its place is not known
-NO_SPEECH = 0.6  # probability from which a window of an unlikely text has none
+TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the fallbacks, in order
+LEAST_LOG_PROB = -1.0  # mean nats a token, end included; a less likely text needs a fallback
+NONSENSE = -2.0  # mean nats a token; a less likely text is worse than a repetition
+MOST_COMPRESSED = 2.4  # zlib's factor; a text that it shortens more is a repetition
+SLOWEST = 25  # most frames of a label without a known place: half a second
+NO_SPEECH = 0.6  # least probability at which the text of a window is dropped, if it is unlikely
 
 
 class WhisperDecoder:
-    """What a Whisper's encoded frames become.
+    """Decodes the encoded frames of a Whisper.
 
     Args:
-        model: In evaluation mode.
-        notes: Of its checkpoint.
-        tokenizer: Of the model.
-        asked: What it is asked for.
+        model: The model in evaluation mode.
+        notes: Notes of its checkpoint.
+        tokenizer: Tokenizer of the model.
+        options: Language and task of the prompt, and whether there are fallbacks.
 
     Raises:
-        ValueError: The model cannot be asked for that, or the notes name tokens that it has not.
+        ValueError: The model does not support an option, or has no token that the notes name.
     """
 
     def __init__(
-        self, model: AEDModel, notes: Mapping[str, Any], tokenizer: Any, asked: PromptOptions
+        self, model: AEDModel, notes: Mapping[str, Any], tokenizer: Any, options: PromptOptions
     ) -> None:
-        given = asked.given()
+        given = options.given()
         self.tries_again = given.pop("fallback", True)
         self.model = model
         self.tokenizer = tokenizer
@@ -60,7 +60,7 @@ class WhisperDecoder:
 
     @property
     def detects(self) -> bool:
-        """Whether it finds the language itself."""
+        """Whether it detects the language itself."""
         return len(self.prompts) > 1
 
     @eager
@@ -78,7 +78,7 @@ class WhisperDecoder:
         options = options._replace(prompt=prompts)
         decode = partial(greedy, model, confidence=options.confidence)
         if options.search is not None:
-            found = by_beam(model, frames, lengths, options)
+            found = beam_decode(model, frames, lengths, options)
         else:
             found = decode(remembered, lengths, prompts)
         drawn_at = torch.zeros(len(frames), **CPU_FLOAT)
@@ -94,7 +94,7 @@ class WhisperDecoder:
         return replace(with_texts(found, options), languages=tuple(languages), segments=segments)
 
     def _prompts(self, languages: Sequence[str], options: DecodeOptions) -> Tensor:
-        """The prompts (B, P), those of one batch of the same length."""
+        """The prompts (B, P), which have one length in a batch."""
         prompts = [self.prompts[code] for code in languages]
         if options.timestamps:
             prompts = [prompt[:-1] for prompt in prompts]  # all but <|notimestamps|>
@@ -111,7 +111,7 @@ class WhisperDecoder:
     def _segments(
         self, found: Hypotheses, lengths: Tensor, drawn_at: Tensor
     ) -> tuple[Segments, ...]:
-        """The segments of each text."""
+        """The whole segments of each text."""
         rows = zip(
             found.tokens(),
             lengths.tolist(),
@@ -130,13 +130,13 @@ class WhisperDecoder:
         return [token for token in tokens if token < size or token > self.no_times]
 
     def _first(self, memory: Any) -> Tensor:
-        """Probabilities (B, V) of what follows <|startoftranscript|>: a language, or no speech."""
+        """Probabilities (B, V) of the token after <|startoftranscript|>."""
         start = memory.mask.new_full((len(memory.mask), 1), self.model.bos, dtype=torch.int64)
         logits, _ = self.model.follow(start, self.model.begin(memory, 1), memory, reach=1)
         return logits[:, 0].softmax(1, dtype=torch.float32)
 
     def _languages(self, memory: Any, known: Sequence[str]) -> list[str]:
-        """The language of each utterance: the likeliest one where it is not known."""
+        """The language of each utterance; the likeliest one if it is not known."""
         codes = [*self.prompts]
         if not self.detects:
             return codes * len(known)
@@ -154,14 +154,14 @@ class WhisperDecoder:
         memory: Any,
         drawn_at: Tensor,
     ) -> Hypotheses:
-        """The texts, those that fail replaced by draws, and none where there is no speech.
+        """The texts with sampled ones in place of those that fail, and none without speech.
 
         Args:
             found: The likeliest texts.
-            decode: Of memory, lengths and prompts at a temperature.
+            decode: Decodes memory, lengths and prompts at a temperature.
             inputs: These three.
-            memory: What the model itself remembers.
-            drawn_at: (B,), where the temperature of each draw is written.
+            memory: The model's own memory of the frames.
+            drawn_at: (B,), which gets the temperature of each sampled text.
         """
         no_speech: Tensor | None = None
         for temperature in (*TEMPERATURES, None):
@@ -183,8 +183,9 @@ class WhisperDecoder:
         return found.only(~silent[:, None])
 
     def _better(self, drawn: Hypotheses, found: Hypotheses, rows: Tensor) -> Tensor:
-        """Which of the texts drawn for these rows are better than those found: no repetitions in
-        place of repetitions, unless they are nonsense, or else likelier ones.
+        """Which of the texts sampled for these rows are better than the present ones.
+
+        Without repetition is better than with it, unless it is nonsense; else likelier is better.
         """
         repeats, repeated = self._repeats(drawn), self._repeats(found)[rows]
         log_probs = _mean_log_probs(drawn)
@@ -216,7 +217,7 @@ def greedy(
     confidence: bool,
     temperature: float = 0.0,
 ) -> Hypotheses:
-    """Texts of what the model remembers: the likeliest tokens, or tokens drawn at a temperature."""
+    """Texts of a batch: the likeliest tokens, or tokens sampled at a temperature."""
     loop = GreedyLoop(
         model,
         memory,
@@ -233,9 +234,9 @@ def greedy(
 
 
 def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, list[int]]:
-    """The prompt of each language that a recording may have: the one given, or all.
+    """The prompt of each language that a recording may have: the one given, or all languages.
 
-    What is found to be English is transcribed where a translation is asked for, which is the same.
+    A translation of English is a transcription, which is the task in the prompt of English.
     """
     format_ = PromptFormat.from_notes(notes)
     assert format_ is not None
@@ -243,16 +244,16 @@ def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, lis
         return {given.get("language", ENGLISH): format_.tokens(**given)}
     prompts = {}
     for code in format_.languages:
-        asked = given | {"language": code}
+        options = given | {"language": code}
         if code == ENGLISH:
-            asked.pop("task", None)
-        prompts[code] = format_.tokens(**asked)
+            options.pop("task", None)
+        prompts[code] = format_.tokens(**options)
     return prompts
 
 
 @torch.inference_mode(False)
 def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses, picked: Tensor) -> Hypotheses:
-    """The hypotheses with those of `other` that are picked, (m,) bool, in these rows (n,)."""
+    """The hypotheses with the picked rows of `other`, (m,) bool, in place of these rows (n,)."""
     N = max(found.labels.shape[1], other.labels.shape[1])
     parts: dict[str, Any] = {}
     for name in ("labels", "frames", "durations", "confidence", "lengths", "scores", "ended"):
@@ -270,18 +271,19 @@ def replaced(found: Hypotheses, rows: Tensor, other: Hypotheses, picked: Tensor)
 def whole_segments(
     tokens: Sequence[int], no_times: int, T: int
 ) -> tuple[tuple[Segment, ...], bool]:
-    """The whole segments of a text, those between two timestamps, and whether another one begins.
+    """The whole segments of a text, and whether another one begins after them.
 
-    A text without any such segment is one, up to the end of the window.
+    A whole segment is between two timestamps. A text without one is a segment up to the end of the
+    window.
 
     Args:
-        tokens: Of a text with timestamps.
-        no_times: Token before the first of them.
+        tokens: A text with timestamps.
+        no_times: The token before the first timestamp.
         T: Frames of the window.
     """
     segments = []
     labels = 0
-    begins = False  # behind a second timestamp
+    begins = False  # whether a second timestamp starts a segment
     for token in tokens:
         if token <= no_times:
             labels += 1
@@ -298,13 +300,13 @@ def whole_segments(
 
 @torch.inference_mode(False)
 def within_segments(found: Hypotheses, no_times: int, T: int) -> Hypotheses:
-    """The labels on frames between the timestamps around them: they begin and end in between.
+    """The hypotheses with each label on a frame between the timestamps around it.
 
-    Labels that have no frames yet are spread evenly between these, at most SLOWEST frames apart.
+    Labels without frames are spread evenly between these, at most SLOWEST frames apart.
 
     Args:
-        found: With timestamps, whose steps are frames.
-        no_times: Token before the first of them.
+        found: Texts with timestamps, whose unit is a frame.
+        no_times: The token before the first timestamp.
         T: Frames of a window.
     """
     times = found.labels - no_times - 1

@@ -1,4 +1,4 @@
-"""Recordings to transcripts: cut into windows, batched by length, recognised, and joined again."""
+"""Recordings to transcripts: cut into windows, batched by length, recognised and joined again."""
 
 import itertools
 import math
@@ -31,20 +31,20 @@ from asrkit.transcribe.progress import Advance, progress_bar
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.transcribe.words import Label, join, words
 
-# Batches read ahead and sorted by length: enough for little padding. More would only take memory
-# and delay the first transcripts.
+# Batches of audio that are read ahead and sorted by length: enough for little padding. More would
+# only take memory and delay the first transcripts.
 POOL = 8
-ALIKE = 2  # batches of a Whisper's windows, which are filled to one length
-BATCH_S = 120.0  # of audio
-MEMORY = 600 * 2**20  # of keys and values, in bytes
-MOST_TOGETHER = 6  # windows of a Whisper: 8 take 0.95 times as long, and 70 MiB more
-# Seconds of padding in a batch on a CPU: to fill them takes about as long as to start one more
-# batch. (Where k utterances differ by d each, k * k * d / 2 of padding and a cost c of each batch
-# add up to the least when that padding is c.) A GPU wants the largest batches.
+ALIKE = 2  # the same for a Whisper, whose windows are all padded to one length
+BATCH_S = 120.0  # seconds of audio in a batch
+MEMORY = 600 * 2**20  # bytes of a Whisper's keys and values
+MOST_TOGETHER = 6  # windows in a Whisper's batch: 8 take 0.95 times as long, and 70 MiB more
+# Most seconds of padding in a batch on a CPU: they take about as long as starting another batch.
+# (If k utterances differ by d each, the sum of k * k * d / 2 of padding and a cost c of each batch
+# is smallest when that padding equals c.) A GPU needs the largest batches.
 MOST_PADDING_S = 4.0
-MOST_WINDOWS = 2  # in a stretch without pauses, which is cut behind so many all the same
-MISSED_S = 3.0  # of sound without a word, to be reported
-# What recordings, models and machines raise; anything else is a fault of asrkit.
+MOST_WINDOWS = 2  # windows in a stretch without a pause, before it is cut anyway
+MISSED_S = 3.0  # seconds of sound without a word that are reported
+# Errors that recordings, models and machines cause; any other error is a defect of asrkit.
 FAILURES = (ValueError, RuntimeError, OSError, MemoryError)
 
 
@@ -56,29 +56,29 @@ def transcribe(
     recognizer: Recognizer | None = None,
     progress: bool = False,
 ) -> Iterator[Transcript]:
-    """Yield one `Transcript` a file, in the order given; one that breaks off yields its
-    text up to there and its error.
+    """Yield one `Transcript` for each file, in the order given.
 
-    Windows of one file and of several share batches. About POOL batches of audio (at first one,
-    then two, then four), for a Whisper ALIKE, are read, sorted by length and recognised while
-    threads read the next ones, so memory is bounded however long a file is. A transcript comes as
-    soon as its file and those before it are done.
+    The transcript of a file that breaks off has the text up to there and an error.
 
-    To the model, a window is an utterance of its own: features are normalised over the window. A
-    file of at most `window_s` is one window. A longer one is cut into windows that overlap, and
-    their labels are joined by their times; for a Whisper it is cut at pauses, and where a window
-    ends in the middle of a segment the next one begins with that segment. Silence (zeros, or less
-    than one feature frame; for a Whisper steady noise too) has no text. A batch that runs out of
-    memory is retried in halves.
+    Windows of one or several files share batches. About POOL batches of audio (one at first, then
+    two, then four), or ALIKE for a Whisper, are read, sorted by length and recognised while threads
+    read the next ones. So memory is bounded however long a file is. A transcript is yielded as soon
+    as its file and all files before it are done.
+
+    The model treats each window as an utterance: features are normalised over the window. A file of
+    at most `window_s` is one window. A longer file is cut into overlapping windows, whose labels
+    are joined by their times. For a Whisper it is cut at pauses, and if a window ends in the middle
+    of a segment, the next window begins with that segment. Silence has no text: zeros, less than
+    one feature frame, and for a Whisper also steady noise. A batch that runs out of memory is
+    retried in halves.
 
     Args:
-        checkpoint: model, tokenizer and feature settings.
-        paths: sound files, and folders that stand for the sound files in them (`find`); or
-            recordings that are bytes, or parts of a file (`asrkit.sound_files.Sound`). They are
-            drawn as they are needed.
-        options: windows and batches; None: the defaults.
-        recognizer: of this checkpoint, to compute with another config than the default one.
-        progress: show a bar on stderr, if that is a terminal.
+        checkpoint: Model, tokenizer and feature settings.
+        paths: Sound files, and folders of sound files, as `find` takes them; or recordings that are
+            bytes or parts of a file (`asrkit.sound_files.Sound`). They are drawn as needed.
+        options: Windows and batches; None: the defaults.
+        recognizer: A recogniser of this checkpoint, to compute with another config.
+        progress: Whether to show a bar on stderr, if that is a terminal.
     """
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options or WindowOptions())
@@ -91,26 +91,23 @@ def transcribe(
 
 
 class Transcriber:
-    """Recordings cut into windows, recognised, and joined to transcripts.
+    """Cuts recordings into windows, recognises them, and joins the results to transcripts.
 
-    Threads read recordings as parts (`_parts`), which are collected in pools (`_pools`), sorted by
-    length into batches (`plan_batches`) and recognised (`_labelled`); the parts of a recording make
+    Threads read recordings as parts (`_parts`). These are collected in pools (`_pools`), sorted by
+    length into batches (`plan_batches`) and recognised (`_labelled`). The parts of a recording make
     its transcript (`_transcript`).
 
     Args:
-        recognizer: of the model.
-        tokenizer: of the model.
-        options: windows and batches.
+        recognizer: Recogniser of the model.
+        tokenizer: Tokenizer of the model.
+        options: Windows and batches.
 
     Raises:
-        ValueError: the model cannot do what the options ask for.
+        ValueError: The model does not support the options.
     """
 
     def __init__(
-        self,
-        recognizer: Recognizer,
-        tokenizer: Tokenizer,
-        options: WindowOptions,
+        self, recognizer: Recognizer, tokenizer: Tokenizer, options: WindowOptions
     ) -> None:
         config = recognizer.feature_config
         most_s = getattr(recognizer.model.encoder, "most_frames", math.inf) * config.hop_s
@@ -123,7 +120,7 @@ class Transcriber:
         self.rate_hz = config.rate_hz
         self.batch_s = options.batch_s or usual_batch_s(recognizer, options.window_s)
         self.batch_samples = self.batch_s * config.rate_hz
-        # Windows are whole encoder frames long and apart: overlaps then see the same frames.
+        # Windows and overlaps are whole encoder frames, so that overlaps have the same frames.
         self.frame_samples = config.hop_samples * recognizer.model.config.encoder.subsampling
         frame_s = self.frame_samples / config.rate_hz
         self.overlap = round(options.overlap_s / frame_s) * self.frame_samples
@@ -141,16 +138,17 @@ class Transcriber:
         advance: Advance = lambda audio_s: None,
         batches: int = 1,
     ) -> Iterator[Transcript]:
-        """Yield one transcript a recording, in order, each as soon as it can be.
+        """Yield one transcript for each recording, in order and as soon as possible.
 
         Args:
-            sounds: drawn as they are needed.
-            advance: called with seconds of audio that were recognised.
-            batches: that the first pool holds at most; POOL: none is needed before the others.
+            sounds: The recordings, drawn as they are needed.
+            advance: Called with seconds of audio that were recognised.
+            batches: Most batches in the first pool. POOL suits callers that need all transcripts
+                before they use the first one.
         """
         queue = read_ahead(sounds, self._parts, self.options.readers)
         pools = read_ahead([self._pools(queue, batches)], iter, 1, ahead=1)  # one pool ahead
-        parts: list[Part] = []  # of the recording that is under way
+        parts: list[Part] = []  # parts of the current recording
         for part in self._recognised(pools):
             before = parts[-1].end if parts else 0
             advance((part.end - before) / self.rate_hz)
@@ -160,7 +158,7 @@ class Transcriber:
                 parts = []
 
     def _parts(self, sound: Sound) -> Iterator[Part]:
-        """Parts of a recording; the last one has the error of a recording that breaks off."""
+        """Yield the parts of a recording; the last one has the error if it breaks off."""
         end = 0
         reading = Reading(sound, self.rate_hz)
         try:
@@ -173,7 +171,7 @@ class Transcriber:
                 end = start + len(waveform)
                 sounds = sounding(waveform, self.rate_hz)
                 silent = not bool(waveform.any())
-                if self.cuts_at_pauses:  # a Whisper may write a text for any noise
+                if self.cuts_at_pauses:  # a Whisper may write text for any noise
                     silent = is_silent(waveform, self.rate_hz)
                 has_text = not silent and len(waveform) >= self.features.window_samples
                 todo = (Span(0, len(waveform)),) if has_text else ()
@@ -187,7 +185,7 @@ class Transcriber:
             yield part._replace(breaks_off=message(error), notes=tuple(reading.notes))
 
     def _pools(self, queue: Iterable[Part], batches: int) -> Iterator[list[Part]]:
-        """Parts in lists of about `batches`, then twice as many each time, up to a whole pool."""
+        """Yield lists of parts: first about `batches`, then twice as many each, up to a pool."""
         pool: list[Part] = []
         samples = 0
         batches = min(batches, self.pool)
@@ -203,11 +201,7 @@ class Transcriber:
             yield pool
 
     def _recognised(self, pools: Iterable[Sequence[Part]]) -> Iterator[Part]:
-        """Yield the parts with their labels, in order; a batch is recognised when it is needed.
-
-        Args:
-            pools: Parts of recordings, in order.
-        """
+        """Yield the parts with their labels, in order; a batch is recognised when it is needed."""
         schedule = Schedule(
             self._batches,
             shows_text=self.options.previous_text,
@@ -222,21 +216,21 @@ class Transcriber:
             yield from self._after_batch(schedule)
 
     def _fills_a_batch(self, schedule: Schedule) -> bool:
-        """Whether the windows that are left are worth a batch without those of the next pool."""
+        """Whether the remaining windows fill a batch without windows of the next pool."""
         samples = sum(self._filled(schedule.parts[number]) for number in schedule.left)
         return samples >= self.batch_samples
 
     def _after_batch(self, schedule: Schedule) -> Iterator[Part]:
-        """Recognise the next batch, and yield the parts that are done."""
+        """Recognise the next batch, and yield the parts that are done after it."""
         numbers = schedule.next_batch()
         schedule.decoded(numbers, self._recognise(schedule.batch(numbers)))
         if self.cuts_at_pauses and self.recognizer.device.type == "cpu":
-            return_free_memory()  # what a Whisper's batch has held is hundreds of MiB
+            return_free_memory()  # a Whisper's batch has used hundreds of MiB
         yield from schedule.done()
 
     def _batches(self, numbers: Iterable[int], parts: Mapping[int, Part]) -> list[list[int]]:
-        """The next windows of these parts in batches. Of equally long ones those come first that
-        others follow, so that the last of all need not be decoded alone.
+        """Batches of the next windows of these parts. Among windows of equal length, those that
+        others depend on come first, so that the last window is not decoded alone.
         """
         rows = sorted(numbers, key=lambda number: (-self._windows_left(parts[number]), number))
         lengths = {number: self._filled(parts[number]) for number in rows}
@@ -245,11 +239,11 @@ class Transcriber:
         return plan_batches(lengths, self.batch_samples, most_padding)
 
     def _filled(self, part: Part) -> int:
-        """Samples of the next window of a part, with the silence that fills it."""
+        """Samples of the next window of a part, padding included."""
         return max(self._window_of(part), self.features.fill_samples)
 
     def _windows_left(self, part: Part) -> int:
-        """Windows of a part that are left, at least."""
+        """Least number of windows that remain in a part."""
         return sum(math.ceil((end - start) / self.window) for start, end, _ in part.todo)
 
     def _window_of(self, part: Part) -> int:
@@ -258,21 +252,21 @@ class Transcriber:
         return min(end - start, self.window)
 
     def _recognise(self, batch: Sequence[Part]) -> list[Part]:
-        """The parts of a batch with labels; one that fails, as without memory, is retried in
-        halves.
+        """The parts of a batch with labels; a batch that fails, as for lack of memory, is retried
+        in halves.
         """
         try:
             return self._labelled(batch)
         except (RuntimeError, MemoryError, ValueError) as error:
-            why = message(error)  # the error itself would hold the tensors of its frames
+            why = message(error)  # the error itself would keep tensors alive
         if len(batch) == 1:
             return [batch[0]._replace(error=why)]
         half = len(batch) // 2
         return self._recognise(batch[:half]) + self._recognise(batch[half:])
 
     def _labelled(self, batch: Sequence[Part]) -> list[Part]:
-        """The parts with the labels of their next window, and with the language if the model finds
-        one. Labels of RNN-T have no duration: they end with their frame.
+        """The parts with the labels of their next window, and with its language if the model
+        detects one. Labels of RNN-T have no duration: they end with their frame.
         """
         sizes = [self._window_of(part) for part in batch]
         cut = [
@@ -297,27 +291,32 @@ class Transcriber:
             previous=[part.previous for part in batch] if self.options.previous_text else (),
             until=until,
         )
-        got = f"NaN or infinity in {self.recognizer.dtype}"
-        remedy = "Try another --dtype. An --lm without <unk> may exclude all texts."
-        finite = bool(hypotheses.scores.isfinite().all())
-        expect(finite, "model", "finite scores", got, remedy)
+        expect(
+            bool(hypotheses.scores.isfinite().all()),
+            "model",
+            "finite scores",
+            f"NaN or infinity in {self.recognizer.dtype}",
+            "Try another --dtype. An --lm without <unk> may exclude all texts.",
+        )
         labels = self._labels(batch, sizes, hypotheses)
         languages = hypotheses.languages or known
         if hypotheses.segments is None:
-            return [
-                part._replace(labels=written, language=language, todo=())
-                for part, written, language in zip(batch, labels, languages, strict=True)
+            decoded = [
+                part._replace(labels=written, todo=())
+                for part, written in zip(batch, labels, strict=True)
             ]
-        rows = zip(batch, sizes, labels, hypotheses.segments, strict=True)
+        else:
+            rows = zip(batch, sizes, labels, hypotheses.segments, strict=True)
+            decoded = [after_window(*row, *units) for row in rows]
         return [
-            after_window(*row, *units)._replace(language=language)
-            for row, language in zip(rows, languages, strict=True)
+            part._replace(language=language)
+            for part, language in zip(decoded, languages, strict=True)
         ]
 
     def _labels(
         self, batch: Sequence[Part], sizes: Sequence[int], hypotheses: Hypotheses
     ) -> list[list[Label]]:
-        """The labels of each window with their times; where decoding left these open, spread over
+        """The labels of each window with their times. Labels without frames are spread evenly over
         the window.
         """
         confidence = hypotheses.confidence
@@ -340,7 +339,7 @@ class Transcriber:
         return [list(map(Label, *row))[:count] for count, *row in rows]
 
     def _transcript(self, parts: Sequence[Part]) -> Transcript:
-        """The transcript of a recording from its parts, up to the first that has an error."""
+        """The transcript of a recording from its parts, up to the first with an error."""
         path, notes = parts[0].path, parts[-1].notes
         decoded = [*itertools.takewhile(lambda part: not part.error, parts)]
         failed = parts[len(decoded) :]
@@ -366,7 +365,7 @@ class Transcriber:
     def _without_words(
         self, parts: Sequence[Part], labels: Sequence[Label]
     ) -> tuple[tuple[float, float], ...]:
-        """(start, end) of what sounds for long between two labels, in seconds."""
+        """(start, end) in seconds of each long passage between two labels that sounds."""
         size = frame_size(self.rate_hz)
         sounds = torch.zeros(parts[-1].end // size + 1, dtype=torch.bool, device="cpu")
         for part in parts:
@@ -374,18 +373,18 @@ class Transcriber:
             sounds[first : first + len(part.sounds)] = part.sounds
         frame_s = size / self.rate_hz
         points = [round(label.start_s / frame_s) for label in labels]
-        found = gaps(sounds, points, MISSED_S)
-        return tuple((start * frame_s, end * frame_s) for start, end in found)
+        passages = gaps(sounds, points, MISSED_S)
+        return tuple((start * frame_s, end * frame_s) for start, end in passages)
 
 
 def usual_batch_s(recognizer: Recognizer, window_s: float) -> float:
-    """Seconds of audio in a batch where nothing else is asked for.
+    """Default seconds of audio in a batch.
 
-    On a CPU a Whisper keeps keys and values of each window, for each hypothesis of a beam: so many
-    windows that these take MEMORY at most, and MOST_TOGETHER at most.
+    On a CPU, a Whisper stores keys and values of each window, for each hypothesis of a beam. A
+    batch has as many windows as fit into MEMORY, but at most MOST_TOGETHER.
 
     Args:
-        recognizer: Of the model.
+        recognizer: Recogniser of the model.
         window_s: Length of a window.
     """
     if not recognizer.writes_timestamps or recognizer.device.type != "cpu":
@@ -400,20 +399,20 @@ def usual_batch_s(recognizer: Recognizer, window_s: float) -> float:
 def plan_batches(
     lengths: Mapping[int, int], budget: float, most_padding: float = math.inf
 ) -> list[list[int]]:
-    """Utterances of similar length in batches, the batch with the earliest utterance first.
+    """Batches of utterances of similar length, the batch with the earliest utterance first.
 
-    A batch has at most `budget` samples, padding included; an utterance longer than that is a batch
-    of its own.
+    A batch has at most `budget` samples, padding included. A longer utterance is a batch of its
+    own.
 
     Args:
-        lengths: samples of each utterance, by its number.
-        budget: most samples in a batch: utterances times the longest of them.
-        most_padding: most samples of padding in a batch.
+        lengths: Samples of each utterance, by its number.
+        budget: Most samples in a batch: number of utterances times the longest of them.
+        most_padding: Most samples of padding in a batch.
     """
     plan: list[list[int]] = []
     batch: list[int] = []
-    longest = 0  # samples of the longest utterance of the batch
-    filled = 0  # samples of its utterances, without padding
+    longest = 0  # samples of the longest utterance in the batch
+    filled = 0  # samples of its utterances without padding
     for row in sorted(lengths, key=lengths.__getitem__, reverse=True):
         filled += lengths[row]
         padded = (len(batch) + 1) * longest

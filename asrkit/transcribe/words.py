@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from asrkit.text import Tokenizer
 
-JITTER_S = 0.4  # what two windows may differ in the time of one label
-MAX_WORD = 64  # characters of a word; labels that may write one character
-PAUSE_S = 0.5  # a pause this long is as good a place to cut as any longer one
-PART = "\ufffd"  # what a tokenizer decodes a part of a character to
+JITTER_S = 0.4  # largest difference between the times that two windows give one label
+MAX_WORD = 64  # characters in a word; labels that may write one character together
+PAUSE_S = 0.5  # a longer pause is no better place to cut
+PART = "\ufffd"  # decoded text of an incomplete character
 # Scripts without spaces, Thai to Myanmar, Khmer and CJK: a word may begin with each character,
 SPACELESS = re.compile(
     r"[\u0e00-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff\uff66-\uff9f"
     r"\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
 )
-# but not after what opens or comes before its consonant, nor with what closes, marks or is small
+# but not after an opening bracket or a leading vowel, nor with a closing, marking or small one
 _OPENING = r"(\[{（［｛「『【〈《〔“‘เ-ไເ-ໄ\u1039\u17d2"
 _SMALL = (
     r"ーｰ々〻ゝゞヽヾぁぃぅぇぉっゃゅょゎゕゖァィゥェォッャュョヮヵヶㇰ-ㇿｧ-ｯๆะ-ำๅໆະ-ຳ\u1039\u17d2"
@@ -37,7 +37,7 @@ class Label(NamedTuple):
 
 
 class Word(NamedTuple):
-    """One word; times in seconds from the recording's start, confidence of its least sure label."""
+    """One word; times in seconds from the recording's start, least confidence of its labels."""
 
     text: str
     start_s: float
@@ -49,21 +49,20 @@ class Word(NamedTuple):
 def join(
     before: Sequence[Label], after: Sequence[Label], start_s: float, end_s: float
 ) -> list[Label]:
-    """Labels of two windows in the order of time, each label once; all of them where the windows do
-    not overlap.
+    """Labels of two windows in order of time, each label once; all labels if they do not overlap.
 
-    Labels that both windows have, within JITTER_S, are paired and take the first window's time, so
-    that a cut has both on one side: none is doubled, none lost. Labels between two pairs stay
-    between them. The cut is made in a long pause of both, between paired labels, and close to the
-    middle of the overlap, since near its own edge a window has only part of a word.
+    A label that both windows have, within JITTER_S, is a pair and takes the first window's time.
+    So both are on one side of the cut, and no label is doubled or lost. Labels between two pairs
+    stay between them. The cut is made in a pause that both windows have, between paired labels, and
+    close to the middle of the overlap, since near its edge a window has only a part of a word.
 
     Args:
-        before: labels of the first window, and of those before it.
-        after: labels of the second window.
-        start_s: start of the overlap: of the second window.
-        end_s: end of the overlap: of the first window.
+        before: Labels of the first window and of all windows before it.
+        after: Labels of the second window.
+        start_s: Start of the second window, where the overlap starts.
+        end_s: End of the first window, where the overlap ends.
     """
-    if start_s >= end_s:  # a label may lie on the very end of the first
+    if start_s >= end_s:  # a label may be exactly at the end of the first window
         return [*before, *after]
     head = before[: bisect.bisect_left(before, start_s, key=attrgetter("start_s"))]
     left = before[len(head) :]
@@ -86,8 +85,8 @@ def join(
 
 
 def _pairs(left: Sequence[Label], right: Sequence[Label]) -> list[tuple[int, int]]:
-    """The longest common subsequence of labels at most JITTER_S apart, the closest of several."""
-    gain = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]  # of what follows i and j
+    """The longest common subsequence of labels at most JITTER_S apart; the closest if several."""
+    gain = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]  # of labels from i and j on
     for i in reversed(range(len(left))):
         for j in reversed(range(len(right))):
             paired = _match(left[i], right[j]) + gain[i + 1][j + 1]
@@ -107,7 +106,7 @@ def _pairs(left: Sequence[Label], right: Sequence[Label]) -> list[tuple[int, int
 
 
 def _match(label: Label, other: Label) -> float:
-    """What pairing two labels is worth: 0 where they differ, about 1 where they agree."""
+    """The gain of pairing two labels: 0 if they differ, about 1 if they agree."""
     apart_s = abs(label.start_s - other.start_s)
     if label.token != other.token or apart_s > JITTER_S:
         return 0.0
@@ -117,10 +116,10 @@ def _match(label: Label, other: Label) -> float:
 def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) -> float:
     """A time in the best gap between label times.
 
-    Half a second of pause is worth two seconds off the middle, or two neighbours that are `agreed`.
+    A pause of half a second outweighs two seconds from the middle, or two `agreed` neighbours.
     """
     middle = (start_s + end_s) / 2
-    places = [(-math.inf, middle)]  # the worth of each, and where it is
+    places = [(-math.inf, middle)]  # (worth, time)
     for low, high in itertools.pairwise(sorted({start_s, end_s} | times)):
         pause = min(high - low, PAUSE_S)
         place = min(max(middle, low + pause / 2), high - pause / 2)
@@ -130,15 +129,15 @@ def _cut(times: set[float], agreed: set[float], start_s: float, end_s: float) ->
 
 
 def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
-    """Words of `labels`, with the text that the tokenizer decodes: split at white space, in scripts
-    without spaces between labels, and after MAX_WORD characters.
+    """Words of `labels`, with the text that the tokenizer decodes.
 
-    A word ends with the last label that added to its text, so not with a space, and before the next
-    one starts.
+    The text is split at white space, in scripts without spaces between labels, and after MAX_WORD
+    characters. A word ends with the last label that adds to its text, which a space does not, and
+    before the next word starts.
 
     Args:
-        labels: in the order of time.
-        tokenizer: nothing of it is needed but `decode`.
+        labels: Labels in order of time.
+        tokenizer: Any object with `decode`.
     """
     result: list[Word] = []
     for part in _characters(labels, tokenizer):
@@ -152,21 +151,21 @@ def words(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
 
 
 def _is_one_word(before: str, after: str) -> bool:
-    """Whether text belongs to the word before it, without white space between them."""
+    """Whether text continues the word before it, with no white space between them."""
     pair = before[-1] + after[0]
     apart = SPACELESS.search(pair) and not TIED.match(pair)
     return len(before) < MAX_WORD and not apart
 
 
 def _extended(word: Word, text: str, by: Label | Word) -> Word:
-    """`word` with more text, which ends with a label or with the next part of it."""
+    """`word` with this text; it ends with the label or part `by`."""
     return word._replace(text=text, end_s=by.end_s, confidence=min(word.confidence, by.confidence))
 
 
 def _characters(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
-    """What each label adds to the text; labels that write a character together as one."""
-    found: list[Word] = []
-    tokens: list[int] = []  # of the last of `found`, and of white space after it
+    """The text that each label adds; labels that write a character together count as one."""
+    parts: list[Word] = []
+    tokens: list[int] = []  # of the last part, and of white space after it
     text = ""
     for label in labels:
         before = text
@@ -181,7 +180,7 @@ def _characters(labels: Sequence[Label], tokenizer: Tokenizer) -> list[Word]:
             tokens = [label.token]
             text = added.strip()
             joined = before != "" and not added[0].isspace()
-            found.append(Word(text, *label[1:], joined))
+            parts.append(Word(text, *label[1:], joined))
         else:
-            found[-1] = _extended(found[-1], text, label)
-    return found
+            parts[-1] = _extended(parts[-1], text, label)
+    return parts

@@ -15,7 +15,7 @@ from asrkit import files
 from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
 from asrkit.runtime import triton_fails
-from asrkit.transcribe.default import default_model
+from asrkit.transcribe.plan import default_model
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]

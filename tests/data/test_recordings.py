@@ -12,7 +12,7 @@ import soundfile
 
 from asrkit.data import Utterances, corpora, recorded_speech
 from asrkit.files import shipped
-from asrkit.transcribe import manifests
+from asrkit.transcribe.bulk import manifests
 
 FOLDER = shipped("speech")
 MANIFEST = FOLDER / "manifest.jsonl"

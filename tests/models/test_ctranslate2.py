@@ -10,7 +10,7 @@ import torch
 
 from asrkit.models import load_checkpoint
 from asrkit.models.checkpoints import whisper
-from asrkit.transcribe.folder import made_by
+from asrkit.transcribe.plan import Plan
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import ctranslate2_files as files
@@ -77,11 +77,11 @@ def test_equal_variables_that_the_converter_stores_once_are_read(folder):
 
 def test_a_transcript_follows_from_the_weights_of_the_folder(folder):
     path = folder()
-    before = made_by(path)
+    before = Plan(model=path).fingerprint()
     data = bytearray((path / "model.bin").read_bytes())
     data[len(data) // 2] ^= 1
     (path / "model.bin").write_bytes(data)
-    assert made_by(path) != before
+    assert Plan(model=path).fingerprint() != before
 
 
 def variables_of():

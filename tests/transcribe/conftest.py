@@ -1,4 +1,4 @@
-"""A model that was really trained, for some seconds, on speech that overlapping windows can be tried on."""
+"""A model that was trained for some seconds, and speech on which overlapping windows are tested."""
 
 import io
 import json
@@ -35,7 +35,7 @@ from asrkit.models import (
 from asrkit.models.transducer import StatelessConfig
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import PipelineConfig, Recognizer, WindowOptions, transcribe
-from asrkit.transcribe.shards import rows
+from asrkit.transcribe.bulk.shards import rows
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "models")]  # helpers of these tests
@@ -92,19 +92,19 @@ def forked(tmp_path):
 
 @pytest.fixture(scope="session")
 def learned(tiny_speech):
-    """A CTC model that knows six utterances by heart, without normalisation: what it hears far from an edge is the same in any
+    """A CTC model that knows six utterances by heart, without normalisation: its output far from an edge is the same in any
     window, so that windows and one piece can be compared to the letter."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config, tokenizer, steps = FeatureConfig(normalization="none"), CharTokenizer(), 45
     rows = torch.randint(6, (12, 3)).tolist()
-    heard = [torch.cat([tiny_speech.waveforms[n] for n in row]) / 32768 for row in rows]
-    said = [" ".join(tiny_speech.texts[n] for n in row) for row in rows]
-    tokens = [*map(tokenizer.encode, said)]
+    waves = [torch.cat([tiny_speech.waveforms[n] for n in row]) / 32768 for row in rows]
+    texts = [" ".join(tiny_speech.texts[n] for n in row) for row in rows]
+    tokens = [*map(tokenizer.encode, texts)]
     targets = torch.tensor([*chain(*tokens)]), torch.tensor([*map(len, tokens)])
-    lengths = torch.tensor([*map(len, heard)])
-    features = log_mel(pad_sequence(heard, batch_first=True), lengths, config=config)
+    lengths = torch.tensor([*map(len, waves)])
+    features = log_mel(pad_sequence(waves, batch_first=True), lengths, config=config)
     encoder = ConvConfig(width=64, layers=3, dropout=0.0)
     model = CTCModel(CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
@@ -125,12 +125,12 @@ def learned(tiny_speech):
 
 @pytest.fixture(scope="session")
 def learned_transducer(learned, tiny_speech):
-    """An RNN-T on the encoder of `learned`: its joint has learned one path, a label where CTC begins one and then blank."""
+    """An RNN-T on the encoder of `learned`: its joint has learned one path: a label where CTC begins one, then blank."""
     torch.manual_seed(0)
-    heard = torch.cat([tiny_speech.waveforms[n] for n in torch.randint(6, (36,))]) / 32768  # fmt: skip
+    waves = torch.cat([tiny_speech.waveforms[n] for n in torch.randint(6, (36,))]) / 32768  # fmt: skip
     recognizer = Recognizer.from_checkpoint(learned, PipelineConfig(encoder="eager"))
-    lengths = torch.tensor([len(heard)])
-    encoded, ends = recognizer.encode(*recognizer.features(heard[None], lengths))
+    lengths = torch.tensor([len(waves)])
+    encoded, ends = recognizer.encode(*recognizer.features(waves[None], lengths))
     found = recognizer.decode(encoded, ends)
     begun = dict(zip(found.frames[0].tolist(), found.tokens()[0], strict=True))
     blank, nodes = learned.model.blank, []  # frame, labels before, what is emitted
@@ -161,7 +161,7 @@ def learned_transducer(learned, tiny_speech):
 
 @pytest.fixture
 def transducer():
-    """A transducer of random weights that finds some labels in noise."""
+    """A transducer of random weights that writes some labels for noise."""
     torch.manual_seed(0)
     model = TransducerModel(presets.tiny(vocab_size=28)).eval()
     return Checkpoint(
@@ -201,7 +201,7 @@ def model(learned, tmp_path_factory):
 
 @pytest.fixture
 def typed(model, capsys):
-    """What `asrkit transcribe` of the trained model, with words typed behind it, ends in: exit code, stdout and stderr."""
+    """What `asrkit transcribe` of the trained model, with further arguments, returns: exit code, stdout and stderr."""
 
     def run(*words):
         capsys.readouterr()
@@ -261,7 +261,7 @@ def found():
 
 @pytest.fixture
 def make_tar():
-    """Writes a WebDataset tar of sound files: (path, {member: bytes}), behind one of text."""
+    """Writes a WebDataset tar of sound files: (path, {member: bytes}), after a text file."""
 
     def make(path, members):
         with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:

@@ -12,7 +12,7 @@ WAVE = torch.sin(torch.arange(RATE * SECONDS) ** 2 / 1e6).numpy()  # ever higher
 
 
 class Pipe(io.RawIOBase):
-    """What can be written only, so that no header is put right at the end."""
+    """A stream that cannot seek, so that no header is corrected at the end."""
 
     def __init__(self, path):
         self.file = path.open("wb")
@@ -25,7 +25,7 @@ class Pipe(io.RawIOBase):
 
 
 def encode(path, kind, codec, wave=WAVE, rate=RATE, piped=False, more=None, **options):
-    """A file of this container and codec; kind None: as its suffix says."""
+    """A file of this container and codec; kind None: that of its suffix."""
     if codec == "vorbis":
         soundfile.write(str(path), wave, rate, format="OGG", subtype="VORBIS")
         return path

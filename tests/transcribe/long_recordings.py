@@ -74,7 +74,7 @@ def orders(pieces, random, speech_s=0.0):
 
 
 def join(name, pieces, kind, pauses_s, random):
-    """One recording of the pieces, with `kind` between each two for so many seconds."""
+    """One recording of the pieces, with so many seconds of `kind` between each two."""
     parts, spans, start = [], [], 0
     for piece, pause_s in zip(pieces, [*pauses_s, 0], strict=True):
         end = start + len(piece.samples)

@@ -14,7 +14,7 @@ from asrkit.models.prompts import PromptFormat
 from asrkit.text import CharTokenizer
 from asrkit.transcribe import BeamOptions, PipelineConfig, PromptOptions, Recognizer
 
-ASKED = {"language": "de", "task": "translate", "punctuation": False}
+OPTIONS = {"language": "de", "task": "translate", "punctuation": False}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def talk(tmp_path_factory):
 
 
 def random_model(ctc=True, most=128, width=48):
-    """A model of random weights that writes something, whose decoder is wider than its encoder."""
+    """A model of random weights with some text, whose decoder is wider than its encoder."""
     torch.manual_seed(1)
     model = AEDModel(
         replace(presets.tiny_aed(31), width=width, ctc=ctc, most=most)
@@ -60,37 +60,35 @@ def recognised(model, times=False, **config):
 
 @torch.no_grad()
 def encoded(model):
-    """Frames that the decoder reads, their lengths, and what the CTC head says."""
+    """Frames for the decoder, their lengths, and the scores of the CTC head."""
     return model.encode(*Recognizer(model).features(*speech(LENGTHS)))
 
 
-def by_hand(checkpoint, **asked):
+def by_hand(checkpoint, **options):
     """Tokens of four utterances, stage by stage, without those that have no text."""
     frames, ends, _ = encoded(checkpoint.model)
-    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**asked)
+    prompt = PromptFormat.from_notes(checkpoint.notes).tokens(**options)
     rows = aed_greedy(checkpoint.model, frames, ends, prompt=prompt).tokens()
     size = checkpoint.tokenizer.vocab_size
     return [[token for token in row if token < size] for row in rows]
 
 
-def test_a_text_is_what_the_decoder_writes_behind_the_prompt_asked_for(
-    checkpoint, canary, talk, typed
-):
-    plain, asked = by_hand(checkpoint), by_hand(checkpoint, **ASKED)
-    assert recognised(checkpoint, prompt=PromptOptions(**ASKED)).tokens() == asked
-    assert recognised(checkpoint).tokens() == plain != asked
+def test_a_text_is_decoded_after_the_requested_prompt(checkpoint, canary, talk, typed):
+    plain, german = by_hand(checkpoint), by_hand(checkpoint, **OPTIONS)
+    assert recognised(checkpoint, prompt=PromptOptions(**OPTIONS)).tokens() == german
+    assert recognised(checkpoint).tokens() == plain != german
     assert recognised(checkpoint, search=BeamOptions(beam=1)).tokens() == plain
     options = "--language de --task translate --no-punctuation"
     _, out, _ = typed(talk, "--model", canary, options)
-    assert out.rstrip("\n").partition("\t")[2] == checkpoint.tokenizer.decode(asked[0])
+    assert out.rstrip("\n").partition("\t")[2] == checkpoint.tokenizer.decode(german[0])
 
 
 def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
-    """Of tiny_aed the last three tokens are special, and a model of random weights writes them too."""
+    """The last three tokens of tiny_aed are special, and random weights write them too."""
     model = random_model(width=presets.tiny_aed(31).width)
-    asked = {"confidence": True, "times": True}
-    every = Recognizer(model)(*speech(LENGTHS), **asked)
-    kept = Recognizer(model, tokenizer=CharTokenizer())(*speech(LENGTHS), **asked)
+    options = {"confidence": True, "times": True}
+    every = Recognizer(model)(*speech(LENGTHS), **options)
+    kept = Recognizer(model, tokenizer=CharTokenizer())(*speech(LENGTHS), **options)
     has_text = (every.labels >= 0) & (every.labels < 28)
     assert torch.equal(kept.lengths, has_text.sum(1))
     assert every.labels.max() >= 28
@@ -106,7 +104,9 @@ def test_tokens_without_a_text_are_left_out_with_their_frames_and_confidences():
     ("--task translate", "--target-language: expected another language than language='en' to translate into, got 'en'. Name the language of the text."),
     ("--beam 4 --label-bonus 1", "--label-bonus: expected none for AEDModel"),
 ])  # fmt: skip
-def test_what_the_model_cannot_do_is_refused(canary, talk, options, message, typed):
+def test_unsupported_prompts_and_beams_are_refused(
+    canary, talk, options, message, typed
+):
     code, _, err = typed(talk, "--model", canary, options)
     assert code == 2
     assert err.startswith(f"asrkit transcribe: {message}")
@@ -116,7 +116,7 @@ def test_what_the_model_cannot_do_is_refused(canary, talk, options, message, typ
 
 
 @pytest.mark.parametrize("head, given, weight", [(True, 0.3, 0.3), (True, 0.8, 0.8), (True, 0, 0.0), (False, 0.3, 0.0)])  # fmt: skip
-def test_a_beam_of_a_model_with_a_ctc_head_asks_both(head, given, weight):
+def test_a_beam_of_a_model_with_a_ctc_head_uses_attention_and_ctc(head, given, weight):
     model = random_model(ctc=head)
     frames, ends, ctc = encoded(model)
     if not weight:
@@ -131,8 +131,8 @@ def test_a_beam_of_a_model_with_a_ctc_head_asks_both(head, given, weight):
     assert found.impl == wanted.impl
 
 
-def test_labels_have_the_times_of_the_ctc_head_where_the_text_fits():
-    """Seven labels: the shorter two of four utterances have no room for them."""
+def test_labels_have_the_times_of_the_ctc_head_if_the_text_fits():
+    """Seven labels, which are too many for the shorter two of four utterances."""
     model = random_model(most=8)
     found = recognised(model, times=True)
     frames, ends, ctc = encoded(model)
@@ -146,7 +146,7 @@ def test_labels_have_the_times_of_the_ctc_head_where_the_text_fits():
     assert (found.durations[2:] <= 0).all()
 
 
-def test_a_beam_has_the_times_of_the_ctc_head_unless_it_is_not_to_ask_it():
+def test_a_beam_has_the_times_of_the_ctc_head_unless_its_weight_is_0():
     model = random_model(most=8)
     frames, ends, ctc = encoded(model)
     joint = recognised(model, times=True, search=BeamOptions(beam=3))
@@ -155,7 +155,7 @@ def test_a_beam_has_the_times_of_the_ctc_head_unless_it_is_not_to_ask_it():
     assert torch.equal(alone.frames, attention_frames(model, frames, ends, alone))
 
 
-def test_a_beams_confidence_is_the_probability_of_each_label_behind_those_before_it():
+def test_a_beams_confidence_is_the_probability_of_each_label_given_those_before_it():
     model = random_model(ctc=False)
     frames, ends, _ = encoded(model)
     recognizer = Recognizer(model, PipelineConfig(search=BeamOptions(beam=1)))

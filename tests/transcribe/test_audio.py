@@ -36,7 +36,7 @@ def names_in(*paths):
 
 
 def refused(source):
-    """What is wrong with it, in one line."""
+    """The error of reading it, in one line."""
     with pytest.raises(ValueError, match=r"^audio: [^\n]*$") as error:
         read_audio(source, 16_000)
     return str(error.value)
@@ -97,7 +97,7 @@ def test_a_subfolder_without_permission_is_reported_in_its_place(ordinary_folder
 
 WAVE = noise(3, 16_000)
 BROKEN = np.where(np.arange(48_000) == 12_000, np.nan, WAVE[:, 0])
-REFUSED = {  # name, its bytes or (samples, rate), and what is said
+REFUSED = {  # name, its bytes or (samples, rate), and the error message
     "nan.wav": (
         (BROKEN, 16_000),
         "nan.wav cannot be read beyond 0.75 s (NaN or infinity)",
@@ -113,19 +113,19 @@ REFUSED = {  # name, its bytes or (samples, rate), and what is said
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_sound_or_has_wrong_samples_is_one_line_that_names_the_file(
+def test_a_file_without_sound_or_with_wrong_samples_is_one_line_that_names_it(
     tmp_path, name
 ):
-    path, (held, said) = tmp_path / name, REFUSED[name]
+    path, (held, message) = tmp_path / name, REFUSED[name]
     if isinstance(held, tuple):
         save(path, *held)
     elif held is not None:
         path.write_bytes(held)
-    assert said in refused(path)
+    assert message in refused(path)
 
 
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
-def test_a_wav_whose_writer_did_not_know_its_length_is_read(tmp_path, size):
+def test_a_wav_whose_header_has_no_length_is_read(tmp_path, size):
     path = save(tmp_path / "a.wav", noise(1, 16_000), subtype="PCM_16")
     data = path.read_bytes()
     at = data.index(b"data") + 4
@@ -152,7 +152,7 @@ def test_a_part_of_a_recording_is_its_samples_and_ends_where_the_recording_does(
 
 
 @pytest.mark.parametrize("readers", [1, 7])
-def test_items_read_ahead_come_as_a_plain_loop_gives_them_up_to_an_error(readers):
+def test_items_read_ahead_are_those_of_a_plain_loop_up_to_an_error(readers):
     sizes = [3, 0, 1, 40, 2, 4] * 9
 
     def read(size):
@@ -169,7 +169,7 @@ def test_items_read_ahead_come_as_a_plain_loop_gives_them_up_to_an_error(readers
     assert threading.active_count() == before
 
 
-def test_no_more_is_read_ahead_than_promised_and_no_thread_left_behind():
+def test_no_more_is_read_ahead_than_promised_and_no_thread_remains():
     read_items = Counter()
     sources = itertools.count()
     before = threading.active_count()

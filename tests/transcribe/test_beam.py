@@ -1,4 +1,4 @@
-"""Beam search in the recogniser and the command: on a model that was really trained, with and without an n-gram."""
+"""Beam search in the recogniser and the command: on a trained model, with and without an n-gram model."""
 
 import json
 
@@ -11,14 +11,13 @@ from asrkit.transcribe import (
     BeamOptions,
     PipelineConfig,
     Recognizer,
-    WindowOptions,
     transcribe,
 )
-from asrkit.transcribe.folder import text_settings
+from asrkit.transcribe.plan import Plan
 
 
 def arpa(words, unknown=True):
-    """An ARPA file of these words, equally likely, and of an unlikely unknown one."""
+    """An ARPA file of these equally likely words and an unlikely unknown one."""
     lines = ["-99\t<s>", "-1\t</s>", *(f"-0.5\t{word}" for word in words)]
     lines += ["-6\t<unk>"] * unknown
     body = "\n".join(lines)
@@ -27,7 +26,7 @@ def arpa(words, unknown=True):
 
 @pytest.fixture
 def words(tiny_speech, tmp_path):
-    """An n-gram over the words of what `learned` knows."""
+    """An n-gram model of the words that `learned` knows."""
     texts = " ".join(tiny_speech.texts[:6]).split()
     path = tmp_path / "words.arpa"
     path.write_text(arpa(sorted({*texts})))
@@ -36,7 +35,7 @@ def words(tiny_speech, tmp_path):
 
 @pytest.fixture
 def waveforms(tiny_speech):
-    """All thirty utterances: of the most part `learned` has heard nothing, and is unsure."""
+    """All thirty utterances; `learned` was trained on few of them, and is unsure of the rest."""
     parts = [waveform.float() / 32768 for waveform in tiny_speech.waveforms]
     return pad_sequence(parts, batch_first=True), torch.tensor([*map(len, parts)])
 
@@ -62,7 +61,7 @@ def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(
             "top_tokens": 5,
         },
     }
-    heard = set()
+    texts = set()
     for search, options in cases.items():
         config = PipelineConfig(encoder="eager", search=search)
         found = Recognizer.from_checkpoint(learned, config)(*waveforms, confidence=True)
@@ -70,15 +69,15 @@ def test_the_recogniser_decodes_by_the_beam_with_words_or_tokens(
         assert found.tokens() == wanted.tokens()
         torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-4, atol=1e-3)
         assert found.confidence[found.labels >= 0].min() > 0
-        heard.add(str(found.tokens()))
-    assert len(heard) == 3
+        texts.add(str(found.tokens()))
+    assert len(texts) == 3
 
 
-def test_the_command_takes_a_beam_and_a_model_of_words(
+def test_the_command_takes_a_beam_and_an_n_gram_model(
     speech, tiny_speech, words, typed
 ):
     def text(options):
-        """Any option of a beam asks for one."""
+        """The command's text; any option of a beam turns it on."""
         _, out, _ = typed(speech[0], options)
         return out.split("\t")[-1].strip()
 
@@ -91,10 +90,10 @@ def test_the_command_takes_a_beam_and_a_model_of_words(
     assert all(0 < word["confidence"] <= 1 for word in found)
 
 
-def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
+def test_settings_have_the_contents_of_an_n_gram_model_and_not_its_name(words):
     def settings(**options):
-        search = PipelineConfig(search=BeamOptions(**options))
-        return text_settings(WindowOptions(), search)
+        config = PipelineConfig(search=BeamOptions(**options))
+        return Plan(model=words, config=config).settings()
 
     before = settings(lm=words)
     copy = words.with_name("copy.arpa")
@@ -106,11 +105,13 @@ def test_settings_tell_the_contents_of_a_model_of_words_and_not_its_name(words):
     assert settings(lm=words) != before
 
 
-def test_what_excludes_every_text_is_an_error_of_the_file(learned, speech, words):
+def test_an_n_gram_model_that_excludes_every_text_is_an_error_of_the_file(
+    learned, speech, words
+):
     words.write_text(arpa(["zzz"], unknown=False))
     config = PipelineConfig(search=BeamOptions(beam=1, lm=words))
     recognizer = Recognizer.from_checkpoint(learned, config)
     [one] = transcribe(learned, speech[0], recognizer=recognizer)
-    said = "model: expected finite scores, got NaN or infinity in torch.float32. "
-    assert one.error.startswith(said)
+    message = "model: expected finite scores, got NaN or infinity in torch.float32. "
+    assert one.error.startswith(message)
     assert "<unk>" in one.error

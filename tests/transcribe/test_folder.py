@@ -1,4 +1,4 @@
-"""A folder of transcripts: what is there is done, whoever wrote it and however the run ended."""
+"""A folder of transcripts: existing ones are done, whichever process wrote them and however its run ended."""
 
 import json
 import os
@@ -16,32 +16,32 @@ from asrkit.cpu import fast_dtype, has_int8
 from asrkit.files import LOCK
 from asrkit.models import save_checkpoint
 from asrkit.transcribe import Folder, Transcript
-from asrkit.transcribe.folder import made_by
 from asrkit.transcribe.formats import FORMATS
+from asrkit.transcribe.plan import Plan
 
 WANTED = "--out: expected transcripts of this model and these settings, got"
 
 
 @pytest.fixture
 def into(typed):
-    """What a command prints that writes transcripts in small batches: (out, files and options)."""
+    """Runs the command with --out in small batches: (out, files and options) to its JSON, or the exit code, and stderr."""
 
     def run(out, *words):
         small = "--batch-seconds 0.3 --no-progress --json"
-        code, said, err = typed(small, "--out", out, *words)
-        return (json.loads(said) if said else code), err
+        code, output, err = typed(small, "--out", out, *words)
+        return (json.loads(output) if output else code), err
 
     return run
 
 
 def contents(folder):
-    """Every file of a folder but the lock, and the one that says what made the others."""
+    """Every file of a folder except the lock and the fingerprint."""
     kept = [path for path in folder.iterdir() if path.name not in (LOCK, ".asrkit-txt")]
     return {path.name: path.read_bytes() for path in kept}
 
 
 def changed(folder):
-    """When each file of a folder was written."""
+    """The time at which each file of a folder was written."""
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
@@ -49,8 +49,8 @@ def test_a_file_each_is_written_in_any_format_and_a_second_run_skips_all(
     into, typed, speech, tmp_path
 ):
     for format_ in FORMATS:
-        said, _ = into(tmp_path, *speech, "--format", format_)
-        assert said["skipped"] == 0
+        result, _ = into(tmp_path, *speech, "--format", format_)
+        assert result["skipped"] == 0
         assert all((tmp_path / f"{n}.{format_}").read_bytes() for n in range(6))
     before = changed(tmp_path)
     counts = {"files": 6, "failed": 0, "skipped": 6, "without_words": 0, "audio_s": 0.0}
@@ -85,8 +85,8 @@ def test_a_run_killed_with_signal_9_and_run_again_gives_what_one_run_gives(
     finished = [name for name in contents(out) if not name.startswith(".")]
     assert len(finished) == renames - 1
     assert len(contents(out)) == renames  # and what it was writing
-    said, _ = into(out, *speech)
-    assert said["skipped"] == len(finished)
+    result, _ = into(out, *speech)
+    assert result["skipped"] == len(finished)
     assert contents(out) == contents(whole)
 
 
@@ -95,13 +95,13 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
 ):
     out, mine = tmp_path / "out", tmp_path / "mine" / "2.txt"
     into(out, *speech)
-    said, _ = into(out, *speech, "--batch-seconds 9 --readers 2")  # no matter
-    assert said["skipped"] == 6
+    result, _ = into(out, *speech, "--batch-seconds 9 --readers 2")  # no matter
+    assert result["skipped"] == 6
     before = changed(out)
     mine.parent.mkdir()
     mine.write_text("my own notes")
     begun = f"with which {out} was begun, got"
-    for more, said in (
+    for more, message in (
         ("--window 20", f"--window: expected 30.0, {begun} 20.0"),
         ("--dtype bfloat16", f"--dtype: expected float32, {begun} bfloat16"),
         (
@@ -114,24 +114,24 @@ def test_another_model_other_settings_and_files_of_others_are_refused(
         code, err = into(out, *speech, more)
         assert code == 2
         err = re.sub(r"\b[0-9a-f]{16}\b", "HASH", err)
-        assert err == f"asrkit transcribe: {said}. Name another folder.\n"
+        assert err == f"asrkit transcribe: {message}. Name another folder.\n"
     assert changed(out) == before
     assert mine.read_text() == "my own notes"
 
 
-def folder_of(names, out, made_by="me"):
+def folder_of(names, out, owner="me"):
     """The folder of recordings of these names."""
     recordings = [(Path(name), Path(name)) for name in names]
-    return Folder(out, recordings, {"made_by": made_by}, kind="json")
+    return Folder(out, recordings, {"owner": owner}, kind="json")
 
 
-def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
+def test_a_folder_that_another_run_has_begun_takes_no_transcript_of_other_settings(
     tmp_path,
 ):
     names, out = ["a.wav", "b.wav"], tmp_path / "out"
     one, other = folder_of(names, out), folder_of(names, out, "others")
     one.write(Transcript(path=Path("a.wav")))
-    with pytest.raises(ValueError, match="^made_by: expected me, .*, got others"):
+    with pytest.raises(ValueError, match="^owner: expected me, .*, got others"):
         other.write(Transcript(path=Path("b.wav")))
     assert one.todo() == other.todo() == [Path("b.wav")]
 
@@ -139,29 +139,31 @@ def test_a_folder_that_others_began_meanwhile_takes_nothing_of_other_settings(
 def test_a_transcript_that_cannot_be_written_is_named(tmp_path):
     folder = folder_of(["sub/a.wav"], tmp_path)
     (tmp_path / "sub").touch()
-    said = r"sub/a\.json cannot be written: .*\. The same command goes on from here\.$"
-    with pytest.raises(OSError, match=said):
+    message = (
+        r"sub/a\.json cannot be written: .*\. The same command resumes from here\.$"
+    )
+    with pytest.raises(OSError, match=message):
         folder.write(Transcript(path=Path("sub/a.wav")))
 
 
-def test_a_setting_that_the_folder_does_not_tell_is_another_one(tmp_path):
+def test_a_setting_that_the_stored_fingerprint_lacks_counts_as_changed(tmp_path):
     folder_of(["a.wav"], tmp_path).write(Transcript(path=Path("a.wav")))
     (tmp_path / ".asrkit-json").write_text('{"older": "1"}')
-    with pytest.raises(ValueError, match="^made_by: expected None, .*, got me"):
+    with pytest.raises(ValueError, match="^owner: expected None, .*, got me"):
         folder_of(["a.wav"], tmp_path)
 
 
-def test_what_training_leaves_beside_a_model_does_not_change_it(tmp_path):
+def test_other_files_in_the_folder_of_a_model_do_not_change_its_fingerprint(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    before = made_by(tmp_path)
+    before = Plan(model=tmp_path).fingerprint()
     for name in ("state.pt", "log.jsonl", ".hidden"):
         (tmp_path / name).write_text("more")
-    assert made_by(tmp_path) == before
+    assert Plan(model=tmp_path).fingerprint() == before
     (tmp_path / "config.json").write_text("{}")
-    assert made_by(tmp_path) != before
+    assert Plan(model=tmp_path).fingerprint() != before
 
 
-def test_what_another_asrkit_began_is_refused(tmp_path):
+def test_a_folder_with_an_unreadable_fingerprint_is_refused(tmp_path):
     key = tmp_path / ".asrkit-json"
     key.write_text("sha256:0123")
     with pytest.raises(ValueError, match=f"^out: .*, got {key}. Name another folder.$"):
@@ -180,15 +182,15 @@ def test_a_run_with_nothing_to_do_says_so_and_loads_no_torch(model, speech, tmp_
     done = subprocess.run(
         [sys.executable, "-c", code, *command.split()], capture_output=True, text=True
     )
-    said = f"nothing to do: 1 file done before. Transcripts: {out}\nFalse\n"
-    assert (done.stdout, done.stderr) == (said, "")
+    message = f"nothing to do: 1 file done before. Transcripts: {out}\nFalse\n"
+    assert (done.stdout, done.stderr) == (message, "")
 
 
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=ON_THIS_CPU)])
-def test_auto_goes_on_in_the_dtype_of_the_folder(
+def test_auto_resumes_in_the_dtype_of_the_folder(
     transducer, speech, tmp_path, typed, dtype
 ):
     model, out = tmp_path / "model.safetensors", tmp_path / "out"
@@ -198,8 +200,10 @@ def test_auto_goes_on_in_the_dtype_of_the_folder(
     code, _, err = typed(speech[1], how, "auto")
     whole = f"int8 beside {fast_dtype()}" if dtype == "int8" else dtype
     assert (code, err.splitlines()[0]) == (0, f"dtype: {whole}")
-    said = f"--dtype: expected {whole}, with which {out} was begun, got float32. Name"
-    assert said in typed(speech[1], how, "float32")[2]
+    message = (
+        f"--dtype: expected {whole}, with which {out} was begun, got float32. Name"
+    )
+    assert message in typed(speech[1], how, "float32")[2]
 
 
 def test_auto_takes_no_damaged_dtype(model, speech, tmp_path, typed):
@@ -215,12 +219,14 @@ def test_auto_takes_no_damaged_dtype(model, speech, tmp_path, typed):
 def test_a_name_too_long_for_a_transcript_is_refused_before_the_first(tmp_path):
     longest = "a" * 236 + ".wav"
     folder_of([longest], tmp_path).write(Transcript(path=Path(longest)))
-    said = "^out: .* names of at most 241 bytes, got éé.*.json. Rename the recording.$"
-    with pytest.raises(ValueError, match=said):
+    message = (
+        "^out: .* names of at most 241 bytes, got éé.*.json. Rename the recording.$"
+    )
+    with pytest.raises(ValueError, match=message):
         folder_of(["é" * 118 + "a.mp3"], tmp_path)
 
 
-def test_a_model_is_the_files_that_are_read_of_its_folder(
+def test_the_fingerprint_of_a_model_covers_all_files_that_are_read(
     into, speech, model, tmp_path
 ):
     shutil.copy(model, tmp_path / "model.safetensors")
@@ -228,14 +234,14 @@ def test_a_model_is_the_files_that_are_read_of_its_folder(
     into(tmp_path, speech[0], *here)
     (tmp_path / "README.md").touch()
     assert into(tmp_path, *speech[:2], *here)[0]["skipped"] == 1
-    before = {str(made_by(tmp_path))}
+    before = {str(Plan(model=tmp_path).fingerprint())}
     for number, name in enumerate([
         "config.json", "preprocessor_config.json", "generation_config.json", "tokenizer.json",
         "vocab.json", "added_tokens.json", "merges.txt", "model-00001-of-00002.safetensors",
         "model.safetensors.index.json", "encoder.int8.onnx", "model.xml", "model.bin",
     ]):  # fmt: skip
         (tmp_path / name).write_text(str(number))
-        before.add(str(made_by(tmp_path)))
+        before.add(str(Plan(model=tmp_path).fingerprint()))
     assert len(before) == 13
 
 
@@ -258,8 +264,12 @@ def test_a_failed_file_has_no_transcript_and_is_tried_again(into, speech, tmp_pa
     out, bad = tmp_path / "out", tmp_path / "bad.wav"
     bad.write_bytes(b"nothing")
     for done_before in (0, 6):
-        said, err = into(out, bad, *speech)
-        assert (said["files"], said["failed"], said["skipped"]) == (7, 1, done_before)
+        result, err = into(out, bad, *speech)
+        assert (result["files"], result["failed"], result["skipped"]) == (
+            7,
+            1,
+            done_before,
+        )
         assert str(bad) in err
         assert len(contents(out)) == 6
 

@@ -13,13 +13,13 @@ from asrkit.transcribe import Transcript
 from asrkit.transcribe.formats import FORMATS, PAUSE_S, cues, render
 from asrkit.transcribe.words import Label, Word, join, words
 
-SAID = (
+WORDS = (
     Word("good", 59.9996, 60.2, 0.9),
     Word("morning", 60.3, 60.7, 0.8),
     Word("<you>", 3661.5, 3661.9, 0.75),
 )
 PATH = Path("some where/a b.wav")
-ONE = Transcript(path=PATH, text="good morning <you>", audio_s=3662.25, words=SAID)
+ONE = Transcript(path=PATH, text="good morning <you>", audio_s=3662.25, words=WORDS)
 
 
 RENDERED = {
@@ -37,7 +37,7 @@ def test_words_with_times_are_written_as_the_format_has_them(kind):
     assert render(ONE, kind) == RENDERED[kind]
 
 
-def test_json_has_words_and_a_language_where_there_are_some():
+def test_json_has_words_and_a_language_if_there_are_any():
     read = json.loads(render(replace(ONE, language="de"), "json"))
     assert [*read] == ["file", "text", "audio_s", "language", "words"]
     word = {"word": "good", "start_s": 60.0, "end_s": 60.2, "confidence": 0.9}
@@ -46,7 +46,7 @@ def test_json_has_words_and_a_language_where_there_are_some():
     assert render(plain, "json") == '{"file": "a", "text": "é", "audio_s": 1.0}\n'
 
 
-def test_nothing_said_makes_a_valid_file_of_each_format():
+def test_an_empty_transcript_is_a_valid_file_of_each_format():
     empty = Transcript(path=PATH, audio_s=1.0)
     texts = [render(empty, kind) for kind in FORMATS if kind != "json"]
     assert texts == ["\n", "", "WEBVTT\n", ""]
@@ -65,7 +65,7 @@ def names(line):
 
 
 def check_cues(shown, audio_s, text):
-    """Cues have all of the text, in lines that are short enough, and the times of cues."""
+    """Check that cues have the whole text in short enough lines, and valid times."""
     bare = "".join("".join(cue.split()) for _, _, cue in shown)
     assert bare == "".join(text.split())
     shortest_s = min(0.3, audio_s / len(shown)) if shown else 0.3
@@ -96,10 +96,10 @@ def talks(draw):
 
 
 @given(talks(), st.sampled_from([0.01, 0.3, 2.0]))
-def test_cues_are_short_enough_do_not_overlap_and_hold_every_letter(said, rest_s):
-    audio_s = (said[-1].end_s if said else 0.0) + rest_s
-    text = "".join(word.text for word in said)
-    check_cues(cues(said, audio_s), audio_s, text)
+def test_cues_are_short_enough_do_not_overlap_and_hold_every_letter(spoken, rest_s):
+    audio_s = (spoken[-1].end_s if spoken else 0.0) + rest_s
+    text = "".join(word.text for word in spoken)
+    check_cues(cues(spoken, audio_s), audio_s, text)
 
 
 CHUNKS = ["one", " two", " seven,", "你好", "我们。", "「はい」", "きょう", " 한국어", "ไทย", "é",
@@ -109,7 +109,7 @@ CUE = r"^\d+\n(\S+) --> (\S+)\n(.+?)\n(?:\n|\Z)"
 
 @pytest.fixture(scope="module")
 def bytewise(train_pieces):
-    """A tokenizer that writes what it seldom met, such as 鬱, in bytes."""
+    """A tokenizer that writes rare characters, such as 鬱, in bytes."""
     texts = [
         "one two seven, x 3.5",
         "你好我们。",
@@ -157,15 +157,15 @@ def test_text_and_times_of_every_format_are_in_order_and_whole(
     found = words(labels, bytewise)
     written = "".join(" " * (not word.joined) + word.text for word in found)
     assert written.split() == text.split()  # no U+FFFD that is not in the text
-    said = Transcript(path=PATH, text=text, audio_s=audio_s, words=tuple(found))
+    spoken = Transcript(path=PATH, text=text, audio_s=audio_s, words=tuple(found))
     for kind in ("srt", "vtt"):
-        shown = re.findall(CUE, render(said, kind), re.MULTILINE | re.DOTALL)
+        shown = re.findall(CUE, render(spoken, kind), re.MULTILINE | re.DOTALL)
         check_cues(
             [(seconds(a), seconds(b), cue) for a, b, cue in shown], audio_s, text
         )
-    rows = [line.split() for line in render(said, "ctm").splitlines()]
+    rows = [line.split() for line in render(spoken, "ctm").splitlines()]
     timed = [(float(row[2]), float(row[2]) + float(row[3]), row[4]) for row in rows]
-    listed = json.loads(render(said, "json")).get("words", [])
+    listed = json.loads(render(spoken, "json")).get("words", [])
     for rows in (
         timed,
         [(row["start_s"], row["end_s"], row["word"]) for row in listed],
@@ -175,7 +175,7 @@ def test_text_and_times_of_every_format_are_in_order_and_whole(
         assert all(a <= b + 1e-6 for a, b in itertools.pairwise([0.0, *times]))
 
 
-def test_chinese_is_cut_at_pauses_and_full_lines_when_it_is_said():
+def test_chinese_is_cut_at_pauses_and_full_lines():
     starts = [0.25 * n for n in range(40)]  # 32 fill two lines
     starts += [start + 12 for start in starts[:8]]
     line = [Word("中", start, start + 0.2, 1.0, True) for start in starts]
@@ -189,9 +189,9 @@ def test_chinese_is_cut_at_pauses_and_full_lines_when_it_is_said():
     assert cues(fast, 9.0) == [(0.0, 3.875, f"{row}\n{row}"), (4.0, 5.875, row)]
 
 
-def test_a_word_longer_than_a_line_shares_its_time_out_over_its_letters():
-    said = [Word("a", 0.5, 1.0, 1.0), Word("d" * 100, 1.0, 6.0, 1.0)]
-    (start, end, first), (later, last, rest) = cues(said, 20.0)
+def test_a_word_longer_than_a_line_divides_its_time_among_its_letters():
+    spoken = [Word("a", 0.5, 1.0, 1.0), Word("d" * 100, 1.0, 6.0, 1.0)]
+    (start, end, first), (later, last, rest) = cues(spoken, 20.0)
     assert (first, rest) == ("a " + "d" * 40 + "\n" + "d" * 42, "d" * 18)
     assert [start, end, later, last] == pytest.approx([0.5, 5.1, 5.1, 6.1])
 
@@ -212,8 +212,8 @@ def test_times_of_ctm_do_not_overlap_for_being_rounded():
 def test_a_cue_ends_at_a_long_pause_or_when_it_was_shown_for_long():
     def texts(starts, long_s):
         words = [Word("a", start, start + long_s, 1.0) for start in starts]
-        said = cues(words, 1e6)
-        return [text for *_, text in said]
+        spoken = cues(words, 1e6)
+        return [text for *_, text in spoken]
 
     quick = [n * 0.125 for n in range(6)]
     later = [start + PAUSE_S for start in quick]

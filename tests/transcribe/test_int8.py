@@ -1,4 +1,4 @@
-"""The recogniser and the command in int8: what runs in it, what does not, and who is refused."""
+"""The recogniser and the command in int8: which layers use it, and which models and CPUs are refused."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ INT8 = PipelineConfig(precision="int8")
 
 
 @ON_THIS_CPU
-def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(transducer):
+def test_the_encoder_computes_in_int8_and_decoding_in_the_other_dtype(transducer):
     variants = ModelVariants(transducer.model)
     plain = Recognizer(variants, PipelineConfig(precision="float32"))
     int8 = Recognizer(variants, INT8)
@@ -35,8 +35,10 @@ def test_the_encoder_computes_in_int8_and_decoding_in_the_dtype_beside_it(transd
 
 @ON_THIS_CPU
 def test_a_model_without_a_fastconformer_is_refused(learned):
-    said = "^int8: expected a FastConformer .*, got \\w+ in torch.\\w+ on cpu. Compute"
-    with pytest.raises(ValueError, match=said):
+    output = (
+        "^int8: expected a FastConformer .*, got \\w+ in torch.\\w+ on cpu. Compute"
+    )
+    with pytest.raises(ValueError, match=output):
         Recognizer(learned.model, INT8)
 
 
@@ -53,7 +55,7 @@ def test_the_command_transcribes_in_int8(transducer, speech, tmp_path, typed, mo
     model, out = tmp_path / "model.safetensors", tmp_path / "text"
     save_checkpoint(model, transducer)
     how = ("--model", model, "--dtype int8 --out", out, more)
-    code, said, _ = typed(speech[0], *how)
+    code, output, _ = typed(speech[0], *how)
     assert code == 0
-    assert "1 of 1" in said
+    assert "1 of 1" in output
     assert any(path.is_file() for path in out.rglob("*"))

@@ -1,4 +1,4 @@
-"""The helper that joins recordings: words and lengths add up, and silence is where it says."""
+"""The helper that joins recordings: words and lengths add up, and silence is in its place."""
 
 from collections import Counter
 
@@ -84,7 +84,7 @@ def test_pauses_are_within_bounds_and_hold_their_kind(pieces, kind):
     assert low <= min(levels) and max(levels) <= high
 
 
-def test_unbroken_speech_has_no_pause_and_lasts_as_long_as_asked(pieces):
+def test_unbroken_speech_has_no_pause_and_the_requested_length(pieces):
     long = unbroken(pieces, 0, speech_s=60.0)
     assert all(len(gap) == 0 for gap in gaps(long))
     length_s = len(long.samples) / RATE_HZ

@@ -1,4 +1,4 @@
-"""What is left of a part after each window, and the order in which windows of several recordings are decoded."""
+"""The rest of a part after each window, and the order in which windows of several recordings are decoded."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ EVERY_HALF = tuple(n / 2 for n in range(20))  # of ten seconds
 
 
 def part_of(seconds, todo, quiet=(), **rest):
-    """A part that sounds, but for each (start_s, end_s) of `quiet`."""
+    """A part that sounds, except for each (start_s, end_s) of `quiet`."""
     sounds = torch.ones(round(seconds * 50), dtype=torch.bool)
     for start_s, end_s in quiet:
         sounds[round(start_s * 50) : round(end_s * 50)] = False
@@ -36,13 +36,13 @@ def labels_at(times_s):
 
 
 def segments_of(*whole, cut_off=False, temperature=0.0, log_prob=-0.1):
-    """Of each (labels, end_s)."""
+    """Segments, one for each (labels, end_s)."""
     made = (Segment(count, round(end_s * 50)) for count, end_s in whole)
     return Segments(tuple(made), cut_off, temperature, log_prob)
 
 
 def times(part):
-    """The seconds of labels, and those of spans that are left."""
+    """The seconds of labels, and of the remaining spans."""
     starts_s = [round(label.start_s - FIRST_S, 2) for label in part.labels]
     left = [(one.start / RATE_HZ, one.end / RATE_HZ, one.is_gap) for one in part.todo]
     return starts_s, left
@@ -62,8 +62,8 @@ WINDOWS = {
     "hardly any progress": (EVERY_HALF, [(1, 0.2)], [], 2, [(1, 20, False)]),
     "no segment is whole": (EVERY_HALF, [], [], 20, [(10, 20, False)]),
     "no text": ((), [], [], 0, [(10, 20, False)]),
-    "silence behind it": (EVERY_HALF, [(20, 9.8)], [(10, 20)], 20, []),
-    "hardly a sound behind it": (EVERY_HALF, [(20, 9.8)], [(10.28, 20)], 20, []),
+    "silence after it": (EVERY_HALF, [(20, 9.8)], [(10, 20)], 20, []),
+    "hardly a sound after it": (EVERY_HALF, [(20, 9.8)], [(10.28, 20)], 20, []),
     "words are missing": (
         (0, 0.5, 1, 6, 6.5, 7, 8, 9, 9.5), [(9, 9.8)], [(1.4, 1.6), (5.5, 5.8)], 9,
         [(10, 20, False), (1.4, 5.8, True)],
@@ -100,7 +100,7 @@ def test_a_second_timestamp_begins_a_segment_that_has_no_label_yet():
 @pytest.mark.parametrize("quiet, kept, left", [
     ([(12, 20)], 20, []), ([(13, 20)], 4, [(12, 20, False)]),
 ])  # fmt: skip
-def test_at_the_end_of_a_part_all_labels_are_kept_unless_it_sounds_behind_them(
+def test_at_the_end_of_a_part_all_labels_are_kept_unless_sound_follows(
     quiet, kept, left
 ):
     earlier = labels_at([1, 2])
@@ -112,14 +112,16 @@ def test_at_the_end_of_a_part_all_labels_are_kept_unless_it_sounds_behind_them(
 
 
 @pytest.mark.parametrize("todo, size_s, quiet, until_s", [
-    (span(0, 20), 10, [], 0),  # the part goes on behind the window: a segment may be cut off
+    (span(0, 20), 10, [], 0),  # the part continues after the window: a segment may be cut off
     (span(0, 10), 10, [], 9.52),  # at 9.5 s half a second of sound is left
     (span(0, 10), 10, [(8, 10)], 7.52),
     (span(2, 10), 8, [(8, 10)], 5.52),  # frames count from where the window begins
     (span(0, 10), 10, [(0, 9.6)], 0),  # less than half a second in all
     (span(0, 10, is_gap=True), 10, [], 0),  # perhaps no speech
 ])  # fmt: skip
-def test_a_text_goes_on_to_the_last_half_second_of_sound(todo, size_s, quiet, until_s):
+def test_text_is_required_up_to_the_last_half_second_of_sound(
+    todo, size_s, quiet, until_s
+):
     part = part_of(20, [todo], quiet)
     until = text_until(part, size_s * RATE_HZ, RATE_HZ, FRAME)
     assert until == round(until_s * 50)
@@ -135,10 +137,10 @@ def test_windows_go_on_from_where_they_began():
 @pytest.mark.parametrize("temperature, log_prob, sure", [
     (0.0, -0.5, True), (0.4, -0.5, True), (0.6, -0.5, False), (0.0, -0.9, False),
 ])  # fmt: skip
-def test_a_gap_is_decoded_once_and_its_text_taken_where_it_is_sure(
+def test_a_gap_is_decoded_once_and_its_text_kept_if_it_is_likely(
     temperature, log_prob, sure
 ):
-    """All of the gap sounds still, and its text ends inside a segment; there is no third try."""
+    """The whole gap still sounds, and its text ends inside a segment; it is not decoded again."""
     left = [span(2, 8, True), span(12, 15, True)]
     before = part_of(20, left, labels=labels_at([1, 9]), previous=[5])
     segments = segments_of((1, 1), temperature=temperature, log_prob=log_prob)
@@ -147,7 +149,7 @@ def test_a_gap_is_decoded_once_and_its_text_taken_where_it_is_sure(
     assert after.previous == [5]
 
 
-def test_an_unsure_text_is_not_shown_to_the_next_window():
+def test_an_unlikely_text_is_no_prompt_for_the_next_window():
     before = part_of(20, [span(0, 20)], previous=[7])
     after = decoded(before, EVERY_HALF, segments_of((20, 9.8), temperature=0.6))
     assert len(after.labels) == 20
@@ -155,7 +157,7 @@ def test_an_unsure_text_is_not_shown_to_the_next_window():
 
 
 class Simulation:
-    """Recordings of random parts, of which windows are decoded as a Schedule says; each has random remainders."""
+    """Recordings of random parts, whose windows are decoded in the order of a Schedule, with random remainders."""
 
     def __init__(self, seed, fails=0.1, **options):
         self.random, self.fails = random.Random(seed), fails
@@ -178,7 +180,7 @@ class Simulation:
         return [numbers[n : n + size] for n in range(0, len(numbers), size)]
 
     def window(self, part):
-        """The part after a window: there may be more, or it fails."""
+        """The part after a window: it may have another one, or fail."""
         assert part.todo
         if self.random.random() < self.fails:
             return part._replace(error="no memory")
@@ -200,7 +202,7 @@ class Simulation:
                 yield from self.schedule.done()
 
     def windows(self):
-        """(path, part, the part as it was decoded) in the order of time."""
+        """(path, part, the decoded part) in order of time."""
         return [part for batch in self.batch_of for part in batch]
 
 

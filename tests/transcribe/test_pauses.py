@@ -1,4 +1,4 @@
-"""Where a signal sounds, its best pause, the stretches between pauses, and sound without a label."""
+"""Sound in a signal, its best pause, the stretches between pauses, and sound without a label."""
 
 import itertools
 
@@ -53,7 +53,7 @@ def share(sounds):
     0.3 * torch.sin(440 * 2 * torch.pi * torch.arange(5 * RATE_HZ) / RATE_HZ),
     5e-4 * SPOKEN[0],
 ])  # fmt: skip
-def test_silence_steady_noise_a_tone_and_what_is_too_faint_do_not_sound(signal):
+def test_silence_steady_noise_a_tone_and_faint_signals_do_not_sound(signal):
     sounds = sounding(signal, RATE_HZ)
     assert len(sounds) == len(signal) // 320
     assert not sounds.any()
@@ -136,7 +136,7 @@ def test_stretches_are_the_signal_whatever_its_chunks(
     ([(3, 0.6), (8, 0.3)], [8.15]),  # in a short one, where there is no other
     ([(3, 0.6)], [20]),
 ])  # fmt: skip
-def test_a_stretch_ends_in_a_pause_or_where_it_must(pauses, cuts_s):
+def test_a_stretch_ends_in_a_pause_or_at_its_limit(pauses, cuts_s):
     signal = babble_with([(0, 2), *pauses], 40)
     chunks = signal.split(7_777)
     found = stretches(chunks, RATE_HZ, 10 * RATE_HZ, 20 * RATE_HZ)
@@ -151,13 +151,13 @@ def test_a_stretch_ends_in_a_pause_or_where_it_must(pauses, cuts_s):
     ([(100, 300)], [], [(0, 500)]),  # no label at all
     ([(0, 30), (100, 300), (390, 420)], [10, 400], [(30, 390)]),
     ([(100, 300), (390, 420)], [400], [(0, 390)]),  # before the first
-    ([(0, 30), (100, 300)], [10], [(30, 500)]),  # behind the last
+    ([(0, 30), (100, 300)], [10], [(30, 500)]),  # after the last
     ([(0, 30), (100, 170), (390, 420)], [10, 400], []),  # 1.4 s
     ([(0, 115)], [10, 114], []),  # 2.1 s, of which the word before takes 0.6
     ([(0, 116)], [10, 115], [(40, 115)]),
     ([(0, 40), (120, 330)], [10, 325], [(40, 295)]),  # the next word began a while before
 ])  # fmt: skip
-def test_gaps_are_what_sounds_for_long_without_a_label(runs, points, wanted):
+def test_gaps_are_long_passages_of_sound_without_a_label(runs, points, wanted):
     sounds = torch.zeros(500, dtype=torch.bool)
     for start, end in runs:
         sounds[start:end] = True

@@ -1,4 +1,4 @@
-"""Whisper's published weights on recorded speech: one by one, in long recordings, by the command, and beside faster-whisper."""
+"""Whisper's published weights on recorded speech: one by one, in long recordings, by the command, and compared with faster-whisper."""
 
 import json
 from functools import partial
@@ -24,7 +24,7 @@ from asrkit.data import recorded_speech
 from asrkit.files import published_whisper
 from asrkit.models import load_checkpoint
 from asrkit.transcribe import Recognizer, WindowOptions, transcribe
-from asrkit.transcribe.default import default_model
+from asrkit.transcribe.plan import default_model
 from benchmarks.peers.processes import PYTHON, Peers
 from benchmarks.programs import cases as programs
 from benchmarks.programs.recorded import plain, word_errors
@@ -83,7 +83,7 @@ def errors(long, text):
     return word_errors([long.text], [text]).rate
 
 
-def test_recordings_are_understood_one_by_one(alone):
+def test_recordings_are_transcribed_one_by_one(alone):
     assert alone <= WORST
 
 
@@ -99,7 +99,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("make, more", LONG.values(), ids=LONG)
-def test_a_long_recording_is_understood_as_its_parts_are(
+def test_a_long_recording_has_the_text_of_its_parts(
     written, alone, pieces, file_of, make, more
 ):
     long = make(pieces)
@@ -123,7 +123,7 @@ def test_half_a_minute_of_silence_has_no_word_and_costs_none(
     assert not [at_s for at_s in middles_s if start_s + 0.5 < at_s < end_s - 0.5]
 
 
-def test_the_command_takes_these_weights_and_prints_the_words(capsys):
+def test_the_command_uses_these_weights_and_prints_the_words(capsys):
     first = min(recorded_speech(), key=lambda one: one.path)
     assert main(["transcribe", str(first.path)]) == 0
     out, err = capsys.readouterr()
@@ -132,7 +132,7 @@ def test_the_command_takes_these_weights_and_prints_the_words(capsys):
     assert err.splitlines()[0] == f"model: {default_model()[1]}"
 
 
-def test_the_command_says_what_sounds_and_has_no_words(file_of, pieces, capsys):
+def test_the_command_reports_sound_without_words(file_of, pieces, capsys):
     before, after = [one.samples for one in pieces if 4 < len(one.samples) / RATE_HZ < 6][:2]  # fmt: skip
     music = between("music", 5, np.random.default_rng(0))
     path = file_of(np.concatenate([before, music, after]))

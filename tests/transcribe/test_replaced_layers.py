@@ -1,4 +1,4 @@
-"""Models whose linear layers and LSTMs a quantizer has replaced: they are recognised with as before."""
+"""Models whose linear layers and LSTMs a quantizer has replaced are used like others."""
 
 from dataclasses import replace
 
@@ -32,8 +32,11 @@ def test_a_model_with_replaced_layers_is_recognised_with(kind, form):
     assert not any(type(part) is nn.LSTM for part in replaced.modules())
     assert (dtype_of(replaced), device_of(replaced).type) == (torch.float32, "cpu")
     noise = 0.1 * torch.randn(3, 24_000), torch.tensor([24_000, 15_000, 700])
-    config = PipelineConfig(encoder=form, max_symbols=3)
-    before, after = Recognizer(plain, config), Recognizer(replaced, config)
+    config = PipelineConfig(encoder=form)
+    notes = {"max_symbols": 3}
+    before, after = (
+        Recognizer(model, config, notes=notes) for model in (plain, replaced)
+    )
     wanted, ends = before.encode(*before.features(*noise))
     found, steps = after.encode(*after.features(*noise))
     assert torch.equal(steps, ends)

@@ -1,4 +1,4 @@
-"""Sound files as recorders, browsers and streams leave them: all of it is read, or a line says what is not."""
+"""Sound files as recorders, browsers and streams write them: read as a whole, or a line names what is missing."""
 
 import io
 import os
@@ -21,7 +21,7 @@ VBR = {"flags": "+qscale", "global_quality": str(7 * 118)}
 
 
 def wav(path, size=None):
-    """A WAV file whose header states other bytes of samples than there are: so many more, or in all 0."""
+    """A WAV file whose header states too many bytes of samples, or 0."""
     soundfile.write(str(path), WAVE, RATE, subtype="PCM_16")
     data = bytearray(path.read_bytes())
     at = data.index(b"data") + 4
@@ -49,7 +49,7 @@ def joined(path, *codec):
 
 
 def without_end(path, codec):
-    """An Ogg file whose last page does not say that it is the last."""
+    """An Ogg file whose last page is not marked as the last."""
     encode(path, None, codec)
     data = bytearray(path.read_bytes())
     page = data.rindex(b"OggS")
@@ -190,7 +190,7 @@ def test_where_channels_cancel_each_other_the_louder_one_is_read(
     assert [note.split(" from ")[0] for note in reading.notes] == [
         "channels cancel each other"
     ] * cancel
-    if weaker == 1:  # a part of the file, and loud sound behind it in the same chunk
+    if weaker == 1:  # a part of the file, and loud sound after it in the same chunk
         both[len(both) // 2 :, 0] *= -4
         soundfile.write(str(path), both, RATE, subtype="FLOAT")
         assert float(read_audio(path, RATE)[: len(both) // 2].square().mean()) > 0.1
@@ -238,7 +238,7 @@ def test_a_short_mp3_of_a_telephone_is_whole(tmp_path, seconds):
 
 
 def agree(part, whole, start):
-    """Whether a part of a recording begins at this sample, but for Matroska's milliseconds."""
+    """Whether a part of a recording begins at this sample, up to Matroska's milliseconds."""
     shifted = (whole[start + shift :][: len(part)] for shift in range(-9, 10))
     return min(float((one - part).abs().max()) for one in shifted) < 0.05
 

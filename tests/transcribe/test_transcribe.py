@@ -41,7 +41,7 @@ def transcriber_of(checkpoint, **options):
 
 
 def untrained():
-    """A small model of random weights, whose blanks are few."""
+    """A small model of random weights that writes few blanks."""
     torch.manual_seed(0)
     encoder = ConvConfig(bins=8, width=8, layers=0, subsampling=8)
     model = CTCModel(CTCConfig(vocab_size=28, encoder=encoder)).eval()
@@ -51,12 +51,12 @@ def untrained():
 
 @pytest.mark.parametrize("model", ["learned", "learned_transducer"])
 @pytest.mark.parametrize(("window_s", "overlap_s"), [(30, 4), (10, 4), (9, 3), (4, 2)])
-def test_windows_of_a_long_file_say_what_one_piece_says_no_word_doubled_or_lost(
+def test_windows_of_a_long_file_have_the_text_of_one_piece_no_word_doubled_or_lost(
     request, long_file, tiny_speech, model, window_s, overlap_s
 ):
     learned = request.getfixturevalue(model)
     (whole,) = transcribe(learned, str(long_file), options=WHOLE)
-    assert sum(map(whole.text.count, tiny_speech.texts)) > 20  # of 60 that are said
+    assert sum(map(whole.text.count, tiny_speech.texts)) > 20  # of 60 spoken ones
     cut = replace(WHOLE, window_s=window_s, overlap_s=overlap_s)
     (parts,) = transcribe(learned, long_file, options=cut)
     assert parts.text == whole.text
@@ -86,7 +86,7 @@ def test_results_come_in_the_order_given_whatever_their_lengths_and_batches(
 
 @pytest.fixture
 def batches(monkeypatch):
-    """Samples of each batch that was tried; those of more than `limit` find no memory."""
+    """Samples of each attempted batch; batches of more than `limit` run out of memory."""
     tried = []
     call = Recognizer.__call__
 
@@ -125,8 +125,8 @@ def test_a_batch_without_memory_is_halved_and_what_does_not_fit_alone_is_reporte
     assert found[len(speech)].error == "no memory for that"
 
 
-class Saying(Recognizer):
-    """A recogniser with these hypotheses, whatever it is given."""
+class Scripted(Recognizer):
+    """A recogniser that always returns these hypotheses."""
 
     def __call__(self, waveforms, lengths, **how):
         return Hypotheses(
@@ -144,9 +144,9 @@ def test_the_times_of_labels_are_frames_of_the_encoder_and_durations_count(
     learned, tmp_path
 ):
     path = save(tmp_path / "a.wav", torch.rand(4_000))
-    saying = Saying.from_checkpoint(learned)
+    scripted = Scripted.from_checkpoint(learned)
     options = WindowOptions(timestamps=True)
-    (one,) = transcribe(learned, path, options=options, recognizer=saying)
+    (one,) = transcribe(learned, path, options=options, recognizer=scripted)
     first, second = one.words
     assert one.text == f"{first.text} {second.text}"
     times = [0.0, 0.12, 0.9, 0.2, 0.25, 0.7]
@@ -164,7 +164,7 @@ def test_silence_a_sample_and_less_than_a_frame_have_no_text_and_are_no_error(
     assert not any(one.error for one in found)
 
 
-def test_a_bad_file_is_one_error_in_its_place_and_the_rest_goes_on(
+def test_a_bad_file_is_one_error_in_its_place_and_the_rest_is_transcribed(
     learned, speech, tmp_path
 ):
     bad = save(tmp_path / "nan.wav", torch.full((16_000,), float("nan")))
@@ -184,7 +184,7 @@ def test_scores_that_are_nan_are_an_error_of_the_file(speech):
 
 
 @given(st.integers(1, 99), st.integers(0, 5), st.integers(1, 120))
-def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(
+def test_windows_cover_every_sample_share_the_overlap_and_mark_the_last(
     total, overlap, chunk
 ):
     signal = torch.arange(float(total))
@@ -205,14 +205,14 @@ def test_windows_cover_every_sample_share_the_overlap_and_say_which_is_last(
         (20, 4, [[0, 4], [1], [2], [3], [5]]),
     ],
 )
-def test_a_batch_ends_where_another_utterance_would_bring_too_much_padding(
+def test_a_batch_ends_before_another_utterance_adds_too_much_padding(
     budget, most_padding, plan
 ):
     lengths = dict(enumerate([10, 30, 29, 27, 9, 30]))
     assert plan_batches(lengths, budget, most_padding) == plan
 
 
-def test_of_equally_long_windows_those_that_others_follow_are_decoded_first():
+def test_among_equally_long_windows_those_that_others_depend_on_are_decoded_first():
     transcriber = transcriber_of(untrained(), window_s=10, batch_s=30)
     seconds = {0: [10], 1: [9], 2: [10], 3: [25], 4: [10, 3], 5: [10]}
     parts = {}

@@ -1,4 +1,4 @@
-"""Whisper in the recogniser and in `asrkit transcribe`: languages, timestamps, second tries, refusals. tests/models compares tokens with
+"""Whisper in the recogniser and in `asrkit transcribe`: languages, timestamps, fallback, refusals. tests/models compares tokens with
 those of transformers."""
 
 import json
@@ -67,28 +67,28 @@ def written(path, samples):
     return path
 
 
-def recogniser(checkpoint, search=None, **asked):
-    """Without second tries, if nothing else is said."""
-    prompt = PromptOptions(**{"fallback": False} | asked)
+def recogniser(checkpoint, search=None, **options):
+    """A recogniser without fallback by default."""
+    prompt = PromptOptions(**{"fallback": False} | options)
     config = PipelineConfig(encoder="eager", search=search, prompt=prompt)
     return Recognizer.from_checkpoint(checkpoint, config)
 
 
-def transcripts(checkpoint, files, timestamps=False, **asked):
-    options = replace(WINDOWS, timestamps=timestamps)
-    recognizer = recogniser(checkpoint, **asked)
-    return [*transcribe(checkpoint, files, options=options, recognizer=recognizer)]
+def transcripts(checkpoint, files, timestamps=False, **options):
+    windows = replace(WINDOWS, timestamps=timestamps)
+    recognizer = recogniser(checkpoint, **options)
+    return [*transcribe(checkpoint, files, options=windows, recognizer=recognizer)]
 
 
 @torch.no_grad()
-def by_hand(checkpoint, samples, **asked):
-    """The text of one window, by the parts."""
+def by_hand(checkpoint, samples, **options):
+    """The text of one window, decoded stage by stage."""
     model, notes = checkpoint.model, checkpoint.notes
     recognizer = recogniser(checkpoint)
     inputs = recognizer.features(samples[None], torch.tensor([len(samples)]))
     encoded, ends, _ = model.encode(*inputs)
     *prompt, _ = PromptFormat.from_notes(notes).tokens(
-        **asked
+        **options
     )  # without <|notimestamps|>
     rules = {**notes["suppressed"], **notes["whisper"], "prompt_tokens": len(prompt)}
     timed = Timestamps(model, **rules)
@@ -97,26 +97,26 @@ def by_hand(checkpoint, samples, **asked):
     return checkpoint.tokenizer.decode([token for token in found if token < size])
 
 
-@pytest.mark.parametrize("asked, languages", [
+@pytest.mark.parametrize("options, languages", [
     ({}, FOUND),
     ({"language": "de"}, ["de"] * 3),
     ({"language": "de", "task": "translate"}, ["de"] * 3),
     ({"task": "translate"}, FOUND),
 ])  # fmt: skip
-def test_a_text_is_in_the_language_asked_for_or_found(
-    checkpoint, sounds, asked, languages, monkeypatch
+def test_a_text_is_in_the_requested_or_detected_language(
+    checkpoint, sounds, options, languages, monkeypatch
 ):
     monkeypatch.setattr(parts, "_sounds", lambda *_: False)  # one window each
-    found = transcripts(checkpoint, sounds, **asked)
+    found = transcripts(checkpoint, sounds, **options)
     assert [one.language for one in found] == languages
     for one, samples in zip(found, SAMPLES, strict=True):
-        how = asked | {"language": one.language}
+        how = options | {"language": one.language}
         if one.language == "en":  # there is nothing to translate
             how.pop("task", None)
         assert one.text == by_hand(checkpoint, samples, **how)
 
 
-def test_the_decoder_is_told_where_each_window_still_sounds(
+def test_the_decoder_gets_the_end_of_sound_in_each_window(
     checkpoint, tmp_path, monkeypatch
 ):
     """Two windows of a part without a pause: a segment may be cut off at the end of the first one."""
@@ -139,7 +139,7 @@ def test_the_decoder_is_told_where_each_window_still_sounds(
 def test_a_recording_has_the_language_of_its_first_window_with_sound(
     checkpoint, tmp_path
 ):
-    """German, then English, and the other way round, behind silence; whatever shares a batch."""
+    """German, then English, and the reverse, after silence; independent of the batch."""
     silence = torch.zeros(32_000)
     german, english = (torch.cat([SAMPLES[n], silence])[:32_000] for n in (1, 2))
     orders = [(english, german), (german, english)] * 2
@@ -174,7 +174,7 @@ def prompts(checkpoint, monkeypatch):
     return given
 
 
-def test_windows_are_shown_the_text_before_them_one_by_one_if_that_is_asked_for(
+def test_windows_get_the_previous_text_one_by_one_if_that_is_requested(
     checkpoint, tmp_path, prompts
 ):
     begins = known.specials()["<|startofprev|>"]
@@ -201,7 +201,7 @@ def test_windows_are_shown_the_text_before_them_one_by_one_if_that_is_asked_for(
 
 
 @pytest.mark.parametrize("name, language", [("whisper", "de"), ("whisper-en", "en")])
-def test_the_command_says_which_language_it_found(
+def test_the_command_reports_the_detected_language(
     folders, sounds, typed, name, language
 ):
     how = ("--model", folders[name], SHORT, "--no-fallback --json")
@@ -217,7 +217,7 @@ def test_the_command_says_which_language_it_found(
     ("whisper", "--no-punctuation", "punctuation: expected none, since the model's prompt has no place for it"),
     ("whisper", "--window 30", "expected at most 2 seconds, as the model has positions, got 30.0."),
 ])  # fmt: skip
-def test_what_a_whisper_cannot_do_is_refused(
+def test_options_that_a_whisper_does_not_support_are_refused(
     folders, sounds, name, options, wanted, typed
 ):
     code, _, err = typed(sounds[0], "--model", folders[name], SHORT, options)
@@ -253,7 +253,7 @@ def test_a_beam_of_one_is_greedy_decoding(checkpoint, sounds):
     assert [row.text for row in one] == [row.text for row in greedy]
 
 
-def test_draws_do_not_depend_on_the_rest_of_the_batch(checkpoint, monkeypatch):
+def test_sampled_texts_do_not_depend_on_the_rest_of_the_batch(checkpoint, monkeypatch):
     every = lambda self, drawn, found, rows: torch.ones_like(rows).bool()  # noqa: E731
     monkeypatch.setattr(whisper.WhisperDecoder, "_better", every)
     waveforms, lengths = SPEECH
@@ -270,7 +270,7 @@ def test_draws_do_not_depend_on_the_rest_of_the_batch(checkpoint, monkeypatch):
 
 
 def test_repetitions_are_decoded_again(checkpoint, monkeypatch):
-    """The bound lies between what zlib makes of the four texts."""
+    """The bound is between zlib's factors for the four texts."""
     plain = recogniser(checkpoint)(*SPEECH).tokens()
     texts = [checkpoint.tokenizer.decode(row).strip().encode() for row in plain]
     ratios = [len(text) / len(zlib.compress(text)) for text in texts]
@@ -283,9 +283,7 @@ def test_repetitions_are_decoded_again(checkpoint, monkeypatch):
     assert again == [ratio > bound for ratio in ratios]
 
 
-def test_a_batch_counts_the_silence_that_fills_its_windows(
-    checkpoint, sounds, monkeypatch
-):
+def test_a_batch_counts_the_padding_of_its_windows(checkpoint, sounds, monkeypatch):
     sizes = []
     features = Recognizer.features
 
@@ -302,10 +300,10 @@ def test_a_batch_counts_the_silence_that_fills_its_windows(
 
 
 @pytest.mark.parametrize("seconds", [2.4, 3.1])
-def test_what_comes_before_the_end_of_a_torn_file_is_the_text_of_that_much(
+def test_a_torn_file_has_the_text_of_its_readable_part(
     checkpoint, tmp_path, monkeypatch, seconds
 ):
-    """Also where more than one window follows in the last part."""
+    """Also if the last part has more than one window left."""
     count = round(16_000 * seconds)
     samples = torch.cat([*SAMPLES, *SAMPLES])[:count]
     whole = written(tmp_path / "whole.wav", samples)

@@ -29,15 +29,15 @@ def text_of(labels):
     return TOKENIZER.decode([label.token for label in labels])
 
 
-SAID = st.sampled_from(["one", "two", "three", "no", "on", "a", "aa", "four five"])
+SPOKEN = st.sampled_from(["one", "two", "three", "no", "on", "a", "aa", "four five"])
 
 
 @st.composite
 def recordings(draw):
     """Labels of a recording, and what two windows of it have: times off by up to four frames,
     nonsense at their edges."""
-    said = draw(st.lists(SAID, min_size=8, max_size=40))
-    truth = labels(" ".join(said), 0.2, draw(st.sampled_from([0.04, 0.08, 0.12])))
+    spoken = draw(st.lists(SPOKEN, min_size=8, max_size=40))
+    truth = labels(" ".join(spoken), 0.2, draw(st.sampled_from([0.04, 0.08, 0.12])))
     end = truth[-1].start_s + 0.2
     start_s = draw(st.floats(0.0, max(end - 3.0, 0.0)))
     end_s = min(start_s + 3.0, end)
@@ -62,7 +62,7 @@ def recordings(draw):
 
 
 @given(recordings())
-def test_two_windows_that_time_labels_differently_are_joined_to_what_was_said(
+def test_two_windows_that_time_labels_differently_are_joined_to_the_spoken_text(
     recording,
 ):
     truth, first, second, start_s, end_s = recording
@@ -74,7 +74,7 @@ def test_two_windows_that_time_labels_differently_are_joined_to_what_was_said(
 
 
 ONES = labels("one one one one one one one one", 0.0, 0.2)
-SAY = labels("one two")
+FIRST = labels("one two")
 LATER = labels("nine", 9.0)
 
 
@@ -87,12 +87,12 @@ def around(word, start_s):
     ("first", "second", "start_s", "end_s", "texts"),
     [
         # What only one window has is kept on its side of the cut,
-        (SAY, LATER, 8.0, 10.0, ["one twonine"]),
-        (SAY, [], 8.0, 10.0, ["one two"]),
+        (FIRST, LATER, 8.0, 10.0, ["one twonine"]),
+        (FIRST, [], 8.0, 10.0, ["one two"]),
         ([], LATER, 8.0, 10.0, ["nine"]),
         # also of windows that only touch.
-        (SAY, LATER, 9.0, 9.0, ["one twonine"]),
-        ([*SAY, *labels("s", 9.0)], LATER, 9.0, 9.0, ["one twosnine"]),
+        (FIRST, LATER, 9.0, 9.0, ["one twonine"]),
+        ([*FIRST, *labels("s", 9.0)], LATER, 9.0, 9.0, ["one twosnine"]),
         # A word in the middle that they write differently is that of either.
         (around("seven", 1.05), around("night", 1.1), 0.0, 2.6, ["xsevenx", "xnightx"]),
         # Repeated words are neither merged nor doubled.
@@ -104,19 +104,19 @@ def test_windows_are_joined_in_a_pause(first, second, start_s, end_s, texts):
 
 
 def test_labels_of_two_windows_come_in_the_order_of_time():
-    def heard(*pairs):
+    def timed(*pairs):
         return [labels(text, at_s)[0] for text, at_s in pairs]
 
-    first = heard(("o", 7.36), ("n", 7.52))
-    second = heard((" ", 7.2), ("o", 7.24), ("n", 7.24), (" ", 7.84))
+    first = timed(("o", 7.36), ("n", 7.52))
+    second = timed((" ", 7.2), ("o", 7.24), ("n", 7.24), (" ", 7.84))
     joined = join(first, second, 5.44, 9.44)
     starts = [label.start_s for label in joined]
     assert starts == sorted(starts)
     (on,) = words(joined, TOKENIZER)
     assert on.text == "on" and on.end_s > on.start_s
     # what is in one window alone stays between its neighbours
-    first = heard(("a", 1.3), ("b", 1.4), ("c", 5.0))
-    second = heard(("a", 1.0), ("x", 1.1), ("y", 1.5), ("b", 1.5), ("c", 5.0))
+    first = timed(("a", 1.3), ("b", 1.4), ("c", 5.0))
+    second = timed(("a", 1.0), ("x", 1.1), ("y", 1.5), ("b", 1.5), ("c", 5.0))
     for end_s in (1.45, 2.6, 6.0, 9.0):
         joined = join(first, second, 0.0, end_s)
         assert text_of(joined) in ("abc", "axybc")
@@ -124,12 +124,12 @@ def test_labels_of_two_windows_come_in_the_order_of_time():
         assert starts == sorted(starts)
     # and a label that both have is there once, if one window has others around it
     c, d = (labels(10 * text, 0.05, 0.1) + labels(9 * text, 1.5, 0.1) for text in "cd")
-    first = [*c[:10], *heard(("a", 1.4)), *c[10:]]
-    second = [*d[:10], *heard(("a", 1.02), ("x", 1.06)), *d[10:]]
+    first = [*c[:10], *timed(("a", 1.4)), *c[10:]]
+    second = [*d[:10], *timed(("a", 1.02), ("x", 1.06)), *d[10:]]
     assert text_of(join(first, second, 0.0, 2.4)).count("a") == 1
 
 
-def test_a_word_they_split_into_other_pieces_is_not_written_in_part_and_in_whole():
+def test_a_word_with_other_pieces_in_each_window_is_not_written_twice():
     before, after = row(range(1, 7), 0.1), row(range(10, 16), 1.0)  # no pause anywhere
     split, whole = row([20, 21], 0.7, 0.2), row([22], 0.8)
     first, second = [*before, *split, *after], [*before, *whole, *after]
@@ -143,7 +143,7 @@ def test_words_begin_and_end_with_their_letters_and_not_with_the_space_between()
     assert words([], TOKENIZER) == words(labels("   "), TOKENIZER) == []
 
 
-def test_a_word_is_as_sure_as_its_least_sure_label_and_ends_before_the_next():
+def test_a_word_has_the_least_confidence_of_its_labels_and_ends_before_the_next():
     letters = row(TOKENIZER.encode("ab c"), length_s=1.0)
     sure = (0.3, 0.9, 0.1, 0.8)
     pairs = zip(letters, sure, strict=True)

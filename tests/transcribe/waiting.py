@@ -1,13 +1,13 @@
-"""Processes that tests start: waiting for them, and what they have written."""
+"""Processes that tests start: waiting for them, and the results that they wrote."""
 
 import time
 from pathlib import Path
 
-ENOUGH_S = 240.0  # what has not come by then will not come
+ENOUGH_S = 240.0  # no condition takes longer
 
 
 def running(pid):
-    """Whether a process is there and has not ended: a zombie has."""
+    """Whether a process exists and has not ended; a zombie has."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -16,7 +16,7 @@ def running(pid):
 
 
 def wait_until(condition):
-    """Wait for it, but not for ever."""
+    """Wait for a condition, but not for ever."""
     deadline = time.monotonic() + ENOUGH_S
     while not condition():
         assert time.monotonic() < deadline
@@ -24,5 +24,5 @@ def wait_until(condition):
 
 
 def written(out):
-    """When each result of a shard was written."""
+    """The time at which each result of a shard was written."""
     return {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}

@@ -25,7 +25,7 @@ from asrkit.data import Utterances, corpora
 from asrkit.data.batching.statistics import read_lengths
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder
-from asrkit.transcribe import manifests
+from asrkit.transcribe.bulk import manifests
 
 SIZES = {"train": 18, "dev": 6, "test": 6}
 ROOT = Path(corpora.__file__).resolve().parents[3]

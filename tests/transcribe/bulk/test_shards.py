@@ -1,4 +1,4 @@
-"""Shards: their plan, and runs in real processes, which are really killed."""
+"""Shards: their plan, and runs in real processes that are really killed."""
 
 import json
 import os
@@ -27,32 +27,41 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
 )
-from asrkit.transcribe import shards as shards_module
-from asrkit.transcribe.shards import PLAN, Task, load_plan, plan, rows, run
-from asrkit.transcribe.workers import ENDED
+from asrkit.transcribe.bulk import shards as shards_module
+from asrkit.transcribe.bulk.shards import (
+    PLAN,
+    LocalWorkers,
+    load_plan,
+    plan_shards,
+    rows,
+    run,
+)
+from asrkit.transcribe.bulk.workers import ENDED
+from asrkit.transcribe.plan import Plan
 
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
-TWO = Layout(cores=((), ()), threads=1, why="")
+TWO = LocalWorkers(Layout(cores=((), ()), threads=1))
+ONE_THREAD = LocalWorkers(threads=1)
 SHORT = 4 / 3600  # hours: more than three shards of the twelve recordings
 
 
 @pytest.fixture
-def task(model):
-    """What is done with every recording: tiny batches, one reader."""
-    return Task(model=model, windows=WindowOptions(batch_s=4.0, readers=1))
+def settings(model):
+    """Model and settings: tiny batches, one reader."""
+    return Plan(model=model, windows=WindowOptions(batch_s=4.0, readers=1))
 
 
 @pytest.fixture
-def many(talks, task, tmp_path):
+def many(talks, settings, tmp_path):
     """A plan of the twelve recordings in more than three shards."""
-    made = plan([talks], task, tmp_path / "out", shard_h=SHORT)
+    made = plan_shards([talks], settings, tmp_path / "out", shard_h=SHORT)
     assert len(made.shards) > 3
     return made
 
 
 @pytest.fixture
 def lines(tmp_path, make_manifest):
-    """A manifest of 200 recordings of 1 to 200 s, which nobody opens, and two tars."""
+    """A manifest of 200 recordings of 1 to 200 s, which are never opened, and two tars."""
     rows = [{"audio": f"{n}.wav", "duration": 1.0 + n * 37 % 200} for n in range(200)]
     tars = [{"audio": "a.tar", "duration": 50}, {"audio": "b.tar"}]
     return make_manifest(tmp_path / "m.jsonl", rows + tars)
@@ -61,8 +70,8 @@ def lines(tmp_path, make_manifest):
 # The plan
 
 
-def test_a_plan_has_each_recording_once_and_longest_first(lines, task, tmp_path):
-    made = plan([lines], task, tmp_path / "out", shard_h=0.25)
+def test_a_plan_has_each_recording_once_and_longest_first(lines, settings, tmp_path):
+    made = plan_shards([lines], settings, tmp_path / "out", shard_h=0.25)
     held = [shard.recordings() for shard in made.shards]
     every = [one for shard in held for one in shard]
     ids = {one.id: one.planned_s for one in every}
@@ -80,47 +89,45 @@ def test_a_plan_has_each_recording_once_and_longest_first(lines, task, tmp_path)
     ("device", "hours", "wanted_h"),
     [("cpu", 400, 0.5), ("cuda:1", 400, 10), ("cpu", 5, 0.25)],
 )
-def test_where_nobody_says_a_shard_is_minutes_of_work(
-    device, hours, wanted_h, task, tmp_path, make_manifest
+def test_by_default_a_shard_is_minutes_of_work(
+    device, hours, wanted_h, settings, tmp_path, make_manifest
 ):
     lines = [{"audio": f"{n}.wav", "duration": hours * 36} for n in range(100)]
     manifest = make_manifest(tmp_path / "hours.jsonl", lines)
-    made = plan([manifest], task, tmp_path / "out", device=device)
-    assert float(made.head.made_by["shard_h"]) == pytest.approx(wanted_h)
+    made = plan_shards([manifest], settings, tmp_path / "out", device=device)
+    assert float(made.head.fingerprint["shard_h"]) == pytest.approx(wanted_h)
 
 
 def spoil(path):
-    """Other bytes in a file of which neither size nor time says so."""
+    """Change the bytes of a file, but neither its size nor its time."""
     before = path.stat()
     path.write_bytes(bytes(before.st_size))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_the_same_plan_is_found_again_without_a_look_at_weights_or_recordings(
-    lines, model, tmp_path
-):
+def test_a_plan_is_reused_without_reading_weights_or_recordings(lines, model, tmp_path):
     copied = tmp_path / "copy.safetensors"
     shutil.copy(model, copied)
-    task = Task(model=copied, dtype="bfloat16", context=None)
-    made = plan([lines], task, tmp_path / "out", shard_h=0.25)
+    settings = Plan(model=copied, dtype="bfloat16", context=None)
+    made = plan_shards([lines], settings, tmp_path / "out", shard_h=0.25)
     assert load_plan(tmp_path / "out") == (made.head, made.shards)
-    made_by = made.head.made_by
-    assert made_by["dtype"] == "bfloat16"
-    for path in (lines, copied):  # touched: looked at again, and found to be the same
+    fingerprint = made.head.fingerprint
+    assert fingerprint["dtype"] == "bfloat16"
+    for path in (lines, copied):  # touched: read again, and still the same
         os.utime(path, ns=(1, 1))
-        assert plan([lines], task, tmp_path / "out").shards == made.shards
+        assert plan_shards([lines], settings, tmp_path / "out").shards == made.shards
     for path in (lines, copied):
         spoil(path)
-    other = replace(task, windows=replace(task.windows, batch_s=9.0, readers=2))
-    found = plan([lines], other, tmp_path / "out")  # neither changes a text
-    assert (found.shards, found.task) == (made.shards, other)
+    other = replace(settings, windows=replace(settings.windows, batch_s=9.0, readers=2))
+    found = plan_shards([lines], other, tmp_path / "out")  # changes no text
+    assert (found.shards, found.plan) == (made.shards, other)
 
 
 def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
-    lines, task, other_model, tmp_path
+    lines, settings, other_model, tmp_path
 ):
     out, more = tmp_path / "out", tmp_path / "more.jsonl"
-    made = plan([lines], task, out)
+    made = plan_shards([lines], settings, out)
     more.write_text(lines.read_text() + '{"audio": "new.wav", "duration": 3}\n')
     for manifest, changed, name, old, new in (
         (more, {}, "files", "202 recordings .*", "203 recordings .*"),
@@ -138,67 +145,71 @@ def test_another_plan_in_the_same_folder_is_refused_and_changes_nothing(
     ):
         wanted = f"{name}: expected {old}, with which {out} was begun, got {new}"
         with pytest.raises(ValueError, match=f"^{wanted}. Name another folder.$"):
-            plan([manifest], replace(task, **changed), out)
+            plan_shards([manifest], replace(settings, **changed), out)
     with pytest.raises(ValueError, match="^shard_h: expected .* was begun, got 9."):
-        plan([lines], task, out, shard_h=9)
+        plan_shards([lines], settings, out, shard_h=9)
     assert load_plan(out) == (made.head, made.shards)
 
 
 def test_a_recording_of_the_same_length_in_the_place_of_another_is_refused(
-    talks, task, tmp_path
+    talks, settings, tmp_path
 ):
-    plan([talks], task, tmp_path / "out", shard_h=SHORT)
+    plan_shards([talks], settings, tmp_path / "out", shard_h=SHORT)
     path = talks / "a" / "0.wav"
     samples, rate = soundfile.read(str(path))
     soundfile.write(str(path), -samples, rate)
     with pytest.raises(ValueError, match="^files: expected 12 rec.*, got 12 rec"):
-        plan([talks], task, tmp_path / "out")
+        plan_shards([talks], settings, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     "precision", ["as_loaded", pytest.param("int8", marks=ON_THIS_CPU)]
 )
-def test_auto_is_dtype_and_precision_of_whoever_planned_first(
-    lines, task, transducer, tmp_path, monkeypatch, precision
+def test_auto_is_the_dtype_and_precision_of_the_first_plan(
+    lines, settings, transducer, tmp_path, monkeypatch, precision
 ):
     out, config = tmp_path / "out", PipelineConfig(precision=precision)
-    task = replace(task, model=tmp_path / "model.safetensors")
-    save_checkpoint(task.model, transducer)
-    first = replace(task, dtype="bfloat16", config=config)
-    planned = plan([lines], first, tmp_path / "elsewhere")
+    settings = replace(settings, model=tmp_path / "model.safetensors")
+    save_checkpoint(settings.model, transducer)
+    first = replace(settings, dtype="bfloat16", config=config)
+    planned = plan_shards([lines], first, tmp_path / "elsewhere")
     made = []
     second = threading.Thread(
-        target=lambda: made.append(plan([lines], replace(task, dtype="auto"), out))
+        target=lambda: made.append(
+            plan_shards([lines], replace(settings, dtype="auto"), out)
+        )
     )
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # a CPU without bfloat16
-    with lock(out):  # while another one plans
+    with lock(out):  # while another process plans
         second.start()
         second.join(0.5)
         shutil.copy(planned.out / PLAN, out)
     second.join()
-    assert (made[0].task, made[0].head) == (planned.task, planned.head)
+    assert (made[0].plan, made[0].head) == (planned.plan, planned.head)
 
 
-def test_a_model_that_cannot_do_what_is_asked_binds_no_folder(
-    lines, task, model, tmp_path
+def test_a_model_that_does_not_support_the_settings_claims_no_folder(
+    lines, settings, model, tmp_path
 ):
     out, broken = tmp_path / "out", tmp_path / "broken.safetensors"
     broken.write_bytes(model.read_bytes()[:-1])
     int8 = PipelineConfig(precision="int8")
     for changed in ({"model": broken}, {"config": int8}, {"context": (9, 8)}):
         with pytest.raises(ValueError, match=r"^(model|int8|context): "):
-            plan([lines], replace(task, **changed), out)
-    assert plan([lines], task, out).shards
+            plan_shards([lines], replace(settings, **changed), out)
+    assert plan_shards([lines], settings, out).shards
 
 
-@pytest.mark.parametrize("ids, said", [
+@pytest.mark.parametrize("ids, message", [
     ("aa", "files: expected ids that are all different, got 'a' twice."),
     ("", "files: expected at least one recording, got none."),
 ])  # fmt: skip
-def test_what_cannot_be_planned_is_refused(ids, said, task, tmp_path, make_manifest):
+def test_duplicate_ids_and_no_recordings_are_refused(
+    ids, message, settings, tmp_path, make_manifest
+):
     manifest = make_manifest(tmp_path / "m.jsonl", [{"audio": one} for one in ids])
-    with pytest.raises(ValueError, match=f"^{said}"):
-        plan([manifest], task, tmp_path / "out")
+    with pytest.raises(ValueError, match=f"^{message}"):
+        plan_shards([manifest], settings, tmp_path / "out")
 
 
 @pytest.mark.parametrize("text", ["{}", "{"])
@@ -212,9 +223,9 @@ def test_a_plan_of_another_asrkit_or_a_damaged_one_is_refused(tmp_path, text):
 
 
 def test_a_run_transcribes_all_and_a_finished_one_does_nothing(
-    many, talks, task, tmp_path, wanted, found
+    many, talks, settings, tmp_path, wanted, found
 ):
-    report = run(many, threads=1)
+    report = run(many, executor=ONE_THREAD)
     assert found(many.out) == wanted(talks)
     assert report.shards == report.done == len(many.shards)
     assert (report.recordings, report.failed) == (12, 3)
@@ -223,28 +234,28 @@ def test_a_run_transcribes_all_and_a_finished_one_does_nothing(
     before = written(many.out)
     assert run(many) == replace(report, transcribed_s=0.0)
     assert written(many.out) == before
-    alone = plan([talks], task, tmp_path / "forked", shard_h=SHORT)
-    run(alone, workers=TWO)  # the same bytes
+    alone = plan_shards([talks], settings, tmp_path / "forked", shard_h=SHORT)
+    run(alone, executor=TWO)  # the same bytes
     for path in many.out.glob("part-*"):
         assert path.read_bytes() == (alone.out / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("workers", [TWO, None])
+@pytest.mark.parametrize("executor", [TWO, ONE_THREAD])
 def test_the_bar_moves_within_a_shard_and_ends_at_the_seconds_of_all(
-    talks, task, tmp_path, monkeypatch, workers
+    talks, settings, tmp_path, monkeypatch, executor
 ):
-    made = plan([talks], task, tmp_path / "out", shard_h=1.0)
+    made = plan_shards([talks], settings, tmp_path / "out", shard_h=1.0)
     assert len(made.shards) == 1
     moved = []
     bar = SimpleNamespace(total=9, update=moved.append, write=lambda *a, **k: None)
     monkeypatch.setattr(shards_module, "progress_bar", lambda *a, **k: nullcontext(bar))
-    report = run(made, workers=workers, threads=1)
+    report = run(made, executor=executor)
     assert len([one for one in moved if one > 0]) > 9
     assert sum(moved) == pytest.approx(report.audio_s, abs=0.1)
 
 
 def test_parts_of_recordings_and_members_of_tars_are_transcribed_also_from_a_torn_one(
-    speech, long_file, task, tmp_path, make_manifest, make_tar, learned
+    speech, long_file, settings, tmp_path, make_manifest, make_tar, learned
 ):
     tar = make_tar(
         tmp_path / "set.tar", {path.name: path.read_bytes() for path in speech}
@@ -254,10 +265,10 @@ def test_parts_of_recordings_and_members_of_tars_are_transcribed_also_from_a_tor
     late = {"audio": str(long_file), "id": "late", "offset": 500}
     lines = [late, late | {"id": "part", "offset": 3.0, "duration": 4.0}]
     manifest = make_manifest(tmp_path / "m.jsonl", lines)
-    made = plan([manifest, tar, torn], task, tmp_path / "out")
-    assert run(made, workers=TWO).failed == 2
+    made = plan_shards([manifest, tar, torn], settings, tmp_path / "out")
+    assert run(made, executor=TWO).failed == 2
     part = Sound(long_file, start_s=3.0, duration_s=4.0)
-    *plain, of_part = transcribe(learned, [*speech, part], options=task.windows)
+    *plain, of_part = transcribe(learned, [*speech, part], options=settings.windows)
     found = {row["id"]: row for row in rows(made.out)}
     for one in plain:
         row = found[f"set.tar/{one.path.name}"]
@@ -270,7 +281,7 @@ def test_parts_of_recordings_and_members_of_tars_are_transcribed_also_from_a_tor
 
 
 def test_recordings_that_end_a_worker_twice_are_errors_and_the_rest_is_transcribed(
-    talks, task, tmp_path, wanted, found, make_tar, break_reading
+    talks, settings, tmp_path, wanted, found, make_tar, break_reading
 ):
     good = wanted(talks)
     first, second = ((talks / "a" / name).read_bytes() for name in ("0.wav", "2.wav"))
@@ -278,10 +289,10 @@ def test_recordings_that_end_a_worker_twice_are_errors_and_the_rest_is_transcrib
     (talks / "once.wav").write_bytes(second)
     members = {"poison.wav": first + b"poison", "fine.wav": second}
     make_tar(talks / "set.tar", members)
-    made = plan([talks], task, tmp_path / "out", shard_h=1.0)
+    made = plan_shards([talks], settings, tmp_path / "out", shard_h=1.0)
     assert len(made.shards) == 1
     break_reading()
-    report = run(made, workers=TWO)
+    report = run(made, executor=TWO)
     ended = dict.fromkeys(("poison.wav", "set.tar/poison.wav"), ("", ENDED))
     fine = dict.fromkeys(("once.wav", "set.tar/fine.wav"), good["a/2.wav"])
     assert found(made.out) == good | ended | fine
@@ -300,44 +311,44 @@ def test_a_cuda_error_that_is_not_about_memory_ends_the_worker(
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(Recognizer, "__call__", broken_once)
-    run(many, workers=TWO)
+    run(many, executor=TWO)
     assert found(many.out) == good
 
 
-def test_parts_share_the_shards_and_each_knows_all_counts(many, talks, wanted, found):
-    first = run(many, part=(0, 2), workers=TWO)
+def test_parts_share_the_shards_and_each_reports_all_counts(many, talks, wanted, found):
+    first = run(many, part=(0, 2), executor=TWO)
     assert first.done == -(-len(many.shards) // 2)
     with lock(many.out / ".part-1-of-2"):
         taken = "^out: part 1/2 of .* transcribed already"
         with pytest.raises(ValueError, match=taken):
             run(many, part=(1, 2))
-    second = run(many, part=(1, 2), workers=TWO)
+    second = run(many, part=(1, 2), executor=TWO)
     assert (second.done, second.failed) == (len(many.shards), 3)
     assert found(many.out) == wanted(talks)
 
 
 def test_another_model_than_that_of_the_plan_is_refused_by_its_worker(
-    talks, task, tmp_path, other_model
+    talks, settings, tmp_path, other_model
 ):
     copy = tmp_path / "copy.safetensors"
-    shutil.copy(task.model, copy)
-    made = plan([talks], replace(task, model=copy), tmp_path / "out")
+    shutil.copy(settings.model, copy)
+    made = plan_shards([talks], replace(settings, model=copy), tmp_path / "out")
     shutil.copy(other_model, copy)
     wanted = "^model: expected model, settings and version of asrkit of the plan, got"
     with pytest.raises(ValueError, match=wanted):
-        run(made, workers=TWO)
+        run(made, executor=TWO)
     assert not written(made.out)
 
 
-def test_a_result_that_somebody_changed_is_one_line_that_names_it(many):
+def test_a_damaged_result_is_one_line_that_names_it(many):
     for shard in many.shards:
         many.result(shard).write_text("")
     assert run(many).recordings == 0
     path = many.result(many.shards[-1])
-    said = f"^out: expected a result of asrkit, got something else in {path}. Remove"
+    message = f"^out: expected a result of asrkit, got something else in {path}. Remove"
     for data in (b'{"id": "a", "au', b"\xff\n", b'{"id": "a"}\n'):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             run(many)
 
 
@@ -346,13 +357,13 @@ def test_a_result_that_somebody_changed_is_one_line_that_names_it(many):
 
 @pytest.fixture
 def shards(talks, typed, tmp_path):
-    """What `asrkit transcribe --shards` of the recordings by one forked worker ends in."""
+    """Runs `asrkit transcribe --shards` on the recordings with one forked worker."""
     small = f"--batch-seconds 4 --shard-hours {SHORT} --workers 1 --threads 1"
     out = f"--no-progress --shards --out {tmp_path / 'out'}"
     return lambda *more: typed(talks, small, out, *more)
 
 
-def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
+def test_a_command_killed_with_signal_9_resumes_and_loses_and_doubles_nothing(
     shards, talks, tmp_path, wanted, found, forked, break_reading
 ):
     out = tmp_path / "out"
@@ -364,14 +375,14 @@ def test_a_command_killed_with_signal_9_goes_on_and_loses_and_doubles_nothing(
     process.join()
     assert process.exitcode == -signal.SIGKILL
     before = written(out)
-    code, said, _ = shards()
+    code, message, _ = shards()
     assert code == 1
-    assert "; recordings: 13, 3 failed; " in said  # three cannot be read
+    assert "; recordings: 13, 3 failed; " in message  # three cannot be read
     assert found(out) == wanted(talks)
     after = written(out)
     assert before.items() < after.items()
-    _, said, _ = shards("--json")
-    counts = json.loads(said)
+    _, message, _ = shards("--json")
+    counts = json.loads(message)
     assert (counts["recordings"], counts["failed"], counts["rtfx"]) == (13, 3, 0.0)
     assert written(out) == after
 

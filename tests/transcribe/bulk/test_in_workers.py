@@ -1,4 +1,4 @@
-"""Recordings transcribed in several workers: the texts and the order of one process, whatever is killed."""
+"""Recordings transcribed in several workers: the texts and the order of one process, also after kills."""
 
 import multiprocessing
 import os
@@ -22,9 +22,9 @@ from asrkit.transcribe import (
     WindowOptions,
     transcribe,
     transcribe_in_workers,
-    workers,
 )
-from asrkit.transcribe.workers import ENDED
+from asrkit.transcribe.bulk import in_workers
+from asrkit.transcribe.bulk.workers import ENDED
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
@@ -96,13 +96,13 @@ def test_a_killed_worker_loses_nothing_and_what_ends_its_process_twice_is_an_err
     break_reading()
     found = results(transcribe_in_workers(learned, talks, TWO, options=SMALL))
     assert found == sorted(wanted + lost)
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert re.search(
-        r"worker \d \(process \d+\) ended by signal 9; its recordings", said
+        r"worker \d \(process \d+\) ended by signal 9; its recordings", output
     )
 
 
-def test_the_total_of_the_bar_is_guessed_from_jobs_that_ended(
+def test_the_total_of_the_bar_is_estimated_from_finished_jobs(
     learned, long_file, tmp_path, monkeypatch
 ):
     samples, rate = soundfile.read(str(long_file))
@@ -112,7 +112,7 @@ def test_the_total_of_the_bar_is_guessed_from_jobs_that_ended(
     totals = []
 
     class Bar:
-        n = 1e6  # whatever is under way
+        n = 1e6  # progress that nobody uses
 
         def update(self, audio_s):
             pass
@@ -120,14 +120,14 @@ def test_the_total_of_the_bar_is_guessed_from_jobs_that_ended(
         def __setattr__(self, name, value):
             totals.append(value)
 
-    monkeypatch.setattr(workers, "progress_bar", lambda *a, **k: nullcontext(Bar()))
+    monkeypatch.setattr(in_workers, "progress_bar", lambda *a, **k: nullcontext(Bar()))
     options = WindowOptions(batch_s=30, readers=1)
     list(transcribe_in_workers(learned, tmp_path, TWO, options=options))
     assert len(totals) > 4
     assert {*totals} == {360}
 
 
-def test_who_takes_no_more_results_ends_all_workers(learned, talks):
+def test_closing_the_generator_ends_all_workers(learned, talks):
     found = transcribe_in_workers(learned, talks, TWO, options=SMALL)
     next(found)
     assert len(multiprocessing.active_children()) == 2
@@ -136,7 +136,7 @@ def test_who_takes_no_more_results_ends_all_workers(learned, talks):
 
 
 @two_cores
-def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, typed):
+def test_stdout_is_that_of_one_process_and_stderr_names_the_layout(talks, typed):
     code, one, one_err = typed(talks, ONE_THREAD)
     again, two, err = typed(talks, ONE_THREAD, "--workers 2")
     assert code == again == 1
@@ -145,7 +145,7 @@ def test_stdout_is_that_of_one_process_and_stderr_says_what_was_chosen(talks, ty
         two.count("\n") == 7
     )  # with what comes before the place where one file is torn
     chosen, *broken, last = err.splitlines()
-    assert chosen == "2 workers (as asked), 1 thread each"
+    assert chosen == "2 workers (as requested), 1 thread each"
     assert broken == one_err.splitlines()[:2]
     assert last.startswith("6 of 8 files transcribed, 2 failed, 0 done before; ")
 
@@ -169,8 +169,8 @@ def test_ctrl_c_ends_all_processes(talks, typed, tmp_path, forked, break_reading
     process.join()
     err = (tmp_path / "stderr").read_text()
     assert process.exitcode == 130
-    said = "With --out, the same command goes on: what is done is kept."
-    assert err.endswith(f"asrkit transcribe: stopped. {said}\n")
+    output = "With --out, the same command resumes: what is done is kept."
+    assert err.endswith(f"asrkit transcribe: stopped. {output}\n")
     assert "Traceback" not in err
     assert len(workers) == 2
     assert not any(map(running, workers))

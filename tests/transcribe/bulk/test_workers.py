@@ -1,4 +1,4 @@
-"""Workers: how many there are and where, what they do, and what becomes of jobs whose worker ends."""
+"""Workers: their number and cores, their jobs, and the retries of jobs whose worker ends."""
 
 import os
 import re
@@ -16,14 +16,11 @@ from waiting import running, wait_until
 from asrkit.models.cpu.prepacked import PrepackedLinear
 from asrkit.runtime import free_memory, same_core, usable_cores
 from asrkit.sound_files import Sound
-from asrkit.transcribe import workers
-from asrkit.transcribe.workers import (
-    Layout,
-    Workers,
-    choose_layout,
-    recording_jobs,
-    transcribe_jobs,
-)
+from asrkit.transcribe import Layout, choose_layout
+from asrkit.transcribe.bulk import layout as layout_module
+from asrkit.transcribe.bulk import workers
+from asrkit.transcribe.bulk.in_workers import recording_jobs
+from asrkit.transcribe.bulk.workers import Workers
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this system forks no process"
@@ -35,8 +32,9 @@ TWO = Layout(cores=((), ()), threads=1)
 
 
 def doubled(items, advance):
-    """Twice each number, and who says so; words end the worker, or are errors."""
-    advance(0.5)
+    """Twice each number, with the process id; words end the worker, or are errors."""
+    if items:
+        advance(0.5)
     for item in items:
         if item == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,15 +49,15 @@ def doubled(items, advance):
 
 
 def whole_numbers(item):
-    """What is tried alone: each item, and those of a range one by one."""
+    """The items that are retried one by one: a range is split into its numbers."""
     return item if isinstance(item, range) else [item]
 
 
 def outcome(jobs, layout=TWO, work=doubled, **how):
-    """Results of each job by its number, and who gave them."""
-    with Workers(layout, work, **how) as workers:
-        done = transcribe_jobs(workers, jobs, lambda item: (item, None), whole_numbers)
-        found = dict(done)
+    """Results of each job by its number, and the process ids of its workers."""
+    how = {"split": whole_numbers, **how}
+    with Workers(layout, work, lambda item: (item, None), **how) as workers:
+        found = dict(workers.results(jobs))
     pids = {pid for results in found.values() for _, pid in results if pid}
     return {n: [one for one, _ in results] for n, results in found.items()}, pids
 
@@ -68,21 +66,23 @@ def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_erro
     capfd,
 ):
     jobs = [[1, 2], [3, "die", 4], [], ["odd"], [range(2)], [range(3, 6), 7], [8]]
-    told = []
-    found, pids = outcome(jobs, advance=told.append)
-    assert len(told) == 20  # 7 jobs, 8 items that are tried alone, and 5 deaths
-    assert sum(told) == 5.0  # what ended its worker is taken back
+    reported = []
+    found, pids = outcome(jobs, advance=reported.append)
+    assert (
+        len(reported) == 19
+    )  # 6 jobs with items, 8 items that are tried alone, and 5 deaths
+    assert sum(reported) == 4.5  # progress of workers that ended is subtracted
     wanted = [[2, 4], [6, "die", 8], [], ["odd"], [0, 2], [6, 8, 10, 14], [16]]
     assert found == dict(enumerate(wanted))
     assert len(pids) > 1
     assert os.getpid() not in pids
     wait_until(lambda: not any(map(running, pids)))
-    said = capfd.readouterr().err
-    lines = re.findall(r"worker \d \(process \d+\) ended by (.*); its rec", said)
+    output = capfd.readouterr().err
+    lines = re.findall(r"worker \d \(process \d+\) ended by (.*); its rec", output)
     assert sorted(lines) == ["exit code 1", "exit code 3", "signal 9"]
 
 
-def test_an_error_is_raised_as_it_is_and_workers_that_only_die_are_one_line(
+def test_an_error_is_raised_as_it_is_and_workers_that_always_end_are_one_line(
     monkeypatch,
 ):
     with pytest.raises(OSError, match="No space left on device"):
@@ -93,11 +93,11 @@ def test_an_error_is_raised_as_it_is_and_workers_that_only_die_are_one_line(
         outcome([["die"]] * 9)
 
 
-def test_several_threads_want_a_process_that_has_used_one(one_thread):
+def test_workers_with_several_threads_need_a_parent_with_one(one_thread):
     torch.set_num_threads(2)
     wanted = "^threads: expected 1, or torch.set_num_threads.1. before torch computes"
     with pytest.raises(ValueError, match=wanted):
-        Workers(Layout(threads=2), doubled)
+        Workers(Layout(threads=2), doubled, failed=str)
 
 
 def test_a_spawned_worker_does_jobs_too_and_runs_no_script_again(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_worker_has_the_cores_and_the_threads_of_its_layout():
 def test_workers_share_out_the_cores_of_this_process():
     most = usable_cores()
     layout = choose_layout(most, threads=1)
-    assert (layout.workers, layout.threads, layout.why) == (most, 1, "as asked")
+    assert (layout.workers, layout.threads, layout.why) == (most, 1, "as requested")
     if any(layout.cores):
         cpus = [*chain.from_iterable(layout.cores)]
         assert sorted(cpus) == sorted(os.sched_getaffinity(0))
@@ -182,7 +182,7 @@ def test_workers_share_out_the_cores_of_this_process():
 @pins
 def test_auto_takes_no_more_workers_than_cores_recordings_or_memory(monkeypatch):
     cpus = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cpus)})  # as taskset or a job scheduler leaves it
+    os.sched_setaffinity(0, {min(cpus)})  # like taskset or a job scheduler
     try:
         assert (choose_layout("auto").workers, choose_layout("auto").threads) == (1, 1)
     finally:
@@ -191,7 +191,9 @@ def test_auto_takes_no_more_workers_than_cores_recordings_or_memory(monkeypatch)
     layout = choose_layout("auto", model_bytes=2**60)
     assert layout.workers == 1
     assert usable_cores() == 1 or layout.why == "as free memory allows"
-    monkeypatch.setattr(workers, "free_memory", lambda: float("inf"))  # as on macOS
+    monkeypatch.setattr(
+        layout_module, "free_memory", lambda: float("inf")
+    )  # as on macOS
     assert choose_layout("auto", recordings=10**6).why == "one a core"
 
 

@@ -1,4 +1,4 @@
-"""Shards on a real Ray, in a network and with process numbers of its own, where processes and nodes are really killed."""
+"""Shards on a real Ray, in its own network and process namespace, where processes and nodes are really killed."""
 
 import contextlib
 import importlib.util
@@ -15,11 +15,12 @@ import pytest
 from waiting import ENOUGH_S, wait_until, written
 
 from asrkit.transcribe import Layout
-from asrkit.transcribe.ray import RayCluster
-from asrkit.transcribe.shards import Task, plan, run
-from asrkit.transcribe.workers import ENDED
+from asrkit.transcribe.bulk.ray import RayCluster
+from asrkit.transcribe.bulk.shards import LocalWorkers, plan_shards, run
+from asrkit.transcribe.bulk.workers import ENDED
+from asrkit.transcribe.plan import Plan
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".venv-scale/bin/python"
 pytestmark = pytest.mark.live
 needs_ray = pytest.mark.skipif(not PYTHON.exists(), reason="needs Ray: make peers")
@@ -42,7 +43,7 @@ while True:  # the first process of a namespace has to take in orphans that have
 
 
 class Network:
-    """A namespace with loopback only; whatever runs in it ends when it is left."""
+    """A namespace with loopback only; all of its processes end with it."""
 
     def __init__(self, folder, path):
         self.folder = folder  # of what Ray writes
@@ -114,13 +115,13 @@ class Network:
         return found
 
     def leave(self):
-        """End all that runs in it."""
+        """End all processes in it."""
         self.holder.kill()
         for process in (self.holder, *self.started):
             process.communicate()
 
 
-# Python imports it at its start. Spawned workers die of a name with `poison`, and open files as slowly as the file `slow_s` says.
+# Python imports it at its start. A name with `poison` kills a spawned worker; the file `slow_s` slows down its reads.
 FAULTS = """
 import os, sys
 if "--multiprocessing-fork" in sys.orig_argv:
@@ -140,7 +141,7 @@ if "--multiprocessing-fork" in sys.orig_argv:
 
 
 class Faults:
-    """What goes wrong in spawned workers whose PYTHONPATH begins with `path`."""
+    """Faults of spawned workers whose PYTHONPATH begins with `path`."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -149,7 +150,7 @@ class Faults:
         self.slow(0)
 
     def slow(self, seconds):
-        """How long workers take to open a file, from now on."""
+        """Set the time that workers take to open a file."""
         made = self.folder / "slow_s.new"
         made.write_text(str(seconds))
         made.replace(self.folder / "slow_s")  # workers read it at any moment
@@ -178,7 +179,7 @@ def cluster(faults):
 
 @pytest.fixture
 def command(talks, model, tmp_path):
-    """What the recordings are transcribed with."""
+    """The arguments of the command."""
     options = ["--model", model, "--out", tmp_path / "out", "--address", ADDRESS]
     return [talks, *options, "--batch-seconds", 4, "--shard-hours", SHORT]
 
@@ -186,7 +187,7 @@ def command(talks, model, tmp_path):
 def done(process):
     """Exit code, stdout and our lines of stderr, once a process has ended."""
     out, err = process.communicate(timeout=ENOUGH_S)
-    # the others are of Ray's C++, and of what it says of actors
+    # the other lines are from Ray's C++ code, and about actors
     theirs = ("[20", "(")
     ours = [line for line in err.splitlines() if not line.startswith(theirs)]
     return process.returncode, out, ours
@@ -208,14 +209,14 @@ def test_an_actor_and_a_node_that_are_killed_lose_and_double_nothing_in_a_folder
 ):
     good, out = wanted(talks), tmp_path / "out"
     shutil.copy(talks / "a" / "0.wav", talks / "poison.wav")
-    made = plan([talks], Task(model=model), out, shard_h=SHORT)
+    made = plan_shards([talks], Plan(model=model), out, shard_h=SHORT)
     holds = [
         any(one.id == "poison.wav" for one in shard.recordings())
         for shard in made.shards
     ]
     part = 1 - holds.index(True) % 2
-    two = Layout(cores=((),), threads=1, why="")
-    run(made, part=(part, 2), workers=two)
+    forked = LocalWorkers(Layout(threads=1))
+    run(made, part=(part, 2), executor=forked)
     done_before = len(written(out))
     second = cluster.node(f"--address={ADDRESS}")
     faults.slow(1)
@@ -238,14 +239,14 @@ def test_an_actor_and_a_node_that_are_killed_lose_and_double_nothing_in_a_folder
 def test_a_cluster_without_room_or_out_of_reach_is_one_line(
     cluster, command, tmp_path, model
 ):
-    for more, said in (
+    for more, message in (
         (["--actors", 3], "--actors: expected room for 3 with {'CPU': 1} each, got room for "),  # 2 while a node dies
         (["--device", "cuda:1"], "--device: expected cpu or cuda on Ray, got cuda:1. Ray gives each actor its GPU."),
-        (["--address", "127.0.0.1:1"], "Ray cannot go on: "),
+        (["--address", "127.0.0.1:1"], "Ray failed: "),
     ):  # fmt: skip
         code, out, err = done(cluster.asrkit(*command, *more))
         assert (code, out, len(err)) == (2, "", 1), err
-        assert said in err[0]
+        assert message in err[0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")

@@ -7,9 +7,9 @@ import pytest
 import soundfile
 
 from asrkit.sound_files import Sound
-from asrkit.transcribe import manifests
 from asrkit.transcribe.audio import read_audio
-from asrkit.transcribe.manifests import Recording, is_container, members
+from asrkit.transcribe.bulk import manifests
+from asrkit.transcribe.bulk.manifests import Recording, is_container, members
 
 
 def read(*given):
@@ -18,7 +18,7 @@ def read(*given):
 
 
 def held(path):
-    """What a container holds: ids and sounds."""
+    """The ids and sounds in a container."""
     return [(one.id, one.sound) for one in members(Recording("set", Sound(path)))]
 
 
@@ -113,7 +113,7 @@ PLAIN = "expected cuts of one recording in one file, as it was recorded, got a"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "got JSONDecodeError: Expecting property name"),
         ("[]", "expected one object a line, got a list"),
@@ -124,26 +124,26 @@ PLAIN = "expected cuts of one recording in one file, as it was recorded, got a"
         ("\xff", "UnicodeDecodeError"),
     ],
 )  # fmt: skip
-def test_a_damaged_manifest_is_one_line_that_names_the_line(tmp_path, line, said):
+def test_a_damaged_manifest_is_one_line_that_names_the_line(tmp_path, line, message):
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"audio": "fine.wav"}\n\n' + line.encode("latin-1") + b"\n")
     with pytest.raises(ValueError, match="^manifest: ") as error:
         read(path)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
-    assert f"{path}:3" in str(error.value) or "Unicode" in said
+    assert f"{path}:3" in str(error.value) or "Unicode" in message
 
 
-@pytest.mark.parametrize("name, said", [
+@pytest.mark.parametrize("name, message", [
     ("notes.txt", "files: expected .* got .*notes.txt"),
     ("none.wav", "files: expected .* Check the path"),
     ("torn.jsonl.gz", "manifest: expected .* got EOFError: .*torn.jsonl.gz:"),
 ])  # fmt: skip
-def test_what_is_no_input_is_one_line(tmp_path, name, said):
+def test_a_wrong_input_is_one_line(tmp_path, name, message):
     (tmp_path / "notes.txt").touch()
     lines = gzip.compress(b'{"audio": "a.wav"}\n' * 90)
     (tmp_path / "torn.jsonl.gz").write_bytes(lines[:-10])
-    with pytest.raises(ValueError, match=f"^{said}") as error:
+    with pytest.raises(ValueError, match=f"^{message}") as error:
         read(tmp_path / name)
     assert "\n" not in str(error.value)
 
@@ -156,7 +156,7 @@ def test_the_sound_files_of_a_tar_come_in_its_order(tmp_path, speech, make_tar, 
     assert [sound.data for _, sound in found] == [*files.values()]
 
 
-def test_of_a_torn_tar_what_is_whole_is_kept_and_one_error_stands_for_the_rest(
+def test_the_whole_members_of_a_torn_tar_are_kept_and_the_rest_is_one_error(
     tmp_path, speech, make_tar
 ):
     contents = [path.read_bytes() for path in speech]
@@ -182,7 +182,7 @@ def test_links_in_a_tar_have_no_bytes_and_hidden_files_are_left_out(tmp_path, sp
     with tarfile.open(tmp_path / "set.tar", "w") as tar:
         for name in ("x.wav", "hard.wav", "soft.wav"):
             tar.add(tmp_path / name, name)
-        tar.add(first, "._x.wav")  # what macOS writes beside x.wav
+        tar.add(first, "._x.wav")  # which macOS adds to x.wav
     found = {label: sound.data for label, sound in held(tmp_path / "set.tar")}
     links = {"set/hard.wav": b"", "set/soft.wav": b""}
     assert found == {"set/x.wav": first.read_bytes()} | links
