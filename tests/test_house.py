@@ -21,7 +21,7 @@ WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"conflict"},
     {"shapes", "files", "tasks"},
-    {"runtime", "cpu", "sound_files"},
+    {"runtime", "cuda_graphs", "cpu", "sound_files"},
     {"sound_readers"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim"},

@@ -21,7 +21,7 @@ DURATIONS = ((), (0, 1, 2, 4, 8), (0, 3), (1, 2))
 
 
 def eager(loop, greedy, mode="step"):
-    """Stands in for `capture`: the same turns on the same buffers."""
+    """A stand-in for `capture_loop`: the same turns on the same buffers."""
 
     def full():
         loop.turn(greedy)
@@ -44,7 +44,7 @@ def uncaptured(monkeypatch):
         made.append(mode)
         return eager(loop, greedy, mode)
 
-    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "capture_loop", capture)
     monkeypatch.setattr(graphs, "free_stream", lambda device: None)
     return made
 
@@ -252,7 +252,7 @@ def test_auto_goes_on_without_graphs_and_says_why(
                 raise ValueError("and then the capture could not end")
         return lambda: (eager(loop, greedy)(), loop.outputs[0, 0, 0].add_(1))
 
-    monkeypatch.setattr(graphs, "capture", broken)
+    monkeypatch.setattr(graphs, "capture_loop", broken)
     reason = {
         "capture": "graphs='step': capture failed, RuntimeError: not permitted when capturing",
         "other labels": "the captured loop found other labels than the plain one",
@@ -288,7 +288,7 @@ def test_graphs_go_with_the_model_or_when_told(make):
 def test_a_captured_loop_does_not_keep_the_model_alive(
     make, speak, uncaptured, monkeypatch
 ):
-    monkeypatch.setattr(graphs, "capture", lambda *_: lambda: None)
+    monkeypatch.setattr(graphs, "capture_loop", lambda *_: lambda: None)
     model = make("lstm", 3)
     store = graphs.GraphCache()
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
