@@ -84,7 +84,7 @@ class AEDConfig:
 class AEDModel(EncodingModel):
     """Encoder and attention decoder.
 
-    `remember`, `begin` and `follow` are what decoding asks for, with `bos`, `eos`, `most` and
+    Decoding uses `prefill`, `init_state` and `step`, with `bos`, `eos`, `max_tokens` and
     `vocab_size`. Positions that are learned are a parameter. The sines are a buffer of the
     checkpoint, since NeMo interleaves sines and cosines and transformers puts the sines first: a
     loader brings the table of its source.
@@ -99,7 +99,7 @@ class AEDModel(EncodingModel):
         self.config = config
         self.bos = config.bos
         self.eos = config.eos
-        self.most = config.most
+        self.max_tokens = config.most
         self.vocab_size = V
         self.blank = V  # of the CTC head
         self.encoder = make_encoder(config.encoder)
@@ -175,9 +175,9 @@ class AEDModel(EncodingModel):
             encoded: Frames (B, T, D) of `encode`.
             lengths: Valid frames (B,).
             tokens: Prompt and text (B, U); row u belongs to the token that follows tokens[:, u].
-            memory: What `remember` returns for these frames, where it is there already.
+            memory: What `prefill` returns for these frames, where it is there already.
         """
-        memory = memory or self.remember(encoded, lengths)
+        memory = memory or self.prefill(encoded, lengths)
         x = self.embed_text(tokens, len(encoded))
         *lower, last = self.layers
         for layer, keys, values in zip(lower, memory.keys, memory.values, strict=False):
@@ -208,7 +208,8 @@ class AEDModel(EncodingModel):
         padding.
         """
         _, U = dims(tokens, "B U", "tokens", B=B)
-        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
+        wanted = f"1 to max_tokens={self.max_tokens} of them"
+        expect(1 <= U <= self.max_tokens, "tokens", wanted, U)
         return self.embed(tokens.clamp(min=0), self.positions[:U])
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -242,7 +243,7 @@ class AEDModel(EncodingModel):
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
         return frames, added_mask(seen[:, None, None], dtype)
 
-    def remember(self, encoded: Tensor, lengths: Tensor) -> Memory:
+    def prefill(self, encoded: Tensor, lengths: Tensor) -> Memory:
         """What decoding keeps of the frames; arguments as of `heard`."""
         frames, mask = self.heard(encoded, lengths)
         pairs = [
@@ -252,11 +253,11 @@ class AEDModel(EncodingModel):
         keys, values = map(tuple, zip(*pairs, strict=True))
         return Memory(mask, keys, values)
 
-    def begin(self, memory: Memory, room: int) -> Past:
+    def init_state(self, memory: Memory, room: int) -> Past:
         """The state before the first token; all its memory is allocated here.
 
         Args:
-            memory: Of `remember`.
+            memory: Of `prefill`.
             room: Most tokens, prompt included.
         """
         B, H, _, size = memory.keys[0].shape
@@ -264,16 +265,16 @@ class AEDModel(EncodingModel):
         kept = [keys.new_zeros(B, room, 2, H, size) for keys in memory.keys]
         return Past(place, tuple(kept))
 
-    def follow(
+    def step(
         self, tokens: Tensor, state: Past, memory: Memory, *, reach: int | None = None
     ) -> tuple[Tensor, Past]:
         """Logits (B, K, V) of what follows each of K more tokens, and the state after them.
 
         Args:
             tokens: (B, K) int64.
-            state: Of `begin` or `follow`; its buffers are written. `state._replace(place=...)` sets
-                rows back to an earlier place.
-            memory: Of `remember`.
+            state: Of `init_state` or `step`; its buffers are overwritten.
+                `state._replace(place=...)` sets rows back to an earlier place.
+            memory: Of `prefill`.
             reach: Slots of the state that are in use once the tokens are in; None is its whole
                 room. A bound that the host knows, so a step need not look at slots still empty.
         """

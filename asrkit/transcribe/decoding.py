@@ -165,7 +165,7 @@ def _decode_attention(
     if model.ctc_head is not None and weight > 0 and (search or drafts or options.times):
         ctc = log_probs(model.ctc_head(encoded))
     if search is not None:
-        found = by_beam(model, frames, lengths, options, ctc=ctc, ctc_weight=weight)
+        found = beam_decode(model, frames, lengths, options, ctc=ctc, ctc_weight=weight)
     else:
         draft = ctc_draft(model, ctc_greedy(ctc, lengths)) if ctc is not None and drafts else None
         found = aed_greedy(
@@ -183,7 +183,7 @@ def _decode_attention(
     return _timed_by_ctc(model, frames, lengths, found, options, ctc)
 
 
-def by_beam(
+def beam_decode(
     model: Any, frames: Tensor, lengths: Tensor, options: DecodeOptions, **joint: Any
 ) -> Hypotheses:
     """Texts of a beam, with the probability of each label behind those before it, if asked for."""
@@ -204,7 +204,7 @@ def with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
     """The hypotheses without labels that have no text, such as the tokens of a prompt."""
     if options.texts is None:
         return hypotheses
-    return hypotheses.only(hypotheses.labels < options.texts)
+    return hypotheses.filter(hypotheses.labels < options.texts)
 
 
 def timed_by_attention(

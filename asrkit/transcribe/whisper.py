@@ -14,14 +14,15 @@ from torch.nn.functional import pad
 
 from asrkit.decoders import Hypotheses
 from asrkit.decoders.attention import Suppressing, TimedMemory, Timestamps
-from asrkit.decoders.attention.greedy import GreedyLoop
+from asrkit.decoders.attention.loop import GreedyLoop
 from asrkit.decoders.attention.protocol import limits_of
+from asrkit.decoders.attention.sampling import Sampler, likeliest
 from asrkit.decoders.hypotheses import PADDING, Segment, Segments
 from asrkit.decoders.states import map_state
 from asrkit.models import AEDModel
 from asrkit.models.prompts import ENGLISH, SUPPRESSED, WHISPER, PromptFormat
 from asrkit.runtime import CPU_FLOAT, eager
-from asrkit.transcribe.decoding import DecodeOptions, by_beam, timed_by_attention, with_texts
+from asrkit.transcribe.decoding import DecodeOptions, beam_decode, timed_by_attention, with_texts
 from asrkit.transcribe.options import PromptOptions
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tries behind the first one
@@ -66,7 +67,7 @@ class WhisperDecoder:
     @eager
     def __call__(self, frames: Tensor, lengths: Tensor, options: DecodeOptions) -> Hypotheses:
         """Hypotheses of encoded frames (B, T, D) and lengths (B,), with their languages."""
-        memory = self.model.remember(frames, lengths)
+        memory = self.model.prefill(frames, lengths)
         languages = self._languages(memory, options.languages or [""] * len(frames))
         model: Suppressing = self.plain
         remembered: Any = memory
@@ -78,7 +79,7 @@ class WhisperDecoder:
         options = options._replace(prompt=prompts)
         decode = partial(greedy, model, confidence=options.confidence)
         if options.search is not None:
-            found = by_beam(model, frames, lengths, options)
+            found = beam_decode(model, frames, lengths, options)
         else:
             found = decode(remembered, lengths, prompts)
         drawn_at = torch.zeros(len(frames), **CPU_FLOAT)
@@ -100,7 +101,7 @@ class WhisperDecoder:
             prompts = [prompt[:-1] for prompt in prompts]  # all but <|notimestamps|>
         if options.previous:
             begins = self.no_times - 2  # <|startofprev|>; no speech is between the two
-            most = (self.model.most - 1) // 2
+            most = (self.model.max_tokens - 1) // 2
             pairs = zip(options.previous, prompts, strict=True)
             prompts = [
                 [begins, *before[1 - most :], *prompt] if before else prompt
@@ -132,7 +133,7 @@ class WhisperDecoder:
     def _first(self, memory: Any) -> Tensor:
         """Probabilities (B, V) of what follows <|startoftranscript|>: a language, or no speech."""
         start = memory.mask.new_full((len(memory.mask), 1), self.model.bos, dtype=torch.int64)
-        logits, _ = self.model.follow(start, self.model.begin(memory, 1), memory, reach=1)
+        logits, _ = self.model.step(start, self.model.init_state(memory, 1), memory, reach=1)
         return logits[:, 0].softmax(1, dtype=torch.float32)
 
     def _languages(self, memory: Any, known: Sequence[str]) -> list[str]:
@@ -180,7 +181,7 @@ class WhisperDecoder:
             better = self._better(drawn, found, rows)
             found = replaced(found, rows[better], drawn, better)
             drawn_at[rows[better].cpu()] = temperature
-        return found.only(~silent[:, None])
+        return found.filter(~silent[:, None])
 
     def _better(self, drawn: Hypotheses, found: Hypotheses, rows: Tensor) -> Tensor:
         """Which of the texts drawn for these rows are better than those found: no repetitions in
@@ -217,19 +218,15 @@ def greedy(
     temperature: float = 0.0,
 ) -> Hypotheses:
     """Texts of what the model remembers: the likeliest tokens, or tokens drawn at a temperature."""
+    choose = likeliest
+    if temperature:
+        choose = Sampler(temperature, torch.Generator(prompts.device).manual_seed(0))
+    limits = limits_of(model, lengths, prompts.shape[1], None)
     loop = GreedyLoop(
-        model,
-        memory,
-        prompts=prompts,
-        limits=limits_of(model, lengths, prompts.shape[1], None),
-        heard=lengths > 0,
-        drafted=0,
-        confidence=confidence,
-        temperature=temperature,
+        model, memory, prompts, limits, lengths > 0, confidence=confidence, choose=choose
     )
-    loop.turn(prompts)
     loop.run()
-    return loop.texts("attention")
+    return loop.hypotheses("attention")
 
 
 def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, list[int]]:

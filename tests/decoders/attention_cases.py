@@ -9,10 +9,10 @@ from asrkit.decoders import Hypotheses
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
 
 V, EOS, WIDTH = 11, 2, 8
-OPTIONS = {"most": 9, "confidence": True}
+OPTIONS = {"max_labels": 9, "confidence": True}
 
 
-class Told(NamedTuple):
+class TextSoFar(NamedTuple):
     place: Tensor  # (B,)
     tokens: Tensor  # (B, room)
 
@@ -25,7 +25,7 @@ class Story:
 
     bos = 1
     eos = EOS
-    most = 64
+    max_tokens = 64
     vocab_size = V
 
     def __init__(self, seed=0, nan_share=0, eos_share=15):
@@ -36,15 +36,15 @@ class Story:
             [],
         )
 
-    def remember(self, encoded, lengths):
+    def prefill(self, encoded, lengths):
         valid = torch.arange(encoded.shape[1]) < lengths[:, None]
         return (encoded[..., 0].masked_fill(~valid, 0).sum(1).long(),)
 
-    def begin(self, memory, room):
+    def init_state(self, memory, room):
         place = torch.zeros_like(memory[0])
-        return Told(place, place.new_zeros(len(place), room))
+        return TextSoFar(place, place.new_zeros(len(place), room))
 
-    def follow(self, tokens, state, memory, *, reach):
+    def step(self, tokens, state, memory, *, reach):
         B, K = tokens.shape
         self.calls.append(K)
         room = state.tokens.shape[1]

@@ -39,22 +39,22 @@ class Utterance(NamedTuple):
     def log_probs(self, labels: Sequence[int]) -> list[float]:
         """Log-probabilities of every next token, in nats; every step reads the whole text again."""
         tokens = torch.cat([self.prompt, self.prompt.new_tensor(labels)])[None]
-        state = self.model.begin(self.memory, tokens.shape[1])
-        logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
+        state = self.model.init_state(self.memory, tokens.shape[1])
+        logits, _ = self.model.step(tokens, state, self.memory, reach=None)
         return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()
 
 
 def utterances(
-    model: Any, encoded: Tensor, lengths: Tensor, prompt: Any, most: int | None
+    model: Any, encoded: Tensor, lengths: Tensor, prompt: Any, max_labels: int | None
 ) -> Iterator[Utterance | None]:
     """Those of a batch, None where there are no frames."""
     prompts = prompt_of(model, prompt, encoded)
-    limits = limits_of(model, lengths, prompts.shape[1], most).tolist()
+    limits = limits_of(model, lengths, prompts.shape[1], max_labels).tolist()
     for b, length in enumerate(lengths.tolist()):
         if length == 0:
             yield None
         else:
-            memory = model.remember(encoded[b : b + 1, :length], lengths[b : b + 1])
+            memory = model.prefill(encoded[b : b + 1, :length], lengths[b : b + 1])
             yield Utterance(model, memory, prompts[b], limits[b])
 
 
@@ -80,12 +80,12 @@ def aed_greedy_reference(
     lengths: Tensor,
     *,
     prompt: Any = None,
-    most: int | None = None,
+    max_labels: int | None = None,
     confidence: bool = False,
 ) -> Hypotheses:
     """What `aed_greedy` computes, of arguments that are valid."""
     texts = []
-    for utterance in utterances(model, encoded, lengths, prompt, most):
+    for utterance in utterances(model, encoded, lengths, prompt, max_labels):
         text = Text() if utterance else SILENCE
         while text.going:
             text = greedy_step(utterance, text)
@@ -117,13 +117,13 @@ def aed_beam_reference(
     *,
     prompt: Any = None,
     width: int = 4,
-    most: int | None = None,
+    max_labels: int | None = None,
     ctc: Tensor | None = None,
     ctc_weight: float = 0.3,
 ) -> Hypotheses:
     """What `aed_beam` computes, of arguments that are valid."""
     texts = []
-    batch = utterances(model, encoded, lengths, prompt, most)
+    batch = utterances(model, encoded, lengths, prompt, max_labels)
     for b, utterance in enumerate(batch):
         if utterance is None:
             texts.append(SILENCE)

@@ -52,13 +52,13 @@ def test_a_model_finds_what_the_definition_finds_with_and_without_a_draft(B, T):
 class Watched(Story):
     """A story that remembers how many rows each call had."""
 
-    def follow(self, tokens, state, memory, *, reach):
+    def step(self, tokens, state, memory, *, reach):
         self.rows = [*getattr(self, "rows", []), len(tokens)]
-        return super().follow(tokens, state, memory, reach=reach)
+        return super().step(tokens, state, memory, reach=reach)
 
 
 @pytest.mark.parametrize("sorted_by_length", [False, True])
-@pytest.mark.parametrize("options", [{"confidence": True}, {"most": 3}])
+@pytest.mark.parametrize("options", [{"confidence": True}, {"max_labels": 3}])
 def test_rows_that_have_ended_leave_the_batch(sorted_by_length, options):
     encoded, lengths = frames(33, 5, least=1)
     if sorted_by_length:  # those that go on lie in front, and need no copy
@@ -81,7 +81,7 @@ def test_labels_are_the_best_tokens_of_teacher_forcing_behind_prompts_of_any_len
     model = random_model(eos=3.0)
     encoded, lengths = heard(4, 6, least=1)
     prompt = torch.randint(3, V, (4, P), generator=torch.Generator().manual_seed(P))
-    options = {"prompt": prompt, "most": 7}
+    options = {"prompt": prompt, "max_labels": 7}
     found = aed_greedy(model, encoded, lengths, **options)
     same(found, aed_greedy_reference(model, encoded, lengths, **options))
     tokens = torch.cat([prompt, found.labels.clamp(min=0)], 1)
@@ -108,7 +108,7 @@ def test_one_prompt_is_that_of_all_and_none_is_bos():
 def test_neither_padding_nor_the_rest_of_the_batch_changes_a_token():
     model = random_model(4, eos=3.0)
     encoded, lengths = heard(6, 7, 4)
-    ways = {"confidence": True, "most": 12}
+    ways = {"confidence": True, "max_labels": 12}
     wanted = aed_greedy(model, encoded, lengths, **ways)
     behind = torch.arange(7) >= lengths[:, None]
     poisoned = encoded.masked_fill(behind[..., None], torch.nan)
@@ -127,8 +127,8 @@ def test_texts_without_end_are_returned_and_flagged_and_eos_behind_the_limit_cou
     longest = int(whole.lengths.max())
     assert longest > 3
     for most in (1, 3, longest):
-        cut = aed_greedy(Story(1), *batch, most=most)
-        same(cut, aed_greedy_reference(Story(1), *batch, most=most))
+        cut = aed_greedy(Story(1), *batch, max_labels=most)
+        same(cut, aed_greedy_reference(Story(1), *batch, max_labels=most))
         assert cut.tokens() == [labels[:most] for labels in whole.tokens()]
         assert cut.ended.tolist() == (whole.ended & (whole.lengths <= most)).tolist()
 
@@ -176,7 +176,7 @@ def test_results_are_ordinary_tensors_and_modes_stay():
 
 def test_half_precision_and_autocast_decode():
     encoded, lengths = heard(3, 4, dtype=torch.bfloat16)
-    options = {"most": 5, "confidence": True}
+    options = {"max_labels": 5, "confidence": True}
     model = random_model(dtype=torch.bfloat16)
     found = aed_greedy(model, encoded, lengths, **options)
     with torch.autocast("cpu", torch.bfloat16):
@@ -220,7 +220,7 @@ def test_a_draft_changes_nothing(kind, prompt, most):
     if kind == "random":
         model = random_model(1, eos=3.0)
         batch = heard(7, 6, 1)
-    options = {"prompt": prompt, "most": most, "confidence": True}
+    options = {"prompt": prompt, "max_labels": most, "confidence": True}
     wanted = aed_greedy(model, *batch, **options)
     for change in DRAFTS.values():
         draft = as_draft([change(row) for row in wanted.tokens()])

@@ -38,7 +38,7 @@ def test_each_label_has_that_of_its_utterance_alone_and_padding_none(decode, see
     lengths = torch.tensor([9, 1, 5, 0])
     encoded = 2 * draw(4, 9, WIDTH) - 1
     prompt = [1, 5, 7]
-    found = decode(model, encoded, lengths, prompt=prompt, most=6)
+    found = decode(model, encoded, lengths, prompt=prompt, max_labels=6)
     assert len(found.lengths.unique()) > 1
     encoded[2, 5:] = torch.nan  # what lies behind an utterance has no say
     frames = attention_frames(model, encoded, lengths, found, prompt=prompt)
@@ -59,7 +59,7 @@ def test_no_frame_behind_an_utterance_is_taken_whatever_a_model_looks_at():
     story = Story(eos_share=0)
     lengths = torch.tensor([4, 2, 1])
     encoded = 99 * draw(3, 4, 1)
-    found = aed_greedy(story, encoded, lengths, most=8)
+    found = aed_greedy(story, encoded, lengths, max_labels=8)
     frames = attention_frames(story, encoded, lengths, found)
     assert int(found.lengths.min()) == 8
     assert (frames.max(1).values < lengths).all()

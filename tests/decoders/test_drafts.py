@@ -61,17 +61,17 @@ def test_whatever_a_ctc_head_hears_the_text_is_that_without_a_draft(B, seed):
 def test_a_head_that_hears_the_text_and_special_tokens_between_costs_one_call():
     batch = frames(4, 6, least=1)
     story = Story()
-    wanted = aed_greedy(story, *batch, most=9)
+    wanted = aed_greedy(story, *batch, max_labels=9)
     assert wanted.lengths.max() > 1
     mixed = [[t for label in row for t in (BOS, label, V)] for row in wanted.tokens()]
     story.calls.clear()
     draft = ctc_draft(story, as_draft(mixed))
-    same(aed_greedy(story, *batch, most=9, draft=draft), wanted)
+    same(aed_greedy(story, *batch, max_labels=9, draft=draft), wanted)
     assert len(story.calls) == 1
     # as they are they take more calls, and say the same
     ends = [[*row, EOS, EOS] for row in wanted.tokens()]
     for rows in (mixed, ends):
-        same(aed_greedy(story, *batch, most=9, draft=as_draft(rows)), wanted)
+        same(aed_greedy(story, *batch, max_labels=9, draft=as_draft(rows)), wanted)
 
 
 def other(token):
@@ -97,7 +97,7 @@ def test_behind_mistakes_a_draft_goes_on_and_nothing_changes(B, share):
         batch = frames(B, 60, seed, least=1)
         # of seed 0 no text ends before its limit
         story = Story(seed, eos_share=2 * seed)
-        options = {"most": 40, "confidence": True}
+        options = {"max_labels": 40, "confidence": True}
         wanted = aed_greedy(story, *batch, **options)
         without += len(story.calls)
         rows = [mistaken(row, seed + n, share) for n, row in enumerate(wanted.tokens())]
@@ -113,12 +113,14 @@ def test_a_text_that_fills_its_room_waits_for_others_whose_drafts_go_on():
     for seed in range(20):
         story = Story(seed, eos_share=4)
         batch = frames(3, 60, seed, least=60)
-        first, *others = aed_greedy(story, *batch, most=40).tokens()
+        first, *others = aed_greedy(story, *batch, max_labels=40).tokens()
         most = len(first)
         if 3 < most <= min(map(len, others)):
             compared += 1
-            wanted = aed_greedy(story, *batch, most=most)
+            wanted = aed_greedy(story, *batch, max_labels=most)
             rows = [[*first[:-1], other(first[-1])]]
             rows += [[other(row[0]), *row[1:]] for row in wanted.tokens()[1:]]
-            same(aed_greedy(story, *batch, most=most, draft=as_draft(rows)), wanted)
+            same(
+                aed_greedy(story, *batch, max_labels=most, draft=as_draft(rows)), wanted
+            )
     assert compared

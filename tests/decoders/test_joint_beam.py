@@ -90,7 +90,7 @@ def test_the_joint_search_is_the_plain_one(width, weight):
         B, T, prompt = [(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)][seed % 3]
         model, *batch, ctc = of(seed, B, T)
         for most in (1, 6):
-            options = {"width": width, "prompt": prompt, "most": most}
+            options = {"width": width, "prompt": prompt, "max_labels": most}
             options |= {"ctc": ctc, "ctc_weight": weight}
             found = aed_beam(model, *batch, **options)
             same(found, aed_beam_reference(model, *batch, **options))
@@ -107,7 +107,7 @@ def test_a_weight_of_zero_is_attention_alone():
 def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts(weight):
     model, encoded, _, ctc = of(3, 2, 4)
     lengths = torch.tensor([4, 2])
-    options = {"width": 230, "most": 2, "ctc": ctc, "ctc_weight": weight}
+    options = {"width": 230, "max_labels": 2, "ctc": ctc, "ctc_weight": weight}
     found = aed_beam(model, encoded, lengths, **options)
     tokens = sorted(set(range(V)) - {EOS})
     texts = [text for n in range(3) for text in product(tokens, repeat=n)]
@@ -132,16 +132,16 @@ def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts(weight):
 
 def test_neither_padding_nor_the_rest_of_the_batch_changes_a_joint_score():
     model, encoded, lengths, ctc = of(4, 5, 6)
-    wanted = aed_beam(model, encoded, lengths, most=6, ctc=ctc)
+    wanted = aed_beam(model, encoded, lengths, max_labels=6, ctc=ctc)
     behind = (torch.arange(6) >= lengths[:, None])[..., None]
     poisoned = encoded.masked_fill(behind, torch.nan), lengths
     noise = ctc.masked_fill(behind, torch.nan)
-    same(aed_beam(model, *poisoned, most=6, ctc=noise), wanted)
+    same(aed_beam(model, *poisoned, max_labels=6, ctc=noise), wanted)
     nobody = torch.zeros(2, 0, WIDTH).double(), torch.tensor([0, 0])
     assert aed_beam(model, *nobody, ctc=torch.zeros(2, 0, V + 1)).tokens() == [[], []]
     for b in range(5):
         own = encoded[b : b + 1], lengths[b : b + 1]
-        alone = aed_beam(model, *own, most=6, ctc=ctc[b : b + 1])
+        alone = aed_beam(model, *own, max_labels=6, ctc=ctc[b : b + 1])
         assert alone.tokens()[0] == wanted.tokens()[b]
 
 

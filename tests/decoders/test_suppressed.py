@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, random_model
 from attention_oracle import aed_beam_reference, aed_greedy_reference
 
-HOW = {"prompt": [1, 4, 5], "most": 6}
+HOW = {"prompt": [1, 4, 5], "max_labels": 6}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def first(model, frames):
 def written_out(model, encoded, length, never, first):
     """Greedy labels of one utterance by the definition: the best token that may be written."""
     text = []
-    while len(text) < HOW["most"]:
+    while len(text) < HOW["max_labels"]:
         tokens = torch.tensor([HOW["prompt"] + text])
         own = encoded[None, :length], torch.tensor([length])
         with torch.no_grad():
@@ -79,7 +79,7 @@ def test_greedy_takes_the_best_token_that_may_be_written(model, frames, never, f
 
 def test_scores_are_those_of_the_tokens_that_are_left(model, frames, never):
     quiet = Suppressing(model, always=never, first=[], prompt_tokens=3)
-    found = aed_greedy(quiet, *frames, **HOW | {"most": 1}, confidence=True)
+    found = aed_greedy(quiet, *frames, **HOW | {"max_labels": 1}, confidence=True)
     assert found.confidence.isfinite().all()
     encoded, lengths = frames
     with torch.no_grad():
@@ -125,13 +125,13 @@ class Indifferent(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
-    def remember(self, encoded, lengths):
+    def prefill(self, encoded, lengths):
         return lengths
 
-    def begin(self, memory, room):
+    def init_state(self, memory, room):
         return Place(torch.zeros_like(memory))
 
-    def follow(self, tokens, state, memory, *, reach=None):
+    def step(self, tokens, state, memory, *, reach=None):
         logits = torch.zeros(*tokens.shape, self.vocab_size)
         logits[..., 7:] = -50.0
         return logits, Place(state.place + tokens.shape[1])
@@ -153,10 +153,10 @@ def test_a_later_segment_that_begins_early_has_text(text, begins):
     timed = Timestamps(Indifferent(), no_times=6, most_first=None, always=[], first=[], prompt_tokens=3)  # fmt: skip
     until = torch.arange(5)
     with torch.no_grad():
-        memory = timed.remember(torch.zeros(5, 7, 1), torch.full((5,), 7), until)
-        state = timed.begin(memory, 9)
+        memory = timed.prefill(torch.zeros(5, 7, 1), torch.full((5,), 7), until)
+        state = timed.init_state(memory, 9)
         for tokens in ([HOW["prompt"]], *([[token]] for token in text)):
-            logits, state = timed.follow(
+            logits, state = timed.step(
                 torch.tensor(tokens).expand(5, -1), state, memory
             )
     may_end = logits[:, -1, 5] == 0

@@ -84,12 +84,12 @@ class _WithPolicy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def remember(self, encoded: Tensor, lengths: Tensor) -> Frames:
+    def prefill(self, encoded: Tensor, lengths: Tensor) -> Frames:
         """As the model's, the frames alone."""
         frames, mask = self.model.heard(encoded, lengths)
         return Frames(mask, frames)
 
-    def begin(self, memory: Frames, room: int) -> Any:
+    def init_state(self, memory: Frames, room: int) -> Any:
         """As the model's, with what is kept of the text."""
         config = self.model.config
         B, _, D = memory.frames.shape
@@ -103,7 +103,7 @@ class _WithPolicy:
         kept = [memory.frames.new_zeros(shape) for _ in range(config.layers)]
         return Past(place, tuple(kept))
 
-    def follow(
+    def step(
         self, tokens: Tensor, state: Any, memory: Frames, *, reach: int | None = None
     ) -> tuple[Tensor, Any]:
         """As the model's."""

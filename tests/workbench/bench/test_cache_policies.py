@@ -31,13 +31,13 @@ def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(policy):
         for b, length in enumerate(lengths):
             encoded[b, length:] = torch.nan
         for chunks in ([1] * 5, [2, 3], [5]):
-            memory = kept.remember(encoded, lengths)
-            state = kept.begin(memory, 8)
+            memory = kept.prefill(encoded, lengths)
+            state = kept.init_state(memory, 8)
             seen = 0
             for K in chunks:
                 more = tokens[:, seen : seen + K]
                 seen += K
-                logits, state = kept.follow(more, state, memory, reach=seen)
+                logits, state = kept.step(more, state, memory, reach=seen)
                 found = wanted[:, seen - K : seen]
                 torch.testing.assert_close(logits, found, rtol=0, atol=1e-10)
 
@@ -49,13 +49,13 @@ def test_rows_may_be_at_different_places_and_selected(policy):
     encoded, lengths = heard(3, 7, least=1)
     tokens = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(0))
     wanted = model.logits(encoded, lengths, tokens)
-    memory = kept.remember(encoded, lengths)
-    _, state = kept.follow(tokens[:, :4], kept.begin(memory, 8), memory)
+    memory = kept.prefill(encoded, lengths)
+    _, state = kept.step(tokens[:, :4], kept.init_state(memory, 8), memory)
     state = state._replace(place=torch.tensor([4, 1, 3]))  # what lies behind is void
     rows = torch.tensor([2, 1])
     memory, state = map_state(lambda part: part[rows], (memory, state))
     more = torch.stack([tokens[2, 3:5], tokens[1, 1:3]])
-    found, state = kept.follow(more, state, memory)
+    found, state = kept.step(more, state, memory)
     assert state.place.tolist() == [5, 3]
     wanted = torch.stack([wanted[2, 3:5], wanted[1, 1:3]])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)

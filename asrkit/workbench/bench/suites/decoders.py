@@ -224,8 +224,11 @@ def _tolerance(plan: Planted) -> float:
     return 1e-3 if plan.encoded.dtype == torch.float32 else 0.2
 
 
+CALLS = {"join": "join", "predict": "predict", "step": "follow"}  # method -> name in records
+
+
 class Counting:
-    """A model that counts the calls of its `join`, `predict` and `follow` in `calls`."""
+    """A model that counts the calls of its methods in `CALLS`, by their names in records."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -233,11 +236,11 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.model, name)
-        if name not in ("join", "predict", "follow"):
+        if name not in CALLS:
             return found
 
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.calls[name] += 1
+            self.calls[CALLS[name]] += 1
             return found(*arguments, **options)
 
         return counted

@@ -1,0 +1,139 @@
+"""The loop of greedy decoding by attention: one token of every row in each turn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrkit.decoders.attention.protocol import ROOM, to_hypotheses, with_room
+from asrkit.decoders.attention.sampling import likeliest
+from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.decoders.states import map_state
+from asrkit.shapes import valid_mask
+
+COMPACT_BELOW = 0.75  # share of active rows from which the finished ones leave the batch
+
+
+class GreedyLoop:
+    """Greedy decoding of a batch.
+
+    Finished rows keep stepping, and their results do not change. Once few rows are active, the
+    finished ones leave the batch.
+
+    Attributes:
+        memory: The model's memory of the n rows still in the batch, like all down to `rows`.
+        state: The model's state.
+        limits: (n,) most labels.
+        pending: (n, K) tokens that the state has not seen: the prompt, then the last label.
+        active: (n,) bool, rows that have not ended.
+        rows: (n,) the utterance of each row.
+        labels: (B, columns) so far, of all B utterances, like all that follows.
+        counts: (B,) number of labels so far.
+        scores: (B,) log-probability in nats of the labels, and of eos.
+        ended: (B,) bool, texts that came to eos, and utterances without frames.
+        confidence: (B, columns) probabilities of the labels, or None.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        memory: Any,
+        prompts: Tensor,
+        limits: Tensor,
+        has_frames: Tensor,
+        *,
+        confidence: bool,
+        choose: Callable[[Tensor], tuple[Tensor, Tensor]] = likeliest,
+    ) -> None:
+        """Prepare to decode; no step is taken.
+
+        Args:
+            model: An `Attention`.
+            memory: Its memory of B utterances.
+            prompts: (B, P) tokens before the texts.
+            limits: (B,) most labels of each text.
+            has_frames: (B,) bool; the other utterances have no labels.
+            confidence: Whether probabilities of the labels are kept.
+            choose: Tokens and their log-probabilities from logits, as `likeliest`.
+        """
+        B, P = prompts.shape
+        longest = int(limits.max())
+        self.model = model
+        self.choose = choose
+        self.room = P + longest
+        self.state_room = min(self.room, P + ROOM)
+        self.memory = memory
+        self.state = model.init_state(memory, self.state_room)
+        self.limits = limits
+        self.pending = prompts
+        self.active = has_frames
+        self.rows = torch.arange(B, device=limits.device)
+        self.labels = limits.new_zeros(B, longest + 1)  # the last column is no label's
+        self.counts = torch.zeros_like(limits)
+        self.scores = torch.zeros_like(limits, dtype=torch.float32)
+        self.ended = ~has_frames
+        self.confidence = self.labels.float() if confidence else None
+
+    def run(self) -> None:
+        """Take turns until every row has ended."""
+        while active := int(self.active.sum()):
+            if active <= COMPACT_BELOW * len(self.active):
+                self._compact()
+            tokens, scores = self.choose(self.step(self.pending)[:, -1:])
+            self.emit(tokens, scores, torch.zeros_like(self.limits))
+
+    def hypotheses(self, impl: str) -> Hypotheses:
+        """The texts so far; `impl` is how they were found."""
+        found = (self.labels, self.counts, self.scores, self.ended)
+        return to_hypotheses(*found, impl, self.confidence)
+
+    def _compact(self) -> None:
+        """Drop the finished rows from the batch."""
+        active = self.active.nonzero()[:, 0]
+        n = len(active)
+        # leading rows need no copy, as in a batch that begins with its longest texts
+        keep = slice(n) if int(active[-1]) == n - 1 else active
+        for name in ("memory", "state", "limits", "pending", "active", "rows"):
+            setattr(self, name, map_state(lambda part: part[keep], getattr(self, name)))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (n, K, V) after each of these tokens (n, K), which enter the state."""
+        reach = min(self.room, int(self.state.place.max()) + tokens.shape[1])
+        if reach > self.state_room:
+            self.state_room = min(self.room, 2 * reach)
+            self.state = with_room(self.model, self.memory, self.state, self.state_room)
+        logits, self.state = self.model.step(tokens, self.state, self.memory, reach=reach)
+        return logits
+
+    def emit(self, tokens: Tensor, scores: Tensor, accepted: Tensor) -> None:
+        """Give each active row the accepted tokens of a draft and the token after them, or end it.
+
+        Finished rows are written too, beyond their labels.
+
+        Args:
+            tokens: (n, N + 1) the chosen tokens: those of the N drafted places, and one more.
+            scores: (n, N + 1) their log-probabilities; NaN ends a row.
+            accepted: (n,) how many tokens of the draft are right; 0 without a draft.
+        """
+        rows = self.rows[:, None]
+        next_column = accepted[:, None]
+        token = tokens.gather(1, next_column)[:, 0]
+        is_broken = scores.gather(1, next_column)[:, 0].isnan()
+        before = self.counts[self.rows]
+        counts = before + accepted
+        stops = self.active & is_broken
+        ends = self.active & ~is_broken & (token == self.model.eos)
+        emits = self.active & ~stops & ~ends & (counts < self.limits)
+        columns = tokens.shape[1]
+        is_scored = valid_mask(accepted + (emits | ends | stops), columns)
+        places = before[:, None] + torch.arange(columns, device=before.device)
+        places = places.clamp(max=self.labels.shape[1] - 1)
+        self.scores[self.rows] += scores.where(is_scored, 0.0).sum(1)
+        self.labels[rows, places] = tokens
+        if self.confidence is not None:
+            self.confidence[rows, places] = scores.exp()
+        self.counts[self.rows] = counts + emits
+        self.ended[self.rows] |= ends
+        self.pending = token.where(emits, self.pending[:, -1])[:, None]
+        self.active = emits
