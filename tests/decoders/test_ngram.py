@@ -208,7 +208,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 
 WRITABLE = (
-    "tokens: expected words that an ARPA file can hold, got [' ']. Write it otherwise"
+    "tokens: expected words that an ARPA file can hold, got [' ']. Use another spelling"
 )
 OVER_WORDS = "lm.arpa: expected a model over words, got one that lists "
 
@@ -220,7 +220,7 @@ OVER_WORDS = "lm.arpa: expected a model over words, got one that lists "
             NGram.read,
             "b",
             ["x", "y"],
-            "lm.arpa: expected a word that is a token, got none. A token reads like this: ['x'].",
+            "lm.arpa: expected a word that is a token, got none. An example of a token: ['x'].",
         ),
         (NGram.read, "b", ["a", " "], WRITABLE),
         (
@@ -233,7 +233,7 @@ OVER_WORDS = "lm.arpa: expected a model over words, got one that lists "
             WordNGram.read,
             "b",
             [" ", "A"],
-            "lm.arpa: expected a word that the tokens can spell, got 2 others, as ['a']. Are both in lower",
+            "lm.arpa: expected a word that the tokens can spell, got 2 others, such as ['a']. Are both in lower",
         ),
         (WordNGram.read, "<space>", [" ", "a"], f"{OVER_WORDS}['<space>']."),
         (WordNGram.read, "▁b", [" ", "a"], f"{OVER_WORDS}['▁b']."),

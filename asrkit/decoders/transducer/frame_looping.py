@@ -16,7 +16,7 @@ def decode(
 ) -> Hypotheses:
     """Greedy hypotheses by frame looping.
 
-    One joint call serves the whole batch; a frame takes as many calls as the utterance with the
+    One joint call serves the whole batch. A frame takes as many calls as the utterance with the
     most labels on it needs.
 
     Args:
