@@ -1,4 +1,4 @@
-"""Models to decode by attention, ours and a table that rounds nothing, and frames for them."""
+"""Models for attention decoding, ours and a table without rounding, and frames for them."""
 
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ class TextSoFar(NamedTuple):
 
 
 class Story:
-    """No module: what follows a text about some frames is looked up by a hash, so nothing is rounded.
+    """Not a module: the next token comes from a hash of the frames and the text, so nothing is rounded.
 
-    It speaks the protocol alone, counts its calls, and may say NaN after some texts.
+    It has only the protocol, counts its calls, and may give NaN after some texts.
     """
 
     bos = 1
@@ -78,9 +78,7 @@ def random_model(seed=0, dtype=torch.float64, eos=0.0, **settings):
         vocab_size=V, pad=0, bos=1, eos=EOS, layers=2, most=32, **sizes | settings
     )
     model = AEDModel(config)
-    model.embedding.weight.data.mul_(
-        4
-    )  # else it repeats a token for ever, whatever it hears
+    model.embedding.weight.data.mul_(4)  # else it repeats one token for any frames
     model.positions.mul_(4)
     for layer in model.layers:
         torch.nn.init.normal_(layer.cross_attention.key_value.bias)
@@ -107,7 +105,7 @@ def frames(B, T, seed=0, dtype=torch.float64, least=0):
     return encoded, lengths
 
 
-def heard(B, T, seed=0, dtype=torch.float64, least=0):
+def random_frames(B, T, seed=0, dtype=torch.float64, least=0):
     """Frames for a random model."""
     encoded, lengths = frames(B, T, seed, dtype, least)
     return encoded / 125 - 1, lengths
@@ -121,6 +119,6 @@ def same(found, wanted, tolerance=1e-5):
 
 
 def as_draft(rows):
-    """Hypotheses of these labels, and of nothing else."""
+    """Hypotheses with these labels only."""
     rows = [[(label, -1, 0) for label in row] for row in rows]
     return Hypotheses.from_lists(rows, [torch.zeros(())] * len(rows), "by hand")

@@ -1,4 +1,4 @@
-"""Beams of attention decoders: the plain search, greedy decoding, and all texts there are, written out."""
+"""Beams of attention decoders, against the plain search, greedy decoding and an exhaustive search."""
 
 import sys
 from itertools import product
@@ -10,12 +10,12 @@ import torch
 from asrkit.decoders import aed_beam, aed_greedy
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import EOS, WIDTH, V, heard, random_model, same
+from attention_cases import EOS, WIDTH, V, random_frames, random_model, same
 from attention_oracle import aed_beam_reference
 
 
 def of(seed, B, T, **settings):
-    return random_model(seed, eos=3.0, **settings), *heard(B, T, seed)
+    return random_model(seed, eos=3.0, **settings), *random_frames(B, T, seed)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
@@ -69,15 +69,15 @@ def test_a_beam_wide_enough_finds_the_best_of_all_texts(seed):
 def test_neither_padding_nor_the_rest_of_the_batch_changes_a_token():
     model, encoded, lengths = of(4, 5, 6)
     wanted = aed_beam(model, encoded, lengths, max_labels=6)
-    behind = torch.arange(6) >= lengths[:, None]
-    poisoned = encoded.masked_fill(behind[..., None], torch.nan)
+    padding = torch.arange(6) >= lengths[:, None]
+    poisoned = encoded.masked_fill(padding[..., None], torch.nan)
     same(aed_beam(model, poisoned, lengths, max_labels=6), wanted)
     for b in range(5):
         alone = aed_beam(model, encoded[b : b + 1], lengths[b : b + 1], max_labels=6)
         assert alone.tokens()[0] == wanted.tokens()[b]
 
 
-def test_nan_leaves_nothing_and_is_said_and_silence_is_empty():
+def test_nan_drops_the_text_and_is_reported_and_no_frames_give_an_empty_text():
     model, encoded, lengths = of(4, 4, 6)
     lengths = torch.tensor([6, 3, 0, 5])
     wanted = aed_beam(model, encoded, lengths, max_labels=6)
@@ -95,7 +95,7 @@ def test_nan_leaves_nothing_and_is_said_and_silence_is_empty():
 
 
 class Spoiled:
-    """A model that knows nothing to say after some token."""
+    """A model that gives NaN after some token."""
 
     def __init__(self, model, token):
         self.model, self.token = model, token
@@ -109,7 +109,7 @@ class Spoiled:
 
 
 @pytest.mark.parametrize("token", [3, 4, 7])
-def test_nan_after_one_text_leaves_the_others_their_places(token):
+def test_nan_after_one_text_does_not_change_the_others(token):
     model, *batch = of(1, 8, 6)
     spoiled = Spoiled(model, token)
     found = aed_beam(spoiled, *batch, max_labels=6)

@@ -1,4 +1,4 @@
-"""Frames of labels by attention: those that never go back and are looked at most."""
+"""Frames of labels by attention: the sequence of largest weight that never goes back."""
 
 import sys
 from itertools import combinations_with_replacement
@@ -20,7 +20,7 @@ def draw(*shape):
 
 
 @pytest.mark.parametrize("N, T", [(1, 1), (1, 5), (3, 1), (4, 6), (6, 4)])
-def test_they_are_the_best_of_all_that_never_go_back(N, T):
+def test_frames_have_the_largest_sum_of_all_sequences_that_never_go_back(N, T):
     looks = draw(5, N, T)
     found = rising_frames(looks)
     assert (found.diff(dim=1) >= 0).all()
@@ -33,14 +33,14 @@ def test_they_are_the_best_of_all_that_never_go_back(N, T):
 
 @pytest.mark.parametrize("decode", [aed_greedy, aed_beam])
 @pytest.mark.parametrize("seed", [0, 3])
-def test_each_label_has_that_of_its_utterance_alone_and_padding_none(decode, seed):
+def test_frames_equal_those_of_the_utterance_alone_and_padding_has_none(decode, seed):
     model = random_model(seed)
     lengths = torch.tensor([9, 1, 5, 0])
     encoded = 2 * draw(4, 9, WIDTH) - 1
     prompt = [1, 5, 7]
     found = decode(model, encoded, lengths, prompt=prompt, max_labels=6)
     assert len(found.lengths.unique()) > 1
-    encoded[2, 5:] = torch.nan  # what lies behind an utterance has no say
+    encoded[2, 5:] = torch.nan  # padding has no influence
     frames = attention_frames(model, encoded, lengths, found, prompt=prompt)
     assert frames.shape == found.labels.shape
     assert not frames.is_inference()
@@ -54,7 +54,7 @@ def test_each_label_has_that_of_its_utterance_alone_and_padding_none(decode, see
             assert torch.equal(frames[b, : len(labels)], rising_frames(looks)[0])
 
 
-def test_no_frame_behind_an_utterance_is_taken_whatever_a_model_looks_at():
+def test_no_frame_after_the_end_of_an_utterance_is_chosen():
     # looks at any of four frames, however long an utterance is
     story = Story(eos_share=0)
     lengths = torch.tensor([4, 2, 1])

@@ -1,4 +1,4 @@
-"""Bad calls of the decoders: one line that names the argument, and nothing decoded into something else."""
+"""Bad calls of the decoders: the error is one line that names the argument."""
 
 import math
 import sys
@@ -37,12 +37,12 @@ def speaker(**changes):
 
 
 def numbers(labels, state=None):
-    """A prediction with a state that is no tensor."""
+    """A prediction whose state is not a tensor."""
     return labels[:, None].float(), 1
 
 
 def shrinks(labels, state=None):
-    """A prediction that loses its batch behind the first label."""
+    """A prediction that loses its batch after the first label."""
     return torch.zeros(3 if state is None else 1, 1), labels
 
 
@@ -69,7 +69,7 @@ WITHOUT_ROOM = (
 )
 BYTES = torch.zeros(2, 3, 4).to(torch.float8_e4m3fn)
 ONE_FRAME = speaker(join=lambda *_: torch.zeros(3, 1, 5))
-GREEDY = [  # what changes, and what the message begins with
+GREEDY = [  # (changed arguments, start of the message)
     ({"strategy": ["label_looping"]}, "strategy: expected one of "),
     ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
     (

@@ -11,7 +11,7 @@ from asrkit.decoders.states import map_state
 from asrkit.workbench.bench.cache_policies import POLICIES, with_policy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "decoders"))
-from attention_cases import OPTIONS, as_draft, heard, random_model, same
+from attention_cases import OPTIONS, as_draft, random_frames, random_model, same
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -24,7 +24,7 @@ def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(policy):
     for layer in model.layers:  # biases start as zeros, and those of keys must cancel
         torch.nn.init.normal_(layer.self_attention.qkv.bias)
     kept = with_policy(model, policy)
-    encoded, lengths = heard(3, 7, least=1)
+    encoded, lengths = random_frames(3, 7, least=1)
     tokens = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         wanted = model.logits(encoded, lengths, tokens)
@@ -46,7 +46,7 @@ def test_step_by_step_it_is_all_at_once_and_padding_has_no_influence(policy):
 def test_rows_may_be_at_different_places_and_selected(policy):
     model = random_model()
     kept = with_policy(model, policy)
-    encoded, lengths = heard(3, 7, least=1)
+    encoded, lengths = random_frames(3, 7, least=1)
     tokens = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(0))
     wanted = model.logits(encoded, lengths, tokens)
     memory = kept.prefill(encoded, lengths)
@@ -64,7 +64,7 @@ def test_rows_may_be_at_different_places_and_selected(policy):
 def test_greedy_decoding_finds_the_same_with_and_without_a_draft(policy):
     for seed, (B, T) in enumerate([(1, 1), (5, 6), (33, 3)]):
         model = random_model(seed, eos=3.0)
-        batch = heard(B, T, seed)
+        batch = random_frames(B, T, seed)
         wanted = aed_greedy(model, *batch, **OPTIONS)
         kept = with_policy(model, policy)
         same(aed_greedy(kept, *batch, **OPTIONS), wanted)
