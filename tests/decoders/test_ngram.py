@@ -280,7 +280,9 @@ def test_words_have_the_probability_of_the_textbook(
         assert not scores[:, inside].any()  # a word is scored when the next begins
         total = total + scores[range(4), tokens]
         states = lm.advance(states, torch.tensor(tokens))
-        texts = [text + pieces[token] for text, token in zip(said, tokens, strict=True)]
+        texts = [
+            text + pieces[token] for text, token in zip(texts, tokens, strict=True)
+        ]
     wanted = []
     for text in texts:
         history = ("<s>",)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asrkit.decoders import Suppressing, aed_beam, aed_greedy
-from asrkit.decoders.attention import Timestamps
+from asrkit.decoders.attention import TimedMemory, Timestamps
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, random_model
@@ -153,7 +153,7 @@ def test_a_later_segment_that_begins_early_has_text(text, begins):
     timed = Timestamps(Indifferent(), no_times=6, most_first=None, always=[], first=[], prompt_tokens=3)  # fmt: skip
     until = torch.arange(5)
     with torch.no_grad():
-        memory = timed.prefill(torch.zeros(5, 7, 1), torch.full((5,), 7), until)
+        memory = TimedMemory(torch.full((5,), 7), until)
         state = timed.init_state(memory, 9)
         for tokens in ([HOW["prompt"]], *([[token]] for token in text)):
             logits, state = timed.step(

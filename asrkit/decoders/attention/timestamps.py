@@ -31,7 +31,7 @@ class Timestamps(Suppressing):
     A text begins with a timestamp, and timestamps never go back. A timestamp is taken where all
     timestamps together are likelier than any other token. These are the rules of OpenAI's whisper.
     There is one more: a second or later segment has text if it begins before the frame `until` of
-    `prefill`.
+    its memory.
 
     Args:
         model: An `Attention`; timestamps are the last tokens of its vocabulary.
@@ -52,18 +52,10 @@ class Timestamps(Suppressing):
         self.latest = V if most_first is None else no_times + 1 + most_first
         self.register_buffer("ids", torch.arange(no_times + 1, V, device=self.always.device))
 
-    def prefill(self, encoded: Tensor, lengths: Tensor, until: Tensor | None = None) -> TimedMemory:
-        """The memory of frames (B, T, D) with `lengths` (B,).
-
-        Args:
-            encoded: Result of the model's `encode`.
-            lengths: Valid frames.
-            until: (B,) int64, frames before which a later segment must have text; None is 0.
-        """
-        frames = self.model.prefill(encoded, lengths)
-        if until is None:
-            until = torch.zeros(len(encoded), dtype=torch.int64, device=encoded.device)
-        return TimedMemory(frames, until.to(encoded.device))
+    def prefill(self, encoded: Tensor, lengths: Tensor) -> TimedMemory:
+        """The memory of frames (B, T, D) with `lengths` (B,); no segment must have text."""
+        until = torch.zeros(len(encoded), dtype=torch.int64, device=encoded.device)
+        return TimedMemory(self.model.prefill(encoded, lengths), until)
 
     def init_state(self, memory: TimedMemory, room: int) -> TimedState:
         """The state before the first token."""
