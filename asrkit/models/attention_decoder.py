@@ -182,7 +182,17 @@ class AEDModel(EncodingModel):
         *lower, last = self.layers
         for layer, keys, values in zip(lower, memory.keys, memory.values, strict=False):
             x = layer.look(layer.read(x), keys, values, memory.mask)
-        x = last.cross_norm(last.read(x))
+        return self.last_weights(last.read(x), memory)
+
+    def last_weights(self, attended: Tensor, memory: Memory) -> Tensor:
+        """The last layer's cross-attention weights, averaged over its heads: (B, U, T).
+
+        Args:
+            attended: Tokens (B, U, D) after the last layer's self-attention, as `Past` keeps them.
+            memory: The result of `prefill`.
+        """
+        last = self.layers[-1]
+        x = last.cross_norm(attended)
         parts = zip(x.split(1), memory.keys[-1].split(1), memory.mask.split(1), strict=True)
         # of one text after the other, for the weights of all heads take much memory
         return torch.cat([last.cross_attention.weights(*part).mean(1) for part in parts])
@@ -278,14 +288,15 @@ class AEDModel(EncodingModel):
             reach: Slots of the state that are in use once the tokens are in; None is its whole
                 room. A bound that the host knows, so a step need not look at slots still empty.
         """
-        place, kept = state
+        place, kept, _ = state
         K = tokens.shape[1]
         span = span_of(place, K, kept[0].shape[1], reach, self.positions.dtype)
         x = self.embed(tokens, self.positions[span.slots])
         rows = zip(self.layers, kept, memory.keys, memory.values, strict=True)
         for layer, own, keys, values in rows:
-            x = layer.look(layer.read(x, own, span), keys, values, memory.mask)
-        return self.score(x), Past(place + K, kept)
+            attended = layer.read(x, own, span)
+            x = layer.look(attended, keys, values, memory.mask)
+        return self.score(x), Past(place + K, kept, attended[:, -1])
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:

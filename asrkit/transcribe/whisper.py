@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from asrkit.decoders import Hypotheses
 from asrkit.decoders.attention import Suppressing, TimedMemory, Timestamps
+from asrkit.decoders.attention.alignment import frames_of_turns
 from asrkit.decoders.attention.loop import GreedyLoop
 from asrkit.decoders.attention.protocol import limits_of
 from asrkit.decoders.attention.sampling import Sampler, likeliest
@@ -77,7 +78,7 @@ class WhisperDecoder:
         prompts = self._prompts(languages, options).to(frames.device)
         model.prompt_tokens = prompts.shape[1]
         options = options._replace(prompt=prompts)
-        decode = partial(greedy, model, confidence=options.confidence)
+        decode = partial(greedy, model, confidence=options.confidence, times=options.times)
         if options.search is not None:
             found = beam_decode(model, frames, lengths, options)
         else:
@@ -86,7 +87,7 @@ class WhisperDecoder:
         if self.tries_again:
             inputs = (remembered, lengths, prompts)
             found = self._try_again(found, decode, inputs, memory, drawn_at)
-        if options.times:
+        if options.times and options.search is not None:
             found = timed_by_attention(self.model, frames, lengths, found, options, memory)
         segments = None
         if options.timestamps:
@@ -215,18 +216,40 @@ def greedy(
     prompts: Tensor,
     *,
     confidence: bool,
+    times: bool,
     temperature: float = 0.0,
 ) -> Hypotheses:
-    """Texts of what the model remembers: the likeliest tokens, or tokens drawn at a temperature."""
+    """Texts from a memory: the likeliest tokens, or tokens drawn at a temperature.
+
+    Args:
+        model: A `Suppressing` around an `AEDModel`.
+        memory: Its memory of the frames.
+        lengths: (B,) valid frames.
+        prompts: (B, P) tokens before the texts.
+        confidence: Whether labels get a confidence.
+        times: Whether labels get the frames of their attention.
+        temperature: 0 for the likeliest tokens.
+    """
     choose = likeliest
     if temperature:
         choose = Sampler(temperature, torch.Generator(prompts.device).manual_seed(0))
     limits = limits_of(model, lengths, prompts.shape[1], None)
     loop = GreedyLoop(
-        model, memory, prompts, limits, lengths > 0, confidence=confidence, choose=choose
+        model,
+        memory,
+        prompts,
+        limits,
+        lengths > 0,
+        confidence=confidence,
+        attended=times,
+        choose=choose,
     )
     loop.run()
-    return loop.hypotheses("attention")
+    found = loop.hypotheses("attention")
+    if loop.attended is None:
+        return found
+    frames = frames_of_turns(model, memory, lengths, found.labels, loop.attended)
+    return replace(found, frames=frames)
 
 
 def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, list[int]]:

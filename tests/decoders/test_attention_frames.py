@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from asrkit.decoders import aed_beam, aed_greedy, attention_frames
-from asrkit.decoders.attention.alignment import rising_frames
+from asrkit.decoders.attention.alignment import frames_of_turns, rising_frames
+from asrkit.decoders.attention.loop import GreedyLoop
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, Story, random_model
@@ -70,3 +71,31 @@ def test_texts_without_labels_have_no_frames():
     batch = torch.zeros(2, 3, WIDTH), torch.tensor([0, 0])
     found = aed_greedy(Story(), *batch)
     assert attention_frames(Story(), *batch, found).shape == (2, 0)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_turns_of_greedy_decoding_give_the_frames_of_the_pass(seed):
+    model = random_model(seed, eos=3.0)
+    B, T = 9, 12
+    lengths = torch.tensor([12, 1, 5, 0, 12, 7, 9, 3, 12])
+    encoded = 2 * draw(B, T, WIDTH) - 1
+    prompts = torch.tensor([[1, 5, 7]]).expand(B, -1)
+    with torch.inference_mode():
+        memory = model.prefill(encoded, lengths)
+        limits = torch.arange(B) + 2  # rows end apart, and leave the batch
+        loop = GreedyLoop(
+            model,
+            memory,
+            prompts,
+            limits,
+            lengths > 0,
+            confidence=False,
+            attended=True,
+        )
+        loop.run()
+        found = loop.hypotheses("greedy")
+        frames = frames_of_turns(model, memory, lengths, found.labels, loop.attended)
+    assert len(found.lengths.unique()) > 2
+    wanted = attention_frames(model, encoded, lengths, found, prompt=prompts)
+    assert torch.equal(frames, wanted)
+    assert not frames.is_inference()

@@ -1,5 +1,6 @@
 """Times of labels from the cross-attention of the decoder that wrote them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,12 +48,42 @@ def attention_frames(
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
         looks = model.looks(encoded, lengths, tokens[:, :-1], memory)
-        looks = looks[:, P - 1 :]  # (B, N, T)
-        dtype = torch.promote_types(looks.dtype, torch.float32)  # for long sums
-        looks = looks.to(dtype).masked_fill(padding[..., None], 0.0)
-        beyond = ~valid_mask(lengths, encoded.shape[1])
-        looks = looks.masked_fill(beyond[:, None], -torch.inf)
-        frames = rising_frames(looks)
+        return _frames(looks[:, P - 1 :], lengths, padding)
+
+
+def frames_of_turns(
+    model: Any,
+    memory: Any,
+    lengths: Tensor,
+    labels: Tensor,
+    turns: Sequence[tuple[Tensor, Tensor, Tensor]],
+) -> Tensor:
+    """As `attention_frames`, from what greedy decoding kept of its turns, without another pass.
+
+    Args:
+        model: An `Attention` with `last_weights`, whose states have `attended` (n, D).
+        memory: The model's memory of the B utterances.
+        lengths: (B,) valid frames.
+        labels: (B, N) int64, padding -1.
+        turns: `GreedyLoop.attended`.
+    """
+    B, N = labels.shape
+    if N == 0:
+        return labels
+    with torch.inference_mode():
+        attended = turns[0][2].new_zeros(B, N + 1, turns[0][2].shape[1])
+        for rows, counts, last in turns:
+            attended[rows, counts] = last  # finished rows write beyond their labels
+        weights = model.last_weights(attended[:, :N], memory)
+        return _frames(weights, lengths, labels == PADDING)
+
+
+def _frames(weights: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
+    """Rising frames (B, N) from attention weights (B, N, T); -1 in the padding (B, N)."""
+    dtype = torch.promote_types(weights.dtype, torch.float32)  # for long sums
+    weights = weights.to(dtype).masked_fill(padding[..., None], 0.0)
+    beyond = ~valid_mask(lengths, weights.shape[2])
+    frames = rising_frames(weights.masked_fill(beyond[:, None], -torch.inf))
     with torch.inference_mode(False):
         return frames.clone().masked_fill_(padding, PADDING)
 

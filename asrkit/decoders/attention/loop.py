@@ -33,6 +33,7 @@ class GreedyLoop:
         scores: (B,) log-probability in nats of the labels, and of eos.
         ended: (B,) bool, texts that came to eos, and utterances without frames.
         confidence: (B, columns) probabilities of the labels, or None.
+        attended: (rows, their counts, `attended` of their state) of each turn; or None.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class GreedyLoop:
         has_frames: Tensor,
         *,
         confidence: bool,
+        attended: bool = False,
         choose: Callable[[Tensor], tuple[Tensor, Tensor]] = likeliest,
     ) -> None:
         """Prepare to decode; no step is taken.
@@ -55,6 +57,8 @@ class GreedyLoop:
             limits: (B,) most labels of each text.
             has_frames: (B,) bool; the other utterances have no labels.
             confidence: Whether probabilities of the labels are kept.
+            attended: Whether turns keep what `asrkit.decoders.attention.alignment.frames_of_turns`
+                takes. A loop with a draft cannot.
             choose: Tokens and their log-probabilities from logits, as `likeliest`.
         """
         B, P = prompts.shape
@@ -74,6 +78,7 @@ class GreedyLoop:
         self.scores = torch.zeros_like(limits, dtype=torch.float32)
         self.ended = ~has_frames
         self.confidence = self.labels.float() if confidence else None
+        self.attended: list[tuple[Tensor, Tensor, Tensor]] | None = [] if attended else None
 
     def run(self) -> None:
         """Take turns until every row has ended."""
@@ -81,6 +86,8 @@ class GreedyLoop:
             if active <= COMPACT_BELOW * len(self.active):
                 self._compact()
             tokens, scores = self.choose(self.step(self.pending)[:, -1:])
+            if self.attended is not None:
+                self.attended.append((self.rows, self.counts[self.rows], self.state.attended))
             self.emit(tokens, scores, torch.zeros_like(self.limits))
 
     def hypotheses(self, impl: str) -> Hypotheses:

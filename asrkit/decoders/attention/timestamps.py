@@ -24,6 +24,11 @@ class TimedState(NamedTuple):
     time: Tensor  # int64, the last timestamp; `no_times` before the first one
     after_text: Tensor  # bool, whether the last token was text
 
+    @property
+    def attended(self) -> Tensor:
+        """The field of the model's own state."""
+        return self.past.attended
+
 
 class Timestamps(Suppressing):
     """A `Suppressing` whose texts have timestamps, one before and one after each segment.
@@ -56,6 +61,10 @@ class Timestamps(Suppressing):
         """The memory of frames (B, T, D) with `lengths` (B,); no segment must have text."""
         until = torch.zeros(len(encoded), dtype=torch.int64, device=encoded.device)
         return TimedMemory(self.model.prefill(encoded, lengths), until)
+
+    def last_weights(self, attended: Tensor, memory: TimedMemory) -> Tensor:
+        """Those of the model."""
+        return self.model.last_weights(attended, memory.frames)
 
     def init_state(self, memory: TimedMemory, room: int) -> TimedState:
         """The state before the first token."""

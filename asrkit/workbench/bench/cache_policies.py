@@ -108,7 +108,7 @@ class _WithPolicy:
     ) -> tuple[Tensor, Any]:
         """As the model's."""
         model = self.model
-        place, buffers = state
+        place, buffers = state[:2]
         K = tokens.shape[1]
         span = span_of(place, K, buffers[0].shape[1], reach, memory.frames.dtype)
         after = state._replace(place=place + K)
