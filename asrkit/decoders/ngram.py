@@ -252,15 +252,12 @@ class WordNGram(OnDevice):
         wanted = "a word that the tokens can spell"
         got = f"{len(listed)} others, such as {listed[:1]}"
         expect(len(words) > 0, path.name, wanted, got, "Are both in lower case?")
-        nodes = {"": 0}  # all beginnings of words
-        edges: list[int] = []  # in the order of the nodes, from node 1
-        for word in words:
-            node = 0
-            for length, char in enumerate(word, start=1):
-                edge = node * len(alphabet) + alphabet[char]
-                node = nodes.setdefault(word[:length], len(nodes))
-                if node > len(edges):
-                    edges.append(edge)
+        beginnings = sorted({word[:n] for word in words for n in range(len(word) + 1)})
+        nodes = {beginning: node for node, beginning in enumerate(beginnings)}  # "" is node 0
+        edges = [
+            nodes[beginning[:-1]] * len(alphabet) + alphabet[beginning[-1]]
+            for beginning in beginnings[1:]
+        ]
         ngram = NGram.from_table(grams, [*words, "<unk>"], path.name)
         unknown = len(words)
         word_at = torch.full((len(nodes) + 1,), unknown, device="cpu")

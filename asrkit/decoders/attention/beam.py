@@ -1,7 +1,7 @@
 """Batched beam search for attention decoders, with length normalisation, alone or with CTC."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,14 +9,13 @@ from torch import Tensor
 from asrkit.decoders.attention.prefix_scores import PrefixScores
 from asrkit.decoders.attention.protocol import (
     REQUIRED,
-    ROOM,
     Attention,
     Prompt,
+    Steps,
     limits_of,
     prompt_of,
     to_hypotheses,
     trim_frames,
-    with_room,
 )
 from asrkit.decoders.beams import check_width
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
@@ -89,8 +88,8 @@ def aed_beam(
         if ctc is not None and ctc_weight > 0:
             impl += f" with CTC ({ctc_weight:g})"
             prefixes = PrefixScores(ctc[:, :longest], lengths, width, ctc_weight)
-        search = Search(model, memory, prompts, limits[:, None], width, prefixes)
-        beams = search.run(lengths > 0)
+        steps = Steps(model, memory, prompts, limits)
+        beams = Search(steps, prompts, limits[:, None], width, prefixes).run(lengths > 0)
         best = normalised(beams.scores, beams.counts + beams.ended).argmax(1)
         rows = torch.arange(len(best), device=best.device)
         text = map_state(lambda part: part[rows, best], beams)
@@ -118,8 +117,7 @@ def normalised(scores: Tensor, tokens: Tensor) -> Tensor:
 class Search:
     """The beam search of one batch."""
 
-    model: Any
-    memory: Any  # of B K hypotheses
+    steps: Steps  # of B K hypotheses
     prompts: Tensor  # (B, P)
     limits: Tensor  # (B, 1), most labels
     width: int  # K
@@ -131,16 +129,13 @@ class Search:
         Args:
             has_frames: (B,) bool.
         """
-        B, P = self.prompts.shape
+        B = len(self.prompts)
         K = self.width
         first = torch.arange(0, B * K, K, device=has_frames.device)[:, None]
-        longest = int(self.limits.max())
-        room = min(P + longest, P + ROOM)
-        state = self.model.init_state(self.memory, room)
         exists = torch.arange(K, device=has_frames.device).expand(B, K) == 0
         counts = self.prompts.new_zeros(B, K)
         beams = Beams(
-            labels=counts.new_zeros(B, K, longest + 1),
+            labels=counts.new_zeros(B, K, int(self.limits.max()) + 1),
             counts=counts,
             scores=counts.double().masked_fill(~exists, -torch.inf),
             last=counts + self.prompts[:, -1:],
@@ -148,18 +143,12 @@ class Search:
             ended=exists & ~has_frames[:, None],
         )
         tokens = self.prompts.repeat_interleave(K, 0)
-        reach = P
         while bool(beams.active.any()):
-            if reach > room:
-                room = min(P + longest, 2 * reach)
-                state = with_room(self.model, self.memory, state, room)
-            logits, state = self.model.step(tokens, state, self.memory, reach=reach)
-            logits = logits[:, -1].unflatten(0, (B, K))
+            logits = self.steps(tokens)[:, -1].unflatten(0, (B, K))
             beams, parents = self.step(beams, logits)
             rows = (first + parents).flatten()
-            state = map_state(lambda part, rows=rows: part[rows], state)
+            self.steps.state = map_state(lambda part, rows=rows: part[rows], self.steps.state)
             tokens = beams.last.flatten()[:, None]
-            reach = min(P + longest, reach + 1)
         return beams
 
     def step(self, beams: Beams, logits: Tensor) -> tuple[Beams, Tensor]:
@@ -170,7 +159,7 @@ class Search:
             logits: (B, K, V) of the token after each.
         """
         V = logits.shape[2]
-        eos = self.model.eos
+        eos = self.steps.model.eos
         added = logits.log_softmax(-1, dtype=torch.float64)
         added = added.masked_fill(added.isnan(), -torch.inf)
         if self.ctc is not None:
@@ -210,7 +199,7 @@ class Search:
         total = beams.scores[..., None] + added
         # At its limit any label cuts a hypothesis, so only the likeliest label and eos compete.
         tokens = torch.arange(added.shape[2], device=added.device)
-        is_eos = tokens == self.model.eos
+        is_eos = tokens == self.steps.model.eos
         likeliest = total.masked_fill(is_eos, -torch.inf).argmax(2, keepdim=True)
         at_limit = (beams.counts >= self.limits)[..., None]
         is_cut = at_limit & (tokens != likeliest) & ~is_eos

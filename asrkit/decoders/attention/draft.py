@@ -91,16 +91,17 @@ def _verify(loop: GreedyLoop, draft: Draft) -> Tensor:
         (B,) int64, how many tokens of the draft are right.
     """
     N = draft.tokens.shape[1]
-    place = loop.state.place
-    logits = loop.step(torch.cat([loop.pending, draft.tokens], 1))
+    steps = loop.steps
+    place = steps.state.place
+    logits = steps(torch.cat([loop.pending, draft.tokens], 1))
     tokens, scores = loop.choose(logits[:, -N - 1 :])
     right = tokens[:, :N] == draft.tokens
-    right &= draft.tokens != loop.model.eos
+    right &= draft.tokens != loop.eos
     right &= ~scores[:, :N].isnan()
     right &= valid_mask(draft.lengths, N)
     accepted = right.long().cumprod(1).sum(1) * loop.active
-    after = loop.state.place - N + accepted
-    loop.state = loop.state._replace(place=torch.where(loop.active, after, place))
+    after = steps.state.place - N + accepted
+    steps.state = steps.state._replace(place=torch.where(loop.active, after, place))
     loop.emit(tokens, scores, accepted)
     return accepted
 
@@ -129,8 +130,8 @@ def _rest(loop: GreedyLoop, draft: Draft, start: Tensor) -> Draft:
 
     There are fewer if the state of a row lacks room for CHUNK: it would overwrite its last token.
     """
-    seen = int((loop.state.place * loop.active).max())
-    most = min(CHUNK, loop.room - 1 - seen)
+    seen = int((loop.steps.state.place * loop.active).max())
+    most = min(CHUNK, loop.steps.room - 1 - seen)
     left = torch.minimum(draft.lengths - start, loop.limits - loop.counts)
     lengths = left.clamp(max=most).clamp(min=0) * loop.active
     places = start[:, None] + torch.arange(int(lengths.max()), device=start.device)

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrkit.decoders.attention.protocol import ROOM, to_hypotheses, with_room
+from asrkit.decoders.attention.protocol import Steps, to_hypotheses
 from asrkit.decoders.attention.sampling import likeliest
 from asrkit.decoders.hypotheses import Hypotheses
-from asrkit.decoders.states import map_state
 from asrkit.shapes import valid_mask
 
 COMPACT_BELOW = 0.75  # share of active rows from which the finished ones leave the batch
@@ -22,9 +21,8 @@ class GreedyLoop:
     finished ones leave the batch.
 
     Attributes:
-        memory: The model's memory of the n rows still in the batch, like all down to `rows`.
-        state: The model's state.
-        limits: (n,) most labels.
+        steps: The model's steps of the n rows still in the batch.
+        limits: (n,) most labels of these rows.
         pending: (n, K) tokens that the state has not seen: the prompt, then the last label.
         active: (n,) bool, rows that have not ended.
         rows: (n,) the utterance of each row.
@@ -61,19 +59,15 @@ class GreedyLoop:
                 takes. A loop with a draft cannot.
             choose: Tokens and their log-probabilities from logits, as `likeliest`.
         """
-        B, P = prompts.shape
-        longest = int(limits.max())
-        self.model = model
+        self.steps = Steps(model, memory, prompts, limits)
+        self.eos = model.eos
         self.choose = choose
-        self.room = P + longest
-        self.state_room = min(self.room, P + ROOM)
-        self.memory = memory
-        self.state = model.init_state(memory, self.state_room)
         self.limits = limits
         self.pending = prompts
         self.active = has_frames
-        self.rows = torch.arange(B, device=limits.device)
-        self.labels = limits.new_zeros(B, longest + 1)  # the last column is no label's
+        self.rows = torch.arange(len(limits), device=limits.device)
+        columns = int(limits.max()) + 1  # the last one is no label's
+        self.labels = limits.new_zeros(len(limits), columns)
         self.counts = torch.zeros_like(limits)
         self.scores = torch.zeros_like(limits, dtype=torch.float32)
         self.ended = ~has_frames
@@ -85,9 +79,10 @@ class GreedyLoop:
         while active := int(self.active.sum()):
             if active <= COMPACT_BELOW * len(self.active):
                 self._compact()
-            tokens, scores = self.choose(self.step(self.pending)[:, -1:])
+            tokens, scores = self.choose(self.steps(self.pending)[:, -1:])
             if self.attended is not None:
-                self.attended.append((self.rows, self.counts[self.rows], self.state.attended))
+                counts = self.counts[self.rows]
+                self.attended.append((self.rows, counts, self.steps.state.attended))
             self.emit(tokens, scores, torch.zeros_like(self.limits))
 
     def hypotheses(self, impl: str) -> Hypotheses:
@@ -101,17 +96,9 @@ class GreedyLoop:
         n = len(active)
         # leading rows need no copy, as in a batch that begins with its longest texts
         keep = slice(n) if int(active[-1]) == n - 1 else active
-        for name in ("memory", "state", "limits", "pending", "active", "rows"):
-            setattr(self, name, map_state(lambda part: part[keep], getattr(self, name)))
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Logits (n, K, V) after each of these tokens (n, K), which enter the state."""
-        reach = min(self.room, int(self.state.place.max()) + tokens.shape[1])
-        if reach > self.state_room:
-            self.state_room = min(self.room, 2 * reach)
-            self.state = with_room(self.model, self.memory, self.state, self.state_room)
-        logits, self.state = self.model.step(tokens, self.state, self.memory, reach=reach)
-        return logits
+        self.steps.select(keep)
+        for name in ("limits", "pending", "active", "rows"):
+            setattr(self, name, getattr(self, name)[keep])
 
     def emit(self, tokens: Tensor, scores: Tensor, accepted: Tensor) -> None:
         """Give each active row the accepted tokens of a draft and the token after them, or end it.
@@ -130,7 +117,7 @@ class GreedyLoop:
         before = self.counts[self.rows]
         counts = before + accepted
         stops = self.active & is_broken
-        ends = self.active & ~is_broken & (token == self.model.eos)
+        ends = self.active & ~is_broken & (token == self.eos)
         emits = self.active & ~stops & ~ends & (counts < self.limits)
         columns = tokens.shape[1]
         is_scored = valid_mask(accepted + (emits | ends | stops), columns)

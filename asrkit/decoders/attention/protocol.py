@@ -165,17 +165,53 @@ def trim_frames(encoded: Tensor, longest: int) -> Tensor:
     return encoded[:, :longest]
 
 
-def with_room(model: Attention, memory: Any, state: Any, room: int) -> Any:
-    """The state with room for `room` tokens, more than it has.
+class Steps:
+    """The steps of one search; the state grows as tokens enter it.
 
-    Most texts are far shorter than their limit, so a state grows as it needs room.
+    Most texts are far shorter than their limit, so the state has little room at first.
+
+    Attributes:
+        model: An `Attention`.
+        memory: Its memory of the rows.
+        state: Its state.
+        room: Most tokens of the state, prompt included.
     """
 
-    def moved(larger: Tensor, own: Tensor) -> Tensor:
-        larger[tuple(map(slice, own.shape))] = own
-        return larger
+    def __init__(self, model: Any, memory: Any, prompts: Tensor, limits: Tensor) -> None:
+        """Make the state before the prompts.
 
-    return map_state(moved, model.init_state(memory, room), state)
+        Args:
+            model: An `Attention`.
+            memory: Its memory of the rows.
+            prompts: (B, P) tokens before the texts.
+            limits: Most labels of each text, of any shape.
+        """
+        P = prompts.shape[1]
+        self.model = model
+        self.memory = memory
+        self.room = P + int(limits.max())
+        self._present_room = min(self.room, P + ROOM)
+        self.state = model.init_state(memory, self._present_room)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits (n, K, V) after each of these tokens (n, K), which enter the state."""
+        reach = min(self.room, int(self.state.place.max()) + tokens.shape[1])
+        if reach > self._present_room:
+            self._present_room = min(self.room, 2 * reach)
+            larger = self.model.init_state(self.memory, self._present_room)
+            self.state = map_state(_moved, larger, self.state)
+        logits, self.state = self.model.step(tokens, self.state, self.memory, reach=reach)
+        return logits
+
+    def select(self, rows: Tensor | slice) -> None:
+        """Keep the state and memory of these rows only."""
+        self.memory, self.state = map_state(lambda part: part[rows], (self.memory, self.state))
+
+
+def _moved(larger: Tensor, own: Tensor) -> Tensor:
+    """`larger`, whose leading slots hold the tensor `own`."""
+    larger[tuple(map(slice, own.shape))] = own
+    return larger
 
 
 @torch.inference_mode(False)
