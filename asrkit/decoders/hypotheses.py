@@ -27,15 +27,15 @@ class Segment(NamedTuple):
     """A segment of a text with timestamps."""
 
     labels: int
-    end: int  # the frame after it
+    end: int  # first frame after it
 
 
 class Segments(NamedTuple):
     """The complete segments of a text."""
 
     whole: tuple[Segment, ...]
-    cut_off: bool  # whether another segment begins after them, with or without labels
-    temperature: float  # of sampling; 0 for the likeliest text
+    cut_off: bool  # whether an incomplete segment follows
+    temperature: float  # of sampling; 0 is greedy
     log_prob: float  # nats per token, the end included
 
 
@@ -48,7 +48,7 @@ class Hypotheses:
     Attributes:
         labels: (B, N) int64.
         lengths: (B,) int64, labels of each utterance.
-        frames: (B, N) int64, the frame that each label was emitted on; -1 if it is unknown.
+        frames: (B, N) int64, the frame of each label; -1 if the decoder computes no frames.
         durations: (B, N) int64: frames that TDT jumps after the label, 0 for RNN-T, length of the
             run for CTC.
         scores: (B,) log-probability in nats of the chosen path, blanks and durations included. A
@@ -57,10 +57,10 @@ class Hypotheses:
         confidence: (B, N) float32 in 0..1, if requested.
         carry: From transducers only: pass it as `carry=` to decode the frames that follow.
         alternatives: From a beam search only: the second best, third best, and so on.
-        ended: (B,) bool, from attention decoders only: whether a text came to its end. False at the
-            limit or a NaN.
-        languages: The language of each utterance, from a Whisper only.
-        segments: The segments of each text, from a Whisper that wrote timestamps.
+        ended: (B,) bool, from attention decoders only: whether the text ended with eos, rather than
+            at the limit or a NaN.
+        languages: From a Whisper only: the language of each utterance, given or detected.
+        segments: From a Whisper with timestamps only: the segments of each text.
     """
 
     labels: Tensor
@@ -88,10 +88,10 @@ class Hypotheses:
         lengths = keep.sum(1)
         N = int(lengths.max())
         order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :N]
-        beyond = ~valid_mask(lengths, N)
+        padding = ~valid_mask(lengths, N)
 
         def pick(values: Tensor) -> Tensor:
-            return values.gather(1, order).masked_fill(beyond, PADDING)
+            return values.gather(1, order).masked_fill(padding, PADDING)
 
         return replace(
             self,
@@ -166,9 +166,9 @@ class Hypotheses:
             rest: Other fields.
         """
         N = int(lengths.max())
-        beyond = ~valid_mask(lengths, N)
+        padding = ~valid_mask(lengths, N)
         labels, frames, durations, confidence = map_state(
-            lambda part: part[:, :N].masked_fill(beyond, PADDING), columns
+            lambda part: part[:, :N].masked_fill(padding, PADDING), columns
         )
         return cls(
             labels=labels,
@@ -232,7 +232,7 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
         argument: Name of `scores` in error messages.
 
     Raises:
-        ValueError: An argument does not fit; the message names it.
+        ValueError: An argument has the wrong shape, dtype, device or range.
     """
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
@@ -250,7 +250,7 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
 
 
 def check_model(model: Any, *names: str) -> None:
-    """Raise ValueError unless `model` has the attributes that a decoder needs."""
+    """Raise ValueError unless `model` has the attributes `names`."""
     missing = [name for name in names if not hasattr(model, name)]
     got = f"{type(model).__name__} without {', '.join(missing)}"
     expect(not missing, "model", ", ".join(names), got)

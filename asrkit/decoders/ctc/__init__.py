@@ -1,7 +1,7 @@
 """Greedy CTC: the best token of every frame, repeats merged, blanks dropped.
 
-A run is a stretch of frames with the same best token. Each run, except those of the blank, is one
-label: `Hypotheses.frames` has the run's first frame and `durations` its length in frames.
+A run is a stretch of frames with the same best token. Every run of a token other than the blank is
+one label: `Hypotheses.frames` has the run's first frame and `durations` its length in frames.
 Source: Graves et al. 2006, section 3.2 (best path decoding).
 """
 
@@ -16,7 +16,7 @@ from asrkit.shapes import expect, expect_choice, valid_mask
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
 
 IMPLS = ("batched", "numba_cpu")
-NUMBA_FROM = 1 << 20  # scores in a batch from which Numba pays; loading it takes half a second
+NUMBA_FROM = 1 << 20  # scores in a batch; below, importing Numba (0.5 s) costs more than it saves
 
 
 @eager

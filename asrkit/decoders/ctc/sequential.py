@@ -28,7 +28,7 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
         scores.append(best.sum(dtype=torch.promote_types(best.dtype, torch.float32)))
         labels = []
         start = 0
-        for label, run in groupby(tokens.tolist()):  # the GPU waits for Python here
+        for label, run in groupby(tokens.tolist()):  # the host waits for a GPU here
             frames = len([*run])
             if label != blank:
                 labels.append((label, start, frames))

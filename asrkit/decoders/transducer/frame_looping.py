@@ -1,6 +1,6 @@
 """Frame looping: batched greedy transducer decoding, one frame at a time for all utterances.
 
-Utterances whose frame is blank idle while others emit labels on it.
+An utterance whose frame is done idles while others emit more labels on theirs.
 """
 
 import torch
@@ -38,7 +38,7 @@ def decode(
             scores = scores + score.masked_fill(waits, 0)
             time = time + jump.masked_fill(waits, 0)
             emits = active & (token != greedy.blank)
-            # The GPU waits for Python here, at every symbol. Label looping and graphs avoid that.
+            # The host waits for the GPU here, at every symbol. Label looping and graphs avoid that.
             if not emits.any():
                 break
             step = Emissions(

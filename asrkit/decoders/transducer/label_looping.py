@@ -33,7 +33,7 @@ def decode(
     while (time < lengths).any():
         searching = time < lengths
         emitted = torch.zeros_like(searching)
-        labels = frames = durations = time
+        labels = frames = durations = time  # overwritten where an utterance emits
         confidence = None
         while searching.any():
             here = encoded[rows, time.clamp(max=T - 1)]

@@ -1,4 +1,4 @@
-"""What all greedy strategies share: options, the carry between calls, and the best-token rule.
+"""What all greedy strategies share: options, state carried between calls, and the best-token rule.
 
 `GreedyModel.best_tokens` decides for every strategy and device which token of a joint is best, how
 many frames it moves on, and how likely it is.
@@ -29,8 +29,8 @@ class Carry(NamedTuple):
 
     predicted: Tensor  # (B, P), predictor output after the labels so far
     state: Any  # of the predictor
-    ahead: Tensor  # (B,) int64, frames to come that a duration has already jumped over
-    frames: Tensor  # (B,) int64, frames decoded so far, the offset of later labels' frames
+    ahead: Tensor  # (B,) int64, frames to come that a duration of TDT has already jumped over
+    frames: Tensor  # (B,) int64, frames decoded so far, added to the frames of later labels
 
     def select(self, rows: Tensor | slice) -> "Carry":
         """The carry of the utterances `rows`, in that order."""
@@ -72,7 +72,7 @@ class GreedyModel:
         confidence: Whether `best_tokens` computes the confidence.
         blank: Index of the blank.
         durations: Durations of TDT in frames; () for RNN-T.
-        longest_jump: The most frames that one token moves.
+        longest_jump: Most frames that one token can advance.
         duration_table: `durations` as an int64 tensor; None for RNN-T.
     """
 
@@ -83,8 +83,8 @@ class GreedyModel:
 
         Args:
             model: A `Transducer`.
-            confidence: Whether labels get a confidence.
-            device: The device of the frames.
+            confidence: Whether `best_tokens` returns confidences.
+            device: Device of the encoder frames.
         """
         self.model = model
         self.confidence = confidence
@@ -103,7 +103,7 @@ class GreedyModel:
             predicted: Predictor outputs (..., P) whose leading dimensions broadcast with them.
 
         Raises:
-            ValueError: The logits have another shape.
+            ValueError: `join` returns logits of an unexpected shape.
         """
         logits = self.model.join(encoded, predicted)
         V = logits.shape[-1] - len(self.durations)
@@ -136,5 +136,6 @@ class GreedyModel:
         predicted, state = self.model.predict(blank, None)
         sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"
-        expect(sizes == {(B,)}, "model.predict", wanted, "another", "Transpose its state.")
+        got = sorted(map(tuple, sizes))
+        expect(sizes == {(B,)}, "model.predict", wanted, got, "Transpose its state.")
         return Carry(predicted, state, torch.zeros_like(blank), torch.zeros_like(blank))
