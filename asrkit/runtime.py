@@ -15,7 +15,6 @@ import math
 import os
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -43,7 +42,6 @@ _settled_in = _IMPORTED_BY  # the process whose threads of torch are its own
 M_ARENA_MAX = -8  # as malloc.h of glibc has it
 CONTAINER = Path("/sys/fs/cgroup")
 KEPT_MEMORY: list[Callable[[], None]] = []  # each frees memory that is kept for a later call
-CAPTURING = threading.Lock()  # held while a CUDA graph is captured: torch captures one at a time
 _warned = False  # whether a failing cache of kernels was reported
 # Names of ops that wait only where an index is a boolean mask: how many positions it selects only
 # the device knows.

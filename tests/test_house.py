@@ -22,7 +22,7 @@ WORKBENCH = "workbench"
 FLOORS = [  # of the library, then of the workbench above it, then of the commands
     {"conflict", "rtfx"},
     {"shapes", "files", "tasks"},
-    {"runtime", "cpu", "sound_files"},
+    {"runtime", "cuda_graphs", "cpu", "sound_files"},
     {"sound_readers"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim"},

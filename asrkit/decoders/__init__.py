@@ -1,4 +1,4 @@
-"""From scores to labels. Every decoder takes a batch and returns one `Hypotheses`."""
+"""Decoders: from scores to labels. Each takes a batch and returns one `Hypotheses`."""
 
 from asrkit.decoders.attention import (
     Attention,

@@ -1,4 +1,4 @@
-"""What beam searches and language models share: the protocol of fusion, checks, ties."""
+"""What beam searches and language models share: the protocol of fusion, checks, and ties."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,9 +10,9 @@ from asrkit.shapes import MAX_COUNT, MAX_WEIGHT, expect, is_finite, whole
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What shallow fusion asks of a language model; `NGram` and `WordNGram` are two.
+    """What shallow fusion needs of a language model, for example `NGram` and `WordNGram`.
 
-    Its states are nested tuples, lists and dicts of tensors, batch first.
+    States are nested tuples, lists and dicts of tensors, batch first.
     """
 
     def start(self, B: int) -> Any:
@@ -29,12 +29,12 @@ class LanguageModel(Protocol):
 
 
 def check_width(width: int) -> None:
-    """ValueError unless `width` hypotheses can be kept."""
+    """Raise ValueError unless `width` is a valid number of hypotheses."""
     expect(whole(width, 1, MAX_COUNT), "width", f"1 to {MAX_COUNT} hypotheses", repr(width))
 
 
 def check_weights(**weights: float) -> None:
-    """ValueError unless each of the named weights is a number within `MAX_WEIGHT`."""
+    """Raise ValueError unless each of the named weights is a number within `MAX_WEIGHT`."""
     wanted = f"a number from -{MAX_WEIGHT:,.0f} to {MAX_WEIGHT:,.0f}"
     for name, value in weights.items():
         inside = is_finite(value) and abs(value) <= MAX_WEIGHT
@@ -42,9 +42,9 @@ def check_weights(**weights: float) -> None:
 
 
 def first_best(scores: Tensor, k: int) -> Tensor:
-    """Places (..., k) of the k best of (..., n), in ascending order; of equals the first ones.
+    """Places (..., k) of the k best of (..., n), in ascending order; the first of equal scores win.
 
-    `topk` alone says nothing about equals.
+    `topk` alone does not define an order of equal scores.
     """
     n = scores.shape[-1]
     least = scores.topk(k).values[..., -1:]

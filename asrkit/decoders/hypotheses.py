@@ -19,7 +19,7 @@ class Emissions(NamedTuple):
     labels: Tensor  # int64
     frames: Tensor  # int64, the frame that the label is on
     durations: Tensor  # int64, frames that TDT jumps after the label; 0 for RNN-T
-    emitted: Tensor  # bool; where it is false, the other tensors hold arbitrary values
+    emitted: Tensor  # bool; the other tensors hold arbitrary values where it is false
     confidence: Tensor | None = None  # float32
 
 
@@ -27,16 +27,16 @@ class Segment(NamedTuple):
     """A segment of a text with timestamps."""
 
     labels: int
-    end: int  # the frame behind it
+    end: int  # first frame after it
 
 
 class Segments(NamedTuple):
-    """The whole segments of a text."""
+    """The complete segments of a text."""
 
     whole: tuple[Segment, ...]
-    cut_off: bool  # whether another one begins behind them, with labels or without
-    temperature: float  # at which the text was drawn; 0 for the likeliest one
-    log_prob: float  # in nats a token, the end included
+    cut_off: bool  # whether an incomplete segment follows
+    temperature: float  # of sampling; 0 is greedy
+    log_prob: float  # nats per token, the end included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +48,19 @@ class Hypotheses:
     Attributes:
         labels: (B, N) int64.
         lengths: (B,) int64, labels of each utterance.
-        frames: (B, N) int64, the frame that each label was emitted on; -1 where a decoder was not
-            asked.
+        frames: (B, N) int64, the frame of each label; -1 if the decoder computes no frames.
         durations: (B, N) int64: frames that TDT jumps after the label, 0 for RNN-T, length of the
             run for CTC.
-        scores: (B,) log-probability in nats of the chosen path, blanks and durations included; of a
-            beam that of all paths it kept, and the terms of fusion.
-        impl: The decoding strategy, and how it was run.
-        confidence: (B, N) float32 in 0..1, if it was asked for.
-        carry: Of transducers: pass it as `carry=` to decode the frames that follow.
-        alternatives: Of a beam search: the second best, third best, and so on.
-        ended: (B,) bool, of attention decoders: whether a text came to its end, and not to the
-            limit or a NaN.
-        languages: Of the utterances, as a Whisper was asked for or found them.
-        segments: Of each text, of a Whisper that wrote timestamps.
+        scores: (B,) log-probability in nats of the chosen path, blanks and durations included. A
+            beam search sums all paths it kept, and adds the terms of fusion.
+        impl: The decoding strategy, and how it ran.
+        confidence: (B, N) float32 in 0..1, if requested.
+        carry: From transducers only: pass it as `carry=` to decode the frames that follow.
+        alternatives: From a beam search only: the second best, third best, and so on.
+        ended: (B,) bool, from attention decoders only: whether the text ended with eos, rather than
+            at the limit or a NaN.
+        languages: From a Whisper only: the language of each utterance, given or detected.
+        segments: From a Whisper with timestamps only: the segments of each text.
     """
 
     labels: Tensor
@@ -83,17 +82,16 @@ class Hypotheses:
         return [labels[:length] for labels, length in rows]
 
     @torch.inference_mode(False)
-    def only(self, kept: Tensor) -> Self:
-        """The hypotheses without the labels that are not `kept` (B, N); padding goes anyway."""
-        kept = kept & (self.labels != PADDING)
-        lengths = kept.sum(1)
+    def filter(self, keep: Tensor) -> Self:
+        """The hypotheses with only the labels where `keep` (B, N) is true, without gaps."""
+        keep = keep & (self.labels != PADDING)
+        lengths = keep.sum(1)
         N = int(lengths.max())
-        order = kept.int().argsort(dim=1, descending=True, stable=True)
-        order = order[:, :N]
-        behind = ~valid_mask(lengths, N)
+        order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :N]
+        padding = ~valid_mask(lengths, N)
 
         def pick(values: Tensor) -> Tensor:
-            return values.gather(1, order).masked_fill(behind, PADDING)
+            return values.gather(1, order).masked_fill(padding, PADDING)
 
         return replace(
             self,
@@ -105,7 +103,7 @@ class Hypotheses:
         )
 
     def parts(self) -> list[Tensor]:
-        """The tensors in which two decoders of the same batch must agree."""
+        """The tensors that must agree between two decoders of the same batch."""
         parts = [self.labels, self.lengths, self.frames, self.durations, self.scores]
         if self.confidence is not None:
             parts.append(self.confidence)
@@ -116,7 +114,7 @@ class Hypotheses:
     def from_steps(
         cls, steps: Sequence[Emissions], scores: Tensor, impl: str, carry: Any = None
     ) -> Self:
-        """Hypotheses from the steps of a batched decoding loop. Waits for a GPU once, to learn N.
+        """Hypotheses from the steps of a batched decoding loop. Waits once for the GPU, for N.
 
         Args:
             steps: The steps in order; there may be none.
@@ -131,7 +129,7 @@ class Hypotheses:
             emissions = Emissions(nothing, nothing, nothing, nothing.bool())
         S = emissions.emitted.shape[1]
         places = emissions.emitted.cumsum(1) - 1
-        # steps without a label go to the extra column S, which no length reaches
+        # steps without a label go to the extra column S, beyond every length
         column = torch.where(emissions.emitted, places, S)
 
         def pack(values: Tensor) -> Tensor:
@@ -157,20 +155,20 @@ class Hypotheses:
         impl: str,
         **rest: Any,
     ) -> Self:
-        """Hypotheses, in tensors of their own, of columns that are filled from the left.
+        """Hypotheses from columns that are filled from the left, copied to new tensors.
 
         Args:
-            columns: Labels, frames, durations and confidence or None, (B, any); what lies behind
-                `lengths` does not count.
+            columns: Labels, frames, durations and confidence or None, (B, any); values beyond
+                `lengths` are ignored.
             lengths: (B,) int64.
             scores: (B,) log-probabilities in nats.
             impl: The decoding strategy.
             rest: Other fields.
         """
         N = int(lengths.max())
-        beyond = ~valid_mask(lengths, N)
+        padding = ~valid_mask(lengths, N)
         labels, frames, durations, confidence = map_state(
-            lambda part: part[:, :N].masked_fill(beyond, PADDING), columns
+            lambda part: part[:, :N].masked_fill(padding, PADDING), columns
         )
         return cls(
             labels=labels,
@@ -192,7 +190,7 @@ class Hypotheses:
         impl: str,
         carry: Any = None,
     ) -> Self:
-        """Hypotheses from Python lists, as the sequential decoders build them.
+        """Hypotheses from the Python lists of a sequential decoder.
 
         Args:
             rows: For each utterance a list of (label, frame, duration) or
@@ -225,16 +223,16 @@ class Hypotheses:
 
 
 def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) -> int:
-    """Length in frames of the longest utterance, after the checks that every decoder makes.
+    """The length in frames of the longest utterance. Checks the input of a decoder.
 
     Args:
         scores: Log-probabilities or encoder frames: a float tensor of at least one utterance.
         lengths: (B,) int32 or int64 on the same device, 0 <= length <= T.
-        letters: Dimensions of `scores`, as `asrkit.shapes.dims` takes them.
+        letters: Dimensions of `scores`, in the letters of `asrkit.shapes.dims`.
         argument: Name of `scores` in error messages.
 
     Raises:
-        ValueError: Names the argument that does not fit.
+        ValueError: An argument has the wrong shape, dtype, device or range.
     """
     B, T = dims(scores, letters, argument)[:2]
     dims(lengths, "B", "lengths", B=B)
@@ -252,7 +250,7 @@ def check_batch(scores: Tensor, lengths: Tensor, letters: str, argument: str) ->
 
 
 def check_model(model: Any, *names: str) -> None:
-    """ValueError unless `model` has what a decoder asks for."""
+    """Raise ValueError unless `model` has the attributes `names`."""
     missing = [name for name in names if not hasattr(model, name)]
     got = f"{type(model).__name__} without {', '.join(missing)}"
     expect(not missing, "model", ", ".join(names), got)

@@ -1,15 +1,15 @@
 """N-gram language models from ARPA files, looked up for a whole batch at once, for shallow fusion.
 
-p(w | h) is the listed probability of (h, w); where there is none, it is backoff(h) p(w | h without
+p(w | h) is the listed probability of (h, w). If it is not listed, it is backoff(h) p(w | h without
 its first word). A state is the number of the longest listed n-gram that ends the history, so states
 are small integers and histories need not be kept.
 
 `NGram` scores the decoder's tokens, `WordNGram` the words that they spell.
 
-Why not a library (looked up in November 2026): `kenlm` 0.3.0 is on PyPI as source only; `arpa` and
-`pyctcdecode` had their last releases in 2018 and 2023; `kaldilm` turns ARPA into a text of an FST;
-`camel-kenlm` has wheels of KenLM, which scores one word of one history per call. A beam needs all V
-words of every hypothesis, on the device it runs on.
+No library serves here (as of November 2026). `kenlm` 0.3.0 is on PyPI only as source. `arpa` and
+`pyctcdecode` had their last releases in 2018 and 2023. `kaldilm` turns ARPA into the text of an
+FST. `camel-kenlm` has wheels of KenLM, which scores one word of one history per call. A beam needs
+all V words of every hypothesis, on its own device.
 """
 
 import gzip
@@ -32,9 +32,9 @@ from asrkit.shapes import expect
 # log-probability and back-off weight of n-grams, in nats
 Table = dict[tuple[str, ...], tuple[float, float]]
 LN_10 = math.log(10)
-WORD_STARTS = (" ", "▁")  # how tokens write that a word begins: characters, SentencePiece
+WORD_STARTS = (" ", "▁")  # marks of a word's beginning: of characters, and of SentencePiece
 NO_CHARACTER = -1
-WordState = tuple[Tensor, Tensor]  # (...) int64 each: state of the n-gram, node of the present word
+WordState = tuple[Tensor, Tensor]  # (...) int64 each: state of the n-gram, node of the open word
 
 
 class OnDevice:
@@ -51,22 +51,21 @@ class NGram(OnDevice):
     """A back-off model over V tokens; a `LanguageModel`.
 
     Its words are the tokens, then </s>, <s> and <unk> unless they are tokens. The C contexts are
-    all n-grams below the highest order; context 0 is the empty one. An arc is a listed n-gram, seen
-    as a context and its next word; arcs are sorted by both, so those of a context lie together.
+    all n-grams below the highest order; context 0 is the empty one. An arc is a listed n-gram, as a
+    context and its next word. Arcs are sorted by context, then by word.
     """
 
     order: int
-    # (V,) int64, the word of each token: itself, or <unk>'s if the file does not list it
-    word: Tensor
+    word: Tensor  # (V,) int64, the word of each token; <unk>'s if the file does not list the token
     end: Tensor  # () int64, the word </s>
     first: Tensor  # () int64, the state in which a sentence starts
     backoff: Tensor  # (C,) float32, nats
     shorter: Tensor  # (C,) int64, the longest context that is a proper suffix
-    begins: Tensor  # (C + 1,) int64, where the arcs of each context begin
+    begins: Tensor  # (C + 1,) int64, the first arc of each context
     arcs: Tensor  # (A,) int64, context * words + word
     logp: Tensor  # (A,) float32, nats
-    leads: Tensor  # (A,) int64, the state after it
-    unigrams: Tensor  # (words,) float32, nats; -inf for what is not listed
+    leads: Tensor  # (A,) int64, the state after each arc
+    unigrams: Tensor  # (words,) float32, nats; -inf for words that are not listed
 
     @classmethod
     def read(cls, path: str | Path, tokens: Sequence[object]) -> Self:
@@ -74,33 +73,33 @@ class NGram(OnDevice):
 
         Args:
             path: The file, plain, or gzipped if its name ends in .gz.
-            tokens: What the file writes for each token, the blank's place included: str(tokens[i])
-                is token i. Pass range(V) for a file over ids. Tokens that the file does not list
-                are scored as <unk>, or -inf if it lists none; n-grams with words that no token has
-                are left out.
+            tokens: The file's spelling of each token, with a place for the blank: str(tokens[i]) is
+                token i. Pass range(V) for a file over ids. Tokens that the file does not list are
+                scored as <unk>, or -inf if it has no <unk>. N-grams with words that are not tokens
+                are ignored.
 
         Raises:
-            ValueError: Names the line that is wrong.
+            ValueError: A line of the file is wrong; the message names it.
         """
         words = [str(token) for token in tokens]
-        unwritable = [word for word in words if word.split() != [word]]
+        invalid = [word for word in words if word.split() != [word]]
         wanted = "words that an ARPA file can hold"
-        remedy = "Write it otherwise in both: '<space>'."
-        expect(not unwritable, "tokens", wanted, repr(unwritable[:1]), remedy)
+        remedy = "Use another spelling in both, such as '<space>'."
+        expect(not invalid, "tokens", wanted, repr(invalid[:1]), remedy)
         path = Path(path)
         return cls.from_table(read_arpa(path), words, path.name)
 
     @classmethod
     def from_table(cls, grams: Table, words: Sequence[str], name: str) -> Self:
-        """The model for tokens that are `words`, from the n-grams of a file with that name."""
+        """The model for the tokens `words`, from the n-grams of the file with this name."""
         index: dict[str, int] = {}
         for word in (*words, "</s>", "<s>", "<unk>"):
             index.setdefault(word, len(index))
         order = max(map(len, grams), default=0)
         listed = {gram: grams[gram] for gram in grams if index.keys() >= set(gram)}
-        remedy = f"A token reads like this: {words[:1]!r:.40}."
-        some = any((word,) in listed for word in words)
-        expect(some, name, "a word that is a token", "none", remedy)
+        remedy = f"An example of a token: {words[:1]!r:.40}."
+        fits = any((word,) in listed for word in words)
+        expect(fits, name, "a word that is a token", "none", remedy)
         contexts: dict[tuple[str, ...], int] = {(): 0}
         for gram in listed:
             if len(gram) < order:
@@ -148,26 +147,24 @@ class NGram(OnDevice):
     def scores(self, states: Tensor) -> Tensor:
         """Log-probability in nats of every next token, (..., V), for states (...,).
 
-        From the empty context up: each longer one costs its back-off weight, but for the words that
-        it lists.
+        The contexts are applied from the empty one to the longest. Each adds its back-off weight to
+        all words, then replaces the scores of the words that it lists.
         """
         words = len(self.unigrams)
-        chain = [states.flatten()]
+        contexts = [states.flatten()]
         for _ in range(self.order - 2):
-            chain.append(self.shorter[chain[-1]])
-        row = self.unigrams.repeat(len(chain[0]), 1)  # (states, words)
-        for context in reversed(chain):
-            row = row + self.backoff[context, None]
+            contexts.append(self.shorter[contexts[-1]])
+        scores = self.unigrams.repeat(len(contexts[0]), 1)  # (states, words)
+        rows = torch.arange(len(scores), device=scores.device)
+        for context in reversed(contexts):
+            scores = scores + self.backoff[context, None]
             ends = self.begins[context + 1]
-            counts = ends - self.begins[context]
-            counts = counts.masked_fill(context == 0, 0)
-            rows = torch.arange(len(row), device=row.device)
-            owner = rows.repeat_interleave(counts)
-            behind = counts.cumsum(0) - ends
-            at = torch.arange(len(owner), device=row.device) - behind[owner]
-            word = self.arcs[at] % words
-            row[owner, word] = self.logp[at]
-        return row[:, self.word].view(*states.shape, len(self.word))
+            counts = (ends - self.begins[context]).masked_fill(context == 0, 0)
+            row = rows.repeat_interleave(counts)  # of each arc
+            shift = ends - counts.cumsum(0)
+            arc = torch.arange(len(row), device=row.device) + shift[row]
+            scores[row, self.arcs[arc] % words] = self.logp[arc]
+        return scores[:, self.word].view(*states.shape, len(self.word))
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
         """The states after one more token each, same shape."""
@@ -180,7 +177,7 @@ class NGram(OnDevice):
     def step(self, states: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probability in nats of one word after each state, state after it), same shape.
 
-        Of the first arc that is listed on the way to shorter histories.
+        Both come from the first listed arc, from the longest history to shorter ones.
         """
         backoff = torch.zeros(states.shape, device=states.device, dtype=torch.float32)
         logp = backoff - math.inf
@@ -188,11 +185,10 @@ class NGram(OnDevice):
         missing = torch.ones_like(states, dtype=torch.bool)
         for _ in range(self.order):
             key = states * len(self.unigrams) + word
-            at = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
-            is_listed = missing & (self.arcs[at] == key)
-            listed = backoff + self.logp[at]
-            logp = torch.where(is_listed, listed, logp)
-            after = torch.where(is_listed, self.leads[at], after)
+            arc = torch.searchsorted(self.arcs, key).clamp(max=len(self.arcs) - 1)
+            is_listed = missing & (self.arcs[arc] == key)
+            logp = torch.where(is_listed, backoff + self.logp[arc], logp)
+            after = torch.where(is_listed, self.leads[arc], after)
             missing = missing & ~is_listed
             backoff = backoff + self.backoff[states]
             states = self.shorter[states]
@@ -203,24 +199,23 @@ class NGram(OnDevice):
 class WordNGram(OnDevice):
     """A back-off model over words, for V tokens that are characters or word pieces.
 
-    A `LanguageModel`. The state is that of the n-gram after the words that are complete, and how
-    far the present word has been spelled: a node of the tree of all listed words, character by
-    character. A word is scored when the next one begins, or the sentence ends; until then its
-    letters cost nothing. So any cut of a word into pieces gives the same score.
+    A `LanguageModel`. A state has two parts: the state of the n-gram after the complete words, and
+    a node of the tree of all listed words, which the letters of the open word lead to. A word is
+    scored when the next word begins or the sentence ends; until then its letters cost nothing. So
+    the score of a word does not depend on how it is cut into pieces.
 
-    Nodes of the tree are 0, where no letter has been spelled, to N - 1; node N is off the tree: no
-    listed word begins so. An edge is a node and the character that leads on from it.
+    Nodes of the tree are 0, before the first letter, to N - 1. Node N is off the tree: no listed
+    word begins with these letters. An edge is a node and the next character.
     """
 
     ngram: NGram  # its tokens are the words, then <unk>
     word_bonus: float  # added to each word's log-probability
     starts_word: Tensor  # (V,) bool, tokens that begin with a word start
-    # (V, L) int64, numbers of each token's other characters, then NO_CHARACTER
-    characters: Tensor
-    alphabet: int  # different characters in the tokens
+    characters: Tensor  # (V, L) int64, each token's other characters, then NO_CHARACTER
+    alphabet: int  # number of different characters
     edges: Tensor  # (N - 1,) int64, node * alphabet + character, ascending
-    leads: Tensor  # (N - 1,) int64, the node after it
-    word: Tensor  # (N + 1,) int64, the n-gram's word that ends at a node, or <unk>
+    leads: Tensor  # (N - 1,) int64, the node after each edge
+    word: Tensor  # (N + 1,) int64, the n-gram's word that ends at each node, or <unk>
 
     @classmethod
     def read(cls, path: str | Path, tokens: Sequence[str], *, word_bonus: float = 0.0) -> Self:
@@ -228,53 +223,48 @@ class WordNGram(OnDevice):
 
         Args:
             path: The file, plain, or gzipped if its name ends in .gz.
-            tokens: What each of the decoder's V tokens writes, the blank's place included: "" for
-                blank. A word begins with a space or SentencePiece's "▁", which no token has but as
-                its first characters. Words that the tokens cannot spell are never scored.
-            word_bonus: Nats added to each word's log-probability, so times `lm_weight` in the
-                score: what an average word costs makes up for the length of a text. The beta of
+            tokens: The text of each of the decoder's V tokens; "" for the blank. A word begins with
+                a space or SentencePiece's "▁", which occur only at the start of a token. Words that
+                the tokens cannot spell are never scored.
+            word_bonus: Nats added to each word's log-probability, and multiplied by `lm_weight`
+                with it. The cost of an average word makes up for the length of a text. The beta of
                 Hannun et al. 2014 is lm_weight * word_bonus.
 
-        Words that the file does not list are scored as <unk>, or -inf if it lists none.
+        Words that the file does not list are scored as <unk>, or -inf if it has no <unk>.
 
         Raises:
-            ValueError: Names the line of the file, or the argument, that is wrong.
+            ValueError: A line of the file or an argument is wrong; the message names it.
         """
         check_weights(word_bonus=word_bonus)
-        spelled = [token.lstrip("".join(WORD_STARTS)) for token in tokens]
+        letters = [token.lstrip("".join(WORD_STARTS)) for token in tokens]
         starts = [token.startswith(WORD_STARTS) for token in tokens]
         expect(any(starts), "tokens", "some that begin with ' ' or '▁'", repr([*tokens[:3]]))
-        characters = sorted(set("".join(spelled)))
-        alphabet = {char: n for n, char in enumerate(characters)}
+        alphabet = {char: n for n, char in enumerate(sorted(set("".join(letters))))}
         path = Path(path)
         grams = read_arpa(path)
-        special = ("<s>", "</s>", "<unk>")
-        unigrams = [gram[0] for gram in grams if len(gram) == 1]
-        listed = [word for word in unigrams if word not in special]
+        special = {("<s>",), ("</s>",), ("<unk>",)}
+        listed = [gram[0] for gram in grams if len(gram) == 1 and gram not in special]
         pieces = [word for word in listed if word == "<space>" or word[0] in WORD_STARTS]
         got = f"one that lists {pieces[:1]}"
         remedy = "Read a model over tokens by NGram.read, or pass --lm-units tokens."
         expect(not pieces, path.name, "a model over words", got, remedy)
         words = [word for word in listed if alphabet.keys() >= set(word)]
         wanted = "a word that the tokens can spell"
-        got = f"{len(listed)} others, as {listed[:1]}"
+        got = f"{len(listed)} others, such as {listed[:1]}"
         expect(len(words) > 0, path.name, wanted, got, "Are both in lower case?")
-        nodes = {"": 0}  # the beginnings of all words
-        edges: list[int] = []  # in the order of the nodes, from 1 on
-        for word in words:
-            node = 0
-            for length, char in enumerate(word, start=1):
-                edge = node * len(alphabet) + alphabet[char]
-                node = nodes.setdefault(word[:length], len(nodes))
-                if node > len(edges):
-                    edges.append(edge)
+        beginnings = sorted({word[:n] for word in words for n in range(len(word) + 1)})
+        nodes = {beginning: node for node, beginning in enumerate(beginnings)}  # "" is node 0
+        edges = [
+            nodes[beginning[:-1]] * len(alphabet) + alphabet[beginning[-1]]
+            for beginning in beginnings[1:]
+        ]
         ngram = NGram.from_table(grams, [*words, "<unk>"], path.name)
         unknown = len(words)
         word_at = torch.full((len(nodes) + 1,), unknown, device="cpu")
         word_at[[nodes[word] for word in words]] = torch.arange(unknown, device="cpu")
         numbers = [
             torch.tensor([alphabet[char] for char in rest], dtype=torch.int64, device="cpu")
-            for rest in spelled
+            for rest in letters
         ]
         ascending, order = torch.tensor(edges, device="cpu").sort()
         return cls(
@@ -296,7 +286,7 @@ class WordNGram(OnDevice):
     def scores(self, states: WordState) -> Tensor:
         """Log-probability in nats of every next token, (..., V), for states (...,) each.
 
-        Tokens that begin a word have that of the word before them, the others 0.
+        A token that begins a word has the log-probability of the word before it, the others 0.
         """
         logp, _ = self._complete(states)
         return torch.where(self.starts_word, logp[..., None], 0.0)
@@ -309,40 +299,38 @@ class WordNGram(OnDevice):
         node = node.masked_fill(starts, 0)
         off_tree = len(self.word) - 1
         for character in self.characters[tokens].unbind(-1):
-            edge = node * self.alphabet + character
-            at = torch.searchsorted(self.edges, edge).clamp(max=len(self.edges) - 1)
-            after = torch.where(self.edges[at] == edge, self.leads[at], off_tree)
+            key = node * self.alphabet + character
+            edge = torch.searchsorted(self.edges, key).clamp(max=len(self.edges) - 1)
+            after = torch.where(self.edges[edge] == key, self.leads[edge], off_tree)
             node = torch.where(character == NO_CHARACTER, node, after)
         return ngram, node
 
     def final(self, states: WordState) -> Tensor:
-        """Log-probability in nats of the last word, and of </s> after it."""
+        """Log-probability in nats of the last word and of </s> after it."""
         logp, ngram = self._complete(states)
         return logp + self.ngram.final(ngram)
 
     def _complete(self, states: WordState) -> tuple[Tensor, Tensor]:
-        """(log-probability in nats of the present word, state of the n-gram after it).
+        """(log-probability in nats of the open word, state of the n-gram after it).
 
-        Where no letter has been spelled there is no word: 0, and the state as it is.
+        Before the first letter there is no word: 0, and the same state.
         """
         ngram, node = states
         logp, after = self.ngram.step(ngram, self.word[node])
-        empty = node == 0
-        logp = (logp + self.word_bonus).masked_fill(empty, 0)
-        after = torch.where(empty, ngram, after)
-        return logp, after
+        is_empty = node == 0
+        logp = (logp + self.word_bonus).masked_fill(is_empty, 0)
+        return logp, torch.where(is_empty, ngram, after)
 
 
 def read_arpa(path: Path) -> Table:
     """The n-grams of a file, of all orders.
 
     Raises:
-        ValueError: Names the line that is wrong; the last one, where the end is missing.
+        ValueError: A line is wrong, or the end is missing; the message names the line.
     """
     open_text = gzip.open if path.suffix == ".gz" else open
     grams: Table = {}
-    order = 0
-    number = 0
+    order = number = 0
     try:
         with open_text(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
@@ -360,9 +348,7 @@ def read_arpa(path: Path) -> Table:
                     words = tuple(fields[1 : order + 1])
                     wanted = "an n-gram whose first words are listed above"
                     expect(order == 1 or words[:-1] in grams, "line", wanted, repr(text))
-                    backoff = 0.0
-                    if len(fields) > order + 1:
-                        backoff = float(fields[order + 1])
+                    backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
                     wanted = "a log10 probability of 0 or less, and a finite back-off weight"
                     expect(logp <= 0 and abs(backoff) < 1e38, "line", wanted, repr(text))
                     grams[words] = logp * LN_10, backoff * LN_10

@@ -1,6 +1,6 @@
 """Predictor and language-model states: nested tuples, lists and dicts of tensors, batch first.
 
-A state may hold None anywhere. Every function here walks one or several states of one structure.
+A state may hold None anywhere. Every function here walks one or more states of equal structure.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def map_state(function: Callable[..., Any], *states: Any) -> Any:
 
 
 def state_tensors(state: Any) -> list[Tensor]:
-    """The tensors of a state as a list, in the order in which they are nested."""
+    """The tensors of a state as a list, in the order of the nest."""
     tensors: list[Tensor] = []
     map_state(tensors.append, state)
     return tensors
@@ -49,18 +49,17 @@ def select_state(mask: Tensor, new: Any, old: Any) -> Any:
 
     Args:
         mask: (B,) bool.
-        new: A state just returned by the model.
-        old: The state before, of the same structure and shapes (nothing is broadcast).
+        new: A state that the model has just returned.
+        old: The state before, with the same structure and shapes; nothing is broadcast.
 
     Raises:
-        ValueError: A tensor of `new` has another shape than in `old`.
+        ValueError: A tensor has different shapes in `new` and `old`.
     """
 
     def select(after: Tensor, before: Tensor) -> Tensor:
         wanted = f"shape {tuple(before.shape)}, as before"
         expect(after.shape == before.shape, "model.predict", wanted, tuple(after.shape))
         ones = [1] * (after.dim() - 1)
-        rows = mask.view(-1, *ones)
-        return torch.where(rows, after, before)
+        return torch.where(mask.view(-1, *ones), after, before)
 
     return map_state(select, new, old)

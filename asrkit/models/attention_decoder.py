@@ -87,9 +87,10 @@ class AEDConfig:
 class AEDModel(EncodingModel):
     """Encoder and attention decoder.
 
-    Decoding needs `remember`, `begin` and `follow`, with `bos`, `eos`, `most` and `vocab_size`.
-    Learned positions are a parameter. Sines are a buffer of the checkpoint: NeMo interleaves sines
-    and cosines and transformers puts the sines first, so a loader brings the table of its source.
+    Decoding uses `prefill`, `init_state` and `step`, with `bos`, `eos`, `max_tokens` and
+    `vocab_size`. Positions that are learned are a parameter. The sines are a buffer of the
+    checkpoint, since NeMo interleaves sines and cosines and transformers puts the sines first: a
+    loader brings the table of its source.
     """
 
     positions: Tensor  # (most, D)
@@ -101,7 +102,7 @@ class AEDModel(EncodingModel):
         self.config = config
         self.bos = config.bos
         self.eos = config.eos
-        self.most = config.most
+        self.max_tokens = config.most
         self.vocab_size = V
         self.blank = V  # of the CTC head
         self.encoder = make_encoder(config.encoder)
@@ -163,14 +164,24 @@ class AEDModel(EncodingModel):
             encoded: Frames (B, T, D) from `encode`.
             lengths: Valid frames (B,).
             tokens: Prompt and text (B, U). Row u belongs to the token that follows tokens[:, u].
-            memory: The result of `remember` for these frames, if it is computed already.
+            memory: The result of `prefill` for these frames, if it is computed already.
         """
-        memory = memory or self.remember(encoded, lengths)
+        memory = memory or self.prefill(encoded, lengths)
         x = self.embed_text(tokens, len(encoded))
         *lower, last = self.layers
         for layer, keys, values in zip(lower, memory.keys, memory.values, strict=False):
             x = layer(x, keys, values, memory.mask)
-        x = last.cross_norm(last.self_attend(x))
+        return self.last_weights(last.self_attend(x), memory)
+
+    def last_weights(self, attended: Tensor, memory: Memory) -> Tensor:
+        """The last layer's cross-attention weights, averaged over its heads: (B, U, T).
+
+        Args:
+            attended: Tokens (B, U, D) after the last layer's self-attention, as `Past` keeps them.
+            memory: The result of `prefill`.
+        """
+        last = self.layers[-1]
+        x = last.cross_norm(attended)
         parts = zip(x.split(1), memory.keys[-1].split(1), memory.mask.split(1), strict=True)
         # One text at a time: the weights of all heads take much memory.
         return torch.cat([last.cross_attention.weights(*part).mean(1) for part in parts])
@@ -197,7 +208,8 @@ class AEDModel(EncodingModel):
     def embed_text(self, tokens: Tensor, B: int) -> Tensor:
         """Input of the first layer (B, U, D) for whole texts (B, U), whose padding is negative."""
         _, U = dims(tokens, "B U", "tokens", B=B)
-        expect(1 <= U <= self.most, "tokens", f"1 to most={self.most} of them", U)
+        wanted = f"1 to max_tokens={self.max_tokens} of them"
+        expect(1 <= U <= self.max_tokens, "tokens", wanted, U)
         return self.embed(tokens.clamp(min=0), self.positions[:U])
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -236,8 +248,8 @@ class AEDModel(EncodingModel):
         seen = to_device(valid_mask(lengths.clamp(min=1), T), encoded.device)
         return frames, added_mask(seen[:, None, None], dtype)
 
-    def remember(self, encoded: Tensor, lengths: Tensor) -> Memory:
-        """What decoding keeps of the frames; arguments as of `masked_frames`."""
+    def prefill(self, encoded: Tensor, lengths: Tensor) -> Memory:
+        """What decoding keeps of the frames; see `masked_frames` for the arguments."""
         frames, mask = self.masked_frames(encoded, lengths)
         pairs = [
             [part.contiguous() for part in layer.cross_attention.keys_values(frames)]
@@ -246,11 +258,11 @@ class AEDModel(EncodingModel):
         keys, values = map(tuple, zip(*pairs, strict=True))
         return Memory(mask, keys, values)
 
-    def begin(self, memory: Memory, room: int) -> Past:
+    def init_state(self, memory: Memory, room: int) -> Past:
         """The state before the first token; all its memory is allocated here.
 
         Args:
-            memory: Of `remember`.
+            memory: Of `prefill`.
             room: Most tokens, prompt included.
         """
         B, H, _, size = memory.keys[0].shape
@@ -258,27 +270,28 @@ class AEDModel(EncodingModel):
         kept = [keys.new_zeros(B, room, 2, H, size) for keys in memory.keys]
         return Past(place, tuple(kept))
 
-    def follow(
+    def step(
         self, tokens: Tensor, state: Past, memory: Memory, *, reach: int | None = None
     ) -> tuple[Tensor, Past]:
         """Logits (B, K, V) of what follows each of K more tokens, and the state after them.
 
         Args:
             tokens: (B, K) int64.
-            state: Of `begin` or `follow`; its buffers are written. `state._replace(place=...)` sets
-                rows back to an earlier place.
-            memory: Of `remember`.
+            state: Of `init_state` or `step`; its buffers are overwritten.
+                `state._replace(place=...)` sets rows back to an earlier place.
+            memory: Of `prefill`.
             reach: Slots of the state that are in use once the tokens are in; None is its whole
                 room. A bound that the host knows, so a step need not look at slots still empty.
         """
-        place, kept = state
+        place, kept, _ = state
         K = tokens.shape[1]
         span = span_of(place, K, kept[0].shape[1], reach, self.positions.dtype)
         x = self.embed(tokens, self.positions[span.slots])
         rows = zip(self.layers, kept, memory.keys, memory.values, strict=True)
         for layer, own, keys, values in rows:
-            x = layer(x, keys, values, memory.mask, own, span)
-        return self.score(x), Past(place + K, kept)
+            attended = layer.self_attend(x, own, span)
+            x = layer.feed(layer.cross_attend(attended, keys, values, memory.mask))
+        return self.score(x), Past(place + K, kept, attended[:, -1])
 
 
 def sines(most: int, D: int, like: Tensor) -> Tensor:

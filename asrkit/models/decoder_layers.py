@@ -34,6 +34,8 @@ class Past(NamedTuple):
 
     place: Tensor  # (B,) int64, tokens so far
     keys_values: tuple[Tensor, ...]  # L times (B, room, 2, H, D / H)
+    # (B, D), the last token after the last layer's self-attention; None before the first step
+    attended: Tensor | None = None
 
 
 class Span(NamedTuple):

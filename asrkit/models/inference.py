@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.cpu import OTHER_DTYPES, expect_int8
+from asrkit.cuda_graphs import capture
 from asrkit.models.attention_decoder import AEDModel
 from asrkit.models.cpu.fused_conformer import FusedFastConformer
 from asrkit.models.cpu.int8 import Int8Linear, Int8Output
@@ -21,7 +22,6 @@ from asrkit.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_l
 from asrkit.models.fastconformer import FastConformer
 from asrkit.models.folding import fold
 from asrkit.models.whisper import WhisperEncoder
-from asrkit.runtime import CAPTURING
 from asrkit.shapes import expect, expect_choice
 
 M = TypeVar("M", bound=nn.Module)
@@ -33,7 +33,6 @@ Encode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 # multiples of 32 bytes in half precision. For 512 utterances like LibriSpeech's, sorted, in batches
 # of 16, 128 adds 9 % of frames and needs 13 graphs; 512 would add 31 % and need 5.
 GRAPH_FRAMES = 128
-WARMUP_CALLS = 3  # before a capture: libraries allocate workspaces and choose algorithms
 
 
 def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
@@ -146,36 +145,6 @@ def cast_copy(model: M, dtype: torch.dtype) -> M:
     return deepcopy(model, copies)
 
 
-def capture(call: Callable[[], Any], pool: Any = None) -> Callable[[], Any]:
-    """`call` as a CUDA graph, captured at the first call after some to warm up.
-
-    Inputs and outputs stay where they are in memory: write new inputs in place before a call.
-
-    Args:
-        call: reads tensors that stay where they are; returns tensors.
-        pool: memory shared by several graphs; what one returned is overwritten when another runs.
-    """
-    captured = list[Any]()  # the graph, and what `call` returned while it was captured
-
-    def replay() -> Any:
-        if not captured:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARMUP_CALLS):
-                    call()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: another thread may load audio meanwhile
-            with CAPTURING, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                result = call()
-            captured.extend((graph, result))
-        captured[0].replay()
-        return captured[1]
-
-    return replay
-
-
 class EncoderGraphs:
     """An encoder replayed as CUDA graphs, one for each batch size and rounded number of frames.
 
@@ -193,7 +162,7 @@ class EncoderGraphs:
         self.encode = encode
         self.pool = pool
         self.most = most
-        self.graphs: dict[tuple[int, int], tuple[Tensor, Tensor, Callable[[], Any]]] = {}
+        self.graphs: dict[tuple[int, int], tuple[Any, ...]] = {}
 
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """What `encode` returns for the features padded to a multiple of GRAPH_FRAMES."""
@@ -205,9 +174,10 @@ class EncoderGraphs:
         if shape not in self.graphs:
             inputs = features.new_zeros(*shape, F)
             sizes = lengths.clone()
-            replay = capture(partial(self.encode, inputs, sizes), self.pool)
-            self.graphs[shape] = inputs, sizes, replay
-        inputs, sizes, replay = self.graphs[shape]
+            captured = capture(partial(self.encode, inputs, sizes), pool=self.pool)
+            self.graphs[shape] = inputs, sizes, *captured
+        inputs, sizes, graph, results = self.graphs[shape]
         inputs[:, :T].copy_(features)
         sizes.copy_(lengths)
-        return replay()
+        graph.replay()
+        return results

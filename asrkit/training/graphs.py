@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asrkit.runtime import CAPTURING, CaptureGuard
+from asrkit.cuda_graphs import capture_training
+from asrkit.runtime import CaptureGuard
 from asrkit.shapes import expect
 
 Arguments = tuple[Tensor, ...]
@@ -56,8 +57,7 @@ def graphed_training(
         """Capture both passes of `view` on `arguments`."""
         with CaptureGuard():
             view(*arguments)
-        with CAPTURING:
-            return torch.cuda.make_graphed_callables(view, arguments, pool=pool)
+        return capture_training(view, arguments, pool)
 
     # a pass that was captured on another stream stays alive, and torch would say so at each step
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)

@@ -215,7 +215,7 @@ def with_texts(hypotheses: Hypotheses, options: DecodeOptions) -> Hypotheses:
     """The hypotheses without labels that have no text, such as the tokens of a prompt."""
     if options.texts is None:
         return hypotheses
-    return hypotheses.only(hypotheses.labels < options.texts)
+    return hypotheses.filter(hypotheses.labels < options.texts)
 
 
 def timed_by_attention(

@@ -14,8 +14,10 @@ from torch.nn.functional import pad
 
 from asrkit.decoders import Hypotheses
 from asrkit.decoders.attention import Suppressing, TimedMemory, Timestamps
-from asrkit.decoders.attention.greedy import GreedyLoop
+from asrkit.decoders.attention.alignment import frames_of_turns
+from asrkit.decoders.attention.loop import GreedyLoop
 from asrkit.decoders.attention.protocol import limits_of
+from asrkit.decoders.attention.sampling import Sampler, likeliest
 from asrkit.decoders.hypotheses import PADDING, Segment, Segments
 from asrkit.decoders.states import map_state
 from asrkit.models import AEDModel
@@ -66,7 +68,7 @@ class WhisperDecoder:
     @eager
     def __call__(self, frames: Tensor, lengths: Tensor, options: DecodeOptions) -> Hypotheses:
         """Hypotheses of encoded frames (B, T, D) and lengths (B,), with their languages."""
-        memory = self.model.remember(frames, lengths)
+        memory = self.model.prefill(frames, lengths)
         languages = self._languages(memory, options.languages or [""] * len(frames))
         model: Suppressing = self.plain
         remembered: Any = memory
@@ -76,7 +78,7 @@ class WhisperDecoder:
         prompts = self._prompts(languages, options).to(frames.device)
         model.prompt_tokens = prompts.shape[1]
         options = options._replace(prompt=prompts)
-        decode = partial(greedy, model, confidence=options.confidence)
+        decode = partial(greedy, model, confidence=options.confidence, times=options.times)
         if options.search is not None:
             found = beam_decode(model, frames, lengths, options)
         else:
@@ -85,7 +87,7 @@ class WhisperDecoder:
         if self.tries_again:
             inputs = (remembered, lengths, prompts)
             found = self._try_again(found, decode, inputs, memory, drawn_at)
-        if options.times:
+        if options.times and options.search is not None:
             found = timed_by_attention(self.model, frames, lengths, found, options, memory)
         segments = None
         if options.timestamps:
@@ -100,7 +102,7 @@ class WhisperDecoder:
             prompts = [prompt[:-1] for prompt in prompts]  # all but <|notimestamps|>
         if options.previous:
             begins = self.no_times - 2  # <|startofprev|>; no speech is between the two
-            most = (self.model.most - 1) // 2
+            most = (self.model.max_tokens - 1) // 2
             pairs = zip(options.previous, prompts, strict=True)
             prompts = [
                 [begins, *before[1 - most :], *prompt] if before else prompt
@@ -132,7 +134,7 @@ class WhisperDecoder:
     def _first(self, memory: Any) -> Tensor:
         """Probabilities (B, V) of the token after <|startoftranscript|>."""
         start = memory.mask.new_full((len(memory.mask), 1), self.model.bos, dtype=torch.int64)
-        logits, _ = self.model.follow(start, self.model.begin(memory, 1), memory, reach=1)
+        logits, _ = self.model.step(start, self.model.init_state(memory, 1), memory, reach=1)
         return logits[:, 0].softmax(1, dtype=torch.float32)
 
     def _languages(self, memory: Any, known: Sequence[str]) -> list[str]:
@@ -180,7 +182,7 @@ class WhisperDecoder:
             better = self._better(drawn, found, rows)
             found = replaced(found, rows[better], drawn, better)
             drawn_at[rows[better].cpu()] = temperature
-        return found.only(~silent[:, None])
+        return found.filter(~silent[:, None])
 
     def _better(self, drawn: Hypotheses, found: Hypotheses, rows: Tensor) -> Tensor:
         """Which of the texts sampled for these rows are better than the present ones.
@@ -215,22 +217,40 @@ def greedy(
     prompts: Tensor,
     *,
     confidence: bool,
+    times: bool,
     temperature: float = 0.0,
 ) -> Hypotheses:
-    """Texts of a batch: the likeliest tokens, or tokens sampled at a temperature."""
+    """Texts from a memory: the likeliest tokens, or tokens drawn at a temperature.
+
+    Args:
+        model: A `Suppressing` around an `AEDModel`.
+        memory: Its memory of the frames.
+        lengths: (B,) valid frames.
+        prompts: (B, P) tokens before the texts.
+        confidence: Whether labels get a confidence.
+        times: Whether labels get the frames of their attention.
+        temperature: 0 for the likeliest tokens.
+    """
+    choose = likeliest
+    if temperature:
+        choose = Sampler(temperature, torch.Generator(prompts.device).manual_seed(0))
+    limits = limits_of(model, lengths, prompts.shape[1], None)
     loop = GreedyLoop(
         model,
         memory,
-        prompts=prompts,
-        limits=limits_of(model, lengths, prompts.shape[1], None),
-        heard=lengths > 0,
-        drafted=0,
+        prompts,
+        limits,
+        lengths > 0,
         confidence=confidence,
-        temperature=temperature,
+        attended=times,
+        choose=choose,
     )
-    loop.turn(prompts)
     loop.run()
-    return loop.texts("attention")
+    found = loop.hypotheses("attention")
+    if loop.attended is None:
+        return found
+    frames = frames_of_turns(model, memory, lengths, found.labels, loop.attended)
+    return replace(found, frames=frames)
 
 
 def prompts_of(notes: Mapping[str, Any], given: dict[str, Any]) -> dict[str, list[int]]:

@@ -225,8 +225,11 @@ def _tolerance(plan: Planted) -> float:
     return 1e-3 if plan.encoded.dtype == torch.float32 else 0.2
 
 
+CALLS = {"join": "join", "predict": "predict", "step": "follow"}  # method -> name in records
+
+
 class Counting:
-    """A model that counts the calls of its `join`, `predict` and `follow` in `calls`."""
+    """A model that counts the calls of its methods in `CALLS`, by their names in records."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -234,11 +237,11 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.model, name)
-        if name not in ("join", "predict", "follow"):
+        if name not in CALLS:
             return value
 
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.calls[name] += 1
+            self.calls[CALLS[name]] += 1
             return value(*arguments, **options)
 
         return counted

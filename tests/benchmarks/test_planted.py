@@ -44,8 +44,8 @@ class Watched:
                 self.watch(part)
         return logits
 
-    def follow(self, *arguments, **options):
-        logits, state = self.model.follow(*arguments, **options)
+    def step(self, *given, **options):
+        logits, state = self.model.step(*given, **options)
         self.watch(logits[:, -1])
         return logits, state
 

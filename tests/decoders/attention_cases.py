@@ -1,4 +1,4 @@
-"""Models to decode by attention, ours and a table that rounds nothing, and frames for them."""
+"""Models for attention decoding, ours and a table without rounding, and frames for them."""
 
 from typing import NamedTuple
 
@@ -9,23 +9,23 @@ from asrkit.decoders import Hypotheses
 from asrkit.models import AEDConfig, AEDModel, ConvConfig
 
 V, EOS, WIDTH = 11, 2, 8
-OPTIONS = {"most": 9, "confidence": True}
+OPTIONS = {"max_labels": 9, "confidence": True}
 
 
-class Told(NamedTuple):
+class TextSoFar(NamedTuple):
     place: Tensor  # (B,)
     tokens: Tensor  # (B, room)
 
 
 class Story:
-    """No module: what follows a text about some frames is looked up by a hash, so nothing is rounded.
+    """Not a module: the next token comes from a hash of the frames and the text, so nothing is rounded.
 
-    It speaks the protocol alone, counts its calls, and may say NaN after some texts.
+    It has only the protocol, counts its calls, and may give NaN after some texts.
     """
 
     bos = 1
     eos = EOS
-    most = 64
+    max_tokens = 64
     vocab_size = V
 
     def __init__(self, seed=0, nan_share=0, eos_share=15):
@@ -36,15 +36,15 @@ class Story:
             [],
         )
 
-    def remember(self, encoded, lengths):
+    def prefill(self, encoded, lengths):
         valid = torch.arange(encoded.shape[1]) < lengths[:, None]
         return (encoded[..., 0].masked_fill(~valid, 0).sum(1).long(),)
 
-    def begin(self, memory, room):
+    def init_state(self, memory, room):
         place = torch.zeros_like(memory[0])
-        return Told(place, place.new_zeros(len(place), room))
+        return TextSoFar(place, place.new_zeros(len(place), room))
 
-    def follow(self, tokens, state, memory, *, reach):
+    def step(self, tokens, state, memory, *, reach):
         B, K = tokens.shape
         self.calls.append(K)
         room = state.tokens.shape[1]
@@ -78,9 +78,7 @@ def random_model(seed=0, dtype=torch.float64, eos=0.0, **settings):
         vocab_size=V, pad=0, bos=1, eos=EOS, layers=2, most=32, **sizes | settings
     )
     model = AEDModel(config)
-    model.embedding.weight.data.mul_(
-        4
-    )  # else it repeats a token for ever, whatever it hears
+    model.embedding.weight.data.mul_(4)  # else it repeats one token for any frames
     model.positions.mul_(4)
     for layer in model.layers:
         torch.nn.init.normal_(layer.cross_attention.key_value.bias)
@@ -107,7 +105,7 @@ def frames(B, T, seed=0, dtype=torch.float64, least=0):
     return encoded, lengths
 
 
-def heard(B, T, seed=0, dtype=torch.float64, least=0):
+def random_frames(B, T, seed=0, dtype=torch.float64, least=0):
     """Frames for a random model."""
     encoded, lengths = frames(B, T, seed, dtype, least)
     return encoded / 125 - 1, lengths
@@ -121,6 +119,6 @@ def same(found, wanted, tolerance=1e-5):
 
 
 def as_draft(rows):
-    """Hypotheses of these labels, and of nothing else."""
+    """Hypotheses with these labels only."""
     rows = [[(label, -1, 0) for label in row] for row in rows]
     return Hypotheses.from_lists(rows, [torch.zeros(())] * len(rows), "by hand")

@@ -1,4 +1,4 @@
-"""Greedy decoding by attention, the search of `aed_beam`, and scores of CTC for prefixes, in plain loops."""
+"""Greedy decoding by attention, the search of `aed_beam`, and CTC prefix scores, in plain loops."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,22 +14,22 @@ from asrkit.decoders.hypotheses import PADDING, Hypotheses
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A hypothesis: its labels, and how it stands."""
+    """A hypothesis."""
 
     labels: tuple[int, ...] = ()
-    sure: tuple[float, ...] = ()  # confidence, where it was asked for
+    sure: tuple[float, ...] = ()  # confidence, if requested
     score: float = 0.0  # log-probability in nats
     going: bool = True
     ended: bool = False  # by eos
 
     def rank(self) -> float:
-        """What hypotheses are compared by."""
+        """The score that orders hypotheses."""
         tokens = len(self.labels) + self.ended
         return self.score / ((5 + tokens) / 6)
 
 
 class Utterance(NamedTuple):
-    """What a model is asked about one utterance."""
+    """A model with one utterance."""
 
     model: Any
     memory: Any
@@ -37,29 +37,29 @@ class Utterance(NamedTuple):
     limit: int
 
     def log_probs(self, labels: Sequence[int]) -> list[float]:
-        """Log-probabilities of every next token, in nats; every step reads the whole text again."""
+        """Log-probabilities of every next token, in nats; each call reads the whole text."""
         tokens = torch.cat([self.prompt, self.prompt.new_tensor(labels)])[None]
-        state = self.model.begin(self.memory, tokens.shape[1])
-        logits, _ = self.model.follow(tokens, state, self.memory, reach=None)
+        state = self.model.init_state(self.memory, tokens.shape[1])
+        logits, _ = self.model.step(tokens, state, self.memory, reach=None)
         return logits[0, -1].log_softmax(-1, dtype=torch.float64).tolist()
 
 
 def utterances(
-    model: Any, encoded: Tensor, lengths: Tensor, prompt: Any, most: int | None
+    model: Any, encoded: Tensor, lengths: Tensor, prompt: Any, max_labels: int | None
 ) -> Iterator[Utterance | None]:
-    """Those of a batch, None where there are no frames."""
+    """The utterances of a batch, None for those without frames."""
     prompts = prompt_of(model, prompt, encoded)
-    limits = limits_of(model, lengths, prompts.shape[1], most).tolist()
+    limits = limits_of(model, lengths, prompts.shape[1], max_labels).tolist()
     for b, length in enumerate(lengths.tolist()):
         if length == 0:
             yield None
         else:
-            memory = model.remember(encoded[b : b + 1, :length], lengths[b : b + 1])
+            memory = model.prefill(encoded[b : b + 1, :length], lengths[b : b + 1])
             yield Utterance(model, memory, prompts[b], limits[b])
 
 
 def hypotheses(texts: list[Text], confidence: bool = False) -> Hypotheses:
-    """What was found, as the decoders return it."""
+    """The texts as a decoder returns them."""
     rows = [[(label, PADDING, 0) for label in text.labels] for text in texts]
     scores = [torch.tensor(text.score) for text in texts]
     found = Hypotheses.from_lists(rows, scores, "reference")
@@ -70,7 +70,7 @@ def hypotheses(texts: list[Text], confidence: bool = False) -> Hypotheses:
     return replace(found, ended=ended, confidence=sure if confidence else None)
 
 
-SILENCE = Text(going=False, ended=True)
+EMPTY = Text(going=False, ended=True)
 
 
 @torch.inference_mode()
@@ -80,13 +80,13 @@ def aed_greedy_reference(
     lengths: Tensor,
     *,
     prompt: Any = None,
-    most: int | None = None,
+    max_labels: int | None = None,
     confidence: bool = False,
 ) -> Hypotheses:
-    """What `aed_greedy` computes, of arguments that are valid."""
+    """What `aed_greedy` computes, without its checks."""
     texts = []
-    for utterance in utterances(model, encoded, lengths, prompt, most):
-        text = Text() if utterance else SILENCE
+    for utterance in utterances(model, encoded, lengths, prompt, max_labels):
+        text = Text() if utterance else EMPTY
         while text.going:
             text = greedy_step(utterance, text)
         texts.append(text)
@@ -117,16 +117,16 @@ def aed_beam_reference(
     *,
     prompt: Any = None,
     width: int = 4,
-    most: int | None = None,
+    max_labels: int | None = None,
     ctc: Tensor | None = None,
     ctc_weight: float = 0.3,
 ) -> Hypotheses:
-    """What `aed_beam` computes, of arguments that are valid."""
+    """What `aed_beam` computes, without its checks."""
     texts = []
-    batch = utterances(model, encoded, lengths, prompt, most)
+    batch = utterances(model, encoded, lengths, prompt, max_labels)
     for b, utterance in enumerate(batch):
         if utterance is None:
-            texts.append(SILENCE)
+            texts.append(EMPTY)
             continue
         search = PlainSearch(utterance, width)
         if ctc is not None and ctc_weight:
@@ -146,7 +146,7 @@ class PlainSearch:
     ctc_weight: float = 0.0
 
     def run(self) -> Text:
-        """The best hypothesis once all have ended."""
+        """The best hypothesis when all have ended."""
         texts = [Text()]
         while any(text.going for text in texts):
             candidates = []
@@ -158,7 +158,7 @@ class PlainSearch:
         return max(texts, key=Text.rank, default=missing)
 
     def extensions(self, text: Text) -> list[tuple[Text, Text]]:
-        """(what is ranked, what becomes of it) for each next token of a text."""
+        """(ranked text, resulting text) for each next token of a text."""
         scores = self.utterance.log_probs(text.labels)
         if self.ctc is not None:
             scores = self.joint(text, scores)
@@ -179,7 +179,7 @@ class PlainSearch:
         return pairs + [(each, replace(text, going=False)) for each in likeliest]
 
     def joint(self, text: Text, attention: list[float]) -> list[float]:
-        """What each next token adds to the score of a text, of attention and CTC together."""
+        """What each next token adds to the joint score of a text."""
         if any(isnan(score) for frame in self.ctc for score in frame):
             return [-inf] * len(attention)
         before, whole_text = prefix_score(self.ctc, text.labels)
@@ -203,9 +203,9 @@ class PrefixScore(NamedTuple):
 def prefix_score(
     log_probs: Sequence[Sequence[float]], labels: Sequence[int]
 ) -> PrefixScore:
-    """What CTC says of labels below V, of T rows of V + 1 log-probabilities, blank last.
+    """CTC's scores of labels below V, from T rows of V + 1 log-probabilities, blank last.
 
-    Graves 2012, section 7.5.3, a label after another.
+    Graves 2012, section 7.5.3, label by label.
     """
     T = len(log_probs)
     # alignments of the labels so far with the first t frames, by what they end in

@@ -1,4 +1,4 @@
-"""Models to decode with: ours with either predictor, a module that shares no code with asrkit, and a plain object."""
+"""Models to decode with: ours with either predictor, a foreign module, and a plain object."""
 
 from collections import namedtuple
 
@@ -38,7 +38,7 @@ ngram 2=3
 
 
 class Foreign(nn.Module):
-    """A GRU transducer of random weights; its state is a nest of every kind the protocol allows."""
+    """A GRU transducer of random weights; its state nests every kind that the protocol allows."""
 
     def __init__(self, blank=V - 1, durations=()):
         super().__init__()
@@ -56,9 +56,9 @@ class Foreign(nn.Module):
 
 
 class Table:
-    """No module: what a frame says after a history is looked up by a hash, and one logit is far above the others.
+    """Not a module: the token comes from a hash of frame and history, and its logit is far above the others.
 
-    All numbers are whole and below 256, so float32 and bfloat16 compute what float64 does; nothing depends on rounding.
+    All numbers are whole and below 256, so float32 and bfloat16 give the results of float64.
     """
 
     def __init__(self, seed, blank_share, blank=V - 1, durations=()):
@@ -153,7 +153,7 @@ def speak():
 
 @pytest.fixture(scope="session")
 def same():
-    """same(found, wanted): tokens exactly, all else that hypotheses and their carries hold to 1e-5."""
+    """same(found, wanted): tokens exactly, the rest of hypotheses and their carries to 1e-5."""
 
     def compare(found, wanted):
         assert found.tokens() == wanted.tokens()

@@ -21,7 +21,7 @@ Row = list[float]  # log-probabilities of V tokens on one frame
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """What is known of a prefix: log-probabilities in nats, and the state of the language model."""
+    """A prefix with its log-probabilities in nats and its state of the language model."""
 
     blank: float  # of the alignments that end in a blank
     label: float  # of those that end in the last label
@@ -35,7 +35,7 @@ class Path:
 
     @property
     def score(self) -> float:
-        """What prefixes are ranked by."""
+        """The score that orders prefixes."""
         return self.total + self.fused
 
 
@@ -54,7 +54,7 @@ def ctc_beam_reference(
     lm_weight: float = 0.3,
     label_bonus: float = 0.0,
 ) -> Hypotheses:
-    """What `ctc_beam` computes, of arguments that are valid."""
+    """What `ctc_beam` computes, without its checks."""
     V = log_probs.shape[-1]
     blank %= V
     if not lm_weight:
@@ -167,7 +167,7 @@ class PlainSearch:
         return replace(path, lm=self.lm.advance(path.lm, token))
 
     def end(self, path: Path) -> float:
-        """What fusion adds at the end of the sentence."""
+        """The fusion term of the end of the sentence."""
         if self.lm is None:
             return 0.0
         return self.lm_weight * float(self.lm.final(path.lm)[0])

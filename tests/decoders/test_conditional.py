@@ -1,4 +1,4 @@
-"""The kernel that ends the graph which repeats itself, compiled without a GPU."""
+"""The kernel that ends the WHILE graph compiles without a GPU."""
 
 import pytest
 

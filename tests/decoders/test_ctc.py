@@ -1,4 +1,4 @@
-"""Greedy CTC: worked examples, batched against sequential, padding and company that cannot matter, launches that are counted."""
+"""Greedy CTC: worked examples, batched against sequential, padding, batches, launches."""
 
 import math
 from functools import partial
@@ -13,8 +13,8 @@ from asrkit.decoders.ctc import IMPLS, numba_cpu
 from asrkit.workbench.measure import launch_profile
 
 BATCHED = {impl: partial(ctc_greedy, impl=impl) for impl in IMPLS}
-WAYS = BATCHED | {"sequential": ctc_greedy_sequential}
-BOTH = pytest.mark.parametrize("decode", WAYS.values(), ids=WAYS)
+DECODERS = BATCHED | {"sequential": ctc_greedy_sequential}
+BOTH = pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -75,7 +75,7 @@ def test_blank_may_be_any_index(decode):
     dtype=st.sampled_from(DTYPES),
     coarse=st.booleans(),
 )
-def test_batched_equals_sequential_whatever_lies_in_the_padding(
+def test_batched_equals_sequential_with_anything_in_the_padding(
     seed, B, T, V, bias, dtype, coarse
 ):
     g = torch.Generator().manual_seed(seed)
@@ -119,7 +119,7 @@ def test_the_compiled_maximum_is_that_of_torch_for_odd_numbers_too(row, dtype):
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
-def test_a_large_batch_is_shared_among_threads_and_comes_out_the_same(threads):
+def test_a_large_batch_gives_the_same_on_several_threads(threads):
     generator = torch.Generator().manual_seed(0)
     log_probs = torch.randn(7, 30, 5000, generator=generator)
     assert log_probs.numel() > numba_cpu.PARALLEL_FROM
@@ -129,7 +129,7 @@ def test_a_large_batch_is_shared_among_threads_and_comes_out_the_same(threads):
     same(found, ctc_greedy_sequential(log_probs, lengths))
 
 
-def test_launches_do_not_grow_and_a_gpu_is_waited_for_twice():
+def test_launches_do_not_grow_and_the_host_waits_twice_for_a_gpu():
     for B, T in [(2, 5), (64, 5), (2, 300)]:
         logits = torch.zeros(B, T, 4)
         logits[:, torch.arange(T), torch.arange(T) % 2] = 5  # a label on every frame
@@ -139,7 +139,7 @@ def test_launches_do_not_grow_and_a_gpu_is_waited_for_twice():
         assert counted.syncs == 2
 
 
-def test_what_ran_is_in_the_result_and_auto_compiles_for_many_scores():
+def test_the_result_names_the_implementation_and_auto_compiles_for_large_batches():
     assert ctc_greedy(*one_hot(["01"], 3)).impl == "batched"
     assert ctc_greedy(*one_hot(["0"], 1 << 21)).impl == "numba_cpu"
 

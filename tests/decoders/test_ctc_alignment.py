@@ -1,4 +1,4 @@
-"""The likeliest CTC alignment of given labels: against every path there is, and where there is none."""
+"""The likeliest CTC alignment of given labels, against every possible path, and its absence."""
 
 import itertools
 import math
@@ -33,14 +33,14 @@ def nats(log_probs, path):
 
 
 def best_of_all(log_probs, labels):
-    """Log-probability of the likeliest of all V^T paths that say `labels`; -inf if none does."""
+    """Log-probability of the likeliest of all V^T paths of `labels`; -inf if there is none."""
     paths = itertools.product(range(V), repeat=len(log_probs))
     own = (nats(log_probs, path) for path in paths if collapsed(path) == labels)
     return max(own, default=-math.inf)
 
 
 def path_of(frames, durations, labels, T):
-    """The token of each frame, as an alignment has them."""
+    """The token of each frame in an alignment."""
     path = [V - 1] * T
     for label, frame, duration in zip(labels, frames, durations, strict=False):
         path[frame : frame + duration] = [label] * duration
@@ -48,7 +48,7 @@ def path_of(frames, durations, labels, T):
 
 
 @pytest.mark.parametrize("T", [1, 2, 4, 5])
-def test_it_is_the_likeliest_of_all_paths_that_say_the_labels(T):
+def test_it_is_the_likeliest_of_all_paths_of_the_labels(T):
     log_probs = scores_of(len(TEXTS), T, seed=T)
     lengths = torch.tensor([T - row % 2 for row in range(len(TEXTS))])
     found = ctc_alignment(log_probs, lengths, as_draft(TEXTS))
@@ -69,19 +69,19 @@ def test_it_is_the_likeliest_of_all_paths_that_say_the_labels(T):
 
 
 @pytest.mark.parametrize("decode", [ctc_greedy, ctc_beam])
-def test_a_text_of_ctc_has_the_times_that_its_decoder_gave_it(decode):
+def test_a_text_of_ctc_gets_the_times_of_its_own_decoder(decode):
     log_probs = scores_of(6, 30)
     lengths = torch.tensor([30, 29, 7, 1, 0, 30])
-    said = decode(log_probs, lengths)
-    found = ctc_alignment(log_probs, lengths, said)
-    assert torch.equal(found.frames, said.frames)
-    assert torch.equal(found.durations, said.durations)
+    greedy = decode(log_probs, lengths)
+    found = ctc_alignment(log_probs, lengths, greedy)
+    assert torch.equal(found.frames, greedy.frames)
+    assert torch.equal(found.durations, greedy.durations)
     if decode is ctc_greedy:  # the likeliest path of all
-        torch.testing.assert_close(found.scores, said.scores)
+        torch.testing.assert_close(found.scores, greedy.scores)
     assert not any(part.is_inference() for part in found)
 
 
-def test_what_lies_behind_an_utterance_has_no_say_and_the_blank_may_be_any():
+def test_padding_has_no_influence_and_the_blank_may_be_any_index():
     log_probs = scores_of(2, 8)
     lengths = torch.tensor([8, 5])
     labels = as_draft([[0, 1], [2, 2]])
@@ -96,7 +96,7 @@ def test_what_lies_behind_an_utterance_has_no_say_and_the_blank_may_be_any():
             assert torch.equal(one, two)
 
 
-def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():
+def test_an_utterance_with_nan_has_no_alignment():
     log_probs = scores_of(2, 8)
     log_probs[0, 3] = math.nan
     found = ctc_alignment(log_probs, torch.tensor([8, 8]), as_draft([[0], [0]]))
@@ -105,7 +105,7 @@ def test_a_nan_in_an_utterance_leaves_it_without_an_alignment():
 
 
 def frame_by_frame(log_probs, labels):
-    """First frames, durations and score of the likeliest path, the moves to all states kept."""
+    """First frames, durations and score of the likeliest path; all moves are kept."""
     N = len(labels)
     tokens = torch.full((2 * N + 1,), V - 1)
     tokens[1::2] = torch.tensor(labels)
@@ -140,7 +140,7 @@ def frame_by_frame(log_probs, labels):
 @pytest.mark.parametrize(
     "T, N", [(1, 0), (1, 1), (2, 3), (40, 25), (200, 60), (5000, 500), (3000, 2995)]
 )
-def test_it_is_what_one_finds_frame_by_frame(T, N):
+def test_it_equals_the_plain_search_frame_by_frame(T, N):
     """Equal paths, labels without probability, NaN and infinities, texts that are too long, and
     texts whose moves do not fit into one block of memory.
     """

@@ -1,4 +1,4 @@
-"""Prefix beam search of CTC: against plain loops, against every alignment there is, and with a language model."""
+"""Prefix beam search of CTC, against plain loops and all alignments, and with a language model."""
 
 import itertools
 import math
@@ -126,7 +126,7 @@ BIGRAMS = {
 
 
 def text_cost(text, word_bonus):
-    """What the word model says to a text, in nats: log-probabilities of WORDS, by hand."""
+    """The word model's score of a text in nats: log-probabilities of WORDS, by hand."""
     words = [word if word in UNIGRAMS else "<unk>" for word in text.split()]
     total = word_bonus * len(words)
     for before, word in itertools.pairwise(["<s>", *words, "</s>"]):
@@ -193,7 +193,7 @@ WORKED = {  # frames, width and other options: label sequences with their probab
         [([0], 0.3)],
     ),
     # "a" ends in "a" or in a blank, half each: "a" and "aa" get 0.255, and "ab" gets 0.49
-    "the likeliest label may be a repetition that falls behind the second": (
+    "the likeliest label may be a repetition that falls below the second": (
         [[1.0, 0.0, 0.0], [0.5, 0.0, 0.5], [0.51, 0.49, 0.0]],
         1,
         {},
@@ -241,7 +241,7 @@ def test_worked_examples(search, frames, width, options, wanted):
 
 
 @BOTH
-def test_what_is_not_finite_is_impossible(search):
+def test_values_that_are_not_finite_are_impossible(search):
     log_probs, lengths = scores_of(3, 3, 4, 4)
     log_probs[0, 1] = math.nan
     log_probs[1, 2, 1] = math.inf
@@ -289,7 +289,7 @@ TORN = by_hand(
 )
 def test_a_word_model_decides_between_words(models, search, options, wanted):
     log_probs, lengths = TORN
-    for T in (3, 4):  # the last word is scored without a space behind it too
+    for T in (3, 4):  # the last word is scored without a space after it too
         found = search(
             log_probs[:, :T], lengths - 4 + T, lm=models("words", 4), **options
         )

@@ -1,4 +1,4 @@
-"""Drafts of a CTC head: what no text holds is left out, and attention's result does not change."""
+"""Drafts of a CTC head: impossible labels are removed, and the result of attention does not change."""
 
 import random
 import sys
@@ -17,7 +17,7 @@ from attention_cases import (
     V,
     as_draft,
     frames,
-    heard,
+    random_frames,
     random_model,
     same,
 )
@@ -25,7 +25,7 @@ from attention_cases import (
 BOS = 1
 
 
-def test_labels_that_no_text_holds_are_left_out_and_the_rest_moves_up():
+def test_labels_that_cannot_occur_in_a_text_are_removed():
     rows = [
         [(3, 0, 1), (EOS, 2, 2), (V, 4, 1), (5, 6, 3)],
         [(BOS, 0, 1)],
@@ -44,8 +44,8 @@ def test_labels_that_no_text_holds_are_left_out_and_the_rest_moves_up():
 
 @pytest.mark.parametrize("B", [1, 7])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_a_ctc_head_hears_the_text_is_that_without_a_draft(B, seed):
-    encoded, lengths = heard(B, 12, least=1)
+def test_any_draft_of_a_ctc_head_gives_the_text_without_a_draft(B, seed):
+    encoded, lengths = random_frames(B, 12, least=1)
     model = random_model()
     wanted = aed_greedy(model, encoded, lengths, **OPTIONS)
     generator = torch.Generator().manual_seed(seed)
@@ -58,20 +58,20 @@ def test_whatever_a_ctc_head_hears_the_text_is_that_without_a_draft(B, seed):
         assert "draft" in got.impl or not draft.labels.shape[1]
 
 
-def test_a_head_that_hears_the_text_and_special_tokens_between_costs_one_call():
+def test_a_right_draft_with_special_tokens_in_between_costs_one_call():
     batch = frames(4, 6, least=1)
     story = Story()
-    wanted = aed_greedy(story, *batch, most=9)
+    wanted = aed_greedy(story, *batch, max_labels=9)
     assert wanted.lengths.max() > 1
     mixed = [[t for label in row for t in (BOS, label, V)] for row in wanted.tokens()]
     story.calls.clear()
     draft = ctc_draft(story, as_draft(mixed))
-    same(aed_greedy(story, *batch, most=9, draft=draft), wanted)
+    same(aed_greedy(story, *batch, max_labels=9, draft=draft), wanted)
     assert len(story.calls) == 1
-    # as they are they take more calls, and say the same
+    # unfiltered drafts take more calls, and give the same text
     ends = [[*row, EOS, EOS] for row in wanted.tokens()]
     for rows in (mixed, ends):
-        same(aed_greedy(story, *batch, most=9, draft=as_draft(rows)), wanted)
+        same(aed_greedy(story, *batch, max_labels=9, draft=as_draft(rows)), wanted)
 
 
 def other(token):
@@ -91,13 +91,13 @@ def mistaken(row, seed, share):
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.6, 1.0])
 @pytest.mark.parametrize("B", [1, 5])
-def test_behind_mistakes_a_draft_goes_on_and_nothing_changes(B, share):
+def test_drafts_continue_after_mistakes_and_nothing_changes(B, share):
     calls = without = 0
     for seed in range(4):
         batch = frames(B, 60, seed, least=1)
         # of seed 0 no text ends before its limit
         story = Story(seed, eos_share=2 * seed)
-        options = {"most": 40, "confidence": True}
+        options = {"max_labels": 40, "confidence": True}
         wanted = aed_greedy(story, *batch, **options)
         without += len(story.calls)
         rows = [mistaken(row, seed + n, share) for n, row in enumerate(wanted.tokens())]
@@ -107,18 +107,20 @@ def test_behind_mistakes_a_draft_goes_on_and_nothing_changes(B, share):
     assert calls <= (0.6 if (B, share) == (1, 0.05) else 1) * without
 
 
-def test_a_text_that_fills_its_room_waits_for_others_whose_drafts_go_on():
-    """What is checked of theirs has no room in its state, and must not be put over its last token."""
+def test_a_text_that_fills_its_room_waits_for_others_whose_drafts_continue():
+    """Their drafts have no room in its state, and must not overwrite its last token."""
     compared = 0
     for seed in range(20):
         story = Story(seed, eos_share=4)
         batch = frames(3, 60, seed, least=60)
-        first, *others = aed_greedy(story, *batch, most=40).tokens()
+        first, *others = aed_greedy(story, *batch, max_labels=40).tokens()
         most = len(first)
         if 3 < most <= min(map(len, others)):
             compared += 1
-            wanted = aed_greedy(story, *batch, most=most)
+            wanted = aed_greedy(story, *batch, max_labels=most)
             rows = [[*first[:-1], other(first[-1])]]
             rows += [[other(row[0]), *row[1:]] for row in wanted.tokens()[1:]]
-            same(aed_greedy(story, *batch, most=most, draft=as_draft(rows)), wanted)
+            same(
+                aed_greedy(story, *batch, max_labels=most, draft=as_draft(rows)), wanted
+            )
     assert compared

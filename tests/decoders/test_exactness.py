@@ -1,4 +1,4 @@
-"""Every strategy gives what the definition gives: label by label, frame by frame, alone and in any company."""
+"""Every strategy equals the definition, label by label and frame by frame, in any batch."""
 
 import math
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Walk(NamedTuple):
 
 
 def walk(model, frames, max_symbols):
-    """The definition, in float64 and without a line of asrkit.decoders; frames (T, E)."""
+    """The definition, in float64 and without code of asrkit.decoders; frames (T, E)."""
     durations = tuple(getattr(model, "durations", ()))
     rows = []
     score = 0.0
@@ -62,7 +62,7 @@ def walk(model, frames, max_symbols):
 
 
 def agree(found, walks, confidence=False):
-    """Tokens, frames and durations exactly, scores and confidence to 1e-5, and -1 wherever there is no label."""
+    """Tokens, frames and durations exactly, scores and confidence to 1e-5, and -1 in the padding."""
     assert found.lengths.tolist() == [len(one.rows) for one in walks]
     N = found.labels.shape[1]
     assert max(len(one.rows) for one in walks) == N
@@ -84,7 +84,7 @@ def agree(found, walks, confidence=False):
 
 
 def soil(encoded, lengths):
-    """The same frames with NaN and infinity behind the end of every utterance."""
+    """The same frames with NaN and infinity after the end of every utterance."""
     soiled = encoded.clone()
     for b, length in enumerate(lengths.tolist()):
         soiled[b, length:] = (math.nan, math.inf, -math.inf)[b % 3]
@@ -102,7 +102,7 @@ def soil(encoded, lengths):
     confidence=st.booleans(),
     blank=st.sampled_from((0, 2, 4)),
 )
-def test_every_strategy_and_window_gives_what_the_definition_gives_in_any_batch(
+def test_every_strategy_and_window_decodes_as_the_definition_in_any_batch(
     make,
     speak,
     kind,
@@ -157,7 +157,7 @@ def test_scores_follow_one_rule_in_every_dtype_a_float32_softmax_of_the_logits(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nan_comes_to_an_end_and_shows_in_the_score_of_that_utterance_alone(
+def test_decoding_ends_with_nan_which_only_changes_the_score_of_its_utterance(
     make, speak, strategy
 ):
     encoded, _ = speak("foreign", 3, 5, 1)

@@ -1,4 +1,4 @@
-"""Label looping on buffers that stay: on a CPU everything but the recording itself, whose place turns run eagerly take."""
+"""Windowed looping on fixed buffers, on a CPU: turns run eagerly in place of captured graphs."""
 
 import gc
 import weakref
@@ -21,7 +21,7 @@ DURATIONS = ((), (0, 1, 2, 4, 8), (0, 3), (1, 2))
 
 
 def eager(loop, greedy, mode="step"):
-    """Stands in for `capture`: the same turns on the same buffers."""
+    """A stand-in for `capture_loop`: the same turns on the same buffers."""
 
     def full():
         loop.turn(greedy)
@@ -37,16 +37,16 @@ def eager(loop, greedy, mode="step"):
 
 @pytest.fixture
 def uncaptured(monkeypatch):
-    """Graphs without a GPU; lists what would have been captured."""
-    made = []
+    """Graphs without a GPU; lists the modes of all captures."""
+    modes = []
 
     def capture(loop, greedy, mode, stream):
-        made.append(mode)
+        modes.append(mode)
         return eager(loop, greedy, mode)
 
-    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "capture_loop", capture)
     monkeypatch.setattr(graphs, "free_stream", lambda device: None)
-    return made
+    return modes
 
 
 @torch.inference_mode()
@@ -92,7 +92,7 @@ def one_by_one(model, encoded, lengths, **options):
     bias=st.integers(-3, 4),
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 11)), max_size=2),
 )
-def test_batches_that_share_buffers_decode_as_the_definition_says(
+def test_batches_that_share_buffers_decode_as_the_definition(
     make,
     speak,
     same,
@@ -108,7 +108,7 @@ def test_batches_that_share_buffers_decode_as_the_definition_says(
     model = make(kind, seed, durations=durations, bias=bias)
     how = {"confidence": confidence, "max_symbols": max_symbols}
     loop = None
-    # the first fills the buffers, so that what it leaves could leak
+    # the first batch fills the buffers, so its values could leak
     for number, (B, T) in enumerate([(4, 11), *sizes]):
         encoded, lengths = speak(kind, B, T, seed + number)
         loop = loop or loop_for(4, 12, model, encoded, window=window, **how)
@@ -123,7 +123,7 @@ def test_batches_that_share_buffers_decode_as_the_definition_says(
 
 
 @pytest.mark.parametrize("kind", ["stateless", "lstm", "foreign"])
-def test_whatever_lies_in_the_buffers_cannot_matter(make, speak, same, kind):
+def test_old_values_in_the_buffers_do_not_matter(make, speak, same, kind):
     model = make(kind, 7, durations=(0, 1, 2, 4, 8))
     encoded, lengths = speak(kind, 3, 9, 7)
     wanted = one_by_one(model, encoded, lengths, confidence=True)
@@ -151,10 +151,10 @@ def test_results_do_not_change_when_the_buffers_do(make, speak, uncaptured):
     assert not any(part.is_inference() for part in first.parts())
 
 
-# ---- what is kept, and until when
+# ---- what is kept, and how long
 
 
-def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
+def test_a_captured_loop_serves_what_fits_and_the_least_recently_used_one_is_dropped(
     make, speak, same, uncaptured, monkeypatch
 ):
     monkeypatch.setattr(graphs, "KEEP", 2)
@@ -168,9 +168,9 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
         (2, 7, 2),  # two
         (4, 17, 3),  # four with more room
         (3, 9, 3),
-        (1, 5, 4),  # one, which drops two
-        (2, 5, 5),  # that again drops four
-        (4, 30, 6),  # which comes again
+        (1, 5, 4),  # one, which drops the loop of two
+        (2, 5, 5),  # which drops the loop of four again
+        (4, 30, 6),  # captured again
         (4, 11, 6),
     ]:
         batch = speak("lstm", B, T, 3)
@@ -190,7 +190,9 @@ def test_a_captured_loop_serves_what_fits_and_the_one_used_least_recently_goes(
         {"batch": 9},
     ],
 )
-def test_what_a_graph_has_fixed_asks_for_another(make, speak, uncaptured, change):
+def test_a_change_of_what_a_graph_has_fixed_captures_another(
+    make, speak, uncaptured, change
+):
     model = make("lstm", 3)
     store = graphs.GraphCache()
     batch = speak("lstm", 4, 11, 3)
@@ -235,7 +237,7 @@ def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
 
 
 @pytest.mark.parametrize("failure", ["capture", "other labels"])
-def test_auto_goes_on_without_graphs_and_says_why(
+def test_auto_continues_without_graphs_and_gives_the_reason(
     make, speak, same, uncaptured, monkeypatch, failure
 ):
     model = make("lstm", 3)
@@ -252,7 +254,7 @@ def test_auto_goes_on_without_graphs_and_says_why(
                 raise ValueError("and then the capture could not end")
         return lambda: (eager(loop, greedy)(), loop.outputs[0, 0, 0].add_(1))
 
-    monkeypatch.setattr(graphs, "capture", broken)
+    monkeypatch.setattr(graphs, "capture_loop", broken)
     reason = {
         "capture": "graphs='step': capture failed, RuntimeError: not permitted when capturing",
         "other labels": "the captured loop found other labels than the plain one",
@@ -269,7 +271,7 @@ def test_auto_goes_on_without_graphs_and_says_why(
         assert str(error.value) == reason
 
 
-def test_graphs_go_with_the_model_or_when_told(make):
+def test_graphs_are_freed_with_the_model_or_by_release_graphs(make):
     first = make("lstm", 3)
     second = make("lstm", 3)
     kept = graphs.cache_of(first)
@@ -288,7 +290,7 @@ def test_graphs_go_with_the_model_or_when_told(make):
 def test_a_captured_loop_does_not_keep_the_model_alive(
     make, speak, uncaptured, monkeypatch
 ):
-    monkeypatch.setattr(graphs, "capture", lambda *_: lambda: None)
+    monkeypatch.setattr(graphs, "capture_loop", lambda *_: lambda: None)
     model = make("lstm", 3)
     store = graphs.GraphCache()
     by_graphs(store, model, *speak("lstm", 4, 11, 3), "step")
@@ -300,7 +302,7 @@ def test_a_captured_loop_does_not_keep_the_model_alive(
 
 
 class AsOnGpu(torch.Tensor):
-    """A tensor of the CPU that says otherwise."""
+    """A tensor on the CPU that claims to be on a GPU."""
 
     is_cuda = True
 

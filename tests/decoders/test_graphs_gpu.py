@@ -1,4 +1,4 @@
-"""Label looping by CUDA graphs, on a GPU: the plain loop's results, and what is captured, kept and waited for."""
+"""Windowed looping by CUDA graphs, on a GPU: the plain loop's results, captures, memory, streams."""
 
 import gc
 import sys
@@ -38,13 +38,13 @@ def on_gpu(make, kind, durations=(), dtype=torch.float32):
     return make(kind, 3, durations=durations).to("cuda", dtype)
 
 
-def heard(speak, kind, B, T, dtype=torch.float32, seed=3):
+def batch_on_gpu(speak, kind, B, T, dtype=torch.float32, seed=3):
     encoded, lengths = speak(kind, B, T, seed)
     return encoded.to("cuda", dtype), lengths.cuda()
 
 
 def close(found, wanted):
-    """What a GPU found is what the CPU found."""
+    """The results of a GPU equal those of the CPU."""
     for ours, theirs in zip(found.parts(), wanted.parts(), strict=True):
         torch.testing.assert_close(
             ours.cpu(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True
@@ -54,15 +54,13 @@ def close(found, wanted):
 @GPU_CASES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mode", ["step", "full", "auto"])
-def test_graphs_give_what_the_plain_loop_gives(
-    make, speak, same, mode, kind, durations, dtype
-):
+def test_graphs_equal_the_plain_loop(make, speak, same, mode, kind, durations, dtype):
     model = on_gpu(make, kind, durations, dtype)
     options = {"confidence": True, "max_symbols": 3}
     ran = "full" if mode == "auto" else mode
     # sizes as the loop has them: half precision rounds by size
     for B, T, seed in [(8, 48, 1), (8, 40, 2), (16, 20, 3), (1, 48, 4), (8, 48, 5)]:
-        batch = heard(speak, kind, B, T, dtype, seed)
+        batch = batch_on_gpu(speak, kind, B, T, dtype, seed)
         found = transducer_greedy(model, *batch, graphs=mode, **options)
         assert found.impl == f"windowed_looping, graphs={ran}"
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
@@ -70,9 +68,9 @@ def test_graphs_give_what_the_plain_loop_gives(
 
 
 @MODES
-def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
+def test_on_a_gpu_a_carry_continues_and_padding_does_not_matter(make, speak, mode):
     model = on_gpu(make, "lstm")
-    encoded, lengths = heard(speak, "lstm", 5, 30)
+    encoded, lengths = batch_on_gpu(speak, "lstm", 5, 30)
     whole = transducer_greedy(model, encoded, lengths, graphs="off").tokens()
     begin = encoded[:, :13], lengths.clamp(max=13)
     rest = encoded[:, 13:], (lengths - 13).clamp(min=0)
@@ -88,7 +86,7 @@ def test_on_a_gpu_a_carry_goes_on_and_padding_cannot_matter(make, speak, mode):
 @MODES
 def test_on_a_gpu_weights_may_change_in_place_and_may_move(make, speak, same, mode):
     model = on_gpu(make, "lstm")
-    encoded, lengths = heard(speak, "lstm", 8, 48)
+    encoded, lengths = batch_on_gpu(speak, "lstm", 8, 48)
     before = transducer_greedy(model, encoded, lengths, graphs=mode)
     with torch.no_grad():
         model.output.weight.neg_()
@@ -107,16 +105,16 @@ def test_on_a_gpu_autocast_is_captured(make, speak, same, mode, kind):
     model = on_gpu(make, kind)
     with torch.autocast("cuda", torch.bfloat16):
         for seed in (3, 4):
-            batch = heard(speak, kind, 8, 48, seed=seed)
+            batch = batch_on_gpu(speak, kind, 8, 48, seed=seed)
             found = transducer_greedy(model, *batch, graphs=mode)
             same(found, transducer_greedy(model, *batch, graphs="off"))
 
 
 @MODES
-def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
+def test_on_a_gpu_memory_is_bounded_and_returned(make, speak, mode):
     model = on_gpu(make, "lstm")
-    batch = heard(speak, "lstm", 2, 12)
-    transducer_greedy(model, *heard(speak, "lstm", 8, 48), graphs="off")
+    batch = batch_on_gpu(speak, "lstm", 2, 12)
+    transducer_greedy(model, *batch_on_gpu(speak, "lstm", 8, 48), graphs="off")
 
     def used():
         gc.collect()
@@ -142,7 +140,7 @@ def test_on_a_gpu_memory_is_bounded_and_comes_back(make, speak, mode):
 @MODES
 def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
     model = on_gpu(make, "lstm")
-    batches = [heard(speak, "lstm", 8, 48, seed=seed) for seed in range(8)]
+    batches = [batch_on_gpu(speak, "lstm", 8, 48, seed=seed) for seed in range(8)]
 
     def decode(batch, mode):
         return transducer_greedy(model, *batch, graphs=mode).tokens()
@@ -161,7 +159,7 @@ def test_on_a_gpu_streams_and_threads_may_share_a_model(make, speak, mode):
 
 @GPU_CASES
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
+def test_on_a_gpu_every_loop_equals_the_definition_on_a_cpu(
     make, speak, kind, durations, strategy
 ):
     options = {"confidence": True, "max_symbols": 3, "graphs": "off"}
@@ -173,7 +171,7 @@ def test_on_a_gpu_every_loop_finds_what_the_definition_finds_on_a_cpu(
     close(found, wanted)
 
 
-def test_on_a_gpu_ctc_finds_what_it_finds_one_by_one_on_a_cpu():
+def test_on_a_gpu_ctc_equals_one_by_one_on_a_cpu():
     draw = torch.Generator().manual_seed(1)
     log_probs = (3 * torch.randn(6, 40, 9, generator=draw)).log_softmax(-1)
     lengths = torch.tensor([40, 33, 7, 2, 1, 0])
@@ -181,9 +179,9 @@ def test_on_a_gpu_ctc_finds_what_it_finds_one_by_one_on_a_cpu():
     close(found, ctc_greedy_sequential(log_probs, lengths))
 
 
-def test_on_a_gpu_attention_finds_what_the_definition_finds_on_a_cpu():
+def test_on_a_gpu_attention_equals_the_definition_on_a_cpu():
     model = attention_cases.random_model(2, eos=3.0)
-    batch = attention_cases.heard(5, 6)
+    batch = attention_cases.random_frames(5, 6)
     wanted = aed_greedy_reference(model, *batch, **attention_cases.OPTIONS)
     there = [part.cuda() for part in batch]
     found = aed_greedy(model.cuda(), *there, **attention_cases.OPTIONS)

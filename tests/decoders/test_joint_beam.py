@@ -13,7 +13,7 @@ from asrkit.decoders.attention.prefix_scores import PrefixScores
 from asrkit.losses import ctc_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
-from attention_cases import EOS, WIDTH, V, heard, random_model, same
+from attention_cases import EOS, WIDTH, V, random_frames, random_model, same
 from attention_oracle import aed_beam_reference, prefix_score
 
 
@@ -25,7 +25,7 @@ def ctc_of(B, T, V, seed=0):
 
 def of(seed, B, T):
     model = random_model(seed, eos=3.0)
-    return model, *heard(B, T, seed), ctc_of(B, T, V, seed)
+    return model, *random_frames(B, T, seed), ctc_of(B, T, V, seed)
 
 
 def by_ctc_loss(log_probs, labels):
@@ -53,12 +53,12 @@ def test_the_plain_score_of_a_prefix_sums_all_texts_that_begin_with_it(T):
         assert found.prefix == pytest.approx(wanted, abs=1e-10)
 
 
-def test_the_scores_of_a_beam_are_the_plain_ones_whatever_lies_behind_the_frames():
+def test_the_scores_of_a_beam_are_the_plain_ones_with_anything_in_the_padding():
     B, T, K, few = 3, 6, 4, 3
     lengths = torch.tensor([6, 1, 4])
     log_probs = ctc_of(B, T, few, 5)
-    behind = torch.arange(T) >= lengths[:, None]
-    poisoned = log_probs.masked_fill(behind[..., None], torch.nan)
+    padding = torch.arange(T) >= lengths[:, None]
+    poisoned = log_probs.masked_fill(padding[..., None], torch.nan)
     scores = PrefixScores(poisoned, lengths, K, 0.3)
     generator = torch.Generator().manual_seed(0)
     texts = [[[] for _ in range(K)] for _ in range(B)]
@@ -90,7 +90,7 @@ def test_the_joint_search_is_the_plain_one(width, weight):
         B, T, prompt = [(1, 1, None), (4, 5, [1, 4, 5]), (5, 3, None)][seed % 3]
         model, *batch, ctc = of(seed, B, T)
         for most in (1, 6):
-            options = {"width": width, "prompt": prompt, "most": most}
+            options = {"width": width, "prompt": prompt, "max_labels": most}
             options |= {"ctc": ctc, "ctc_weight": weight}
             found = aed_beam(model, *batch, **options)
             same(found, aed_beam_reference(model, *batch, **options))
@@ -107,7 +107,7 @@ def test_a_weight_of_zero_is_attention_alone():
 def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts(weight):
     model, encoded, _, ctc = of(3, 2, 4)
     lengths = torch.tensor([4, 2])
-    options = {"width": 230, "most": 2, "ctc": ctc, "ctc_weight": weight}
+    options = {"width": 230, "max_labels": 2, "ctc": ctc, "ctc_weight": weight}
     found = aed_beam(model, encoded, lengths, **options)
     tokens = sorted(set(range(V)) - {EOS})
     texts = [text for n in range(3) for text in product(tokens, repeat=n)]
@@ -132,21 +132,21 @@ def test_a_joint_beam_wide_enough_finds_the_best_of_all_texts(weight):
 
 def test_neither_padding_nor_the_rest_of_the_batch_changes_a_joint_score():
     model, encoded, lengths, ctc = of(4, 5, 6)
-    wanted = aed_beam(model, encoded, lengths, most=6, ctc=ctc)
-    behind = (torch.arange(6) >= lengths[:, None])[..., None]
-    poisoned = encoded.masked_fill(behind, torch.nan), lengths
-    noise = ctc.masked_fill(behind, torch.nan)
-    same(aed_beam(model, *poisoned, most=6, ctc=noise), wanted)
+    wanted = aed_beam(model, encoded, lengths, max_labels=6, ctc=ctc)
+    padding = (torch.arange(6) >= lengths[:, None])[..., None]
+    poisoned = encoded.masked_fill(padding, torch.nan), lengths
+    noise = ctc.masked_fill(padding, torch.nan)
+    same(aed_beam(model, *poisoned, max_labels=6, ctc=noise), wanted)
     nobody = torch.zeros(2, 0, WIDTH).double(), torch.tensor([0, 0])
     assert aed_beam(model, *nobody, ctc=torch.zeros(2, 0, V + 1)).tokens() == [[], []]
     for b in range(5):
         own = encoded[b : b + 1], lengths[b : b + 1]
-        alone = aed_beam(model, *own, most=6, ctc=ctc[b : b + 1])
+        alone = aed_beam(model, *own, max_labels=6, ctc=ctc[b : b + 1])
         assert alone.tokens()[0] == wanted.tokens()[b]
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
-def test_nan_of_ctc_is_no_empty_text_that_came_to_its_end(weight):
+def test_nan_of_ctc_is_not_an_empty_text_that_ended(weight):
     model, encoded, _, ctc = of(0, 3, 6)
     lengths = torch.tensor([6, 4, 5])
     whole = aed_beam(model, encoded, lengths, ctc=ctc, ctc_weight=weight)

@@ -1,4 +1,4 @@
-"""ARPA files: every probability against the recursion of the textbook, and every way a file can be wrong."""
+"""ARPA files: every probability against the textbook's recursion, and malformed files."""
 
 import gzip
 import math
@@ -59,7 +59,7 @@ def textbook(grams, history, word):
 
 
 def last(history, order):
-    """The words of a history that an n-gram model looks at."""
+    """The words of a history that an n-gram model uses."""
     return history[max(0, len(history) - order + 1) :]
 
 
@@ -89,10 +89,10 @@ def test_every_next_token_has_the_probability_of_the_textbook(
         close(lm.scores(states), wanted)
         close(lm.scores(states[:, None])[:, 0], wanted)
         close(lm.final(states), ends)
-        said = [rng.randrange(V) for _ in histories]
-        pairs = zip(histories, said, strict=True)
+        tokens = [rng.randrange(V) for _ in histories]
+        pairs = zip(histories, tokens, strict=True)
         histories = [(*history, spelled[token]) for history, token in pairs]
-        states = lm.advance(states, torch.tensor(said))
+        states = lm.advance(states, torch.tensor(tokens))
 
 
 def close(found, wanted, atol=1e-5):
@@ -150,7 +150,7 @@ def test_to_moves_every_tensor(good):
     assert {part.device.type for part in tensors} == {"meta"}
 
 
-def test_tokens_that_are_the_same_are_the_same_word(good):
+def test_equal_tokens_are_the_same_word(good):
     lm = NGram.read(good, ["a", "b", "a"])
     after = lm.advance(lm.start(1), torch.tensor([2]))
     assert torch.equal(after, lm.advance(lm.start(1), torch.tensor([0])))
@@ -208,7 +208,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 
 WRITABLE = (
-    "tokens: expected words that an ARPA file can hold, got [' ']. Write it otherwise"
+    "tokens: expected words that an ARPA file can hold, got [' ']. Use another spelling"
 )
 OVER_WORDS = "lm.arpa: expected a model over words, got one that lists "
 
@@ -220,7 +220,7 @@ OVER_WORDS = "lm.arpa: expected a model over words, got one that lists "
             NGram.read,
             "b",
             ["x", "y"],
-            "lm.arpa: expected a word that is a token, got none. A token reads like this: ['x'].",
+            "lm.arpa: expected a word that is a token, got none. An example of a token: ['x'].",
         ),
         (NGram.read, "b", ["a", " "], WRITABLE),
         (
@@ -233,13 +233,15 @@ OVER_WORDS = "lm.arpa: expected a model over words, got one that lists "
             WordNGram.read,
             "b",
             [" ", "A"],
-            "lm.arpa: expected a word that the tokens can spell, got 2 others, as ['a']. Are both in lower",
+            "lm.arpa: expected a word that the tokens can spell, got 2 others, such as ['a']. Are both in lower",
         ),
         (WordNGram.read, "<space>", [" ", "a"], f"{OVER_WORDS}['<space>']."),
         (WordNGram.read, "▁b", [" ", "a"], f"{OVER_WORDS}['▁b']."),
     ],
 )
-def test_tokens_that_the_file_is_not_over_are_refused(good, read, b, tokens, wanted):
+def test_tokens_of_another_kind_than_the_files_words_are_refused(
+    good, read, b, tokens, wanted
+):
     text = good.read_text().replace("\tb", f"\t{b}").replace("a b", f"a {b}")
     good.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError) as error:
@@ -248,7 +250,7 @@ def test_tokens_that_the_file_is_not_over_are_refused(good, read, b, tokens, wan
 
 
 def spellings(words):
-    """Pieces that cut words in several ways; "▁" alone and "" for blank are among them."""
+    """Pieces that allow several cuts of a word, with "▁" alone and "" for blank."""
     return ["", "▁", *(f"▁{word}" for word in words), *"abc", "ab", "bc", "▁ab", "▁▁c"]
 
 
@@ -270,17 +272,19 @@ def test_words_have_the_probability_of_the_textbook(
     lm = WordNGram.read(path, pieces, word_bonus=0.25)
     rng = random.Random(seed)
     states = lm.start(4)
-    said = [""] * 4
+    texts = [""] * 4
     total = torch.zeros(4)
     for _ in range(rng.randint(0, 9)):
-        tokens = [rng.randrange(1, len(pieces)) for _ in said]
+        tokens = [rng.randrange(1, len(pieces)) for _ in texts]
         scores = lm.scores(states)
         assert not scores[:, inside].any()  # a word is scored when the next begins
         total = total + scores[range(4), tokens]
         states = lm.advance(states, torch.tensor(tokens))
-        said = [text + pieces[token] for text, token in zip(said, tokens, strict=True)]
+        texts = [
+            text + pieces[token] for text, token in zip(texts, tokens, strict=True)
+        ]
     wanted = []
-    for text in said:
+    for text in texts:
         history = ("<s>",)
         cost = 0.0
         for word in [*text.replace(mark, " ").split(), "</s>"]:

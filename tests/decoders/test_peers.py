@@ -1,4 +1,4 @@
-"""NeMo's greedy decoders on the same weights: where it is right ours are the same, and where it is not they are right."""
+"""NeMo's greedy decoders on the same weights: ours are equal where NeMo's are right."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def peers():
-    """NeMo's loops in their processes, or why they are not here."""
+    """NeMo's loops in their processes, or the reason for their absence."""
     try:
         started = Peers()
     except ValueError as error:
@@ -66,7 +66,7 @@ def batch(seed, durations, B=7, T=24):
 
 @pytest.mark.parametrize("durations", [(), *TDT], ids=str)
 @pytest.mark.parametrize("max_symbols", [1, 2, 10])
-def test_label_looping_finds_what_nemos_finds(nemo, durations, max_symbols):
+def test_label_looping_equals_nemos(nemo, durations, max_symbols):
     spoken = 0
     for seed in range(6):
         model, encoded, lengths = batch(seed, durations)
@@ -80,22 +80,22 @@ def test_label_looping_finds_what_nemos_finds(nemo, durations, max_symbols):
         assert counts.tolist() == found.lengths.tolist()
         assert frames.tolist() == found.frames.tolist()
         if not durations:  # its score has the labels only, without blanks, and for TDT it has another softmax
-            said = (
+            scores = (
                 found.confidence.clamp(min=0)
                 .log()
                 .masked_fill(found.labels < 0, 0)
                 .sum(1)
             )
             torch.testing.assert_close(
-                torch.tensor(answer["scores"]), said, rtol=1e-4, atol=1e-4
+                torch.tensor(answer["scores"]), scores, rtol=1e-4, atol=1e-4
             )
         spoken += int(counts.sum())
     assert spoken > 50
 
 
 @pytest.mark.parametrize("durations", TDT, ids=str)
-def test_durations_of_nemo_depend_on_the_batch_and_ours_do_not(nemo, durations):
-    """NeMo 3.0, issue 16097: a label's duration is overwritten while other utterances go on through blanks."""
+def test_nemos_durations_depend_on_the_batch_and_ours_do_not(nemo, durations):
+    """NeMo 3.0, issue 16097: a label's duration is overwritten while other utterances continue through blanks."""
     model, encoded, lengths = batch(1, durations)
     found = transducer_greedy(model, encoded, lengths)
     together = nemo("nemo_label_looping", model, encoded, lengths, 10)[1]
@@ -123,7 +123,7 @@ def test_durations_of_nemo_depend_on_the_batch_and_ours_do_not(nemo, durations):
 def test_nemos_one_by_one_skips_a_frame_when_the_budget_of_symbols_ends_and_ours_does_not(
     nemo,
 ):
-    """NeMo 3.0, issue 16095: it moves one frame on after `max_symbols` labels even if the last one's duration has moved it."""
+    """NeMo 3.0, issue 16095: it moves by one frame after `max_symbols` labels even if the last label's duration has moved it."""
     model, encoded, lengths = batch(1, TDT[0])
     found = transducer_greedy(model, encoded, lengths, max_symbols=1)
     wanted = transducer_greedy(

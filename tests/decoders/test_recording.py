@@ -1,4 +1,4 @@
-"""Proofs that a turn of label looping can be recorded: nothing in it waits, on fakes of a GPU too."""
+"""A turn of windowed looping can be recorded: nothing in it waits, on fake GPU tensors too."""
 
 import re
 
@@ -38,7 +38,7 @@ def ours(kind, durations=()):
 
 
 def turn_of(model, device, confidence=True):
-    """What a capture would record: the turn of a loop on `device`."""
+    """The turn of a loop on `device`, as a capture records it."""
 
     def there(part):
         return torch.zeros(part.shape, dtype=part.dtype, device=device)
@@ -93,7 +93,7 @@ def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_fr
 
 
 class Waiting(nn.Module):
-    """Ours, with a join that does something a graph cannot hold."""
+    """Our model, with a join that a graph cannot hold."""
 
     def __init__(self, spoil):
         super().__init__()
@@ -119,7 +119,7 @@ SPOILERS = {
 
 
 @pytest.mark.parametrize("spoiler", SPOILERS)
-def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoiler):
+def test_no_capture_begins_with_an_op_that_waits(spoiler):
     turn = turn_of(Waiting(SPOILERS[spoiler]), "cpu")
     with pytest.raises(RuntimeError, match=r"^aten\.\S+ waits for the GPU$"):
         with CaptureGuard():
@@ -127,7 +127,7 @@ def test_a_capture_is_not_begun_with_what_it_cannot_hold(spoiler):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_goes_on(speak, same):
+def test_on_a_gpu_a_model_that_waits_is_refused_and_auto_continues(speak, same):
     model = Waiting(SPOILERS["item"]).cuda()
     encoded, lengths = speak("lstm", 4, 16, 3)
     batch = torch.cat([encoded, encoded], 2).float().cuda(), lengths.cuda()

@@ -1,4 +1,4 @@
-"""Bad calls of the decoders: one line that names the argument, and nothing decoded into something else."""
+"""Bad calls of the decoders: the error is one line that names the argument."""
 
 import math
 import sys
@@ -37,12 +37,12 @@ def speaker(**changes):
 
 
 def numbers(labels, state=None):
-    """A prediction with a state that is no tensor."""
+    """A prediction whose state is not a tensor."""
     return labels[:, None].float(), 1
 
 
 def shrinks(labels, state=None):
-    """A prediction that loses its batch behind the first label."""
+    """A prediction that loses its batch after the first label."""
     return torch.zeros(3 if state is None else 1, 1), labels
 
 
@@ -64,10 +64,12 @@ GOOD = {
         "prompt_tokens": 1,
     },
 }
-WITHOUT_ROOM = "prompt: expected 1 to 63 tokens, so that a label fits in most=64, got "
+WITHOUT_ROOM = (
+    "prompt: expected 1 to 63 tokens, so that a label fits in max_tokens=64, got "
+)
 BYTES = torch.zeros(2, 3, 4).to(torch.float8_e4m3fn)
 ONE_FRAME = speaker(join=lambda *_: torch.zeros(3, 1, 5))
-GREEDY = [  # what changes, and what the message begins with
+GREEDY = [  # (changed arguments, start of the message)
     ({"strategy": ["label_looping"]}, "strategy: expected one of "),
     ({"max_symbols": 0}, "max_symbols: expected 1 to 1000 labels on a frame, got 0."),
     (
@@ -137,7 +139,10 @@ ATTENTION = [
         {"model": random_model()},
         "encoded: expected torch.float64, as the model's weights are",
     ),
-    ({"model": speaker()}, "model: expected bos, eos, most, vocab_size, remember, "),
+    (
+        {"model": speaker()},
+        "model: expected bos, eos, max_tokens, vocab_size, prefill, ",
+    ),
     ({"prompt": [1] * 64}, f"{WITHOUT_ROOM}64."),
     ({"prompt": []}, f"{WITHOUT_ROOM}0."),
     (
@@ -145,8 +150,8 @@ ATTENTION = [
         f"prompt: expected tokens from 0 to below V={V}, got {V} to {V}.",
     ),
     (
-        {"most": 0},
-        "most: expected 1 to 63 labels, or None, got 0. The model has no more",
+        {"max_labels": 0},
+        "max_labels: expected 1 to 63 labels, or None, got 0. The model has no more",
     ),
     (
         {"draft": [[3], [3], [3]]},

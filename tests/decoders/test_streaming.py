@@ -1,4 +1,4 @@
-"""Frames that come in pieces: wherever an utterance is cut, its pieces say what the whole says."""
+"""Frames in pieces: wherever an utterance is cut, its pieces decode as the whole."""
 
 import math
 
@@ -35,7 +35,7 @@ def pieces(encoded, lengths, cuts):
 
 
 def rows(found):
-    """(label, frame, duration, confidence) of each label, a list an utterance."""
+    """(label, frame, duration, confidence) of each label, one list per utterance."""
     parts = torch.stack(
         [found.labels, found.frames, found.durations, found.confidence], 2
     )
@@ -53,7 +53,7 @@ def rows(found):
     most=st.sampled_from((1, 2, 5)),
     bias=st.sampled_from((-6.0, 0.5)),
 )
-def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
+def test_pieces_decode_as_the_whole_by_any_strategy_in_any_batch(
     make, speak, kind, durations, seed, B, T, n, most, bias
 ):
     model = make(kind, seed, durations=durations, bias=bias)
@@ -62,7 +62,7 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
     whole = transducer_greedy(model, encoded, lengths, strategy="one_by_one", **how)
     generator = torch.Generator().manual_seed(seed)
     cuts = (torch.rand(B, n, generator=generator) * (lengths[:, None] + 1)).long()
-    said = [[] for _ in range(B)]
+    labels = [[] for _ in range(B)]
     scores = torch.zeros(B)
     carry = None
     order = torch.arange(B)
@@ -77,13 +77,13 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
             **how,
         )
         for b, new in zip(order.tolist(), rows(found), strict=True):
-            said[b] += new
+            labels[b] += new
         scores[order] += found.scores
         mixed = torch.randperm(B, generator=generator)
         order = order[mixed]
         carry = found.carry.select(mixed)
         carry = Carry.join([carry.select(slice(1)), carry.select(slice(1, None))])
-    for found, wanted in zip(said, rows(whole), strict=True):
+    for found, wanted in zip(labels, rows(whole), strict=True):
         assert [row[:3] for row in found] == [row[:3] for row in wanted]
         sure = [row[3] for row in wanted]
         assert [row[3] for row in found] == pytest.approx(sure, abs=1e-5)
@@ -93,7 +93,7 @@ def test_pieces_say_what_the_whole_says_whoever_decodes_which_in_what_company(
         torch.testing.assert_close(part, other, check_dtype=True)
 
 
-def test_a_carry_outlives_the_frames_and_the_call_that_it_came_from(make, speak):
+def test_a_carry_stays_valid_after_its_frames_are_overwritten(make, speak):
     model = make("lstm", 2)
     encoded, lengths = speak("lstm", 3, 6, 2)
     first = transducer_greedy(model, encoded, lengths)

@@ -1,4 +1,4 @@
-"""Suppressed tokens: never written, whatever decodes; nothing else changes."""
+"""Suppressed tokens: no decoder writes them, and nothing else changes."""
 
 import sys
 from pathlib import Path
@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from asrkit.decoders import Suppressing, aed_beam, aed_greedy
-from asrkit.decoders.attention import Timestamps
+from asrkit.decoders.attention import TimedMemory, Timestamps
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attention_cases import WIDTH, random_model
 from attention_oracle import aed_beam_reference, aed_greedy_reference
 
-HOW = {"prompt": [1, 4, 5], "most": 6}
+HOW = {"prompt": [1, 4, 5], "max_labels": 6}
 
 
 @pytest.fixture
 def model():
-    made = random_model(3)
-    torch.nn.init.normal_(made.output_bias, std=0.5)
-    return made
+    model = random_model(3)
+    torch.nn.init.normal_(model.output_bias, std=0.5)
+    return model
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def frames():
 
 @pytest.fixture
 def never(model, frames):
-    """The token that the model writes most."""
+    """The token that the model writes most often."""
     rows = aed_greedy(model, *frames, **HOW).tokens()
     written = [token for row in rows for token in row]
     return [max(written, key=written.count)]
@@ -49,7 +49,7 @@ def first(model, frames):
 def written_out(model, encoded, length, never, first):
     """Greedy labels of one utterance by the definition: the best token that may be written."""
     text = []
-    while len(text) < HOW["most"]:
+    while len(text) < HOW["max_labels"]:
         tokens = torch.tensor([HOW["prompt"] + text])
         own = encoded[None, :length], torch.tensor([length])
         with torch.no_grad():
@@ -73,13 +73,13 @@ def test_greedy_takes_the_best_token_that_may_be_written(model, frames, never, f
     plain = aed_greedy(model, *frames, **HOW)
     assert plain.tokens() != wanted
     assert aed_greedy(quiet, *frames, draft=plain, **HOW).tokens() == wanted
-    # what no text begins with may follow
+    # tokens that no text begins with may occur later
     assert {*first} & {token for row in wanted for token in row[1:]}
 
 
-def test_scores_are_those_of_the_tokens_that_are_left(model, frames, never):
+def test_scores_are_normalised_over_the_remaining_tokens(model, frames, never):
     quiet = Suppressing(model, always=never, first=[], prompt_tokens=3)
-    found = aed_greedy(quiet, *frames, **HOW | {"most": 1}, confidence=True)
+    found = aed_greedy(quiet, *frames, **HOW | {"max_labels": 1}, confidence=True)
     assert found.confidence.isfinite().all()
     encoded, lengths = frames
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_nothing_suppressed_changes_nothing(model, frames):
         assert torch.equal(one, other)
 
 
-def test_a_text_begins_with_no_time_above_the_highest_that_is_allowed(model, frames):
+def test_a_text_does_not_begin_after_the_highest_allowed_timestamp(model, frames):
     rest = {"always": [], "first": [], "prompt_tokens": 3}
     timed = Timestamps(model, no_times=6, most_first=1, **rest)
     model.output_bias.data[8:] = torch.tensor([50.0, 60.0, 70.0])
@@ -117,7 +117,7 @@ def test_a_text_begins_with_no_time_above_the_highest_that_is_allowed(model, fra
 
 
 class Indifferent(torch.nn.Module):
-    """All tokens of the text are equally likely, whatever it is given, and timestamps are not."""
+    """All text tokens are always equally likely, and timestamps are unlikely."""
 
     bos, eos, vocab_size = 1, 5, 11
 
@@ -125,13 +125,13 @@ class Indifferent(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
-    def remember(self, encoded, lengths):
+    def prefill(self, encoded, lengths):
         return lengths
 
-    def begin(self, memory, room):
+    def init_state(self, memory, room):
         return Place(torch.zeros_like(memory))
 
-    def follow(self, tokens, state, memory, *, reach=None):
+    def step(self, tokens, state, memory, *, reach=None):
         logits = torch.zeros(*tokens.shape, self.vocab_size)
         logits[..., 7:] = -50.0
         return logits, Place(state.place + tokens.shape[1])
@@ -143,7 +143,7 @@ class Place(NamedTuple):
 
 @pytest.mark.parametrize("text, begins", [
     ([8], None),  # the first segment
-    ([7, 3, 8], None),  # which is closed
+    ([7, 3, 8], None),  # which ends
     ([7, 3, 8, 9], 2),  # another one begins on frame 2
     ([7, 3, 8, 8], 1),
     ([7, 3, 8, 8, 3], None),  # and has text
@@ -153,10 +153,10 @@ def test_a_later_segment_that_begins_early_has_text(text, begins):
     timed = Timestamps(Indifferent(), no_times=6, most_first=None, always=[], first=[], prompt_tokens=3)  # fmt: skip
     until = torch.arange(5)
     with torch.no_grad():
-        memory = timed.remember(torch.zeros(5, 7, 1), torch.full((5,), 7), until)
-        state = timed.begin(memory, 9)
+        memory = TimedMemory(torch.full((5,), 7), until)
+        state = timed.init_state(memory, 9)
         for tokens in ([HOW["prompt"]], *([[token]] for token in text)):
-            logits, state = timed.follow(
+            logits, state = timed.step(
                 torch.tensor(tokens).expand(5, -1), state, memory
             )
     may_end = logits[:, -1, 5] == 0

@@ -1,4 +1,4 @@
-"""Greedy transducer decoding: a model whose labels are known beforehand, and one that is not ours."""
+"""Greedy transducer decoding: a model with scripted labels, and a user's own model."""
 
 import math
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ SURE = 3 - math.log(math.exp(3) + 9)  # log-probability of each step of a script
 
 
 class Scripted:
-    """Emits, on each frame, the labels that the frame itself spells as digits; counts its calls."""
+    """Emits on each frame the labels that the frame spells as digits; counts its calls."""
 
     blank = 9
 
@@ -53,7 +53,7 @@ def script(*utterances):
 
 
 @pytest.mark.parametrize("strategy", NAMES)
-def test_a_scripted_model_is_followed_to_the_letter(strategy):
+def test_a_scripted_model_gives_exactly_its_labels(strategy):
     encoded, lengths = script(["1", "", "23", ""], ["", "", ""], [], ["4567"])
     found = transducer_greedy(Scripted(), encoded, lengths, strategy=strategy)
     assert found.tokens() == [[1, 2, 3], [], [], [4, 5, 6, 7]]
@@ -79,7 +79,7 @@ def test_max_symbols_ends_a_frame_without_a_blank_in_the_score(
     torch.testing.assert_close(found.scores, torch.tensor([steps * SURE]))
 
 
-def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_needs():
+def test_frame_looping_calls_the_joint_as_often_as_the_utterance_with_most_labels_needs():
     utterances = script(["12", "", "3"], ["", "456", ""], ["", "", ""])
     together = Scripted()
     alone = Scripted()
@@ -91,9 +91,9 @@ def test_frame_looping_calls_the_joint_as_often_as_the_most_talkative_utterance_
 
 
 def bare(**more):
-    """A user's model at its smallest: all else that a decoder asks for is an AttributeError.
+    """The smallest model of a user: any other attribute is an AttributeError.
 
-    Frame t is the number t. On frames 0, 3, 6 and so on it says one label: 0, 1, 2, 0 and so on; its state is how many it said.
+    Frame t is the number t. On frames 0, 3, 6, ... it emits one label: 0, 1, 2, 0, ...; its state counts them.
     """
 
     def predict(labels, state):
@@ -133,7 +133,7 @@ def test_a_users_model_needs_blank_predict_and_join_and_nothing_else(
         ({}, {"window": 10**12}, 48),
     ],
 )
-def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(
+def test_the_default_window_is_8_frames_for_rnnt_and_2_for_tdt(
     more, options, frames_a_look
 ):
     model = bare(**more)
@@ -150,7 +150,7 @@ def test_a_look_takes_in_8_frames_of_rnnt_and_2_of_tdt_unless_told_otherwise(
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own
-def test_what_calls_a_decoder_may_be_compiled(make, speak):
+def test_a_function_that_calls_a_decoder_can_be_compiled(make, speak):
     model = make("foreign", 1, durations=(0, 1))
     encoded, lengths = speak("foreign", 2, 3, 1)
 

@@ -41,17 +41,15 @@ def spoken(B, T, U, dtype=torch.float64):
 
 
 def by_steps(model, encoded, lengths, tokens, *, chunks, room=16, bounded=True):
-    """Logits of `tokens`, in steps of `chunks` tokens."""
-    memory = model.remember(encoded, lengths)
-    state = model.begin(memory, room)
+    """Logits of `tokens`, as many at a time as `chunks` say."""
+    memory = model.prefill(encoded, lengths)
+    state = model.init_state(memory, room)
     parts = []
     seen = 0
     for chunk in chunks:
         more = tokens[:, seen : seen + chunk]
         seen += chunk
-        logits, state = model.follow(
-            more, state, memory, reach=seen if bounded else None
-        )
+        logits, state = model.step(more, state, memory, reach=seen if bounded else None)
         parts.append(logits)
     return torch.cat(parts, 1)
 
@@ -142,9 +140,9 @@ def test_rows_may_be_at_different_places_and_selected():
     encoded, lengths, tokens = spoken(3, 7, 6)
     with torch.no_grad():
         wanted = model.logits(encoded, lengths, tokens)
-        memory = model.remember(encoded, lengths)
-        state = model.begin(memory, 8)
-        _, state = model.follow(tokens[:, :4], state, memory)
+        memory = model.prefill(encoded, lengths)
+        state = model.init_state(memory, 8)
+        _, state = model.step(tokens[:, :4], state, memory)
         state = state._replace(
             place=torch.tensor([4, 1, 3])
         )  # later tokens do not matter
@@ -152,7 +150,7 @@ def test_rows_may_be_at_different_places_and_selected():
         memory, state = map_state(lambda part: part[rows], (memory, state))
         assert {len(part) for part in state_tensors((memory, state))} == {2}
         more = torch.stack([tokens[2, 3:5], tokens[1, 1:3]])
-        found, state = model.follow(more, state, memory)
+        found, state = model.step(more, state, memory)
         assert state.place.tolist() == [5, 3]
         torch.testing.assert_close(found[0], wanted[2, 3:5], rtol=0, atol=1e-10)
         torch.testing.assert_close(found[1], wanted[1, 1:3], rtol=0, atol=1e-10)

@@ -65,7 +65,7 @@ def expect_the_numbers(path, sound, encoded, found, **arguments):
     torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-4 * scale)
     prompt = PromptFormat.from_notes(notes).tokens(**arguments)
     quiet = Suppressing(model, **notes["suppressed"], prompt_tokens=len(prompt))
-    texts = aed_greedy(quiet, ours, ends, prompt=torch.tensor(prompt), most=MOST)
+    texts = aed_greedy(quiet, ours, ends, prompt=torch.tensor(prompt), max_labels=MOST)
     assert texts.tokens() == found["tokens"]
     torch.testing.assert_close(texts.scores, torch.tensor(found["scores"]), rtol=1e-3, atol=1e-3)  # fmt: skip
     return checkpoint, texts

@@ -163,14 +163,14 @@ def prompts(checkpoint, monkeypatch):
     """The prompts of each batch."""
     given = []
     model = type(checkpoint.model)
-    follow = model.follow
+    step = model.step
 
     def noted(self, tokens, *rest, **how):
         if tokens.shape[1] > 1 and self.bos in tokens[0]:
             given.append(tokens.tolist())
-        return follow(self, tokens, *rest, **how)
+        return step(self, tokens, *rest, **how)
 
-    monkeypatch.setattr(model, "follow", noted)
+    monkeypatch.setattr(model, "step", noted)
     return given
 
 

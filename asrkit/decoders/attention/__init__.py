@@ -1,10 +1,9 @@
-"""Decoding by attention, for models that remember and follow: `aed_greedy`, `aed_beam`, which CTC
-may join, and `ctc_draft`, which `aed_greedy` verifies.
-"""
+"""Decoding by attention: `aed_greedy`, with a draft (`ctc_draft`) or without, and `aed_beam`."""
 
 from asrkit.decoders.attention.alignment import attention_frames
 from asrkit.decoders.attention.beam import aed_beam
-from asrkit.decoders.attention.greedy import aed_greedy, ctc_draft
+from asrkit.decoders.attention.draft import ctc_draft
+from asrkit.decoders.attention.greedy import aed_greedy
 from asrkit.decoders.attention.protocol import Attention, Suppressing
 from asrkit.decoders.attention.timestamps import TimedMemory, Timestamps
 

@@ -10,34 +10,40 @@ from asrkit.shapes import expect, whole
 
 
 class TimedMemory(NamedTuple):
-    """What `Timestamps` keeps of the frames."""
+    """The memory of `Timestamps`."""
 
-    frames: Any  # what the model remembers
-    until: Tensor  # (B,) int64: a second or later segment that begins before that frame has text
+    frames: Any  # the model's own memory
+    until: Tensor  # (B,) int64; a later segment that begins before this frame must have text
 
 
 class TimedState(NamedTuple):
-    """The state of `Timestamps`; all tensors (B,) but those of `past`."""
+    """The state of `Timestamps`; all tensors except those of `past` are (B,)."""
 
-    place: Tensor  # int64, tokens seen
-    past: Any  # of the model
-    time: Tensor  # int64, the last timestamp; the token before all of them where there was none
-    behind_text: Tensor  # bool, whether the last token was one of the text
+    place: Tensor  # int64, number of tokens so far
+    past: Any  # the model's own state
+    time: Tensor  # int64, the last timestamp; `no_times` before the first one
+    after_text: Tensor  # bool, whether the last token was text
+
+    @property
+    def attended(self) -> Tensor:
+        """The field of the model's own state."""
+        return self.past.attended
 
 
 class Timestamps(Suppressing):
-    """A `Suppressing` whose texts have timestamps: one before and one behind each segment.
+    """A `Suppressing` whose texts have timestamps, one before and one after each segment.
 
-    A text begins with one, they never go back, and one is taken where all of them together are
-    likelier than any other token. The rules are those of OpenAI's whisper, and one more: a segment
-    behind another one, which begins before the frame `until` of `remember`, has text.
+    A text begins with a timestamp, and timestamps never go back. A timestamp is taken where all
+    timestamps together are likelier than any other token. These are the rules of OpenAI's whisper.
+    There is one more: a second or later segment has text if it begins before the frame `until` of
+    its memory.
 
     Args:
         model: An `Attention`; timestamps are the last tokens of its vocabulary.
         no_times: The token before the first timestamp, which is never written.
-        most_first: Steps from the first timestamp to the highest that a text begins with; None:
-            any.
-        always: As `Suppressing` takes it, and the rest too.
+        most_first: Steps from the first timestamp to the highest that a text may begin with; None
+            is any.
+        always: Argument of `Suppressing`, like the rest.
     """
 
     def __init__(
@@ -51,45 +57,38 @@ class Timestamps(Suppressing):
         self.latest = V if most_first is None else no_times + 1 + most_first
         self.register_buffer("ids", torch.arange(no_times + 1, V, device=self.always.device))
 
-    def remember(
-        self, encoded: Tensor, lengths: Tensor, until: Tensor | None = None
-    ) -> TimedMemory:
-        """What decoding keeps of frames (B, T, D) with `lengths` (B,).
+    def prefill(self, encoded: Tensor, lengths: Tensor) -> TimedMemory:
+        """The memory of frames (B, T, D) with `lengths` (B,); no segment must have text."""
+        until = torch.zeros(len(encoded), dtype=torch.int64, device=encoded.device)
+        return TimedMemory(self.model.prefill(encoded, lengths), until)
 
-        Args:
-            encoded: Of the model's `encode`.
-            lengths: Valid frames.
-            until: (B,) int64: a segment behind another one has text if it begins before that frame;
-                None: none has to.
-        """
-        frames = self.model.remember(encoded, lengths)
-        if until is None:
-            until = torch.zeros(len(encoded), dtype=torch.int64, device=encoded.device)
-        return TimedMemory(frames, until.to(encoded.device))
+    def last_weights(self, attended: Tensor, memory: TimedMemory) -> Tensor:
+        """Those of the model."""
+        return self.model.last_weights(attended, memory.frames)
 
-    def begin(self, memory: TimedMemory, room: int) -> TimedState:
+    def init_state(self, memory: TimedMemory, room: int) -> TimedState:
         """The state before the first token."""
-        past = self.model.begin(memory.frames, room)
+        past = self.model.init_state(memory.frames, room)
         none = torch.full_like(past.place, self.no_times)
         return TimedState(past.place, past, none, torch.zeros_like(none, dtype=torch.bool))
 
-    def follow(
+    def step(
         self, tokens: Tensor, state: Any, memory: Any, *, reach: int | None = None
     ) -> tuple[Tensor, TimedState]:
-        """Logits (B, K, V), of which the last row keeps to the rules, and the state after it.
+        """Logits (B, K, V), whose last row obeys the rules, and the state after it.
 
         Args:
-            tokens: (B, K), the prompt, or one token behind it.
-            state: Of `begin` or `follow`.
-            memory: Of `remember`.
-            reach: As of the model.
+            tokens: (B, K), the prompt, or one token after it.
+            state: The result of `init_state` or `step`.
+            memory: The result of `prefill`.
+            reach: As the model's `step` takes it.
         """
-        logits, past = super().follow(tokens, state.past, memory.frames, reach=reach)
+        logits, past = super().step(tokens, state.past, memory.frames, reach=reach)
         V, eos = self.model.vocab_size, self.model.eos
         last = tokens[:, -1]
         begins = past.place == self.prompt_tokens
         is_time = last > self.no_times
-        closes = is_time & state.behind_text  # a segment; the end follows, or the next one begins
+        closes = is_time & state.after_text  # a segment; the end follows, or the next one begins
         opens = is_time & ~closes
         is_first = state.time == self.no_times
         needs_text = opens & ~is_first & (last - self.no_times - 1 < memory.until)

@@ -1,6 +1,6 @@
 """Greedy CTC: the best token of every frame, repeats merged, blanks dropped.
 
-A run is a stretch of frames on which one token stays the best. Each run but those of the blank is
+A run is a stretch of frames with the same best token. Every run of a token other than the blank is
 one label: `Hypotheses.frames` has the run's first frame and `durations` its length in frames.
 Source: Graves et al. 2006, section 3.2 (best path decoding).
 """
@@ -16,7 +16,7 @@ from asrkit.shapes import expect, expect_choice, valid_mask
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
 
 IMPLS = ("batched", "numba_cpu")
-WORTH_NUMBA = 1 << 20  # scores in a batch; loading Numba takes half a second
+NUMBA_FROM = 1 << 20  # scores in a batch; below, importing Numba (0.5 s) costs more than it saves
 
 
 @eager
@@ -31,10 +31,10 @@ def ctc_greedy(
         log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more.
         lengths: (B,) valid frames, int32 or int64; 0 is allowed.
         blank: Index of the blank; negative counts from the end.
-        impl: "batched" is torch on any device and waits for a GPU twice, to check the lengths and
+        impl: "batched" is torch on any device. It waits for a GPU twice, to check the lengths and
             for the number of labels. "numba_cpu" finds the best tokens in one compiled pass over
-            the valid frames, which is faster than torch's `max`. "auto" takes it on a CPU for
-            scores that are so many that it pays.
+            the valid frames, which is faster than torch's `max`. "auto" is "numba_cpu" for large
+            batches on a CPU, else "batched".
 
     Raises:
         ValueError: An argument does not fit.
@@ -44,8 +44,8 @@ def ctc_greedy(
     expect_choice("impl", impl, ("auto", *IMPLS))
     on_cpu = log_probs.device.type == "cpu" and not JIT_OFF
     if impl == "auto":
-        many = log_probs.numel() > WORTH_NUMBA
-        impl = "numba_cpu" if on_cpu and many else "batched"
+        is_large = log_probs.numel() > NUMBA_FROM
+        impl = "numba_cpu" if on_cpu and is_large else "batched"
     wanted = "a CPU, and Numba's compiler, with impl='numba_cpu'"
     expect(on_cpu or impl == "batched", "log_probs", wanted, log_probs.device, "Pass 'auto'.")
     with torch.inference_mode():
@@ -58,11 +58,10 @@ def ctc_greedy(
         valid = valid_mask(lengths, log_probs.shape[1])
         in_label = valid & (tokens != blank)
         starts_label = in_label.clone()
-        before = tokens[:, :-1]
-        starts_label[:, 1:] &= tokens[:, 1:] != before
+        starts_label[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
         counts = starts_label.sum(1)
         N = int(counts.max())
-        # the label that each frame belongs to; column N collects what is dropped
+        # the label that each frame belongs to; frames without a label go to column N
         label_of_frame = torch.where(in_label, starts_label.cumsum(1) - 1, N)
         label_started = torch.where(starts_label, label_of_frame, N)
         frames = torch.arange(valid.shape[1], device=valid.device).expand_as(tokens)
@@ -70,8 +69,7 @@ def ctc_greedy(
         scores = best.masked_fill(~valid, 0).sum(1, dtype=dtype)
     size = (len(tokens), N + 1)
     ones = torch.ones_like(label_of_frame)
-    durations = tokens.new_zeros(size).scatter_add_(1, label_of_frame, ones)
-    durations = durations[:, :N]
+    durations = tokens.new_zeros(size).scatter_add_(1, label_of_frame, ones)[:, :N]
     padding = tokens.new_full(size, PADDING)
     labels = padding.scatter(1, label_started, tokens)
     first_frames = padding.scatter(1, label_started, frames)

@@ -1,8 +1,8 @@
 """Batched CTC prefix beam search.
 
-A hypothesis is a prefix: a label sequence that the frames so far may stand for. The probabilities
-of its alignments are summed, those that end in a blank apart from those that end in its last label:
-the same label once more is a new one after a blank only.
+A hypothesis is a prefix: a label sequence that the frames so far may spell. The probabilities of
+its alignments are summed. Alignments that end in a blank are summed apart from those that end in
+the last label, because the same label again is a new label only after a blank.
 Sources: Graves 2012, Supervised Sequence Labelling with Recurrent Neural Networks, section 7.5.3;
 Hannun et al. 2014, arXiv 1408.2873, algorithm 1.
 """
@@ -21,7 +21,7 @@ from asrkit.decoders.states import map_state, select_state
 from asrkit.runtime import eager
 from asrkit.shapes import expect, valid_mask, whole
 
-MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it loses nothing
+MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it is reversible
 
 
 @eager
@@ -39,36 +39,39 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
 ) -> Hypotheses:
     """The best label sequences of a batch of CTC outputs, as `Hypotheses`.
 
-    The search: after each frame the `width` likeliest prefixes are kept, by the summed probability
-    of all their alignments so far plus what fusion adds. The next frame continues each by a blank
-    or its last label, and by every label as a new prefix, or one that is kept already, to which it
-    then adds. Where no more than `width` prefixes exist nothing is lost and the scores are exact.
-    Of prefixes with equal scores those that were kept before stay, in their order, then new ones in
-    the order of the prefix they extend and of their label. With width=1 it is not greedy decoding,
-    which takes the likeliest alignment: it sums alignments, but keeps one prefix. All utterances go
-    frame by frame together.
+    After each frame the `width` likeliest prefixes are kept, by the summed probability of all their
+    alignments so far plus the terms of fusion. The next frame continues each prefix by a blank or
+    its last label. It also extends each by every label, to a new prefix or to one that is already
+    kept, whose probability then grows. While no more than `width` prefixes exist, nothing is lost
+    and the scores are exact. Of prefixes with equal scores, those that were kept before come first,
+    in their order, then new ones in the order of the prefix they extend and of their label.
+    All utterances advance frame by frame together.
+
+    A width of 1 is not greedy decoding, which takes the likeliest alignment: it keeps one prefix,
+    and sums its alignments.
 
     Args:
         log_probs: (B, T, V) log-probabilities in nats, float of 16 bits or more; computed in
-            float32 or float64. One that is not finite counts as -inf.
+            float32 or float64. Values that are not finite count as -inf.
         lengths: (B,) valid frames, int32 or int64; 0 is allowed.
         blank: Index of the blank; negative counts from the end.
         width: Prefixes that are kept after each frame.
         nbest: Hypotheses per utterance in the result.
-        top_tokens: Only so many of the likeliest labels of a frame begin new prefixes; None: all.
-            Time falls with it where V is large. Prefixes that are kept already are not affected.
+        top_tokens: Only this many of the likeliest labels of a frame begin new prefixes; None is
+            all of them. It saves time where V is large. Prefixes that are already kept are not
+            affected.
         lm: Language model for shallow fusion: an `NGram` over tokens, a `WordNGram` over words.
         lm_weight: Weight of its log-probability, of labels and end of sentence, in the ranking.
-        label_bonus: Added per label. With an `NGram` every label costs what it says, so texts come
-            out short without it: begin with lm_weight times the nats that a label costs. A
-            `WordNGram` has a bonus of its own.
+        label_bonus: Added per label. An `NGram` makes every label cost something, so texts come out
+            short without a bonus: begin with lm_weight times the nats that a label costs. A
+            `WordNGram` has its own bonus.
 
     Returns:
-        The best; `alternatives` are the second to nbest-th. `scores` are log-probabilities in nats,
-        summed over the alignments that the beam kept, plus the terms of fusion. `frames` and
-        `durations` are of the likeliest alignment of the labels: first frame of each run, and its
-        length. Hypotheses that do not exist are empty with score -inf, as is the best itself where
-        nothing is possible: NaN in a frame, or a word that `lm` excludes.
+        The best hypotheses; `alternatives` are the second to nbest-th. `scores` are
+        log-probabilities in nats, summed over the alignments that the beam kept, plus the terms of
+        fusion. `frames` and `durations` come from the likeliest alignment of the labels: the first
+        frame of each run, and its length. Missing hypotheses are empty with score -inf. So is the
+        best if nothing is possible: NaN in a frame, or a word that `lm` excludes.
 
     Raises:
         ValueError: An argument does not fit.
@@ -90,8 +93,8 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
         log_probs = possible(log_probs[:, :longest], lengths, blank)
         k = min(V - 1, top_tokens or V)
         if lm is None:
-            # All labels cost fusion the same. Of the K + 1 likeliest, K at least do not repeat a
-            # prefix's last label; each leads to a prefix that outranks those of the other labels.
+            # All labels have the same fusion term. Of the K + 1 likeliest, at least K do not repeat
+            # a prefix's last label; each gives a prefix that outranks those of the other labels.
             k = min(k, width + 1)
         every = torch.arange(V, device=log_probs.device)
         every = every[every != blank]
@@ -122,7 +125,7 @@ def ctc_beam(  # noqa: PLR0913 - all options of beam search, keyword-only
 def possible(log_probs: Tensor, lengths: Tensor, blank: int) -> Tensor:
     """The log-probabilities in float32 or float64, -inf where they are not finite.
 
-    Behind an utterance nothing but a blank is possible, and it costs nothing.
+    After the end of an utterance only a blank is possible, with probability 1.
     """
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
     wide = log_probs.to(dtype)
@@ -141,15 +144,15 @@ class Beam(NamedTuple):
 
     blank: Tensor  # log-probability of the alignments that end in a blank
     label: Tensor  # log-probability of the alignments that end in the last label
-    fused: Tensor  # what fusion has added
+    fused: Tensor  # sum of the fusion terms
     last: Tensor  # int64, the last label; -1 in the empty prefix
-    # int64, hash of the prefix: of 64 bits, so different prefixes are taken for one once in 10^13
-    # times a million comparisons
+    # int64, hash of the prefix. A million comparisons of 64-bit hashes confuse two prefixes
+    # with a probability of 10^-13.
     key: Tensor
     parent_key: Tensor  # int64, hash of the prefix without its last label
 
     def scores(self) -> Tensor:
-        """Log-probability in nats of all alignments, and what fusion has added."""
+        """Log-probability in nats of all alignments, plus the fusion terms."""
         return self.blank.logaddexp(self.label) + self.fused
 
 
@@ -164,15 +167,15 @@ def search(
 ) -> tuple[Tensor, Tensor]:
     """(scores (B, K), labels (B, K, T) padded with -1) of the prefixes after the last frames.
 
-    Best first, with the score of the end of the sentence. Empty places have no labels.
+    The best comes first. Scores include the end of the sentence. Empty places have no labels.
 
     Args:
         log_probs: (B, T, V), as `possible` returns them.
         tokens: (B, T, k) the labels that may begin a new prefix on each frame, ascending.
         blank: Index of the blank, from 0.
         width: K.
-        lm: As of `ctc_beam`, with the two arguments after it.
-        lm_weight: Not 0 if there is a language model.
+        lm: Language model, or None.
+        lm_weight: Weight of its log-probabilities, not 0 if there is a language model.
         label_bonus: Added per label.
     """
     B, _, V = log_probs.shape
@@ -227,14 +230,18 @@ def search(
 def after_frame(
     logp: Tensor, tokens: Tensor, blank: int, beam: Beam, gain: Tensor
 ) -> tuple[Beam, Tensor, Tensor]:
-    """The beam after one more frame, where each prefix was in it before, and its new label or -1.
+    """The beam after one more frame.
 
     Args:
-        logp: (B, V), of the frame.
+        logp: (B, V) log-probabilities of the frame.
         tokens: (B, k) the labels that may begin a new prefix.
         blank: Index of the blank, from 0.
-        beam: Before the frame.
-        gain: (B, K, V) what fusion adds to each prefix for its next label.
+        beam: The beam before the frame.
+        gain: (B, K, V) the fusion term of each prefix for its next label.
+
+    Returns:
+        The beam, the place (B, K) in the old beam that each prefix comes from, and its new label
+        (B, K) or -1.
     """
     K = gain.shape[1]
     k = tokens.shape[1]
@@ -265,23 +272,23 @@ def after_frame(
 
 
 def continued(logp: Tensor, blank: int, beam: Beam) -> tuple[Beam, Tensor]:
-    """The same prefixes after a frame, and those with one more label, by log-probability (B, K, V).
+    """The same prefixes after a frame, and the log-probabilities (B, K, V) of longer ones.
 
-    One that the beam has already adds to that, and has -inf here.
+    A longer prefix that is already in the beam is added there, and has -inf here.
     """
     V = logp.shape[1]
     total = beam.blank.logaddexp(beam.label)
     last = beam.last.clamp(min=0)
     last_logp = logp.gather(1, last)
     longer = total[..., None] + logp[:, None]  # (B, K, V)
-    # the last label is new after a blank only
+    # the last label again is a new label only after a blank
     after_blank = beam.blank + last_logp
     longer.scatter_(2, last[..., None], after_blank[..., None])
     longer[..., blank] = -torch.inf
     parent_key = beam.parent_key[:, :, None]
     is_parent = parent_key == beam.key[:, None]
     own = is_parent.byte().argmax(2) * V + last
-    own = torch.where(is_parent.any(2), own, blank)  # without a parent -inf
+    own = torch.where(is_parent.any(2), own, blank)  # the blank has -inf: no parent in the beam
     flat = longer.flatten(1)
     by_parent = flat.gather(1, own)
     flat.scatter_(1, own, -torch.inf)

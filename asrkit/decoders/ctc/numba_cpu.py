@@ -1,11 +1,11 @@
-"""The best token of every frame, and the likeliest alignment of a text, compiled for the CPU.
+"""CTC on the CPU, compiled: the best token of every frame, and the likeliest alignment of a text.
 
-Of `best_tokens` each row of V scores is read from memory once.
+`best_tokens` reads each row of V scores from memory once.
 
 Floats are compared by their bits, read as integers: without the sign bit, the larger float is the
 larger integer. So one loop serves every width, float16 and bfloat16 too, and the compiler turns an
-integer maximum into vector instructions. (It does not do so for a float maximum, where NaN makes
-the order of comparisons matter.) Floor: 4 V bytes a valid frame in float32.
+integer maximum into vector instructions. It does not do so for a maximum of floats, because NaN
+makes the order of comparisons matter. Lower bound: 4 V bytes read per valid frame in float32.
 """
 
 import math
@@ -21,10 +21,10 @@ from torch import Tensor
 from asrkit.runtime import compiled
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes of the float
-# scores in a batch; below, starting threads takes longer than they save
-PARALLEL_FROM = 1 << 20
-PARALLEL_CELLS = 1 << 18  # states of alignments times frames, likewise
-BLOCK_BYTES = 1 << 20  # how states were reached, of an alignment in one block
+# Sizes from which threads save more time than their start takes:
+PARALLEL_FROM = 1 << 20  # scores in a batch
+PARALLEL_CELLS = 1 << 18  # states of alignments times frames
+BLOCK_BYTES = 1 << 20  # moves of one alignment in a block of frames
 
 
 def best_tokens(log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,12 +56,12 @@ def align(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `ctc_alignment` returns, without checks: frames, durations (B, N) and scores (B,).
 
-    Scores of all states are kept before each block of frames, and how its states were reached is
-    found once more on the way back: of T frames and N labels that takes some 8 N sqrt(T) bytes, or
-    `BLOCK_BYTES`. Sums are in float64; of equal paths the one wins that stays longer.
+    The scores of all states are kept before each block of frames. The moves inside a block are
+    computed again on the way back. For T frames and N labels that takes about 8 N sqrt(T) bytes, or
+    `BLOCK_BYTES`. Sums are in float64. Of equal paths, the one that stays longer wins.
 
     Args:
-        log_probs: (B, T, V) on any device; what is not finite is impossible.
+        log_probs: (B, T, V) on any device; values that are not finite are impossible.
         labels: (B, N) int64, padding -1.
         counts: (B,) labels of each utterance.
         lengths: (B,) valid frames.
@@ -89,20 +89,21 @@ def align(
 
 
 def _by_rows(work: Callable[[int, int], None], rows: int, *, parallel: bool) -> None:
-    """Do the work of (first row, step) on as many threads as torch uses, or on this one."""
+    """Call work(first row, step) on as many threads as torch uses, or on this one."""
     threads = min(torch.get_num_threads(), rows) if parallel else 1
     if threads <= 1:
         work(0, 1)
         return
-    with ThreadPoolExecutor(threads) as pool:  # they end with the call: a process forked later
-        list(pool.map(lambda first: work(first, threads), range(threads)))  # would not have them
+    # the threads end with the call, since a process that is forked later would not have them
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda first: work(first, threads), range(threads)))
 
 
 @njit
 def _key(bits, most, infinity):
-    """An integer ordered as the float with these bits is.
+    """An integer that is ordered like the float with these bits.
 
-    As for torch's `max`, both zeros are equal, and every NaN is alike and largest.
+    As in torch's `max`, both zeros are equal, and all NaN are equal and largest.
     """
     integer = type(most)
     magnitude = integer(bits & most)  # without the sign
@@ -116,12 +117,12 @@ def _key(bits, most, infinity):
 
 @njit
 def _first_best(row, most, infinity):
-    """Index of the largest score, the first of equals."""
+    """Index of the largest score; of equal scores, the first."""
     V = row.shape[0]
     best = _key(row[0], most, infinity)
     for v in range(V):
         best = max(best, _key(row[v], most, infinity))
-    # the row is in the nearest cache now; the first of equals is the least index
+    # the row is in the nearest cache now; the first of equal scores has the lowest index
     first = np.int32(V)
     for v in range(V):
         index = np.int32(V)
@@ -136,14 +137,14 @@ def _best_tokens(bits, lengths, most, infinity, best, tokens, first, step):
     """Fill best and tokens (B, T) for utterances first, first + step, ...
 
     Args:
-        bits: (B, T, V), the scores' bits.
+        bits: (B, T, V), bits of the scores.
         lengths: (B,) valid frames.
-        most: the largest integer of the bits' type.
-        infinity: the bits of infinity.
+        most: The largest integer of the bits' type.
+        infinity: The bits of infinity.
         best: (B, T), bits of the best scores.
         tokens: (B, T) int64, their indices.
-        first: the first utterance.
-        step: utterances from one to the next.
+        first: The first utterance.
+        step: The step from one utterance to the next.
     """
     for b in range(first, lengths.shape[0], step):
         for t in range(lengths[b]):
@@ -153,7 +154,7 @@ def _best_tokens(bits, lengths, most, infinity, best, tokens, first, step):
 
 @njit
 def _advance(log_probs, blank, labels, skips, start, end, score, moves):
-    """Take the frames from start to end, each of all labels from which and to which a path leads.
+    """Advance the scores by the frames from start to end, for the labels that a path can reach.
 
     Args:
         log_probs: (T, V).
@@ -161,11 +162,11 @@ def _advance(log_probs, blank, labels, skips, start, end, score, moves):
         labels: (N,) uint64.
         skips: (N,) float64, 0 where a label may follow the one before it at once, else -inf.
         start: The first frame.
-        end: The frame behind the last one.
-        score: (2, 2, N + 1) float64: of even and odd frames, before them; of the blanks behind 0 to
-            N labels, and of the labels, from 1.
+        end: The frame after the last one.
+        score: (2, 2, N + 1) float64, scores before even and odd frames: of the blanks after 0 to N
+            labels, and of the labels, from 1.
         moves: (frames, N + 1) int8, written: 1 where a label was reached from the blank before it,
-            2 or 3 from the label before it; and 4 where the blank was from its label.
+            2 or 3 from the label before it; plus 4 where the blank was reached from its label.
     """
     (T, _), N = log_probs.shape, len(labels)
     for t in range(start, end):
@@ -180,7 +181,7 @@ def _advance(log_probs, blank, labels, skips, start, end, score, moves):
         if not math.isfinite(of_blank):
             of_blank = -math.inf
         after[0, 0] = before[0, 0] + of_blank
-        for n in range(len(tokens)):  # apart: the loop below becomes vector instructions
+        for n in range(len(tokens)):  # a separate loop, so the one below is vectorised
             of_label = log_probs[t, tokens[n]]
             new[n] = of_label if abs(of_label) < math.inf else -math.inf
         for n in range(len(tokens)):
@@ -205,7 +206,7 @@ def _align(log_probs, all_labels, counts, lengths, blank, frames, durations, sco
         durations: (B, N) int64, -1 throughout.
         scores: (B,) float64, -inf throughout.
         begin: The first utterance.
-        step: Utterances from one to the next.
+        step: The step from one utterance to the next.
     """
     for b in range(begin, len(counts), step):
         N, T = counts[b], lengths[b]
@@ -213,7 +214,7 @@ def _align(log_probs, all_labels, counts, lengths, blank, frames, durations, sco
         skips = np.zeros(N)
         skips[:1] = -np.inf
         skips[1:][labels[1:] == labels[:-1]] = -np.inf
-        # a frame of the block takes a byte for each label; before each block are 16
+        # a frame of a block takes 1 byte for each label, and the scores before a block take 16
         size = min(max(4 * int(math.sqrt(T)), BLOCK_BYTES // (N + 1)), T + 1)
         kept = np.empty((T // size + 1, 2, N + 1))
         moves = np.zeros((size, N + 1), np.int8)
@@ -228,7 +229,7 @@ def _align(log_probs, all_labels, counts, lengths, blank, frames, durations, sco
         if scores[b] == -np.inf:
             continue
         durations[b, :N] = 0
-        state = 2 * N - (on_label > on_blank)  # label n is 2 n - 1, the blank behind it 2 n
+        state = 2 * N - (on_label > on_blank)  # label n is 2 n - 1, the blank after it 2 n
         for start in range((T - 1) // size * size, -1, -size):
             end = min(start + size, T)
             if end < T:

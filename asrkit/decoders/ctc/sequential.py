@@ -26,18 +26,18 @@ def ctc_greedy_sequential(log_probs: Tensor, lengths: Tensor, *, blank: int = -1
     for row, length in zip(log_probs.detach(), lengths.tolist(), strict=True):
         best, tokens = row[:length].max(-1)
         scores.append(best.sum(dtype=torch.promote_types(best.dtype, torch.float32)))
-        runs = []
+        labels = []
         start = 0
-        for label, run in groupby(tokens.tolist()):  # the GPU waits for Python here
+        for label, run in groupby(tokens.tolist()):  # the host waits for a GPU here
             frames = len([*run])
             if label != blank:
-                runs.append((label, start, frames))
+                labels.append((label, start, frames))
             start += frames
-        rows.append(runs)
+        rows.append(labels)
     return Hypotheses.from_lists(rows, scores, "sequential")
 
 
 def blank_index(blank: int, V: int) -> int:
-    """The index of the blank among V tokens, counted from the front; ValueError if out of range."""
+    """The index of the blank among V tokens, from 0; ValueError if it is out of range."""
     expect(whole(blank, -V, V - 1), "blank", f"an index of V={V} tokens", blank)
     return blank % V

@@ -21,16 +21,16 @@ STRATEGIES = {
     "frame_looping": frame_looping.decode,
     "one_by_one": one_by_one.decode,
 }
-TDT_WINDOW = 2  # default window on a CPU for TDT, whose durations skip most blanks
+TDT_WINDOW = 2  # default window of TDT on a CPU: its durations skip most blanks
 
 
 class Transducer(Protocol):
-    """What a decoder asks of a model; `predict` and `join` agree on a width P.
+    """What a decoder needs of a model; `predict` and `join` agree on a width P.
 
-    Work that depends on one side only (a projection to the joint's width) belongs into the encoder
-    or `predict`, where it is done once. A TDT model also has `durations`, a sequence of whole
-    numbers: the last logits of `join` are one for each of them. A module's child `encoder` is read
-    by neither of the two.
+    Work that depends on one side only, such as a projection to the joint's width, belongs in the
+    encoder or in `predict`, where it is done once. A TDT model also has `durations`, a sequence of
+    whole numbers; the last logits of `join` score them. Neither method reads a module's child
+    `encoder`.
     """
 
     blank: int
@@ -40,8 +40,8 @@ class Transducer(Protocol):
 
         Args:
             labels: (B,) int64; the blank at the start of the text.
-            state: What the last call returned: a tensor, None, or a tuple, list or dict of states,
-                with the batch as first dimension of every tensor. None at the start.
+            state: The state of the last call, None at the start. It is a tensor, None, or a tuple,
+                list or dict of states; the first dimension of every tensor is the batch.
         """
 
     def join(self, encoded: Tensor, predicted: Tensor) -> Tensor:
@@ -70,33 +70,33 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
 ) -> Hypotheses:
     """Greedy `Hypotheses` of a batch of encoded utterances; the same labels by every strategy.
 
-    On each frame the best token is taken until it is blank. After `max_symbols` labels on a frame
-    decoding moves to the next one without a blank, and without a blank's score. A TDT model (arXiv
-    2304.06795) moves on by the best duration of the same joint, after a blank by at least 1 frame.
+    On each frame the best token is taken until it is blank. After `max_symbols` labels on a frame,
+    decoding moves to the next frame without a blank and its score. A TDT model (arXiv 2304.06795)
+    moves by the best duration of the same joint, after a blank by at least 1 frame.
 
     Args:
         model: Used in the mode it is in: call model.eval() first.
         encoded: (B, T, E) encoder frames.
         lengths: (B,) valid frames, int32 or int64; 0 is allowed.
-        strategy: "windowed_looping", the fastest or within a tenth of it: every utterance has its
-            own clock, and one joint call covers `window` frames. "label_looping": label looping as
-            published (arXiv 2406.06220). "frame_looping": all utterances wait at every frame.
-            "one_by_one": the definition, one utterance and one symbol at a time.
+        strategy: "windowed_looping" is the fastest, or within a tenth of it: every utterance has
+            its own clock, and one joint call covers `window` frames. "label_looping" is label
+            looping as published (arXiv 2406.06220). With "frame_looping" all utterances wait at
+            every frame. "one_by_one" is the definition, one utterance and one symbol at a time.
         graphs: Whether windowed_looping runs as a CUDA graph: "off", "step" (the host replays a few
             turns at a time), "full" (one graph that loops on the device), or "auto". See
             `asrkit.decoders.transducer.graphs.decode`.
         max_symbols: Most labels on one frame.
-        window: Frames of one joint call of windowed_looping; None is 8, and 2 for TDT on a CPU
-            (good at batches of 1 to 128; other windows are not timed on a GPU).
+        window: Frames of one joint call of windowed_looping. None is 8, and 2 for TDT on a CPU,
+            which suits batches of 1 to 128; other windows were not timed on a GPU.
         confidence: Whether to return the confidence of each label, its probability.
-        carry: `carry` of earlier hypotheses, to go on where their frames ended.
+        carry: The `carry` of earlier hypotheses; decoding continues where their frames ended.
 
     Returns:
         Hypotheses with scores in nats; an utterance with a NaN among its logits has score NaN.
 
     Raises:
         ValueError: An argument does not fit, or the model does not follow the protocol.
-        RuntimeError: `graphs` asked by name for something that cannot run here.
+        RuntimeError: The chosen mode of `graphs` cannot run here.
 
     >>> first = transducer_greedy(model, encoded, lengths)  # doctest: +SKIP
     >>> rest = transducer_greedy(model, later, its_lengths, carry=first.carry)  # doctest: +SKIP
@@ -111,10 +111,10 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)
-    able = strategy == "windowed_looping" and encoded.is_cuda
+    can_graph = strategy == "windowed_looping" and encoded.is_cuda
     wanted = f"'auto' or 'off' with {strategy} on {encoded.device}"
     remedy = "Only windowed_looping runs as a graph, on a CUDA device."
-    expect(able or graphs in ("auto", "off"), "graphs", wanted, repr(graphs), remedy)
+    expect(can_graph or graphs in ("auto", "off"), "graphs", wanted, repr(graphs), remedy)
     wanted = f"1 to {MAX_COUNT} labels on a frame"
     expect(whole(max_symbols, 1, MAX_COUNT), "max_symbols", wanted, repr(max_symbols))
     expect(window is None or whole(window, 1), "window", "at least 1 frame, or None", repr(window))
@@ -125,12 +125,10 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence, encoded.device)
         if window is None:
-            few = greedy.durations and not encoded.is_cuda
-            window = TDT_WINDOW if few else GreedyOptions.window
+            is_short = greedy.durations and not encoded.is_cuda
+            window = TDT_WINDOW if is_short else GreedyOptions.window
         options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs)
-        decode = STRATEGIES[strategy]
-        if able and graphs != "off":
-            decode = decode_with_graphs
+        decode = decode_with_graphs if can_graph and graphs != "off" else STRATEGIES[strategy]
         start = carry or greedy.initial_carry(encoded)
         hypotheses = decode(greedy, encoded[:, :longest], lengths.long(), start, options)
     if confidence and hypotheses.confidence is None:  # no labels at all

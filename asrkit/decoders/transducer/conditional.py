@@ -1,6 +1,6 @@
 """`WhileGraph`: a CUDA graph that repeats a captured one while a flag on the device is set.
 
-A whole decoding loop is then one launch, and the host takes no part in it.
+A whole decoding loop is then one launch, without any work of the host.
 """
 
 import ctypes
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# One thread copies the flag into the condition. NVRTC knows the type of the handle, and the driver
-# brings the function.
+# One thread copies the flag into the condition. NVRTC defines the type of the handle, and the
+# driver provides the function.
 KERNEL = b"""
 extern "C" __device__ void cudaGraphSetConditional(
     cudaGraphConditionalHandle handle, unsigned int value
@@ -21,16 +21,16 @@ extern "C" __global__ void go_on(cudaGraphConditionalHandle handle, const bool *
     cudaGraphSetConditional(handle, *active);
 }
 """
-# The oldest that CUDA 13 still compiles for; the driver compiles the PTX for its own GPU.
+# The oldest target of CUDA 13; the driver compiles the PTX for its own GPU.
 OLDEST = "--gpu-architecture=compute_75"
 
 
 class WhileGraph:
     """Repeats a captured graph as long as a flag is set after a turn; there is at least one turn.
 
-    The graph is a single WHILE node (CUDA 12.4; arXiv 2406.03791 decodes so) that contains two:
-    the body as a child graph, and the kernel above. The child is a clone, so the body was captured
-    the ordinary way, and its memory stays with it.
+    The graph is a single WHILE node (CUDA 12.4; used for decoding in arXiv 2406.03791). It contains
+    two nodes: the body as a child graph, and the kernel above. The child is a clone of the body,
+    which is captured like any graph and owns its memory.
     """
 
     def __init__(self, body: torch.cuda.CUDAGraph, active: Tensor) -> None:
@@ -83,7 +83,7 @@ class WhileGraph:
 
 
 def ptx() -> bytes:
-    """PTX of the kernel for the driver. Needs NVRTC, and no GPU."""
+    """PTX of the kernel for the driver. Needs NVRTC but no GPU."""
     from cuda.bindings import nvrtc
 
     program = _checked(nvrtc.nvrtcCreateProgram(KERNEL, b"go_on.cu", 0, [], []))
@@ -98,15 +98,13 @@ def _checked(answer: tuple) -> Any:
     """The result of a cuda-python call; RuntimeError with the name of its error if it failed."""
     error, *values = answer
     if error.value != 0:
-        raise RuntimeError(f"CUDA says {error.name}")
-    if not values:
-        return None
-    return values[0]
+        raise RuntimeError(f"CUDA error {error.name}")
+    return values[0] if values else None
 
 
 @cache
 def _module(context: int) -> Any:
-    """The kernel, loaded once in each context, which is the current one."""
+    """The module of the kernel, loaded once into each context; `context` is the current one."""
     from cuda.bindings import driver
 
     return _checked(driver.cuModuleLoadData(ptx()))

@@ -1,6 +1,6 @@
 """Frame looping: batched greedy transducer decoding, one frame at a time for all utterances.
 
-Utterances whose frame is blank idle while others emit labels on it.
+An utterance whose frame is done idles while others emit more labels on theirs.
 """
 
 import torch
@@ -16,7 +16,7 @@ def decode(
 ) -> Hypotheses:
     """Greedy hypotheses by frame looping.
 
-    One joint call serves the whole batch; a frame takes as many calls as the utterance with the
+    One joint call serves the whole batch. A frame takes as many calls as the utterance with the
     most labels on it needs.
 
     Args:
@@ -38,7 +38,7 @@ def decode(
             scores = scores + score.masked_fill(waits, 0)
             time = time + jump.masked_fill(waits, 0)
             emits = active & (token != greedy.blank)
-            # The GPU waits for Python here, at every symbol. Label looping and graphs avoid that.
+            # The host waits for the GPU here, at every symbol. Label looping and graphs avoid that.
             if not emits.any():
                 break
             step = Emissions(

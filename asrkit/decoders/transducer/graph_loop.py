@@ -19,8 +19,8 @@ from asrkit.decoders.transducer.windowed_looping import (
 class GraphLoop:
     """Windowed looping for batches of up to B utterances of up to T frames, in fixed buffers.
 
-    `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch leaves
-    unused lie beyond its lengths and are never read.
+    `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch does not
+    use are beyond its lengths and are never read.
 
     Attributes:
         options: The options that `turn` uses.
@@ -30,7 +30,7 @@ class GraphLoop:
         counts: (B,) labels so far.
         outputs: (3, B, columns) labels, frames and durations so far.
         confidence: (B, columns) confidence of these labels, or None.
-        active: () bool on the device, written by every turn: whether another one is needed.
+        active: () bool on the device, written by every turn: whether another turn is needed.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class GraphLoop:
             B: Most utterances.
             T: Most frames.
             greedy: The model.
-            encoded: Gives width, dtype and device of the frames.
-            carry: Gives sizes and dtypes of the model's state.
+            encoded: An example of the frames, for width, dtype and device.
+            carry: An example of the model's state, for sizes and dtypes.
             options: Uses `window` and `max_symbols`.
         """
         device = encoded.device
         columns = T * options.max_symbols + 1
         self.options = options
-        self.duration_table = greedy.duration_table  # kept: a graph knows its address
+        self.duration_table = greedy.duration_table  # kept alive: a graph reads its address
         self.encoded = encoded.new_zeros(B, T, encoded.shape[2])
         self.lengths = carry.ahead.new_zeros(B)
         self.state = map_state(
@@ -89,8 +89,8 @@ class GraphLoop:
     def turn(self, greedy: GreedyModel) -> None:
         """Decode at most one more label of each utterance.
 
-        Utterances that emit nothing write too: their next label overwrites it, or it lies beyond
-        `counts`.
+        Utterances that emit nothing write a column too. Their next label overwrites it, or it stays
+        beyond `counts`.
         """
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
@@ -106,8 +106,8 @@ class GraphLoop:
     def repeat(self, turns: Callable[[], None]) -> None:
         """Call `turns` until no utterance is active.
 
-        The flag `active` travels to the host while the next turns already run, so there is one call
-        more than needed; turns after the end change nothing.
+        The flag `active` is copied to the host while the next turns already run. So there is one
+        call more than needed; turns after the end change nothing.
         """
         is_first = True
         for slot in cycle((0, 1)):
@@ -124,11 +124,11 @@ class GraphLoop:
 
     @torch.inference_mode(False)
     def hypotheses(self, lengths: Tensor, carry: Carry, impl: str) -> Hypotheses:
-        """The result of the loaded batch, in tensors of its own.
+        """The result of the loaded batch, copied from the buffers.
 
         Args:
-            lengths: (B,) as it was loaded.
-            carry: As it was loaded.
+            lengths: (B,) as in `load`.
+            carry: As in `load`.
             impl: How the result was computed.
         """
         B = len(lengths)

@@ -10,7 +10,7 @@ Python then launches nothing itself. The parts, from the caller down:
                    |          ^                              |
                    |          +---- clocks, state <----- predictor
                    |
-                   +-- capture: records turns; "full" loops by conditional.WhileGraph
+                   +-- capture_loop: records turns; "full" repeats them by conditional.WhileGraph
 """
 
 import threading
@@ -24,20 +24,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from asrkit.cuda_graphs import capture
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import windowed_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.runtime import CAPTURING, CaptureGuard
+from asrkit.runtime import CaptureGuard
 
 GRAPH_MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing
-WARM_UP = 2  # turns before a capture: libraries set themselves up
 KEEP = 8  # captured loops of one model
-MIN_ROWS = 8  # the fewest that a loop has room for, but a single utterance has a loop of its own
-MIN_FRAMES = 512  # the fewest that a loop has room for
+MIN_ROWS = 8  # smallest number of rows in a loop, except that one utterance has its own loop
+MIN_FRAMES = 512  # smallest number of frames in a loop
 
 
 class DecoderCall(NamedTuple):
@@ -51,7 +51,7 @@ class DecoderCall(NamedTuple):
 
 
 class GraphsUnavailable(RuntimeError):
-    """Why graphs cannot run."""
+    """Graphs cannot run here; the message says why."""
 
 
 def decode(
@@ -62,16 +62,16 @@ def decode(
     `options.graphs` is one of
         "step": the host replays a few turns (`TURNS`) at a time;
         "full": one graph that repeats itself on the device;
-        "auto": "full", or where that cannot run "step", if its first result in each size
-            equals the plain loop's. Where neither does, the plain loop runs from then on, and
-            `impl` says why.
+        "auto": "full", or "step" where "full" cannot run. Its first result in each size is
+            compared with the plain loop's. If neither mode works, the plain loop runs from then
+            on, and `impl` gives the reason.
 
-    Graphs are kept for a model until it is deleted or `release_graphs` is called. Few graphs serve
-    many batches: rows are rounded up (`rounded`), and each number of rows has one loop, with frames
-    for the longest batch so far; the `KEEP` used last stay. Weights may change in place. Graphs are
-    captured again when an address, dtype or shape of the model's weights and buffers changes, or a
-    module's mode; the child `encoder` is not looked at, since no turn reads it. Python numbers and
-    functions in `predict` and `join` stay as they were at the capture.
+    Graphs are kept until the model is deleted or `release_graphs` is called. Few graphs serve many
+    batches: the number of rows is rounded up (`rounded`), and each number of rows has one loop,
+    sized for the longest batch so far. The `KEEP` most recently used loops stay. Weights may change
+    in place. Graphs are captured again when the address, dtype or shape of a weight or buffer
+    changes, or the mode of a module. The child `encoder` is not checked, since no turn reads it.
+    Python numbers and functions in `predict` and `join` stay as they were at the capture.
 
     Threads that decode with one model take turns. A call on another stream waits for the last one.
 
@@ -80,10 +80,10 @@ def decode(
         encoded: (B, T, E), on a CUDA device.
         lengths: (B,) int64, valid frames.
         carry: State before the first frame.
-        options: All of them count.
+        options: Options of greedy decoding.
 
     Raises:
-        RuntimeError: A mode asked for by name cannot run.
+        RuntimeError: A mode that was chosen by name cannot run.
     """
     batch = DecoderCall(greedy, encoded, lengths, carry, options)
     if not isinstance(greedy.model, nn.Module):
@@ -96,7 +96,7 @@ def decode(
         return cache.decode(batch)
 
 
-def capture(
+def capture_loop(
     loop: GraphLoop, greedy: GreedyModel, mode: str, stream: torch.cuda.Stream
 ) -> Callable[[], None]:
     """Record turns of a loaded loop, and return a function that runs it to its end.
@@ -104,50 +104,45 @@ def capture(
     Args:
         loop: A loop with a batch in it.
         greedy: The model.
-        mode: "step" records `TURNS` turns in a graph that the host replays; "full" records one turn
+        mode: "step" records `TURNS` turns in a graph that the host replays. "full" records one turn
             in a graph that repeats itself.
-        stream: To record on. Matrix products keep a workspace for each stream, so graphs that may
-            run at the same time are recorded on different ones.
+        stream: The stream to record on; graphs that may run at the same time need different ones.
 
     Raises:
         RuntimeError: The turn contains an op that waits for the GPU, or the capture failed.
     """
+    repeats_itself = mode == "full"
+
+    def turns() -> None:
+        for _ in range(1 if repeats_itself else TURNS):
+            loop.turn(greedy)
+
+    def warm_up() -> None:
+        with CaptureGuard():
+            loop.turn(greedy)
+
+    # Autocast's cache of casts belongs to the caller's context, which may have ended at a replay.
     device_type = loop.active.device.type
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph(keep_graph=mode == "full")
-    # Casts that autocast has cached belong to whoever entered it, and may be gone at a replay.
-    cast = torch.autocast(
-        device_type,
-        torch.get_autocast_dtype(device_type),
-        torch.is_autocast_enabled(device_type),
-        cache_enabled=False,
-    )
-    with CAPTURING, cast, torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            with CaptureGuard():
-                loop.turn(greedy)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for _ in range(1 if mode == "full" else TURNS):
-                loop.turn(greedy)
-    torch.cuda.current_stream().wait_stream(stream)
-    if mode == "full":
+    dtype, enabled = torch.get_autocast_dtype(device_type), torch.is_autocast_enabled(device_type)
+    with torch.autocast(device_type, dtype, enabled, cache_enabled=False):
+        graph, _ = capture(turns, warm_up=warm_up, stream=stream, keep_graph=repeats_itself)
+    if repeats_itself:
         return WhileGraph(graph, loop.active).launch
     return partial(loop.repeat, graph.replay)
 
 
 class GraphCache:
-    """The captured loops of one model, the one used last at the end.
+    """The captured loops of one model, the most recently used one last.
 
     Attributes:
-        lock: Held by whoever decodes.
-        loops: Captured loops by what they fit, each with what runs it on the current stream once a
-            batch is loaded.
-        weights: What `weights_read` said when they were captured.
-        trusted: Keys of loops whose first result was compared with the plain loop's.
-        auto_modes: What "auto" still tries, in this order.
-        refused: Why it does not try the others; "" while it tries all.
-        done: When the device has finished with the buffers.
-        stream: That loops are recorded on; of FREE_STREAMS, and put back when the cache goes.
+        lock: Held while a thread decodes.
+        loops: Captured loops by `_key`, each with the function that runs it on the current stream.
+        weights: `weights_read` of the model at the capture.
+        trusted: Keys of loops whose first result equalled the plain loop's.
+        auto_modes: Modes that "auto" still tries, in this order.
+        refused: Why it no longer tries the others; "" while it tries all.
+        done: The event after which the device has finished with the buffers.
+        stream: The stream that loops are recorded on. It returns to FREE_STREAMS with the cache.
     """
 
     def __init__(self) -> None:
@@ -182,7 +177,7 @@ class GraphCache:
         return _decode_plain(batch, self.refused)
 
     def replay(self, batch: DecoderCall, mode: str) -> Hypotheses:
-        """Hypotheses by a captured loop that fits; it is captured first if there is none.
+        """Hypotheses by the captured loop for this batch, which is captured if there is none.
 
         Args:
             batch: The batch to decode.
@@ -192,41 +187,32 @@ class GraphCache:
             GraphsUnavailable: Nothing could be captured, or the result was wrong.
         """
         if self.done:
-            self.done.wait()  # another stream may have used these buffers last
+            self.done.wait()  # the last call may have used these buffers on another stream
         weights = weights_read(batch.greedy.model)
         if weights != self.weights:
             self.drop(*self.loops)
             self.weights = weights
         key = (mode, *_key(batch))
         if key in self.loops and self.loops[key][0].encoded.shape[1] < batch.encoded.shape[1]:
-            self.drop(key)  # for one with more room, which serves the shorter batches too
+            self.drop(key)  # a longer loop replaces it, and serves shorter batches too
         if key not in self.loops:
-            self.loops[key] = self.make(batch, mode)
+            self.loops[key] = self.captured(batch, mode)
         self.loops.move_to_end(key)
         loop, run = self.loops[key]
         loop.load(batch.encoded, batch.lengths, batch.carry)
         is_new = batch.options.graphs == "auto" and key not in self.trusted
         if is_new:
-            # in the graph's own sizes, since rounding depends on them
+            # at the graph's own sizes, since rounding depends on them
             state = loop.state
-            start = Carry(
-                predicted=state.predicted,
-                state=state.state,
-                ahead=state.time,
-                frames=torch.zeros_like(loop.counts),
-            )
+            start = Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
             expected = windowed_looping.decode(
-                batch.greedy,
-                loop.encoded,
-                loop.lengths,
-                start,
-                batch.options,
+                batch.greedy, loop.encoded, loop.lengths, start, batch.options
             )
         run()
         result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
         if is_new:
-            found = loop.hypotheses(loop.lengths, start, "")
-            if not all(map(torch.equal, found.parts()[:4], expected.parts()[:4])):  # but scores
+            actual = loop.hypotheses(loop.lengths, start, "")
+            if not all(map(torch.equal, actual.parts()[:4], expected.parts()[:4])):  # not scores
                 raise GraphsUnavailable("the captured loop found other labels than the plain one")
             self.trusted.add(key)
         if batch.encoded.is_cuda:
@@ -234,11 +220,11 @@ class GraphCache:
             self.done.record()
         return result
 
-    def make(self, batch: DecoderCall, mode: str) -> tuple[GraphLoop, Callable[[], None]]:
-        """Capture a loop for batches of this size; drops the loops used least recently.
+    def captured(self, batch: DecoderCall, mode: str) -> tuple[GraphLoop, Callable[[], None]]:
+        """A new loop for batches of this size; the least recently used loops make room for it.
 
         Args:
-            batch: Loaded for the capture.
+            batch: The batch that is in the loop during the capture.
             mode: "step" or "full".
 
         Raises:
@@ -254,19 +240,19 @@ class GraphCache:
             if self.stream is None:
                 self.stream = free_stream(encoded.device)
                 weakref.finalize(self, FREE_STREAMS.append, self.stream).atexit = False
-            return loop, capture(loop, greedy, mode, self.stream)
+            return loop, capture_loop(loop, greedy, mode, self.stream)
         except Exception as error:
             reason = f"graphs={mode!r}: capture failed, {_first_cause(error)}"
             raise GraphsUnavailable(reason) from error
 
 
 MODELS = weakref.WeakKeyDictionary[nn.Module, GraphCache]()
-FREE_STREAMS: list[torch.cuda.Stream] = []  # with the workspaces of loops that are gone
+FREE_STREAMS: list[torch.cuda.Stream] = []  # of deleted caches, with their workspaces
 REGISTERING = threading.Lock()
 
 
 def cache_of(model: nn.Module) -> GraphCache:
-    """The cache of `model`, made at the first call; it goes when the model is deleted."""
+    """The cache of `model`, which is deleted with the model."""
     with REGISTERING:
         if model not in MODELS:
             MODELS[model] = GraphCache()
@@ -274,16 +260,16 @@ def cache_of(model: nn.Module) -> GraphCache:
 
 
 def free_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that no captured loop was recorded on, or whose loops are gone."""
+    """A stream that no living cache records on."""
     with REGISTERING:
-        for place, stream in enumerate(FREE_STREAMS):
+        for index, stream in enumerate(FREE_STREAMS):
             if stream.device == device:
-                return FREE_STREAMS.pop(place)
+                return FREE_STREAMS.pop(index)
     return torch.cuda.Stream(device)
 
 
 def release_graphs(model: nn.Module | None = None) -> None:
-    """Free what graphs of `model`, or of all models, hold; the next call captures again."""
+    """Free the memory of the graphs of `model`, or of all models; the next call captures again."""
     with REGISTERING:
         models = list(MODELS) if model is None else [model]
         caches = [MODELS.pop(each) for each in models if each in MODELS]
@@ -293,24 +279,25 @@ def release_graphs(model: nn.Module | None = None) -> None:
 
 
 def weights_read(model: nn.Module) -> tuple:
-    """What a captured turn depends on of a model: where its tensors lie, and its modules' modes.
+    """The addresses, dtypes and shapes of a model's tensors, and its modules' modes.
 
-    Without the child `encoder`, whose hundreds of tensors no turn reads.
+    A captured turn depends on them. The child `encoder` is left out: it has hundreds of tensors,
+    and no turn reads them.
     """
     modules = [model]
     for name, child in model.named_children():
         if name != "encoder":
             modules += child.modules()
-    marks: list[tuple] = []
+    facts: list[tuple] = []
     for module in modules:
-        marks.append((module.training,))
+        facts.append((module.training,))
         for part in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            marks.append((part.data_ptr(), part.dtype, part.shape))
-    return tuple(marks)
+            facts.append((part.data_ptr(), part.dtype, part.shape))
+    return tuple(facts)
 
 
 def _first_cause(error: BaseException) -> str:
-    """The first line of the original error: leaving a failed capture raises another one."""
+    """The first line of the original error: ending a failed capture raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     first_line = str(error).partition("\n")[0]
@@ -325,15 +312,16 @@ def _decode_plain(batch: DecoderCall, reason: str) -> Hypotheses:
 def rounded(B: int, T: int) -> tuple[int, int]:
     """Buffer sizes (B, T) for B utterances of T frames.
 
-    Powers of two, at least `MIN_ROWS` and `MIN_FRAMES`; B = 1 stays. Unused rows are computed in
-    every turn. Unused frames cost memory only, 4 P + 24 max_symbols bytes each in float32.
+    Both are powers of two, at least `MIN_ROWS` and `MIN_FRAMES`; B = 1 stays 1. Unused rows are
+    computed in every turn. Unused frames cost only memory: 4 P + 24 max_symbols bytes each in
+    float32.
     """
     rows = 1 if B == 1 else max(MIN_ROWS, 1 << (B - 1).bit_length())
     return rows, max(MIN_FRAMES, 1 << (T - 1).bit_length())
 
 
 def _key(batch: DecoderCall) -> tuple:
-    """All that a captured loop depends on, but for weights and the number of frames."""
+    """Everything that a captured loop depends on except weights and the number of frames."""
     encoded, options, greedy = batch.encoded, batch.options, batch.greedy
     device_type = encoded.device.type
     parts = state_tensors(batch.carry)

@@ -14,8 +14,8 @@ def decode(
     """Greedy hypotheses by label looping.
 
     A turn of the outer loop finds one more label for every utterance that has one, with one
-    predictor call. Utterances have a clock each; one that has found its label waits while the inner
-    loop goes on through the blanks of the others.
+    predictor call. Each utterance has its own clock. One that has found its label waits while the
+    inner loop continues through the blanks of the others.
 
     Args:
         greedy: The model.
@@ -33,7 +33,7 @@ def decode(
     while (time < lengths).any():
         searching = time < lengths
         emitted = torch.zeros_like(searching)
-        labels = frames = durations = time
+        labels = frames = durations = time  # overwritten where an utterance emits
         confidence = None
         while searching.any():
             here = encoded[rows, time.clamp(max=T - 1)]

@@ -1,4 +1,4 @@
-"""What all greedy strategies share: options, the carry between calls, and the best-token rule.
+"""What all greedy strategies share: options, state carried between calls, and the best-token rule.
 
 `GreedyModel.best_tokens` decides for every strategy and device which token of a joint is best, how
 many frames it moves on, and how likely it is.
@@ -25,12 +25,12 @@ class GreedyOptions:
 
 
 class Carry(NamedTuple):
-    """Decoder state of B utterances after their frames so far; decodes the frames that follow."""
+    """Decoder state of B utterances after their frames so far, to decode the frames that follow."""
 
     predicted: Tensor  # (B, P), predictor output after the labels so far
     state: Any  # of the predictor
-    ahead: Tensor  # (B,) int64, frames still to come that a duration has already jumped over
-    frames: Tensor  # (B,) int64, frames decoded so far, which later labels' frames are offset by
+    ahead: Tensor  # (B,) int64, frames to come that a duration of TDT has already jumped over
+    frames: Tensor  # (B,) int64, frames decoded so far, added to the frames of later labels
 
     def select(self, rows: Tensor | slice) -> "Carry":
         """The carry of the utterances `rows`, in that order."""
@@ -42,27 +42,22 @@ class Carry(NamedTuple):
         return map_state(lambda *tensors: torch.cat(tensors), *carries)
 
     def after(self, time: Tensor, lengths: Tensor, predicted: Tensor, state: Any) -> "Carry":
-        """The carry once these utterances have been decoded by `lengths` more frames.
+        """The carry after `lengths` more frames.
 
         Args:
-            time: (B,) the frame that each utterance would look at next.
+            time: (B,) the frame that each utterance would decode next.
             lengths: (B,) frames of this call.
             predicted: (B, P) predictor output after the last label.
             state: Predictor state after the last label.
         """
-        return Carry(
-            predicted=predicted,
-            state=state,
-            ahead=time - lengths,
-            frames=self.frames + lengths,
-        )
+        return Carry(predicted, state, time - lengths, self.frames + lengths)
 
 
 class BestTokens(NamedTuple):
     """The best token of each joint; all tensors (...,)."""
 
     token: Tensor  # int64
-    # int64, frames to move on. RNN-T: 1 after a blank, 0 after a label. TDT: the best duration, at
+    # int64, frames to move. RNN-T: 1 after a blank, 0 after a label. TDT: the best duration, at
     # least 1 after a blank.
     jump: Tensor
     score: Tensor  # float32, log-probability in nats of the token, plus that of TDT's duration
@@ -74,10 +69,10 @@ class GreedyModel:
 
     Attributes:
         model: The transducer.
-        confidence: Whether `best_tokens` computes it.
+        confidence: Whether `best_tokens` computes the confidence.
         blank: Index of the blank.
         durations: Durations of TDT in frames; () for RNN-T.
-        longest_jump: The most frames that one token moves on.
+        longest_jump: Most frames that one token can advance.
         duration_table: `durations` as an int64 tensor; None for RNN-T.
     """
 
@@ -88,8 +83,8 @@ class GreedyModel:
 
         Args:
             model: A `Transducer`.
-            confidence: Whether it is asked for.
-            device: Where the frames will lie.
+            confidence: Whether `best_tokens` returns confidences.
+            device: Device of the encoder frames.
         """
         self.model = model
         self.confidence = confidence
@@ -108,7 +103,7 @@ class GreedyModel:
             predicted: Predictor outputs (..., P) whose leading dimensions broadcast with them.
 
         Raises:
-            ValueError: The logits have another shape.
+            ValueError: `join` returns logits of an unexpected shape.
         """
         logits = self.model.join(encoded, predicted)
         V = logits.shape[-1] - len(self.durations)
@@ -128,12 +123,7 @@ class GreedyModel:
             duration_score, index = duration_logp.max(-1)
             jump = torch.maximum(self.duration_table[index], blank)
             score = score + duration_score
-        return BestTokens(
-            token=token,
-            jump=jump,
-            score=score.float(),
-            confidence=confidence,
-        )
+        return BestTokens(token, jump, score.float(), confidence)
 
     def initial_carry(self, encoded: Tensor) -> Carry:
         """The carry of the utterances of encoded (B, T, E) before their first frame.
@@ -146,10 +136,6 @@ class GreedyModel:
         predicted, state = self.model.predict(blank, None)
         sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"
-        expect(sizes == {(B,)}, "model.predict", wanted, "another", "Transpose its state.")
-        return Carry(
-            predicted=predicted,
-            state=state,
-            ahead=torch.zeros_like(blank),
-            frames=torch.zeros_like(blank),
-        )
+        got = sorted(map(tuple, sizes))
+        expect(sizes == {(B,)}, "model.predict", wanted, got, "Transpose its state.")
+        return Carry(predicted, state, torch.zeros_like(blank), torch.zeros_like(blank))

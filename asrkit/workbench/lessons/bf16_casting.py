@@ -247,10 +247,10 @@ def forced(
     assert format_ is not None
     prompt = format_.tokens()
     model = Suppressing(recognizer.model, **notes[SUPPRESSED], prompt_tokens=len(prompt))
-    memory = model.remember(encoded.to(recognizer.dtype), ends)
+    memory = model.prefill(encoded.to(recognizer.dtype), ends)
     tokens = torch.tensor([[*prompt, *text]])
     K = tokens.shape[1]
-    logits, _ = model.follow(tokens, model.begin(memory, K), memory, reach=K)
+    logits, _ = model.step(tokens, model.init_state(memory, K), memory, reach=K)
     log_probs = logits[0, len(prompt) - 1 :].float().log_softmax(-1)
     wanted = torch.tensor([*text, model.eos])[:, None]
     chosen = log_probs.gather(1, wanted)[:, 0]

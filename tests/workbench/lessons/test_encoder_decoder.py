@@ -54,7 +54,9 @@ def test_operations_are_those_that_torch_counts(policy, U, changed, monkeypatch)
     # the counter does not see a CPU's fused attention
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with torch.inference_mode(), math, FlopCounterMode(display=False) as counter:
-        aed_greedy(with_policy(model, policy), encoded, torch.tensor([T]), most=U - 1)
+        aed_greedy(
+            with_policy(model, policy), encoded, torch.tensor([T]), max_labels=U - 1
+        )
     counted = aed_flops(model.config, policy, T=T, U=U)
     assert sum(counted.values()) == counter.get_total_flops()
 
@@ -99,8 +101,8 @@ def test_texts_have_the_length_that_is_asked_for_and_all_policies_write_the_same
 def test_what_is_kept_is_what_a_model_allocates(model, speech, policy):
     _, lengths = speech.lengths
     kept_model = with_policy(model, policy)
-    memory = kept_model.remember(speech.encoded, lengths)
-    state = kept_model.begin(memory, TOKENS)
+    memory = kept_model.prefill(speech.encoded, lengths)
+    state = kept_model.init_state(memory, TOKENS)
     found = [state_tensors(memory[1:]), state_tensors(state[1:])]
     B, T, D = speech.encoded.shape
     layers = 2 * 2  # keys and values of both layers

@@ -126,7 +126,7 @@ def test_a_written_text_is_a_draft_of_its_tokens(whisper):
 def test_bytes_of_a_step_are_those_of_weights_and_of_what_is_remembered(whisper):
     model = whisper.model
     T = 25
-    memory = model.remember(torch.zeros(1, T, 64), torch.tensor([T]))
+    memory = model.prefill(torch.zeros(1, T, 64), torch.tensor([T]))
     kept = sum(part.nbytes for part in (*memory.keys, *memory.values))
     products = [
         weight.nbytes

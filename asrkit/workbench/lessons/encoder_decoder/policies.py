@@ -190,7 +190,7 @@ def decode(model: Any, speech: Speech, policy: CachePolicy) -> Hypotheses:
     encoded = speech.encoded.to(model.embedding.weight.dtype)
     _, lengths = speech.lengths
     kept = with_policy(model, policy)
-    return aed_greedy(kept, encoded, lengths, most=speech.tokens - 1)
+    return aed_greedy(kept, encoded, lengths, max_labels=speech.tokens - 1)
 
 
 def texts_agree(model: AEDModel, speech: Speech) -> bool:
@@ -205,8 +205,8 @@ def kept_MB(model: AEDModel, speech: Speech, policy: CachePolicy) -> float:
     _, lengths = speech.lengths
     kept_model = with_policy(model, policy)
     with torch.inference_mode():
-        memory = kept_model.remember(speech.encoded, lengths)
-        state = kept_model.begin(memory, speech.tokens)
+        memory = kept_model.prefill(speech.encoded, lengths)
+        state = kept_model.init_state(memory, speech.tokens)
     # neither the mask of the frames nor the place in the text, which come first
     kept = state_tensors((memory[1:], state[1:]))
     return sum(part.nbytes for part in kept) / 1e6
@@ -269,7 +269,7 @@ def time_policies(models: Mapping[str, AEDModel], speech: Speech, *, repeats: in
     feature_lengths, lengths = speech.lengths
     for title, model in models.items():
         encode = torch.inference_mode()(model.encode)
-        project = torch.inference_mode()(model.remember)
+        project = torch.inference_mode()(model.prefill)
         arms[f"{title}, encoder"] = partial(encode, speech.features, feature_lengths)
         arms[f"{title}, projections"] = partial(project, speech.encoded, lengths)
         for name, policy in POLICIES.items():

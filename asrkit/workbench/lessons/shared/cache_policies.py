@@ -83,12 +83,12 @@ class _WithPolicy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def remember(self, encoded: Tensor, lengths: Tensor) -> Frames:
+    def prefill(self, encoded: Tensor, lengths: Tensor) -> Frames:
         """As the model's; caches the frames only."""
         frames, mask = self.model.masked_frames(encoded, lengths)
         return Frames(mask, frames)
 
-    def begin(self, memory: Frames, room: int) -> Any:
+    def init_state(self, memory: Frames, room: int) -> Any:
         """As the model's, with the cache of the text that the policy needs."""
         config = self.model.config
         B, _, D = memory.frames.shape
@@ -102,12 +102,12 @@ class _WithPolicy:
         kept = [memory.frames.new_zeros(shape) for _ in range(config.layers)]
         return Past(place, tuple(kept))
 
-    def follow(
+    def step(
         self, tokens: Tensor, state: Any, memory: Frames, *, reach: int | None = None
     ) -> tuple[Tensor, Any]:
         """As the model's."""
         model = self.model
-        place, buffers = state
+        place, buffers = state[:2]
         K = tokens.shape[1]
         span = span_of(place, K, buffers[0].shape[1], reach, memory.frames.dtype)
         after = state._replace(place=place + K)

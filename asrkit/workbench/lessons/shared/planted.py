@@ -210,7 +210,7 @@ def planted_text(
         prompt: number of tokens before the text; the first is `bos`.
         seed: seed of labels and frames.
     """
-    assert 1 <= prompt <= decoder.model.most - T, "the model has no positions for such texts"
+    assert 1 <= prompt <= decoder.model.max_tokens - T, "the model has no positions for such texts"
     V, half = decoder.codes.shape
     lengths = torch.linspace(T, T // 2, B).long()
     frames = [
