@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.runtime import CPU_DOUBLE, CPU_FLOAT
+from asrkit.devices import CPU_DOUBLE, CPU_FLOAT
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 

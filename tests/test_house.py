@@ -21,7 +21,15 @@ WORKBENCH = "workbench"
 FLOORS = [  # of the library, of the workbench above it, and what uses both
     {"conflict"},
     {"shapes", "files", "tasks"},
-    {"runtime", "cpu", "sound_files"},
+    {
+        "compilers",
+        "threads",
+        "memory",
+        "devices",
+        "gpu_waits",
+        "cpu",
+        "sound_files",
+    },
     {"sound_readers"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim"},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss
-from asrkit.runtime import peak_memory, return_free_memory
+from asrkit.memory import peak_memory, return_free_memory
 
 MB = 1_000_000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -95,7 +95,7 @@ def _prepare(options: PrepareOptions) -> int:
 
 
 def _stats(options: StatsOptions) -> int:
-    from asrkit.data.batching.statistics import histogram, length_stats, length_table
+    from asrkit.data.stats import histogram, length_stats, length_table
 
     lengths = _read_lengths(options)
     stats = length_stats(lengths, batch=options.batch)
@@ -104,7 +104,7 @@ def _stats(options: StatsOptions) -> int:
 
 
 def _lengths(options: LengthsOptions) -> int:
-    from asrkit.data.batching.statistics import TABLE
+    from asrkit.data.stats import TABLE
 
     name = str(options.out)
     expect(name.endswith(TABLE), "out", "a name that ends in .csv or .csv.gz", repr(name))
@@ -117,7 +117,7 @@ def _lengths(options: LengthsOptions) -> int:
 
 
 def _read_lengths(options: _TargetOptions) -> Any:
-    from asrkit.data.batching.statistics import read_lengths
+    from asrkit.data.stats import read_lengths
     from asrkit.text import load_tokenizer
 
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None

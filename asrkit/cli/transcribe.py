@@ -131,8 +131,8 @@ def _load(use: ModelOptions, dtype: str) -> Any:
     import torch
 
     from asrkit.export import is_exported, load_exported
+    from asrkit.memory import share_memory_pool
     from asrkit.models import limit_context, load_checkpoint
-    from asrkit.runtime import share_memory_pool
 
     share_memory_pool()
     path: Any = use.model

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from asrkit.data.utterances import RATE_HZ
+from asrkit.devices import CPU_FLOAT, to_device
 from asrkit.features import FeatureConfig, mel_edges_hz
-from asrkit.runtime import CPU_FLOAT, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 # Sizes of fast transforms: 2^4 3^2 times a number without a prime factor above 5, up to 2^27.

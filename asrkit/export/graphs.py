@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asrkit.devices import CPU_FLOAT
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
 from asrkit.models.transducer import log_probs
-from asrkit.runtime import CPU_FLOAT
 
 # Of ONNX's operators: the lowest that torch writes; engines since 2023 read it.
 OPSET = 18

@@ -8,8 +8,8 @@ from math import isclose, log
 import torch
 from torch import Tensor
 
+from asrkit.compilers import INTERPRETED, JIT_OFF, triton_fails
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.runtime import INTERPRETED, JIT_OFF, triton_fails
 from asrkit.shapes import expect, expect_choice
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

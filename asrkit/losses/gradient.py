@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes, as_index
-from asrkit.runtime import KEPT_MEMORY
+from asrkit.memory import KEPT_MEMORY
 
 # lattice(arcs, nodes, options, grad): without `grad` the posteriors stay None
 Recursions = Callable[[ArcLogProbs, Nodes, LatticeOptions, bool], ArcPosteriors]

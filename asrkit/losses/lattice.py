@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import CPU_FLOAT, to_device
+from asrkit.devices import CPU_FLOAT, to_device
 from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]

@@ -6,7 +6,7 @@ logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in 
 tokens and exp are float32; the log-normaliser adds a float64 logarithm. Sums over paths are
 float64: 8 bytes a node, and as much for the nodes of the utterances in work.
 
-Kernels are compiled on first use and kept on disk (asrkit.runtime.compiled). A forked process runs
+Kernels are compiled on first use and kept on disk (asrkit.compilers.compiled). A forked process runs
 them on one thread, since OpenMP does not survive a fork.
 """
 
@@ -36,7 +36,7 @@ from asrkit.losses.lattice import (
     Nodes,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
-from asrkit.runtime import forked, settle_after_fork
+from asrkit.threads import forked, single_thread_after_fork
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 BIT_PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
@@ -51,7 +51,7 @@ def pool() -> Iterator[None]:
     A forked process inherits no threads, and perhaps a lock that is held.
     """
     if forked():
-        settle_after_fork()  # a backward pass may be the first call there
+        single_thread_after_fork()  # a backward pass may be the first call there
         yield
         return
     with ONE_AT_A_TIME:

@@ -28,8 +28,8 @@ from asrkit.losses.lattice import (
     check_scores,
     reduce,
 )
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, expect_choice
+from asrkit.threads import eager
 
 CPU_TILE_BYTES = 1 << 20  # what backward takes at once, which fits a core's cache
 GPU_TILE_BYTES = 1 << 26

@@ -16,8 +16,8 @@ from asrkit.losses.lattice import (
     check_scores,
     reduce,
 )
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
+from asrkit.threads import eager
 
 TORCHAUDIO = "torch 2.11 takes torchaudio 2.11.0; torch 2.13 and later take 2.11.1."
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton", "torchaudio"]

@@ -20,8 +20,8 @@ from asrkit.losses.lattice import (
     reduce,
     takes_plain_loss,
 )
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
+from asrkit.threads import eager
 
 Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
 IMPLS = get_args(Impl)[1:]  # files of asrkit.losses

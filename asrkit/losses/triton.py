@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from asrkit.devices import to_device
 from asrkit.losses.lattice import (
     ArcLogProbs,
     ArcPosteriors,
@@ -30,7 +31,6 @@ from asrkit.losses.triton_rows import (
     column,
     gradient,
 )
-from asrkit.runtime import to_device
 
 __all__ = ["arc_log_probs", "gradient", "lattice"]
 

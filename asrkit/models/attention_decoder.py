@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.attention import relative_positions
 from asrkit.models.attention_layers import (
     Activation,
@@ -25,7 +26,6 @@ from asrkit.models.attention_layers import (
 )
 from asrkit.models.encoders import ConvConfig, draw, embedding, expect_heads, expect_sizes
 from asrkit.models.transducer import EncoderConfig, EncodingModel, make_encoder
-from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
 

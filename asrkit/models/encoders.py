@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asrkit.runtime import readable, to_device
+from asrkit.devices import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 

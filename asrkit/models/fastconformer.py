@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.attention import Context, RelativeAttention, attended, relative_positions
 from asrkit.models.encoders import (
     dtype_of,
@@ -18,7 +19,6 @@ from asrkit.models.encoders import (
     expect_sizes,
     strided,
 )
-from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask, whole
 
 MAX_CONTEXT = 10**9  # frames; -1 is all

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asrkit.cpu import OTHER_DTYPES, expect_int8
+from asrkit.gpu_waits import CAPTURING
 from asrkit.models.attention_decoder import AEDModel
 from asrkit.models.encoders import ConvEncoder
 from asrkit.models.fastconformer import ConformerBlock, FastConformer
@@ -22,7 +23,6 @@ from asrkit.models.jasper import ConvNorm, Jasper, JasperStage, without_padding
 from asrkit.models.packed import PackedLinear, is_plain_linear, pack, packs
 from asrkit.models.packed_conformer import PackedFastConformer
 from asrkit.models.whisper import WhisperEncoder
-from asrkit.runtime import CAPTURING
 from asrkit.shapes import expect, expect_choice
 
 M = TypeVar("M", bound=nn.Module)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.attention_layers import join_heads, split_heads
 from asrkit.models.encoders import expect_batch, expect_heads, expect_sizes, padding_mask, strided
-from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
 MANY = 500  # frames from which attention head by head is faster

@@ -10,8 +10,8 @@ from asrkit.cpu import fast_dtype
 from asrkit.data import AugmentConfig
 from asrkit.features import FeatureConfig
 from asrkit.models import FastConformerConfig
-from asrkit.runtime import usable_cores
 from asrkit.shapes import expect_types
+from asrkit.threads import usable_cores
 from asrkit.training.options import TrainOptions
 from asrkit.transcribe.options import expect_all
 

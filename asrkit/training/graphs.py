@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asrkit.runtime import CAPTURING, CaptureGuard
+from asrkit.gpu_waits import CAPTURING, CaptureGuard
 from asrkit.shapes import expect
 
 Arguments = tuple[Tensor, ...]

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from asrkit.data import Batch, Utterances
+from asrkit.devices import CPU_FLOAT
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import Checkpoint, TransducerConfig, make_model, save_checkpoint
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.models.presets import ModelConfig
-from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asrkit.devices import autocast, to_device
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
 from asrkit.models import AEDConfig, AEDModel, CTCConfig, CTCModel, TransducerModel
 from asrkit.models.encoders import strided
 from asrkit.models.presets import Model, ModelConfig
-from asrkit.runtime import autocast, to_device
 from asrkit.shapes import expect, valid_mask
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig

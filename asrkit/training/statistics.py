@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from asrkit.runtime import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT
 
 
 class Statistics:

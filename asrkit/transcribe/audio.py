@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.sound_files import CANCELLED_S, Sound, find, mean_of_channels, sound_of
 from asrkit.sound_readers import LEAST_MISSING_S, BrokenOff, SoundReader, open_sound

@@ -23,10 +23,11 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
+from asrkit.memory import free_memory
 from asrkit.models import Checkpoint
-from asrkit.runtime import free_memory, same_core, settle_after_fork, usable_cores
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import Sound
+from asrkit.threads import same_core, single_thread_after_fork, usable_cores
 from asrkit.transcribe.audio import Sources, recordings
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
@@ -257,7 +258,7 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # stdout is for transcripts
-    settle_after_fork()
+    single_thread_after_fork()
     if cores:
         os.sched_setaffinity(0, cores)
     if threads is not None:

@@ -16,8 +16,8 @@ import torch
 from asrkit.cli import main
 from asrkit.data import TrainingPlan
 from asrkit.files import lock
+from asrkit.memory import peak_memory
 from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
-from asrkit.runtime import peak_memory
 from asrkit.training import (
     Prepared,
     TrainConfig,

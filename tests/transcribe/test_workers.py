@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from waiting import running, wait_until
 
+from asrkit.memory import free_memory
 from asrkit.models.packed import PackedLinear
-from asrkit.runtime import free_memory, same_core, usable_cores
 from asrkit.sound_files import Sound
+from asrkit.threads import same_core, usable_cores
 from asrkit.transcribe import workers
 from asrkit.transcribe.workers import (
     Layout,

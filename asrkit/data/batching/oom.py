@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from asrkit.data.batching.buckets import Buckets
-from asrkit.runtime import peak_memory
+from asrkit.memory import peak_memory
 from asrkit.shapes import expect
 
 # Of a GPU's free memory, as in NeMo: fragments, and what is allocated beside torch, need some.

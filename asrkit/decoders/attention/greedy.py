@@ -19,8 +19,9 @@ from asrkit.decoders.attention.protocol import (
 )
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
-from asrkit.runtime import eager, to_device
+from asrkit.devices import to_device
 from asrkit.shapes import dims, expect, valid_mask
+from asrkit.threads import eager
 
 CHUNK = 16  # tokens of a draft that are checked at a time behind a mistake
 WORTH = 0.2  # share of them that has to be right, for such a call costs some steps

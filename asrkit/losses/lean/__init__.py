@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from asrkit.devices import autocast, autocast_dtype
 from asrkit.losses.choice import expect_runs, fastest
 from asrkit.losses.lattice import (
     LatticeOptions,
@@ -24,8 +25,8 @@ from asrkit.losses.lattice import (
     takes_plain_loss,
 )
 from asrkit.losses.lean.driver import Joint, LeanLoss, NodeTiles
-from asrkit.runtime import autocast, autocast_dtype, eager
 from asrkit.shapes import dims, expect, expect_choice, is_finite, whole
+from asrkit.threads import eager
 
 Activation = Literal["relu", "tanh"]
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]

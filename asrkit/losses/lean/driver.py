@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrkit.devices import to_device
 from asrkit.losses.gradient import (
     Recursions,
     Saved,
@@ -24,7 +25,6 @@ from asrkit.losses.gradient import (
     to_save,
 )
 from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes
-from asrkit.runtime import to_device
 
 SEGMENT = 32  # tiles whose active nodes are looked up at once, on a CPU
 NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors

@@ -22,7 +22,7 @@ from lhotse import (
 )
 
 from asrkit.data import Utterances, corpora
-from asrkit.data.batching.statistics import read_lengths
+from asrkit.data.stats import read_lengths
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder
 from asrkit.transcribe import manifests

@@ -48,8 +48,8 @@ def asrkit(model: str, threads: int, precision: str) -> Transcribe:
     """asrkit's own recogniser, by the function that its users call."""
     import torch
 
+    from asrkit.memory import share_memory_pool
     from asrkit.models import load_checkpoint
-    from asrkit.runtime import share_memory_pool
     from asrkit.transcribe import PipelineConfig, Recognizer, transcribe
 
     torch.set_num_threads(threads)

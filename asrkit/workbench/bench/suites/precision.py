@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from asrkit.cpu import has_int8
 from asrkit.features import FeatureConfig, log_mel, normalize
 from asrkit.files import home
+from asrkit.gpu_waits import op_name
 from asrkit.models import Checkpoint, FastConformer, load_checkpoint
 from asrkit.models.presets import Model
 from asrkit.models.transducer import log_probs
-from asrkit.runtime import op_name
 from asrkit.shapes import expect, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of

@@ -15,7 +15,7 @@ from lhotse import (
 )
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.batching.statistics import (
+from asrkit.data.stats import (
     histogram,
     length_stats,
     length_table,
