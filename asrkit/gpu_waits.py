@@ -1,4 +1,4 @@
-"""Ops that make the CPU wait for a GPU, and a guard against them before CUDA graphs are captured."""
+"""Ops that make the CPU wait for a GPU, and a guard against them for CUDA graphs."""
 
 import threading
 from typing import Any

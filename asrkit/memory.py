@@ -27,7 +27,7 @@ def _glibc() -> Any:
 
 
 def return_free_memory() -> None:
-    """Return freed memory to the operating system. Other C libraries than glibc do so on their own."""
+    """Return freed memory to the operating system, where glibc keeps it."""
     if _glibc():
         _glibc().malloc_trim(0)
 

@@ -6,8 +6,8 @@ logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in 
 tokens and exp are float32; the log-normaliser adds a float64 logarithm. Sums over paths are
 float64: 8 bytes a node, and as much for the nodes of the utterances in work.
 
-Kernels are compiled on first use and kept on disk (asrkit.compilers.compiled). A forked process runs
-them on one thread, since OpenMP does not survive a fork.
+Kernels are compiled on first use and kept on disk (asrkit.compilers.compiled). A forked process
+runs them on one thread, since OpenMP does not survive a fork.
 """
 
 import contextlib

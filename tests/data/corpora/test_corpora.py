@@ -22,9 +22,9 @@ from lhotse import (
 )
 
 from asrkit.data import Utterances, corpora
-from asrkit.data.stats import read_lengths
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder
+from asrkit.data.stats import read_lengths
 from asrkit.transcribe import manifests
 
 SIZES = {"train": 18, "dev": 6, "test": 6}
