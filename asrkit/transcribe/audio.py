@@ -20,7 +20,7 @@ from torch import Tensor
 from asrkit.devices import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.sound_files import CANCELLED_S, Sound, find, mean_of_channels, sound_of
-from asrkit.sound_readers import LEAST_MISSING_S, BrokenOff, SoundReader, open_sound
+from asrkit.sound_readers import MIN_MISSING_S, BrokenOff, SoundReader, open_sound
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class Reading:
                 yield mono
                 if not finite.all():
                     raise BrokenOff("NaN or infinity")
-            if min(left, end) - done >= LEAST_MISSING_S * rate and left < math.inf:
+            if min(left, end) - done >= MIN_MISSING_S * rate and left < math.inf:
                 raise BrokenOff(f"its header says {file.frames / rate:.2f} s")
         except BrokenOff as error:  # kept here, since the resampler holds samples before it
             at_s = (start + done) / rate

@@ -14,7 +14,7 @@ from asrkit.data.utterances import RATE_HZ, expect_valid, sound_paths
 from asrkit.files import json_lines, refuse_manifest
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import part_name
-from asrkit.sound_readers import LEAST_MISSING_S
+from asrkit.sound_readers import MIN_MISSING_S
 
 SPLITS = ("train", "dev", "test")
 SPLIT_NAMES = {  # the first word of a split's name, in corpora of others -> which one it is
@@ -121,7 +121,7 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     stated = row.get("duration")
     seconds = left if stated is None else float(stated)
     wanted = f"offset and duration in 0..{cut.duration} s"
-    inside = start >= 0 and 0 < seconds < left + LEAST_MISSING_S
+    inside = start >= 0 and 0 < seconds < left + MIN_MISSING_S
     expect(inside, "manifest", wanted, f"{start} and {stated} for {cut.id!r}")
     rounded = 0.01  # NeMo's durations of whole files are
     if start > 0 or left - seconds >= rounded:

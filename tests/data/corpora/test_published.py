@@ -94,7 +94,7 @@ def test_only_the_parts_asked_for_are_loaded_and_unknown_ones_refused_before_any
 
 
 def test_two_at_once_are_kept_apart(mini, tmp_path):
-    said = "expected a folder that nobody else writes to now"
+    said = "expected a folder that no other process writes to"
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match=said):
