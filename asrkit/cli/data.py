@@ -86,7 +86,7 @@ def _prepare(options: PrepareOptions) -> int:
         mirror=options.mirror,
         jobs=options.jobs,
         progress=not options.no_progress,
-        say=progress,
+        log=progress,
     )
     say(options, *(f"{name}: {count(n, 'utterance')}" for name, n in summary["parts"].items()))
     total = f"{count(summary['utterances'], 'utterance')}, {summary['hours']:,} hours"
