@@ -142,9 +142,8 @@ def log_mel(
     expect(is_config, "config", "a FeatureConfig", type(config).__name__, remedy)
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    floating = waveforms.is_floating_point()
     remedy = "Divide int16 by 32768."
-    expect(floating, "waveforms", "a float dtype", waveforms.dtype, remedy)
+    expect(waveforms.is_floating_point(), "waveforms", "a float dtype", waveforms.dtype, remedy)
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
     low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")

@@ -16,6 +16,7 @@ from asrkit.shapes import expect
 
 SPACE = "▁"  # a space, as SentencePiece writes it
 _CONTROL = 3  # type of control symbols in sentencepiece_model.proto
+RESAMPLES = 1000  # bootstrap samples of the utterances for the interval of an error rate
 _PART = "part "  # prefix of the models' names in a saved aggregate tokenizer
 
 
@@ -342,49 +343,39 @@ class ErrorRate:
         )
 
 
-def wer(
-    references: Sequence[str], hypotheses: Sequence[str], *, resamples: int = 1000, seed: int = 0
-) -> ErrorRate:
+def wer(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRate:
     """Word error rate over all utterances: errors / reference words.
 
     Args:
         references: Spoken text of each utterance. If it is empty, all recognised words are
             insertions. Case counts: see `normalize_text`.
         hypotheses: Recognised texts, in the same order.
-        resamples: Bootstrap samples of utterances for the 95 % interval.
-        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: The lists do not match, or all references are empty.
     """
     import jiwer
 
-    return _error_rate(jiwer.process_words, references, hypotheses, resamples, seed)
+    return _error_rate(jiwer.process_words, references, hypotheses)
 
 
-def cer(
-    references: Sequence[str], hypotheses: Sequence[str], *, resamples: int = 1000, seed: int = 0
-) -> ErrorRate:
+def cer(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRate:
     """Character error rate over all utterances: errors / reference characters, spaces included.
 
     Args:
         references: Spoken text of each utterance. If it is empty, all recognised words are
             insertions. Case counts: see `normalize_text`.
         hypotheses: Recognised texts, in the same order.
-        resamples: Bootstrap samples of utterances for the 95 % interval.
-        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: The lists do not match, or all references are empty.
     """
     import jiwer
 
-    return _error_rate(jiwer.process_characters, references, hypotheses, resamples, seed)
+    return _error_rate(jiwer.process_characters, references, hypotheses)
 
 
-def _error_rate(
-    process: Any, references: Sequence[str], hypotheses: Sequence[str], resamples: int, seed: int
-) -> ErrorRate:
+def _error_rate(process: Any, references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRate:
     one_text = isinstance(references, str) or isinstance(hypotheses, str)
     wanted = "a list of texts each"
     expect(not one_text, "references, hypotheses", wanted, "one text", "Pass [text].")
@@ -392,7 +383,6 @@ def _error_rate(
     expect(len(references) == len(hypotheses), "hypotheses", wanted, len(hypotheses))
     filled = any(text.strip() for text in references)
     expect(filled, "references", "at least one that is not empty", references[:3])
-    expect(resamples >= 1, "resamples", "at least 1", resamples)
     rows = []
     for pair in zip(references, hypotheses, strict=True):
         # single spaces, since jiwer treats "\n" as a letter
@@ -400,8 +390,8 @@ def _error_rate(
         units = out.hits + out.substitutions + out.deletions
         rows.append((out.substitutions, out.insertions, out.deletions, units))
     counts = np.array(rows)  # (N, 4)
-    samples = np.random.default_rng(seed).integers(0, len(rows), (resamples, len(rows)))
-    draws = counts[samples].sum(1)  # (resamples, 4)
+    samples = np.random.default_rng(0).integers(0, len(rows), (RESAMPLES, len(rows)))
+    draws = counts[samples].sum(1)  # (RESAMPLES, 4)
     draws = np.where(draws[:, 3:] > 0, draws, counts.sum(0))  # if all its references are empty
     low, high = np.quantile(draws[:, :3].sum(1) / draws[:, 3], [0.025, 0.975])
     substitutions, insertions, deletions, units = (int(n) for n in counts.sum(0))

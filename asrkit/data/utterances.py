@@ -310,10 +310,9 @@ class TrainingPlan:
     ) -> None:
         expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
         count = len(utterances)
-        fits = whole(batches, 1, count)
         wanted = f"from 1 to the number of utterances, {count}"
         remedy = "Each process, and each of --accumulate, takes a batch of a step."
-        expect(fits, "batches", wanted, batches, remedy)
+        expect(whole(batches, 1, count), "batches", wanted, batches, remedy)
         budget = batch_seconds * RATE_HZ
         self.seed = seed
         self.count = batches

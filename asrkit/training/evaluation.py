@@ -144,9 +144,7 @@ class BackgroundEvaluation(Generic[Score]):
 
     def poll(self) -> dict[int, Score]:
         """Scores that have arrived so far, by step, without waiting."""
-        if self._connection.poll():
-            return self.collect()
-        return dict(self.scores)
+        return self.collect() if self._connection.poll() else self.scores
 
     def collect(self) -> dict[int, Score]:
         """Scores of all submitted steps; waits for the one that is being computed.
@@ -156,7 +154,7 @@ class BackgroundEvaluation(Generic[Score]):
         """
         step, self._waiting_for = self._waiting_for, None
         if step is None:
-            return dict(self.scores)
+            return self.scores
         try:
             score, error = self._connection.recv()
         except (EOFError, OSError):
@@ -168,7 +166,7 @@ class BackgroundEvaluation(Generic[Score]):
         if error:
             raise RuntimeError(f"evaluation: step {step} failed:\n{error}")
         self.scores[step] = score
-        return dict(self.scores)
+        return self.scores
 
     def __enter__(self) -> "BackgroundEvaluation[Score]":
         return self

@@ -83,8 +83,7 @@ class Graphed:
         capture: Capture,
     ) -> None:
         fits = list(lengths) == sorted(set(lengths)) and len(samples) == len(lengths) > 0
-        wanted = f"ascending ones, one for each of {len(samples)} samples"
-        expect(fits, "lengths", wanted, lengths)
+        expect(fits, "lengths", f"ascending ones, one for each of {len(samples)} samples", lengths)
         self.samples = samples
         self.lengths = lengths
         self.passes = list[Callable[..., Any]]()

@@ -104,8 +104,7 @@ def oom_search(
     """
     from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
-    is_table = isinstance(buckets, Buckets)
-    expect(is_table, "buckets", "asrkit.data.Buckets", type(buckets).__name__)
+    expect(isinstance(buckets, Buckets), "buckets", "asrkit.data.Buckets", type(buckets).__name__)
     known = budget_bytes is not None or torch.device(device).type == "cuda"
     expect(known, "budget_bytes", "a number of bytes for a step", None)
     expect(0 <= tolerance < 1, "tolerance", "a share from 0 to below 1", tolerance)

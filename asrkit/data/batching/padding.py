@@ -101,19 +101,14 @@ def attention(*, quadratic: float = 20.0) -> Cost:
     )
 
 
-def transducer_joint(*, frames_per_second: float = 12.5, V: int = 1025, itemsize: int = 4) -> Cost:
+def transducer_joint() -> Cost:
     """Bytes of the joint's logits and their gradient: B T (U + 1) V numbers, twice.
 
-    The formula of NVIDIA's "Training NeMo RNN-T Models Efficiently with Numba FP16 Support"
-    (document 003 in data/claims.yaml). Other tensors are not counted: see
-    `asrkit.training.joint_peak_bytes`.
-
-    Args:
-        frames_per_second: Encoder frames per second.
-        V: Number of tokens, blank included.
-        itemsize: Bytes of a number.
+    With 12.5 encoder frames per second, 1025 tokens (blank included) and float32. The formula of
+    NVIDIA's "Training NeMo RNN-T Models Efficiently with Numba FP16 Support" (document 003 in
+    data/claims.yaml). Other tensors are not counted: see `asrkit.training.joint_peak_bytes`.
     """
-    bytes_per_node = 2 * V * itemsize * frames_per_second
+    bytes_per_node = 2 * 1025 * 4 * 12.5
     return Cost(
         name="transducer joint",
         unit="B",

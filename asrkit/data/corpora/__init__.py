@@ -62,8 +62,7 @@ def load(
             if speaker == hold_out:
                 split = "test"
             sets[split].append(cut)
-    known = hold_out is None or hold_out in speakers
     wanted = f"a speaker of a manifest, such as {', '.join(sorted(speakers)[:9]) or 'none here'}"
     remedy = "spoken_commands has its own test set."
-    expect(known, "hold_out", wanted, repr(hold_out), remedy)
+    expect(hold_out is None or hold_out in speakers, "hold_out", wanted, repr(hold_out), remedy)
     return {split: CutSet.from_cuts(cuts) for split, cuts in sets.items()}

@@ -112,9 +112,8 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     name = part_name(audio, start, channel)
     cut = Recording.from_file(file, recording_id=str(row.get("id", name))).to_cut()
     if channel is not None:
-        exists = whole(channel, 0, cut.num_channels - 1)
         wanted = f"a channel below {cut.num_channels} of {audio!r}"
-        expect(exists, "manifest", wanted, repr(channel))
+        expect(whole(channel, 0, cut.num_channels - 1), "manifest", wanted, repr(channel))
         if cut.num_channels > 1:
             cut = fastcopy(cut.to_mono()[channel], id=cut.id)
     remaining = cut.duration - start
