@@ -1,7 +1,7 @@
 """Instructions of this CPU: AVX-512, products of bfloat16, and products of int8.
 
-Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. `asrkit.models.packed` tests
-whether oneDNN supports a dtype at all, perhaps by slower instructions.
+Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. `asrkit.models` tests whether
+oneDNN supports a dtype at all, perhaps by slower instructions.
 """
 
 import torch
@@ -38,14 +38,14 @@ def fast_dtype(device: str = "cpu") -> str:
 
 
 def has_avx512() -> bool:
-    """Whether this CPU has AVX-512. Without it oneDNN has no packed convolutions that pay."""
+    """Whether this CPU has AVX-512, without which prepacked convolutions are slower."""
     return bool(torch.cpu.get_capabilities().get("avx512_f"))
 
 
 def has_int8() -> bool:
     """Whether this is an x86 CPU with instructions for products of int8.
 
-    `asrkit.models.int8` was never run on Arm.
+    asrkit's int8 kernels were never run on Arm.
     """
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(flag) for flag in INT8_FLAGS)

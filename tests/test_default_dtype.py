@@ -45,31 +45,31 @@ def whole(*numbers):
     return torch.tensor(numbers, device="cpu")
 
 
-results = {}
+found = {}
 waves, lengths = random(2, 16_000) / 4, whole(16_000, 9000)
 for window in ("hann", "hamming"):
-    results[window] = log_mel(waves, lengths, config=FeatureConfig(window=window))
-results["relative"] = attention.relative_positions(9, -9, 12, waves)
-results["sines"] = attention_decoder.sines(40, 12, waves), whisper.sines(40, 12, waves)
+    found[window] = log_mel(waves, lengths, config=FeatureConfig(window=window))
+found["relative"] = attention.relative_positions(9, -9, 12, waves)
+found["sines"] = attention_decoder.sines(40, 12, waves), whisper.sines(40, 12, waves)
 generator = torch.Generator().manual_seed(0)
-results["augment"] = augment(waves, lengths, generator)
+found["augment"] = augment(waves, lengths, generator)
 features = log_mel(waves, lengths)
-results["masks"] = spec_augment(*features, generator)
-results["warped"] = warp_features(*features, generator)
+found["masks"] = spec_augment(*features, generator)
+found["warped"] = warp_features(*features, generator)
 utterances = Utterances(
     waveforms=[(30_000 * waves[0]).short()], texts=["a b"], ids=["1"], speakers=["x"]
 )
 batch = utterances.batch([0], CharTokenizer())
-results["batch"] = batch.waveforms, batch.sample_lengths, batch.targets
+found["batch"] = batch.waveforms, batch.sample_lengths, batch.targets
 
 log_probs, frames = random(2, 12, 4).log_softmax(-1), whole(12, 9)
 tokens, arpa = ["a", "b", "c", "<blank>"], folder / "lm.arpa"
 words = ["a", "b", " ", "<blank>"]
 for lm in (None, NGram.read(arpa, tokens), WordNGram.read(arpa, words)):
-    texts = ctc_beam(log_probs, frames, lm=lm)
-    results["beam", type(lm).__name__] = texts.parts()
-results["normalised"] = normalised(log_probs[0, :2, 0], whole(7, 12))
-results["aligned"] = tuple(ctc_alignment(log_probs, frames, texts))
+    heard = ctc_beam(log_probs, frames, lm=lm)
+    found["beam", type(lm).__name__] = heard.parts()
+found["normalised"] = normalised(log_probs[0, :2, 0], whole(7, 12))
+found["aligned"] = tuple(ctc_alignment(log_probs, frames, heard))
 
 targets, counts = whole([0, 1], [2, 0]), whole(2, 1)
 halves = [random(2, 12, 8), random(2, 3, 8), random(6, 8), random(6)]
@@ -82,24 +82,24 @@ for loss, inputs, options in (
     torch.manual_seed(0)
     inputs = [each.requires_grad_() for each in inputs]
     costs = loss(*inputs, targets, frames, counts, **options)
-    results[loss.__name__] = costs, *torch.autograd.grad(costs.sum(), inputs)
+    found[loss.__name__] = costs, *torch.autograd.grad(costs.sum(), inputs)
 for optimizer in (Lamb, NovoGrad):
     weight = torch.nn.Parameter(random(3))
     weight.grad = random(3)
     optimizer([weight], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1).step()
-    results[optimizer.__name__] = weight.detach()
+    found[optimizer.__name__] = weight.detach()
 
 for path in sorted(folder.glob("*.safetensors")):
     checkpoint = load_checkpoint(path)
     for search in (None, BeamOptions(beam=2)):
         if search is None or "transducer" not in path.stem:
             recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(search=search))
-            results[path.stem, search is None] = recognizer(waves, lengths).parts()
+            found[path.stem, search is None] = recognizer(waves, lengths).parts()
             options = WindowOptions(timestamps=True)
             rest = {"options": options, "recognizer": recognizer}
             (text,) = transcribe(checkpoint, folder / "a.wav", **rest)
-            results["text", path.stem, search is None] = text.text, text.words, text.error
-torch.save(results, folder / "out.pt")
+            found["text", path.stem, search is None] = text.text, text.words, text.error
+torch.save(found, folder / "out.pt")
 """
 
 ARPA = """
@@ -124,7 +124,7 @@ ngram 2=2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Checkpoints, an n-gram model, and three seconds of sound at another rate."""
+    """Checkpoints, an n-gram model, and three seconds at a rate of their own."""
     folder = tmp_path_factory.mktemp("files")
     torch.manual_seed(1)
     tokenizer = CharTokenizer()
@@ -168,6 +168,6 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "meta"])
 def test_the_defaults_of_torch_change_no_result(name, folder, plain):
-    results = run(name, folder)
-    assert results.keys() == plain.keys()
-    assert [key for key in plain if not same(results[key], plain[key])] == []
+    found = run(name, folder)
+    assert found.keys() == plain.keys()
+    assert [key for key in plain if not same(found[key], plain[key])] == []
