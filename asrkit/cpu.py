@@ -1,6 +1,6 @@
 """Instructions of this CPU: AVX-512, products of bfloat16, and products of int8.
 
-Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. `asrkit.models` tests whether
+Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. `asrkit.models` tests if
 oneDNN supports a dtype at all, perhaps by slower instructions.
 """
 
