@@ -4,8 +4,8 @@ The library: asrkit.features, .text, .models, .losses, .decoders, .data, .transc
 The workbench, which the library never imports: asrkit.workbench with .measure, .cost, .bench,
 .claims, .plots, .lessons and .report.
 
-Importing asrkit decides nothing: no device is probed, no dtype set, nothing downloaded. A
-user without a name gets one, such as uid12345.
+Importing asrkit probes no device, sets no dtype and downloads nothing. A user without a name gets
+one, such as uid12345.
 """
 
 import getpass
@@ -14,11 +14,11 @@ import os
 from asrkit import conflict as _conflict  # noqa: F401 - refuses files of another project
 
 
-def _name_a_nameless_user() -> None:
-    """Set $USER, and $HOME as Docker does, where the system knows no name for the user's number.
+def _ensure_user_name() -> None:
+    """Set $USER, and $HOME as Docker does, if the system has no name for the user's number.
 
-    torch's compiler, which optimizers load as well, names a folder by the user, and fails there;
-    lhotse and Jupyter fail without a home.
+    torch's compiler, which optimizers load too, names a folder after the user, and fails without a
+    name; lhotse and Jupyter fail without a home.
     """
     try:
         getpass.getuser()
@@ -28,7 +28,7 @@ def _name_a_nameless_user() -> None:
             os.environ.setdefault("HOME", "/")
 
 
-_name_a_nameless_user()
+_ensure_user_name()
 
 
 def __getattr__(name: str) -> str:

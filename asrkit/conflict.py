@@ -1,7 +1,7 @@
-"""Refuses to run among the files of the other project named asrkit (on PyPI): they share a folder.
+"""Raises ImportError if the other project named asrkit (on PyPI) is installed in the same folder.
 
-What needs nothing else of asrkit imports this first, so that whichever project was installed last,
-the two are not mixed.
+Modules that need nothing else of asrkit import this first, so that the files of the two projects
+are never mixed, whichever was installed last.
 """
 
 from pathlib import Path

@@ -1,22 +1,22 @@
-"""What this CPU has instructions for: AVX-512, products of bfloat16, and products of int8.
+"""Instructions of this CPU: AVX-512, products of bfloat16, and products of int8.
 
-Everything here asks `torch.cpu.get_capabilities`, which reads the CPU's flags. Whether oneDNN takes
-a dtype at all, perhaps by slower instructions, is another question: `asrkit.models.cpu.prepacked`.
+Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. `asrkit.models` tests if
+oneDNN supports a dtype at all, perhaps by slower instructions.
 """
 
 import torch
 
 from asrkit.shapes import expect
 
-BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "avx512_bf16"}  # and what people call them
-# Products of unsigned by signed numbers of 8 bits with sums of 32 bits. Older CPUs add pairs in 16
-# bits, which overflow.
+BFLOAT16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "avx512_bf16"}  # flag -> usual name
+# Products of unsigned and signed 8-bit numbers with 32-bit sums. Older CPUs add pairs in 16 bits,
+# which overflow.
 INT8_FLAGS = ("avx512_vnni", "avx_vnni", "amx_int8")
 OTHER_DTYPES = "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32."
 
 
 def bfloat16_instructions() -> str:
-    """What this CPU multiplies bfloat16 by: "AMX", "avx512_bf16", or "" where it has neither."""
+    """Instructions that multiply bfloat16 on this CPU: "AMX", "avx512_bf16", or "" for none."""
     capabilities = torch.cpu.get_capabilities()
     for flag, name in BFLOAT16_FLAGS.items():
         if capabilities.get(flag):
@@ -25,11 +25,11 @@ def bfloat16_instructions() -> str:
 
 
 def fast_dtype(device: str = "cpu") -> str:
-    """Name of the dtype that a device multiplies fastest: "bfloat16" where it has instructions for
-    that, else "float32".
+    """Name of the dtype that a device multiplies fastest: "bfloat16" if it has instructions for it,
+    else "float32".
 
     Args:
-        device: "cpu"; or "cuda", perhaps with a number, which is "float32" where no GPU is here.
+        device: "cpu"; or "cuda", with or without a number. Without a GPU the result is "float32".
     """
     has = bool(bfloat16_instructions())
     if device.startswith("cuda"):
@@ -45,7 +45,7 @@ def has_avx512() -> bool:
 def has_int8() -> bool:
     """Whether this is an x86 CPU with instructions for products of int8.
 
-    On Arm `asrkit.models.cpu.int8` was never run.
+    asrkit's int8 kernels were never run on Arm.
     """
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(flag) for flag in INT8_FLAGS)

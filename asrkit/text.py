@@ -15,12 +15,13 @@ import numpy as np
 from asrkit.shapes import expect
 
 SPACE = "▁"  # a space, as SentencePiece writes it
-_CONTROL = 3  # a type of piece in sentencepiece_model.proto
-_PART = "part "  # before the names of an aggregate tokenizer's models, where it is saved
+_CONTROL = 3  # type of control symbols in sentencepiece_model.proto
+RESAMPLES = 1000  # bootstrap samples of the utterances for the interval of an error rate
+_PART = "part "  # prefix of the models' names in a saved aggregate tokenizer
 
 
 class Tokenizer(Protocol):
-    """What asrkit asks of a tokenizer.
+    """The interface of a tokenizer.
 
     Blank is not one of its tokens; models put it at index `vocab_size`.
     """
@@ -52,7 +53,7 @@ class CharTokenizer:
         return [*self.alphabet]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of `text` in lower case; ValueError names the characters that have none."""
+        """Tokens of `text` in lower case; ValueError names characters outside of the alphabet."""
         text = text.lower()
         unknown = sorted(set(text) - set(self.alphabet))
         expect(
@@ -65,14 +66,14 @@ class CharTokenizer:
         return [self.alphabet.index(character) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, without outer and double spaces."""
+        """Text of `tokens`, without outer or double spaces."""
         _check_tokens(tokens, self.vocab_size)
         return " ".join("".join(self.alphabet[token] for token in tokens).split())
 
 
 @dataclass(frozen=True)
 class SentencePieceTokenizer:
-    """Subword tokens of a SentencePiece model, held as bytes for checkpoints to carry."""
+    """Subword tokens of a SentencePiece model, stored as bytes so that checkpoints contain it."""
 
     model: bytes
 
@@ -91,9 +92,9 @@ class SentencePieceTokenizer:
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
     def with_control(self) -> "SentencePieceTokenizer":
-        """The same model with `<pad>` and pieces such as `<|en|>` as control symbols: without text.
+        """The same model with `<pad>` and pieces such as `<|en|>` as control symbols, without text.
 
-        NeMo's models have them as symbols that a user defined, which are text like any other.
+        NeMo's models have them as user-defined symbols, which decode to their names.
         """
         from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
@@ -110,7 +111,7 @@ class SentencePieceTokenizer:
 
     @property
     def unknown(self) -> int:
-        """The piece for what no other piece can write; -1 in a model without one."""
+        """The token of text without a piece; -1 in a model without such a token."""
         return self._processor.unk_id()
 
     def pieces(self) -> list[str]:
@@ -129,20 +130,20 @@ class SentencePieceTokenizer:
 
 @dataclass(frozen=True)
 class AggregateTokenizer:
-    """SentencePiece models one behind the other, each for a language, as NeMo's Canary has them.
+    """Concatenated SentencePiece models, one for each language, as in NeMo's Canary.
 
     The first token of a model is the number of tokens of all models before it.
 
     Args:
-        parts: (language, model) in the order of their tokens. A model of control symbols alone has
-            a name of its own, such as "spl_tokens".
+        parts: (language, model) in the order of their tokens. A model that has only control symbols
+            has its own name, such as "spl_tokens".
     """
 
     parts: tuple[tuple[str, SentencePieceTokenizer], ...]
 
     @cached_property
     def _starts(self) -> list[int]:
-        """The first token of each model, and of one more."""
+        """The first token of each model, and the number of all tokens."""
         return [0, *itertools.accumulate(part.vocab_size for _, part in self.parts)]
 
     @cached_property
@@ -159,14 +160,14 @@ class AggregateTokenizer:
         return [*self._pieces]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of `text` by the model for "en", or the last one where there is none."""
+        """Tokens of `text` by the model for "en", or by the last one without that."""
         names = [name for name, _ in self.parts]
         number = names.index("en") if "en" in names else len(names) - 1
         start = self._starts[number]
         return [start + token for token in self.parts[number][1].encode(text)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of the tokens, which may be of several models."""
+        """Text of the tokens, which may belong to several models."""
         _check_tokens(tokens, self.vocab_size)
         starts = self._starts
         text = ""
@@ -183,8 +184,8 @@ class JsonTokenizer:
     """Tokens of a tokenizer.json, by Hugging Face's `tokenizers`.
 
     Args:
-        contents: The text of the file, for checkpoints to carry.
-        vocab_size: Number of tokens of texts: those of prompts and times, and blank, come behind.
+        contents: The text of the file, so that checkpoints contain it.
+        vocab_size: Number of text tokens. Tokens of prompts and times, and blank, follow them.
     """
 
     contents: str
@@ -200,7 +201,7 @@ class JsonTokenizer:
         expect(self.vocab_size <= known, "tokenizer", f"{self.vocab_size} tokens", known)
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        """What pickles and copies are made of: `_tokenizer` would lose that "<|en|>" is text."""
+        """Pickle and copy the arguments alone: `_tokenizer` would forget that "<|en|>" is text."""
         return JsonTokenizer, (self.contents, self.vocab_size)
 
     @cached_property
@@ -209,7 +210,7 @@ class JsonTokenizer:
 
         try:
             tokenizer = tokenizers.Tokenizer.from_str(self.contents)
-        except Exception as error:  # of Rust, without a class of its own
+        except Exception as error:  # from Rust, without a class of its own
             raise ValueError(f"tokenizer: tokenizer.json is damaged ({error!s:.200}).") from None
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -217,18 +218,18 @@ class JsonTokenizer:
         return tokenizer
 
     def pieces(self) -> list[str]:
-        """What each token writes, with "▁" for a space and U+FFFD for part of a character."""
+        """Text of each token, with "▁" for a space and U+FFFD for part of a character."""
         tokens = range(self.vocab_size)
         if type(self._tokenizer.decoder).__name__ == "ByteLevel":
             return [self._tokenizer.decode([token]).replace(" ", SPACE) for token in tokens]
         return [self._tokenizer.id_to_token(token) for token in tokens]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of `text`; in byte-level ones a space before its first word is part of it."""
+        """Tokens of `text`. Byte-level tokens include the space before a word."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, with single spaces; special ones have none."""
+        """Text of `tokens`, with single spaces; special tokens have no text."""
         _check_tokens(tokens, self.vocab_size)
         return " ".join(self._tokenizer.decode([int(token) for token in tokens]).split())
 
@@ -237,29 +238,29 @@ def byte_level_json(vocabulary: dict[str, int], merges: Sequence[Sequence[str]])
     """The tokenizer.json of a byte-level BPE such as Whisper's.
 
     Args:
-        vocabulary: Token ids by text, a letter for each byte.
+        vocabulary: Token ids by their text, in which a letter represents a byte.
         merges: Pairs of such texts, in the order in which they were learned.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    made = Tokenizer(models.BPE(vocabulary, [(first, second) for first, second in merges]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made.to_str()
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(first, second) for first, second in merges]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer.to_str()
 
 
 def _check_tokens(tokens: Sequence[int], size: int) -> None:
-    """ValueError for tokens out of range; -1 would be the alphabet's last letter."""
+    """ValueError for tokens out of range; -1 would index the alphabet's last letter."""
     wrong = [int(token) for token in tokens if not 0 <= token < size]
     remedy = "Padding and blank have no text: use Hypotheses.tokens()."
     expect(not wrong, "tokens", f"0 to {size - 1}", wrong[:5], remedy)
 
 
 def token_texts(tokenizer: Tokenizer) -> list[str]:
-    """What each token of a tokenizer writes, with " " or SentencePiece's "▁" where a word begins.
+    """Text of each token of a tokenizer, with " " or SentencePiece's "▁" at the start of a word.
 
     Raises:
-        ValueError: The tokenizer is not one of asrkit.text.
+        ValueError: The tokenizer is not from asrkit.text.
     """
     if not hasattr(tokenizer, "pieces"):
         name = type(tokenizer).__name__
@@ -271,10 +272,10 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
     """The tokenizer that a checkpoint or a command line names.
 
     Args:
-        spec: "char", the path of a SentencePiece `.model` file, or the dict of `dump_tokenizer`.
+        spec: "char", the path of a SentencePiece `.model` file, or a dict from `dump_tokenizer`.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: `spec` is none of these.
     """
     match spec:
         case "char":
@@ -299,7 +300,7 @@ def load_tokenizer(spec: str | Path | dict[str, Any]) -> Tokenizer:
 
 
 def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A JSON-able dict from which `load_tokenizer` makes an equal tokenizer."""
+    """A JSON-compatible dict from which `load_tokenizer` creates an equal tokenizer."""
     match tokenizer:
         case CharTokenizer():
             return {"alphabet": tokenizer.alphabet}
@@ -314,10 +315,10 @@ def dump_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def normalize_text(text: str) -> str:
-    """Text as error rates of asrkit compare it: in lower case and Unicode's form NFC.
+    """Text in lower case and Unicode's form NFC, as asrkit compares it for error rates.
 
-    `wer` and `cer` count case as written, so normalise references and hypotheses first. White space
-    and the form of Unicode need no care: they compare words in NFC with single spaces between them.
+    `wer` and `cer` are case-sensitive, so normalise references and hypotheses first. White space
+    and Unicode forms need no care: both compare words in NFC, separated by single spaces.
     """
     return unicodedata.normalize("NFC", text.lower())
 
@@ -327,7 +328,7 @@ class ErrorRate:
     """Errors over reference units, as a fraction, with a 95 % interval by bootstrap."""
 
     rate: float
-    low: float  # of the interval
+    low: float  # lower end of the interval
     high: float
     substitutions: int
     insertions: int
@@ -342,49 +343,39 @@ class ErrorRate:
         )
 
 
-def wer(
-    references: Sequence[str], hypotheses: Sequence[str], *, resamples: int = 1000, seed: int = 0
-) -> ErrorRate:
+def wer(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRate:
     """Word error rate over all utterances: errors / reference words.
 
     Args:
-        references: What was said, one text per utterance. Where one is empty, all that was
-            recognised is insertions. Case counts: see `normalize_text`.
-        hypotheses: What was recognised, in the same order.
-        resamples: Bootstrap samples of utterances for the 95 % interval.
-        seed: Of the bootstrap.
+        references: Spoken text of each utterance. If it is empty, all recognised words are
+            insertions. Case counts: see `normalize_text`.
+        hypotheses: Recognised texts, in the same order.
 
     Raises:
         ValueError: The lists do not match, or all references are empty.
     """
     import jiwer
 
-    return _error_rate(jiwer.process_words, references, hypotheses, resamples, seed)
+    return _error_rate(jiwer.process_words, references, hypotheses)
 
 
-def cer(
-    references: Sequence[str], hypotheses: Sequence[str], *, resamples: int = 1000, seed: int = 0
-) -> ErrorRate:
+def cer(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRate:
     """Character error rate over all utterances: errors / reference characters, spaces included.
 
     Args:
-        references: What was said, one text per utterance. Where one is empty, all that was
-            recognised is insertions. Case counts: see `normalize_text`.
-        hypotheses: What was recognised, in the same order.
-        resamples: Bootstrap samples of utterances for the 95 % interval.
-        seed: Of the bootstrap.
+        references: Spoken text of each utterance. If it is empty, all recognised words are
+            insertions. Case counts: see `normalize_text`.
+        hypotheses: Recognised texts, in the same order.
 
     Raises:
         ValueError: The lists do not match, or all references are empty.
     """
     import jiwer
 
-    return _error_rate(jiwer.process_characters, references, hypotheses, resamples, seed)
+    return _error_rate(jiwer.process_characters, references, hypotheses)
 
 
-def _error_rate(
-    process: Any, references: Sequence[str], hypotheses: Sequence[str], resamples: int, seed: int
-) -> ErrorRate:
+def _error_rate(process: Any, references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRate:
     one_text = isinstance(references, str) or isinstance(hypotheses, str)
     wanted = "a list of texts each"
     expect(not one_text, "references, hypotheses", wanted, "one text", "Pass [text].")
@@ -392,17 +383,16 @@ def _error_rate(
     expect(len(references) == len(hypotheses), "hypotheses", wanted, len(hypotheses))
     filled = any(text.strip() for text in references)
     expect(filled, "references", "at least one that is not empty", references[:3])
-    expect(resamples >= 1, "resamples", "at least 1", resamples)
     rows = []
     for pair in zip(references, hypotheses, strict=True):
-        # single spaces, since jiwer takes "\n" for a letter
+        # single spaces, since jiwer treats "\n" as a letter
         out = process(*(" ".join(unicodedata.normalize("NFC", text).split()) for text in pair))
         units = out.hits + out.substitutions + out.deletions
         rows.append((out.substitutions, out.insertions, out.deletions, units))
     counts = np.array(rows)  # (N, 4)
-    samples = np.random.default_rng(seed).integers(0, len(rows), (resamples, len(rows)))
-    draws = counts[samples].sum(1)  # (resamples, 4)
-    draws = np.where(draws[:, 3:] > 0, draws, counts.sum(0))  # where all references are empty
+    samples = np.random.default_rng(0).integers(0, len(rows), (RESAMPLES, len(rows)))
+    draws = counts[samples].sum(1)  # (RESAMPLES, 4)
+    draws = np.where(draws[:, 3:] > 0, draws, counts.sum(0))  # if all its references are empty
     low, high = np.quantile(draws[:, :3].sum(1) / draws[:, 3], [0.025, 0.975])
     substitutions, insertions, deletions, units = (int(n) for n in counts.sum(0))
     return ErrorRate(

@@ -247,7 +247,7 @@ def work() -> None:
     """Runs what the lines of stdin name, a warm one first, and answers each in a line."""
     import torch
 
-    from asrkit.runtime import peak_memory
+    from asrkit.workbench.measure import peak_memory
 
     torch.set_num_threads(1)
     prepared: dict[str, Callable[[], Answer]] = {}

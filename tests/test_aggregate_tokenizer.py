@@ -1,4 +1,4 @@
-"""SentencePiece models one behind the other: their tokens, texts and languages."""
+"""Concatenated SentencePiece models: their tokens, texts and languages."""
 
 import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
@@ -30,7 +30,7 @@ def both(models):
     return AggregateTokenizer((("en", models[0]), ("de", models[1])))
 
 
-def test_tokens_of_a_language_stand_behind_those_of_the_one_before(both, models):
+def test_tokens_of_a_language_follow_those_of_the_previous_one(both, models):
     start = models[0].vocab_size
     assert both.vocab_size == start + models[1].vocab_size
     assert both.encode("the cat") == models[0].encode("the cat")
@@ -45,16 +45,16 @@ def german(both, text):
     return [start + token for token in both.parts[1][1].encode(text)]
 
 
-def test_a_text_comes_back_as_it_went_in(both):
+def test_tokens_decode_to_their_text(both):
     assert both.decode(both.encode("she had a cat")) == "she had a cat"
-    said = "der hund lag auf der katze"
-    assert both.decode(german(both, said)) == said
+    text = "der hund lag auf der katze"
+    assert both.decode(german(both, text)) == text
 
 
 def test_a_text_in_two_languages_keeps_its_spaces(both):
     cat, katze = both.encode("the cat"), german(both, "die katze")
     assert both.decode([*cat, *katze, *both.encode("sat")]) == "the cat die katze sat"
-    # a piece that begins no word goes on with the one before
+    # a piece that begins no word continues the previous one
     assert both.decode([*katze, both.pieces().index("s")]) == "die katzes"
 
 
@@ -69,10 +69,12 @@ def test_control_symbols_have_no_text(models):
     control = plain.with_control()
     assert control.pieces() == plain.pieces()
     assert control.with_control() == control
-    made = AggregateTokenizer((("spl_tokens", control), ("en", models[0])))
-    assert made.decode([*tokens, *made.encode("the cat"), *tokens]) == "the cat"
+    tokenizer = AggregateTokenizer((("spl_tokens", control), ("en", models[0])))
+    assert (
+        tokenizer.decode([*tokens, *tokenizer.encode("the cat"), *tokens]) == "the cat"
+    )
 
 
-def test_a_dump_gives_an_equal_one(both):
+def test_a_dump_gives_an_equal_tokenizer(both):
     assert load_tokenizer(dump_tokenizer(both)) == both
     assert load_tokenizer(dump_tokenizer(both)) != AggregateTokenizer(both.parts[::-1])

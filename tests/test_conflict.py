@@ -38,7 +38,9 @@ def test_files_of_two_projects_are_not_mixed(last, module, tmp_path):
     (tmp_path / "asrkit_workbench-0.4.0.dist-info").mkdir()
     assert imported("asrkit.shapes").returncode == 0
     (tmp_path / "asrkit-0.5.5.dist-info").mkdir()
-    assert imported("asrkit.shapes").returncode == 0  # what an uninstallation may leave
+    assert (
+        imported("asrkit.shapes").returncode == 0
+    )  # an uninstallation may leave this file
     (tmp_path / "asrkit-0.5.5.dist-info/METADATA").touch()
     error = imported(module).stderr.splitlines()[-1]
     assert error.startswith(f"ImportError: {OTHER} {tmp_path}. Remove both (pip")

@@ -1,4 +1,4 @@
-"""What a CPU has instructions for is read from its flags, in one place."""
+"""Instructions of a CPU, from its flags."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from asrkit.cpu import bfloat16_instructions, expect_int8, fast_dtype, has_int8
 
 @pytest.fixture
 def cpu(monkeypatch):
-    """Makes this CPU one of an architecture with the flags that are named."""
+    """cpu(architecture, *flags): makes torch report these flags."""
 
     def make(architecture, *flags):
         capabilities = dict.fromkeys(flags, True)
@@ -24,7 +24,7 @@ def cpu(monkeypatch):
     (("avx512_bf16",), "bfloat16", "avx512_bf16"),
     (("avx512_bf16", "amx_bf16"), "bfloat16", "AMX"),
 ])  # fmt: skip
-def test_bfloat16_is_fast_where_a_flag_says_so(cpu, flags, dtype, instructions):
+def test_bfloat16_is_fast_with_a_flag(cpu, flags, dtype, instructions):
     cpu("x86_64", *flags)
     assert (fast_dtype(), bfloat16_instructions()) == (dtype, instructions)
 
@@ -39,9 +39,9 @@ def test_an_x86_cpu_needs_one_flag_for_int8(cpu, flag):
 def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):
     cpu("aarch64", "dot")  # Arm's dot product does not count
     assert not has_int8()
-    said = (
+    message = (
         r"^int8: expected an x86 CPU with VNNI or AMX, got one without \(aarch64\)\. "
         r"Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32\.$"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         expect_int8()

@@ -1,4 +1,4 @@
-"""Results depend neither on torch's default dtype nor on its default device, which are the user's.
+"""Results depend neither on torch's default dtype nor on its default device, which users may set.
 
 Each case has a process of its own, since constants are kept.
 """
@@ -66,10 +66,10 @@ log_probs, frames = random(2, 12, 4).log_softmax(-1), whole(12, 9)
 tokens, arpa = ["a", "b", "c", "<blank>"], folder / "lm.arpa"
 words = ["a", "b", " ", "<blank>"]
 for lm in (None, NGram.read(arpa, tokens), WordNGram.read(arpa, words)):
-    heard = ctc_beam(log_probs, frames, lm=lm)
-    found["beam", type(lm).__name__] = heard.parts()
+    texts = ctc_beam(log_probs, frames, lm=lm)
+    found["beam", type(lm).__name__] = texts.parts()
 found["normalised"] = normalised(log_probs[0, :2, 0], whole(7, 12))
-found["aligned"] = tuple(ctc_alignment(log_probs, frames, heard))
+found["aligned"] = tuple(ctc_alignment(log_probs, frames, texts))
 
 targets, counts = whole([0, 1], [2, 0]), whole(2, 1)
 halves = [random(2, 12, 8), random(2, 3, 8), random(6, 8), random(6)]

@@ -1,4 +1,4 @@
-"""Log-mel features against their definitions, in padding and in batches, and their normalisation."""
+"""Log-mel features and their normalisation against their definitions, with padding and in batches."""
 
 import math
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_log_mel_equals_its_definition_in_float64(samples):
     {"guard": "clamp", "log_guard": 1e-2},
     {"power": 1, "guard": "clamp", "window_s": 0.02, "bins": 40, "fft": 400},
 ], ids=str)  # fmt: skip
-def test_every_setting_is_that_of_the_definition(settings):
+def test_every_setting_follows_the_definition(settings):
     config = replace(PLAIN, **settings)
     waveform = speechlike(4000)
     features, _ = log_mel(waveform[None], torch.tensor([4000]), config=config)
@@ -89,30 +89,28 @@ def test_every_setting_is_that_of_the_definition(settings):
 
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("normalization", ["none", "all_features"])
-def test_nothing_lies_further_below_the_loudest_bin_than_the_range(
-    power, normalization
-):
+def test_no_value_is_further_below_the_loudest_bin_than_the_range(power, normalization):
     waveforms = torch.stack([speechlike(4000, 0), speechlike(4000, 1)])
     waveforms *= torch.linspace(1, 0, 4000) ** 4
     lengths = torch.tensor([4000, 1730])  # the second ends within a frame,
-    waveforms[1, 1725] = 50.0  # and what is loudest lies in that frame
+    waveforms[1, 1725] = 50.0  # and its loudest sample is in that frame
     config = replace(PLAIN, power=power, log_guard=1e-12)
     plain, frames = log_mel(waveforms, lengths, config=config)
     limited = replace(config, normalization=normalization, range_db=20)
     features, _ = log_mel(waveforms, lengths, config=limited)
     # 20 dB are a factor of 10 in magnitude, of 100 in energy
     range_nats = power * math.log(10)
-    for found, whole, n in zip(features, plain, frames, strict=True):
+    for row, whole, n in zip(features, plain, frames, strict=True):
         rows = whole[:n].double()
         expected = rows.clamp(min=float(rows.max()) - range_nats)
         assert 0.1 < (expected > rows).double().mean() < 0.9  # the range matters
         if normalization == "all_features":
             expected = (expected - expected.mean()) / expected.std()
-        torch.testing.assert_close(found[:n].double(), expected, atol=1e-4, rtol=0)
-        assert (found[n:] == 0).all()
+        torch.testing.assert_close(row[:n].double(), expected, atol=1e-4, rtol=0)
+        assert (row[n:] == 0).all()
 
 
-def test_gradients_of_magnitudes_are_finite_where_there_is_silence():
+def test_gradients_of_magnitudes_are_finite_for_silence():
     waveform = torch.zeros(1, 1600, requires_grad=True)
     config = FeatureConfig(power=1)
     features, _ = log_mel(waveform, torch.tensor([1600]), config=config)
@@ -145,24 +143,24 @@ def test_batched_normalisation_equals_the_loop_and_its_definition(
 ):
     g = torch.Generator().manual_seed(seed)
     features = torch.randn(B, T, F, generator=g, dtype=torch.float64) * spread + mean
-    # none, one, all frames; a length beyond the last stands for all
+    # none, one, all frames; a length beyond the last counts as all
     lengths = torch.randint(0, T + 3, (B,), generator=g)
     padding = torch.arange(T) >= lengths[:, None]
     features[padding] = filler
     before = features.clone()
     wanted = defined_normalization(features, lengths)
     for function in (normalize, normalize_sequential):
-        found = function(features, lengths)
-        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
+        normal = function(features, lengths)
+        torch.testing.assert_close(normal, wanted, atol=1e-6, rtol=0)
     assert (normalize(features, lengths)[padding] == 0).all()
     # one frame has no deviation, and is its own mean
     assert (normalize(features, lengths.clamp(max=1)) == 0).all()
-    # what was given is left alone
+    # the arguments are unchanged
     torch.testing.assert_close(features, before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("mean", [0.0, -8.0, 300.0, 3e4])
-def test_a_large_mean_costs_the_batch_no_more_digits_than_the_loop(mean):
+def test_a_large_mean_costs_the_batched_form_no_more_digits_than_the_loop(mean):
     g = torch.Generator().manual_seed(0)
     features = torch.randn(6, 400, 8, generator=g) + mean
     lengths = torch.tensor([400, 2, 399, 17, 1, 0])
@@ -176,13 +174,13 @@ def test_a_large_mean_costs_the_batch_no_more_digits_than_the_loop(mean):
     assert batched <= 1e-6 * max(2, abs(mean))
 
 
-def test_normalisation_launches_as_much_for_any_batch_and_waits_for_nothing():
-    found = []
+def test_normalisation_has_as_many_launches_for_any_batch_and_no_waits():
+    profiles = []
     for B, T in ((1, 3), (1, 300), (64, 3), (64, 300)):
-        given = torch.randn(B, T, 4), torch.full((B,), T)
-        found.append(launch_profile(lambda given=given: normalize(*given)))
-    assert len({one.launches for one in found}) == 1
-    assert [one.syncs for one in found] == [0] * 4
+        batch = torch.randn(B, T, 4), torch.full((B,), T)
+        profiles.append(launch_profile(lambda batch=batch: normalize(*batch)))
+    assert len({profile.launches for profile in profiles}) == 1
+    assert [profile.syncs for profile in profiles] == [0] * 4
 
 
 @pytest.mark.parametrize(("waveforms", "lengths", "message"), [
@@ -196,7 +194,7 @@ def test_bad_input_is_refused(waveforms, lengths, message):
         log_mel(waveforms, lengths)
 
 
-def test_settings_that_are_a_dict_are_refused():
+def test_settings_in_a_dict_are_refused():
     message = "^config: expected a FeatureConfig, got dict. Pass FeatureConfig"
     with pytest.raises(ValueError, match=message):
         log_mel(torch.zeros(1, 400), torch.tensor([400]), config={"bins": 64})
@@ -213,12 +211,12 @@ def test_settings_that_are_a_dict_are_refused():
     {"fill_s": 0.0},
     {"fft": 256},
 ])  # fmt: skip
-def test_settings_that_make_no_features_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=f"^[^:]*{next(iter(wrong))}.*: expected"):
         FeatureConfig(**wrong)
 
 
-def test_gradients_of_normalisation_are_those_of_the_loop_where_nothing_deviates_too():
+def test_gradients_of_normalisation_equal_those_of_the_loop_even_without_deviation():
     g = torch.Generator().manual_seed(0)
     features, weights = torch.randn(2, 5, 6, 2, generator=g, dtype=torch.float64)
     features[2, :, 1] = 7.0
@@ -248,7 +246,7 @@ def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
     config = FeatureConfig(rate_hz=rate_hz, fft=fft, bins=bins)
     bands = mel_bands(config)
     try:
-        torch.set_default_dtype(torch.float64)  # the precision in which it computes
+        torch.set_default_dtype(torch.float64)  # torchaudio computes in it
         wanted = torchaudios_bands(config)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -256,7 +254,7 @@ def test_mel_bands_are_torchaudios_without_its_rounding(rate_hz, fft, bins):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_region_of_autocast_changes_no_feature(dtype):
+def test_autocast_changes_no_feature(dtype):
     waveforms, lengths = torch.randn(2, 8000), torch.tensor([8000, 5000])
     plain = log_mel(waveforms, lengths)[0]
     with torch.autocast("cpu", dtype):
@@ -279,7 +277,7 @@ WHISPER = FeatureConfig(
 
 
 def whispers(waveform):
-    """Whisper's features by their definition in float64, (T, F): silence behind, mirrored edges, decimal logarithms."""
+    """Whisper's features by their definition in float64, (T, F): silence at the end, mirrored edges, decimal logarithms."""
     signal = np.pad(waveform, (0, max(0, 8000 - len(waveform))))
     mirrored = np.pad(signal, 200, mode="reflect")
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(400) / 400)
@@ -291,7 +289,7 @@ def whispers(waveform):
 
 
 @pytest.mark.parametrize("samples", [1, 199, 4000, 8000, 9001])
-def test_whispers_features_are_their_definition(samples):
+def test_whispers_features_follow_their_definition(samples):
     waveform = speechlike(samples)
     features, frames = log_mel(waveform[None], torch.tensor([samples]), config=WHISPER)
     expected = whispers(waveform.double().numpy())
@@ -299,7 +297,7 @@ def test_whispers_features_are_their_definition(samples):
     np.testing.assert_allclose(features[0].numpy(), expected, atol=2e-4)
 
 
-CONFIGS = [  # and how near to themselves alone features are in a batch
+CONFIGS = [  # and the tolerance between features alone and in a batch
     (FeatureConfig(), 2e-4),
     (WHISPER, 1e-5),
     (replace(WHISPER, fill_s=0.1), 1e-5),
@@ -309,7 +307,7 @@ CONFIGS = [  # and how near to themselves alone features are in a batch
 
 @pytest.mark.parametrize(("config", "near"), CONFIGS)
 @pytest.mark.parametrize("filler", [7.0, math.nan, math.inf])
-def test_no_utterance_sees_its_padding_nor_its_batch(config, near, filler):
+def test_features_depend_neither_on_padding_nor_on_the_batch(config, near, filler):
     lengths = torch.tensor([1, 159, 160, 1600, 2401, 4000])
     waveforms = torch.full((6, 4000), filler)
     for b, length in enumerate(lengths.tolist()):

@@ -1,4 +1,4 @@
-"""What asrkit says where it can keep nothing."""
+"""Errors if asrkit cannot write its files."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from asrkit.workbench.lessons.start_here import demo_folder, demo_model
     ],
     ids=["home", "speech", "model", "demo", "corpus"],
 )
-def test_where_nothing_can_be_kept_a_line_names_what_to_set(
+def test_without_a_writable_folder_the_error_names_the_variable_to_set(
     door, home, tmp_path, monkeypatch
 ):
     pwd = pytest.importorskip("pwd")
@@ -33,7 +33,7 @@ def test_where_nothing_can_be_kept_a_line_names_what_to_set(
     monkeypatch.chdir(tmp_path)
     for name in ("ASRKIT_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    if home:  # below a file nobody can make a folder
+    if home:  # a file cannot contain a folder
         monkeypatch.setenv(home, str(tmp_path / "sounds/a.txt"))
     else:  # a user without a line in /etc/passwd
 

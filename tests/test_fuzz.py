@@ -1,4 +1,4 @@
-"""Hostile files: whatever a sound, a checkpoint, a manifest or an ARPA file holds, it is read or refused in one line.
+"""Hostile files: any sound, checkpoint, manifest or ARPA file is read or refused in one line.
 
 `make test` tries some dozens of files of each kind, the same each time; HYPOTHESIS_PROFILE=nightly tries thousands of new ones.
 """
@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "transcribe"))
 import ctranslate2_files
 from encoded import encode
 
-# Of a failure that is printed: its fixtures are bytes of files.
+# Hypothesis warns when it prints a failure whose fixtures are bytes of files
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 # a second or two for each kind of file
@@ -52,7 +52,11 @@ SOUNDS = {
     "wav": "PCM_16", "aiff": "PCM_16", "au": "PCM_16", "caf": "PCM_16", "w64": "PCM_16", "flac": "PCM_16",
     "ogg": "VORBIS", "opus": "OPUS", "mp3": "MPEG_LAYER_III",
 }  # fmt: skip
-CODECS = {"m4a": "aac", "webm": "libopus", "aac": "aac"}  # of FFmpeg's libraries
+CODECS = {
+    "m4a": "aac",
+    "webm": "libopus",
+    "aac": "aac",
+}  # encoders of FFmpeg's libraries
 EXTREMES = [0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -83,7 +87,7 @@ ngram 2=2
 
 @st.composite
 def damage(draw):
-    """A function of bytes that damages some places of them, most near the beginning: there are headers."""
+    """A function that damages some places of bytes, mostly near the beginning, in headers."""
     places = st.integers(0, 200) | st.integers(0, 2**31)
     edits = draw(st.lists(st.tuples(places, st.sampled_from("set cut insert number".split())), max_size=4, min_size=1))  # fmt: skip
     junk = [draw(st.binary(min_size=1, max_size=8)) for _ in edits]
@@ -109,7 +113,7 @@ def damage(draw):
 
 @st.composite
 def odd(draw, tree):
-    """A copy of a tree of JSON with another value at one place."""
+    """A copy of a JSON tree with another value at one place."""
     tree = place = json.loads(json.dumps(tree))
     while True:
         keys = [*place] if isinstance(place, dict) else [*range(len(place))]
@@ -123,12 +127,12 @@ def odd(draw, tree):
 
 
 def read(path):
-    """What asrkit makes of a file of this name."""
+    """Result of asrkit's reader for a file of this name."""
     if ".arpa" in path.suffixes:
         NGram.read(path, ["a", "b", "c"])
     elif ".jsonl" in path.suffixes:
         Utterances.load(corpora.from_manifest(path), progress=False)
-    elif path.suffix == ".bin":  # of a folder
+    elif path.suffix == ".bin":  # in a folder
         shutil.copy(path, path.parent / "whisper/model.bin")
         load_checkpoint(path.parent / "whisper")
     elif path.stem.endswith("model"):
@@ -138,19 +142,21 @@ def read(path):
 
 
 def read_or_refused(path, data):
-    """Write a file, and read it, or be refused in one line. Anything else that is raised is a defect."""
+    """Write a file and read it. The only valid error is a refusal in one line."""
     path.write_bytes(data)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of lhotse and torch
+        warnings.simplefilter("ignore")  # from lhotse and torch
         try:
             read(path)
         except ValueError as error:
             refusal = error
         else:
             return
-    said = str(refusal)
-    assert type(refusal) is ValueError and "\n" not in said and len(said) < 1500, said
-    assert ": " in said or " is not " in said, said
+    message = str(refusal)
+    assert (
+        type(refusal) is ValueError and "\n" not in message and len(message) < 1500
+    ), message
+    assert ": " in message or " is not " in message, message
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +174,7 @@ def rows(folder):
 
 @pytest.fixture(scope="module")
 def folder(archive, tmp_path_factory):
-    """A whole sound of each format and three models."""
+    """An intact sound of each format, and three models."""
     folder = tmp_path_factory.mktemp("whole")
     noise = np.random.default_rng(0).normal(size=4000) * 0.1
     for suffix, subtype in SOUNDS.items():
@@ -179,17 +185,17 @@ def folder(archive, tmp_path_factory):
         encode(folder / f"a.{suffix}", kind, codec, wave=noise)
     tokenizer, encoder = CharTokenizer(), ConvConfig(width=8, layers=1)
     config = CTCConfig(vocab_size=tokenizer.vocab_size, encoder=encoder)
-    made = Checkpoint(CTCModel(config), tokenizer, asdict(FeatureConfig()), {})
-    save_checkpoint(folder / "model.safetensors", made)
+    checkpoint = Checkpoint(CTCModel(config), tokenizer, asdict(FeatureConfig()), {})
+    save_checkpoint(folder / "model.safetensors", checkpoint)
     shutil.copy(archive, folder / "model.nemo")
-    made = ctranslate2_files.whisper(folder / "whisper", "whisper-en")
-    shutil.copy(made / "model.bin", folder)
+    model = ctranslate2_files.whisper(folder / "whisper", "whisper-en")
+    shutil.copy(model / "model.bin", folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def whole(folder, rows):
-    """The bytes of whole files by name; of each kind one is read."""
+    """The bytes of intact files by name. One of each kind is read."""
     (folder / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "lm.arpa").write_text(ARPA)
     for name in ("m.jsonl", "lm.arpa"):
@@ -218,8 +224,8 @@ def test_a_checkpoint_with_odd_values_in_its_header_is_read_or_refused(
     header = json.loads(outer["__metadata__"]["asrkit"])
     outer["__metadata__"]["asrkit"] = json.dumps(data.draw(odd(header)))
     packed = json.dumps(outer).encode()
-    made = len(packed).to_bytes(8, "little") + packed + checkpoint[8 + size :]
-    read_or_refused(folder / "odd-model.safetensors", made)
+    changed = len(packed).to_bytes(8, "little") + packed + checkpoint[8 + size :]
+    read_or_refused(folder / "odd-model.safetensors", changed)
 
 
 @fuzzed

@@ -22,7 +22,17 @@ WORKBENCH = "workbench"
 FLOORS = [  # of the library, then of the workbench above it, then of the commands
     {"conflict", "rtfx"},
     {"shapes", "files", "tasks"},
-    {"runtime", "cuda_graphs", "cpu", "sound_files"},
+    {"shapes", "files", "tasks", "rtfx"},
+    {
+        "compilers",
+        "threads",
+        "memory",
+        "devices",
+        "gpu_waits",
+        "cuda_graphs",
+        "cpu",
+        "sound_files",
+    },
     {"sound_readers"},
     {"features", "text"},
     {"models", "losses", "decoders", "optim"},

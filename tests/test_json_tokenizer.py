@@ -1,4 +1,4 @@
-"""tokenizer.json by Hugging Face's tokenizers: tokens, texts, what a checkpoint keeps of it."""
+"""tokenizer.json by Hugging Face's tokenizers: tokens, texts, and saving in checkpoints."""
 
 import copy
 import json
@@ -36,13 +36,13 @@ def test_tokens_of_bytes_are_the_committed_ones(text):
 
 
 @given(st.text())
-def test_every_text_has_tokens_that_say_it(text):
+def test_every_text_has_tokens_that_decode_to_it(text):
     text = text.encode(errors="replace").decode()
     assert BYTES.decode(BYTES.encode(text)) == " ".join(text.split())
 
 
 @given(st.lists(st.integers(0, BYTES.vocab_size - 1)))
-def test_all_tokens_have_a_text_whole_characters_or_not(tokens):
+def test_all_tokens_decode_with_whole_characters_or_not(tokens):
     assert "  " not in BYTES.decode(tokens)
 
 
@@ -61,7 +61,7 @@ def test_pieces_show_where_words_begin():
     assert len(texts) == BYTES.vocab_size
 
 
-def test_special_tokens_have_no_text_and_no_text_has_them():
+def test_special_tokens_have_no_text_and_texts_never_contain_them():
     blank = known.V
     whole = JsonTokenizer(json.dumps(known.parakeet_json("ctc")), blank + 1)
     tokens = whole.encode("the <pad>")
@@ -71,13 +71,13 @@ def test_special_tokens_have_no_text_and_no_text_has_them():
         assert again == whole and again.encode("the <pad>") == tokens
 
 
-def test_a_text_is_not_cut_short_where_the_file_says_so():
+def test_truncation_in_the_file_is_ignored():
     cut = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}  # fmt: skip
     text = "the mat is in the tea room"
     assert other(truncation=cut).encode(text) == PIECES.encode(text)
 
 
-def test_a_saved_tokenizer_is_the_same_again():
+def test_a_saved_tokenizer_loads_the_same():
     for tokenizer in (BYTES, PIECES):
         dump = json.loads(json.dumps(dump_tokenizer(tokenizer)))
         assert load_tokenizer(dump) == tokenizer
@@ -93,13 +93,13 @@ WORDS = {"type": "WordLevel", "unk_token": "0", "vocab": {str(n): n for n in ran
 KINDS = "a BPE or Unigram model with a decoder"
 
 
-@pytest.mark.parametrize("call, said", [
+@pytest.mark.parametrize("call, message", [
     (lambda: other(decoder=None), f"tokenizer: expected {KINDS}, got BPE with decoder None"),
     (lambda: other(model=WORDS), f"tokenizer: expected {KINDS}, got WordLevel"),
     (lambda: JsonTokenizer("{", 3), "tokenizer: tokenizer.json is damaged"),
     (lambda: JsonTokenizer(PIECES.contents, 99), "tokenizer: expected 99 tokens, got 32"),
     (lambda: PIECES.decode([0, 31, -1]), r"tokens: expected 0 to 30, got \[31, -1\]"),
 ])  # fmt: skip
-def test_what_is_no_tokenizer_is_refused(call, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
+def test_invalid_tokenizers_are_refused(call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         call()

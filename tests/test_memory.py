@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from asrkit.losses import rnnt_loss
-from asrkit.runtime import peak_memory, return_free_memory
+from asrkit.memory import peak_memory, return_free_memory
 
 MB = 1_000_000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_peak_counts_what_lives_at_once(device):
+def test_the_peak_counts_tensors_that_exist_at_once(device):
     def zeros(megabytes):
         return torch.zeros(megabytes * MB // 4, device=device)
 
@@ -36,7 +36,7 @@ def test_the_peak_counts_what_lives_at_once(device):
     assert peak_memory(lambda: None, device=device) == 0
 
 
-def test_what_existed_before_does_not_count_and_freeing_it_earns_nothing():
+def test_earlier_tensors_do_not_count_and_freeing_them_subtracts_nothing():
     held = [torch.zeros(MB)]
     assert peak_memory(lambda: (held.clear(), torch.zeros(MB // 2))) == 2 * MB
 
@@ -49,7 +49,7 @@ def test_memory_allocated_by_the_backward_pass_counts():
 @pytest.mark.parametrize(
     ("impl", "multiple", "lattices"), [("torchaudio", 2, 0), ("wavefront", 1, 1)]
 )
-def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
+def test_losses_take_the_memory_in_their_docstrings(impl, multiple, lattices):
     B, T, U1, V = 2, 100, 21, 512
     logits = torch.randn(B, T, U1, V)
     targets = torch.randint(0, V - 1, (B, U1 - 1))
@@ -64,10 +64,10 @@ def test_losses_take_what_their_docstrings_say(impl, multiple, lattices):
     assert expected <= peak_memory(forward_backward) <= expected + small
 
 
-def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
+def test_an_error_inside_is_raised_and_a_wrong_device_is_refused():
     with pytest.raises(ZeroDivisionError):
         peak_memory(lambda: 1 / 0)
-    # the profiler was left in order
+    # the profiler still works
     assert peak_memory(lambda: torch.zeros(MB)) == 4 * MB
     with pytest.raises(ValueError, match="^device: expected one of 'cpu', 'cuda'"):
         peak_memory(int, device="meta")
@@ -75,7 +75,7 @@ def test_an_error_inside_is_heard_and_a_wrong_device_is_one_line():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_free_memory_goes_back_to_the_system():
-    """Blocks of 64 KiB, which glibc keeps as long as something behind them is in use."""
+    """With blocks of 64 KiB, which glibc keeps as long as a later one is in use."""
 
     def held_MB():
         pages = int(Path("/proc/self/statm").read_text().split()[1])

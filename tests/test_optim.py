@@ -1,4 +1,4 @@
-"""LAMB and NovoGrad against their formulas in float64, through bad gradients and over a restart."""
+"""LAMB and NovoGrad against their formulas in float64, with bad gradients and after a restart."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ both_kinds = pytest.mark.parametrize(("kind", "settings"), KINDS)
 
 
 def drawn(seed, shapes=SHAPES, dtype=torch.float32):
-    """Random tensors whose values float32 holds."""
+    """Random tensors with values of float32."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
 
@@ -39,7 +39,7 @@ def trained(kind, steps_of_gradients, lr=0.01, dtype=torch.float32, **settings):
 
 
 def errors(parameters, wanted):
-    """Distance of each parameter from what it should be, relative to that; 0 for an empty one."""
+    """Relative error of each parameter; 0 for an empty one."""
     pairs = zip(parameters, wanted, strict=True)
     return [
         float((p.detach().double() - w).norm() / (w.norm() + 1e-300)) for p, w in pairs
@@ -73,7 +73,7 @@ def lamb_by_formula(
 def novograd_by_formula(
     steps_of_gradients, lr, *, betas=(0.95, 0.0), eps=1e-8, weight_decay=1e-3, dtype=torch.float64
 ):  # fmt: skip
-    """The weights after all steps of NovoGrad, v of each tensor a number of Python."""
+    """The weights after all steps of NovoGrad, with v as a Python number for each tensor."""
     weights = drawn(0, dtype=dtype)
     momenta = [torch.zeros_like(weight) for weight in weights]
     second = [None] * len(weights)
@@ -98,7 +98,7 @@ def novograd_by_formula(
     {"betas": (0.0, 0.5)},
     {"eps": 0.3},
 ], ids=str)  # fmt: skip
-def test_four_steps_of_lamb_are_the_formula(options):
+def test_four_steps_of_lamb_follow_the_formula(options):
     check(Lamb, lamb_by_formula, 4, MLPERF | options)
 
 
@@ -110,12 +110,12 @@ def test_four_steps_of_lamb_are_the_formula(options):
     {"eps": 0.3},
     {"eps": 0.0},
 ], ids=str)  # fmt: skip
-def test_fifty_steps_of_novograd_are_the_formula(options):
+def test_fifty_steps_of_novograd_follow_the_formula(options):
     check(NovoGrad, novograd_by_formula, 50, options)
 
 
 def check(kind, formula, steps, settings):
-    """In float64 an optimizer is its formula; in float32 about as near to it as the formula is."""
+    """An optimizer equals its formula in float64, and is about as close to it in float32 as the formula."""
     gradients = [drawn(seed) for seed in range(1, steps + 1)]
     exact = formula(gradients, 0.01, **settings)
     in_float64, _ = trained(kind, gradients, dtype=torch.float64, **settings)
@@ -174,7 +174,7 @@ def everything(parameters, optimizer):
 
 @both_kinds
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 3e38])  # 3e38 overflows
-def test_a_step_that_is_not_finite_changes_nothing_nor_what_follows(
+def test_a_step_that_is_not_finite_changes_nothing_and_later_steps_neither(
     kind, settings, bad
 ):
     good = [drawn(seed) for seed in (1, 2)]
@@ -190,14 +190,14 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_what_follows(
 
 
 @both_kinds
-def test_a_parameter_without_a_gradient_stays_and_does_not_age(kind, settings):
+def test_a_parameter_without_a_gradient_keeps_its_value_and_state(kind, settings):
     moved, resting, alone = (nn.Parameter(torch.ones(3)) for _ in range(3))
     optimizer = kind([moved, resting], 0.1, **settings)
-    optimizer.step()  # none has one
+    optimizer.step()  # no parameter has a gradient
     take_steps(optimizer, [moved], [[torch.ones(3)]])
     assert torch.equal(resting.detach(), torch.ones(3))
     assert resting not in optimizer.state and optimizer.state[moved]["step"] == 1
-    # its first step, when it comes, is a first step
+    # its first step later is a first step
     take_steps(optimizer, [moved, resting], [[torch.zeros(3), torch.ones(3)]])
     take_steps(kind([alone], 0.1, **settings), [alone], [[torch.ones(3)]])
     assert torch.allclose(resting.detach(), alone.detach())
@@ -224,7 +224,7 @@ def test_groups_keep_their_settings_and_share_the_clipping(kind, settings):
 
 
 @both_kinds
-def test_a_gradient_with_turned_axes_counts_as_it_reads(kind, settings):
+def test_a_transposed_gradient_is_read_by_its_indices(kind, settings):
     turned = nn.Parameter(torch.ones(3, 4))
     plain = nn.Parameter(torch.ones(3, 4))
     gradient = drawn(0, [(4, 3)])[0]
@@ -249,22 +249,22 @@ def test_no_step_reads_a_value_on_the_host(kind, settings):
 
 
 @both_kinds
-def test_a_rate_that_is_filled_is_followed_as_one_that_is_set(kind, settings):
+def test_a_rate_in_a_tensor_works_like_a_number(kind, settings):
     rate = torch.tensor(0.0)
-    followed, given = (nn.Parameter(torch.ones(3)) for _ in range(2))
-    optimizer = kind([followed], rate, **settings)
-    other = kind([given], 0.0, **settings)
+    by_tensor, by_number = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = kind([by_tensor], rate, **settings)
+    other = kind([by_number], 0.0, **settings)
     ones = [[torch.ones(3)]]
     for lr in (0.0, 0.1, 0.5):
         rate.fill_(lr)
-        take_steps(optimizer, [followed], ones)
-        other.param_groups[0]["lr"] = lr  # as a loop of training does
-        take_steps(other, [given], ones)
-    assert torch.equal(followed, given) and followed[0] < 1
+        take_steps(optimizer, [by_tensor], ones)
+        other.param_groups[0]["lr"] = lr  # as a training loop does
+        take_steps(other, [by_number], ones)
+    assert torch.equal(by_tensor, by_number) and by_tensor[0] < 1
 
 
 @both_kinds
-def test_a_run_goes_on_bit_for_bit_from_its_saved_state(kind, settings, tmp_path):
+def test_a_run_resumes_bit_for_bit_from_its_saved_state(kind, settings, tmp_path):
     steps = [drawn(seed) for seed in range(1, 5)]
     unbroken, _ = trained(kind, steps, **settings)
     parameters, optimizer = trained(kind, steps[:2], **settings)
@@ -275,7 +275,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_saved_state(kind, settings, tmp_path
     assert all(map(torch.equal, parameters, unbroken))
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
+@pytest.mark.parametrize(("wrong", "message"), [
     ({"clip": 0}, "clip: expected above 0, math.inf for no limit, got 0."),
     ({"betas": (0.9, 1)}, "betas: expected two numbers from 0 to below 1, got (0.9, 1)."),
     ({"lr": -0.1}, "lr: expected at least 0, and finite, got -0.1."),
@@ -284,18 +284,18 @@ def test_a_run_goes_on_bit_for_bit_from_its_saved_state(kind, settings, tmp_path
     ({"params": [nn.Parameter(torch.ones(2).bfloat16())]},
      "params: expected float32 or float64, got torch.bfloat16. Train in half precision by torch.autocast"),
 ])  # fmt: skip
-def test_a_wrong_setting_is_named(wrong, said):
+def test_an_invalid_setting_is_named(wrong, message):
     right = {"params": [nn.Parameter(torch.ones(2))], "lr": 0.1, **MLPERF}
     with pytest.raises(ValueError) as raised:
         Lamb(**(right | wrong))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 SHARED = {"lr": 0.1, "betas": (0.9, 0.999), "weight_decay": 0.01, "clip": math.inf}
 
 
 def shared_steps(make):
-    """The weights after three steps on gradients that are the same on every process."""
+    """The weights after three steps with the same gradients on every process."""
     shapes = [(5, 3), (7,), (2, 2)]
     parameters = [nn.Parameter(weight.double()) for weight in drawn(0, shapes)]
     optimizer = make(parameters)

@@ -87,7 +87,7 @@ def _prepare(options: PrepareOptions) -> int:
         mirror=options.mirror,
         jobs=options.jobs,
         progress=not options.no_progress,
-        say=progress,
+        log=progress,
     )
     print_text(
         options, *(f"{name}: {count(n, 'utterance')}" for name, n in summary["parts"].items())
@@ -98,7 +98,7 @@ def _prepare(options: PrepareOptions) -> int:
 
 
 def _stats(options: StatsOptions) -> int:
-    from asrkit.data.batching.statistics import histogram, length_stats, length_table
+    from asrkit.data.stats import histogram, length_stats, length_table
 
     lengths = _read_lengths(options)
     stats = length_stats(lengths, batch=options.batch)
@@ -107,7 +107,7 @@ def _stats(options: StatsOptions) -> int:
 
 
 def _lengths(options: LengthsOptions) -> int:
-    from asrkit.data.batching.statistics import TABLE
+    from asrkit.data.stats import TABLE
 
     name = str(options.out)
     expect(name.endswith(TABLE), "out", "a name that ends in .csv or .csv.gz", repr(name))
@@ -120,7 +120,7 @@ def _lengths(options: LengthsOptions) -> int:
 
 
 def _read_lengths(options: _TargetOptions) -> Any:
-    from asrkit.data.batching.statistics import read_lengths
+    from asrkit.data.stats import read_lengths
     from asrkit.text import load_tokenizer
 
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None

@@ -220,7 +220,7 @@ def _transcripts(
     options: TranscribeOptions, plan: Plan, todo: Sequence[Path], recordings: int
 ) -> Iterable[Transcript]:
     """The transcripts of these files, in order; the model is loaded at once."""
-    from asrkit.runtime import share_memory_pool
+    from asrkit.memory import share_memory_pool
     from asrkit.sound_files import sound_of
     from asrkit.transcribe.recognizer import Recognizer
     from asrkit.transcribe.windows import transcribe

@@ -1,4 +1,4 @@
-"""Speech to train and test with: corpora, augmentation, batches and what they pad.
+"""Speech to train and test with: corpora, augmentation, batches and their padding.
 
 `LengthSampler`, which needs lhotse, is imported on first use.
 """

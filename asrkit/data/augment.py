@@ -1,9 +1,9 @@
 """Augmentation: silence, noise, rooms, bands, speed and gain for waveforms; rate, formants and
 SpecAugment masks for features.
 
-A room, a band and a noise colour each multiply a spectrum, so a batch costs two transforms whatever
-is applied, and one more for the rows in a room. Rate and formants are one interpolation of the
-features. All draws come from the generator passed in: (seed, step) decides them.
+A room, a band and a noise colour each multiply a spectrum. A batch so costs two transforms in any
+case, and one more for rows with a room. Rate and formants are one interpolation of the features.
+All random numbers come from the generator that is passed in.
 """
 
 import math
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from asrkit.data.utterances import RATE_HZ
+from asrkit.devices import CPU_FLOAT, to_device
 from asrkit.features import FeatureConfig, mel_edges_hz
-from asrkit.runtime import CPU_FLOAT, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 # Sizes of fast transforms: 2^4 3^2 times a number without a prime factor above 5, up to 2^27.
@@ -28,39 +28,38 @@ FAST_SIZES = sorted(
     for fives in range(9)
     if 2**twos * 3**threes * 5**fives < 2**20
 )
-BAND_EDGE_HZ = 50  # how wide the upper edge of a telephone's band is
-LOW_EDGE_HZ = 20  # and its lower edge
+BAND_EDGE_HZ = 50  # width of the upper edge of a telephone's band
+LOW_EDGE_HZ = 20  # width of a lower edge
 ECHO_DECAY = 6.9  # exp(-6.9) is -60 dB
-ECHO_LEVEL = 0.7  # of the echo's norm, the direct sound being 1
+ECHO_LEVEL = 0.7  # norm of the echo relative to the direct sound
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How often (share of utterances) and how strongly speech is altered.
+    """Augmentation: how often (share of utterances) and how strongly speech is altered.
 
     Args:
-        speed: Slowest and fastest factor of duration, pitch and formants together, drawn for the
-            batch.
-        rate: Slowest and fastest factor of duration alone, as `warp_features` changes it.
-        formants: Lowest and highest factor of all frequencies of the features, as of a longer or
-            shorter vocal tract.
-        silence: Share with silence before and behind.
-        silence_s: Shortest and longest of each of these, in seconds.
-        noise: Share with noise: white, pink or shaped like the long-term mean of speech.
-        snr_db: Least and greatest signal-to-noise ratio, in dB; the added silence does not count.
-        room: Share in a room.
-        rt60_s: Shortest and longest time in which the echo falls by 60 dB.
+        speed: Range of the factor of duration, pitch and formants together, drawn once for a batch.
+        rate: Range of the factor of duration alone, by `warp_features`.
+        formants: Range of the factor of all frequencies of the features, as of a longer or shorter
+            vocal tract.
+        silence: Share with silence added before and after the speech.
+        silence_s: Range of the length of each silence, in seconds.
+        noise: Share with noise: white, pink or with the long-term spectrum of speech.
+        snr_db: Range of the signal-to-noise ratio, in dB; added silence does not count.
+        room: Share with the echo of a room.
+        rt60_s: Range of the time in which the echo falls by 60 dB.
         telephone: Share with nothing above 4 kHz, as in 8 kHz recordings.
-        low_cut: Share with nothing below an edge, as behind a telephone or a small microphone.
-        low_cut_hz: Lowest and highest such edge, in Hz.
-        gain_db: Least and greatest gain, in dB.
-        time_masks: Spans of frames that SpecAugment hides.
-        time_share: Longest of them, as a share of the utterance.
-        frequency_masks: Spans of bins that SpecAugment hides.
-        frequency_bins: Widest of them, in bins.
+        low_cut: Share without low frequencies, as from a telephone or a small microphone.
+        low_cut_hz: Range of the edge below which they are cut, in Hz.
+        gain_db: Range of the gain, in dB.
+        time_masks: Number of spans of frames that SpecAugment hides.
+        time_share: Longest span of frames, as a share of the utterance.
+        frequency_masks: Number of spans of bins that SpecAugment hides.
+        frequency_bins: Widest span of bins.
 
     Raises:
-        ValueError: A value of the wrong type, a share outside 0..1, or a range that is none.
+        ValueError: A value of the wrong type, a share outside 0..1, or an invalid range.
     """
 
     speed: tuple[float, float] = (0.85, 1.15)
@@ -100,13 +99,13 @@ FEATURES = FeatureConfig()
 
 
 class _Draws:
-    """Uniform random numbers of a batch, (B, 1) at a time, in a fixed order."""
+    """Uniform random numbers for a batch, (B, 1) at a time, in a fixed order."""
 
     def __init__(self, numbers: Tensor) -> None:
         self.numbers: Iterator[Tensor] = iter(numbers)
 
     def rows(self, share: float) -> Tensor:
-        """Numbers of the utterances that are among the `share` to alter."""
+        """Row numbers of the utterances to alter, about `share` of them."""
         return (next(self.numbers)[:, 0] < share).nonzero()[:, 0]
 
     def between(self, low: float, high: float) -> Tensor:
@@ -126,8 +125,8 @@ def augment(
     Args:
         waveforms: (B, S) float32, 16 kHz.
         lengths: Samples of each waveform, (B,).
-        generator: Decides everything that is drawn.
-        config: How often and how strongly.
+        generator: Source of all random numbers.
+        config: How often and how strongly to alter speech.
 
     Returns:
         Waveforms (B, S'), all at one new speed and zero in the padding, and their lengths (B,).
@@ -139,7 +138,7 @@ def augment(
     clean, lengths = _add_silence(waveforms, lengths, draws, config)
     S = clean.shape[1]
     echo_samples = int(max(config.rt60_s) * RATE_HZ)
-    # Room for the echo, so that nothing wraps round to the beginning.
+    # room for the echo, so that nothing wraps around to the beginning
     size = FAST_SIZES[bisect_left(FAST_SIZES, S + echo_samples)]
     spectrum = torch.fft.rfft(clean, size)
     hz = torch.linspace(0, RATE_HZ / 2, size // 2 + 1, **CPU_FLOAT)
@@ -165,8 +164,7 @@ def augment(
     low_hz = draws.between(*config.low_cut_hz)
     spectrum[rows] *= torch.sigmoid((hz - low_hz[rows]) / LOW_EDGE_HZ)
 
-    # A spectrum read out at another size is the sound at another speed: resampling that costs
-    # nothing more.
+    # the inverse transform at another size gives another speed: resampling at no extra cost
     slowest, fastest = config.speed
     first = bisect_left(FAST_SIZES, size * slowest)
     sizes = FAST_SIZES[first : bisect_right(FAST_SIZES, size * fastest)] or [size]
@@ -206,7 +204,7 @@ def _noise(
     rows = len(power)
     colour = colours[torch.randint(3, (rows,), generator=generator, device="cpu")]
     bins = torch.rand(rows, len(hz), 2, generator=generator, **CPU_FLOAT).sub_(0.5)
-    noise = torch.view_as_complex(bins)  # of power 1/6 in each bin
+    noise = torch.view_as_complex(bins)  # each bin has power 1/6
     noise_power = power * 6 * size * 10 ** (-snr_db / 10)
     return noise.mul_(colour * noise_power.sqrt())
 
@@ -214,14 +212,14 @@ def _noise(
 def _add_silence(
     waveforms: Tensor, lengths: Tensor, draws: _Draws, config: AugmentConfig
 ) -> tuple[Tensor, Tensor]:
-    """Waveforms with zeros before and behind the speech of some, (B, S'), and their lengths."""
+    """Waveforms, some with zeros before and after the speech, (B, S'), and their lengths."""
     rows = draws.rows(config.silence)
     before = torch.zeros_like(lengths)
-    behind = torch.zeros_like(lengths)
-    for silence in (before, behind):
+    after = torch.zeros_like(lengths)
+    for silence in (before, after):
         seconds = draws.between(*config.silence_s)
         silence[rows] = (seconds[rows, 0] * RATE_HZ).long()
-    longer = lengths + before + behind
+    longer = lengths + before + after
     B, S = waveforms.shape
     padded = waveforms.new_zeros(B, max(S, int(longer.max())))
     for row, (first, samples) in enumerate(zip(before.tolist(), lengths.tolist(), strict=True)):
@@ -245,9 +243,9 @@ def warp_features(
     Args:
         features: (B, T, F) float32.
         lengths: Frames of each utterance, (B,), at least 1 each, on the host.
-        generator: Decides everything that is drawn.
-        config: Ranges of both.
-        mel: What the bins are.
+        generator: Source of all random numbers.
+        config: Ranges of both factors.
+        mel: Settings that define the bins.
 
     Returns:
         Features (B, T', F), zero in the padding, and their lengths (B,).
@@ -255,7 +253,7 @@ def warp_features(
     B, T, F = dims(features, "B T F", "features", F=mel.bins)
     dims(lengths, "B", "lengths", B=B)
     draws = _Draws(torch.rand(2, B, 1, generator=generator, **CPU_FLOAT))
-    # Logarithms are drawn, so that a factor and its inverse are equally likely.
+    # logarithms are drawn, so that a factor and its inverse are equally likely
     rate, formants = (
         draws.between(math.log(low), math.log(high)).exp()
         for low, high in (config.rate, config.formants)
@@ -289,7 +287,7 @@ def warp_features(
 
 
 def _to_unit(position: Tensor, size: int) -> Tensor:
-    """Positions 0 .. size - 1 as `grid_sample` counts them, from -1 to 1."""
+    """Positions 0 .. size - 1 mapped to -1 .. 1, as `grid_sample` expects."""
     return position * (2 / max(1, size - 1)) - 1
 
 
@@ -305,7 +303,7 @@ def spec_augment(
     Args:
         features: (B, T, F), normalised, so that 0 is their mean.
         lengths: Frames of each utterance, (B,).
-        generator: Decides everything that is drawn.
+        generator: Source of all random numbers.
         config: Number and width of the masks.
 
     Returns:
@@ -329,7 +327,7 @@ def _spans(
     positions: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Where any of `count` random spans lies in each row, bool (B, positions)."""
+    """Positions covered by any of `count` random spans in each row, bool (B, positions)."""
     B = len(size)
     width = torch.rand(count, B, generator=generator, **CPU_FLOAT) * widest
     first = torch.rand(count, B, generator=generator, **CPU_FLOAT) * (size - width)

@@ -1,8 +1,8 @@
 """Padded batches of waveforms and targets: once over a set (`batches`), or without end.
 
-For speech that fits in memory; LengthSampler is for cuts that are read while training goes on.
-Every batch is a function of the seed and its number, so a run resumes without replaying the batches
-before, as lhotse's samplers have to.
+For speech that fits in memory; LengthSampler is for cuts that are read during training. Every batch
+is a function of the seed and its number, so a run resumes without replaying earlier batches, which
+lhotse's samplers have to.
 """
 
 import math
@@ -23,13 +23,13 @@ from asrkit.data.batching.padding import at_most_seconds
 from asrkit.data.batching.strategies import cut as cut_batches
 from asrkit.shapes import expect, expect_choice, whole
 from asrkit.sound_files import Sound, mean_of_channels
-from asrkit.sound_readers import LEAST_MISSING_S, expect_not_cut, open_sound
+from asrkit.sound_readers import MIN_MISSING_S, expect_not_cut, open_sound
 from asrkit.text import Tokenizer
 
-RATE_HZ = 16_000  # of all waveforms in asrkit.data
+RATE_HZ = 16_000  # sample rate of all waveforms in asrkit.data
 FULL_SCALE = 32768  # of int16
-MOST_PEAK = 8.0  # of samples: resampling and mixing may leave a little more than 1
-ROUNDED_S = 0.02  # more than times in manifests are rounded by
+MAX_PEAK = 8.0  # largest sample: resampling and mixing may give a little more than 1
+ROUNDING_S = 0.02  # more than the rounding of times in manifests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Batch:
         sample_lengths: (B,) int64.
         targets: (B, U) int64.
         target_lengths: (B,) int64.
-        texts: Of the utterances.
-        ids: Of the utterances.
+        texts: Text of each utterance.
+        ids: Id of each utterance.
     """
 
     waveforms: Tensor
@@ -55,7 +55,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Utterances:
-    """Speech held in memory: one waveform, id, text and speaker for each utterance."""
+    """Speech in memory: one waveform, id, text and speaker for each utterance."""
 
     waveforms: Sequence[Tensor]  # (S,) int16, 16 kHz
     ids: Sequence[str]
@@ -67,12 +67,12 @@ class Utterances:
         """Read lhotse cuts into memory, in their order.
 
         Args:
-            cuts: With text, at 16 kHz; channels are averaged.
+            cuts: Cuts with text, at 16 kHz; channels are averaged.
             progress: Show a progress bar.
 
         Raises:
-            ValueError: A cut that cannot be read, ends after its sound, or has text outside it. It
-                is named.
+            ValueError: A cut cannot be read, ends after its sound, or has text outside of it. The
+                message names the cut.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
@@ -118,7 +118,7 @@ class Utterances:
         """Some of the utterances, in the order of `rows`; the waveforms are shared.
 
         Args:
-            rows: Their numbers.
+            rows: Row numbers.
         """
         rows = list(rows)
         columns = {name: [values[row] for row in rows] for name, values in vars(self).items()}
@@ -128,8 +128,8 @@ class Utterances:
         """Some of the utterances as a padded batch.
 
         Args:
-            rows: Their numbers.
-            tokenizer: Makes targets of the texts.
+            rows: Row numbers.
+            tokenizer: Encodes texts as targets.
         """
         rows = list(rows)
         waveforms = [self.waveforms[row] for row in rows]
@@ -155,37 +155,37 @@ def _read_samples(cut: Any) -> Tensor:
         expect_valid(cut)
         for track, sound in _sources(cut):
             _expect_sound(track, sound)
-        # Not lhotse's own downmix, which sums the channels and repeats the text.
+        # not by lhotse's downmix, which sums the channels and repeats the text
         channels = torch.from_numpy(cut.load_audio())
-    except Exception as error:  # lhotse wraps what a decoder raises, in classes of several modules
+    except Exception as error:  # lhotse wraps errors of decoders in classes of several modules
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"cuts: {cut.id!r} cannot be read ({why}).") from None
     peak = float(channels.abs().max())
     expect(math.isfinite(peak), "cuts", "finite samples", f"NaN or infinity in {cut.id!r}")
-    remedy = "Divide samples that were whole numbers by 32768."
-    expect(peak <= MOST_PEAK, "cuts", "samples in -1..1", f"{peak:.0f} in {cut.id!r}", remedy)
-    expect(peak > 0, "cuts", "sound", f"zeros alone in {cut.id!r}", "Leave it out.")
+    remedy = "Divide integer samples by 32768."
+    expect(peak <= MAX_PEAK, "cuts", "samples in -1..1", f"{peak:.0f} in {cut.id!r}", remedy)
+    expect(peak > 0, "cuts", "sound", f"only zeros in {cut.id!r}", "Leave it out.")
     mono, _ = mean_of_channels(channels.T, RATE_HZ)
     return (mono * FULL_SCALE).round().clamp(-FULL_SCALE, FULL_SCALE - 1).to(torch.int16)
 
 
 def expect_valid(cut: Any) -> None:
-    """Refuse a lhotse cut that lhotse's `validate` refuses, and one with text that is not all in
-    the sound of its own track, channel and recording. No audio is read.
+    """Check a lhotse cut by lhotse's `validate`, and that all text is within the sound of its own
+    track, channel and recording. No audio is read.
 
     Raises:
-        AssertionError: Of lhotse, with the id.
-        ValueError: With the id.
+        AssertionError: lhotse's check fails; the message has the id.
+        ValueError: Our check fails; the message has the id.
     """
     from lhotse.qa import validate
 
     validate(cut.drop_supervisions())
-    remedy = "Cut by trim_to_supervisions(keep_overlapping=False), or leave out what sticks out."
+    remedy = "Cut by trim_to_supervisions(keep_overlapping=False), or remove such supervisions."
     for track in _tracks(cut):
-        for part in filter(lambda one: one.text, track.supervisions):
-            merged = part.recording_id.startswith("cat#")  # over tracks, by merge_supervisions
+        for part in (part for part in track.supervisions if part.text):
+            merged = part.recording_id.startswith("cat#")  # across tracks, by merge_supervisions
             seconds = cut.duration if merged else track.duration
-            inside = part.start >= -ROUNDED_S and part.end <= seconds + ROUNDED_S
+            inside = part.start >= -ROUNDING_S and part.end <= seconds + ROUNDING_S
             wanted = f"supervisions within the {seconds} s of {cut.id!r}"
             got = f"{part.start} to {part.end} s in {part.id!r}"
             expect(inside, "manifest", wanted, got, remedy)
@@ -196,12 +196,12 @@ def expect_valid(cut: Any) -> None:
 
 
 def sound_paths(cut: Any) -> Iterator[Path]:
-    """Yield the sound files of a lhotse cut, whatever part of them it takes."""
+    """Yield the sound files that a lhotse cut uses, whole or in part."""
     return (sound.path for _, sound in _sources(cut) if sound.data is None)
 
 
 def _tracks(cut: Any) -> list[Any]:
-    """The cuts that a lhotse cut mixes, without padding; itself if it mixes none."""
+    """The cuts that a lhotse cut mixes, without padding; the cut itself if it mixes none."""
     parts = [getattr(track, "cut", track) for track in getattr(cut, "tracks", [cut])]
     return [part for part in parts if hasattr(part, "recording")]
 
@@ -211,7 +211,7 @@ def _channels(part: Any) -> set[int]:
 
 
 def _sources(cut: Any) -> Iterator[tuple[Any, Sound]]:
-    """Yield each sound that a lhotse cut reads from files or memory, after the track it is of."""
+    """Yield (track, sound) for each sound that a lhotse cut reads from a file or from memory."""
     for track in _tracks(cut):
         for source in track.recording.sources if track.recording else []:
             if _channels(track) & {*source.channels}:
@@ -222,8 +222,9 @@ def _sources(cut: Any) -> Iterator[tuple[Any, Sound]]:
 
 
 def _expect_sound(track: Any, sound: Sound) -> None:
-    """Refuse a sound that breaks off, or ends before the track: lhotse would read what is there,
-    and mirror up to half a second of it.
+    """ValueError for a sound that is truncated or ends before the track.
+
+    lhotse would read the part that exists, and mirror up to half a second of it.
     """
     from lhotse.augmentation import AudioTransform
 
@@ -234,23 +235,23 @@ def _expect_sound(track: Any, sound: Sound) -> None:
         )
     with open_sound(sound) as file:
         expect_not_cut(not file.missing_s, sound.path)
-        found_s = file.frames / file.rate_hz
-    wanted = f"a cut within the {found_s} s of {sound.path}"
-    expect(end_s < found_s + LEAST_MISSING_S, "manifest", wanted, f"{end_s} s")
+        sound_s = file.frames / file.rate_hz
+    wanted = f"a cut within the {sound_s} s of {sound.path}"
+    expect(end_s < sound_s + MIN_MISSING_S, "manifest", wanted, f"{end_s} s")
 
 
 def _blurred_order(
     rows: np.ndarray, samples: np.ndarray, random: np.random.Generator
 ) -> np.ndarray:
-    """`rows` from long to short, their lengths blurred by 10 %.
+    """`rows` from long to short, after random changes of their lengths by up to 10 %.
 
-    The blur lets an utterance share batches with other ones each time.
+    An utterance so shares batches with different ones each time.
     """
     return rows[np.argsort(-samples[rows] * random.uniform(0.9, 1.1, len(rows)))]
 
 
 def _sample_lengths(utterances: Utterances) -> Lengths:
-    """Lengths in samples in place of seconds: whole numbers, so that budgets are kept exactly."""
+    """Lengths in samples instead of seconds: whole numbers, so that limits are exact."""
     samples = np.array([len(waveform) for waveform in utterances.waveforms], dtype=np.float64)
     return Lengths(samples, np.zeros(len(samples)))
 
@@ -267,11 +268,11 @@ def batches(
     """Every utterance once, in padded batches.
 
     Args:
-        utterances: Held in memory.
-        tokenizer: Makes targets of the texts.
-        batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch of
-            its own.
-        seed: Of the order, together with `epoch`.
+        utterances: Speech in memory.
+        tokenizer: Encodes texts as targets.
+        batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch by
+            itself.
+        seed: Seed of the order, together with `epoch`.
         epoch: Number of the epoch, from 0.
         order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
             begins with the longest utterance.
@@ -291,16 +292,16 @@ def batches(
 
 
 class TrainingPlan:
-    """Which utterances each batch takes in each step of a training without end.
+    """The utterances of each batch in each step of an endless training.
 
-    The batches of a step are neighbours in an epoch that is planned for this step, so their lengths
-    are similar and processes that compute them side by side take about equally long. A step is a
-    function of its number, so a resumed run goes on with nothing replayed.
+    The batches of a step are neighbours in an epoch that is planned for this step. Their lengths
+    are similar, so processes that compute them in parallel take about equally long. A step is a
+    function of its number, so a resumed run replays nothing.
 
     Args:
         utterances: At least one for each batch of a step.
         batch_seconds: Most seconds of a batch, padding included.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
         batches: Batches of a step.
     """
 
@@ -309,10 +310,9 @@ class TrainingPlan:
     ) -> None:
         expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
         count = len(utterances)
-        fits = whole(batches, 1, count)
         wanted = f"from 1 to the number of utterances, {count}"
         remedy = "Each process, and each of --accumulate, takes a batch of a step."
-        expect(fits, "batches", wanted, batches, remedy)
+        expect(whole(batches, 1, count), "batches", wanted, batches, remedy)
         budget = batch_seconds * RATE_HZ
         self.seed = seed
         self.count = batches
@@ -328,8 +328,8 @@ class TrainingPlan:
 
         Args:
             step: Number of the step.
-            longest_s: Longest utterance admitted, in seconds. As many of the shortest as fill a
-                step always are.
+            longest_s: Longest utterance admitted, in seconds. The shortest utterances that fill a
+                step are always admitted.
         """
         random = np.random.default_rng([self.seed, step])
         samples = self.lengths.seconds

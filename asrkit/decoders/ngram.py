@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.decoders.beams import check_weights
-from asrkit.runtime import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT
 from asrkit.shapes import expect
 
 # log-probability and back-off weight of n-grams, in nats

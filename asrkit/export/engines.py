@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asrkit.devices import CPU_FLOAT
 from asrkit.export.folder import DECODING, is_exported, require
 from asrkit.models import Checkpoint, CTCModel, make_model
 from asrkit.models.checkpoints import own
 from asrkit.models.common import without_memory
-from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect, expect_choice, message
 
 # Features (B, F, T) float32 and lengths (B,) int64 to the output of the graph and its lengths.

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asrkit.devices import CPU_FLOAT
 from asrkit.models import CTCModel, StatelessConfig, TransducerModel
 from asrkit.models.ctc import log_probs
-from asrkit.runtime import CPU_FLOAT
 
 # Version of ONNX's operators: the lowest that torch writes. Engines since 2023 read it.
 OPSET = 18

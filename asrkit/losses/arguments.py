@@ -11,8 +11,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from asrkit.compilers import INTERPRETED, JIT_OFF, triton_fails
+from asrkit.devices import CPU_FLOAT, to_device
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.runtime import CPU_FLOAT, INTERPRETED, JIT_OFF, to_device, triton_fails
 from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from asrkit.devices import to_device
 from asrkit.losses.arguments import as_index, check_lengths, check_scores
-from asrkit.runtime import settle_after_fork, to_device
 from asrkit.shapes import dims, expect
+from asrkit.threads import single_thread_after_fork
 
 NEVER = -1e30  # nats; -inf would make gradients NaN
 
@@ -46,7 +47,7 @@ def ctc_loss(
         ValueError: An argument does not fit; the message names it and a remedy.
     """
     if not torch.compiler.is_compiling():
-        settle_after_fork()
+        single_thread_after_fork()
     check_scores(log_probs, "log_probs")
     wide = log_probs.itemsize > 2
     expect(wide, "log_probs", "float32 or float64", log_probs.dtype, "Pass log_probs.float().")

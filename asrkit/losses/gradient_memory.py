@@ -12,7 +12,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from asrkit.runtime import KEPT_MEMORY
+from asrkit.memory import KEPT_MEMORY
 
 LARGE = 32 << 20  # bytes up to which malloc reuses memory (glibc's largest mmap threshold)
 _kept: deque[Tensor] = deque(maxlen=1)  # append and pop are safe between threads

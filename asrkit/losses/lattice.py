@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import to_device
+from asrkit.devices import to_device
 
 # Columns of the table of nodes; each utterance has one row.
 FRAMES = 0  # T, valid frames

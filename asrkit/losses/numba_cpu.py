@@ -6,7 +6,7 @@ logits are read twice and the gradient is written once, 3 x 4 B T U1 V bytes in 
 tokens and exp are float32; the log-normaliser adds a float64 logarithm. Sums over paths are
 float64, 8 bytes a node. The utterances that threads are working on need the same again.
 
-Kernels are compiled on first use and cached on disk (asrkit.runtime.compiled). A forked process
+Kernels are compiled on first use and cached on disk (asrkit.compilers.compiled). A forked process
 runs them on one thread, because OpenMP does not survive a fork.
 """
 
@@ -37,7 +37,7 @@ from asrkit.losses.lattice import (
     Saved,
 )
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store
-from asrkit.runtime import forked, settle_after_fork
+from asrkit.threads import forked, single_thread_after_fork
 
 SUMS = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity keep their meaning
 BIT_PATTERNS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
@@ -52,7 +52,7 @@ def pool() -> Iterator[None]:
     A forked process inherits no threads, and it may inherit a locked lock, so it takes neither.
     """
     if forked():
-        settle_after_fork()  # a backward pass may be the first call in this process
+        single_thread_after_fork()  # a backward pass may be the first call in this process
         yield
         return
     with ONE_AT_A_TIME:

@@ -27,8 +27,8 @@ from asrkit.losses.arguments import (
 )
 from asrkit.losses.gradient import check_backward, lattice_loss
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, expect_choice
+from asrkit.threads import eager
 
 CPU_TILE_BYTES = 1 << 20  # of a tile in backward; it fits a core's cache
 GPU_TILE_BYTES = 1 << 26

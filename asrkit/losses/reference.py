@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import torch
 
+from asrkit.devices import CPU_DOUBLE
 from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
-from asrkit.runtime import CPU_DOUBLE
 
 Lattice = list[list[float]]
 NO_PATH = -1e300  # in place of log 0, so that a posterior is 0 rather than 0 / 0

@@ -16,8 +16,8 @@ from asrkit.losses.arguments import (
 )
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
+from asrkit.threads import eager
 
 TORCHAUDIO = "torch 2.11 needs torchaudio 2.11.0; torch 2.13 and later need 2.11.1."
 Impl = Literal[arguments.Impl, "torchaudio"]

@@ -16,8 +16,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from asrkit.compilers import compiled
 from asrkit.losses.lattice import TINY
-from asrkit.runtime import compiled, forked
+from asrkit.threads import forked
 
 F = np.float32
 MAGIC = F(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, kept in the lowest bits
@@ -35,7 +36,7 @@ P5 = F(5.0000001201e-1)
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function`, compiled for parallel loops on first use and cached on disk if possible.
 
-    A forked process runs a version for one thread; see `asrkit.runtime.forked`.
+    A forked process runs a version for one thread; see `asrkit.threads.forked`.
     """
     parallel = compiled(function, parallel=True)
     serial = list[Any]()  # compiled only if a forked process calls it

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from asrkit.losses.arguments import Reduction, check_options, reduce
 from asrkit.losses.rnnt import rnnt_loss
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, whole
+from asrkit.threads import eager
 
 
 @eager

@@ -18,8 +18,8 @@ from asrkit.losses.arguments import (
 )
 from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect
+from asrkit.threads import eager
 
 
 @eager

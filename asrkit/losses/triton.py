@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from asrkit.devices import to_device
 from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 from asrkit.losses.triton_rows import FUSED, arc_log_probs, gradient, lattice_size
-from asrkit.runtime import to_device
 
 __all__ = ["arc_log_probs", "gradient", "lattice"]
 

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.common import expect_heads, expect_sizes
 from asrkit.models.conv import ConvConfig
 from asrkit.models.ctc import EncodingModel
 from asrkit.models.decoder_layers import DecoderLayer, Memory, Past, added_mask, span_of
 from asrkit.models.encoders import EncoderConfig, make_encoder
 from asrkit.models.relative_attention import relative_positions
-from asrkit.runtime import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
 

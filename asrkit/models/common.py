@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from asrkit.runtime import readable, to_device
+from asrkit.devices import readable, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 Encoded = tuple[Tensor, Tensor]  # frames (B, T', D) and their lengths (B,)

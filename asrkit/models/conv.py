@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.common import Encoded, dtype_of, expect_batch, expect_sizes, strided
-from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
 

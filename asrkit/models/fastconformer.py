@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.common import (
     Encoded,
     dtype_of,
@@ -24,7 +25,6 @@ from asrkit.models.relative_attention import (
     attended,
     relative_positions,
 )
-from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask, whole
 
 MAX_CONTEXT = 10**9  # frames

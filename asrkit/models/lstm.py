@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import readable, to_device
 from asrkit.models.common import Encoded, dtype_of, expect_batch, expect_sizes, strided
-from asrkit.runtime import readable, to_device
 from asrkit.shapes import expect, valid_mask, whole
 
 INITIAL_SCALE = 0.5  # of all initial weights and biases, also the forget gate's bias of 1

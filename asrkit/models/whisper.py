@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.devices import to_device
 from asrkit.models.common import (
     Encoded,
     expect_batch,
@@ -21,7 +22,6 @@ from asrkit.models.common import (
     split_heads,
     strided,
 )
-from asrkit.runtime import to_device
 from asrkit.shapes import expect, valid_mask
 
 MIN_BY_HEAD = 500  # frames from which attention head by head is faster

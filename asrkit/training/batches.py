@@ -1,4 +1,4 @@
-"""Training batches: augmented features, prepared in a thread of their own ahead of their use."""
+"""Training batches: drawn, augmented, and prefetched by a background thread."""
 
 import itertools
 from collections import deque
@@ -22,14 +22,14 @@ from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.training.config import TrainConfig
 
-AHEAD = 2  # steps that are prepared before they are taken
+PREFETCHED_STEPS = 2
 
 
 class Prepared(NamedTuple):
-    """A batch as the model takes it.
+    """A batch in the form that the model takes.
 
     `features` (B, T, F) float32 with `lengths` (B,) in frames; `targets` (B, U) with
-    `target_lengths` (B,) in labels; `speech_s`, the seconds of speech in it, padding left out.
+    `target_lengths` (B,) in labels; `speech_s`, its seconds of speech without padding.
     """
 
     features: Tensor
@@ -39,12 +39,13 @@ class Prepared(NamedTuple):
     speech_s: float
 
 
-def step_seed(seed: int, number: int) -> int:
-    """Seed of all that is random about one batch, so that a resumed run repeats it.
+def batch_seed(seed: int, number: int) -> int:
+    """Seed of augmentation and dropout for one batch, so that a resumed run repeats it.
 
     Args:
-        seed: Of the run.
-        number: Of the batch in the run: of step k with n batches, k n + place.
+        seed: Seed of the run.
+        number: Number of the batch in the run. Batch `place` of step k has the number k n + place,
+            n being the batches of a step.
     """
     return seed * 1_000_003 + number
 
@@ -55,9 +56,9 @@ def prepare_batch(batch: Batch, config: TrainConfig, number: int) -> Prepared:
     Args:
         batch: Waveforms and targets.
         config: Augmentation, features and seed.
-        number: Of the batch in the run.
+        number: Number of the batch in the run.
     """
-    generator = torch.Generator().manual_seed(step_seed(config.seed, number))
+    generator = torch.Generator().manual_seed(batch_seed(config.seed, number))
     waveforms, samples = augment(
         batch.waveforms, batch.sample_lengths, generator, config=config.augment
     )
@@ -70,21 +71,21 @@ def prepare_batch(batch: Batch, config: TrainConfig, number: int) -> Prepared:
     return Prepared(features, lengths, batch.targets, batch.target_lengths, speech_s)
 
 
-# The batches that a process takes in a step, given the longest utterance admitted, in seconds
+# draw(step, longest_s): the batches of this process, with utterances of at most longest_s seconds
 Draw = Callable[[int, float], list[Batch]]
 
 
 def draw_planned(
     utterances: Utterances, tokenizer: Tokenizer, config: TrainConfig, own: range, count: int
 ) -> Draw:
-    """Draws batches of `TrainingPlan`.
+    """Draw batches by `TrainingPlan`.
 
     Args:
         utterances: At least one for each batch of a step.
-        tokenizer: Makes targets of the texts.
+        tokenizer: Encodes texts as targets.
         config: Seconds of a batch, and seed.
-        own: Numbers of the batches of this process.
-        count: Batches of a step.
+        own: Places of this process's batches in a step.
+        count: Batches of a step, over all processes.
     """
     plan = TrainingPlan(
         utterances, batch_seconds=config.batch_seconds, seed=config.seed, batches=count
@@ -97,24 +98,24 @@ def draw_planned(
     return draw
 
 
-def draw_given(batches: Iterator[Batch], own: range, count: int) -> Draw:
-    """Draws batches of somebody's own.
+def draw_supplied(batches: Iterator[Batch], own: range, count: int) -> Draw:
+    """Draw batches that the user supplies.
 
     Args:
-        batches: In order, the same on all processes.
-        own: Numbers of the batches of this process.
-        count: Batches of a step.
+        batches: Batches in order, the same in all processes.
+        own: Places of this process's batches in a step.
+        count: Batches of a step, over all processes.
 
     Raises:
-        ValueError: On drawing, where `batches` ended.
+        ValueError: On drawing, if `batches` has ended.
     """
 
     def draw(step: int, _: float) -> list[Batch]:
-        taken = list(itertools.islice(batches, count))
-        remedy = "Begin anew where they end."
+        drawn = list(itertools.islice(batches, count))
+        remedy = "Start over where they end."
         got = f"none for step {step}"
-        expect(len(taken) == count, "batches", "batches without end", got, remedy)
-        return [taken[place] for place in own]
+        expect(len(drawn) == count, "batches", "batches without end", got, remedy)
+        return [drawn[place] for place in own]
 
     return draw
 
@@ -127,16 +128,16 @@ def prefetch(
     first_step: int,
     longest_s: Callable[[int], float],
 ) -> Iterator[list[Prepared]]:
-    """Batches of a process, step by step, prepared in a thread ahead of their use.
+    """Yield the batches of this process, step by step. A thread prepares them ahead of their use.
 
     Args:
         draw: Draws the batches of a step.
         config: Augmentation, features and seed.
-        own: Numbers of the batches of this process.
-        count: Batches of a step.
+        own: Places of this process's batches in a step.
+        count: Batches of a step, over all processes.
         first_step: Number of the first step.
-        longest_s: longest_s(k) is the longest utterance admitted at step k, in seconds. It is asked
-            when a batch is taken: all processes have the same clock then.
+        longest_s: longest_s(k) is the longest utterance admitted at step k, in seconds. It is
+            called when a batch is taken, since all processes have the same clock then.
     """
 
     def prepared(step: int, longest: float) -> list[Prepared]:
@@ -147,5 +148,5 @@ def prefetch(
     with ThreadPoolExecutor(1) as pool:
         for step in itertools.count(first_step):
             pending.append(pool.submit(prepared, step, longest_s(step)))
-            if len(pending) > AHEAD:
+            if len(pending) > PREFETCHED_STEPS:
                 yield pending.popleft().result()

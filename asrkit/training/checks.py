@@ -1,4 +1,4 @@
-"""What is looked at before a run begins: its arguments, and each utterance."""
+"""Checks before a run begins: arguments, and each utterance."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,20 +15,20 @@ from asrkit.text import Tokenizer
 from asrkit.training.config import TrainConfig
 from asrkit.training.objective import alignable
 
-MOST_NAMED = 5  # utterances in a line
-TOO_FEW = "Left out for too few frames for their labels"
-TOO_FEW_BESIDE = "Left out by the auxiliary CTC loss alone, for too few frames"
+MAX_NAMED = 5  # utterances named in a warning
+TOO_SHORT = "Left out for too few frames for their labels"
+TOO_SHORT_FOR_CTC = "Left out by the auxiliary CTC loss alone, for too few frames"
 UNKNOWN = "Text that the tokenizer has no pieces for, which the model learns as unknown"
 REQUIRED = {
-    TOO_FEW: "an utterance with frames enough for its labels",
+    TOO_SHORT: "an utterance with enough frames for its labels",
     UNKNOWN: "text that the tokenizer has pieces for",
 }
-FEW = 0.01  # share without the auxiliary CTC loss that is worth no line: other losses take them
-CHUNK = 1000  # utterances that are looked at together
+NEGLIGIBLE = 0.01  # share of utterances that the auxiliary CTC loss may omit without a warning
+CHUNK = 1000  # utterances that are checked together
 
 
 def check_arguments(train_set: object, dev_set: object, config: object) -> None:
-    """ValueError for an argument of another class."""
+    """ValueError for an argument of the wrong class."""
     expected = [("train_set", train_set, Utterances), ("config", config, TrainConfig)]
     if dev_set is not None:
         expected.append(("dev_set", dev_set, Utterances))
@@ -43,16 +43,15 @@ def check_speech(
     train_set: Utterances,
     dev_set: Utterances | None,
 ) -> str:
-    """Lines that name utterances without an alignment, as long as they are now, and those with text
-    that is unknown to the tokenizer; "" if there are none.
+    """Warnings that name utterances without an alignment, before augmentation, and utterances with
+    text that is unknown to the tokenizer; "" if there are none.
 
     Raises:
-        ValueError: A transcript without tokens or with too many, an utterance that batch norm could
-            not train on alone, or no utterance that has an alignment or known text: now, not when
-            its turn comes.
+        ValueError: A transcript cannot be encoded or has too many tokens, an utterance is too short
+            for batch norm, or no utterance has an alignment or known text.
     """
     expect_frames = _batch_norm_check(model_config, config)
-    left_out: dict[str, list[str]] = {TOO_FEW: [], TOO_FEW_BESIDE: [], UNKNOWN: []}
+    left_out: dict[str, list[str]] = {TOO_SHORT: [], TOO_SHORT_FOR_CTC: [], UNKNOWN: []}
     for first in range(0, len(train_set), CHUNK):
         chunk = train_set.select(range(first, min(first + CHUNK, len(train_set))))
         rows = [tokenizer.encode(text) for text in chunk.texts]
@@ -71,16 +70,17 @@ def check_speech(
         fits = alignable(model_config, sizes[0], pad_sequence(labels, batch_first=True), sizes[1])
         for id_, own, ctc in zip(chunk.ids, *fits.tolist(), strict=True):
             if not own:
-                left_out[TOO_FEW].append(id_)
+                left_out[TOO_SHORT].append(id_)
             if not ctc and config.ctc_weight > 0:
-                left_out[TOO_FEW_BESIDE].append(id_)
+                left_out[TOO_SHORT_FOR_CTC].append(id_)
     for text in [] if dev_set is None else dev_set.texts:
         tokenizer.encode(text)
-    return "\n".join(filter(None, (_line(*one, train_set) for one in left_out.items())))
+    warnings = (_warning(reason, ids, train_set) for reason, ids in left_out.items())
+    return "\n".join(filter(None, warnings))
 
 
 def _batch_norm_check(model_config: ModelConfig, config: TrainConfig) -> Callable[[str, int], None]:
-    """check(id, samples): ValueError for an utterance that batch norm could not train on alone."""
+    """check(id, samples): ValueError for an utterance that is too short for batch norm."""
     least = 0
     with without_memory():
         if any(isinstance(part, nn.BatchNorm1d) for part in make_model(model_config).modules()):
@@ -90,19 +90,19 @@ def _batch_norm_check(model_config: ModelConfig, config: TrainConfig) -> Callabl
 
     def check(id_: str, samples: int) -> None:
         frames = lowest_rate * config.features.frames(int(slowest * samples))
-        wanted = f"more than {least} frames of features, augmented too, in each utterance"
-        remedy = "Leave it out: batch norm trains on two frames of the encoder at least."
+        wanted = f"more than {least} frames of features in each utterance, also after augmentation"
+        remedy = "Leave it out: batch norm needs at least two frames of the encoder."
         expect(frames > least, "train_set", wanted, f"{frames:.1f} in {id_}", remedy)
 
     return check
 
 
-def _line(what: str, ids: Sequence[str], train_set: Utterances) -> str:
-    """A line about some utterances, "" about none; ValueError where it is about all."""
-    if not ids or (what == TOO_FEW_BESIDE and len(ids) <= FEW * len(train_set)):
+def _warning(reason: str, ids: Sequence[str], train_set: Utterances) -> str:
+    """A line that names utterances; "" for none, ValueError if it concerns all of them."""
+    if not ids or (reason == TOO_SHORT_FOR_CTC and len(ids) <= NEGLIGIBLE * len(train_set)):
         return ""
-    if what != TOO_FEW_BESIDE:
+    if reason != TOO_SHORT_FOR_CTC:
         remedy = "Take an encoder with less subsampling, or a tokenizer made for these texts."
-        expect(len(ids) < len(train_set), "train_set", REQUIRED[what], "none", remedy)
-    some = ", ".join(ids[:MOST_NAMED]) + ", ..." * (len(ids) > MOST_NAMED)
-    return f"{what}: {len(ids)} of {count(len(train_set), 'utterance')}, {some}"
+        expect(len(ids) < len(train_set), "train_set", REQUIRED[reason], "none", remedy)
+    names = ", ".join(ids[:MAX_NAMED]) + ", ..." * (len(ids) > MAX_NAMED)
+    return f"{reason}: {len(ids)} of {count(len(train_set), 'utterance')}, {names}"

@@ -1,6 +1,5 @@
-"""Settings of a training run, and its schedule: learning rate and lengths over the run."""
+"""Settings of a training run. The learning rate over the run is in `schedule.py`."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,15 +8,12 @@ import torch
 from asrkit.cpu import fast_dtype
 from asrkit.data import AugmentConfig
 from asrkit.features import FeatureConfig
-from asrkit.models import FastConformerConfig
-from asrkit.runtime import usable_cores
 from asrkit.shapes import expect_types
+from asrkit.threads import usable_cores
 from asrkit.training.options import TrainOptions
 from asrkit.transcribe.options import expect_all
 
-PEAK_LR = {"adamw": 5e-3, "lamb": 1e-2, "novograd": 2e-2}  # where a config names none
-SEEDS = 2**40  # torch takes 64 bits, and `step_seed` makes a million seeds of each
-CONFORMER_PEAK_LR = 2e-3  # likewise, of AdamW and a FastConformer
+SEEDS = 2**40  # torch takes 64 bits, and `batch_seed` makes a million seeds of each
 
 
 def _half_of_the_cores() -> int:
@@ -26,34 +22,34 @@ def _half_of_the_cores() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(TrainOptions):
-    """How to train: the options of the command, and what only Python sets.
+    """How to train: the options of `asrkit train`, and further settings for Python.
 
     The run ends after `steps` steps or `seconds`, whichever comes first; math.inf is no limit.
-    LAMB's rate is the length of a step as a share of the weights' own, NovoGrad's is the length
-    itself before momentum: neither compares with AdamW's.
+    Learning rates of the optimizers do not compare. LAMB's is the length of a step relative to the
+    length of the weights; NovoGrad's is the length of a step before momentum.
 
     Args:
-        batch_seconds: Audio of a batch at most, in seconds. Small by default: on a CPU the number
-            of steps decides, not their size.
+        batch_seconds: Most seconds of audio in a batch. Small by default: on a CPU the number of
+            steps matters more than their size.
         warmup: Share of the run in which the learning rate rises linearly.
         weight_decay: Weight decay of the optimizer.
-        clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad takes no notice:
-            it divides the gradient of each weight tensor by its norm, whatever that is.
-        ctc_weight: Weight of the CTC loss beside that of a transducer or of an attention decoder; 0
-            leaves it out. A CTC model is trained by CTC alone, and takes no notice of this,
-            `sigma`, `omega` and `joint`; an encoder-decoder model takes none of the last three.
+        clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad ignores it: it
+            divides the gradient of each weight tensor by its norm.
+        ctc_weight: Weight of the auxiliary CTC loss of a transducer or an attention decoder; 0
+            omits it. A CTC model is trained by CTC alone, and ignores this, `sigma`, `omega` and
+            `joint`; an encoder-decoder model ignores the last three.
         sigma: Logit under-normalisation of TDT, in nats; see `asrkit.losses.tdt_loss`.
         omega: Share of steps in which TDT takes the RNN-T loss; see `asrkit.losses.tdt_loss`.
-        ema: Decay of the averaged weights, which are the ones exported.
+        ema: Decay of the averaged weights, which are the exported ones.
         curriculum: Longest utterance at the start, in seconds, and the share of the run after
             which all lengths are admitted.
-        precision: Autocast dtype of the model; "auto" is bfloat16 where the hardware computes in
-            it, else float32.
+        precision: Autocast dtype of the model; "auto" is bfloat16 where the hardware has
+            instructions for it, else float32.
         features: Log-mel settings.
         augment: Augmentation of the training speech.
         evaluate_s: Training time between two evaluations of the dev set, in seconds.
-        threads: Threads that torch computes with on a machine; its processes share them out. By
-            default half of the cores; the other half prepares batches.
+        threads: Threads that torch computes with on a machine, shared by its processes. By default
+            half of the cores; the other half prepares batches.
 
     Raises:
         ValueError: A value of the wrong type or out of range.
@@ -62,7 +58,7 @@ class TrainConfig(TrainOptions):
     batch_seconds: float = 12.0
     warmup: float = 0.05
     weight_decay: float = 0.01
-    clip: float | int = 5.0  # infinity too
+    clip: float | int = 5.0  # may be infinity
     ctc_weight: float = 0.3
     sigma: float = 0.05
     omega: float = 0.1
@@ -97,44 +93,14 @@ class TrainConfig(TrainOptions):
             accumulate=(self.accumulate >= 1, "at least 1"),
         )
 
-    def learning_rate(self, progress: float) -> float:
-        """Learning rate at `progress` in 0..1: linear warm-up, then a half cosine to zero."""
-        assert self.peak_lr is not None, "`train` names one"
-        if progress < self.warmup:
-            return self.peak_lr * (progress + 1e-3) / (self.warmup + 1e-3)
-        done = min(1.0, (progress - self.warmup) / (1 - self.warmup))
-        return self.peak_lr * 0.5 * (1 + math.cos(math.pi * done))
-
-    def longest_s(self, progress: float) -> float:
-        """Longest utterance that the length curriculum admits at `progress` in 0..1, in seconds."""
-        start_s, until = self.curriculum
-        if progress >= until:
-            return math.inf
-        return start_s * (1 + 3 * progress / until)
-
     def dtype(self, device: torch.device) -> torch.dtype:
-        """Autocast dtype of the model: bfloat16 where the hardware computes in it, else float32."""
-        precision = self.precision
-        if precision == "auto":
-            return getattr(torch, fast_dtype(device.type))
-        return getattr(torch, precision)
-
-
-def usual_rate(optimizer: str, encoder: object) -> float:
-    """Highest learning rate of a run that names none: 0.005 for AdamW, but 0.002 for it and a
-    FastConformer, 0.01 for LAMB, 0.02 for NovoGrad.
-
-    Args:
-        optimizer: As in `TrainConfig`.
-        encoder: Config of the model's encoder.
-    """
-    if optimizer == "adamw" and isinstance(encoder, FastConformerConfig):
-        return CONFORMER_PEAK_LR
-    return PEAK_LR[optimizer]
+        """Autocast dtype of the model; see `precision`."""
+        auto = self.precision == "auto"
+        return getattr(torch, fast_dtype(device.type) if auto else self.precision)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Settings of `after` that are others in `before`, as "seed 0 -> 1; joint auto -> full"."""
+    """Settings that differ between two runs, as "seed 0 -> 1; joint auto -> full"."""
     old = _flat(before)
     changed = []
     for name, value in _flat(after).items():
@@ -144,7 +110,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names, without dicts inside."""
+    """Settings by dotted names, without nested dicts."""
     flat = dict[str, Any]()
     for name, value in settings.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The processes of a training run: torchrun starts them, DDP averages their gradients."""
+"""Processes of a training run: torchrun starts them, and DDP averages their gradients."""
 
 import os
 import time
@@ -18,18 +18,18 @@ from asrkit.shapes import expect
 from asrkit.training.config import differences
 from asrkit.training.objective import BatchLoss
 
-# How long processes wait for each other: the first scores the dev set.
-PATIENCE = timedelta(minutes=30)
+# How long processes wait for each other: the first one alone scores the dev set.
+TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One process of a run, its rank, and how many there are.
+    """This process among those of the run.
 
     Args:
         rank: Number of this process.
-        count: Processes in all.
-        on_machine: Processes on its machine.
+        count: Number of all processes.
+        on_machine: Number of processes on this machine.
     """
 
     rank: int = 0
@@ -38,21 +38,21 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and talks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
         """Sum of each value over the processes, in float64."""
-        return self.total(torch.tensor(values, dtype=torch.float64)).tolist()
+        return self.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
 
-    def total(self, vector: Tensor) -> Tensor:
-        """`vector`, which becomes its sum over the processes."""
+    def all_reduce(self, vector: Tensor) -> Tensor:
+        """`vector`, replaced in place by its sum over the processes."""
         if self.count > 1 and len(vector):
             dist.all_reduce(vector)
         return vector
 
-    def by_first(self, action: Callable[[], object]) -> None:
-        """Call `action` in the first process alone; its ValueError or OSError is raised in all."""
+    def in_first(self, action: Callable[[], object]) -> None:
+        """Call `action` in the first process only; its ValueError or OSError is raised in all."""
         if self.count == 1:
             action()
             return
@@ -67,38 +67,38 @@ class Processes:
             raise errors[0]
 
     def expect_same(self, settings: dict[str, Any]) -> None:
-        """ValueError in every process if one of them has other settings than the first."""
+        """ValueError in every process if the settings of any differ from those of the first."""
         if self.count == 1:
             return
-        everybody = [settings] * self.count
-        dist.all_gather_object(everybody, settings)
-        for rank, theirs in enumerate(everybody):
-            changed = differences(everybody[0], theirs)
+        gathered = [settings] * self.count
+        dist.all_gather_object(gathered, settings)
+        for rank, theirs in enumerate(gathered):
+            changed = differences(gathered[0], theirs)
             got = f"other ones on rank {rank}: {changed}"
             remedy = "Start all with the same command, data and folder."
             expect(not changed, "settings", "the same on all processes", got, remedy)
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
-    """The processes of this run, in one process group until the block ends.
+def process_group(device: torch.device) -> Iterator[Processes]:
+    """The processes of this run, connected in one process group until the block ends.
 
-    A process that torchrun did not start is alone, without a group.
+    A process that torchrun did not start runs alone, without a group.
 
     Args:
-        device: Where this process computes; NCCL connects GPUs, gloo the rest.
+        device: Device of this process. NCCL connects GPUs, gloo everything else.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return
     by_torchrun = "LOCAL_WORLD_SIZE" in os.environ
     got = "the variables WORLD_SIZE and RANK alone"
-    expect(by_torchrun, "processes", "ones that torchrun started", got, "Start them by torchrun.")
+    expect(by_torchrun, "processes", "processes of torchrun", got, "Start them by torchrun.")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
-    store.set_timeout(PATIENCE)
-    store = of_this_start(store, rank, count)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
+    store, rank, count = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    store.set_timeout(TIMEOUT)
+    store = store_of_this_start(store, rank, count)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     try:
         on_machine = int(os.environ["LOCAL_WORLD_SIZE"])
         yield Processes(rank, count, on_machine)
@@ -106,18 +106,18 @@ def joined(device: torch.device) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def of_this_start(store: dist.Store, rank: int, count: int) -> dist.Store:
-    """`store` under a prefix that the processes of one start share, and no other start has.
+def store_of_this_start(store: dist.Store, rank: int, count: int) -> dist.Store:
+    """`store` under a prefix that the processes of this start share, and no earlier start used.
 
-    torchrun's store outlives its processes. After a restart gloo would find the addresses of the
-    dead in it (https://github.com/pytorch/pytorch/issues/135712). The first process chooses the
-    prefix, and each other one answers under it. A prefix of an earlier start was never confirmed
-    to a process of this one.
+    torchrun's store outlives its processes. After a restart gloo would find the addresses of dead
+    processes in it (https://github.com/pytorch/pytorch/issues/135712). The first process chooses
+    the prefix. Each other process writes a random key under it and waits until the first has
+    confirmed that key, which no first process of an earlier start can have done.
 
     Args:
-        store: What the processes share, with keys of earlier starts.
-        rank: Of this process.
-        count: Processes in all.
+        store: Store of all starts, with keys of earlier ones.
+        rank: Rank of this process.
+        count: Number of all processes.
     """
     own = uuid4().hex
     if rank == 0:
@@ -125,7 +125,7 @@ def of_this_start(store: dist.Store, rank: int, count: int) -> dist.Store:
         answers = [store.get(f"{own}/{other}") for other in range(1, count)]  # waits for each
         store.set(f"{own}/answers", b" ".join(answers).decode())
         return dist.PrefixStore(own, store)
-    until = time.monotonic() + PATIENCE.total_seconds()
+    until = time.monotonic() + TIMEOUT.total_seconds()
     while time.monotonic() < until:
         prefix = store.get("first").decode()
         store.set(f"{prefix}/{rank}", own)
@@ -136,18 +136,22 @@ def of_this_start(store: dist.Store, rank: int, count: int) -> dist.Store:
     raise TimeoutError("The first process did not start.")
 
 
-def replicated(loss: BatchLoss, processes: Processes) -> nn.Module:
-    """`loss`, under DDP where there are several processes; `Statistics` are not its concern."""
+def data_parallel(loss: BatchLoss, processes: Processes) -> nn.Module:
+    """`loss`, wrapped in DDP if there are several processes.
+
+    `asrkit.training.batch_norm` averages running statistics, not DDP.
+    """
     if processes.count == 1:
         return loss
-    idle_head = loss.config.ctc_weight == 0  # DDP would wait for its gradients
+    idle_head = loss.config.ctc_weight == 0  # DDP would wait for the head's gradients
     return DistributedDataParallel(loss, broadcast_buffers=False, find_unused_parameters=idle_head)
 
 
-def averaging(loss: nn.Module, now: bool) -> AbstractContextManager[None]:
-    """A block whose backward pass averages the gradients of all processes, or where not `now` adds
-    to those of this one.
+def gradient_sync(loss: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """A block whose backward pass averages gradients over all processes.
+
+    With `enabled` False it accumulates the gradients of this process instead.
     """
-    if isinstance(loss, DistributedDataParallel) and not now:
+    if isinstance(loss, DistributedDataParallel) and not enabled:
         return loss.no_sync()
     return nullcontext()

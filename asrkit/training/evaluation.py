@@ -1,4 +1,4 @@
-"""Word error rate of a checkpoint, and evaluation in a process of its own beside training."""
+"""Word error rate of a checkpoint, and evaluation in a background process during training."""
 
 import multiprocessing
 import signal
@@ -17,19 +17,19 @@ from asrkit.data import Utterances, batches
 from asrkit.models import Checkpoint
 from asrkit.models.presets import Model
 from asrkit.rtfx import rtfx
-from asrkit.shapes import expect, whole
 from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
 from asrkit.transcribe import PipelineConfig, Recognizer
 
 Score = TypeVar("Score")
+BATCH_SECONDS = 120.0  # most seconds of audio in a batch
 
 
 class Evaluation(NamedTuple):
-    """What `evaluate` finds out about a checkpoint.
+    """Result of `evaluate`.
 
     Attributes:
         errors: Word error rate, case ignored.
-        texts: Recognised text of every utterance by its id, in lower case.
+        texts: Recognised text of each utterance by its id, in lower case.
         rtfx: Seconds of speech recognised per second of computing.
     """
 
@@ -42,25 +42,23 @@ def evaluate(
     checkpoint: Checkpoint,
     utterances: Utterances,
     *,
-    batch_seconds: float = 120.0,
     config: PipelineConfig | None = None,
 ) -> Evaluation:
     """Word error rate (case ignored), recognised text by utterance id, and RTFx.
 
-    The recogniser is that of `asrkit transcribe`: on a CPU it optimizes a copy of the encoder, and
+    The recogniser is that of `asrkit transcribe`. On a CPU it optimizes a copy of the encoder, so
     the model stays trainable.
 
     Args:
         checkpoint: Model, tokenizer and features.
         utterances: Speech with its transcripts.
-        batch_seconds: Audio of a batch at most, in seconds.
-        config: Of the recogniser; None: the defaults.
+        config: Settings of the recogniser; None takes the defaults.
     """
     tokenizer = checkpoint.tokenizer
     recognizer = Recognizer.from_checkpoint(checkpoint, config)
     texts = dict[str, str]()
     busy_s = 0.0
-    for batch in batches(utterances, tokenizer, batch_seconds=batch_seconds, order="sorted"):
+    for batch in batches(utterances, tokenizer, batch_seconds=BATCH_SECONDS, order="sorted"):
         start = time.perf_counter()
         tokens = recognizer(batch.waveforms, batch.sample_lengths).tokens()
         busy_s += time.perf_counter() - start
@@ -81,76 +79,60 @@ def score_weights(
     utterances: Utterances,
     model: Model,
 ) -> ErrorRate:
-    """Word error rate of a model that is no checkpoint yet; `asrkit.training.Beside` calls it.
+    """Word error rate of a model during training; `BackgroundEvaluation` calls it.
 
     Args:
-        tokenizer: Of the model.
-        features: Settings of its features, as a checkpoint holds them.
+        tokenizer: Tokenizer of the model.
+        features: Settings of its features, in the form that a checkpoint stores.
         utterances: Speech with its transcripts.
-        model: In evaluation mode.
+        model: A model in evaluation mode.
     """
     return evaluate(Checkpoint(model, tokenizer, features, {}), utterances).errors
 
 
-class Beside(Generic[Score]):
-    """Scores a model every few steps in a process of its own, as `evaluate(model)` would in turn.
+class BackgroundEvaluation(Generic[Score]):
+    """Scores a model by `evaluate(model)` in a separate process, during training.
 
-    The weights are copied to memory that both processes share, which takes the time of a copy:
-    training goes on while they are scored. The copy stays as it is until it has been scored, so a
-    step that is due earlier waits. With equal threads the scores are those of `evaluate(model)` bit
-    for bit, since it is the same code on the same numbers.
+    The weights are copied to memory that both processes share. Training waits for this copy only,
+    and continues while it is scored. The copy is not overwritten before it has been scored, so
+    another submission waits for that. The process computes with as many threads as torch has here,
+    and its scores equal those of `evaluate(model)` bit for bit.
 
     Use it as a context manager, so that its process ends with the block.
 
     Args:
-        evaluate: evaluate(model) -> score. It has to be picklable, as a function of a module or a
-            functools.partial of one is, for the process starts afresh ("spawn"). What it returns is
-            sent back and has to be picklable too.
-        model: Whose copy is scored, on the CPU and in evaluation mode.
-        every: Steps between two evaluations.
-        threads: Threads that the process computes with; None for as many as torch has here.
+        evaluate: evaluate(model) -> score. It must be picklable, as a function of a module or a
+            functools.partial of one is, since the process starts afresh ("spawn"). The score must
+            be picklable too.
+        model: A model of the same shape. Copies are scored on the CPU and in evaluation mode.
 
     Raises:
         OSError: Shared memory is too small for the weights.
     """
 
-    def __init__(
-        self,
-        evaluate: Callable[[Any], Score],
-        model: nn.Module,
-        *,
-        every: int = 1,
-        threads: int | None = None,
-    ) -> None:
-        expect(whole(every, 1), "every", "at least 1 step", repr(every))
-        self.every = every
+    def __init__(self, evaluate: Callable[[Any], Score], model: nn.Module) -> None:
         self.scores = dict[int, Score]()
         self._waiting_for: int | None = None
         self._shared = deepcopy(model).cpu().eval().requires_grad_(False)
         try:
             self._shared.share_memory()
-        except RuntimeError as error:  # with whatever errno holds: "Inappropriate ioctl for device"
+        except RuntimeError as error:  # with a stale errno: "Inappropriate ioctl for device"
             remedy = "Enlarge it (docker run --shm-size 2g), or evaluate in turn."
-            said = f"evaluation: the weights do not fit into /dev/shm ({error}). {remedy}"
-            raise OSError(said) from None
+            message = f"evaluation: the weights do not fit into /dev/shm ({error}). {remedy}"
+            raise OSError(message) from None
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        arguments = (theirs, evaluate, self._shared, threads or torch.get_num_threads())
+        arguments = (theirs, evaluate, self._shared, torch.get_num_threads())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
 
-    def after_step(self, step: int, model: nn.Module) -> None:
-        """Have the weights of `model` scored if `step` is a multiple of `every`; see `submit`."""
-        if step % self.every == 0:
-            self.submit(step, model)
-
     def submit(self, step: int, model: nn.Module) -> None:
-        """Have the weights of `model` scored, once those before have been.
+        """Submit the weights of `model` for scoring, once earlier ones have been scored.
 
         Args:
-            step: Number of the step, by which `scores` will name the score.
-            model: As the one given at first, with the weights of now.
+            step: Number of the step, the key of its score in `scores`.
+            model: The model with its present weights.
 
         Raises:
             RuntimeError: The evaluating process has ended, or `evaluate` raised.
@@ -158,24 +140,22 @@ class Beside(Generic[Score]):
         self.collect()
         self._shared.load_state_dict(model.state_dict())
         self._waiting_for = step
-        with suppress(OSError):  # `collect` finds out that the process has ended
+        with suppress(OSError):  # `collect` reports a process that has ended
             self._connection.send(step)
 
     def poll(self) -> dict[int, Score]:
-        """The scores that have come back so far, by step, without waiting."""
-        if self._connection.poll():
-            return self.collect()
-        return dict(self.scores)
+        """Scores that have arrived so far, by step, without waiting."""
+        return self.collect() if self._connection.poll() else self.scores
 
     def collect(self) -> dict[int, Score]:
-        """The scores of all steps so far; waits for the one that is being computed.
+        """Scores of all submitted steps; waits for the one that is being computed.
 
         Raises:
             RuntimeError: The evaluating process has ended, or `evaluate` raised.
         """
         step, self._waiting_for = self._waiting_for, None
         if step is None:
-            return dict(self.scores)
+            return self.scores
         try:
             score, error = self._connection.recv()
         except (EOFError, OSError):
@@ -187,13 +167,13 @@ class Beside(Generic[Score]):
         if error:
             raise RuntimeError(f"evaluation: step {step} failed:\n{error}")
         self.scores[step] = score
-        return dict(self.scores)
+        return self.scores
 
-    def __enter__(self) -> "Beside[Score]":
+    def __enter__(self) -> "BackgroundEvaluation[Score]":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process, whatever it does."""
+        """End the process, even while it is scoring."""
         self._connection.close()
         self._process.kill()
         self._process.join()
@@ -202,16 +182,16 @@ class Beside(Generic[Score]):
 def _serve(
     connection: Connection, evaluate: Callable[[Any], object], model: nn.Module, threads: int
 ) -> None:
-    """Score `model`, whose weights the parent writes, each time that a step number arrives."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    """Score `model`, whose weights the parent process writes, whenever a step number arrives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     torch.set_num_threads(threads)
     while True:
         try:
             connection.recv()
-        except (EOFError, OSError):  # the parent has ended
+        except (EOFError, OSError):  # the parent process has ended
             return
         try:
-            answer = (evaluate(model), "")
+            result = (evaluate(model), "")
         except Exception:
-            answer = (None, traceback.format_exc())
-        connection.send(answer)
+            result = (None, traceback.format_exc())
+        connection.send(result)

@@ -1,9 +1,9 @@
 """Forward and backward passes of a module as CUDA graphs, one for each of a few lengths.
 
-A graph replays all launches of a pass by one call, which pays where the CPU is slower at launching
-than the GPU at computing: LSTMs and small batches. Shapes in a graph are fixed, so arguments are
-padded to the next length of a list. On an H100 losses and gradients are those of the plain passes;
-at sizes of real training the gain is not measured.
+A graph replays all launches of a pass by one call. This pays where the CPU launches more slowly
+than the GPU computes: LSTMs and small batches. Shapes in a graph are fixed, so arguments are padded
+to the next of the given lengths. On an H100 losses and gradients equal those of the plain passes;
+the gain at sizes of real training is not measured.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asrkit.cuda_graphs import capture_training
-from asrkit.runtime import CaptureGuard
+from asrkit.gpu_waits import CaptureGuard
 from asrkit.shapes import expect
 
 Arguments = tuple[Tensor, ...]
@@ -29,24 +29,24 @@ def graphed_training(
 ) -> "Graphed":
     """`module` as CUDA graphs of its forward and backward pass, one for each length.
 
-    The graphs share one pool of memory, so a backward pass has to follow its forward pass before
-    another forward pass begins. Parameters, buffers, gradients and random numbers are as before,
-    also where a capture fails; `module` itself stays as it is. torch's warning of gradients that
-    come from another stream is switched off: those of a graph do.
+    The graphs share one memory pool, so a backward pass must follow its forward pass before another
+    forward pass begins. Captures leave `module`, its parameters, buffers and gradients, and torch's
+    random numbers unchanged, also if they fail. torch's warning about gradients from another stream
+    is switched off: gradients of a graph always come from one.
 
     Args:
-        module: On a GPU, in training mode, with a static control flow that reads nothing from the
-            device, and without hooks. Lengths among its arguments have to lie on the device.
-        samples: Arguments of `module`, one tuple for each of the `lengths`, of the batch size and
+        module: A module on a GPU, in training mode, without hooks. Its control flow must be static
+            and read nothing from the device. Lengths among its arguments must be on the device.
+        samples: Arguments of `module`, one tuple for each of the `lengths`, with the batch size and
             dtypes of training. Tensors of two dimensions or more have that length in dimension 1.
-        lengths: The lengths, rising.
+        lengths: Lengths in ascending order.
 
     Returns:
         A callable that takes the module's arguments, of these lengths or shorter.
 
     Raises:
         ValueError: The module is not on a GPU, or lengths and samples do not fit.
-        RuntimeError: A pass cannot be captured, and at which length.
+        RuntimeError: A pass cannot be captured; the message names its length.
     """
     device = next(module.parameters()).device
     on_gpu = device.type == "cuda"
@@ -59,7 +59,7 @@ def graphed_training(
             view(*arguments)
         return capture_training(view, arguments, pool)
 
-    # a pass that was captured on another stream stays alive, and torch would say so at each step
+    # a pass captured on another stream stays alive, and torch would warn at each step
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.random.fork_rng([device]):
         return Graphed(module, samples, lengths, capture)
@@ -69,10 +69,10 @@ class Graphed:
     """Captured passes of a module, called like the module; see `graphed_training`.
 
     Args:
-        module: Whose parameters the captured passes use.
+        module: Module whose parameters the captured passes use.
         samples: Arguments for each length.
-        lengths: The lengths, rising.
-        capture: Captures a view of the module, which shares its parameters and buffers.
+        lengths: Lengths in ascending order.
+        capture: Captures a shallow copy of the module, which shares its parameters and buffers.
     """
 
     def __init__(
@@ -83,16 +83,15 @@ class Graphed:
         capture: Capture,
     ) -> None:
         fits = list(lengths) == sorted(set(lengths)) and len(samples) == len(lengths) > 0
-        wanted = f"rising ones, one for each of {len(samples)} samples"
-        expect(fits, "lengths", wanted, lengths)
+        expect(fits, "lengths", f"ascending ones, one for each of {len(samples)} samples", lengths)
         self.samples = samples
         self.lengths = lengths
         self.passes = list[Callable[..., Any]]()
-        # a capture runs the module, which moves the running statistics of batch norms
+        # a capture runs the module, which updates the running statistics of batch norms
         before = [buffer.clone() for buffer in module.buffers()]
         try:
             for arguments, length in zip(samples, lengths, strict=True):
-                view = copy.copy(module)  # a capture replaces the `forward` of what it is given
+                view = copy.copy(module)  # a capture replaces the `forward` of its module
                 try:
                     self.passes.append(capture(view, arguments))
                 except Exception as error:
@@ -105,7 +104,7 @@ class Graphed:
                     buffer.copy_(value)
 
     def __call__(self, *arguments: Tensor) -> Any:
-        """What the module gives for `arguments` that are padded with zeros to the next length.
+        """Result of the module for `arguments`, padded with zeros to the next length.
 
         Raises:
             ValueError: Arguments longer than all lengths, or of another batch size.
@@ -123,8 +122,8 @@ class Graphed:
 
 
 def pad_to(tensor: Tensor, length: int) -> Tensor:
-    """`tensor` with zeros behind, up to `length` in dimension 1; as it is with fewer dimensions."""
+    """`tensor` zero-padded to `length` in dimension 1; unchanged with fewer than two dimensions."""
     if tensor.dim() < 2:
         return tensor
-    behind = [0, 0] * (tensor.dim() - 2)
-    return F.pad(tensor, [*behind, 0, length - tensor.shape[1]])
+    later_dims = [0, 0] * (tensor.dim() - 2)
+    return F.pad(tensor, [*later_dims, 0, length - tensor.shape[1]])

@@ -1,10 +1,11 @@
-"""Training into a folder, in the order of time: `train` begins a run or resumes it, `Run.take_step`
-is forward, backward, step, and `Run.save` writes what the next start goes on with.
+"""Training into a folder, in the order of time: `train` starts or resumes a run, `Run.take_step` is
+forward, backward, step, and `Run.save` writes what a later start resumes from.
 
-A run lives in one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors`
-(EMA weights, to use). Augmentation and dropout follow from the seed and the number of the batch.
-Where `steps` ends the run, so do batches and rate, and on a CPU a resumed run repeats the losses of
-an unbroken one; where `seconds` does, rate and curriculum follow the clock of the first process.
+A run has one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors` (EMA
+weights, to use). Augmentation and dropout depend on the seed and the number of the batch alone. If
+`steps` ends the run, so do batches and learning rate, and on a CPU a resumed run repeats the losses
+of an uninterrupted one. If `seconds` ends it, rate and curriculum follow the clock of the first
+process.
 """
 
 import json
@@ -25,46 +26,53 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from asrkit.data import Batch, Utterances
+from asrkit.devices import CPU_FLOAT
 from asrkit.files import atomic, content_hash, lock
-from asrkit.models import Checkpoint, TransducerConfig, make_model, save_checkpoint
+from asrkit.models import (
+    Checkpoint,
+    FastConformerConfig,
+    TransducerConfig,
+    make_model,
+    save_checkpoint,
+)
 from asrkit.models.checkpoints import config_to_dict
 from asrkit.models.presets import ModelConfig
 from asrkit.rtfx import rtfx
-from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
-from asrkit.training.batches import Prepared, draw_given, draw_planned, prefetch, step_seed
+from asrkit.training.batch_norm import RunningStatistics
+from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
 from asrkit.training.checks import check_arguments, check_speech
-from asrkit.training.config import TrainConfig, differences, usual_rate
-from asrkit.training.distributed import Processes, averaging, joined, replicated
-from asrkit.training.evaluation import Beside, evaluate, score_weights
+from asrkit.training.config import TrainConfig, differences
+from asrkit.training.distributed import Processes, data_parallel, gradient_sync, process_group
+from asrkit.training.evaluation import BackgroundEvaluation, evaluate, score_weights
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
 from asrkit.training.optimizer import backward, make_optimizer, set_rate, step_and_clear
-from asrkit.training.statistics import Statistics
+from asrkit.training.schedule import default_peak_lr, learning_rate, longest_utterance_s
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 OnStep = Callable[[list[dict[str, float]]], None]
-FREE = ("threads", "evaluate")  # settings that a resumed run may change
+CHANGEABLE = ("threads", "evaluate")  # settings that a resumed run may change
 SKIPPED = "Step {step} was skipped: its loss or gradient is not finite, or no utterance has enough \
-frames for its labels. Later ones are in the log alone."
-FRESH = "Pass resume=False to start anew (asrkit train --fresh)."
+frames for its labels. The log alone shows later ones."
+FRESH = "Pass resume=False to start over (asrkit train --fresh)."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a run leaves.
+    """The outcome of a run.
 
     Args:
         path: The exported model, with the averaged weights.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
-            rtfx, and lean (whether the lean loss computed it). Of a step that was left out the
-            gradient_norm is not finite.
-        dev: Word error rate on the dev set; None if there was none.
-        joint: What the steps took: the full joint, the lean loss, or each for some of the batches;
-            None of a model without a joint, or where the log is gone.
+            rtfx, and lean (whether the lean loss was used). The gradient_norm of a skipped step is
+            not finite.
+        dev: Word error rate on the dev set; None without a dev set.
+        joint: Whether steps used the full joint, the lean loss, or both; None for a model without a
+            joint, or if the log is missing.
     """
 
     path: Path
@@ -87,31 +95,31 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     on_step: OnStep | None = None,
     batches: Callable[[int], Iterator[Batch]] | None = None,
 ) -> TrainResult:
-    """Train a model of any kind into the folder `out`, or resume the run that it holds.
+    """Train a model of any kind into the folder `out`, or resume the run in it.
 
     Args:
-        model_config: The model to train; its vocabulary has to be the tokenizer's, behind which an
-            encoder-decoder model has bos, eos and pad. What it is trained for follows from its
-            kind: see `asrkit.training.training_loss`.
-        tokenizer: Makes labels of transcripts, and is saved with the model.
+        model_config: The model to train. Its vocabulary must be the tokenizer's, followed by bos,
+            eos and pad in an encoder-decoder model. Its kind decides the loss: see
+            `asrkit.training.training_loss`.
+        tokenizer: Encodes transcripts as labels, and is saved with the model.
         train_set: Speech to train on.
-        dev_set: Scored every `config.evaluate_s` seconds and at the end; None skips it.
+        dev_set: Speech that is scored every `config.evaluate_s` seconds and at the end, if any.
         out: Folder of the run: log.jsonl, state.pt and model.safetensors.
-        config: How to train; the defaults of TrainConfig if None.
-        device: Where to train, "cpu" or "cuda".
-        resume: Whether to go on with the run in `out`; False removes its log and states.
+        config: Settings of the run; None takes the defaults.
+        device: Device to train on, "cpu" or "cuda".
+        resume: Whether to resume the run in `out`; False removes its log and states.
         progress: Whether to show a progress bar.
         on_step: Called after every step with the log so far, e.g. to draw a live curve.
-        batches: batches(k) yields batch k of the run and those after, without end, in place of
-            `TrainingPlan` and its curriculum. A step takes `config.accumulate` for each process. A
-            resumed run asks for those that are left.
+        batches: batches(k) yields batch k of the run and all later ones, without end. It replaces
+            `TrainingPlan` and its curriculum. A step takes `config.accumulate` batches for each
+            process. A resumed run calls it with the number of the next batch.
 
     Returns:
         The path of the exported model, the log, and the last word error rate on `dev_set`.
 
     Raises:
         ValueError: An argument of the wrong type, a transcript without tokens, or `out` holds a
-            damaged run, one with other settings, or one that another process trains now.
+            damaged run, a run with other settings, or one that another process is training.
         OSError: `out` cannot be written to.
     """
     config = config or TrainConfig()
@@ -119,32 +127,34 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     expect_trainable(model_config, config, tokenizer.vocab_size)
     unaligned = check_speech(model_config, config, tokenizer, train_set, dev_set)
     if config.peak_lr is None:
-        config = replace(config, peak_lr=usual_rate(config.optimizer, model_config.encoder))
-    where = torch.device(device)
-    forked = [] if where.type == "cpu" else [where]
+        conformer = isinstance(model_config.encoder, FastConformerConfig)
+        peak_lr = default_peak_lr(config.optimizer, fastconformer=conformer)
+        config = replace(config, peak_lr=peak_lr)
+    torch_device = torch.device(device)
+    generators = [] if torch_device.type == "cpu" else [torch_device]
     with (
-        joined(where) as processes,
-        ExitStack() as after,
+        process_group(torch_device) as processes,
+        ExitStack() as cleanup,
         torch.enable_grad(),
-        torch.random.fork_rng(forked),
+        torch.random.fork_rng(generators),
     ):
-        processes.by_first(lambda: _take_folder(Path(out), after))
-        after.callback(torch.set_num_threads, torch.get_num_threads())
+        processes.in_first(lambda: _claim_folder(Path(out), cleanup))
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(max(1, config.threads // processes.on_machine))
-        run = Run(model_config, tokenizer, train_set, Path(out), config, where, processes)
+        run = Run(model_config, tokenizer, train_set, Path(out), config, torch_device, processes)
         if resume:
             run.restore()
         state = {"step": run.step, "torch": torch.__version__}
         processes.expect_same(run.settings | state)
-        # after every refusal, and taken away again: DDP that outlives its group may wait for ever
-        after.callback(setattr, run, "loss", None)
-        run.loss = replicated(BatchLoss(run.model, config), processes)
+        # created after all checks, and removed at the end: DDP that outlives its group may hang
+        cleanup.callback(setattr, run, "loss", None)
+        run.loss = data_parallel(BatchLoss(run.model, config), processes)
         if run.step == 0:
-            processes.by_first(run.clear)
+            processes.in_first(run.clear)
         if batches is None:
             draw = draw_planned(train_set, tokenizer, config, run.places, run.batches)
         else:
-            draw = draw_given(batches(run.step * run.batches), run.places, run.batches)
+            draw = draw_supplied(batches(run.step * run.batches), run.places, run.batches)
         steps = prefetch(draw, config, run.places, run.batches, run.step, run.longest_s)
         if processes.first:
             if unaligned:
@@ -158,7 +168,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
 
 
 def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] | None:
-    """What the steps of a transducer took; None where the log is gone."""
+    """How the steps of a transducer computed their loss; None if the log is missing."""
     lean = {bool(line["lean"]) for line in history}
     if len(lean) == 2:
         return "mixed"
@@ -167,26 +177,26 @@ def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] 
     return "full" if lean else None
 
 
-def _take_folder(out: Path, after: ExitStack) -> None:
-    """Lock the folder until `after` ends, and remove what a kill in mid-write left in it."""
-    in_use = f"out: expected a folder of no other training that runs now, got {str(out)!r}. Wait."
-    after.enter_context(lock(out, message=in_use))
+def _claim_folder(out: Path, cleanup: ExitStack) -> None:
+    """Lock the folder until `cleanup` closes, and remove half-written files of a killed process."""
+    in_use = f"out: expected a folder that no other training uses, got {str(out)!r}. Wait."
+    cleanup.enter_context(lock(out, message=in_use))
     for pattern in (".log-*.jsonl", ".state-*.pt", ".model-*.safetensors", ".tmp??????"):
         for part in out.glob(pattern):
             part.unlink()
 
 
 class Run:
-    """One run: its model, averaged weights, optimizer, position and log, and the files they are in.
+    """One run: its model, averaged weights, optimizer, position and log, and their files.
 
     Args:
-        model_config: The model to make, its weights drawn from `config.seed`.
+        model_config: The model to create, with weights drawn from `config.seed`.
         tokenizer: Saved with the model.
-        train_set: A run resumes on the same only.
+        train_set: Speech to train on. A run resumes only with the same speech.
         out: Folder of the run.
-        config: How it is trained, `peak_lr` named.
-        device: Where.
-        processes: That train together.
+        config: Settings of the run, with a `peak_lr`.
+        device: Device to train on.
+        processes: Processes that train together.
     """
 
     def __init__(
@@ -206,14 +216,14 @@ class Run:
         self.log_file = out / "log.jsonl"
         self.state_file = out / "state.pt"
         self.model_file = out / "model.safetensors"
-        self.batches = config.accumulate * processes.count  # of a step
-        self.places = range(processes.rank, self.batches, processes.count)  # of those, its own
+        self.batches = config.accumulate * processes.count  # of a step, over all processes
+        self.places = range(processes.rank, self.batches, processes.count)  # of this process
         self.model = make_model(model_config).to(device).train()
         self.loss: nn.Module = BatchLoss(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
-        self.average = AveragedModel(self.model, multi_avg_fn=self._blend, use_buffers=True)
-        self.average.n_averaged.fill_(1)  # the weights as they are drawn count too
-        self.statistics = Statistics(self.model)
+        self.average = AveragedModel(self.model, multi_avg_fn=self._move_averages, use_buffers=True)
+        self.average.n_averaged.fill_(1)  # the initial weights count too
+        self.statistics = RunningStatistics(self.model)
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
@@ -226,7 +236,7 @@ class Run:
             "tokenizer": content_hash(dump_tokenizer(tokenizer)),
             "train_set": content_hash([[*train_set.ids], [*train_set.texts], samples]),
         }
-        for name in FREE:
+        for name in CHANGEABLE:
             del settings[name]
         self.settings = json.loads(json.dumps(settings))
 
@@ -239,13 +249,13 @@ class Run:
         """Longest utterance, in seconds, that the length curriculum admits at this step."""
         by_steps = step / self.config.steps
         by_time = self.seconds / self.config.seconds
-        return self.config.longest_s(max(by_steps, by_time))
+        return longest_utterance_s(self.config, max(by_steps, by_time))
 
     def restore(self) -> None:
-        """Go back to the saved state, if any; log lines written after it are dropped.
+        """Load the saved state, if any, and drop log lines written after it.
 
         Raises:
-            ValueError: The state is damaged, or of a run with other settings.
+            ValueError: The state is damaged, or belongs to a run with other settings.
         """
         if not self.state_file.exists():
             return
@@ -268,8 +278,8 @@ class Run:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
 
     def clear(self) -> None:
-        """Remove state and log of a run before, which a kill before the first checkpoint of this
-        one would else resume.
+        """Remove state and log of an earlier run, which a kill before this run's first checkpoint
+        would otherwise resume.
         """
         self.state_file.unlink(missing_ok=True)
         self.log_file.unlink(missing_ok=True)
@@ -282,23 +292,23 @@ class Run:
         progress: bool,
         on_step: OnStep | None,
     ) -> None:
-        """Take steps until the run is over, and log, save and score it: in the first process.
+        """Take all remaining steps, and log, save and score the run. Called in the first process.
 
         Args:
             steps: Prepared batches from the run's next step on.
-            dev_set: Scored now and then; None for nothing.
+            dev_set: Speech to score the model on, if any.
             progress: Whether to show a progress bar.
-            on_step: Called after every step with the log so far; None for nobody.
+            on_step: Called after every step with the log so far.
         """
         config = self.config
         saved_s = self.seconds
         scored_s = self.seconds
         warned = False
-        with ExitStack() as open_, self.log_file.open("a") as log, _bar(progress) as bar:
-            beside: Beside[ErrorRate] | None = None
-            if dev_set is not None and config.evaluate == "beside":
+        with ExitStack() as cleanup, self.log_file.open("a") as log, _bar(progress) as bar:
+            background: BackgroundEvaluation[ErrorRate] | None = None
+            if dev_set is not None and config.evaluate == "background":
                 score = partial(score_weights, self.tokenizer, asdict(config.features), dev_set)
-                beside = open_.enter_context(Beside(score, self.model))
+                background = cleanup.enter_context(BackgroundEvaluation(score, self.model))
             while self.progress < 1:
                 line = self.take_step(steps)
                 if not (warned or math.isfinite(line["gradient_norm"])):
@@ -306,7 +316,7 @@ class Run:
                     warned = True
                 log.write(json.dumps(line) + "\n")
                 log.flush()
-                self._show(bar, line, beside)
+                self._show(bar, line, background)
                 if on_step is not None:
                     on_step(self.history)
                 over = self.progress >= 1
@@ -314,23 +324,23 @@ class Run:
                     self.save()
                     saved_s = self.seconds
                 if not over and self.seconds - scored_s >= config.evaluate_s:
-                    self._score(dev_set, beside)
+                    self._score(dev_set, background)
                     scored_s = self.seconds
-            taken = any(math.isfinite(line["gradient_norm"]) for line in self.history)
+            stepped = any(math.isfinite(line["gradient_norm"]) for line in self.history)
             wanted = "a step with a finite loss and gradient"
-            expect(taken or not self.history, "train_set", wanted, "none: nothing was learnt")
-            self._score(dev_set, beside)
-            if beside is not None:
-                self.dev = beside.collect()[self.step]
+            expect(stepped or not self.history, "train_set", wanted, "none: nothing was learnt")
+            self._score(dev_set, background)
+            if background is not None:
+                self.dev = background.collect()[self.step]
 
     def take_step(self, steps: Iterator[Sequence[Prepared]]) -> dict[str, float]:
-        """Make one optimizer step; its line of the log.
+        """Take one optimizer step; returns its line of the log.
 
-        The loss is the mean over the labels of all batches of the step, without those that no
-        alignment fits: a mean of the batches' means would weigh a label among few more than others.
-        A step whose loss or gradient is not finite on any process leaves weights, averages, running
-        statistics and the optimizer as they were; the log has what it was. The time of a process's
-        first step, which compiles kernels, is none of the training.
+        The loss is the mean over the labels of all batches of the step, utterances without an
+        alignment left out. A mean of the batches' means would weigh the labels of small batches
+        more. If loss or gradient is not finite on any process, the step is skipped: weights,
+        averages, running statistics and the optimizer stay as they were, and the log shows the
+        loss. A process's first step compiles kernels; its time does not count as training.
 
         Args:
             steps: Yields the batches of this process for each step.
@@ -340,8 +350,8 @@ class Run:
         counts = torch.stack([label_counts(self.model.config, batch) for batch in batches])
         own_speech_s = sum(batch.speech_s for batch in batches)
         *labels, speech_s = self.processes.sum(*counts.sum(0).tolist(), own_speech_s)
-        among = torch.tensor(labels, **CPU_FLOAT)
-        rate = self.config.learning_rate(self.progress)
+        step_labels = torch.tensor(labels, **CPU_FLOAT)
+        rate = learning_rate(self.config, self.progress)
         set_rate(self.optimizer, rate)
         total: Tensor | float = 0.0
         lean = False
@@ -349,17 +359,17 @@ class Run:
         moved = torch.zeros_like(statistics)
         for place, batch in zip(self.places, batches, strict=True):
             last = place == self.places[-1]
-            torch.manual_seed(step_seed(self.config.seed, self.step * self.batches + place))
-            with averaging(self.loss, last):
-                loss, lean = self.loss(batch, among)
+            torch.manual_seed(batch_seed(self.config.seed, self.step * self.batches + place))
+            with gradient_sync(self.loss, last):
+                loss, lean = self.loss(batch, step_labels)
                 after = self.statistics.read()
                 loss = loss + 0 * after.sum()  # NaN where a variance overflows
                 backward(self.model, loss, self.processes.count)  # DDP divides by it
             moved += after
             if not last:
-                self.statistics.write(statistics)  # for each batch those before the step
+                self.statistics.write(statistics)  # each batch starts from those before the step
             total = total + loss.detach().double()
-        moved = self.processes.total(moved) / self.batches
+        moved = self.processes.all_reduce(moved) / self.batches
         gradient_norm = step_and_clear(self.model, self.optimizer, self.config)
         own_loss = float(total)  # waits for the device
         norm = gradient_norm.item()
@@ -385,7 +395,7 @@ class Run:
         return line
 
     def save(self) -> None:
-        """Write the model, and then what is needed to resume: a finished run has its model.
+        """Write the model, then the state to resume from, so that a finished run has its model.
 
         Raises:
             OSError: A file cannot be written.
@@ -402,12 +412,12 @@ class Run:
         with atomic(self.state_file) as temporary:
             try:
                 torch.save(state, temporary)
-            except RuntimeError as error:  # torch counts bytes in place of naming the reason
+            except RuntimeError as error:  # torch counts bytes instead of naming the reason
                 reason = f"Is the disk full? ({error})"
                 raise OSError(f"{self.state_file} cannot be written. {reason}") from None
 
     def checkpoint(self) -> Checkpoint:
-        """The model with averaged weights, to be saved or scored."""
+        """The model with averaged weights, to save or to score."""
         model: Any = deepcopy(self.average.module).eval().requires_grad_(False)
         notes = {
             "step": self.step,
@@ -416,22 +426,30 @@ class Run:
         }
         return Checkpoint(model, self.tokenizer, asdict(self.config.features), notes)
 
-    def _blend(self, averages: Tensors, values: Tensors, _: object) -> None:
-        """Move averages of weights, all of one dtype, towards their values; a count is copied."""
+    def _move_averages(self, averages: Tensors, values: Tensors, _: object) -> None:
+        """Move averages, all of one dtype, towards the present values; integers are copied."""
         if not averages[0].is_floating_point():
             torch._foreach_copy_(averages, values)
             return
-        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))  # forgets the first soon
+        # the smaller decay of early steps lets the initial weights fade
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(averages, values, 1 - decay)
 
-    def _score(self, dev_set: Utterances | None, beside: Beside[ErrorRate] | None) -> None:
-        if beside is not None:
-            beside.submit(self.step, self.checkpoint().model)  # waits for the one before
+    def _score(
+        self, dev_set: Utterances | None, background: BackgroundEvaluation[ErrorRate] | None
+    ) -> None:
+        if background is not None:
+            background.submit(self.step, self.checkpoint().model)  # waits for the previous one
         elif dev_set is not None:
             self.dev = evaluate(self.checkpoint(), dev_set).errors
 
-    def _show(self, bar: "tqdm", line: dict[str, float], beside: Beside[ErrorRate] | None) -> None:
-        scores = beside.poll() if beside is not None else {}
+    def _show(
+        self,
+        bar: "tqdm",
+        line: dict[str, float],
+        background: BackgroundEvaluation[ErrorRate] | None,
+    ) -> None:
+        scores = background.poll() if background is not None else {}
         if scores:
             self.dev = scores[max(scores)]
         bar.set_postfix(
@@ -444,14 +462,14 @@ class Run:
 
 
 def _load_state(file: Path) -> dict[str, Any]:
-    """What `Run.save` wrote. No code in the file is run."""
+    """The state that `Run.save` wrote. No code in the file is run."""
     state: Any = None
     try:
         with zipfile.ZipFile(file) as archive:
-            damage = archive.testzip()  # torch.load does not look at checksums
+            damage = archive.testzip()  # torch.load ignores checksums
         if damage is None:
             state = torch.load(file, "cpu", weights_only=True)
-    except Exception as error:  # half a pickle raises anything
+    except Exception as error:  # a truncated pickle may raise anything
         damage = f"{type(error).__name__}: {error}".splitlines()[0]
     got = f"{file}, which is damaged ({damage!s:.80})"
     expect(isinstance(state, dict), "state", "a whole file", got, FRESH)
@@ -459,11 +477,11 @@ def _load_state(file: Path) -> dict[str, Any]:
 
 
 def _bar(progress: bool) -> "tqdm":
-    """A progress bar of per cent, if it is asked for."""
+    """A progress bar in per cent, hidden without `progress`."""
     from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
 
     bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
     bar = tqdm(total=100, disable=not progress, unit="%", bar_format=bar_format)
     if not sys.stderr.isatty():
-        bar.mininterval = 10.0  # seconds: a log needs no line a step
+        bar.mininterval = 10.0  # seconds: a log file needs no line for every step
     return bar

@@ -1,7 +1,7 @@
-"""What a training step minimises, by the kind of the model, and whether it builds the joint.
+"""The loss of a training batch for each kind of model, and the choice of full joint or lean loss.
 
-A transducer has its own loss and an auxiliary CTC loss beside it, an encoder-decoder model has
-cross-entropy and CTC, a CTC model has CTC alone.
+A transducer is trained by the loss of RNN-T or TDT plus an auxiliary CTC loss, an encoder-decoder
+model by cross-entropy plus CTC, a CTC model by CTC alone.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asrkit.devices import autocast, to_device
 from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
 from asrkit.models import AEDConfig, AEDModel, CTCConfig, CTCModel, TransducerModel
 from asrkit.models.common import strided
 from asrkit.models.presets import Model, ModelConfig
-from asrkit.runtime import autocast, to_device
 from asrkit.shapes import expect, valid_mask
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 
 HALF = (torch.float16, torch.bfloat16)
-IGNORED = -100  # in the targets of cross-entropy: counts as nothing
-MEMORY_SHARE = 0.5  # of a GPU that the joint may fill; weights and encoder need the rest
+IGNORED = -100  # target that cross-entropy skips
+MEMORY_SHARE = 0.5  # share of a GPU that the joint may fill; weights and encoder need the rest
 PRODUCT_WIDTH = 224  # D V / (D + V) up to which lean was as fast on a CPU; see chooses_lean
 PAGED_BYTES = 1 << 27  # joint from which lean was faster on a CPU whatever D and V are
 
@@ -38,11 +38,11 @@ class TrainingLoss(NamedTuple):
 def alignable(
     model_config: ModelConfig, lengths: Tensor, targets: Tensor, target_lengths: Tensor
 ) -> Tensor:
-    """Which utterances the model's own loss can align, and which a CTC loss beside it: bool (2, B).
+    """Utterances that the model's own loss, and the auxiliary CTC loss, can align: bool (2, B).
 
     Tensors are those of a `Prepared` batch. CTC needs an encoder frame for each label, and one more
-    between equal ones. TDT needs moves that end with the last frame. RNN-T and an attention decoder
-    take any labels.
+    between equal labels. TDT needs moves that end at the last frame. RNN-T and an attention decoder
+    align any labels.
     """
     frames = strided(lengths, model_config.encoder.subsampling)
     equal = targets[:, 1:] == targets[:, :-1]
@@ -54,14 +54,14 @@ def alignable(
     durations = getattr(model_config, "durations", ())
     if not durations or {0, 1} <= set(durations):
         return torch.stack((anything, by_ctc))
-    # each label moves too, unless it may stay, and a blank comes last
+    # without duration 0 each label moves too; the last move is a blank
     least = 1 if 0 in durations else target_lengths + 1
     moves = torch.tensor(_most_moves(int(frames.max()), durations), device=frames.device)
     return torch.stack((moves[frames] >= least, by_ctc))
 
 
 def _most_moves(frames: int, durations: Sequence[int]) -> list[float]:
-    """Most moves by durations above 0 that take 0, 1, ... frames; -inf where none do."""
+    """Most moves by durations above 0 that add up to 0, 1, ... frames; -inf if there are none."""
     most = [0.0]
     for end in range(1, frames + 1):
         before = [most[end - duration] for duration in durations if 0 < duration <= end]
@@ -70,20 +70,20 @@ def _most_moves(frames: int, durations: Sequence[int]) -> list[float]:
 
 
 def label_counts(model_config: ModelConfig, batch: Prepared) -> Tensor:
-    """Labels of the utterances that are `alignable`, (2,): at least 1, or 0 where none is."""
+    """Number of labels in `alignable` utterances, (2,): at least 1, or 0 if none is alignable."""
     fits = alignable(model_config, batch.lengths, batch.targets, batch.target_lengths)
     return (batch.target_lengths * fits).sum(1).clamp(min=1) * fits.any(1)
 
 
 def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int) -> None:
-    """ValueError where a model, how to train it and the tokens of the tokenizer do not fit."""
+    """ValueError if the model, its training config and the tokenizer do not fit together."""
     kinds = "a TransducerConfig, CTCConfig or AEDConfig"
     is_config = isinstance(model_config, ModelConfig)
     expect(is_config, "model_config", kinds, type(model_config).__name__)
     if isinstance(model_config, AEDConfig):
         special = (model_config.bos, model_config.eos, model_config.pad)
-        wanted = f"tokens behind the tokenizer's {tokens}"
-        remedy = "Put them there: vocab_size is 3 larger than the tokenizer's."
+        wanted = f"tokens after the tokenizer's {tokens}"
+        remedy = "Make vocab_size 3 larger than the tokenizer's."
         expect(min(special) >= tokens, "bos, eos, pad", wanted, special, remedy)
     else:
         fits = tokens == model_config.vocab_size
@@ -94,25 +94,25 @@ def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int
 
 
 def training_loss(
-    model: Model, batch: Prepared, config: TrainConfig, among: Tensor | None = None
+    model: Model, batch: Prepared, config: TrainConfig, step_labels: Tensor | None = None
 ) -> TrainingLoss:
     """Loss of a batch in nats per label: a transducer's or a decoder's plus CTC, or CTC alone.
 
-    A transducer has the loss of RNN-T, or of TDT if it has durations. The logits of a full joint go
-    to the loss in the dtype they are computed in. An encoder-decoder model has the cross-entropy of
-    labels and eos, `attention_loss`. Lengths and targets that lie on the host stay there for the
-    checks, so that on a GPU nothing waits for the device.
+    A transducer has the loss of RNN-T, or of TDT if it has durations. The logits of a full joint
+    reach the loss in the dtype they are computed in. An encoder-decoder model has the cross-entropy
+    of labels and eos, `attention_loss`. Lengths and targets on the host stay there for the checks,
+    so that nothing waits for a GPU.
 
-    An utterance that no alignment fits costs 0, and its labels do not count. The loss of a batch
+    An utterance without an alignment has loss 0, and its labels do not count. The loss of a batch
     without any alignment is NaN.
 
     Args:
-        model: In training mode.
-        batch: On the host, where `prepare_batch` makes it, or on the model's device.
-        config: Precision; for a transducer joint, `ctc_weight`, `sigma` and `omega` too, for an
+        model: A model in training mode.
+        batch: A batch on the host, where `prepare_batch` makes it, or on the model's device.
+        config: Precision; for a transducer also `joint`, `ctc_weight`, `sigma` and `omega`, for an
             encoder-decoder model `ctc_weight` and `smoothing`.
-        among: `label_counts` of all batches of a step, whose losses then add up to that of the
-            step; None: of this batch.
+        step_labels: `label_counts` summed over all batches of a step, whose losses then add up to
+            the loss of the step. None takes those of this batch.
 
     Raises:
         ValueError: joint="lean" with a joint that the lean losses cannot express.
@@ -120,7 +120,9 @@ def training_loss(
     device = next(model.parameters()).device
     features = to_device(batch.features, device)
     labels = (batch.targets, batch.target_lengths)
-    own_labels, ctc_labels = label_counts(model.config, batch) if among is None else among
+    if step_labels is None:
+        step_labels = label_counts(model.config, batch)
+    own_labels, ctc_labels = step_labels
     lean = False
     with autocast(device.type, config.dtype(device)):
         if isinstance(model, CTCModel):
@@ -142,11 +144,11 @@ def training_loss(
 
 
 class BatchLoss(nn.Module):
-    """The loss of a batch as a module, for DDP acts on the forward pass of what it wraps.
+    """`training_loss` as a module, since DDP wraps the forward pass of a module.
 
     Args:
-        model: The model that is trained.
-        config: How it is trained.
+        model: The model to train.
+        config: Settings of the run.
     """
 
     def __init__(self, model: Model, config: TrainConfig) -> None:
@@ -154,9 +156,9 @@ class BatchLoss(nn.Module):
         self.model = model
         self.config = config
 
-    def forward(self, batch: Prepared, among: Tensor) -> TrainingLoss:
-        """`training_loss` of a batch, as a part of its step."""
-        return training_loss(self.model, batch, self.config, among)
+    def forward(self, batch: Prepared, step_labels: Tensor) -> TrainingLoss:
+        """`training_loss` of one batch of a step."""
+        return training_loss(self.model, batch, self.config, step_labels)
 
 
 def attention_loss(
@@ -169,30 +171,30 @@ def attention_loss(
 ) -> Tensor:
     """Cross-entropy of labels and eos summed over the batch, in nats: a scalar.
 
-    The decoder is given bos and the right tokens so far (teacher forcing).
+    The decoder's inputs are bos and the labels before each position (teacher forcing).
 
     Args:
-        model: Whose decoder is trained.
+        model: Model whose decoder is trained.
         encoded: Frames (B, T, D) of `model.encode`.
         lengths: Valid frames (B,), on the frames' device or the host.
-        targets: Labels (B, U), on any device; what lies behind `target_lengths` has no influence.
+        targets: Labels (B, U), on any device; those after `target_lengths` have no influence.
         target_lengths: Labels of each utterance (B,).
-        smoothing: Share of a target's probability that the other V - 1 tokens get, evenly, as in
-            NeMo. In torch's `cross_entropy` the right token has a part in what is shared out, so
-            its `label_smoothing` is V / (V - 1) times as large.
+        smoothing: Share of a target's probability that the other V - 1 tokens get in equal parts,
+            as in NeMo. torch's `cross_entropy` spreads its share over all V tokens, so its
+            `label_smoothing` is V / (V - 1) times as large.
     """
     is_label = valid_mask(target_lengths, targets.shape[1])
     texts = targets.where(is_label, model.config.pad)
-    given = F.pad(texts, (1, 0), value=model.bos)  # (B, U1)
-    wanted = F.pad(targets.where(is_label, IGNORED), (0, 1), value=IGNORED)  # (B, U1)
-    wanted.scatter_(1, target_lengths[:, None].to(wanted.device), model.eos)
-    wanted = to_device(wanted, encoded.device)
-    logits = model.logits(encoded, lengths, to_device(given, encoded.device))  # (B, U1, V)
+    inputs = F.pad(texts, (1, 0), value=model.bos)  # (B, U1)
+    outputs = F.pad(targets.where(is_label, IGNORED), (0, 1), value=IGNORED)  # (B, U1)
+    outputs.scatter_(1, target_lengths[:, None].to(outputs.device), model.eos)
+    outputs = to_device(outputs, encoded.device)
+    logits = model.logits(encoded, lengths, to_device(inputs, encoded.device))  # (B, U1, V)
     V = logits.shape[2]
     with autocast(logits.device.type):
         return F.cross_entropy(
             logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
-            wanted.flatten(),
+            outputs.flatten(),
             ignore_index=IGNORED,
             label_smoothing=smoothing * V / (V - 1),
             reduction="sum",
@@ -202,12 +204,13 @@ def attention_loss(
 def total_ctc_loss(
     log_probs: Tensor, lengths: Tensor, targets: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
-    """CTC loss summed over the batch, in nats; 0 for utterances that no alignment fits.
+    """CTC loss summed over the batch, in nats; 0 for utterances without an alignment.
 
-    On a CPU torch's kernel computes it, elsewhere the recursion that waits for no device.
+    torch's kernel computes it on a CPU. Elsewhere asrkit's recursion does, without waiting for the
+    device.
 
     Args:
-        log_probs: Of the CTC head, (B, T, V), float32 at least.
+        log_probs: Log-probabilities of the CTC head, (B, T, V), float32 at least.
         lengths: Encoder frames of each utterance (B,).
         targets: Labels (B, U).
         target_lengths: Labels of each utterance (B,).
@@ -238,13 +241,13 @@ def transducer_loss(
     """Loss of RNN-T or TDT summed over the batch, in nats, and whether the lean loss computed it.
 
     Args:
-        model: Whose predictor and joint are taken.
+        model: Model whose predictor and joint are trained.
         encoded: Projected frames (B, T, D).
         lengths: Encoder frames of each utterance (B,).
         targets: Labels (B, U).
         target_lengths: Labels of each utterance (B,).
-        config: Its `joint`, `sigma` and `omega`.
-        fits: Which utterances count (B,).
+        config: Settings `joint`, `sigma` and `omega`.
+        fits: Which utterances count, bool (B,).
     """
     predicted = model.rows(to_device(targets, encoded.device))  # (B, U1, D)
     alignment = (targets.int(), lengths.int(), target_lengths.int())
@@ -269,7 +272,7 @@ def transducer_loss(
         )
     else:
         logits = model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
-        options["overwrite_logits"] = _is_plain(model)  # nobody else reads a linear layer's output
+        options["overwrite_logits"] = _is_plain(model)  # nothing else reads a linear layer's output
         with autocast(logits.device.type):
             costs = full_loss(logits, *alignment, **options)
     return costs.where(to_device(fits, costs.device), 0).sum(), lean
@@ -280,12 +283,12 @@ def _takes_lean(
 ) -> bool:
     if config.joint == "full":
         return False
-    own = _is_plain(model)
+    plain = _is_plain(model)
     if config.joint == "lean":
         remedy = "Pass joint='full' or joint='auto'."
-        expect(own, "joint", "a TransducerModel as it was made with 'lean'", "another", remedy)
+        expect(plain, "joint", "an unmodified TransducerModel with 'lean'", "another", remedy)
         return True
-    if not own:
+    if not plain:
         return False
     gpu_bytes = None
     if encoded.is_cuda:
@@ -303,9 +306,9 @@ def _takes_lean(
 
 
 def _is_plain(model: TransducerModel) -> bool:
-    """Whether its joint is output(dropout(activation(encoded + predicted))), a linear layer last.
+    """Whether the joint is output(dropout(activation(encoded + predicted))) with a linear output.
 
-    The lean losses compute that without calling the modules.
+    The lean losses compute this formula without calling the modules.
     """
     return type(model) is TransducerModel and type(model.output) is nn.Linear
 
@@ -313,21 +316,21 @@ def _is_plain(model: TransducerModel) -> bool:
 def chooses_lean(
     *, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype, gpu_bytes: int | None
 ) -> bool:
-    """Whether joint="auto" takes the lean loss for a batch of this shape.
+    """Whether joint="auto" uses the lean loss for a batch of this shape.
 
     On a GPU it does in half precision, and where the full joint would fill more than half of the
     memory. An H100 took 11.7 ms in bfloat16 for a batch of (32, 200, 101) with D 640 and V 1025,
     against 33.9 ms with the joint; in float32 90 ms, against 66 ms (docs/benchmarks.md).
 
-    On a CPU it does where the lean loss is about as fast or faster. That costs a product of D V
-    operations a node, and saves memory traffic of about D + V numbers a node, so it pays while
-    D V / (D + V) is small. It also pays where the joint is so large (128 MiB) that the system hands
-    out fresh pages for it at each step.
+    On a CPU it does where the lean loss is about as fast or faster. It costs a product of D V
+    operations a node and saves memory traffic of about D + V numbers a node, so it pays while
+    D V / (D + V) is small. It also pays where the joint is so large (128 MiB) that the system maps
+    new pages for it at each step.
 
     Time of joint and loss, full / lean, forward and backward, medians of 4 to 5 interleaved rounds
-    on one core of an AMD EPYC with AVX-512 BF16, tanh (the suite "training" of `python -m benchmarks`
-    measures whole steps). The joint kept its logits then; overwritten, as here, it is up to a fifth
-    faster below 10,000 nodes and as fast above:
+    on one core of an AMD EPYC with AVX-512 BF16, tanh (the benchmark suite "training" measures
+    whole steps). The joint kept its logits in these runs; overwriting them, as here, is up to a
+    fifth faster below 10,000 nodes and as fast above:
 
         D V / (D + V)   D, V        nodes    float32   bfloat16
          24             128, 29      4,200      1.61       1.14
@@ -351,8 +354,8 @@ def chooses_lean(
         V: Outputs of the joint: tokens with blank, and durations.
         D: Width of the joint.
         dtype: Type of the logits.
-        gpu_bytes: Memory of the GPU in all; None on a CPU. What is free at the moment would make
-            the choice, and so a resumed run, a matter of chance.
+        gpu_bytes: Total memory of the GPU; None on a CPU. Free memory would make the choice, and
+            so a resumed run, a matter of chance.
     """
     size = joint_peak_bytes(B=B, T=T, U1=U1, V=V, D=D, dtype=dtype)
     if gpu_bytes is not None:
@@ -363,9 +366,9 @@ def chooses_lean(
 def joint_peak_bytes(*, B: int, T: int, U1: int, V: int, D: int, dtype: torch.dtype) -> int:
     """Bytes that the full joint takes at the peak of a training step, padding included.
 
-    Two moments can be the peak: the gradient of the logits, which lies over them, the hidden layer
-    and its gradient; or the hidden layer, its gradient and that of the sum before it. Letters and
-    `dtype` as for `chooses_lean`.
+    The peak is one of two moments: the gradient of the logits, which overwrites them, with the
+    hidden layer and its gradient; or the hidden layer, its gradient and that of the sum before it.
+    Letters and `dtype` are those of `chooses_lean`.
 
     >>> joint_peak_bytes(B=1, T=2000, U1=101, V=1024, D=640, dtype=torch.float32)
     1861632000

@@ -1,4 +1,4 @@
-"""The optimizer of a run, and a step by it, also for a loop of one's own."""
+"""The optimizer of a run and its step, also for your own loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ from asrkit.training.objective import training_loss
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of a run, at a rate of 0 until `set_rate`.
+    """The optimizer of a run, with a learning rate of 0 until `set_rate`.
 
     Args:
-        model: Whose parameters it changes.
-        config: Which, and its weight decay. LAMB clips gradients too; NovoGrad divides them by
-            their norms, so `clip` does not concern it.
+        model: Model whose parameters it updates.
+        config: Names the optimizer and its weight decay. LAMB also takes `clip`. NovoGrad divides
+            gradients by their norms instead.
     """
     options: dict[str, Any] = {"lr": 0.0, "weight_decay": config.weight_decay}
     if config.optimizer == "novograd":
@@ -31,7 +31,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give all parameter groups a learning rate; where it is a tensor, in place."""
+    """Set the learning rate of all parameter groups; in place where it is a tensor."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -44,19 +44,19 @@ def update(
 ) -> Tensor:
     """Norm of the gradient of `loss` before clipping, a scalar, after one optimizer step.
 
-    An optimizer that says `clips_gradients = True` scales gradients by itself; one that has a
-    `gradient_norm` after its step, as those of `asrkit.optim`, is asked for it. The gradients are
-    dropped at once: else they would lie beside the activations of the next forward pass. The host
-    reads nothing from the device, unless the optimizer cannot skip a step by itself.
+    An optimizer with `clips_gradients = True` clips gradients itself. One with an attribute
+    `gradient_norm`, like those of `asrkit.optim`, supplies the norm. The gradients are freed at
+    once: they would otherwise add to the activations of the next forward pass. The host reads
+    nothing from the device, unless the optimizer cannot skip a step by itself.
 
-    A loss or a gradient that is not finite makes no step: weights and state of the optimizer stay
-    as they are, and the norm is not finite. The forward pass has moved running statistics of batch
-    norms before, and averages of weights are your loop's: keep a copy, or look at the norm first.
-    `train` restores the one and leaves out the other.
+    A loss or a gradient that is not finite makes no step: weights and optimizer state stay as they
+    are, and the norm is not finite. The forward pass has updated the running statistics of batch
+    norms by then, and your loop may average weights: keep a copy of the statistics, and check the
+    norm before averaging. `train` does both.
 
     Args:
-        model: Whose parameters get the gradient.
-        optimizer: Over these parameters.
+        model: Model whose parameters get the gradient.
+        optimizer: Optimizer of these parameters.
         loss: A scalar with a graph.
         config: Its `clip` is the largest norm, for an optimizer that does not clip.
     """
@@ -65,14 +65,14 @@ def update(
 
 
 def backward(model: nn.Module, loss: Tensor, factor: float = 1.0) -> None:
-    """Backward pass of `factor` times a loss; where the loss is not finite, no gradient norm is.
+    """Backward pass of `factor` times a loss. If the loss is not finite, neither is the gradient.
 
-    A loss may be NaN and its gradient be zero. One process with such a loss keeps all from a step.
+    A loss may be NaN with a gradient of zero. If one process has such a loss, no process may step.
 
     Args:
-        model: Whose parameters get the gradient.
+        model: Model whose parameters get the gradient.
         loss: A scalar with a graph.
-        factor: Of the gradients.
+        factor: Scales the gradients.
     """
     weight = next(weight for weight in model.parameters() if weight.requires_grad)
     (factor * loss + 0 * loss.detach() * weight.sum()).backward()
@@ -96,10 +96,10 @@ def step_and_clear(
 
 
 def _step_if_finite(optimizer: Any, norm: Tensor) -> None:
-    """One step where the norm of the gradients is finite; else weights and state stay as they are.
+    """Step if the norm of the gradients is finite; else leave weights and state as they are.
 
-    torch's fused optimizers decide that on the device, by the flag that they have for loss scaling.
-    For any other the host has to read the norm.
+    torch's fused optimizers decide that on the device, by the flag that loss scaling uses. For any
+    other optimizer the host has to read the norm.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale = None
@@ -115,22 +115,22 @@ def training_step(
 ) -> Callable[[int, float, int], None]:
     """step(n, seconds, tokens) for `asrkit.data.oom_search`: trains on n random utterances.
 
-    The memory of its batch counts. That of preparing batches does not, which happens beside
-    training, nor that of the EMA weights. With joint="auto" the step changes to the lean loss where
-    the joint would fill half of the device; more utterances can then take less memory, so search
-    with joint="full" or "lean" where the batches are to fill the device.
+    Its memory includes the batch. It does not include the prefetching of batches or the EMA
+    weights. With joint="auto" the step changes to the lean loss where the joint would fill half of
+    the device; more utterances may then take less memory. To fill the device, search with
+    joint="full" or "lean".
 
     Args:
-        model: In training mode; its weights change.
-        optimizer: Over its parameters.
-        config: Settings of the run; the defaults if None.
+        model: A model in training mode; its weights change.
+        optimizer: Optimizer of its parameters.
+        config: Settings of the run; None takes the defaults.
     """
     settings = config or TrainConfig()
     device = next(model.parameters()).device
     features = settings.features
 
     def step(n: int, seconds: float, tokens: int) -> None:
-        """One step on noise: `n` utterances of `seconds` and `tokens` each."""
+        """One step on `n` utterances of noise, each of `seconds` and `tokens`."""
         T = features.frames(round(seconds * features.rate_hz))
         batch = Prepared(
             features=torch.randn(n, T, features.bins, device=device),

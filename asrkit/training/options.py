@@ -1,11 +1,12 @@
-"""The settings of a training run that `asrkit train` has options for, defined and described once.
+"""Settings of a training run that `asrkit train` has options for, with their help texts.
 
-Importing this file needs no torch, so the command line can show these texts at once.
+Importing this file needs no torch, so the command line shows its help at once.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from asrkit.training.schedule import CONFORMER_PEAK_LR, PEAK_LR
 from asrkit.transcribe.options import described
 
 Joint = Literal["auto", "full", "lean"]
@@ -13,12 +14,12 @@ Joint = Literal["auto", "full", "lean"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `asrkit.training.TrainConfig` has in common with the command."""
+    """Settings that `asrkit.training.TrainConfig` shares with the command."""
 
-    seconds: float | int = described(  # infinity too, which `expect_types` refuses of a plain float
+    seconds: float | int = described(  # `expect_types` refuses an infinite plain float
         300.0,
-        "training time, without the first step after a start; an interrupted run can be resumed, a "
-        "finished one cannot be extended",
+        "training time, the first step after a start not counted; an interrupted run can be "
+        "resumed, a finished one cannot be extended",
         type=float,
         group="training",
     )
@@ -26,41 +27,43 @@ class TrainOptions:
     seed: int = described(0, "seed of weights, batches, augmentation and dropout", metavar="N")
     optimizer: Literal["adamw", "lamb", "novograd"] = described(
         "adamw",
-        "lamb: LAMB, for large batches; its steps are in proportion to each tensor's norm; "
-        "novograd: NovoGrad, as for Jasper; its steps do not depend on the scale of the gradients",
+        "lamb: LAMB, for large batches; its steps are proportional to each tensor's norm; "
+        "novograd: NovoGrad, for Jasper; its steps do not depend on the scale of the gradients",
     )
     peak_lr: float | None = described(
         None,
-        "highest learning rate (default: 0.005 for adamw, 0.002 for it with a fastconformer, "
-        "0.01 for lamb, 0.02 for novograd)",
+        f"highest learning rate (default: {PEAK_LR['adamw']} for adamw, {CONFORMER_PEAK_LR} "
+        f"for adamw with a fastconformer, {PEAK_LR['lamb']} for lamb, "
+        f"{PEAK_LR['novograd']} for novograd)",
         metavar="RATE",
     )
     joint: Joint = described(
         "auto",
-        "of a transducer; full: build the joint's logits; lean: compute the loss tile by tile, in "
-        "less memory; auto: batch by batch, lean on a GPU in half precision or where the joint "
-        "would fill half of it, and on a CPU where it is expected to be about as fast",
+        "how a transducer's loss is computed; full: build the joint's logits; lean: compute the "
+        "loss tile by tile, in less memory; auto: choose for each batch, lean on a GPU in half "
+        "precision or where the joint would fill half of it, and on a CPU where it is expected to "
+        "be about as fast",
     )
     smoothing: float = described(
         0.0,
-        "of an attention decoder: the share of a target's probability that all other tokens get, "
-        "up to 0.5",
+        "label smoothing of an attention decoder: share of a target's probability that all other "
+        "tokens get, up to 0.5",
         metavar="SHARE",
     )
-    evaluate: Literal["in turn", "beside"] = described(
+    evaluate: Literal["in turn", "background"] = described(
         "in turn",
-        "in turn: training waits while the dev set is scored; beside: a process of its own, with "
-        "as many threads more, scores it meanwhile",
+        "in turn: training waits while the dev set is scored; background: a separate process "
+        "scores it during training, with as many threads again",
     )
     checkpoint_s: float = described(
         30.0,
-        "training time between two checkpoints: what a crash can lose",
+        "training time between two checkpoints, the most that a crash can lose",
         flag="--checkpoint-seconds",
         metavar="S",
     )
     accumulate: int = described(
         1,
-        "batches that each process, or the only one, takes in a step; the loss is the mean over "
-        "the labels of all batches",
+        "batches that each process takes in a step; the loss is the mean over the labels of all "
+        "batches",
         metavar="N",
     )

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asrkit.runtime import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.sound_files import CANCELLED_S, Sound, find, mean_of_channels, sound_of
-from asrkit.sound_readers import LEAST_MISSING_S, BrokenOff, SoundReader, open_sound
+from asrkit.sound_readers import MIN_MISSING_S, BrokenOff, SoundReader, open_sound
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class Reading:
                 yield mono
                 if not finite.all():
                     raise BrokenOff("NaN or infinity")
-            if min(left, end) - done >= LEAST_MISSING_S * rate and left < math.inf:
+            if min(left, end) - done >= MIN_MISSING_S * rate and left < math.inf:
                 raise BrokenOff(f"its header says {file.frames / rate:.2f} s")
         except BrokenOff as error:  # kept, since the resampler still holds samples
             at_s = (start + done) / rate

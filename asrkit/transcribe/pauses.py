@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
-from asrkit.runtime import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT
 
 FRAME_S = 0.02  # duration of a frame of loudness
 SMOOTHED = 5  # frames in a moving mean of loudness, so that a click does not count

@@ -20,9 +20,10 @@ from asrkit.decoders.attention.protocol import limits_of
 from asrkit.decoders.attention.sampling import Sampler, likeliest
 from asrkit.decoders.hypotheses import PADDING, Segment, Segments
 from asrkit.decoders.states import map_state
+from asrkit.devices import CPU_FLOAT
 from asrkit.models import AEDModel
 from asrkit.models.prompts import ENGLISH, SUPPRESSED, WHISPER, PromptFormat
-from asrkit.runtime import CPU_FLOAT, eager
+from asrkit.threads import eager
 from asrkit.transcribe.decoding import DecodeOptions, beam_decode, timed_by_attention, with_texts
 from asrkit.transcribe.options import PromptOptions
 

@@ -9,8 +9,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.decoders.hypotheses import Hypotheses
+from asrkit.devices import CPU_FLOAT
+from asrkit.memory import return_free_memory
 from asrkit.models import Checkpoint
-from asrkit.runtime import CPU_FLOAT, return_free_memory
 from asrkit.shapes import expect, message
 from asrkit.sound_files import Sound
 from asrkit.sound_readers import seconds

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 
 from asrkit import files
+from asrkit.compilers import triton_fails
 from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
-from asrkit.runtime import triton_fails
 from asrkit.transcribe.plan import default_model
 from asrkit.workbench.machine import this_machine
 

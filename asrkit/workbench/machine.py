@@ -81,7 +81,7 @@ def this_machine() -> dict[str, Any]:
 
     The dict is cached: do not change it.
     """
-    from asrkit.runtime import usable_cores  # imports torch, which reading records does not need
+    from asrkit.threads import usable_cores  # imports torch, which reading records does not need
 
     cpu_flags = _cpu_fact("flags|Features").split()
     gpus = _nvidia_smi(GPU_FIELDS)

@@ -28,8 +28,8 @@ def asrkit(model: str, threads: int, precision: str) -> Transcribe:
     """asrkit's recogniser by its public function `transcribe`."""
     import torch
 
+    from asrkit.memory import share_memory_pool
     from asrkit.models import load_checkpoint
-    from asrkit.runtime import share_memory_pool
     from asrkit.transcribe import PipelineConfig, Recognizer, transcribe
 
     torch.set_num_threads(threads)

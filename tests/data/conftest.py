@@ -1,4 +1,4 @@
-"""Small synthetic corpora, and a home of their own for each test."""
+"""Small synthetic corpora, and an $ASRKIT_HOME for each test."""
 
 import http.server
 import threading
@@ -43,19 +43,19 @@ def utterances():
 
 @pytest.fixture
 def mirror(monkeypatch, tmp_path):
-    """An HTTP server of the files in `folder`; `asked`: paths."""
+    """An HTTP server of the files in `folder`; `requests` has the requested paths."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    state = SimpleNamespace(folder=tmp_path / "mirror", asked=[])
+    state = SimpleNamespace(folder=tmp_path / "mirror", requests=[])
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args):
             super().__init__(*args, directory=state.folder)
 
         def log_message(self, *args):
-            """Not on stderr."""
+            """Keep stderr clean."""
 
         def do_GET(self):
-            state.asked.append(self.path)
+            state.requests.append(self.path)
             super().do_GET()
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -48,7 +48,7 @@ def tones(*hz, samples=16_000):
 
 
 def changed(waveforms, lengths=None, seed=0, **settings):
-    """Waveforms and lengths after these alterations alone."""
+    """Waveforms and lengths with only these alterations."""
     if lengths is None:
         lengths = full(waveforms)
     return augment(
@@ -57,7 +57,7 @@ def changed(waveforms, lengths=None, seed=0, **settings):
 
 
 def warped(features, lengths, seed=0, **settings):
-    """Features and lengths after these alterations alone."""
+    """Features and lengths with only these alterations."""
     config = replace(NOTHING, **settings)
     return warp_features(features, torch.tensor(lengths), seeded(seed), config=config)
 
@@ -66,14 +66,14 @@ def power(waveforms):
     return waveforms.square().mean(1)
 
 
-def test_with_everything_off_waveforms_come_back_as_they_were():
+def test_with_everything_off_waveforms_are_unchanged():
     waveforms, lengths = speech()
     out, _ = changed(waveforms, lengths)
     for row, size in enumerate(lengths):
         assert torch.allclose(out[row, :size], waveforms[row, :size], atol=1e-6)
 
 
-def test_what_lies_in_the_padding_cannot_matter_and_comes_back_as_zero():
+def test_padding_has_no_influence_and_becomes_zero():
     waveforms, lengths = speech()
     padding = torch.arange(waveforms.shape[1]) >= lengths[:, None]
     (plain, shorter), (other, _) = (
@@ -85,13 +85,13 @@ def test_what_lies_in_the_padding_cannot_matter_and_comes_back_as_zero():
     assert (plain[torch.arange(plain.shape[1]) >= shorter[:, None]] == 0).all()
 
 
-@pytest.mark.parametrize("samples", [6400, 48_000])  # of a short word too
-def test_speed_scales_durations_and_pitch_alike_and_keeps_the_loudness(samples):
+@pytest.mark.parametrize("samples", [6400, 48_000])  # a short word too
+def test_speed_scales_duration_and_pitch_and_keeps_the_loudness(samples):
     tone = tones(440.0, 440.0, samples=samples)
     speeds = set()
     for seed in range(12):
-        given = torch.tensor([samples, samples // 2])
-        out, (long, short) = changed(tone, given, seed, speed=(0.8, 1.25))
+        lengths = torch.tensor([samples, samples // 2])
+        out, (long, short) = changed(tone, lengths, seed, speed=(0.8, 1.25))
         speed = float(long) / samples
         speeds.add(round(speed, 3))
         assert 0.8 <= speed <= 1.25
@@ -104,7 +104,7 @@ def test_speed_scales_durations_and_pitch_alike_and_keeps_the_loudness(samples):
 
 
 @pytest.mark.parametrize("snr_db", [5.0, 20.0])
-def test_noise_is_added_at_the_ratio_asked_for(snr_db):
+def test_noise_has_the_given_ratio(snr_db):
     waveforms, lengths = speech(B=16, S=48_000)
     noisy, _ = changed(waveforms, lengths, noise=1, snr_db=(snr_db, snr_db))
     for clean, with_noise, size in zip(waveforms, noisy, lengths, strict=True):
@@ -128,7 +128,7 @@ def test_silence_does_not_count_in_the_ratio_of_speech_to_noise():
         ({"low_cut": 1, "low_cut_hz": (300, 300)}, (500.0, 3000.0), (60.0, 150.0)),
     ],
 )
-def test_a_band_passes_what_is_in_it_and_stops_the_rest(
+def test_a_band_keeps_its_frequencies_and_stops_the_rest(
     settings, passed_hz, stopped_hz
 ):
     waveforms = tones(*passed_hz, *stopped_hz)
@@ -137,7 +137,7 @@ def test_a_band_passes_what_is_in_it_and_stops_the_rest(
     assert (ratio[2:] < 1e-2).all()
 
 
-def test_a_room_leaves_the_direct_sound_and_an_echo_that_falls_by_60_db_in_its_time():
+def test_a_room_keeps_the_direct_sound_and_its_echo_falls_by_60_db_in_rt60():
     click = torch.zeros(64, 16_000)
     click[:, 0] = 1
     echo, _ = changed(click, room=1, rt60_s=(0.4, 0.4))
@@ -163,21 +163,21 @@ def test_the_shortest_waveforms_survive(S):
     assert out.isfinite().all()
 
 
-def test_silence_stands_around_the_speech_and_leaves_it_as_it_was():
+def test_silence_surrounds_the_unchanged_speech():
     waveforms, lengths = speech()
     out, longer = changed(waveforms, lengths, silence=1, silence_s=(0.05, 0.2))
     added = longer - lengths
     assert (added >= 2 * 800).all()
     assert (added <= 2 * 3200).all()
-    for found, given, size in zip(out, waveforms, lengths, strict=True):
-        first = int((found.abs() > 1e-5).nonzero()[0])
+    for padded, speech_, size in zip(out, waveforms, lengths, strict=True):
+        first = int((padded.abs() > 1e-5).nonzero()[0])
         assert 799 <= first <= 3200
-        wanted = torch.zeros_like(found)
-        wanted[first : first + size] = given[:size]
-        assert torch.allclose(found, wanted, atol=1e-5)
+        wanted = torch.zeros_like(padded)
+        wanted[first : first + size] = speech_[:size]
+        assert torch.allclose(padded, wanted, atol=1e-5)
 
 
-def test_masks_are_zeros_in_whole_frames_or_whole_bins_and_the_rest_is_untouched():
+def test_masks_are_zeros_in_whole_frames_or_whole_bins_alone():
     features = noise(8, 200, 80).abs() + 1
     lengths = torch.tensor([200] * 4 + [120] * 4)
     config = replace(AugmentConfig(), time_masks=2, time_share=0.1, frequency_bins=10)
@@ -204,7 +204,7 @@ def test_warping_by_one_changes_nothing_but_the_padding():
         assert (out[row, size:] == 0).all()
 
 
-def test_what_lies_in_the_padding_of_features_cannot_matter():
+def test_padding_of_features_has_no_influence():
     features = noise(2, 50, 80)
     other = features.clone()
     other[1, 20:] = 1e6
@@ -214,7 +214,7 @@ def test_what_lies_in_the_padding_of_features_cannot_matter():
 
 
 @pytest.mark.parametrize("rate", [0.5, 1.5])
-def test_rate_stretches_time_and_leaves_frequencies_alone(rate):
+def test_rate_stretches_time_alone(rate):
     bins = torch.arange(80.0) * 1000
     ramp = (torch.arange(101.0)[:, None] + bins).expand(2, -1, -1)
     out, longer = warped(ramp, [101, 41], rate=(rate, rate))
@@ -225,7 +225,7 @@ def test_rate_stretches_time_and_leaves_frequencies_alone(rate):
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.25])
-def test_formants_move_all_frequencies_by_one_factor_and_leave_time_alone(factor):
+def test_formants_scale_all_frequencies_alone(factor):
     centres_hz = mel_edges_hz(FeatureConfig())[1:-1].float()
     peaks_hz = centres_hz[[15, 30, 50]]
     bumps = -((torch.log(centres_hz / peaks_hz[:, None])) ** 2)
@@ -238,7 +238,7 @@ def test_formants_move_all_frequencies_by_one_factor_and_leave_time_alone(factor
 
 
 @pytest.mark.parametrize("T", [1, 2, 63])
-def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
+def test_features_of_any_length_stay_finite_and_have_at_least_one_frame(T):
     ranges = {"rate": (0.1, 0.2), "formants": (0.5, 2.0)}
     out, shorter = warped(torch.ones(2, T, 80), [T, 1], **ranges)
     assert out.isfinite().all()
@@ -247,7 +247,7 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (lambda: AugmentConfig(noise=2), "noise: expected a share in 0..1, got 2"),
         (lambda: AugmentConfig(rate=(0, 1)), "rate: expected a range from 0.001 up"),
@@ -313,6 +313,6 @@ def test_features_of_any_length_stay_finite_and_have_a_frame_at_least(T):
         ),
     ],
 )
-def test_settings_and_arguments_that_cannot_be_are_refused_in_one_line(call, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
+def test_invalid_settings_and_arguments_are_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         call()

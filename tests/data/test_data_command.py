@@ -8,17 +8,17 @@ from asrkit.data.batching.lengths import Lengths
 
 
 def data(capsys, *arguments):
-    """What the command prints as JSON, and what it says beside."""
+    """The JSON that the command prints, and its stderr."""
     assert main(["data", *map(str, arguments), "--json"]) == 0
     out, err = capsys.readouterr()
     return json.loads(out), err
 
 
-def test_data_alone_says_what_there_is(capsys):
+def test_data_alone_lists_its_commands(capsys):
     assert main(["data"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("usage: asrkit data")
-    assert all(f"\n    {leaf} " in said for leaf in ("prepare", "stats", "lengths"))
+    usage = capsys.readouterr().err
+    assert usage.startswith("usage: asrkit data")
+    assert all(f"\n    {leaf} " in usage for leaf in ("prepare", "stats", "lengths"))
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,20 @@ def test_mistakes_give_one_line_and_write_nothing(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     leaf, *_ = arguments.split()
     assert main(["data", *arguments.split()]) == 2
-    *_, line = capsys.readouterr().err.strip().splitlines()  # behind lhotse's bar
+    *_, line = capsys.readouterr().err.strip().splitlines()  # after lhotse's bar
     assert line.startswith(f"asrkit data {leaf}: {message}")
     # lhotse leaves an empty archive, which the next run fills
     written = [path for path in tmp_path.rglob("*") if path.stat().st_size]
     assert {path.name for path in written if path.is_file()} <= {".lock"}
 
 
-def test_a_prepared_folder_goes_into_training_stats_and_a_table(
-    libri, tmp_path, capsys
-):
+def test_a_prepared_folder_serves_training_stats_and_a_table(libri, tmp_path, capsys):
     folder = libri("train-x")
     target = ("--out", tmp_path / "out", "--no-progress")
-    summary, said = data(capsys, "prepare", folder.parent, *target)
+    summary, stderr = data(capsys, "prepare", folder.parent, *target)
     manifests = summary["manifests"]
     assert summary["parts"] == {"train-x": 4}
-    assert said == "train-x: 4 utterances\n"
+    assert stderr == "train-x: 4 utterances\n"
     assert len(corpora.load(manifests, progress=False)["train"]) == 4
     table = tmp_path / "lengths.csv.gz"
     options = ("--out", table, "--tokenizer", "char", "--no-progress")
@@ -87,10 +85,10 @@ def test_a_prepared_folder_goes_into_training_stats_and_a_table(
     assert lengths.seconds.tolist() == pytest.approx([0.3, 0.4, 0.5, 0.6])
     assert lengths.tokens.tolist() == [11, 17] * 2
     of_table, _ = data(capsys, "stats", table)
-    of_manifest, said = data(capsys, "stats", *manifests, "--no-progress")
+    of_manifest, stderr = data(capsys, "stats", *manifests, "--no-progress")
     assert of_table == of_manifest
     assert of_table["tokens"] == 56
-    assert said == ""
+    assert stderr == ""
 
 
 def test_stats_are_a_table_and_a_histogram(tmp_path, capsys):

@@ -32,7 +32,7 @@ def test_the_manifest_agrees_with_a_recording_that_decodes(row):
     assert re.fullmatch(r"[a-z']+( [a-z']+)*", row["text"])
 
 
-def test_the_set_is_small_and_varied_and_holds_nothing_else():
+def test_the_set_is_small_and_varied_and_complete():
     names = {path.name for path in FOLDER.iterdir()}
     sounds = {row["audio_filepath"] for row in ROWS}
     assert names == {"README.md", "manifest.jsonl"} | sounds and len(sounds) == len(
@@ -46,18 +46,18 @@ def test_the_set_is_small_and_varied_and_holds_nothing_else():
     assert {"test-clean", "test-other"} <= {row["split"] for row in ROWS}
 
 
-def test_its_table_and_its_licences_are_those_of_the_manifest():
+def test_table_and_licences_match_the_manifest():
     text = (FOLDER / "README.md").read_text()
     table = re.findall(
         r"^\| (.*?) \| (\d+) \| (\d+) \| ([\d.]+) \| (\d+) \|$", text, re.M
     )
-    found = {}
+    parts = {}
     for row in ROWS:
-        found.setdefault(f"{row['source']} {row['split']}", []).append(row)
+        parts.setdefault(f"{row['source']} {row['split']}", []).append(row)
     assert table == [
         (part, str(len(rows)), str(len({row["speaker"] for row in rows})),
          f"{sum(row['duration'] for row in rows):.1f}", str(sum(len(row["text"].split()) for row in rows)))
-        for part, rows in found.items()
+        for part, rows in parts.items()
     ]  # fmt: skip
     licences = {(row["source"], row["licence"]) for row in ROWS}
     assert licences == {("LibriSpeech", "CC-BY-4.0"), ("LibriVox", "public domain")}
@@ -73,14 +73,14 @@ def test_its_table_and_its_licences_are_those_of_the_manifest():
         assert name.replace("CC-BY-4.0", "Attribution 4.0") in text, name
 
 
-def test_recorded_speech_returns_the_rows_of_the_manifest_in_their_order():
+def test_recorded_speech_returns_the_rows_of_the_manifest_in_order():
     speech = recorded_speech()
-    assert [one.id for one in speech] == [row["id"] for row in ROWS]
-    for one, row in zip(speech, ROWS, strict=True):
-        assert one.path == FOLDER / row["audio_filepath"]
-        assert one.duration_s == row["duration"]
+    assert [recording.id for recording in speech] == [row["id"] for row in ROWS]
+    for recording, row in zip(speech, ROWS, strict=True):
+        assert recording.path == FOLDER / row["audio_filepath"]
+        assert recording.duration_s == row["duration"]
         for name in ("text", "speaker", "gender", "split", "source", "licence"):
-            assert getattr(one, name) == row[name]
+            assert getattr(recording, name) == row[name]
     with pytest.raises(AttributeError):
         speech[0].text = ""
 
@@ -88,15 +88,15 @@ def test_recorded_speech_returns_the_rows_of_the_manifest_in_their_order():
 def test_training_and_shards_read_the_manifest_and_the_whole_recordings():
     speech = recorded_speech()
     utterances = Utterances.load(corpora.from_manifest(MANIFEST), progress=False)
-    assert utterances.ids == [one.id for one in speech]
-    assert utterances.texts == [one.text for one in speech]
-    assert utterances.durations == [one.duration_s for one in speech]
+    assert utterances.ids == [each.id for each in speech]
+    assert utterances.texts == [each.text for each in speech]
+    assert utterances.durations == [each.duration_s for each in speech]
     sets = corpora.load([MANIFEST])
     assert [len(sets[name]) for name in ("train", "dev", "test")] == [0, 1, 16]
     planned = [*manifests.read([MANIFEST])]
-    assert [one.id for one in planned] == utterances.ids
-    assert [one.sound.path for one in planned] == [one.path for one in speech]
-    assert [one.sound.duration_s for one in planned] == utterances.durations
-    assert {one.sound.path for one in manifests.read([FOLDER])} == {
-        one.path for one in speech
+    assert [each.id for each in planned] == utterances.ids
+    assert [each.sound.path for each in planned] == [each.path for each in speech]
+    assert [each.sound.duration_s for each in planned] == utterances.durations
+    assert {each.sound.path for each in manifests.read([FOLDER])} == {
+        each.path for each in speech
     }

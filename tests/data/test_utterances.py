@@ -10,7 +10,7 @@ TOKENIZER = CharTokenizer()
 
 @pytest.mark.parametrize("order", ["shuffled", "sorted"])
 @pytest.mark.parametrize("batch_seconds", [0.01, 9.0, 40.0, 1e6])
-def test_every_utterance_is_batched_once_and_no_batch_of_two_exceeds_the_budget(
+def test_every_utterance_is_batched_once_and_batches_keep_to_the_budget(
     utterances, order, batch_seconds
 ):
     options = {"batch_seconds": batch_seconds, "order": order}
@@ -21,7 +21,7 @@ def test_every_utterance_is_batched_once_and_no_batch_of_two_exceeds_the_budget(
         assert batch.waveforms.numel() <= batch_seconds * 16_000 or len(batch.ids) == 1
 
 
-def test_a_batch_holds_the_samples_and_tokens_of_its_utterances_and_zeros_after_them(
+def test_a_batch_has_samples_and_tokens_padded_by_zeros(
     utterances,
 ):
     for batch in batches(utterances, TOKENIZER, batch_seconds=60.0):
@@ -39,7 +39,7 @@ def test_a_batch_holds_the_samples_and_tokens_of_its_utterances_and_zeros_after_
             assert batch.targets[row].tolist() == labels + padding
 
 
-def test_an_order_follows_from_seed_and_epoch_and_changes_with_either(utterances):
+def test_the_order_depends_on_seed_and_epoch(utterances):
     def order(seed, epoch):
         options = {"batch_seconds": 30.0, "seed": seed, "epoch": epoch}
         return str([batch.ids for batch in batches(utterances, TOKENIZER, **options)])
@@ -48,7 +48,7 @@ def test_an_order_follows_from_seed_and_epoch_and_changes_with_either(utterances
     assert len({order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
-def test_similar_lengths_meet_so_that_little_is_padding(utterances):
+def test_batches_of_similar_lengths_have_little_padding(utterances):
     def padding(order):
         plan = list(batches(utterances, TOKENIZER, batch_seconds=40.0, order=order))
         computed = sum(batch.waveforms.numel() for batch in plan)
@@ -59,7 +59,7 @@ def test_similar_lengths_meet_so_that_little_is_padding(utterances):
 
 @pytest.mark.parametrize("batch_seconds", [0.05, 4.0, 5000.0])
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_plan_of_training_keeps_to_the_budget_and_to_the_curriculum(
+def test_a_training_plan_keeps_to_the_budget_and_the_curriculum(
     utterances, batch_seconds, count
 ):
     plan = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=3, batches=count)
@@ -70,11 +70,13 @@ def test_a_plan_of_training_keeps_to_the_budget_and_to_the_curriculum(
         assert np.bincount(np.concatenate(parts)).max() == 1
         for part in parts:
             longest_s = seconds[part].max()
-            if batch_seconds < 5000:  # else a step of the shortest is all there is
+            if batch_seconds < 5000:  # else one step takes all
                 assert longest_s * len(part) <= batch_seconds or len(part) == 1
                 assert longest_s <= 2.0
-    again = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=3, batches=count)
-    assert all(map(np.array_equal, again.rows(9, 2.0), parts))
+    repeated = TrainingPlan(
+        utterances, batch_seconds=batch_seconds, seed=3, batches=count
+    )
+    assert all(map(np.array_equal, repeated.rows(9, 2.0), parts))
 
 
 def test_a_curriculum_that_admits_nothing_still_yields_the_shortest(utterances):
@@ -85,7 +87,7 @@ def test_a_curriculum_that_admits_nothing_still_yields_the_shortest(utterances):
     assert [len(rows) for rows in plan.rows(0, 0.0)] == [1, 1, 1]
 
 
-def test_a_plan_visits_long_and_short_utterances_alike(utterances):
+def test_a_plan_visits_long_and_short_utterances_equally_often(utterances):
     plan = TrainingPlan(utterances, batch_seconds=20.0)
     visits = np.zeros(len(utterances))
     for step in range(500):
@@ -99,32 +101,34 @@ ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": [
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (
-            lambda some: next(batches(some, TOKENIZER, batch_seconds=0)),
+            lambda utterances: next(batches(utterances, TOKENIZER, batch_seconds=0)),
             "batch_seconds: expected > 0",
         ),
         (
-            lambda some: next(
-                batches(some, TOKENIZER, batch_seconds=1.0, order="random")
+            lambda utterances: next(
+                batches(utterances, TOKENIZER, batch_seconds=1.0, order="random")
             ),
             "order: expected one of 'shuffled', 'sorted', got 'random'",
         ),
         (
-            lambda some: TrainingPlan(some, batch_seconds=1, batches=101),
+            lambda utterances: TrainingPlan(utterances, batch_seconds=1, batches=101),
             "batches: expected from 1 to the number of utterances, 100, got 101",
         ),
         (
-            lambda some: Utterances(**ONE | {"texts": []}),
+            lambda utterances: Utterances(**ONE | {"texts": []}),
             "waveforms, ids.*: expected equally",
         ),
         (
-            lambda some: Utterances(**{name: 2 * value for name, value in ONE.items()}),
+            lambda utterances: Utterances(
+                **{name: 2 * value for name, value in ONE.items()}
+            ),
             r"ids: expected all different, got \['a'\] several times. Repeat cuts by",
         ),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(utterances, call, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
+def test_bad_arguments_are_refused_in_one_line(utterances, call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         call(utterances)

@@ -11,6 +11,7 @@ from asrkit.decoders import transducer_greedy
 from asrkit.decoders.states import map_state
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
+from asrkit.gpu_waits import CaptureGuard
 from asrkit.models import (
     ConvConfig,
     LSTMConfig,
@@ -18,7 +19,6 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
 )
-from asrkit.runtime import CaptureGuard
 from asrkit.workbench.measure import launch_profile
 from asrkit.workbench.measure.ops import count_launches, listening
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asrkit.losses import release_gradient_memory, rnnt_loss
-from asrkit.runtime import peak_memory
+from asrkit.memory import peak_memory
 
 SHAPE = (1, 40, 11, 20_000)  # 35.2 MB, above what malloc reuses
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from asrkit import runtime
+from asrkit import compilers
 
-PACKAGE = Path(runtime.__file__).parent
+PACKAGE = Path(compilers.__file__).parent
 KERNEL = (
     "def kernel(x):\n    return flush(x)\n"  # flush comes from simd.py, another file
 )
@@ -24,7 +24,7 @@ def package(tmp_path):
     """A package of two folders; the kernel is in `losses/`."""
     (tmp_path / "losses").mkdir()
     (tmp_path / "models").mkdir()
-    shutil.copy(PACKAGE / "runtime.py", tmp_path)
+    shutil.copy(PACKAGE / "compilers.py", tmp_path)
     shutil.copy(PACKAGE / "losses/simd.py", tmp_path / "losses")
     (tmp_path / "losses/kernel.py").write_text(KERNEL)
     (tmp_path / "models/encoder.py").write_text("")
@@ -47,7 +47,7 @@ def start(package, monkeypatch):
     def start():
         module = load("losses/kernel")
         module.flush = load("losses/simd").flush
-        return load("runtime").compiled(module.kernel)
+        return load("compilers").compiled(module.kernel)
 
     return start
 
@@ -85,7 +85,7 @@ def test_new_compiler_options_recompile_and_a_change_of_another_folder_does_not(
     kernel = start()
     assert (kernel(0.5), hits(kernel)) == (0.5, 1)
     options = "cache=True, **options", "cache=True, fastmath=True, **options"
-    edit(package / "runtime.py", *options)
+    edit(package / "compilers.py", *options)
     kernel = start()
     assert (kernel(0.5), hits(kernel)) == (0.5, 0)
 
@@ -97,7 +97,7 @@ def calls(start):
         kernel = start()
         # two types: both are compiled and cached
         assert (kernel(0.5), kernel(1)) == (0.5, 1)
-    return sum("what Numba keeps on disk" in str(warning.message) for warning in caught)
+    return sum("Numba's cache on disk" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.parametrize(("suffix", "share"), [("nbi", 0), ("nbi", 0.5), ("nbc", 0.5)])

@@ -1,4 +1,4 @@
-"""Training of encoder-decoder models: cross-entropy written out."""
+"""Training of encoder-decoder models: the loss against cross-entropy, token by token."""
 
 import sys
 from dataclasses import replace
@@ -36,8 +36,8 @@ def model_in_float64(**changes):
     return model
 
 
-def nats_written_out(model, encoded, labels):
-    """Cross-entropy of one text about frames (1, T, D), a token at a time."""
+def nats_token_by_token(model, encoded, labels):
+    """Cross-entropy of one text given frames (1, T, D), a token at a time."""
     V = model.vocab_size
     total = torch.zeros((), dtype=torch.float64)
     text = [model.bos]
@@ -56,7 +56,7 @@ def nats_written_out(model, encoded, labels):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_loss_is_the_cross_entropy_written_out_plus_ctc_and_so_are_gradients(name):
+def test_loss_and_gradients_are_those_of_cross_entropy_plus_ctc(name):
     batch = four_utterances()
     model = model_in_float64(encoder=ENCODERS[name])
     encoded, lengths, ctc = model.encode(batch.features, batch.lengths)
@@ -68,20 +68,20 @@ def test_the_loss_is_the_cross_entropy_written_out_plus_ctc_and_so_are_gradients
     for b in range(4):
         text = batch.targets[b, : batch.target_lengths[b]].tolist()
         frames = encoded[b : b + 1, : lengths[b]]
-        total = total + nats_written_out(model, frames, text)
+        total = total + nats_token_by_token(model, frames, text)
     wanted = total / 12 + SHORT.ctc_weight * by_ctc
     expect_same(
         loss_and_gradients(model, batch, SHORT), (wanted, gradients(wanted, model))
     )
 
 
-def test_what_lies_in_the_padding_does_not_matter():
+def test_padding_has_no_influence():
     batch = four_utterances()
     model = model_in_float64()
     dirty = with_padding(batch, 10**6)
-    # more columns than anybody has labels
+    # more columns than any text has labels
     dirty = dirty._replace(targets=F.pad(dirty.targets, (0, 3), value=-1))
-    # torch's CTC reads the labels behind the last
+    # torch's CTC reads labels in the padding
     for other, config in (
         (dirty._replace(targets=batch.targets), SHORT),
         (dirty, ALONE),
@@ -92,7 +92,7 @@ def test_what_lies_in_the_padding_does_not_matter():
         )
 
 
-def test_silence_has_an_end_to_learn():
+def test_an_empty_text_trains_eos():
     model = model_in_float64()
     silent = four_utterances()._replace(target_lengths=torch.zeros(4, dtype=torch.long))
     nats, of_weights = loss_and_gradients(model, silent, ALONE)
@@ -101,10 +101,12 @@ def test_silence_has_an_end_to_learn():
     expect_same(loss_and_gradients(model, empty, ALONE), (nats, of_weights))
 
 
-def test_ctc_beside_is_optional_and_its_head_then_idle(tiny_speech, tmp_path):
+def test_the_auxiliary_ctc_loss_is_optional(tiny_speech, tmp_path):
     run(tiny_speech, tmp_path / "a", ALONE, replace(ATTENTION, ctc=False))
     idle = run(tiny_speech, tmp_path / "b", ALONE, ATTENTION)
-    found = load_checkpoint(idle.path).model.ctc_head.weight
+    trained = load_checkpoint(idle.path).model.ctc_head.weight
     torch.manual_seed(ALONE.seed)
     start = AEDModel(ATTENTION).ctc_head.weight
-    torch.testing.assert_close(found, start, rtol=1e-2, atol=1e-4)  # decays alone
+    torch.testing.assert_close(
+        trained, start, rtol=1e-2, atol=1e-4
+    )  # weight decay alone

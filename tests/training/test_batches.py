@@ -1,4 +1,4 @@
-"""Prepared batches: every augmentation is on the way, and (seed, step) decides it."""
+"""Prepared batches: every augmentation is applied, and depends on (seed, step) alone."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(
     batch = tiny_speech.batch(range(4), CharTokenizer())
     config = TrainConfig()
     first = prepare_batch(batch, config, 3)
-    again = prepare_batch(batch, config, 3)
-    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    repeated = prepare_batch(batch, config, 3)
+    torch.testing.assert_close(repeated, first, rtol=0, atol=0)
     for other in (
         prepare_batch(batch, config, 4),
         prepare_batch(batch, replace(config, seed=1), 3),
@@ -31,7 +31,7 @@ def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(
 
 
 @pytest.mark.parametrize("name", ["rate", "formants"])
-def test_rate_and_formants_are_among_what_changes_a_batch(tiny_speech, name):
+def test_rate_and_formants_change_a_batch(tiny_speech, name):
     batch = tiny_speech.batch(range(4), CharTokenizer())
     unchanged = replace(TrainConfig().augment, rate=(1, 1), formants=(1, 1))
     plain, changed = (

@@ -1,4 +1,4 @@
-"""`asrkit train`: models of every kind, which transcribe, and what it refuses in one line."""
+"""`asrkit train`: models of every kind, which transcribe, and its refusals in one line."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ def test_it_trains_a_model_that_transcribes(
     assert "1 of 1 file transcribed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments, said", [
+@pytest.mark.parametrize("arguments, message", [
     ("--seconds 0", "--seconds: expected above 0, math.inf for no limit, got 0.0"),
     ("--head ctc --durations 0 1", "--durations: expected none with --head ctc"),
     ("--head attention --joint lean", "--joint: expected none with --head attention"),
@@ -51,11 +51,11 @@ def test_it_trains_a_model_that_transcribes(
     ("--durations -1 2", "durations: expected"),
     ("--hold-out eve", "--hold-out: expected a speaker of a manifest, such as "),
 ])  # fmt: skip
-def test_what_it_cannot_do_is_refused_in_one_line(
-    command, tmp_path, capsys, arguments, said
+def test_invalid_options_are_refused_in_one_line(
+    command, tmp_path, capsys, arguments, message
 ):
     assert main([*command, *arguments.split()]) == 2
     error = capsys.readouterr().err.strip()
-    assert said in error
+    assert message in error
     assert "\n" not in error
     assert not (tmp_path / "run").exists()

@@ -34,7 +34,7 @@ def model_in_float64(encoder=CTC.encoder):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_loss_is_that_of_the_recursion_over_frames_for_each_label_and_so_are_gradients(
+def test_loss_and_gradients_are_those_of_ctc_for_each_label(
     name,
 ):
     batch = four_utterances()
@@ -47,24 +47,24 @@ def test_the_loss_is_that_of_the_recursion_over_frames_for_each_label_and_so_are
     expect_same(loss_and_gradients(model, batch), (wanted, gradients(wanted, model)))
 
 
-def test_what_lies_in_the_padding_does_not_matter_and_a_batch_of_silence_has_no_label_to_share_by():
+def test_padding_has_no_influence_and_a_batch_without_labels_has_a_finite_loss():
     batch = four_utterances()
     model = model_in_float64()
     clean, dirty = (
-        loss_and_gradients(model, given) for given in (batch, with_padding(batch, 0))
+        loss_and_gradients(model, padded) for padded in (batch, with_padding(batch, 0))
     )
     expect_same(dirty, clean)
     silent = batch._replace(target_lengths=torch.zeros(4, dtype=torch.long))
     assert loss_and_gradients(model, silent)[0].isfinite()
 
 
-def test_fields_about_the_transducer_change_nothing(tiny_speech, tmp_path):
+def test_settings_of_transducers_change_nothing(tiny_speech, tmp_path):
     plain = run(tiny_speech, tmp_path / "a", model=CTC)
     other = replace(SHORT, joint="lean", ctc_weight=0.0, sigma=0.5, omega=1.0)
     assert losses(run(tiny_speech, tmp_path / "b", other, CTC)) == losses(plain)
 
 
-def test_no_clipping_touches_what_novograd_normalises():
+def test_novograd_ignores_clipping():
     weights = []
     for clip in (1e-3, 1e3):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Training by several processes: the same as by one, whatever happens to them."""
+"""Training by several processes: the same losses as by one, also after a kill."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ import torch
 from asrkit.cli import main
 from asrkit.files import lock
 from asrkit.models import load_checkpoint
-from asrkit.training.distributed import joined, of_this_start
+from asrkit.training.distributed import process_group, store_of_this_start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from trainings import (
@@ -39,7 +39,7 @@ from trainings import (
     wait_for_lines,
 )
 
-TRAINED = {  # what two processes train to the losses of one that accumulates
+TRAINED = {  # runs of two processes, compared with one that accumulates
     "transducer": (TRANSDUCER, SHORT),
     "idle CTC head": (TRANSDUCER, replace(SHORT, ctc_weight=0.0)),
     "TDT by LAMB": (TDT, replace(SHORT, optimizer="lamb")),
@@ -48,31 +48,28 @@ TRAINED = {  # what two processes train to the losses of one that accumulates
         replace(SHORT, optimizer="novograd"),
     ),
     "attention": (ATTENTION, SHORT),
-    "spoilt": (
-        TRANSDUCER,
-        SHORT,
-    ),  # one batch of one process has samples that are no numbers
-    "unaligned": (CTC, SHORT),  # one batch of one process is text without an alignment
+    "corrupt": (TRANSDUCER, SHORT),  # one batch of one process has samples of NaN
+    "unaligned": (CTC, SHORT),  # one batch of one process has no alignment
 }
 REFUSED = {
     "other seed": "settings: expected the same on all processes, got other ones on rank 1: seed 0 -> 1",
     "other data": "got other ones on rank 1: train_set sha256:",
-    "folder in use": "out: expected a folder of no other training that runs now",
+    "folder in use": "out: expected a folder that no other training uses",
     "one utterance": "batches: expected from 1 to the number of utterances, 1, got 2. Each process, ",
 }
 
 
 def free_ports(count):
-    """Ports of this machine that nobody listens on."""
+    """Unused ports of this machine."""
     with ExitStack() as open_:
         sockets = [open_.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for socket_ in sockets:
+            socket_.bind(("127.0.0.1", 0))
+        return [socket_.getsockname()[1] for socket_ in sockets]
 
 
 def refusal(rank, name, speech, out):
-    """Text of the error with which a process is refused."""
+    """Message of the error that a process raises."""
     config = replace(SHORT, seed=rank if name == "other seed" else 0)
     rows = range(len(speech) - rank if name == "other data" else len(speech))
     rows = rows[:1] if name == "one utterance" else rows
@@ -84,43 +81,43 @@ def refusal(rank, name, speech, out):
 
 
 def trained(name, speech, out, **settings):
-    """The run of one of `TRAINED`, in one process or as one of two."""
+    """A run of `TRAINED`, in one process or as one of two."""
     model, config = TRAINED[name]
     wrong = 3  # the second batch of the second step
     bad = replace(speech, texts=["seven " * 40] * len(speech))
 
-    def own(first):
+    def supplied(first):
         for number in itertools.count(first):
             source = bad if name == "unaligned" and number == wrong else speech
             batch = source.batch([number % len(speech)], TOKENIZER)
-            if name == "spoilt" and number == wrong:
+            if name == "corrupt" and number == wrong:
                 batch.waveforms[0, 500:600] = math.nan
             yield batch
 
-    given = {"batches": own} if name in ("spoilt", "unaligned") else {}
-    return run(speech, out, replace(config, **settings), model, **given)
+    options = {"batches": supplied} if name in ("corrupt", "unaligned") else {}
+    return run(speech, out, replace(config, **settings), model, **options)
 
 
 def work(rank, folder, ports):
-    """Train, and be refused, as one of two processes; what came of it goes to `RANK.json`."""
+    """Run all cases as one of two processes; losses and messages go to `RANK.json`."""
     torch.set_num_threads(1)
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
     os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
     speech = torch.load(folder / "speech.pt", weights_only=False)
-    found = {}
+    results = {}
     for name, port in ports.items():
         os.environ["MASTER_PORT"] = str(port)
         if name in REFUSED:
-            found[name] = refusal(rank, name, speech, folder / name)
+            results[name] = refusal(rank, name, speech, folder / name)
         else:
-            found[name] = losses(trained(name, speech, folder / name))
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+            results[name] = losses(trained(name, speech, folder / name))
+    (folder / f"{rank}.json").write_text(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
 def pair(tiny_speech, tmp_path_factory, start_method):
-    """What each of two processes found, and where."""
+    """Results of both processes, and their folder."""
     folder = tmp_path_factory.mktemp("pair")
     torch.save(tiny_speech, folder / "speech.pt")
     names = [*TRAINED, *REFUSED]
@@ -129,25 +126,25 @@ def pair(tiny_speech, tmp_path_factory, start_method):
         torch.multiprocessing.start_processes(
             work, (folder, ports), nprocs=2, start_method=start_method
         )
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
-    return *found, folder
+    results = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return *results, folder
 
 
 def test_processes_that_torchrun_did_not_start_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    said = "^processes: expected ones that torchrun started, .* Start them by torchrun"
-    with pytest.raises(ValueError, match=said), joined(torch.device("cpu")):
+    message = "^processes: expected processes of torchrun, .* Start them by torchrun"
+    with pytest.raises(ValueError, match=message), process_group(torch.device("cpu")):
         pass
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_two_processes_train_what_one_accumulates(pair, tiny_speech, tmp_path, name):
+def test_two_processes_equal_one_that_accumulates(pair, tiny_speech, tmp_path, name):
     alone = trained(name, tiny_speech, tmp_path, accumulate=2)
     for rank in (0, 1):
         wanted = pytest.approx(losses(alone), rel=1e-5, nan_ok=True)
         assert pair[rank][name] == wanted
-    assert sum(map(math.isnan, losses(alone))) == (name == "spoilt")
+    assert sum(map(math.isnan, losses(alone))) == (name == "corrupt")
     # running statistics of batch norms too
     ours, wanted = (
         load_checkpoint(folder).model.state_dict()
@@ -157,17 +154,17 @@ def test_two_processes_train_what_one_accumulates(pair, tiny_speech, tmp_path, n
 
 
 def test_processes_that_do_not_fit_together_are_refused(pair):
-    for name, said in REFUSED.items():
-        assert said in pair[1][name]
+    for name, message in REFUSED.items():
+        assert message in pair[1][name]
     assert REFUSED["folder in use"] in pair[0]["folder in use"]
 
 
 def start(store, order):
-    """The keys of one start, by rank; each process comes some time after the one before."""
-    keys = {}
+    """Stores of one start, by rank; processes arrive one after the other."""
+    stores = {}
 
     def join(rank):
-        keys[rank] = of_this_start(store, rank, len(order))
+        stores[rank] = store_of_this_start(store, rank, len(order))
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in order]
     for thread in threads:
@@ -176,11 +173,11 @@ def start(store, order):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    return keys
+    return stores
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
-def test_a_start_finds_no_key_of_an_earlier_one(order):
+def test_a_start_sees_no_key_of_an_earlier_one(order):
     store = torch.distributed.HashStore()
     store.set_timeout(timedelta(seconds=30))
     dead = start(store, order)
@@ -195,7 +192,7 @@ def test_a_start_finds_no_key_of_an_earlier_one(order):
 
 @pytest.fixture
 def two_cores():
-    """Two cores only, also for what is started: one torch thread, alone or as one of two."""
+    """Two cores for this process and its children: one torch thread, alone or as one of two."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:2])
     yield
@@ -204,7 +201,7 @@ def two_cores():
 
 @contextmanager
 def torchrun(command):
-    """Two processes of `asrkit`, restarted when one dies; ended with the block."""
+    """Two processes of `asrkit`, restarted when one dies, until the block ends."""
     flags = "--standalone --nproc-per-node 2 --max-restarts 3 -m asrkit".split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     agent = subprocess.Popen(
@@ -220,7 +217,7 @@ def torchrun(command):
 
 @pytest.mark.live
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="asks /proc for the processes of torchrun"
+    sys.platform != "linux", reason="finds the processes of torchrun in /proc"
 )
 def test_a_killed_process_of_torchrun_starts_all_again_from_the_state_even_with_fresh(
     tmp_path, capfd, two_cores
@@ -236,10 +233,10 @@ def test_a_killed_process_of_torchrun_starts_all_again_from_the_state_even_with_
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
         _, second = map(int, children.split())
         os.kill(second, signal.SIGKILL)
-        said, _ = agent.communicate(timeout=600)
-    assert agent.returncode == 0, said
-    assert said.count(f"resuming {broken} at step") == 1, said
-    assert said.count("trained for 16 steps") == 1
+        output, _ = agent.communicate(timeout=600)
+    assert agent.returncode == 0, output
+    assert output.count(f"resuming {broken} at step") == 1, output
+    assert output.count("trained for 16 steps") == 1
     assert main([*command, "--out", str(whole), "--accumulate", "2"]) == 0
     assert len(logged(log)) == 16
     # a sum of two is the same in either order

@@ -1,4 +1,4 @@
-"""Which length is taken, how arguments are padded, what a failed capture leaves; on a GPU, equal gradients."""
+"""The choice of a length, padding of arguments, failed captures; on a GPU, equal gradients."""
 
 import copy
 import re
@@ -13,7 +13,7 @@ LENGTHS = [4, 8, 16]
 
 
 class Net(nn.Module):
-    """Batch norm, whose buffers a capture moves, and a layer."""
+    """A batch norm, whose buffers a capture updates, and a layer."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ def samples(device="cpu"):
 
 
 def eager(view, arguments):
-    """A stand-in for a capture: it warms up, as CUDA's does, and replays the module itself."""
+    """A substitute for a capture: it warms up, as CUDA's does, and replays the module itself."""
     view(*arguments)
     return view
 
@@ -56,7 +56,7 @@ def test_the_shortest_length_that_fits_is_taken(length, taken):
     ([[[1.0, 1.0]]], 2, [[[1.0, 1.0], [0.0, 0.0]]]),
     ([1.0, 1.0], 9, [1.0, 1.0]),
 ])  # fmt: skip
-def test_padding_is_zeros_behind_in_dimension_1(before, length, after):
+def test_padding_appends_zeros_in_dimension_1(before, length, after):
     assert pad_to(torch.tensor(before), length).tolist() == after
 
 
@@ -75,7 +75,7 @@ def test_arguments_run_at_the_next_length_and_buffers_are_as_before():
     assert torch.equal(out, net(pad_to(x, 8), lengths))
 
 
-def test_a_capture_that_fails_leaves_the_module_as_it_was_and_names_the_line():
+def test_a_failed_capture_leaves_the_module_unchanged_and_names_the_length():
     net = Net()
     before = copy.deepcopy(net.state_dict())
     forward = net.forward
@@ -87,15 +87,17 @@ def test_a_capture_that_fails_leaves_the_module_as_it_was_and_names_the_line():
             raise RuntimeError("operation not permitted when stream is capturing")
         return view
 
-    said = "^module: its passes at length 8 cannot be captured: operation not permitted"
-    with pytest.raises(RuntimeError, match=said):
+    message = (
+        "^module: its passes at length 8 cannot be captured: operation not permitted"
+    )
+    with pytest.raises(RuntimeError, match=message):
         graphed(net, capture=fails_at_8)
     torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
     assert net.forward == forward
     assert net.layer.weight.grad is None
 
 
-@pytest.mark.parametrize("act, said", [
+@pytest.mark.parametrize("act, message", [
     (lambda: graphed_training(Net(), samples(), LENGTHS),
      "module: expected one on a CUDA device, got cpu. Elsewhere call it as it is."),
     (lambda: graphed()(torch.zeros(2, 17, 3), torch.ones(2)),
@@ -103,10 +105,10 @@ def test_a_capture_that_fails_leaves_the_module_as_it_was_and_names_the_line():
     (lambda: graphed()(torch.zeros(3, 4, 3), torch.ones(3)),
      "arguments: expected shapes [(2, 4, 3), (2,)], got [(3, 4, 3), (3,)]. Take batches of the samples' size."),
     (lambda: graphed(lengths=[4, 16, 8]),
-     "lengths: expected rising ones, one for each of 3 samples, got [4, 16, 8]."),
+     "lengths: expected ascending ones, one for each of 3 samples, got [4, 16, 8]."),
 ])  # fmt: skip
-def test_bad_input_is_one_line(act, said):
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+def test_bad_input_is_one_line(act, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         act()
 
 

@@ -1,4 +1,4 @@
-"""The joint in training: built or lean, by a rule, with the same losses."""
+"""The joint in training: full or lean, by a rule, with the same losses."""
 
 import math
 import sys
@@ -58,7 +58,7 @@ def loss_and_gradients(model, config):
 @pytest.mark.parametrize("change, lean", [
     ({"D": 128}, True),  # a cheap product
     ({"V": 29}, True),
-    ({}, False),  # a dear one
+    ({}, False),  # an expensive one
     ({"dtype": torch.bfloat16}, False),
     ({"B": 64}, True),  # a joint of 2 GB
     ({"D": 128, "gpu_bytes": 80 * 2**30}, False),  # slower on a GPU in float32
@@ -73,7 +73,7 @@ def test_the_rule_takes_lean_where_it_is_faster_or_the_joint_does_not_fit(change
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("V", "D"), [(1024, 640), (300, 320), (128, 1024)])
-def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
+def test_the_bytes_of_the_joint_equal_the_cost_model(V, D, dtype):
     shape = {"B": 4, "T": 200, "U1": 50, "V": V, "D": D}
     counted = cost.joint_bytes("overwrite", itemsize=dtype.itemsize, **shape).total
     assert joint_peak_bytes(dtype=dtype, **shape) == pytest.approx(counted, rel=0.05)
@@ -83,7 +83,7 @@ def test_the_bytes_of_the_joint_are_those_that_cost_counts(V, D, dtype):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lean_trains_on_the_same_loss_and_gradients_as_the_joint(name):
+def test_lean_has_the_loss_and_gradients_of_the_full_joint(name):
     model = make(MODELS[name])
     config = FLOAT32
     if name == "without_ctc":
@@ -98,7 +98,7 @@ def test_lean_trains_on_the_same_loss_and_gradients_as_the_joint(name):
 
 
 @pytest.mark.parametrize("name", ["rnnt", "tdt"])
-def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
+def test_under_autocast_lean_is_as_close_to_float32_as_the_full_joint(name):
     model = make(MODELS[name])
     exact = loss_and_gradients(model, replace(FLOAT32, joint="full"))[1]
     errors = {}
@@ -107,7 +107,7 @@ def test_under_autocast_lean_is_as_near_to_float32_as_the_joint(name):
         loss, gradients, _ = loss_and_gradients(model, config)
         assert loss.dtype == torch.float32
         pairs = zip(gradients, exact, strict=True)
-        errors[choice] = sum(float((got - wanted).norm()) for got, wanted in pairs)
+        errors[choice] = sum(float((half - wanted).norm()) for half, wanted in pairs)
     assert errors["lean"] <= 1.5 * errors["full"]
 
 
@@ -117,12 +117,12 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
     full = replace(FLOAT32, joint="full")
 
     def losses(config, seeds):
-        found = []
+        per_label = []
         for seed in seeds:
             torch.manual_seed(seed)
             with torch.no_grad():
-                found.append(training_loss(model, batch(), config).per_label)
-        return torch.stack(found)
+                per_label.append(training_loss(model, batch(), config).per_label)
+        return torch.stack(per_label)
 
     ours = losses(lean, range(20))
     theirs = losses(full, range(20))
@@ -138,7 +138,7 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
 # --- joints that the lean losses cannot express
 
 
-class OwnJoin(TransducerModel):
+class ModifiedJoin(TransducerModel):
     def join(self, encoded, predicted):
         return 0.5 * super().join(encoded, predicted)
 
@@ -147,28 +147,28 @@ def with_two_layers(model):
     model.output = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), model.output)
 
 
-def with_own_join(model):
-    model.__class__ = OwnJoin
+def with_modified_join(model):
+    model.__class__ = ModifiedJoin
 
 
-@pytest.mark.parametrize("change", [with_two_layers, with_own_join])
-def test_a_joint_of_ones_own_is_built_by_auto_and_refused_by_lean(change):
+@pytest.mark.parametrize("change", [with_two_layers, with_modified_join])
+def test_auto_builds_a_modified_joint_and_lean_refuses_it(change):
     model = make(SMALL)
     change(model)
     assert training_loss(model, batch(), FLOAT32).lean is False
-    said = "^joint: expected a TransducerModel as it was made with 'lean', got another"
-    with pytest.raises(ValueError, match=said):
+    message = "^joint: expected an unmodified TransducerModel with 'lean', got another"
+    with pytest.raises(ValueError, match=message):
         training_loss(model, batch(), replace(FLOAT32, joint="lean"))
 
 
 @pytest.mark.parametrize("joint", ["full", "lean"])
 @pytest.mark.parametrize("config", [MODELS["rnnt"], MODELS["tdt"], CTC, ATTENTION])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_feature_that_is_no_number_shows_in_loss_and_gradients(config, joint, value):
+def test_a_feature_that_is_not_finite_shows_in_loss_and_gradients(config, joint, value):
     torch.manual_seed(0)
     model = make_model(config).train()
-    spoilt = batch()
-    spoilt.features[0, 3, 5] = value
-    loss = training_loss(model, spoilt, replace(FLOAT32, joint=joint)).per_label
+    corrupt = batch()
+    corrupt.features[0, 3, 5] = value
+    loss = training_loss(model, corrupt, replace(FLOAT32, joint=joint)).per_label
     (grad,) = torch.autograd.grad(loss, next(model.parameters()))
     assert loss.isnan() and grad.isnan().any()

@@ -1,4 +1,4 @@
-"""Runs of training: they learn, resume to the same losses, and are refused with other settings."""
+"""Training runs: they learn, resume to the same losses, and refuse other settings."""
 
 import itertools
 import math
@@ -16,8 +16,8 @@ import torch
 from asrkit.cli import main
 from asrkit.data import TrainingPlan
 from asrkit.files import lock
+from asrkit.memory import peak_memory
 from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
-from asrkit.runtime import peak_memory
 from asrkit.training import (
     Prepared,
     TrainConfig,
@@ -27,8 +27,9 @@ from asrkit.training import (
     training_step,
     update,
 )
-from asrkit.training.batches import step_seed
+from asrkit.training.batches import batch_seed
 from asrkit.training.optimizer import make_optimizer, set_rate
+from asrkit.training.schedule import learning_rate, longest_utterance_s
 
 sys.path.insert(0, str(Path(__file__).parent))
 from trainings import (
@@ -75,7 +76,9 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tmp_path):
         wait_for_lines(child, log)
         child.send_signal(signal.SIGKILL)
     assert 4 <= len(logged(log)) < 12
-    half = broken / ".state-0a1b2c3d.pt"  # what a kill in mid-write leaves
+    half = (
+        broken / ".state-0a1b2c3d.pt"
+    )  # as of a process that was killed while writing
     half.write_bytes(b"half")
     for out in (broken, whole):
         assert main([*command, str(out)]) == 0
@@ -110,14 +113,14 @@ def test_other_settings_model_data_or_tokenizer_do_not_resume_a_run(
     tiny_speech, tmp_path
 ):
     run(tiny_speech, tmp_path)
-    for change, said in (
+    for change, message in (
         ({"config": replace(SHORT, steps=5)}, "steps 4 -> 5"),
         ({"config": replace(SHORT, joint="full")}, "joint auto -> full"),
         ({"config": replace(SHORT, accumulate=2)}, "accumulate 1 -> 2"),
         ({"model": replace(TRANSDUCER, joint_width=32)}, "model.joint_width 16 -> 32"),
         ({"speech": replace(tiny_speech, texts=tiny_speech.texts[::-1])}, "train_set"),
     ):
-        with pytest.raises(ValueError, match=f"was started with, got other {said}"):
+        with pytest.raises(ValueError, match=f"was started with, got other {message}"):
             run(**({"speech": tiny_speech, "out": tmp_path} | change))
 
 
@@ -135,14 +138,14 @@ def test_a_fresh_run_killed_before_its_first_checkpoint_does_not_resume_the_run_
     assert steps == [1, 2, 3, 4]
 
 
-def test_a_folder_that_another_training_holds_is_refused(tiny_speech, tmp_path):
-    said = f"^out: expected a folder of no other.* Process {os.getpid()} on {platform.node()} holds"
-    with lock(tmp_path), pytest.raises(ValueError, match=said):
+def test_a_folder_in_use_by_another_training_is_refused(tiny_speech, tmp_path):
+    message = f"^out: expected a folder that no other.* Process {os.getpid()} on {platform.node()} holds"
+    with lock(tmp_path), pytest.raises(ValueError, match=message):
         run(tiny_speech, tmp_path)
     assert not (tmp_path / "log.jsonl").exists()
 
 
-def test_a_full_disk_is_said_and_what_was_saved_before_stays(tiny_speech, tmp_path):
+def test_a_full_disk_is_an_error_and_earlier_files_stay(tiny_speech, tmp_path):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -152,9 +155,9 @@ def test_a_full_disk_is_said_and_what_was_saved_before_stays(tiny_speech, tmp_pa
     room = training.model_file.stat().st_size + 1000  # for the model, not for the state
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     training.step = 1
-    said = "state.pt cannot be written. Is the disk full?"
+    message = "state.pt cannot be written. Is the disk full?"
     try:
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=message):
             training.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -164,7 +167,7 @@ def test_a_full_disk_is_said_and_what_was_saved_before_stays(tiny_speech, tmp_pa
 
 
 def flipped(content):
-    """A bit in the middle of the weights, which torch does not notice."""
+    """`content` with one bit of the weights flipped, which torch does not notice."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 0x10]) + content[middle + 1 :]
 
@@ -172,12 +175,12 @@ def flipped(content):
 @pytest.mark.parametrize("damage", [
     lambda content: content[:999], flipped, lambda content: b"", lambda content: b"x",
 ])  # fmt: skip
-def test_a_state_that_is_damaged_is_refused_in_one_line(tiny_speech, tmp_path, damage):
+def test_a_damaged_state_is_refused_in_one_line(tiny_speech, tmp_path, damage):
     training = a_run(tiny_speech, tmp_path)
     training.save()
     training.state_file.write_bytes(damage(training.state_file.read_bytes()))
-    said = r"^state: expected a whole file, got [^\n]*state\.pt, which is damaged \([^\n]*\)\. Pass resume"
-    with pytest.raises(ValueError, match=said):
+    message = r"^state: expected a whole file, got [^\n]*state\.pt, which is damaged \([^\n]*\)\. Pass resume"
+    with pytest.raises(ValueError, match=message):
         run(tiny_speech, tmp_path)
 
 
@@ -199,13 +202,15 @@ LEARNING = TrainConfig(
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
-def test_it_learns_two_utterances_by_heart(tiny_speech, tmp_path, kind):
+def test_training_overfits_two_utterances(tiny_speech, tmp_path, kind):
     model, settings = LEARNERS[kind]
     few = tiny_speech.select(range(2))
     config = replace(LEARNING, **settings)
     result = run(few, tmp_path, config, model, dev_set=few)
     assert losses(result)[-1] < 0.1 * losses(result)[0]
-    assert result.dev is not None and result.dev.rate < 1  # it knows what, not yet when
+    assert (
+        result.dev is not None and result.dev.rate < 1
+    )  # the words are learnt, their order not yet
     checkpoint = load_checkpoint(result.path)
     loud = replace(few, texts=[text.upper() for text in few.texts])
     assert evaluate(checkpoint, loud).errors == result.dev
@@ -218,12 +223,12 @@ def plain_loop(speech, config):
     ema = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = make_optimizer(model, config)
     plan = TrainingPlan(speech, batch_seconds=config.batch_seconds, seed=config.seed)
-    seen = []
+    results = []
     for step in range(config.steps):
-        (rows,) = plan.rows(step, config.longest_s(step / config.steps))
+        (rows,) = plan.rows(step, longest_utterance_s(config, step / config.steps))
         batch = prepare_batch(speech.batch(rows, TOKENIZER), config, step)
-        torch.manual_seed(step_seed(config.seed, step))
-        set_rate(optimizer, config.learning_rate(step / config.steps))
+        torch.manual_seed(batch_seed(config.seed, step))
+        set_rate(optimizer, learning_rate(config, step / config.steps))
         loss = training_loss(model, batch, config).per_label
         norm = update(model, optimizer, loss, config)
         decay = min(config.ema, (step + 1) / (10 + step))
@@ -232,35 +237,36 @@ def plain_loop(speech, config):
                 ema[name].lerp_(value, 1 - decay)
             else:
                 ema[name].copy_(value)
-        seen.append((loss.item(), norm.item()))
-    return seen, ema
+        results.append((loss.item(), norm.item()))
+    return results, ema
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "novograd"])
-def test_a_run_is_the_plain_loop_bit_for_bit(
+def test_a_run_equals_the_plain_loop_bit_for_bit(
     tiny_speech, tmp_path, one_thread, optimizer
 ):
     config = replace(SHORT, steps=8, optimizer=optimizer)
-    seen, ema = plain_loop(tiny_speech, config)
+    wanted, ema = plain_loop(tiny_speech, config)
     result = run(tiny_speech, tmp_path, config)
-    assert [(line["loss"], line["gradient_norm"]) for line in result.history] == seen
+    assert [(line["loss"], line["gradient_norm"]) for line in result.history] == wanted
     saved = torch.load(tmp_path / "state.pt")["ema"]
     torch.testing.assert_close(saved, ema, rtol=0, atol=0)
 
 
-def test_accumulated_batches_are_weighed_by_their_labels(tiny_speech, tmp_path):
+def test_accumulated_batches_are_weighted_by_their_labels(tiny_speech, tmp_path):
     config = replace(SHORT, steps=1, accumulate=2, augment=PLAIN)
     encoder = replace(TRANSDUCER.encoder, dropout=0.0)
     model = replace(TRANSDUCER, dropout=0.0, encoder=encoder)
     texts = tiny_speech.texts
     *longest, shortest = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-    given = [tiny_speech.batch(rows, TOKENIZER) for rows in (longest[:3], [shortest])]
-    own = {"batches": lambda first: itertools.cycle(given)}
-    (line,) = run(tiny_speech, tmp_path, config, model, **own).history
+    batches = [tiny_speech.batch(rows, TOKENIZER) for rows in (longest[:3], [shortest])]
+    (line,) = run(
+        tiny_speech, tmp_path, config, model, batches=lambda _: itertools.cycle(batches)
+    ).history
 
     torch.manual_seed(0)
     alone = TransducerModel(model).train()
-    prepared = [prepare_batch(batch, config, 0) for batch in given]
+    prepared = [prepare_batch(batch, config, 0) for batch in batches]
     labels = torch.tensor([float(batch.target_lengths.sum()) for batch in prepared])
     per_label = [training_loss(alone, batch, config).per_label for batch in prepared]
     loss = (torch.stack(per_label) @ labels) / labels.sum()
@@ -269,55 +275,57 @@ def test_accumulated_batches_are_weighed_by_their_labels(tiny_speech, tmp_path):
     assert line["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
-def test_batches_of_ones_own_are_trained_on_in_order_and_a_resumed_run_asks_for_those_that_are_left(
+def test_supplied_batches_are_used_in_order_and_a_resumed_run_starts_at_the_next(
     tiny_speech, tmp_path
 ):
-    asked = []
+    first_numbers = []
 
-    def own(first):
-        asked.append(first)
+    def supplied(first):
+        first_numbers.append(first)
         for number in itertools.count(first):
             yield tiny_speech.batch([number % len(tiny_speech)], TOKENIZER)
 
-    given = {"config": replace(SAVED, augment=PLAIN), "batches": own}
-    whole = run(tiny_speech, tmp_path / "a", **given)
+    options = {"config": replace(SAVED, augment=PLAIN), "batches": supplied}
+    whole = run(tiny_speech, tmp_path / "a", **options)
     with pytest.raises(KeyboardInterrupt):
-        run(tiny_speech, tmp_path / "b", on_step=stop_after(4), **given)
-    # as a notebook may have it: training wants gradients all the same
+        run(tiny_speech, tmp_path / "b", on_step=stop_after(4), **options)
+    # a notebook may have switched gradients off
     with torch.no_grad():
-        resumed = run(tiny_speech, tmp_path / "b", **given)
-    assert asked == [0, 0, 3]
+        resumed = run(tiny_speech, tmp_path / "b", **options)
+    assert first_numbers == [0, 0, 3]
     assert losses(resumed) == losses(whole)
     assert whole.history[0]["seconds"] == 0  # the first step compiles
-    said = "batches: expected batches without end, got none for step 4. Begin anew"
-    given["batches"] = lambda first: itertools.islice(own(first), 4)
-    with pytest.raises(ValueError, match=said):
-        run(tiny_speech, tmp_path / "c", **given)
+    message = "batches: expected batches without end, got none for step 4. Start over"
+    options["batches"] = lambda first: itertools.islice(supplied(first), 4)
+    with pytest.raises(ValueError, match=message):
+        run(tiny_speech, tmp_path / "c", **options)
 
 
 @pytest.mark.live
-def test_a_dev_set_scored_beside_gives_what_it_gives_in_turn(tiny_speech, tmp_path):
-    in_turn, beside = (
+def test_background_evaluation_gives_the_scores_of_evaluation_in_turn(
+    tiny_speech, tmp_path
+):
+    in_turn, background = (
         run(
             tiny_speech,
-            tmp_path / evaluated,
-            replace(SHORT, evaluate_s=0.0, evaluate=evaluated),
+            tmp_path / mode,
+            replace(SHORT, evaluate_s=0.0, evaluate=mode),
             dev_set=tiny_speech.select(range(3)),
         )
-        for evaluated in ("in turn", "beside")
+        for mode in ("in turn", "background")
     )
-    assert losses(beside) == losses(in_turn)
-    assert beside.dev == in_turn.dev is not None
+    assert losses(background) == losses(in_turn)
+    assert background.dev == in_turn.dev is not None
 
 
-def test_the_rate_climbs_then_falls_to_zero_and_the_curriculum_opens():
+def test_the_rate_rises_then_falls_to_zero_and_the_curriculum_opens():
     config = TrainConfig(peak_lr=5e-3)
-    rates = [config.learning_rate(i / 100) for i in range(101)]
+    rates = [learning_rate(config, i / 100) for i in range(101)]
     assert max(rates) == rates[5] == 5e-3
     assert rates[-1] < 1e-9
     assert rates[:6] == sorted(rates[:6])
     assert rates[:4:-1] == sorted(rates[5:])
-    lengths = [config.longest_s(i / 100) for i in range(101)]
+    lengths = [longest_utterance_s(config, i / 100) for i in range(101)]
     assert lengths == sorted(lengths)
     assert lengths[0] == config.curriculum[0]
     assert lengths[-1] == math.inf
@@ -329,7 +337,9 @@ def test_the_rate_climbs_then_falls_to_zero_and_the_curriculum_opens():
     ("fastconformer", "adamw", 2e-3),
     ("fastconformer", "lamb", 1e-2),
 ])  # fmt: skip
-def test_each_optimizer_has_its_rate(tiny_speech, tmp_path, encoder, optimizer, rate):
+def test_each_optimizer_has_its_default_rate(
+    tiny_speech, tmp_path, encoder, optimizer, rate
+):
     config = replace(SHORT, steps=1, warmup=0.0, peak_lr=None, optimizer=optimizer)
     model = replace(CTC, encoder=ENCODERS[encoder])
     (line,) = run(tiny_speech, tmp_path, config, model).history
@@ -348,7 +358,7 @@ def test_the_loss_of_tdt_depends_on_sigma_and_omega_and_that_of_rnnt_on_neither(
 
 
 @pytest.mark.parametrize("n", [2, 12])
-def test_a_step_of_a_run_takes_the_memory_that_the_search_for_sizes_was_told(
+def test_a_step_of_a_run_takes_the_memory_of_training_step(
     tiny_speech, tmp_path, one_thread, n
 ):
     config = replace(SHORT, joint="full")
@@ -361,12 +371,12 @@ def test_a_step_of_a_run_takes_the_memory_that_the_search_for_sizes_was_told(
     batch = Prepared(
         features, frames, torch.ones(n, 16, dtype=torch.long), labels, 2.0 * n
     )
-    told = peak_memory(lambda: searched(n, 2.0, 16))
+    expected = peak_memory(lambda: searched(n, 2.0, 16))
     taken = peak_memory(lambda: training.take_step(iter([[batch]])))
-    assert taken <= told <= 1.05 * (taken + features.nbytes)
+    assert taken <= expected <= 1.05 * (taken + features.nbytes)
 
 
-@pytest.mark.parametrize("wrong, said", [
+@pytest.mark.parametrize("wrong, message", [
     ({"steps": 0}, "steps: expected at least 1, got 0"),
     ({"seconds": math.nan}, "seconds: expected above 0, math.inf for no limit, got nan"),
     ({"ctc_weight": math.nan}, "ctc_weight: expected a finite number, got nan"),
@@ -385,39 +395,39 @@ def test_a_step_of_a_run_takes_the_memory_that_the_search_for_sizes_was_told(
     ({"threads": 1.0}, "threads: expected a whole number, got 1.0"),
     ({"augment": None}, "augment: expected AugmentConfig, got None"),
 ])  # fmt: skip
-def test_a_setting_that_is_none_is_refused_in_one_line(wrong, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
+def test_an_invalid_setting_is_refused_in_one_line(wrong, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         TrainConfig(**wrong)
 
 
-@pytest.mark.parametrize("wrong, said", [
+@pytest.mark.parametrize("wrong, message", [
     ({"model": print}, "model_config: expected a TransducerConfig, CTCConfig or AEDConfig, got"),
     ({"model": replace(CTC, vocab_size=5)}, "vocab_size: expected 28, got 5"),
-    ({"model": replace(ATTENTION, pad=0)}, "bos, eos, pad: expected tokens behind the tokeni"),
+    ({"model": replace(ATTENTION, pad=0)}, "bos, eos, pad: expected tokens after the tokeni"),
     ({"model": replace(ATTENTION, most=3)}, "train_set: expected texts of at most 2 tokens"),
     ({"speech": ["a.wav"]}, "train_set: expected Utterances, got list"),
     ({"config": {"steps": 3}}, "config: expected TrainConfig, got dict"),
     ({"config": replace(SHORT, accumulate=999)}, "batches: expected from 1 to the number of utterances, 30, got 999. Each process, "),
 ])  # fmt: skip
-def test_what_train_cannot_take_is_refused_in_one_line(
-    wrong, said, tiny_speech, tmp_path
+def test_invalid_arguments_of_train_are_refused_in_one_line(
+    wrong, message, tiny_speech, tmp_path
 ):
-    given = {"speech": tiny_speech, "out": tmp_path / "run"} | wrong
-    with pytest.raises(ValueError, match=rf"^{said}[^\n]*$"):
-        run(**given)
+    arguments = {"speech": tiny_speech, "out": tmp_path / "run"} | wrong
+    with pytest.raises(ValueError, match=rf"^{message}[^\n]*$"):
+        run(**arguments)
     assert not (tmp_path / "run/log.jsonl").exists()
 
 
-def test_speech_that_could_not_be_trained_on_is_named_before_the_run_begins(
-    tiny_speech, tmp_path
-):
+def test_unusable_speech_is_named_before_the_run_begins(tiny_speech, tmp_path):
     dev = replace(tiny_speech, texts=[*tiny_speech.texts[:-1], "room 5"])
     with pytest.raises(ValueError, match=r"\['5'\] in 'room 5'"):
         run(tiny_speech, tmp_path / "run", dev_set=dev)
     first, second, *rest = tiny_speech.waveforms
     short = replace(tiny_speech, waveforms=[first, second[:176], *rest])
-    said = f"^train_set: expected more than 4 frames .* got .* in {tiny_speech.ids[1]}"
-    with pytest.raises(ValueError, match=said):
+    message = (
+        f"^train_set: expected more than 4 frames .* got .* in {tiny_speech.ids[1]}"
+    )
+    with pytest.raises(ValueError, match=message):
         run(short, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     without_batch_norm = replace(CTC, encoder=ENCODERS["lstm"])

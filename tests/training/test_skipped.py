@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing; a loss without an alignment counts for nothing."""
+"""A step that is not finite changes nothing; utterances without an alignment do not count."""
 
 import copy
 import itertools
@@ -54,9 +54,9 @@ def batch(scale=1.0):
     )
 
 
-def with_nan(given):
-    given.features[1, 7, :5] = math.nan
-    return given
+def with_nan(prepared):
+    prepared.features[1, 7, :5] = math.nan
+    return prepared
 
 
 def run_of(model, speech, out, **settings):
@@ -66,7 +66,7 @@ def run_of(model, speech, out, **settings):
 
 
 def state(training):
-    """All that a step changes."""
+    """Everything that a step changes."""
     parts = (training.model, training.average.module)
     states = [part.state_dict() for part in parts]
     return copy.deepcopy([*states, training.optimizer.state_dict()["state"]])
@@ -87,18 +87,18 @@ def test_a_step_that_is_not_finite_changes_neither_weights_nor_averages_nor_buff
     bad = [with_nan(batch())]
     if name not in ("fastconformer", "lstm"):  # their first layers have no batch norm
         bad.append(batch(1e25))  # finite, and so is its loss: a variance overflows
-    for spoilt in bad:
-        line = training.take_step(iter([[spoilt]]))
+    for corrupt in bad:
+        line = training.take_step(iter([[corrupt]]))
         assert math.isnan(line["loss"]) and math.isnan(line["gradient_norm"])
         torch.testing.assert_close(state(training), before, rtol=0, atol=0)
-    training.take_step(iter([[batch()]]))  # the next step is one
+    training.take_step(iter([[batch()]]))  # the next step counts
     after = state(training)
     for part in range(3):
         with pytest.raises(AssertionError):
             torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
 
 
-def test_one_spoilt_batch_of_several_keeps_the_step_from_all(tiny_speech, tmp_path):
+def test_one_corrupt_batch_of_several_skips_the_step(tiny_speech, tmp_path):
     torch.manual_seed(0)
     training = run_of(TRANSDUCER, tiny_speech, tmp_path, accumulate=2)
     training.take_step(iter([[batch(), batch()]]))
@@ -108,45 +108,43 @@ def test_one_spoilt_batch_of_several_keeps_the_step_from_all(tiny_speech, tmp_pa
         torch.testing.assert_close(state(training), before, rtol=0, atol=0)
 
 
-def test_statistics_of_a_step_are_the_mean_of_what_each_batch_gives(
-    tiny_speech, tmp_path
-):
-    """A step of two batches moves them once, whichever batch comes first."""
+def test_statistics_of_a_step_are_the_mean_over_its_batches(tiny_speech, tmp_path):
+    """A step of two batches updates them once, whichever batch comes first."""
     torch.manual_seed(0)
-    given = [batch(), batch(3.0)]
-    found = []
-    for batches in ([given[0]], [given[1]], given, given[::-1]):
+    pair = [batch(), batch(3.0)]
+    statistics = []
+    for batches in ([pair[0]], [pair[1]], pair, pair[::-1]):
         training = run_of(TRANSDUCER, tiny_speech, tmp_path, accumulate=len(batches))
         training.take_step(iter([batches]))
-        found.append(training.statistics.read())
-    first, second, both, turned = found
+        statistics.append(training.statistics.read())
+    first, second, both, reversed_ = statistics
     assert not torch.allclose(first, second)
-    # dropout comes after the statistics' layers only in part
+    # the other layers follow dropout
     torch.testing.assert_close(both[:32], (first + second)[:32] / 2)
-    torch.testing.assert_close(both[:32], turned[:32])
+    torch.testing.assert_close(both[:32], reversed_[:32])
 
 
-def spoilt_batches(speech, wrong):
-    """A run's batches of one utterance, some of which have 100 samples that are no numbers."""
+def with_corrupt_batches(speech, corrupt):
+    """A run's batches of one utterance; those numbered in `corrupt` have 100 samples of NaN."""
 
-    def own(first):
+    def supplied(first):
         for number in itertools.count(first):
-            given = speech.batch([number % len(speech)], TOKENIZER)
-            if number in wrong:
-                given.waveforms[0, 500:600] = math.nan
-            yield given
+            one = speech.batch([number % len(speech)], TOKENIZER)
+            if number in corrupt:
+                one.waveforms[0, 500:600] = math.nan
+            yield one
 
-    return own
+    return supplied
 
 
-def test_a_spoilt_batch_is_said_once_and_the_log_has_it_and_resumes(
+def test_a_corrupt_batch_is_reported_once_and_logged_and_the_run_resumes(
     tiny_speech, tmp_path, capsys
 ):
     config = replace(SHORT, steps=6, checkpoint_s=0.0, augment=PLAIN)
-    own = spoilt_batches(tiny_speech, (2, 3))
-    whole = run(tiny_speech, tmp_path / "a", config, batches=own)
-    said = capsys.readouterr().err
-    assert said.count("Step 3 was skipped") == said.count("was skipped") == 1
+    supplied = with_corrupt_batches(tiny_speech, (2, 3))
+    whole = run(tiny_speech, tmp_path / "a", config, batches=supplied)
+    stderr = capsys.readouterr().err
+    assert stderr.count("Step 3 was skipped") == stderr.count("was skipped") == 1
     assert [math.isnan(loss) for loss in losses(whole)] == [
         n in (2, 3) for n in range(6)
     ]
@@ -154,12 +152,14 @@ def test_a_spoilt_batch_is_said_once_and_the_log_has_it_and_resumes(
     for part in ("model", "ema"):
         assert all(value.isfinite().all() for value in saved[part].values())
     with pytest.raises(KeyboardInterrupt):
-        run(tiny_speech, tmp_path / "b", config, batches=own, on_step=stop_after(5))
-    again = run(tiny_speech, tmp_path / "b", config, batches=own)
-    assert losses(again) == pytest.approx(losses(whole), rel=0, nan_ok=True)
+        run(
+            tiny_speech, tmp_path / "b", config, batches=supplied, on_step=stop_after(5)
+        )
+    resumed = run(tiny_speech, tmp_path / "b", config, batches=supplied)
+    assert losses(resumed) == pytest.approx(losses(whole), rel=0, nan_ok=True)
 
 
-# --- what has no alignment
+# --- utterances without an alignment
 
 
 CASES = [(T, U) for T in range(1, 9) for U in range(6)]
@@ -168,7 +168,7 @@ CASES = [(T, U) for T in range(1, 9) for U in range(6)]
 @pytest.mark.parametrize(
     "durations", [(0, 1), (1, 2), (2,), (0, 2), (2, 3), (0, 3, 5), (4, 1)]
 )
-def test_tdt_aligns_what_its_loss_is_finite_for(durations):
+def test_tdt_aligns_utterances_of_finite_loss(durations):
     T, U = torch.tensor(CASES).unbind(1)
     logits = torch.zeros(len(CASES), 8, 6, 3 + len(durations))
     targets = torch.zeros(len(CASES), 5, dtype=torch.long)
@@ -179,7 +179,7 @@ def test_tdt_aligns_what_its_loss_is_finite_for(durations):
     assert fits.sum() > 0
 
 
-def test_ctc_aligns_what_its_loss_is_above_0_for():
+def test_ctc_aligns_utterances_of_a_loss_above_0():
     torch.manual_seed(0)
     B = 200
     T = torch.randint(1, 9, (B,))
@@ -187,12 +187,12 @@ def test_ctc_aligns_what_its_loss_is_above_0_for():
     targets = torch.randint(0, 2, (B, 6))
     log_probs = torch.zeros(B, 8, 4).log_softmax(-1)
     wanted = ctc_loss(log_probs, targets, T, U, 3) > 0
-    behind = targets.masked_fill(torch.arange(6) >= U[:, None], -1)
-    for given in (targets, behind):
-        fits, beside = alignable(CTC, 4 * T, given, U)
-        assert fits.equal(wanted) and beside.all()
-        fits, beside = alignable(TRANSDUCER, 4 * T, given, U)
-        assert fits.all() and beside.equal(wanted)
+    padded = targets.masked_fill(torch.arange(6) >= U[:, None], -1)
+    for labels in (targets, padded):
+        fits, by_ctc = alignable(CTC, 4 * T, labels, U)
+        assert fits.equal(wanted) and by_ctc.all()
+        fits, by_ctc = alignable(TRANSDUCER, 4 * T, labels, U)
+        assert fits.all() and by_ctc.equal(wanted)
     assert 0 < wanted.sum() < B
     empty = alignable(CTC, torch.tensor([1]), targets[:1, :0], torch.tensor([0]))
     assert empty.all()
@@ -206,9 +206,7 @@ ODD = replace(TDT, durations=(1, 2))  # a label takes a frame at least
     "model_config",
     [CTC, replace(CTC, encoder=ENCODERS["lstm"]), ODD, TRANSDUCER, ATTENTION],
 )
-def test_what_has_no_alignment_does_not_dilute_the_loss_of_the_rest(
-    model_config, joint
-):
+def test_utterances_without_an_alignment_do_not_dilute_the_loss(model_config, joint):
     torch.manual_seed(0)
     model = make_model(model_config).eval()  # no dropout, no statistics of the batch
     config = replace(SHORT, joint=joint)
@@ -221,7 +219,7 @@ def test_what_has_no_alignment_does_not_dilute_the_loss_of_the_rest(
     if model_config in (
         TRANSDUCER,
         ATTENTION,
-    ):  # they take any labels, but the CTC head does not
+    ):  # they align any labels, but the CTC head does not
         config = replace(config, ctc_weight=0.0)
         loss = loss - training_loss(model, whole, config).per_label
         wanted = training_loss(model, alone, replace(config, ctc_weight=0.3)).per_label
@@ -229,9 +227,9 @@ def test_what_has_no_alignment_does_not_dilute_the_loss_of_the_rest(
     else:
         wanted = training_loss(model, alone, config).per_label
     torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
-    none = Prepared(*(part[1:2] for part in whole[:4]), speech_s=1.0)
-    nothing = training_loss(model, none, config).per_label
-    assert nothing.isnan() == (model_config not in (TRANSDUCER, ATTENTION))
+    unaligned = Prepared(*(part[1:2] for part in whole[:4]), speech_s=1.0)
+    loss = training_loss(model, unaligned, config).per_label
+    assert loss.isnan() == (model_config not in (TRANSDUCER, ATTENTION))
 
 
 LONG = "seven " * 40
@@ -248,15 +246,15 @@ def test_utterances_with_too_few_frames_are_counted_and_named(
     speech = with_texts(tiny_speech.select(range(12)), range(6))
     named = ", ".join(speech.ids[:5])
     own = "Left out for too few frames for their labels"
-    beside = "Left out by the auxiliary CTC loss alone, for too few frames"
-    lines = {"ctc": (CTC, [own]), "tdt": (ODD, [own, beside])}
-    lines |= {"rnnt": (TRANSDUCER, [beside]), "attention": (ATTENTION, [beside])}
+    auxiliary = "Left out by the auxiliary CTC loss alone, for too few frames"
+    lines = {"ctc": (CTC, [own]), "tdt": (ODD, [own, auxiliary])}
+    lines |= {"rnnt": (TRANSDUCER, [auxiliary]), "attention": (ATTENTION, [auxiliary])}
     for name, (model, wanted) in lines.items():
         run(speech, tmp_path / name, replace(SHORT, steps=4, augment=PLAIN), model)
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         for line in wanted:
-            assert f"{line}: 6 of 12 utterances, {named}, ...\n" in said
-        assert said.count("too few") == len(wanted)
+            assert f"{line}: 6 of 12 utterances, {named}, ...\n" in stderr
+        assert stderr.count("too few") == len(wanted)
     run(speech, tmp_path / "idle", replace(SHORT, ctc_weight=0.0), TRANSDUCER)
     assert "too few" not in capsys.readouterr().err
     run(with_texts(speech, ()), tmp_path / "whole", SHORT, CTC)
@@ -264,33 +262,31 @@ def test_utterances_with_too_few_frames_are_counted_and_named(
 
 
 @pytest.mark.parametrize("model_config", [CTC, ODD])
-def test_a_training_in_which_nothing_can_be_learnt_is_refused(
-    tiny_speech, tmp_path, model_config
-):
-    said = (
-        "^train_set: expected an utterance with frames enough for its labels, got none"
+def test_speech_without_any_alignment_is_refused(tiny_speech, tmp_path, model_config):
+    message = (
+        "^train_set: expected an utterance with enough frames for its labels, got none"
     )
     speech = with_texts(tiny_speech, range(len(tiny_speech)))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         run(speech, tmp_path / "run", SHORT, model_config)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_step_without_an_alignment_is_no_loss_of_0(tiny_speech, tmp_path, capsys):
+def test_a_step_without_an_alignment_is_skipped(tiny_speech, tmp_path, capsys):
     speech = with_texts(tiny_speech, range(1, len(tiny_speech), 2))
 
-    def own(first):
+    def supplied(first):
         for number in itertools.count(first):
             yield speech.batch([number % 4, (number + 2) % 4], TOKENIZER)
 
     config = replace(SHORT, augment=PLAIN)
-    found = losses(run(speech, tmp_path, config, CTC, batches=own))
-    assert [math.isnan(loss) for loss in found] == [False, True, False, True]
+    logged = losses(run(speech, tmp_path, config, CTC, batches=supplied))
+    assert [math.isnan(loss) for loss in logged] == [False, True, False, True]
     assert capsys.readouterr().err.count("Step 2 was skipped") == 1
-    assert min(found[::2]) > 1
+    assert min(logged[::2]) > 1
 
 
-def test_texts_that_the_tokenizer_has_no_pieces_for_are_named_or_all_refused(
+def test_texts_unknown_to_the_tokenizer_are_named_or_all_refused(
     tiny_speech, tmp_path, capsys
 ):
     model = BytesIO()

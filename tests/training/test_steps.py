@@ -1,4 +1,4 @@
-"""A step from batch to weights that reads nothing from the device, and that makes none of what is not finite."""
+"""A step reads nothing from the device, and a loss or gradient that is not finite changes nothing."""
 
 import copy
 import itertools
@@ -31,14 +31,14 @@ LEAN = TrainConfig(joint="lean", precision="float32")
 
 @pytest.fixture
 def fused_on_meta():
-    """torch's fused optimizers take meta tensors, for which their kernels do have shapes."""
+    """Lets torch's fused optimizers take meta tensors; their kernels can compute the shapes."""
     name = "torch.optim.optimizer._get_fused_kernels_supported_devices"
     with mock.patch(name, return_value=["cpu", "cuda", "meta"]):
         yield
 
 
 def on_meta(B, T, U, V):
-    """A batch whose features have no numbers; lengths and targets lie on the host."""
+    """A batch with features on \"meta\", and lengths and targets on the host."""
     return Prepared(
         features=torch.empty(B, T, 80, device="meta"),
         lengths=torch.linspace(T, 0.7 * T, B).long(),
@@ -97,32 +97,32 @@ OPTIMIZERS = {
 }
 
 
-SPOILT = {
+NOT_FINITE = {
     "gradient": lambda layer, x, bad: layer(x * bad).square().sum(),
     "loss alone": lambda layer, x, bad: 0 * layer(x).sum() + bad,  # its gradient is 0
 }
 
 
-@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("case", NOT_FINITE)
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_loss_or_gradient_that_is_not_finite_leaves_every_bit(name, bad, spoilt):
+def test_a_loss_or_gradient_that_is_not_finite_changes_no_bit(name, bad, case):
     torch.manual_seed(0)
     layer = nn.Linear(3, 2)
     optimizer = OPTIMIZERS[name](layer.parameters())
     x = torch.randn(4, 3)
     update(layer, optimizer, layer(x).square().sum(), FULL)
     before = copy.deepcopy((layer.state_dict(), optimizer.state_dict()["state"]))
-    norm = update(layer, optimizer, SPOILT[spoilt](layer, x, bad), FULL)
+    norm = update(layer, optimizer, NOT_FINITE[case](layer, x, bad), FULL)
     assert not norm.isfinite()
     after = (layer.state_dict(), optimizer.state_dict()["state"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    update(layer, optimizer, layer(x).square().sum(), FULL)  # the next step is one
+    update(layer, optimizer, layer(x).square().sum(), FULL)  # the next step counts
     assert not torch.equal(layer.weight, before[0]["weight"])
     assert not hasattr(optimizer, "found_inf")
 
 
-def test_what_clips_by_itself_gets_the_gradient_as_it_is_and_the_norm_is_that_before():
+def test_an_optimizer_that_clips_gets_unclipped_gradients_and_their_norm():
     torch.manual_seed(0)
     layer = nn.Linear(3, 2)
     x = 100 * torch.randn(4, 3)  # a norm far above FULL.clip
@@ -134,4 +134,4 @@ def test_what_clips_by_itself_gets_the_gradient_as_it_is_and_the_norm_is_that_be
     assert norm > FULL.clip
     torch.testing.assert_close(norm, torch.nn.utils.get_total_norm(gradients))
     averages = [lamb.state[weight]["exp_avg"] for weight in layer.parameters()]
-    torch.testing.assert_close(averages, [0.1 * one for one in gradients])
+    torch.testing.assert_close(averages, [0.1 * gradient for gradient in gradients])

@@ -1,4 +1,4 @@
-"""What the tests of training train: a small model of every kind, for a few steps."""
+"""Small models of every kind for the tests of training, and runs of a few steps."""
 
 import json
 import math
@@ -41,7 +41,7 @@ PLAIN = AugmentConfig(
     time_masks=0,
     frequency_masks=0,
 )
-# In bfloat16, or at AdamW's own rate, the last bit of a gradient would soon move the third digit.
+# In bfloat16, or at AdamW's default rate, rounding would soon reach the third digit of losses.
 SHORT = TrainConfig(
     steps=4,
     seconds=math.inf,
@@ -86,10 +86,10 @@ ATTENTION = AEDConfig(
 )
 
 
-def run(speech, out, config=SHORT, model=TRANSDUCER, **given):
+def run(speech, out, config=SHORT, model=TRANSDUCER, **options):
     """`train` of one of these models."""
     return train(
-        model, TOKENIZER, speech, out=out, config=config, progress=False, **given
+        model, TOKENIZER, speech, out=out, config=config, progress=False, **options
     )
 
 
@@ -105,7 +105,7 @@ def losses(result):
 
 
 def stop_after(steps):
-    """What interrupts a run after so many steps."""
+    """An `on_step` that interrupts a run after `steps` steps."""
 
     def stop(history):
         if len(history) == steps:
@@ -115,7 +115,7 @@ def stop_after(steps):
 
 
 def four_utterances():
-    """A batch in float64: one too short for its labels, one without labels, one of a single frame."""
+    """A batch in float64: one utterance is too short for its labels, one has no labels, one a single frame."""
     torch.manual_seed(0)
     return Prepared(
         features=torch.randn(4, 40, 80, dtype=torch.float64),
@@ -127,7 +127,7 @@ def four_utterances():
 
 
 def with_padding(batch, label):
-    """Its features with NaN, its labels with this one behind their ends."""
+    """`batch` with NaN in the padding of features, and `label` in that of labels."""
     features = batch.features.clone()
     targets = batch.targets.clone()
     for row in range(len(features)):
@@ -137,7 +137,7 @@ def with_padding(batch, label):
 
 
 def gradients(loss, model):
-    """Of all weights, zeros for those that had no part."""
+    """Gradients of all weights; zeros for unused ones."""
     weights = list(model.parameters())
     return torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
 
@@ -148,12 +148,12 @@ def loss_and_gradients(model, batch, config=SHORT):
     return loss, gradients(loss, model)
 
 
-def expect_same(found, wanted):
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+def expect_same(actual, wanted):
+    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-12)
 
 
 def noise_corpus(folder, *texts):
-    """Path of a manifest of noise that says these texts."""
+    """Path of a manifest of noise with these texts."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for n, text in enumerate(texts):
@@ -173,7 +173,7 @@ def logged(log):
 
 
 def wait_for_lines(process, log, count=4):
-    """Wait until the log of a process that trains has so many lines, but not for ever."""
+    """Wait until the log of a training process has `count` lines, at most ten minutes."""
     deadline = time.monotonic() + 600
     while not log.exists() or log.read_bytes().count(b"\n") < count:
         assert process.poll() is None

@@ -146,7 +146,7 @@ def test_a_folder_is_locked_until_its_process_ends_or_is_killed(tmp_path):
     folder = tmp_path / "out"
     with holder:
         assert holder.stdout.readline() == "held\n"
-        wanted = "out: expected a folder that nobody else writes"
+        wanted = "out: expected a folder that no other process writes"
         with pytest.raises(ValueError, match=wanted), kept.lock(folder):
             pass
         holder.kill()

@@ -1,4 +1,4 @@
-"""Bucket tables: cells of seconds and tokens with a batch size each, and where to put borders."""
+"""Bucket tables: cells of seconds and tokens, their batch sizes, and the choice of borders."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from asrkit.shapes import expect
 class Buckets:
     """A table of K buckets, sorted by seconds, then by tokens.
 
-    An utterance belongs to the first bucket that has room for it.
+    An utterance belongs to the first bucket that fits it.
 
     Attributes:
         seconds: Longest utterance of each bucket in seconds, (K,) float64.
@@ -30,7 +30,7 @@ class Buckets:
             object.__setattr__(self, name, np.array(getattr(self, name), dtype=dtype))
         K = len(self.seconds)
         shapes = (self.seconds.shape, self.tokens.shape, self.sizes.shape)
-        wanted = "as many seconds as tokens as sizes, and one at least"
+        wanted = "equally many seconds, tokens and sizes, at least one"
         expect(K > 0 and shapes == ((K,), (K,), (K,)), "buckets", wanted, shapes)
         in_order = np.lexsort((self.tokens, self.seconds)) == np.arange(K)
         valid = in_order & (self.seconds > 0) & (self.tokens >= 0) & (self.sizes >= 1)
@@ -41,10 +41,10 @@ class Buckets:
         return len(self.seconds)
 
     def cell(self, lengths: Lengths, *, above: int = -1) -> np.ndarray:
-        """Number of the first bucket with room for each utterance, (N,) int64; -1 for none.
+        """Number of the first bucket that fits each utterance, (N,) int64; -1 for none.
 
         Args:
-            lengths: Of N utterances.
+            lengths: Lengths of N utterances.
             above: Only buckets after this one are considered.
         """
         numbers = np.full(len(lengths), -1)
@@ -55,10 +55,10 @@ class Buckets:
         return numbers
 
     def sized(self, limit: Limit) -> "Buckets":
-        """The same buckets with the largest batch sizes, at least 1, that a limit allows.
+        """The same buckets with the largest batch sizes that a limit allows, at least 1.
 
         Args:
-            limit: Applied to batches in which every utterance is as long as its bucket allows.
+            limit: Limit for batches in which every utterance is as long as its bucket allows.
         """
         return replace(self, sizes=np.maximum(1, limit.largest(self.seconds, self.tokens)))
 
@@ -66,12 +66,11 @@ class Buckets:
 def duration_bins(lengths: Lengths, count: int) -> np.ndarray:
     """Upper borders in seconds of bins that hold the same duration of speech each.
 
-    All lengths are taken into account; lhotse's estimate_duration_buckets looks at the first
-    10,000 cuts by default.
+    All lengths count; lhotse's estimate_duration_buckets reads the first 10,000 cuts by default.
 
     Args:
-        lengths: Of at least one utterance.
-        count: Most bins.
+        lengths: Lengths of at least one utterance.
+        count: Largest number of bins.
 
     Returns:
         At most `count` borders, ascending; the last is the longest utterance.
@@ -81,7 +80,7 @@ def duration_bins(lengths: Lengths, count: int) -> np.ndarray:
 
 
 def _borders(ascending: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` upper borders that split the sum of sorted values into equal parts."""
+    """At most `count` upper borders that divide the sum of sorted values into equal parts."""
     expect(count >= 1, "count", "at least 1", count)
     cumulated = np.cumsum(ascending)
     targets = cumulated[-1] * np.arange(1, count) / count
@@ -94,14 +93,14 @@ def buckets_1d(lengths: Lengths, limit: Limit, *, count: int = 30) -> Buckets:
     """Buckets of seconds alone.
 
     Args:
-        lengths: Of the utterances that are to be batched.
-        limit: Sizes each bucket, for its longest utterance and the most tokens that occur in it.
-        count: Most buckets.
+        lengths: Lengths of the utterances to batch.
+        limit: Limit that sizes each bucket, by its longest utterance and most tokens.
+        count: Largest number of buckets.
     """
     seconds = duration_bins(lengths, count)
     bins = np.searchsorted(seconds, lengths.seconds)
     most_tokens = [lengths.tokens[bins == k].max() for k in range(len(seconds))]
-    # Never fewer tokens than the bin before, so that its tail finds room in the next one.
+    # never fewer tokens than the previous bin, so that its tail fits into the next one
     tokens = np.maximum.accumulate(np.array(most_tokens))
     return Buckets(seconds, tokens, np.ones_like(tokens)).sized(limit)
 
@@ -110,11 +109,11 @@ def buckets_2d(lengths: Lengths, limit: Limit, *, count: int = 30, parts: int = 
     """Buckets of seconds, each divided by tokens.
 
     Args:
-        lengths: Of the utterances that are to be batched.
-        limit: Sizes each bucket, for its longest utterance and most tokens.
-        count: Most bins of seconds.
-        parts: Most cells in each bin. They hold the same number of tokens each; the last has room
-            for the most tokens that occur in the bin.
+        lengths: Lengths of the utterances to batch.
+        limit: Limit that sizes each bucket, by its longest utterance and most tokens.
+        count: Largest number of bins of seconds.
+        parts: Largest number of cells in a bin. All have the same sum of tokens; the last one fits
+            the most tokens that occur in the bin.
     """
     bins = duration_bins(lengths, count)
     bin_of_row = np.searchsorted(bins, lengths.seconds)

@@ -1,4 +1,4 @@
-"""How long utterances are, in seconds and in tokens: all that batching needs to know of them."""
+"""Lengths of utterances in seconds and tokens: all that batching needs to know about them."""
 
 import csv
 import gzip
@@ -20,24 +20,24 @@ class Lengths:
 
     Attributes:
         seconds: Duration of each utterance, (N,) float64, above 0.
-        tokens: Number of tokens of each utterance, (N,) int64; 0 where it is not known.
+        tokens: Number of tokens of each utterance, (N,) int64; 0 if unknown.
     """
 
     seconds: np.ndarray
     tokens: np.ndarray
 
     def __post_init__(self) -> None:
-        # Copies, so that the caller cannot change them later.
+        # copies, so that the caller cannot change them later
         seconds = np.array(self.seconds, dtype=np.float64)
-        passed = np.array(self.tokens)
-        tokens = passed.astype(np.int64)
+        numbers = np.array(self.tokens)
+        tokens = numbers.astype(np.int64)
         shapes = (seconds.shape, tokens.shape)
         N = seconds.size
-        expect(shapes == ((N,), (N,)), "seconds, tokens", "one number each an utterance", shapes)
+        expect(shapes == ((N,), (N,)), "seconds, tokens", "one of each for an utterance", shapes)
         possible = np.isfinite(seconds) & (seconds > 0)
         expect(bool(possible.all()), "seconds", "finite and above 0", seconds[~possible][:3])
-        possible = (tokens >= 0) & (tokens == passed)
-        expect(bool(possible.all()), "tokens", "whole numbers, 0 or more", passed[~possible][:3])
+        possible = (tokens >= 0) & (tokens == numbers)
+        expect(bool(possible.all()), "tokens", "whole numbers, 0 or more", numbers[~possible][:3])
         object.__setattr__(self, "seconds", seconds)
         object.__setattr__(self, "tokens", tokens)
 
@@ -72,7 +72,7 @@ class Lengths:
         """Lengths of lhotse cuts, in their order. No audio is read.
 
         Args:
-            cuts: lhotse cuts; iterated once.
+            cuts: lhotse cuts, iterated once.
             tokens: A tokenizer; None counts characters. Cuts without text have 0 tokens.
         """
         utterances = (
@@ -88,11 +88,11 @@ class Lengths:
         tokens: Tokenizer | None = None,
         progress: bool = False,
     ) -> "Lengths":
-        """Lengths of utterances, each the seconds and what is said in it.
+        """Lengths of utterances, each given as (seconds, texts).
 
         Args:
-            utterances: Iterated once.
-            tokens: As `of_cuts` takes it.
+            utterances: The utterances, iterated once.
+            tokens: A tokenizer; None counts characters.
             progress: Show a progress bar.
         """
         from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
@@ -107,10 +107,10 @@ class Lengths:
 
     @classmethod
     def read(cls, path: str | Path) -> "Lengths":
-        """Read a table as `save` writes it.
+        """Read a table that `save` wrote.
 
         Args:
-            path: A CSV file, compressed by gzip where its name ends in .gz. Its header must have
+            path: A CSV file, compressed by gzip if its name ends in .gz. Its header must have
                 `seconds`; a missing or empty `tokens` means 0.
 
         Raises:
@@ -125,7 +125,7 @@ class Lengths:
             seconds = [float(row["seconds"]) for row in rows]
             tokens = [int(row.get("tokens") or 0) for row in rows]
             return cls(np.array(seconds), np.array(tokens))
-        except Exception as error:  # classes of csv, gzip, codecs and the file system
+        except Exception as error:  # errors of csv, gzip, codecs and the file system
             got = f"{str(path)!r} ({str(error).rstrip('.')})"
             raise ValueError(
                 f"lengths: expected CSV with the columns seconds and tokens, got {got}."
@@ -135,7 +135,7 @@ class Lengths:
         """Write the lengths as CSV, one utterance a line.
 
         Args:
-            path: Where to write; compressed with gzip where the name ends in `.gz`.
+            path: File to write, compressed by gzip if its name ends in .gz.
         """
         rows = zip(self.seconds.tolist(), self.tokens.tolist(), strict=True)
         lines = ["seconds,tokens\n", *(f"{seconds},{tokens}\n" for seconds, tokens in rows)]
@@ -147,7 +147,7 @@ class Lengths:
 
 
 def shipped_names() -> list[str]:
-    """Names that `shipped_lengths` knows, sorted."""
+    """Names for `shipped_lengths`, sorted."""
     return sorted(path.name.removesuffix(".csv.gz") for path in shipped("lengths").glob("*.csv.gz"))
 
 
@@ -155,7 +155,7 @@ def shipped_lengths(name: str) -> Lengths:
     """Lengths of a corpus that asrkit ships as a table, such as `librispeech_eval`.
 
     Args:
-        name: A table of data/lengths, whose README says what the tables hold.
+        name: Name of a table in data/lengths, whose README describes the tables.
     """
     known = shipped_names()
     expect(name in known, "name", "one of " + ", ".join(known), repr(name))
@@ -172,15 +172,15 @@ def web_like(
 ) -> Lengths:
     """Random lengths that vary as widely as those of speech from the web.
 
-    Seconds and tokens per second are log-normal, with medians of 6.7 and 4.2. No corpus was
-    measured for the defaults: they are chosen so that half of a random batch is padding, as arXiv
-    2503.05931 says of its data.
+    Seconds and tokens per second are log-normal, with medians of 6.7 and 4.2. The defaults are not
+    from a corpus: with them half of a random batch is padding, as arXiv 2503.05931 reports for its
+    data.
 
     Args:
         count: Number of utterances.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
         spread: Standard deviation of the logarithm of the seconds.
-        most_s: Longest duration; longer ones are clipped to it, short ones to 0.5 s.
+        most_s: Longest duration. Longer ones are clipped to it, short ones to 0.5 s.
         rate_spread: Standard deviation of the logarithm of the tokens per second.
     """
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What padding costs: cost models of a padded batch, limits, and an account of any batches."""
+"""The cost of padding: cost models of a padded batch, limits, and accounts of batches."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Cost:
     """Cost of a batch of n utterances that are padded to D seconds and U tokens.
 
     cost(n, D, U) = per_batch + n (per_utterance + per_second D + per_token U + per_second2 D² +
-    per_pair D U), in `unit`. `source` says where the numbers come from.
+    per_pair D U), in `unit`. `source` names the source of the numbers.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Cost:
         """Cost of padded batches, in `unit`.
 
         Args:
-            n: Utterances of each batch.
+            n: Number of utterances in each batch.
             D: Seconds that they are padded to.
             U: Tokens that they are padded to.
 
-        All three are numbers, or arrays of one shape, which the result then has too.
+        All three are numbers, or arrays of one shape, which is that of the result too.
         """
         D = np.asarray(D, dtype=np.float64)
         per_second = self.per_second + self.per_second2 * D + self.per_pair * U
@@ -58,7 +58,7 @@ class Cost:
         return self.per_batch + n * per_utterance
 
     def slopes(self, D: float, U: float) -> tuple[float, float]:
-        """What one more second and one more token cost an utterance of D seconds and U tokens."""
+        """Costs of one more second and of one more token, at D seconds and U tokens."""
         one_second = self.per_second + 2 * self.per_second2 * D + self.per_pair * U
         one_token = self.per_token + self.per_pair * D
         return one_second, one_token
@@ -73,7 +73,7 @@ class Cost:
 
 
 def linear() -> Cost:
-    """Cost of convolutions, recurrences and matrix products, which compute padding as well."""
+    """Cost of convolutions, recurrences and matrix products, which compute padding too."""
     return Cost(
         name="linear",
         unit="padded s",
@@ -83,7 +83,7 @@ def linear() -> Cost:
 
 
 def attention(*, quadratic: float = 20.0) -> Cost:
-    """Linear cost plus that of attention of every frame to every frame: D + D² / quadratic.
+    """Linear cost plus that of attention between all pairs of frames: D + D² / quadratic.
 
     The form of lhotse's `quadratic_duration` (lhotse.dataset.TimeConstraint), for which NeMo's
     documentation recommends 15 to 40.
@@ -101,19 +101,14 @@ def attention(*, quadratic: float = 20.0) -> Cost:
     )
 
 
-def transducer_joint(*, frames_per_second: float = 12.5, V: int = 1025, itemsize: int = 4) -> Cost:
+def transducer_joint() -> Cost:
     """Bytes of the joint's logits and their gradient: B T (U + 1) V numbers, twice.
 
-    The formula of NVIDIA's "Training NeMo RNN-T Models Efficiently with Numba FP16 Support"
-    (document 003 in data/claims.yaml). What lies beside these two is not counted: see
-    `asrkit.training.joint_peak_bytes`.
-
-    Args:
-        frames_per_second: Encoder frames.
-        V: Tokens, blank included.
-        itemsize: Bytes of a number.
+    With 12.5 encoder frames per second, 1025 tokens (blank included) and float32. The formula of
+    NVIDIA's "Training NeMo RNN-T Models Efficiently with Numba FP16 Support" (document 003 in
+    data/claims.yaml). Other tensors are not counted: see `asrkit.training.joint_peak_bytes`.
     """
-    bytes_per_node = 2 * V * itemsize * frames_per_second
+    bytes_per_node = 2 * 1025 * 4 * 12.5
     return Cost(
         name="transducer joint",
         unit="B",
@@ -139,13 +134,13 @@ CANARY_MEMORY = Cost(
     per_second2=7.721e-6,
     source="fitted to the batch sizes that NeMo's documentation prints for its OOMptimizer "
     "(docs/source/asr/datasets.rst): 60 cells of up to 40 s and 480 tokens, 2 % off in the mean, "
-    "7 % at most; which GPU is not said",
+    "7 % at most; the GPU is not stated",
 )
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on batches: none may cost more than `most`, in the unit of `cost`."""
+    """A limit for batches: none may cost more than `most`, in the unit of `cost`."""
 
     cost: Cost
     most: float
@@ -154,33 +149,33 @@ class Limit:
         expect(self.most > 0, "most", "above 0", self.most)
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
-        """Share of the limit that batches use; those above 1 do not fit.
+        """Share of the limit that batches use; batches above 1 do not fit.
 
         Args:
-            n: Utterances of each batch.
+            n: Number of utterances in each batch.
             D: Seconds that they are padded to.
             U: Tokens that they are padded to.
         """
         return self.cost(n, D, U) / self.most
 
     def largest(self, D: Any, U: Any) -> Any:
-        """Most utterances of at most D seconds and U tokens that fit; 0 where not even one does."""
+        """Most utterances of at most D seconds and U tokens that fit; 0 if not even one does."""
         per_utterance = self.cost(1, D, U) - self.cost.per_batch
-        # The tiny summand lets utterances of no cost fit where no room is left.
+        # the tiny summand lets utterances without cost fit where no room is left
         room = self.most - self.cost.per_batch + 1e-290
         quotient = room / np.maximum(per_utterance, 1e-300)
-        # The division may have been rounded down. Where this is one too many, it is taken back.
+        # the division may have been rounded down; if this is one too many, subtract it again
         n = np.floor(quotient * (1 + 1e-12)).clip(0, 2**31).astype(np.int64)
         return np.where(self.share(n, D, U) <= 1, n, (n - 1).clip(0))
 
 
 def at_most_utterances(n: int) -> Limit:
-    """Limit of n utterances a batch, whatever their length."""
+    """Limit of n utterances a batch, of any length."""
     return Limit(Cost(name="batch size", unit="utterances", source="n", per_utterance=1.0), n)
 
 
 def at_most_seconds(seconds: float, *, quadratic: float | None = None) -> Limit:
-    """Limit of padded seconds a batch, as lhotse's `max_duration`.
+    """Limit of padded seconds a batch, like lhotse's `max_duration`.
 
     Args:
         seconds: The limit.
@@ -191,16 +186,16 @@ def at_most_seconds(seconds: float, *, quadratic: float | None = None) -> Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Where the work of a run went. Paddings, memory, straggler and utilisation are shares of 1."""
+    """Use of the work of a run. Paddings, memory, straggler and utilisation are shares of 1."""
 
     batches: int
     steps: int
     utterances: int
     hours: float  # of speech
     batch_size: float  # mean utterances a batch
-    audio_padding: float  # share of the seconds that are computed, n D or fewer in phases
+    audio_padding: float  # share of the computed seconds (n D, or fewer in phases) that is padding
     token_padding: float  # share of the padded tokens n U that is padding
-    lattice_padding: float  # share of n D U, a transducer's lattices, that packing would leave out
+    lattice_padding: float  # share of n D U, a transducer's lattices, that packing would omit
     compute_padding: float  # share of the cost that is spent on padding
     memory: float | None  # mean share of the limit that a batch uses; None without a limit
     memory_max: float | None
@@ -209,12 +204,12 @@ class Account:
 
 
 def computed_seconds(seconds: Sequence[float] | np.ndarray, phases: int = 1) -> float:
-    """Seconds that a batch computes in phases, in sum: useful ones and padding.
+    """Seconds that a batch computes in phases, speech and padding together.
 
     Args:
-        seconds: Of each utterance (B,).
-        phases: Phases at most, as LSTMEncoderConfig has them; 1 computes B times the longest. How
-            many frames are stacked is not looked at: ends of phases are not rounded.
+        seconds: Seconds of each utterance (B,).
+        phases: Largest number of phases, as in LSTMEncoderConfig; 1 computes B times the longest.
+            Ends of phases are not rounded to stacked frames.
 
     >>> computed_seconds([10, 9, 4, 4]), computed_seconds([10, 9, 4, 4], phases=2)
     (40.0, 28.0)
@@ -238,20 +233,20 @@ def padding_account(
     ranks: int = 1,
     phases: int = 1,
 ) -> Account:
-    """Account of the padding and waiting of a sequence of batches.
+    """Account of padding and waiting in a sequence of batches.
 
-    Every step lasts as long as its costliest batch; ranks without a batch wait. Small kernels,
+    Every step takes as long as its most expensive batch; ranks without a batch wait. Small kernels,
     launches and communication are not counted, so `utilisation` is an upper bound.
 
     Args:
         batches: (seconds, tokens) of each batch, two arrays or lists each, in training order.
             Batch k belongs to step k // ranks.
-        cost: What a batch costs in compute.
+        cost: Compute cost of a batch.
         limit: Memory limit, for `memory` and `memory_max`.
         ranks: Number of ranks that train together.
-        phases: Phases in which an encoder runs each batch (LSTMEncoderConfig): the seconds that
-            are computed are fewer then. Lattices and memory stay those of the longest utterance.
-            The cost has to be linear in seconds.
+        phases: Number of phases in which an encoder runs each batch (LSTMEncoderConfig), which
+            reduces the computed seconds. Lattices and memory stay those of the longest utterance.
+            The cost must be linear in seconds.
     """
     valid = whole(ranks, 1) and whole(phases, 1)
     expect(valid, "ranks, phases", "whole numbers of at least 1", (ranks, phases))
@@ -284,7 +279,7 @@ def padding_account(
 
 
 def _padding(real: np.ndarray, padded: np.ndarray) -> float:
-    """Share of `padded` that is not `real`; 0 of nothing."""
+    """Share of `padded` that is not `real`; 0 if nothing is padded."""
     total = padded.sum()
     return 1 - float(real.sum() / total) if total else 0.0
 
@@ -294,7 +289,7 @@ def _row(
 ) -> tuple[Any, ...]:
     """n, D, U, sums of seconds, of tokens and of their products, useful cost, computed seconds."""
     D = np.asarray(seconds, dtype=np.float64)
-    U = np.asarray(tokens, dtype=np.float64)  # float64, for sums of integers may overflow
+    U = np.asarray(tokens, dtype=np.float64)  # float64, since sums of integers may overflow
     fits = D.ndim == 1 and D.shape == U.shape and len(D) > 0
     possible = fits and D.min() > 0 and U.min() >= 0 and np.isfinite(D.sum() + U.sum())
     expect(bool(possible), "batches", "seconds above 0 and tokens of each utterance", (D, U))

@@ -1,4 +1,4 @@
-"""Utterances of a step dealt to the ranks so that each has equally much to do in phases."""
+"""Utterances of a step distributed so that ranks have equal work when they run in phases."""
 
 from dataclasses import dataclass
 
@@ -11,26 +11,26 @@ from asrkit.data.batching.strategies import Batches, Strategy
 
 @dataclass(frozen=True)
 class Presorted:
-    """The batches of another strategy, the utterances of each step dealt out anew.
+    """The batches of another strategy, with the utterances of each step redistributed over ranks.
 
-    All utterances of a step are sorted, the shortest and the longest ones interleaved, and cut into
-    ranks: the first rank has the extremes, the last one the middle. An encoder that runs in two
-    phases or more then has about as much to do on every rank. One that runs batches whole has
-    *less* even work than before, since the first rank pads its shortest utterances most. NVIDIA's
-    rounds of MLPerf's RNN-T do so, with two phases (training_results_v1.0, rnnt).
+    All utterances of a step are sorted, the shortest and the longest ones interleaved, and split
+    over the ranks: the first rank gets the extremes, the last one the middle. An encoder that runs
+    in two or more phases then has about equal work on every rank. For one that runs batches whole
+    the work is *less* even than before, since the first rank pads its shortest utterances most.
+    NVIDIA's rounds of MLPerf's RNN-T do this with two phases (training_results_v1.0, rnnt).
 
-    Each rank keeps its number of utterances. A limit on anything else, as padded seconds, is that
-    of the strategy's own batches and not of these: use it with `at_most_utterances`.
+    Each rank keeps its number of utterances. Other limits, such as padded seconds, hold for the
+    strategy's own batches but not for these: use it with `at_most_utterances`.
 
     Attributes:
-        strategy: Random, Sorted, Bucketed, Balanced or one's own.
+        strategy: Random, Sorted, Bucketed, Balanced or your own.
     """
 
     strategy: Strategy
 
     @property
     def balance_by(self) -> Cost | None:
-        """That of the strategy."""
+        """`balance_by` of the strategy."""
         return self.strategy.balance_by
 
     def batches(
@@ -40,11 +40,11 @@ class Presorted:
         return self.strategy.batches(lengths, ranks, random)
 
     def deal(self, step: Batches, lengths: Lengths) -> Batches:
-        """The batches of a step, of the same sizes, from the extremes to the middle.
+        """Batches of the same sizes, from the extremes of length to the middle.
 
         Args:
             step: Row numbers of each rank's batch.
-            lengths: Of all utterances.
+            lengths: Lengths of all utterances.
         """
         rows = np.concatenate(step)
         shortest_first = rows[np.argsort(lengths.seconds[rows], kind="stable")]

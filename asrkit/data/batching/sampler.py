@@ -1,4 +1,4 @@
-"""A sampler of lhotse's cuts whose epoch is planned from lengths before it begins."""
+"""A sampler of lhotse's cuts that plans each epoch from lengths before it begins."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -17,43 +17,43 @@ from asrkit.text import Tokenizer
 
 
 class LengthSampler(CutSampler):
-    """Batches of cuts as a strategy plans them, for a DataLoader in place of lhotse's samplers.
+    """Batches of cuts by a strategy, for a DataLoader, in place of lhotse's samplers.
 
         sampler = LengthSampler(cuts, Balanced(limit=at_most_seconds(600)), tokens=tokenizer)
         loader = DataLoader(K2SpeechRecognitionDataset(), sampler=sampler, batch_size=None,
                             num_workers=4)
 
-    Every rank makes the same plan and yields only its own batches, and all ranks have equally many:
-    a step costs the same on 1 rank and on 1,024. If ranks read other data or ran another numpy,
-    utterances would silently be trained on twice. Compare once an epoch:
+    Every rank computes the same plan and yields only its own batches. All ranks have equally many:
+    a step costs the same on 1 rank and on 1,024. If ranks read different data or run different
+    versions of numpy, utterances are silently trained on twice. Compare once an epoch:
 
         torch.distributed.all_gather_object(seen := [None] * sampler.world_size,
                                             sampler.fingerprint)
         assert len(set(seen)) == 1
 
-    A run resumes exactly where its state counts what was trained on: `state_dict(position=n)` after
-    n batches of the epoch, those before a resume included. A DataLoader's workers draw ahead, so a
-    plain `state_dict()` would leave some batches out; it is exact without workers alone.
+    A run resumes exactly if its state counts the batches trained on: take `state_dict(position=n)`
+    after n batches of the epoch, those before a resume included. A DataLoader's workers prefetch,
+    so a plain `state_dict()` would skip some batches; it is exact only without workers.
 
     In an IterableDatasetWrapper each worker takes its part of the steps, in the order of one
-    worker; rank and world_size are those of the run there too, and its warning about them, meant
-    for lhotse's samplers, does not hold. The workers have copies of this sampler. They follow its
-    `set_epoch`, persistent ones too, but its `load_state_dict` only before they start, and its
-    `get_report()` counts nothing. After an epoch that was left early, persistent workers first end
-    that one, unless the wrapper has `reset_on_iter=True`: that is lhotse's.
+    worker. rank and world_size are those of the run there too; the wrapper's warning about them is
+    meant for lhotse's samplers. The workers have copies of this sampler. They follow its
+    `set_epoch`, even persistent ones, but its `load_state_dict` only before they start, and its
+    `get_report()` counts nothing. After an incomplete epoch persistent workers first finish it,
+    unless the wrapper has `reset_on_iter=True`: that is lhotse's behaviour.
 
-    What the strategy leaves out is counted in lhotse's report, `get_report()`.
+    lhotse's report, `get_report()`, counts the cuts that the strategy drops.
 
     Args:
-        cuts: lhotse cuts. Read once, here, and kept: a lazy set, which has to end, takes the memory
-            of an eager one (1.7 KB a cut that has a recording and a text, measured).
-        strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
-        lengths: Of the cuts, in their order, where they are known already, as for a Bucketed
-            strategy. By default they are read from the cuts.
+        cuts: lhotse cuts, read once, here, and kept. A lazy set, which must be finite, takes the
+            memory of an eager one (1.7 KB a cut with a recording and a text, measured).
+        strategy: Random, Sorted, Bucketed, Balanced, Presorted or your own.
+        lengths: Lengths of the cuts, in their order, if known, as for a Bucketed strategy. By
+            default they are read from the cuts.
         tokens: A tokenizer, as in Lengths.of_cuts; only without `lengths`.
         world_size: Number of ranks; by default that of torch.distributed.
-        rank: Of this process; by default that of torch.distributed.
-        seed: Of the plans, the same on every rank.
+        rank: Rank of this process; by default that of torch.distributed.
+        seed: Seed of the plans, the same on every rank.
     """
 
     def __init__(
@@ -67,26 +67,26 @@ class LengthSampler(CutSampler):
         rank: int | None = None,
         seed: int = 0,
     ) -> None:
-        alone = lengths is None or tokens is None
-        expect(alone, "tokens", "None beside lengths, which have them", repr(tokens))
+        redundant = lengths is not None and tokens is not None
+        expect(not redundant, "tokens", "None with lengths, which include tokens", repr(tokens))
         super().__init__(shuffle=True, world_size=world_size, rank=rank, seed=seed)
         self.strategy = strategy
         self._cuts = list(cuts)
         if lengths is None:
             lengths = Lengths.of_cuts(self._cuts, tokens=tokens)
         count = len(self._cuts)
-        expect(len(lengths) == count, "lengths", f"{count}, one a cut", len(lengths))
+        expect(len(lengths) == count, "lengths", f"{count}, one for each cut", len(lengths))
         self._lengths = lengths
         self._planned: tuple[int, Plan] | None = None  # an epoch and its plan
-        self._start = 0  # batch that the epoch begins with; above 0 when resumed
+        self._start = 0  # first batch of the epoch; above 0 after a resume
         self._position = 0  # the next batch
         self._stride = 1
-        # Shared with persistent workers, whose copies of the rest do not change any more.
+        # shared with persistent workers, whose copies of everything else no longer change
         self._shared_epoch = torch.tensor([0], device="cpu").share_memory_()
         self._followed_epoch = 0
 
     def filter(self, predicate: Callable[[Any], bool]) -> NoReturn:
-        """Refused: cuts are filtered before a sampler reads them."""
+        """Raises ValueError: filter the cuts before a sampler reads them."""
         raise ValueError("filter: expected cuts that are filtered already. Pass cuts.filter(...).")
 
     def _plan(self, epoch: int) -> Plan:
@@ -98,7 +98,7 @@ class LengthSampler(CutSampler):
         return self._planned[1]
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; nothing changes where `epoch` is the current one."""
+        """Go to the start of an epoch; without effect if `epoch` is the current one."""
         if epoch != self.epoch:
             self._start = self._position = 0
         super().set_epoch(epoch)
@@ -110,16 +110,16 @@ class LengthSampler(CutSampler):
         return len(self._plan(self.epoch).steps)
 
     def __iter__(self) -> "LengthSampler":
-        """This sampler, at the start of its epoch or where `load_state_dict` has put it."""
+        """This sampler, at the start of its epoch or at the position of `load_state_dict`."""
         worker = get_worker_info()
         shared = int(self._shared_epoch)
-        if worker and shared != self._followed_epoch:  # else a wrapper may count the epochs itself
+        if worker and shared != self._followed_epoch:  # else a wrapper may count epochs itself
             self._followed_epoch = shared
             self.set_epoch(shared)
         if not self._just_restored_state:
             self._start = 0
             self.diagnostics.reset_current_epoch()
-        # Each rank counts its part of the cuts left out, so that all of them add up.
+        # each rank counts its part of the dropped cuts, so that the ranks add up to all of them
         own = self._plan(self.epoch).dropped[self.rank :: self.world_size]
         self.diagnostics.current_epoch_stats.discarded_cuts = len(own)
         self._position = self._start + (worker.id if worker else 0)
@@ -142,11 +142,11 @@ class LengthSampler(CutSampler):
         return batch
 
     def state_dict(self, *, position: int | None = None) -> dict[str, Any]:
-        """What a run needs to go on bit for bit, without drawing again what has been drawn.
+        """State to resume from, bit for bit and without drawing earlier batches again.
 
         Args:
-            position: Batches of this epoch that were trained on. None: all that this sampler has
-                drawn, which is more with a DataLoader's workers, and none in a wrapper's workers.
+            position: Number of batches of this epoch that were trained on. None takes all that this
+                sampler has drawn: too many with a DataLoader's workers, none in a wrapper's.
         """
         steps = len(self)
         if position is None:
@@ -155,7 +155,7 @@ class LengthSampler(CutSampler):
         return self._settings(self.epoch) | {"epoch": self.epoch, "position": position}
 
     def _settings(self, epoch: int) -> dict[str, Any]:
-        """What decides the batches of an epoch, the lengths and the plan as hashes."""
+        """Everything that determines the batches of an epoch; lengths and plan as hashes."""
         steps = self._plan(epoch).steps
         sizes = [len(rows) for step in steps for rows in step]
         return {
@@ -167,15 +167,15 @@ class LengthSampler(CutSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; it is not changed.
+        """Resume where `state_dict` was taken.
 
         Raises:
-            ValueError: The batches that follow would not be the same.
+            ValueError: The following batches would differ.
         """
         epoch = state_dict.get("epoch", 0)
         for name, here in self._settings(epoch).items():
             saved = state_dict.get(name)
-            remedy = "Cuts, tokens, strategy and versions have to be those of the state."
+            remedy = "Cuts, tokens, strategy and versions must be those of the state."
             expect(here == saved, name, f"{saved!r} as in the state", repr(here), remedy)
         self.set_epoch(epoch)
         self._start = self._position = state_dict["position"]
@@ -187,13 +187,13 @@ class LengthSampler(CutSampler):
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digits that are equal on two ranks where their plans of the epoch are."""
+        """Hexadecimal digits that are equal on two ranks if their plans of the epoch are."""
         settings = self._settings(self.epoch)
         return settings["data"] + settings["plan"]
 
     @property
     def num_cuts(self) -> int:
-        """Number of cuts in each epoch, those included that the strategy leaves out."""
+        """Number of cuts in each epoch, including those that the strategy drops."""
         return len(self._cuts)
 
 

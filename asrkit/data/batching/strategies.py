@@ -1,9 +1,8 @@
-"""Which utterances share a batch, and which batches a step: plans of an epoch.
+"""Plans of an epoch: which utterances share a batch, and which batches share a step.
 
-A plan is made from lengths alone, before any audio is read, and is a function of (strategy,
-lengths, ranks, seed, epoch). So every rank makes the same plan and keeps its own part of it, any
-step can be resumed without the steps before it, and the cost of a step does not depend on the
-number of ranks.
+A plan is computed from lengths alone, before any audio is read. It is a function of (strategy,
+lengths, ranks, seed, epoch). So every rank computes the same plan and keeps its own part, any step
+can be resumed without earlier ones, and the cost of a step does not depend on the number of ranks.
 """
 
 from collections.abc import Callable
@@ -21,13 +20,13 @@ Batches = list[np.ndarray]  # row numbers of each batch
 
 
 class Constraint(Protocol):
-    """A bound on batches: asrkit.data.Limit, or any object with this method."""
+    """A limit for batches: asrkit.data.Limit, or any object with this method."""
 
     def share(self, n: Any, D: Any, U: Any) -> Any:
-        """Share of the limit that batches use, elementwise; those above 1 do not fit.
+        """Share of the limit that batches use, elementwise; batches above 1 do not fit.
 
         Args:
-            n: Utterances of each batch.
+            n: Number of utterances in each batch.
             D: Seconds that they are padded to.
             U: Tokens that they are padded to.
         """
@@ -35,17 +34,17 @@ class Constraint(Protocol):
 
 
 class Strategy(Protocol):
-    """A way to batch: Random, Sorted, Bucketed, Balanced or one's own.
+    """A strategy of batching: Random, Sorted, Bucketed, Balanced or your own.
 
-    One that has a method `deal(step, lengths)` too, as Presorted, also says which of a step's
-    utterances go to which rank.
+    With a method `deal(step, lengths)`, like Presorted, it also redistributes the utterances of a
+    step over the ranks.
     """
 
     @property
     def balance_by(self) -> Cost | None:
-        """Cost by which a step's batches are matched across ranks; step order is then random.
+        """Cost by which batches of a step are matched across ranks; steps are then shuffled.
 
-        None keeps batch order.
+        None keeps the order of the batches.
         """
         ...
 
@@ -55,8 +54,8 @@ class Strategy(Protocol):
         """Divide the utterances of an epoch into batches.
 
         Args:
-            lengths: Of all N utterances.
-            ranks: Number of ranks that the batches will be dealt out to.
+            lengths: Lengths of all N utterances.
+            ranks: Number of ranks that the batches are for.
             random: The only source of randomness.
 
         Returns:
@@ -97,19 +96,20 @@ def plan(
     The largest batches are halved until every rank has one in the last step too.
 
     Args:
-        strategy: Random, Sorted, Bucketed, Balanced, Presorted or one's own.
-        lengths: Of at least as many utterances as there are ranks.
+        strategy: Random, Sorted, Bucketed, Balanced, Presorted or your own.
+        lengths: Lengths of at least as many utterances as there are ranks.
         ranks: Number of ranks that train together.
-        seed: Of the random numbers, together with `epoch`.
+        seed: Seed of the random numbers, together with `epoch`.
         epoch: Number of the epoch, from 0.
 
     Raises:
-        ValueError: A wrong argument, or too few batches for the ranks that cannot be halved.
+        ValueError: An invalid argument, or too few batches for the ranks, none of which can be
+            halved.
     """
     expect(
         hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
         "strategy",
-        "Random, Sorted, Bucketed, Balanced, Presorted or one's own",
+        "Random, Sorted, Bucketed, Balanced, Presorted or your own",
         repr(strategy),
     )
     expect(whole(ranks, 1), "ranks", "a whole number of at least 1", repr(ranks))
@@ -157,19 +157,19 @@ def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 
 
     Args:
         rows: Row numbers, in the order in which they are batched.
-        lengths: Of all utterances.
-        limit: Bound on each batch. An utterance that alone exceeds it is a batch of its own.
+        lengths: Lengths of all utterances.
+        limit: Limit for each batch. An utterance that exceeds it alone is a batch by itself.
         most: Largest share of the limit that a batch may use.
 
     Returns:
         Consecutive parts of `rows`.
     """
-    expect(hasattr(limit, "share"), "limit", "asrkit.data.Limit or one's own", repr(limit))
+    expect(hasattr(limit, "share"), "limit", "asrkit.data.Limit or your own", repr(limit))
     seconds = lengths.seconds[rows]
     tokens = lengths.tokens[rows]
     batches = []
     first = 0
-    window = 64  # how far ahead the end of a batch is looked for
+    window = 64  # number of rows in which the end of a batch is searched
     while first < len(rows):
         D = np.maximum.accumulate(seconds[first : first + window])
         U = np.maximum.accumulate(tokens[first : first + window])
@@ -220,9 +220,9 @@ class Random:
 
 @dataclass(frozen=True, kw_only=True)
 class Sorted:
-    """Longest utterances first, the same in every epoch: for evaluation.
+    """Longest utterances first, in the same order in every epoch: for evaluation.
 
-    Training on it meets lengths in descending order, which is rarely wanted.
+    For training, lengths in descending order are rarely wanted.
     """
 
     limit: Constraint
@@ -241,12 +241,12 @@ class Bucketed:
     """Batches of one bucket each, of the bucket's size, in random order.
 
     Attributes:
-        buckets: The table; buckets_1d and buckets_2d make one.
-        tails: What to do with utterances that do not fill a batch: `carry` them into the next
-            larger bucket, `keep` them as a small batch, or `drop` them.
-        synchronized: Give the ranks of a step batches of similar cost, as those of neighbouring
-            buckets are. Without it a step lasts as long as the costliest of any batches.
-        work: The cost that `synchronized` goes by.
+        buckets: The table, such as from buckets_1d or buckets_2d.
+        tails: Treatment of utterances that do not fill a batch: `carry` them into the next larger
+            bucket, `keep` them as a small batch, or `drop` them.
+        synchronized: Whether the ranks of a step get batches of similar cost, such as those of
+            neighbouring buckets. Otherwise the most expensive of unrelated batches delays a step.
+        work: Cost by which `synchronized` compares batches.
     """
 
     buckets: Buckets
@@ -295,7 +295,7 @@ class Bucketed:
     def _carry(
         self, tail: np.ndarray, lengths: Lengths, waiting: Batches, *, above: int
     ) -> np.ndarray:
-        """Move a tail to buckets after `above` that have room; return the rows that none has."""
+        """Move a tail to buckets after `above` that fit; return the rows that fit into none."""
         larger = self.buckets.cell(lengths.take(tail), above=above)
         for k in np.unique(larger[larger >= 0]):
             waiting[k] = np.concatenate([waiting[k], tail[larger == k]])
@@ -306,16 +306,15 @@ class Bucketed:
 class Balanced:
     """asrkit's own strategy, without fixed buckets. Nothing is dropped and few batches are small.
 
-    The utterances are sorted by seconds and cut into slabs; each slab is sorted by tokens and cut
-    into batches that fill the limit. What is left over at the end of a slab begins the next one.
-    The number of batches is a multiple of the ranks, and the ranks of a step get batches of
-    similar cost. Slabs and batches begin elsewhere in each epoch, and lengths are blurred while
-    they are sorted: the more they are, the more different utterances an utterance shares batches
-    with over the epochs, and the more is padded.
+    The utterances are sorted by seconds and cut into slabs. Each slab is sorted by tokens and cut
+    into batches that fill the limit; the rest of a slab begins the next one. The number of batches
+    is a multiple of the ranks, and the ranks of a step get batches of similar cost. Slabs and
+    batches begin at different places in each epoch, and lengths are blurred for sorting. More blur
+    lets an utterance share batches with more different ones over the epochs, at more padding.
 
     Attributes:
-        limit: Bound on each batch.
-        work: The cost of which padding should waste least, and that the ranks are balanced by.
+        limit: Limit for each batch.
+        work: Cost that padding should waste least of, and by which ranks are balanced.
         blur: Largest random change of seconds and of tokens, as shares below 1.
     """
 
@@ -341,7 +340,7 @@ class Balanced:
         second_blur, token_blur = self.blur
         blurred_seconds = lengths.seconds * (1 + second_blur * noise[0])
         order = np.argsort(-blurred_seconds, kind="stable")
-        # The small summand puts utterances of equal length in random order.
+        # the small summand puts utterances of equal length in random order
         ranking = lengths.tokens * (1 + token_blur * noise[1]) + 1e-6 * noise[1]
 
         def fill(most: float) -> Batches:
@@ -359,14 +358,14 @@ class Balanced:
     ) -> Batches:
         """Batches that use at most the share `most` of the limit.
 
-        `order` lists the rows by blurred seconds, `ranking` holds the blurred tokens of each row,
-        and `phase` says where in its slot a slab begins, 0 to 1.
+        `order` lists the rows by blurred seconds, `ranking` has the blurred tokens of each row, and
+        `phase` is the place in its slot at which a slab begins, 0 to 1.
         """
         batches: Batches = []
         rest = order[:0]
         slabs = np.split(order, self._slab_starts(order, lengths, ranking, phase, most))
         for number, slab in enumerate(slabs):
-            # Slabs are sorted down and up in turns, so that the rest meets similar utterances.
+            # slabs are sorted in alternating directions, so that the rest meets similar utterances
             sign = -1 if number % 2 == 0 else 1
             by_tokens = slab[np.argsort(sign * ranking[slab], kind="stable")]
             rows = np.concatenate([rest, by_tokens])
@@ -384,15 +383,15 @@ class Balanced:
         phase: float,
         most: float,
     ) -> np.ndarray:
-        """Positions in `order` at which slabs begin, but for the first.
+        """Positions in `order` at which slabs begin, without the first.
 
-        Where the lengths span w seconds and R tokens and fill m batches, s slabs of m / s batches
-        pad a w / 2s + b R s / 2m an utterance, a and b being what a second and a token cost. That
-        is least at s² = m a w / (b R). Seven tenths as many are made, so that utterances meet more
-        others, which costs about 1 % of utilisation (measured).
+        If the lengths span w seconds and R tokens and fill m batches, s slabs of m / s batches pad
+        a w / 2s + b R s / 2m an utterance, where a and b are the costs of a second and a token.
+        The minimum is at s² = m a w / (b R). The plan takes seven tenths of that, so that
+        utterances meet more others, which costs about 1 % of utilisation (measured).
 
-        The formula is applied to 64 parts of `order` one by one, since rates and limits differ
-        between short and long utterances; `slabs_before` adds up what the parts want.
+        The formula is applied to 64 parts of `order` separately, since rates and limits differ
+        between short and long utterances; `slabs_before` accumulates the results.
         """
         parts = [part for part in np.array_split(order, 64) if len(part)]
         slabs_before = [0.0]
@@ -407,18 +406,18 @@ class Balanced:
     def _best_slabs(
         self, rows: np.ndarray, lengths: Lengths, ranking: np.ndarray, most: float
     ) -> float:
-        """Number of slabs, a fraction, into which padding least is to cut `rows`."""
+        """Number of slabs, not rounded, that minimises the padding of `rows`."""
         seconds = lengths.seconds[rows]
         tokens = lengths.tokens[rows]
         ranked = np.sort(ranking[rows])
-        # The difference of two and one utterances: without what a batch costs for itself.
+        # the difference of two utterances and one excludes the fixed cost of a batch
         one = self.limit.share(1, seconds, tokens)
         two = self.limit.share(2, seconds, tokens)
         full_batches = float(np.sum(two - one)) / most
         second_cost, token_cost = self.work.slopes(float(seconds.mean()), float(ranked.mean()))
         if not tokens.any():
             token_cost = 0.0
-        outliers = len(ranked) // 32  # left out at either end
+        outliers = len(ranked) // 32  # ignored at either end
         lowest = ranked[outliers]
         highest = ranked[-1 - outliers]
         token_span = max(float(highest - lowest), 1e-12)
@@ -432,9 +431,9 @@ class Balanced:
 def _fill_last_step(fill: Callable[[float], Batches], ranks: int) -> Batches:
     """Search for a share of the limit at which the batches fill the last step of all ranks.
 
-    `fill(most)` makes batches that use at most the share `most`. A full limit leaves ranks without
-    a batch in the last step; a little less makes a few more batches. Of up to eight trials that
-    with most batches is returned that does not need one more step.
+    `fill(most)` returns batches that use at most the share `most`. With the full limit some ranks
+    have no batch in the last step; a little less gives a few more batches. Of up to eight trials,
+    the one with most batches is returned that does not need a further step.
     """
     batches = fill(1.0)
     best = batches
@@ -449,7 +448,7 @@ def _fill_last_step(fill: Callable[[float], Batches], ranks: int) -> Batches:
             low = most
         else:
             high = most
-        # In proportion to the batches, but well inside of the interval that is left.
+        # proportional to the batches, but well inside of the remaining interval
         proportional = most * len(batches) / target
         least = 0.9 * low + 0.1 * high
         greatest = 0.1 * low + 0.9 * high

@@ -1,6 +1,6 @@
 """Speech with transcripts as lhotse cuts at 16 kHz: synthetic, or read from manifests.
 
-`published.prepare_corpora` makes manifests of published corpora and of local folders.
+`published.prepare_corpora` writes manifests of published corpora and of local folders.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,10 @@ def load(
     """Mix corpora into one training, one development and one test set.
 
     Args:
-        manifests: "spoken_commands", or manifests that `from_manifest` reads. Cuts of a manifest go
-            to the set that their `split` names (test-other is a test set, validation a dev set),
-            without one to train.
-        hold_out: A speaker of the manifests, who becomes their test set.
-        kinds: Use only these kinds of spoken_commands.
+        manifests: "spoken_commands", or manifests that `from_manifest` reads. The `split` of a cut
+            names its set (test-other is a test set, validation a dev set); without one it is train.
+        hold_out: A speaker of the manifests whose cuts become the test set.
+        kinds: Kinds of spoken_commands to use; None for all.
         progress: Show a progress bar while a corpus is built.
 
     Returns:
@@ -51,10 +50,10 @@ def load(
                 sets[split] += cuts
             continue
         for cut in from_manifest(manifest):
-            said = cut.supervisions[0]
-            speaker = str(said.speaker)
+            supervision = cut.supervisions[0]
+            speaker = str(supervision.speaker)
             speakers.add(speaker)
-            stated = str((said.custom or {}).get("split") or "all")
+            stated = str((supervision.custom or {}).get("split") or "all")
             split = split_of(stated)
             wanted = f"a split that begins with one of {', '.join(SPLIT_NAMES)}"
             expect(split != "", "manifest", wanted, f"{stated!r} of {cut.id!r}")
@@ -63,8 +62,7 @@ def load(
             if speaker == hold_out:
                 split = "test"
             sets[split].append(cut)
-    known = hold_out is None or hold_out in speakers
     wanted = f"a speaker of a manifest, such as {', '.join(sorted(speakers)[:9]) or 'none here'}"
-    remedy = "spoken_commands has a test set of its own."
-    expect(known, "hold_out", wanted, repr(hold_out), remedy)
+    remedy = "spoken_commands has its own test set."
+    expect(hold_out is None or hold_out in speakers, "hold_out", wanted, repr(hold_out), remedy)
     return {split: CutSet.from_cuts(cuts) for split, cuts in sets.items()}

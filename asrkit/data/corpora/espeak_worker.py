@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# This one file is GPL-3: it loads the GPL-3 library espeak-ng through ctypes. asrkit only starts it
-# as a separate program.
-"""Speak a list of jobs into WAV files: `python espeak_worker.py JOBS.json OUTDIR`.
+# This file alone is GPL-3: it loads the GPL-3 library espeak-ng through ctypes. asrkit only starts
+# it as a separate program.
+"""Synthesise a list of jobs as WAV files: `python espeak_worker.py JOBS.json OUTDIR`.
 
 Each job {id, text, voice, seed, optional variant, rate, pitch, range} becomes OUTDIR/<id>.wav
-(mono, 16 bit, 22,050 Hz). Its bytes depend on the job alone: espeak-ng keeps state that neither a
-seed nor espeak_Terminate clears, so the library is loaded anew for each job.
+(mono, 16 bit, 22,050 Hz). Its bytes depend on the job alone: the library is loaded anew for each
+job, since espeak-ng keeps state that neither a seed nor espeak_Terminate clears.
 """
 
 import _ctypes
@@ -19,7 +19,7 @@ from typing import Any
 
 import espeakng_loader
 
-# Constants of speak_lib.h.
+# constants of speak_lib.h
 SYNCHRONOUS = 2
 DONT_EXIT = 0x8000
 UTF8 = 1
@@ -34,11 +34,11 @@ def speak(job: dict[str, Any]) -> tuple[bytes, int]:
 
     def collect(samples: int | None, count: int, events: int | None) -> int:
         pieces.append(ctypes.string_at(samples or 0, 2 * count))
-        return 0  # go on
+        return 0  # continue
 
     callback = Callback(collect)
     library = ctypes.CDLL(espeakng_loader.get_library_path())
-    # A relative path of the data: espeak-ng silently cuts off long ones.
+    # a relative path of the data: espeak-ng silently truncates long ones
     rate_hz = library.espeak_Initialize(SYNCHRONOUS, 0, b".", DONT_EXIT)
     if rate_hz <= 0:
         raise RuntimeError("espeak-ng cannot read its data")
@@ -59,7 +59,7 @@ def speak(job: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def main(jobs_path: str, out: str) -> None:
-    """Write one WAV file a job, each renamed into place when it is complete."""
+    """Write one WAV file for each job, renamed into place when it is complete."""
     jobs = json.loads(Path(jobs_path).read_text())
     folder = Path(out).resolve()
     os.chdir(espeakng_loader.get_data_path())

@@ -1,4 +1,4 @@
-"""Corpora that lie in a folder: LibriSpeech's layout, or sounds with texts."""
+"""Corpora in a folder: LibriSpeech's layout, or sound files with texts."""
 
 import contextlib
 import io
@@ -21,16 +21,16 @@ from asrkit.shapes import expect
 from asrkit.sound_files import UNREAD, listed
 from asrkit.sound_readers import expect_whole
 
-Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and what was left out
+Parts = tuple[dict[str, list[Any]], list[str]]  # cuts of each part, and a line for each omission
 
 
 def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
-    """Cuts of each part of a corpus in a folder, and a line for each utterance left out.
+    """Cuts of each part of a corpus in a folder, and a line for each omitted utterance.
 
     Args:
-        folder: In LibriSpeech's layout (speaker/chapter/*.trans.txt below each part), or with sound
-            files that have a .txt beside them.
-        jobs: Threads that read.
+        folder: A folder in LibriSpeech's layout (speaker/chapter/*.trans.txt in each part), or with
+            sound files and a .txt for each.
+        jobs: Number of threads that read.
         progress: Show a progress bar.
     """
     parts = sorted({path.parents[2] for path in folder.rglob("*.trans.txt")})
@@ -46,13 +46,13 @@ def read_folder(folder: Path, jobs: int, progress: bool) -> Parts:
     sets, left_out = read_librispeech(parts, jobs, progress)
     sounds = [path for cuts in sets.values() for cut in cuts for path in sound_paths(cut)]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(expect_whole, sounds))  # lhotse would take the part of a file that is there
+        list(pool.map(expect_whole, sounds))  # lhotse would read truncated files
     return sets, left_out
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
     why = " ".join(str(error).split())[:200] or type(error).__name__
-    return ValueError(f"corpus: {path} cannot be read ({why}). Mend or remove it.")
+    return ValueError(f"corpus: {path} cannot be read ({why}). Repair or remove it.")
 
 
 def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
@@ -60,27 +60,27 @@ def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
 
     Args:
         parts: The folders.
-        jobs: Threads of the recipe.
+        jobs: Number of threads of the recipe.
         progress: Show the recipe's progress bars.
 
     Returns:
-        Cuts of each part by its name, and a line for each line of text without a sound.
+        Cuts of each part by its name, and a line for each text without a sound.
     """
     sets = {}
     left_out: list[str] = []
     for part in parts:
         try:
-            # The recipe's bars cannot be switched off.
+            # the recipe's bars cannot be switched off
             with contextlib.redirect_stderr(sys.stderr if progress else io.StringIO()):
                 table = prepare_librispeech(
                     part.parent, dataset_parts=part.name, normalize_text="lower", num_jobs=jobs
                 )[part.name]
-        except Exception as error:  # a bare assert, a failed unpacking, or lhotse's own classes
+        except Exception as error:  # a bare assert, a failed unpacking, or one of lhotse's errors
             raise _unreadable(part, error) from None
-        said = {one.recording_id: one for one in table["supervisions"]}
+        supervisions = {part.recording_id: part for part in table["supervisions"]}
         cuts = {
-            one.id: fastcopy(one.to_cut(), supervisions=[said[one.id]])
-            for one in table["recordings"]
+            sound.id: fastcopy(sound.to_cut(), supervisions=[supervisions[sound.id]])
+            for sound in table["recordings"]
         }
         sets[part.name] = [cuts[name] for name in sorted(cuts)]
         for file in sorted(part.rglob("*.trans.txt")):
@@ -91,9 +91,9 @@ def read_librispeech(parts: Sequence[Path], jobs: int, progress: bool) -> Parts:
 
 
 def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
-    """Sound files with a text beside them; those without are left out.
+    """Sound files with a .txt; those without are omitted.
 
-    A part is the first folder where that is called train, dev, test or like one of them; else all.
+    The part is the first folder, if its name means train, dev or test; else "all".
     """
     left_out = []
     readable = []
@@ -123,7 +123,7 @@ def _read_sounds(folder: Path, jobs: int, progress: bool) -> Parts:
 
 
 def _read_sound(path: Path, folder: Path) -> Any:
-    """The cut of a sound file below `folder`; None where it has no text."""
+    """The cut of a sound file in `folder`; None if it has no text."""
     text_file = path.with_suffix(".txt")
     try:
         text = text_file.read_text(encoding="utf-8-sig") if text_file.is_file() else ""
@@ -134,5 +134,5 @@ def _read_sound(path: Path, folder: Path) -> Any:
         recording = Recording.from_file(path, recording_id=name)
         expect(recording.num_samples > 0, "sound", "samples", "none")
         return transcribed_cut(recording.to_cut(), " ".join(text.split()), "unknown", {})
-    except Exception as error:  # classes of soundfile, audioread and lhotse
+    except Exception as error:  # errors of soundfile, audioread and lhotse
         raise _unreadable(path, error) from None

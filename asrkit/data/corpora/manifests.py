@@ -14,27 +14,27 @@ from asrkit.data.utterances import RATE_HZ, expect_valid, sound_paths
 from asrkit.files import json_lines, refuse_manifest
 from asrkit.shapes import expect, whole
 from asrkit.sound_files import part_name
-from asrkit.sound_readers import LEAST_MISSING_S
+from asrkit.sound_readers import MIN_MISSING_S
 
 SPLITS = ("train", "dev", "test")
-SPLIT_NAMES = {  # the first word of a split's name, in corpora of others -> which one it is
+SPLIT_NAMES = {  # first word of a split's name in published corpora -> its set
     **dict.fromkeys(("train", "training", "all"), "train"),
     **dict.fromkeys(("dev", "devel", "development", "val", "valid", "validation"), "dev"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # lhotse's, in a folder
+TABLES = ("*recordings*.jsonl*", "*supervisions*.jsonl*")  # names of lhotse's tables
 LINES = "cuts, or lines with audio or duration, and text"
 
 
 def from_manifest(path: str | Path) -> CutSet:
-    """Cuts at 16 kHz with text. Audio is read when it is used (`Utterances` averages channels).
+    """Cuts at 16 kHz with text. Audio is read on use (`Utterances` averages channels).
 
     Args:
         path: A file of lhotse cuts (.jsonl, .jsonl.gz); a folder with lhotse recordings and
-            supervisions; or a file with a JSON object a line, which has audio and text, and may
-            have id, speaker, split and kind. NeMo's names are known too: audio_filepath, offset
-            and duration. Audio paths are relative to the manifest's folder or to that folder's
-            parent. Blank lines and a byte order mark do not matter.
+            supervisions; or a file with a JSON object on each line, which has audio and text, and
+            optionally id, speaker, split and kind. NeMo's audio_filepath, offset and duration work
+            too. Audio paths are relative to the manifest's folder or its parent. Blank lines and a
+            byte order mark are ignored.
 
     Raises:
         ValueError: The manifest cannot be read or has no utterance; the message is one line.
@@ -46,7 +46,7 @@ def from_manifest(path: str | Path) -> CutSet:
     else:
         ready = partial(_ready_cut, folder=path.parent)
         cuts = list(json_lines(path, ready, LINES))
-    remedy = "Of a folder, recordings and supervisions are read; name other files." * path.is_dir()
+    remedy = "A folder needs recordings and supervisions; name other files." * path.is_dir()
     expect(bool(cuts), "manifest", "at least one utterance", f"none in {path}", remedy)
     return CutSet.from_cuts(cuts)
 
@@ -54,8 +54,8 @@ def from_manifest(path: str | Path) -> CutSet:
 def _folder_cuts(folder: Path) -> list[Any]:
     """Cuts of lhotse's tables in a folder, one for each supervision; none if a table is missing.
 
-    Recipes name the part last: supervisions of "x_supervisions_test.jsonl.gz" get the split test,
-    and those of "test_supervisions.jsonl", unless they have one.
+    A supervision without a split takes it from the name of its file, such as
+    "x_supervisions_test.jsonl.gz" or "test_supervisions.jsonl". Recipes put it last.
     """
     try:
         recordings, parts = (
@@ -73,20 +73,20 @@ def _folder_cuts(folder: Path) -> list[Any]:
             _ready(cut, folder)
             for cut in whole_recordings.trim_to_supervisions(keep_overlapping=False)
         ]
-    except Exception as error:  # a damaged table makes lhotse raise anything
+    except Exception as error:  # lhotse may raise anything for a damaged table
         refuse_manifest(error, LINES, str(folder))
 
 
 def _supervised(cut: Any, supervisions: SupervisionSet) -> Any:
-    """A cut of a whole recording with its supervisions, which are inside it but for rounding."""
-    everywhere_s = 1e9  # beyond the recording too: refused below
+    """A cut of a whole recording with its supervisions, trimmed where rounding exceeds it."""
+    everywhere_s = 1e9  # also outside of the recording, which is refused below
     cut.supervisions = [*supervisions.find(cut.recording_id, tolerance=everywhere_s)]
     expect_valid(cut)
-    return cut.map_supervisions(lambda one: one.trim(cut.duration))
+    return cut.map_supervisions(lambda supervision: supervision.trim(cut.duration))
 
 
 def split_of(name: str) -> str:
-    """The set that a split's name means: "test" of "test-other" or "eval_2"; "" of others."""
+    """The set of a split's name: "test" for "test-other" or "eval_2"; "" for other names."""
     return SPLIT_NAMES.get(re.split("[-_. ]", name.lower())[0], "")
 
 
@@ -98,10 +98,10 @@ def _with_split(row: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def row_cut(row: dict[str, Any], folder: Path) -> Any:
-    """The cut of a line of a manifest in `folder`: one of lhotse's, or audio and text.
+    """The cut of a line of a manifest in `folder`: a cut of lhotse's, or audio and text.
 
-    The latter has `audio` (NeMo: `audio_filepath`) and `text`, perhaps id, speaker, split and kind.
-    `offset` and `duration` in seconds name a part of the sound, `channel` one of its channels.
+    The latter has `audio` (NeMo: `audio_filepath`) and `text`, optionally id, speaker, split and
+    kind. `offset` and `duration` in seconds select a part of the sound, `channel` a channel.
     """
     if "type" in row:
         return deserialize_cut(row)
@@ -112,31 +112,30 @@ def row_cut(row: dict[str, Any], folder: Path) -> Any:
     name = part_name(audio, start, channel)
     cut = Recording.from_file(file, recording_id=str(row.get("id", name))).to_cut()
     if channel is not None:
-        there = whole(channel, 0, cut.num_channels - 1)
         wanted = f"a channel below {cut.num_channels} of {audio!r}"
-        expect(there, "manifest", wanted, repr(channel))
+        expect(whole(channel, 0, cut.num_channels - 1), "manifest", wanted, repr(channel))
         if cut.num_channels > 1:
             cut = fastcopy(cut.to_mono()[channel], id=cut.id)
-    left = cut.duration - start
+    remaining = cut.duration - start
     stated = row.get("duration")
-    seconds = left if stated is None else float(stated)
+    seconds = remaining if stated is None else float(stated)
     wanted = f"offset and duration in 0..{cut.duration} s"
-    inside = start >= 0 and 0 < seconds < left + LEAST_MISSING_S
+    inside = start >= 0 and 0 < seconds < remaining + MIN_MISSING_S
     expect(inside, "manifest", wanted, f"{start} and {stated} for {cut.id!r}")
-    rounded = 0.01  # NeMo's durations of whole files are
-    if start > 0 or left - seconds >= rounded:
-        cut = cut.truncate(offset=start, duration=min(seconds, left), preserve_id=True)
+    rounding = 0.01  # NeMo rounds durations of whole files
+    if start > 0 or remaining - seconds >= rounding:
+        cut = cut.truncate(offset=start, duration=min(seconds, remaining), preserve_id=True)
     custom: dict[str, Any] = {key: row[key] for key in ("kind", "split") if key in row}
     return transcribed_cut(cut, row["text"], str(row.get("speaker", "unknown")), custom)
 
 
 def transcribed_cut(cut: Any, text: str, speaker: str, custom: dict[str, Any]) -> Any:
-    """A cut with one supervision, in English.
+    """`cut` with one supervision, in English.
 
     Args:
         cut: The sound.
-        text: What is said in it.
-        speaker: Who says it.
+        text: Its transcript.
+        speaker: Name of the speaker.
         custom: Further fields of the supervision.
     """
     supervision = SupervisionSegment(
@@ -146,7 +145,7 @@ def transcribed_cut(cut: Any, text: str, speaker: str, custom: dict[str, Any]) -
 
 
 def _audio_folder(audio: str, folder: Path) -> Path:
-    """The folder, of a manifest or its parent, that the path `audio` is relative to."""
+    """The folder that the path `audio` is relative to: that of the manifest, or its parent."""
     for base in (folder, folder.parent):
         if (base / audio).is_file():
             return base
@@ -158,9 +157,9 @@ def _ready_cut(row: dict[str, Any], folder: Path) -> Any:
 
 
 def _ready(cut: Any, folder: Path) -> Any:
-    """`cut` with the path of its audio completed, resampled when read, and checked to have text."""
+    """`cut` with the full path of its audio, resampled on reading, after a check of its text."""
     if not isinstance(cut.id, str):
-        raise TypeError("an id has to be text")
+        raise TypeError("an id must be text")
     expect_valid(cut)
     texts = [part.text for part in cut.supervisions if part.text]
     expect(

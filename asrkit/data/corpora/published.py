@@ -1,4 +1,4 @@
-"""Corpora made ready for training, as lhotse cuts in a folder.
+"""Preparation of corpora for training, as lhotse cuts in a folder.
 
 They are synthesised, downloaded by lhotse, or read from a local folder.
 """
@@ -24,7 +24,7 @@ ARCHIVES = {  # parts of the corpora that lhotse downloads
     "mini_librispeech": MINI_LIBRISPEECH,
     "librispeech": LIBRISPEECH,
 }
-# Kinds of utterances of the corpora that are synthesised.
+# Kinds of utterances in the synthesised corpora.
 SPOKEN: dict[str, tuple[str, ...]] = {"digits": ("digits",), "spoken_commands": synthetic.KINDS}
 
 DEFAULT = {"librispeech": ("dev-clean", "test-clean", "train-clean-100")}  # 7 of 61 GB
@@ -38,31 +38,31 @@ def prepare_corpora(
     mirror: str = OPENSLR,
     jobs: int = 2,
     progress: bool = True,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Make a corpus ready for training: write cuts_<part>.jsonl.gz, 16 kHz when read.
+    """Prepare a corpus for training: write cuts_<part>.jsonl.gz, with audio at 16 kHz on reading.
 
-    A run that was killed is finished by the next one: lhotse goes on with an archive where it was
-    cut off; unpacking and writing start anew.
+    The next run completes one that was killed: lhotse resumes the download of an archive; unpacking
+    and writing start over.
 
     Args:
         corpus: digits or spoken_commands (synthesised here); mini_librispeech or librispeech (from
-            `mirror`); or a folder of LibriSpeech's layout (*.trans.txt), whose texts become lower
-            case, or of sound files each with a .txt beside it.
-        out: Folder for archives and cuts; default home()/corpora/<name>.
-        parts: Names of the parts to prepare, or "all". By default all parts, but of librispeech
-            only 7 of its 61 GB.
-        mirror: Where archives are loaded from.
-        jobs: Threads that read, or processes that synthesise.
+            `mirror`); or a folder in LibriSpeech's layout (*.trans.txt), whose texts become lower
+            case, or a folder of sound files with a .txt for each.
+        out: Folder for archives and cuts; the default is home()/corpora/<name>.
+        parts: Names of the parts to prepare, or "all". The default is all parts, but for
+            librispeech only 7 of its 61 GB.
+        mirror: Server of the archives.
+        jobs: Number of threads that read, or of processes that synthesise.
         progress: Show progress bars.
-        say: Called with lines for the user.
+        log: Called with lines for the user.
 
     Returns:
         `out`, `utterances`, `hours`, `left_out` (number of utterances), `parts` (utterances of
         each) and `manifests` (paths of the files written), as JSON.
 
     Raises:
-        ValueError: A wrong argument, or a corpus that is damaged or empty.
+        ValueError: An invalid argument, or a damaged or empty corpus.
         ConnectionError: The mirror does not answer.
     """
     name = str(corpus)
@@ -91,14 +91,14 @@ def prepare_corpora(
         sets, left_out = read_folder(folder, jobs, progress)
     sets = {part: sets[part] for part in _chosen(parts, [*sets])}
     reasons = "; ".join(left_out[:3])
-    wanted = "*.trans.txt, or sound files each with a .txt beside it"
+    wanted = "*.trans.txt, or sound files with a .txt for each"
     remedy = f"Left out: {reasons}." if left_out else ""
     expect(any(sets.values()), "corpus", wanted, f"none of them in {folder}", remedy)
     if left_out:
-        say(f"{len(left_out)} left out: {reasons}{'; …' if len(left_out) > 3 else ''}")
+        log(f"{len(left_out)} left out: {reasons}{'; …' if len(left_out) > 3 else ''}")
     manifests = {part: to / f"cuts_{part}.jsonl.gz" for part in sets}
     for part, path in manifests.items():
-        for supervision in (said for cut in sets[part] for said in cut.supervisions):
+        for supervision in (each for cut in sets[part] for each in cut.supervisions):
             supervision.custom = {"split": part, **(supervision.custom or {})}
         with lock(to), atomic(path) as new:
             save_to_jsonl((cut.resample(RATE_HZ).to_dict() for cut in sets[part]), new)
@@ -115,7 +115,7 @@ def prepare_corpora(
 
 
 def _chosen(parts: Sequence[str], known: Sequence[str], default: Sequence[str] = ()) -> list[str]:
-    """Those of the `known` parts that `parts` names, or by default `default`, if any, or all."""
+    """The `known` parts that `parts` names; by default `default`, if any, else all."""
     unknown = sorted({*parts} - {*known, "all"})
     expect(not unknown, "parts", f"some of {', '.join(known)}", ", ".join(unknown))
     wanted = parts or default or known

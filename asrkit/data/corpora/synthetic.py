@@ -1,4 +1,4 @@
-"""Synthetic speech: a corpus spoken by espeak-ng."""
+"""Synthetic speech: a corpus synthesised by espeak-ng."""
 
 import importlib.metadata
 import json
@@ -25,7 +25,7 @@ from asrkit.shapes import expect
 
 KINDS = ("digits", "commands", "sentences")
 WORKER = Path(__file__).with_name("espeak_worker.py")
-FORM = 1  # of what is built here, which is built anew when this changes
+FORMAT = 1  # version of the corpus, which is rebuilt when this changes
 JOBS_PER_PROCESS = 100
 ACCENTS = (
     "en en-us en-gb-x-rp en-gb-scotland en-gb-x-gbclan en-gb-x-gbcwmd en-029 en-us-nyc".split()
@@ -70,17 +70,17 @@ def spoken_commands(
 ) -> dict[str, CutSet]:
     """A corpus of synthetic English of 73 words: digit strings, commands and sentences.
 
-    112 voices (accent and variant) speak at varied rate and pitch. No voice, command, sentence or
-    string of four digits or more is in two splits. The corpus is built once and kept under
-    home()/corpora, in a folder named by its content. A larger corpus begins with the smaller one.
+    112 voices (accent and variant) speak at various rates and pitches. No voice, command, sentence
+    or string of four or more digits is in two splits. The corpus is built once and kept in
+    home()/corpora, in a folder named after its content. A larger corpus starts with the smaller.
 
     Args:
         train: Number of utterances in the training set.
         dev: Number of utterances in the development set.
         test: Number of utterances in the test set.
-        kinds: Which utterances of these sets are wanted, of digits, commands and sentences, a third
+        kinds: Kinds of utterances to return: digits, commands or sentences, a third of the sets
             each; None for all. Others are not synthesised.
-        workers: Processes that synthesise.
+        workers: Number of processes that synthesise.
         progress: Show a progress bar while the corpus is built.
 
     Returns:
@@ -101,11 +101,13 @@ def spoken_commands(
         raise RuntimeError(
             f"spoken_commands: the synthesiser espeakng_loader is not installed. {remedy}"
         ) from None
-    key = content_hash([FORM, jobs, engine, WORKER.read_text(encoding="utf-8")])
+    key = content_hash([FORMAT, jobs, engine, WORKER.read_text(encoding="utf-8")])
     folder = home() / "corpora" / f"spoken_commands-{key.removeprefix('sha256:')[:16]}"
     if not folder.is_dir():
-        with lock(folder.parent, wait=True, message="Waiting for speech that is being made."):
-            if not folder.is_dir():  # else another process has built it meanwhile
+        with lock(
+            folder.parent, wait=True, message="Waiting for speech that another process builds."
+        ):
+            if not folder.is_dir():  # else another process has built it by now
                 _build(folder, jobs, workers, progress)
     return {
         split: CutSet.from_dicts(
@@ -116,34 +118,34 @@ def spoken_commands(
 
 
 def _jobs(sizes: dict[str, int]) -> list[dict[str, Any]]:
-    """What the worker is to speak: a job for each utterance of each split."""
+    """Jobs for the worker: one for each utterance of each split."""
     voices = [{"voice": accent, "variant": variant} for accent in ACCENTS for variant in VARIANTS]
     random.Random("voices").shuffle(voices)
     of_split = {"test": voices[:12], "dev": voices[12:22], "train": voices[22:]}
     jobs = []
     for split, n in [(split, n) for split, size in sizes.items() for n in range(size)]:
-        # A generator for each job, so that a small corpus is the beginning of a large one.
+        # a generator for each job, so that a small corpus is the beginning of a large one
         draw = random.Random(f"0 {split} {n}")
         kind = KINDS[n % len(KINDS)]
-        # Drawn once: rejecting strings of another split would leave dev and test with short ones.
+        # drawn once: rejecting strings of another split would leave short ones for dev and test
         digits_rule = draw.choice(GRAMMAR["digits"])
         text = ""
         while not text or split != _split_of(text, split):
             rule = digits_rule if kind == "digits" else draw.choice(GRAMMAR[kind])
             text = _expand(rule, draw)
         prosody = {name: draw.randint(*limits) for name, limits in PROSODY.items()}
-        said = {"id": f"{split}-{kind}-{n:05d}", "text": text}
-        jobs.append(said | draw.choice(of_split[split]) | prosody)
+        job = {"id": f"{split}-{kind}-{n:05d}", "text": text}
+        jobs.append(job | draw.choice(of_split[split]) | prosody)
     return jobs
 
 
 def _kind(id_: str) -> str:
-    """The kind of the utterance with this id: train-digits-00000."""
+    """The kind of the utterance with an id such as train-digits-00000."""
     return id_.split("-")[1]
 
 
 def _expand(rule: str, draw: random.Random) -> str:
-    """A text of a rule, in which (a|b|c) stands for one of a, b and c."""
+    """A random text of a rule, in which (a|b|c) means one of a, b and c."""
 
     def choose(group: re.Match[str]) -> str:
         return draw.choice(group[1].split("|"))
@@ -154,9 +156,9 @@ def _expand(rule: str, draw: random.Random) -> str:
 
 
 def _split_of(text: str, default: str) -> str:
-    """The only split that may hold `text`, by its hash.
+    """The only split that may contain `text`, by its hash.
 
-    `default` for up to three digits: there are too few such strings to divide them.
+    `default` for up to three digits: there are too few such strings to divide.
     """
     words = text.split()
     if len(words) <= 3 and set(words) <= set(DIGITS.split("|")):
@@ -166,7 +168,7 @@ def _split_of(text: str, default: str) -> str:
 
 
 def _build(folder: Path, jobs: list[dict[str, Any]], workers: int, progress: bool) -> None:
-    """Synthesise `jobs` into `folder`, which is there when it is complete."""
+    """Synthesise `jobs` into `folder`, which appears when it is complete."""
     chunks = [
         jobs[first : first + JOBS_PER_PROCESS] for first in range(0, len(jobs), JOBS_PER_PROCESS)
     ]
@@ -182,7 +184,7 @@ def _build(folder: Path, jobs: list[dict[str, Any]], workers: int, progress: boo
 
 
 def _synthesise(jobs: list[dict[str, Any]], new: Path) -> list[Any]:
-    """Speak jobs in a process of its own; the cuts of the FLAC files that are made in `new`."""
+    """Synthesise jobs in a separate process; returns cuts of the FLAC files written to `new`."""
     with tempfile.TemporaryDirectory(dir=new) as wavs:
         jobs_file = Path(wavs, "jobs.json")
         jobs_file.write_text(json.dumps(jobs))
@@ -206,12 +208,12 @@ def _synthesise(jobs: list[dict[str, Any]], new: Path) -> list[Any]:
 
 
 def _to_flac(wav: Path, flac: Path) -> int:
-    """Write a 22,050 Hz WAV file as FLAC at 16 kHz; the number of its samples.
+    """Write a 22,050 Hz WAV file as FLAC at 16 kHz; returns its number of samples.
 
-    Resampled by FFT: it runs on one thread, and equal input gives equal bytes.
+    Resampled by FFT, which runs on one thread and gives equal bytes for equal input.
     """
     pcm, _ = soundfile.read(wav)
-    # Blocks of 441 samples become 320; a multiple of 8 blocks keeps the transform fast.
+    # blocks of 441 samples become 320; a multiple of 8 blocks keeps the transform fast
     blocks = -(-len(pcm) // (8 * 441)) * 8
     spectrum = np.fft.rfft(pcm, blocks * 441)[: blocks * 160 + 1]
     resampled = np.fft.irfft(spectrum, blocks * 320) * (320 / 441)

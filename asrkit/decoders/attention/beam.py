@@ -20,8 +20,8 @@ from asrkit.decoders.attention.protocol import (
 from asrkit.decoders.beams import check_width
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import map_state
-from asrkit.runtime import eager
 from asrkit.shapes import dims, expect, is_finite
+from asrkit.threads import eager
 
 
 @eager

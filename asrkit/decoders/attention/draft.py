@@ -9,7 +9,7 @@ from torch import Tensor
 from asrkit.decoders.attention.loop import GreedyLoop
 from asrkit.decoders.attention.protocol import Attention
 from asrkit.decoders.hypotheses import Hypotheses
-from asrkit.runtime import to_device
+from asrkit.devices import to_device
 from asrkit.shapes import dims, expect, valid_mask
 
 CHUNK = 16  # tokens of a draft that one call verifies after a mistake

@@ -14,7 +14,7 @@ from asrkit.decoders.attention.protocol import (
     trim_frames,
 )
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
-from asrkit.runtime import eager
+from asrkit.threads import eager
 
 
 @eager

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from asrkit.decoders.hypotheses import PADDING, Hypotheses
 from asrkit.decoders.states import map_state
-from asrkit.runtime import to_device
+from asrkit.devices import to_device
 from asrkit.shapes import dims, expect, whole
 
 EXTRA = 50  # labels that an utterance may have beyond its frames, as NeMo's max_generation_delta

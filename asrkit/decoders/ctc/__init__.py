@@ -8,10 +8,11 @@ Source: Graves et al. 2006, section 3.2 (best path decoding).
 import torch
 from torch import Tensor
 
+from asrkit.compilers import JIT_OFF
 from asrkit.decoders.ctc.sequential import blank_index, ctc_greedy_sequential
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
-from asrkit.runtime import JIT_OFF, eager
 from asrkit.shapes import expect, expect_choice, valid_mask
+from asrkit.threads import eager
 
 __all__ = ["IMPLS", "ctc_greedy", "ctc_greedy_sequential"]
 

@@ -18,8 +18,8 @@ from asrkit.decoders.beams import LanguageModel, check_weights, check_width, fir
 from asrkit.decoders.ctc.sequential import blank_index
 from asrkit.decoders.hypotheses import PADDING, Hypotheses, check_batch
 from asrkit.decoders.states import map_state, select_state
-from asrkit.runtime import eager
 from asrkit.shapes import expect, valid_mask, whole
+from asrkit.threads import eager
 
 MIX = -7046029254386353131  # 2^64 / golden ratio, odd, as int64: multiplying by it is reversible
 

@@ -18,7 +18,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from asrkit.runtime import compiled
+from asrkit.compilers import compiled
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # by bytes of the float
 # Sizes from which threads save more time than their start takes:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check_batch
-from asrkit.runtime import eager
 from asrkit.shapes import expect, whole
+from asrkit.threads import eager
 
 
 @eager

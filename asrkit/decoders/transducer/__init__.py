@@ -12,8 +12,8 @@ from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one,
 from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.runtime import eager
 from asrkit.shapes import MAX_COUNT, expect, expect_choice, whole
+from asrkit.threads import eager
 
 STRATEGIES = {
     "windowed_looping": windowed_looping.decode,

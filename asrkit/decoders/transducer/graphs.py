@@ -31,7 +31,7 @@ from asrkit.decoders.transducer import windowed_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
 from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.runtime import CaptureGuard
+from asrkit.gpu_waits import CaptureGuard
 
 GRAPH_MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asrkit.devices import autocast, autocast_dtype
 from asrkit.losses.arguments import (
     Reduction,
     as_index,
@@ -25,8 +26,8 @@ from asrkit.losses.arguments import (
 )
 from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.losses.lean.driver import Activation, Joint, LeanLoss
-from asrkit.runtime import autocast, autocast_dtype, eager
 from asrkit.shapes import dims, expect, expect_choice
+from asrkit.threads import eager
 
 Impl = Literal["auto", "plain", "numba_cpu", "triton"]
 # Each implementation is a file of tiles in this folder; its lattice is a file of asrkit.losses.

@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from asrkit.devices import to_device
 from asrkit.losses.gradient import Recursions, check_backward, sum_paths
 from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, Saved
-from asrkit.runtime import to_device
 from asrkit.shapes import expect, expect_choice, is_finite, whole
 
 Activation = Literal["relu", "tanh"]

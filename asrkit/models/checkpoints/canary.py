@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from asrkit.devices import CPU_FLOAT
 from asrkit.models.attention_decoder import AEDConfig, sines
 from asrkit.models.checkpoints.folders import expect_only, translated
 from asrkit.models.checkpoints.names import SETTINGS
@@ -24,7 +25,6 @@ from asrkit.models.prompts import (
     languages_of,
     token_text,
 )
-from asrkit.runtime import CPU_FLOAT
 from asrkit.shapes import expect
 from asrkit.text import SPACE, AggregateTokenizer, SentencePieceTokenizer
 

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asrkit.compilers import compiled
 from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models.cpu.prepacked import ROWS, Activation, Prepacked
-from asrkit.runtime import compiled, eager
+from asrkit.threads import eager
 
 LARGEST_WEIGHT = 127  # -128 stays unused, so that the range is symmetric
 F = np.float32

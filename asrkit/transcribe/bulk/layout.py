@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from asrkit.runtime import free_memory, same_core, usable_cores
+from asrkit.memory import free_memory
 from asrkit.shapes import expect, whole
+from asrkit.threads import same_core, usable_cores
 
 WORKER_BYTES = 2**30  # memory for each worker, in addition to the weights that all share
 

@@ -24,8 +24,8 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
-from asrkit.runtime import settle_after_fork
 from asrkit.shapes import expect
+from asrkit.threads import single_thread_after_fork
 from asrkit.transcribe.bulk.layout import Layout
 from asrkit.transcribe.progress import Advance
 from asrkit.transcribe.windows import FAILURES
@@ -214,7 +214,7 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # stdout is for transcripts
-    settle_after_fork()
+    single_thread_after_fork()
     if cores:
         os.sched_setaffinity(0, cores)
     if threads is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from asrkit.runtime import peak_memory
+from asrkit.memory import peak_memory
 from asrkit.workbench.measure.ops import tensors
 
 __all__ = ["fake_peak", "peak_memory"]

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
-from asrkit.runtime import op_name, waits
+from asrkit.gpu_waits import op_name, waits
 from asrkit.shapes import expect_choice
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -28,7 +28,7 @@ def lengths_of(rows):
 
 
 @given(utterances, utterances, st.integers(-1, 8))
-def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above):
+def test_an_utterance_belongs_to_the_first_cell_that_fits(cells, rows, above):
     cells = sorted(cells)
     buckets = Buckets(*zip(*cells, strict=True), [1] * len(cells))
     wanted = []
@@ -39,7 +39,7 @@ def test_an_utterance_belongs_to_the_first_cell_that_has_room(cells, rows, above
 
 
 @given(utterances, st.integers(1, 12))
-def test_bins_hold_all_lengths_and_are_lengths_that_occur(rows, count):
+def test_bins_cover_all_lengths_and_end_at_some(rows, count):
     lengths = lengths_of(rows)
     bins = duration_bins(lengths, count)
     assert 1 <= len(bins) <= count
@@ -48,7 +48,7 @@ def test_bins_hold_all_lengths_and_are_lengths_that_occur(rows, count):
     assert bins[-1] == lengths.seconds.max()
 
 
-def test_bins_hold_the_same_seconds_of_speech_each_however_skewed():
+def test_bins_have_equal_seconds_of_skewed_speech():
     seconds = np.linspace(1, 3, 5000) ** 5
     bins = duration_bins(Lengths(seconds, np.zeros(5000)), 30)
     sums = np.bincount(np.searchsorted(bins, seconds), seconds)
@@ -57,7 +57,7 @@ def test_bins_hold_the_same_seconds_of_speech_each_however_skewed():
 
 
 @given(utterances, st.integers(1, 6), st.integers(1, 4))
-def test_tables_have_room_for_every_utterance_and_their_full_cells_fit(
+def test_tables_fit_every_utterance_and_their_full_cells_fit_the_limit(
     rows, count, parts
 ):
     lengths = lengths_of(rows)
@@ -73,7 +73,7 @@ def test_tables_have_room_for_every_utterance_and_their_full_cells_fit(
     assert len(buckets) <= count * parts
 
 
-def test_two_dimensions_make_room_for_larger_batches_of_utterances_with_few_tokens():
+def test_two_dimensions_allow_larger_batches_of_few_tokens():
     lengths = web_like(20_000)
     flat, deep = (make(lengths, LIMIT, count=10) for make in (buckets_1d, buckets_2d))
     assert len(flat) == 10
@@ -82,18 +82,18 @@ def test_two_dimensions_make_room_for_larger_batches_of_utterances_with_few_toke
     assert mean[1] > 1.2 * mean[0]
 
 
-def test_a_longer_bucket_of_one_dimension_has_room_for_the_tail_of_a_shorter_one():
+def test_the_tail_of_a_bucket_of_one_dimension_fits_into_the_next():
     lengths = Lengths([1.0, 1.0, 5.0, 5.0], [90, 3, 4, 4])
     assert buckets_1d(lengths, at_most_seconds(10), count=6).tokens.tolist() == [90, 90]
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
-        (lambda: Buckets([], [], []), "one at least"),
+        (lambda: Buckets([], [], []), "at least one"),
         (
             lambda: Buckets([1.0, 2.0], [1], [1, 1]),
-            "as many seconds as tokens as sizes",
+            "equally many seconds, tokens and sizes",
         ),
         (lambda: Buckets([1.0, 1.0], [2, 1], [1, 1]), "sorted by both"),
         (
@@ -107,6 +107,6 @@ def test_a_longer_bucket_of_one_dimension_has_room_for_the_tail_of_a_shorter_one
         ),
     ],
 )
-def test_tables_and_bins_that_cannot_be_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_tables_and_bins_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

@@ -12,17 +12,17 @@ from asrkit.data import Lengths, web_like
 from asrkit.text import CharTokenizer
 
 
-def cut_saying(number, seconds, *texts):
-    said = [
+def cut_with_texts(number, seconds, *texts):
+    supervisions = [
         SupervisionSegment(f"s{number}-{n}", "r", 0, seconds, text=text)
         for n, text in enumerate(texts)
     ]
-    return dummy_cut(number, start=0.0, duration=seconds, supervisions=said)
+    return dummy_cut(number, start=0.0, duration=seconds, supervisions=supervisions)
 
 
-def test_lengths_of_cuts_are_their_seconds_and_the_characters_or_tokens_of_all_they_say():
-    said = [(2.5, "ab", "c"), (4.0,), (1.0, None, "dd")]
-    cuts = CutSet.from_cuts(cut_saying(n, *one) for n, one in enumerate(said))
+def test_lengths_of_cuts_are_seconds_and_the_characters_or_tokens_of_all_texts():
+    rows = [(2.5, "ab", "c"), (4.0,), (1.0, None, "dd")]
+    cuts = CutSet.from_cuts(cut_with_texts(n, *row) for n, row in enumerate(rows))
     for options in ({}, {"tokens": CharTokenizer()}):
         lengths = Lengths.of_cuts(cuts, **options)
         assert lengths.seconds.tolist() == [2.5, 4.0, 1.0]
@@ -30,7 +30,7 @@ def test_lengths_of_cuts_are_their_seconds_and_the_characters_or_tokens_of_all_t
     assert len(Lengths.of_cuts([])) == 0
 
 
-def test_what_follows_from_lengths():
+def test_hours_and_tokens_per_second_follow_from_lengths():
     lengths = Lengths([1800.0, 3600.0], [900, 7200])
     assert lengths.hours == 1.5
     assert lengths.tokens_per_second.tolist() == [0.5, 2.0]
@@ -39,7 +39,7 @@ def test_what_follows_from_lengths():
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.integers(0, 10**12))), st.booleans())
-def test_a_table_that_is_written_reads_as_it_was(tmp_path_factory, rows, compressed):
+def test_a_written_table_reads_back_the_same(tmp_path_factory, rows, compressed):
     path = tmp_path_factory.mktemp("table") / ("l.csv.gz" if compressed else "l.csv")
     lengths = Lengths([row[0] for row in rows], [row[1] for row in rows])
     lengths.save(path)
@@ -52,7 +52,7 @@ def test_a_table_that_is_written_reads_as_it_was(tmp_path_factory, rows, compres
     assert not compressed or raw[4:8] == bytes(4)
 
 
-def test_tokens_may_be_unknown_and_other_columns_and_a_byte_order_mark_do_not_matter(
+def test_tokens_may_be_missing_and_other_columns_and_a_byte_order_mark_are_ignored(
     tmp_path,
 ):
     for text in ("seconds\n1.5\n2\n", "\ufeffseconds,id,tokens\n1.5,a,\n2,b,\n"):
@@ -67,7 +67,7 @@ ZIPPED = gzip.compress(
 
 
 @pytest.mark.parametrize(
-    "raw, said",
+    "raw, message",
     [
         (b"", "header"),
         (b"seconds,tokens\n1,x\n", "invalid literal"),
@@ -77,13 +77,11 @@ ZIPPED = gzip.compress(
         (None, "No such file"),
     ],
 )
-def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
-    tmp_path, raw, said
-):
+def test_a_damaged_table_is_refused_in_one_line_with_its_file(tmp_path, raw, message):
     path = tmp_path / ("broken.csv.gz" if raw == ZIPPED[:-9] else "broken.csv")
     if raw is not None:
         path.write_bytes(raw)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         Lengths.read(path)
     message = str(caught.value)
     wanted = "lengths: expected CSV with the columns seconds and tokens, got "
@@ -93,9 +91,9 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
 
 
 @pytest.mark.parametrize(
-    "seconds, tokens, said",
+    "seconds, tokens, message",
     [
-        ([1.0, 2.0], [1], "one number each"),
+        ([1.0, 2.0], [1], "one of each"),
         (
             [1.0, float("inf")],
             [1, 1],
@@ -108,12 +106,12 @@ def test_a_damaged_table_is_refused_in_one_line_that_names_the_file(
         ),
     ],
 )
-def test_lengths_that_cannot_be_are_refused(seconds, tokens, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_lengths_are_refused(seconds, tokens, message):
+    with pytest.raises(ValueError, match=message):
         Lengths(seconds, tokens)
 
 
-def test_web_like_lengths_are_a_function_of_their_seed_and_as_wide_as_they_say():
+def test_web_like_lengths_depend_on_their_seed_and_have_the_given_spread():
     first, again, other = (web_like(20_000, seed=seed) for seed in (1, 1, 2))
     seconds = first.seconds
     assert np.array_equal(seconds, again.seconds)

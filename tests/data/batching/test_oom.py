@@ -1,4 +1,4 @@
-"""oom_search against steps whose memory is known to the byte, and allocators that give up."""
+"""oom_search with steps whose memory is known to the byte, and failing allocations."""
 
 import copy
 import gc
@@ -19,7 +19,7 @@ BUDGET = 4_000_000
 
 @pytest.fixture(autouse=True, scope="module")
 def little_to_collect():
-    """Collecting garbage after a failed step looks at no more than what these tests made."""
+    """Garbage collection after a failed step visits only the objects of these tests."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -46,7 +46,7 @@ SHAPES = {
 
 
 def taken(shape, n, cell):
-    """Bytes that n utterances of a cell take."""
+    """Bytes of n utterances of a cell."""
     return int(SHAPES[shape](n, cell["seconds"], cell["tokens"]))
 
 
@@ -67,7 +67,7 @@ def find(step, buckets, **changes):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tolerance", [0.0, 0.05, 0.3])
-def test_the_largest_sizes_are_found_as_well_as_promised_and_in_few_steps(
+def test_the_largest_sizes_are_found_within_the_tolerance_in_few_steps(
     shape, tolerance
 ):
     result = find(allocates(shape), CELLS, tolerance=tolerance)
@@ -85,7 +85,7 @@ def test_the_largest_sizes_are_found_as_well_as_promised_and_in_few_steps(
 
 
 def fails(error, most=500):
-    """A step that takes little, and in which an allocator gives up beyond `most` padded seconds."""
+    """A small step in which an allocation fails beyond `most` padded seconds."""
 
     def step(n, seconds, tokens):
         held = torch.zeros(int(1_000 * n * seconds), dtype=torch.uint8)
@@ -113,22 +113,20 @@ def cublas_has_none():
 @pytest.mark.parametrize(
     "error, budget_bytes",
     [
-        # near the truth, and no help
+        # close to the limit, which is no help
         (too_much, 72_000),
         (cuda_has_none, 72_000),
         (cublas_has_none, 3_600_000),
         (lambda: np.empty(2**60, dtype=np.uint8), 3_600_000),
     ],
 )
-def test_an_allocator_that_gives_up_is_survived_and_bounds_the_size(
-    error, budget_bytes
-):
+def test_a_failed_allocation_bounds_the_size(error, budget_bytes):
     result = find(fails(error, 60), FEW, budget_bytes=budget_bytes, tolerance=0)
     assert result.table.sizes.tolist() == [60, 60 // 7, 60 // 23]
     assert {trial.bytes is None for trial in result.trials if not trial.ok} == {True}
 
 
-def test_tensors_of_a_failed_step_are_gone_before_the_next_even_if_frames_hold_the_error():
+def test_tensors_of_a_failed_step_are_freed_before_the_next_even_if_frames_keep_the_error():
     alive: list[weakref.ref] = []
 
     def step(n, seconds, tokens):
@@ -151,7 +149,7 @@ def test_tensors_of_a_failed_step_are_gone_before_the_next_even_if_frames_hold_t
 
 
 class Stop(Exception):
-    """Not for lack of memory."""
+    """An error other than lack of memory."""
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ class Stop(Exception):
         (False, KeyboardInterrupt),
     ],
 )
-def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
+def test_state_is_restored_bit_for_bit_however_the_search_ends(trained, end):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -199,7 +197,7 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (
             {"step": lambda *_: None},
@@ -207,7 +205,7 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
         ),
         (
             {"budget_bytes": None},
-            "budget_bytes: expected how many bytes a step may take, got None",
+            "budget_bytes: expected a number of bytes for a step, got None",
         ),
         (
             {"budget_bytes": 400_000},
@@ -219,14 +217,14 @@ def test_all_is_bit_for_bit_as_before_however_the_search_ends(trained, end):
         ),
     ],
 )
-def test_bad_input_is_one_line(change, said):
-    given = {"step": allocates("sum of terms"), "buckets": CELLS} | change
-    with pytest.raises(ValueError, match=f"^{said}"):
-        find(**given)
+def test_invalid_arguments_are_refused_in_one_line(change, message):
+    arguments = {"step": allocates("sum of terms"), "buckets": CELLS} | change
+    with pytest.raises(ValueError, match=f"^{message}"):
+        find(**arguments)
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_nine_tenths_of_what_it_has_left_and_its_own_failures_count():
+def test_a_gpu_has_a_budget_of_nine_tenths_of_its_free_memory():
     def step(n, seconds, tokens):
         torch.empty(int(n * seconds * 2**28), dtype=torch.uint8, device="cuda")
 

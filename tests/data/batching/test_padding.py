@@ -56,8 +56,8 @@ def test_formulas_name_their_terms():
     assert cost_of().formula == "n (0) u"
 
 
-def test_what_the_named_costs_say_holds():
-    assert attention(quadratic=15)(1, 15, 0) == 2 * 15  # both terms weigh the same
+def test_the_named_costs_match_their_sources():
+    assert attention(quadratic=15)(1, 15, 0) == 2 * 15  # both terms are equal
     parts = joint_bytes("numba", B=3, T=25, U1=8, V=1025, D=0).parts  # 2 s
     bytes_of_joint = transducer_joint()(3, 2.0, 7)
     assert bytes_of_joint == 2 * parts["logits"] == 2 * 3 * 25 * 8 * 1025 * 4
@@ -75,7 +75,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(cost, most, D, U):
 
 @pytest.mark.parametrize("D", [0.1, 0.3, 0.7, 1.1, 12.34, 1 / 3])
 @pytest.mark.parametrize("n", [1, 3, 7, 49, 1000])
-def test_a_limit_that_is_met_exactly_is_met(D, n):
+def test_a_batch_at_the_limit_fits(D, n):
     assert at_most_seconds(n * D).largest(D, 0) == n
     assert at_most_seconds(np.nextafter(n * D, 0)).largest(D, 0) == n - 1
     many = at_most_utterances(n).largest(np.array([D, 40.0]), np.array([0, 999]))
@@ -87,19 +87,19 @@ def test_a_limit_that_is_met_exactly_is_met(D, n):
     [
         ({"per_batch": 6, "per_second": 1}, [1, 2, 4, 5], 0, [4, 2, 1, 0]),
         ({"per_batch": 11}, [1], 0, [0]),
-        ({"per_batch": 10}, [1], 0, [2**31]),  # each costs nothing
+        ({"per_batch": 10}, [1], 0, [2**31]),  # utterances without cost
         ({"per_second": 1}, [1], 2**62, [10]),  # ENDLESS tokens
     ],
 )
-def test_what_a_batch_costs_for_itself_leaves_less_room(terms, seconds, tokens, sizes):
+def test_the_fixed_cost_of_a_batch_leaves_less_room(terms, seconds, tokens, sizes):
     limit = Limit(cost_of(**terms), 10)
     assert limit.largest(np.array(seconds, dtype=float), tokens).tolist() == sizes
 
 
-def test_the_account_of_batches_worked_out_by_hand():
+def test_an_account_computed_by_hand():
     cost = cost_of(per_batch=1, per_second=2, per_token=1)
     batches = [([1.0, 3.0], [2, 4]), ([2.0], [5]), ([4.0, 4.0, 2.0], [1, 1, 4])]
-    found = padding_account(batches, cost=cost, limit=at_most_seconds(10), ranks=2)
+    account = padding_account(batches, cost=cost, limit=at_most_seconds(10), ranks=2)
     # padded: 1 + 2 (6 + 4) = 21, 1 + 4 + 5 = 10 | 1 + 3 (8 + 4) = 37, nothing; useful: (4 + 10) + 9 + (9 + 9 + 8)
     wanted = {
         "batches": 3,
@@ -116,14 +116,14 @@ def test_the_account_of_batches_worked_out_by_hand():
         "straggler": 1 - (21 + 10 + 37) / (2 * (21 + 37)),
         "utilisation": 49 / (2 * (21 + 37)),
     }
-    assert asdict(found) == pytest.approx(wanted)
+    assert asdict(account) == pytest.approx(wanted)
 
 
 SECONDS = "batches: expected seconds above 0 and tokens of each utterance"
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (lambda: cost_of(per_token=-1.0), r"per_token: expected not below 0, got -1.0"),
         (
@@ -147,6 +147,6 @@ SECONDS = "batches: expected seconds above 0 and tokens of each utterance"
         ),
     ],
 )
-def test_accounts_that_cannot_be_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_accounts_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

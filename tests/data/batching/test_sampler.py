@@ -36,31 +36,33 @@ pytestmark = [
 ]
 
 
-def made_cuts(count, seed=0):
-    """Cuts of 1 to 20 s that all differ in length and say a word or several a second."""
+def random_cuts(count, seed=0):
+    """Cuts of 1 to 20 s, all of different lengths, with one or more words a second."""
     rng = random.Random(seed)
     cuts = []
     for n, ms in enumerate(rng.sample(range(1000, 20_000), count)):
         words = "ab " * rng.randint(1, ms // 400)
-        said = SupervisionSegment(f"s{n}", f"r{n}", 0, ms / 1000, text=words)
-        cuts.append(dummy_cut(n, start=0.0, duration=ms / 1000, supervisions=[said]))
+        supervision = SupervisionSegment(f"s{n}", f"r{n}", 0, ms / 1000, text=words)
+        cuts.append(
+            dummy_cut(n, start=0.0, duration=ms / 1000, supervisions=[supervision])
+        )
     return CutSet.from_cuts(cuts)
 
 
-CUTS = made_cuts(500)
+CUTS = random_cuts(500)
 ALL = sorted(cut.id for cut in CUTS)
 TABLE = buckets_1d(Lengths.of_cuts(CUTS), LIMIT, count=5)
 
 
 class Ids(Dataset):
-    """What a dataset is asked for."""
+    """A dataset that returns the ids of its cuts."""
 
     def __getitem__(self, cuts):
         return [cut.id for cut in cuts]
 
 
 class Own:
-    """A user's own constraint, which has no repr worth its name."""
+    """A user's own constraint, without a useful repr."""
 
     def share(self, n, D, U):
         """See asrkit.data.batching.strategies.Constraint."""
@@ -68,7 +70,7 @@ class Own:
 
 
 class Words:
-    """A tokenizer, as far as lengths ask it."""
+    """The part of a tokenizer that lengths use."""
 
     def encode(self, text):
         """A token a word."""
@@ -87,9 +89,9 @@ STRATEGIES = {
 
 def sampler(strategy=BALANCED, cuts=CUTS, epoch=0, **options):
     """A sampler in an epoch."""
-    made = LengthSampler(cuts, strategy, **options)
-    made.set_epoch(epoch)
-    return made
+    planned = LengthSampler(cuts, strategy, **options)
+    planned.set_epoch(epoch)
+    return planned
 
 
 def ids(batches):
@@ -102,11 +104,11 @@ def flat(batches):
     return sorted(itertools.chain.from_iterable(batches))
 
 
-def loaded(made, **options):
-    """What a loader gives of a sampler or of a dataset that wraps one."""
-    if isinstance(made, LengthSampler):
-        return list(DataLoader(Ids(), sampler=made, batch_size=None, **options))
-    return list(DataLoader(made, batch_size=None, **options))
+def loaded(planned, **options):
+    """Batches that a loader yields from a sampler, or from a dataset that wraps one."""
+    if isinstance(planned, LengthSampler):
+        return list(DataLoader(Ids(), sampler=planned, batch_size=None, **options))
+    return list(DataLoader(planned, batch_size=None, **options))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_ranks_share_all_cuts_and_have_equally_many_batches(world_size, kind):
     assert (kept == ALL) == (kind == "balanced")
 
 
-def test_a_sampler_is_one_of_lhotses_and_sorts_as_theirs():
+def test_a_sampler_is_a_sampler_of_lhotse_and_sorts_like_theirs():
     ours = sampler(Sorted(limit=LIMIT))
     assert isinstance(ours, CutSampler)
     assert isinstance(next(iter(ours)), CutSet)
@@ -147,43 +149,43 @@ FIVES = Random(limit=at_most_utterances(5))  # epochs of the same sizes
 
 def test_epochs_and_seeds_vary_and_repeat():
     def epoch(seed, number):
-        made = sampler(FIVES, seed=seed, epoch=number)
-        return str(ids(made)), made.fingerprint
+        planned = sampler(FIVES, seed=seed, epoch=number)
+        return str(ids(planned)), planned.fingerprint
 
     assert epoch(1, 2) == epoch(1, 2)
     several = [epoch(*which) for which in ((0, 0), (0, 1), (1, 0), (1, 1))]
     assert [len({*of}) for of in zip(*several, strict=True)] == [4, 4]
     again = sampler(FIVES)
-    assert str(ids(again)) == str(ids(again)) == several[0][0]  # iter() begins again
+    assert str(ids(again)) == str(ids(again)) == several[0][0]  # iter() starts over
 
 
-def test_lengths_that_are_known_are_not_read_again():
+def test_known_lengths_are_not_read_again():
     words = Lengths.of_cuts(CUTS, tokens=Words())
     known = sampler(lengths=words)
     read = sampler(tokens=Words())
     assert known.fingerprint == read.fingerprint != sampler().fingerprint
 
 
-def test_a_loader_gives_the_same_with_any_workers_and_in_worker_processes():
+def test_a_loader_yields_the_same_with_any_number_of_workers():
     plain = ids(sampler())
-    made = sampler()
-    assert loaded(made) == loaded(made, num_workers=2) == plain
-    # lhotse's samplers would give everything as often as there are workers
+    planned = sampler()
+    assert loaded(planned) == loaded(planned, num_workers=2) == plain
+    # lhotse's samplers would yield everything once for each worker
     for workers in (0, 1, 3):
-        wrapped = IterableDatasetWrapper(Ids(), made)
+        wrapped = IterableDatasetWrapper(Ids(), planned)
         assert loaded(wrapped, num_workers=workers) == plain
 
 
-def test_worker_processes_of_several_ranks_share_the_cuts_and_go_on_to_other_epochs():
+def test_worker_processes_of_several_ranks_share_the_cuts_in_each_epoch():
     seen: list[list[str]] = [[], []]
     for rank in range(2):
         of_rank = {"world_size": 2, "rank": rank}
-        made = sampler(**of_rank)
-        wrapped = IterableDatasetWrapper(Ids(), made, auto_increment_epoch=True)
+        planned = sampler(**of_rank)
+        wrapped = IterableDatasetWrapper(Ids(), planned, auto_increment_epoch=True)
         workers = {"num_workers": 2, "persistent_workers": True}
         loader = DataLoader(wrapped, batch_size=None, **workers)
         for epoch in range(2):
-            made.set_epoch(epoch)
+            planned.set_epoch(epoch)
             batches = list(loader)
             assert batches == ids(sampler(epoch=epoch, **of_rank))
             seen[epoch] += batches
@@ -192,7 +194,7 @@ def test_worker_processes_of_several_ranks_share_the_cuts_and_go_on_to_other_epo
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("done", [0, 7])
-def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(kind, done):
+def test_an_epoch_resumes_bit_for_bit_with_any_strategy(kind, done):
     options = {"strategy": STRATEGIES[kind], "seed": 3, "world_size": 2, "rank": 1}
     whole, stopped = (sampler(epoch=4, **options) for _ in range(2))
     resumed = sampler(**options)
@@ -201,7 +203,7 @@ def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(kind, done):
     state = json.loads(json.dumps(stopped.state_dict()))
     before = json.dumps(state)
     resumed.load_state_dict(state)
-    assert json.dumps(state) == before  # lhotse's empty the state that they are given
+    assert json.dumps(state) == before  # lhotse's samplers empty their argument
     assert resumed.epoch == 4
     assert ids(resumed) == expected[done:]
     assert resumed.get_report() == whole.get_report()
@@ -217,27 +219,27 @@ def test_a_resumed_epoch_goes_on_bit_for_bit_with_any_strategy(kind, done):
         lambda one: IterableDatasetWrapper(Ids(), one),
     ],
 )
-def test_workers_draw_ahead_and_a_state_can_say_what_was_trained_on(wrap):
-    made = sampler()
-    loader = iter(DataLoader(Ids(), sampler=made, batch_size=None, num_workers=2))
+def test_workers_prefetch_and_a_state_can_count_what_was_trained_on(wrap):
+    planned = sampler()
+    loader = iter(DataLoader(Ids(), sampler=planned, batch_size=None, num_workers=2))
     trained = [next(loader) for _ in range(3)]
-    assert made.state_dict()["position"] > 3
+    assert planned.state_dict()["position"] > 3
     resumed = sampler()
-    resumed.load_state_dict(made.state_dict(position=3))
+    resumed.load_state_dict(planned.state_dict(position=3))
     kept = (resumed.diagnostics.kept_batches, resumed.diagnostics.kept_cuts)
     assert kept == (3, sum(map(len, trained)))
     assert trained + loaded(wrap(resumed), num_workers=2) == ids(sampler())
     with pytest.raises(ValueError, match="position: expected 0 to"):
-        made.state_dict(position=len(made) + 1)
+        planned.state_dict(position=len(planned) + 1)
 
 
 @pytest.mark.parametrize("kind", ["map", "iterable"])
 def test_with_persistent_workers_a_run_resumes_exactly_and_follows_its_epochs(kind):
-    def loader_of(made):
+    def loader_of(planned):
         options = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
         if kind == "map":
-            return DataLoader(Ids(), sampler=made, **options)
-        return DataLoader(IterableDatasetWrapper(Ids(), made), **options)
+            return DataLoader(Ids(), sampler=planned, **options)
+        return DataLoader(IterableDatasetWrapper(Ids(), planned), **options)
 
     first = sampler(epoch=1)
     loader = iter(loader_of(first))
@@ -255,10 +257,10 @@ def test_with_persistent_workers_a_run_resumes_exactly_and_follows_its_epochs(ki
         assert list(loader) == ids(sampler(epoch=epoch)), epoch
 
 
-def test_a_wrapper_may_count_the_epochs_of_its_own_workers():
-    made = sampler()
-    for _ in range(2):  # each time other workers, which begin where `made` is
-        wrapped = IterableDatasetWrapper(Ids(), made, auto_increment_epoch=True)
+def test_a_wrapper_may_count_the_epochs_of_its_workers():
+    planned = sampler()
+    for _ in range(2):  # each time new workers, which begin where `planned` is
+        wrapped = IterableDatasetWrapper(Ids(), planned, auto_increment_epoch=True)
         workers = {"num_workers": 2, "persistent_workers": True}
         loader = DataLoader(wrapped, batch_size=None, **workers)
         for epoch in range(2):
@@ -269,7 +271,7 @@ SORTED = Sorted(limit=LIMIT)
 
 
 @pytest.mark.parametrize(
-    "first, other, said",
+    "first, other, message",
     [
         ({}, {"seed": 1}, "seed: expected 0 as in the state, got 1"),
         (
@@ -289,24 +291,22 @@ SORTED = Sorted(limit=LIMIT)
             "plan: expected",
         ),
         ({}, {"tokens": Words()}, "data: expected"),
-        ({}, {"cuts": made_cuts(500, seed=1)}, "data: expected"),
+        ({}, {"cuts": random_cuts(500, seed=1)}, "data: expected"),
     ],
 )
-def test_a_state_of_something_else_is_refused_in_a_line_that_names_it(
-    first, other, said
-):
+def test_a_state_of_other_settings_is_refused_in_one_line(first, other, message):
     saved = sampler(**first)
     next(iter(saved))
     resumed = sampler(**(first | other))
     before = resumed.state_dict()
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         resumed.load_state_dict(saved.state_dict())
     assert "\n" not in str(caught.value)
-    assert resumed.state_dict() == before  # as if nothing had been asked
+    assert resumed.state_dict() == before  # unchanged
     assert len(ids(resumed)) == len(resumed)
 
 
-def test_mapped_batches_and_loading_info_are_as_lhotse_has_them():
+def test_mapped_batches_and_loading_info_equal_lhotses():
     of_rank = {"world_size": 2, "rank": 1}
     for batch in sampler(**of_rank).map(lambda batch: batch.subset(first=1)):
         assert len(batch) == 1
@@ -314,7 +314,7 @@ def test_mapped_batches_and_loading_info_are_as_lhotse_has_them():
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (
             lambda: sampler(seed="randomized"),
@@ -322,16 +322,16 @@ def test_mapped_batches_and_loading_info_are_as_lhotse_has_them():
         ),
         (
             lambda: sampler(lengths=Lengths([1.0], [1])),
-            "lengths: expected 500, one a cut, got 1",
+            "lengths: expected 500, one for each cut, got 1",
         ),
         (
             lambda: sampler(lengths=Lengths([1.0], [1]), tokens=Words()),
-            "tokens: expected None beside lengths, which have them, got",
+            "tokens: expected None with lengths, which include tokens, got",
         ),
         (lambda: sampler(None), "strategy: expected Random, Sorted, .* got None"),
         (lambda: sampler().filter(bool), r"filter: .* Pass cuts.filter\(...\)"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_arguments_are_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message):
         len(call())

@@ -30,7 +30,7 @@ from asrkit.data.batching.strategies import cut
 
 
 class Own:
-    """A constraint that is no Limit: two at once."""
+    """A constraint other than Limit: two limits at once."""
 
     def share(self, n, D, U):
         """See Constraint."""
@@ -74,20 +74,20 @@ SETS = {
 }
 
 
-def listed(made):
+def listed(planned):
     """The rows of each rank's batch, step by step."""
-    return [[rows.tolist() for rows in step] for step in made.steps]
+    return [[rows.tolist() for rows in step] for step in planned.steps]
 
 
-def held(made):
+def all_rows(planned):
     """Rows of all batches."""
-    return [row for step in listed(made) for rows in step for row in rows]
+    return [row for step in listed(planned) for rows in step for row in rows]
 
 
 def account(lengths, strategy, *, limit=None, ranks=1, epoch=0):
-    made = plan(strategy, lengths, ranks=ranks, epoch=epoch)
+    planned = plan(strategy, lengths, ranks=ranks, epoch=epoch)
     return padding_account(
-        made.pairs(lengths), cost=CANARY_COMPUTE, limit=limit, ranks=ranks
+        planned.pairs(lengths), cost=CANARY_COMPUTE, limit=limit, ranks=ranks
     )
 
 
@@ -101,25 +101,25 @@ def test_every_row_is_in_one_batch_that_fits_and_every_rank_has_one_in_every_ste
     N = len(lengths)
     for limit in LIMITS.values():
         if limit is LIMITS["own"] and name in ("1d", "2d", "unsynchronized"):
-            continue  # tables are made of Limits
+            continue  # tables need a Limit
         strategy = STRATEGIES[name](lengths, limit)
         batches, _ = strategy.batches(lengths, ranks, np.random.default_rng([0, 0]))
         if N % ranks and len(batches) == N:
-            said = f"batches to halve for {ranks} ranks, got {N} utterances in {N} "
-            with pytest.raises(ValueError, match=said):
+            message = f"batches to halve for {ranks} ranks, got {N} utterances in {N} "
+            with pytest.raises(ValueError, match=message):
                 plan(strategy, lengths, ranks=ranks)
             continue
-        made = plan(strategy, lengths, ranks=ranks)
-        assert sorted(held(made)) == list(range(N))
-        assert not len(made.dropped)
-        assert {len(step) for step in made.steps} == {ranks}
-        for seconds, tokens in made.pairs(lengths):
+        planned = plan(strategy, lengths, ranks=ranks)
+        assert sorted(all_rows(planned)) == list(range(N))
+        assert not len(planned.dropped)
+        assert {len(step) for step in planned.steps} == {ranks}
+        for seconds, tokens in planned.pairs(lengths):
             share = limit.share(len(seconds), seconds.max(), tokens.max())
             assert len(seconds) == 1 or share <= 1
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_plan_follows_from_seed_and_epoch_and_changes_with_either(name):
+def test_a_plan_depends_on_seed_and_epoch(name):
     strategy = STRATEGIES[name](SETS["web"], SMALL)
 
     def planned(seed, epoch):
@@ -136,7 +136,7 @@ def test_a_plan_follows_from_seed_and_epoch_and_changes_with_either(name):
     st.floats(0.5, 200),
     st.floats(0.1, 1.0),
 )
-def test_a_cut_is_as_long_as_can_be(rows, seconds, most):
+def test_a_batch_is_as_large_as_the_limit_allows(rows, seconds, most):
     lengths = Lengths([row[0] for row in rows], [row[1] for row in rows])
     plain = []
     longest = 0.0
@@ -150,7 +150,7 @@ def test_a_cut_is_as_long_as_can_be(rows, seconds, most):
     assert [part.tolist() for part in parts] == plain
 
 
-def test_a_cut_looks_beyond_its_first_window():
+def test_a_batch_may_exceed_the_first_window():
     lengths = Lengths(np.ones(5000), np.zeros(5000))
     parts = cut(np.arange(5000), lengths, at_most_seconds(1999))
     assert [len(part) for part in parts] == [1999, 1999, 1002]
@@ -165,31 +165,31 @@ def test_a_cut_looks_beyond_its_first_window():
         ("drop", [4] * 7),
     ],
 )
-def test_tails_are_carried_kept_or_dropped_as_one_says(tails, sizes):
+def test_tails_are_carried_kept_or_dropped(tails, sizes):
     lengths = Lengths(np.repeat([1.0, 2.0, 4.0], [10, 11, 12]), np.zeros(33))
     table = Buckets([1.0, 2.0, 4.0], [0, 0, 0], [4, 4, 4])
-    made = plan(Bucketed(buckets=table, tails=tails), lengths)
-    pairs = made.pairs(lengths)
+    planned = plan(Bucketed(buckets=table, tails=tails), lengths)
+    pairs = planned.pairs(lengths)
     assert sorted(len(seconds) for seconds, _ in pairs) == sizes
-    assert len(made.dropped) == (5 if tails == "drop" else 0)
+    assert len(planned.dropped) == (5 if tails == "drop" else 0)
     assert tails == "carry" or all(np.ptp(seconds) == 0 for seconds, _ in pairs)
 
 
-def test_a_tail_is_carried_only_to_where_it_has_room():
+def test_a_tail_is_carried_only_to_where_it_fits():
     lengths = Lengths([1.0, 2.0, 2.0, 2.0, 3.0, 3.0], [9, 2, 2, 2, 9, 9])
     table = Buckets([1.0, 2.0, 3.0], [9, 2, 9], [3, 3, 3])
-    made = plan(Bucketed(buckets=table), lengths)
+    planned = plan(Bucketed(buckets=table), lengths)
     # past the cell of 2 tokens
-    assert sorted(sorted(rows) for (rows,) in listed(made)) == [[0, 4, 5], [1, 2, 3]]
+    assert sorted(sorted(rows) for (rows,) in listed(planned)) == [[0, 4, 5], [1, 2, 3]]
 
 
-def test_utterances_that_no_bucket_has_room_for_are_an_error():
+def test_utterances_that_fit_into_no_bucket_are_an_error():
     lengths = Lengths([1.0, 2.0, 9.0, 1.0], [1, 1, 1, 50])
     table = Buckets([2.0], [10], [2])
-    said = (
+    message = (
         "buckets: expected room for every utterance, got 2 that are too large. Estimate"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         plan(Bucketed(buckets=table), lengths)
     with pytest.raises(ValueError, match="got 1 that are too large"):
         plan(Bucketed(buckets=table), Lengths([1.0, 9.0], [1, 1]))
@@ -208,7 +208,7 @@ def two_buckets(**options):
         two_buckets(synchronized=False),
     ],
 )
-def test_batches_are_drawn_anew_and_come_in_an_order_without_trend(strategy):
+def test_batches_change_with_the_epoch_and_have_no_trend(strategy):
     lengths = web_like(4000)
     first, second = (
         [rows for (rows,) in listed(plan(strategy, lengths, epoch=epoch))]
@@ -230,17 +230,17 @@ def test_synchronized_ranks_wait_less():
     assert together.straggler < 0.03 < 0.1 < alone.straggler
 
 
-def test_what_an_utterance_meets_changes_from_epoch_to_epoch():
+def test_an_utterance_shares_batches_with_others_in_each_epoch():
     lengths = web_like(5000)
 
     def companions(epoch, blur):
-        made = plan(Balanced(limit=SMALL, **blur), lengths, epoch=epoch)
-        batches = [sorted(rows) for (rows,) in listed(made)]
+        planned = plan(Balanced(limit=SMALL, **blur), lengths, epoch=epoch)
+        batches = [sorted(rows) for (rows,) in listed(planned)]
         return {pair for rows in batches for pair in itertools.combinations(rows, 2)}
 
     def again(*blur):
-        given = {"blur": blur} if blur else {}
-        first, second = (companions(epoch, given) for epoch in (0, 1))
+        options = {"blur": blur} if blur else {}
+        first, second = (companions(epoch, options) for epoch in (0, 1))
         return len(first & second) / len(first)
 
     never = again(0.0, 0.0)
@@ -250,7 +250,7 @@ def test_what_an_utterance_meets_changes_from_epoch_to_epoch():
 
 
 WHOLE = Limit(CANARY_MEMORY, 1.0)
-# 0.7 of the memory is taken before there is an utterance.
+# 0.7 of the memory is used without any utterance.
 COSTLY = Cost(
     name="o", unit="", source="", per_batch=0.7, per_second=1.167e-4, per_token=7.24e-6
 )
@@ -259,7 +259,7 @@ COSTLY = Cost(
 @pytest.mark.parametrize(
     "lengths, limit, ranks, least",
     [
-        # The goal of issue 6 is 92 %, of LibriSpeech 95 %; the best 2D table reaches 85 %.
+        # the goal is 92 %, for LibriSpeech 95 %; the best 2D table reaches 85 %
         (web_like(150_000), WHOLE, 8, 0.948),
         (shipped_lengths("librispeech_train_clean_100"), WHOLE, 8, 0.95),
         (web_like(3000), WHOLE, 8, 0.7),
@@ -278,7 +278,7 @@ def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, leas
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (
             lambda: plan(Random(limit=SMALL), web_like(9), ranks=0),
@@ -294,7 +294,7 @@ def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, leas
         ),
         (
             lambda: plan(Presorted(None), web_like(9)),
-            "strategy: expected Random, Sorted, Bucketed, Balanced, Presorted or one's own, got Presorted",
+            "strategy: expected Random, Sorted, Bucketed, Balanced, Presorted or your own, got Presorted",
         ),
         (
             lambda: Bucketed(buckets=Buckets([1.0], [1], [1]), tails="burn"),
@@ -306,10 +306,10 @@ def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, leas
         ),
         (
             lambda: plan(Random(limit=None), web_like(9)),
-            "limit: expected asrkit.data.Limit or one's own, got None",
+            "limit: expected asrkit.data.Limit or your own, got None",
         ),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_arguments_are_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

@@ -22,9 +22,9 @@ from lhotse import (
 )
 
 from asrkit.data import Utterances, corpora
-from asrkit.data.batching.statistics import read_lengths
 from asrkit.data.corpora import synthetic
 from asrkit.data.corpora.folders import read_folder
+from asrkit.data.stats import read_lengths
 from asrkit.transcribe.bulk import manifests
 
 SIZES = {"train": 18, "dev": 6, "test": 6}
@@ -32,7 +32,7 @@ ROOT = Path(corpora.__file__).resolve().parents[3]
 
 
 def corpus_in(home):
-    """The folder of the only corpus that is whole."""
+    """The folder of the only complete corpus."""
     (folder,) = (home / "corpora").glob("[!.]*")
     return folder
 
@@ -43,13 +43,13 @@ def sizes_of(sets):
 
 @pytest.fixture(scope="session")
 def espeak():
-    """For what is synthesised."""
+    """Skips tests of synthesis without espeak-ng."""
     pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, espeak):
-    """A small corpus, the folder it lies in, and the folder's home."""
+    """A small corpus, its folder, and the folder's home."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("home")
         patch.setenv("ASRKIT_HOME", str(home))
@@ -69,7 +69,7 @@ def spoken(jobs, folder):
     }
 
 
-def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which_process(
+def test_an_utterance_depends_on_its_job_alone_in_any_order_and_process(
     tmp_path, espeak
 ):
     jobs = synthetic._jobs({"train": 12})
@@ -82,7 +82,7 @@ def test_an_utterance_depends_on_its_job_alone_whatever_came_before_and_in_which
     assert spoken(others, tmp_path / "other") != there
 
 
-def test_every_voice_exists_and_has_a_sound_of_its_own(tmp_path, espeak):
+def test_every_voice_exists_and_sounds_different(tmp_path, espeak):
     job = {"text": "turn on the kitchen light", "seed": 1}
     jobs = [
         job | {"id": f"{voice} {variant}", "voice": voice, "variant": variant}
@@ -112,15 +112,15 @@ def test_a_larger_corpus_begins_with_the_smaller_one():
     assert synthetic._jobs({"train": 30})[:10] == synthetic._jobs({"train": 10})
 
 
-def test_cuts_are_16_khz_with_text_speaker_and_kind_and_can_be_heard(built):
+def test_cuts_are_16_khz_with_text_speaker_and_kind_and_audible(built):
     cuts, _ = built
     assert sizes_of(cuts) == (18, 6, 6)
     for cut in (cut for some in cuts.values() for cut in some):
-        (said,) = cut.supervisions
+        (supervision,) = cut.supervisions
         assert cut.sampling_rate == 16_000
-        assert said.text
-        assert said.custom["kind"] in corpora.KINDS
-        assert said.speaker.partition("+")[0] in synthetic.ACCENTS
+        assert supervision.text
+        assert supervision.custom["kind"] in corpora.KINDS
+        assert supervision.speaker.partition("+")[0] in synthetic.ACCENTS
         audio = cut.load_audio()
         assert audio.shape == (1, cut.num_samples)
         assert np.sqrt(np.mean(audio**2)) > 0.01
@@ -145,14 +145,16 @@ def test_a_second_call_reads_what_the_first_one_built_and_two_builds_are_equal(
     assert (again / "cuts_test.jsonl.gz").stat().st_mtime_ns == before
 
 
-def test_one_kind_is_what_the_whole_corpus_has_of_it_and_nothing_else_is_synthesised(
+def test_one_kind_equals_its_part_of_the_whole_corpus_and_no_other_is_synthesised(
     built, a_home
 ):
     cuts, folder = built
     digits = corpora.spoken_commands(**SIZES, kinds=["digits"], progress=False)
     for split, some in digits.items():
-        said = [cut.supervisions for cut in cuts[split]]
-        wanted = [one for one in said if one[0].custom["kind"] == "digits"]
+        supervisions = [cut.supervisions for cut in cuts[split]]
+        wanted = [
+            parts for parts in supervisions if parts[0].custom["kind"] == "digits"
+        ]
         assert [cut.supervisions for cut in some] == wanted != []
     whole = audio_of(folder)
     wanted = {name: whole[name] for name in whole if "-digits-" in name}
@@ -174,9 +176,7 @@ def test_a_corpus_can_be_moved_and_read_from_its_own_manifest(built, tmp_path):
 
 
 @pytest.mark.live
-def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothing_that_counts(
-    tmp_path, espeak
-):
+def test_two_processes_build_at_once_and_kill_9_leaves_no_corpus(tmp_path, espeak):
     sizes = "train=200, dev=3, test=3, progress=False"
     code = f"from asrkit.data import corpora; print(len(corpora.spoken_commands({sizes})['train']))"
     environment = {**os.environ, "ASRKIT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
@@ -208,7 +208,7 @@ def test_two_processes_that_build_at_once_both_end_right_and_kill_9_leaves_nothi
     assert len(audio_of(corpus_in(tmp_path))) == 206
 
 
-def test_without_espeak_the_corpus_says_in_one_line_what_to_do(a_home, monkeypatch):
+def test_without_espeak_the_error_names_the_remedy(a_home, monkeypatch):
     version = metadata.version
 
     def none(name):
@@ -218,8 +218,8 @@ def test_without_espeak_the_corpus_says_in_one_line_what_to_do(a_home, monkeypat
 
     monkeypatch.setattr(metadata, "version", none)
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
-    said = r'^spoken_commands: .* not installed\. Run pip install -e "\.\[synth\]" in the checkout, or make report\.$'
-    with pytest.raises(RuntimeError, match=said):
+    message = r'^spoken_commands: .* not installed\. Run pip install -e "\.\[synth\]" in the checkout, or make report\.$'
+    with pytest.raises(RuntimeError, match=message):
         corpora.spoken_commands(progress=False)
 
 
@@ -231,7 +231,7 @@ def tone(path, rate_hz=8000, channels=1, seconds=0.5):
 
 
 def manifest(folder, *rows):
-    """A manifest with `rows` in a folder of its own beside the audio."""
+    """A manifest with `rows` in its own folder, next to the audio."""
     (folder / "manifests").mkdir()
     path = folder / "manifests/m.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -257,9 +257,9 @@ def test_any_rate_and_channel_count_becomes_16_khz_mono(tmp_path, rate_hz, chann
 def test_a_folder_of_recordings_and_supervisions_is_cut_at_its_supervisions(tmp_path):
     tone(tmp_path / "a.wav", 16_000, seconds=2.0)
     sounds = [Recording("r", [AudioSource("file", [0], "a.wav")], 16_000, 32_000, 2.0)]
-    said = [SupervisionSegment(f"s{n}", "r", n, 0.5, text=f"text {n}") for n in (0, 1)]
+    parts = [SupervisionSegment(f"s{n}", "r", n, 0.5, text=f"text {n}") for n in (0, 1)]
     RecordingSet.from_recordings(sounds).to_file(tmp_path / "x_recordings.jsonl.gz")
-    SupervisionSet.from_segments(said).to_file(tmp_path / "x_supervisions.jsonl.gz")
+    SupervisionSet.from_segments(parts).to_file(tmp_path / "x_supervisions.jsonl.gz")
     held = Utterances.load(corpora.from_manifest(tmp_path), progress=False)
     assert list(held.texts) == ["text 0", "text 1"]
     assert held.durations == [0.5, 0.5]
@@ -271,12 +271,12 @@ def test_the_published_test_set_of_a_folder_of_tables_is_not_trained_on(tmp_path
         tone(tmp_path / f"{part}.wav", 16_000, seconds=1.0)
         source = AudioSource("file", [0], f"{part}.wav")
         sound = Recording(part, [source], 16_000, 16_000, 1.0)
-        said = SupervisionSegment(part, part, 0, 0.5, text="text")
+        supervision = SupervisionSegment(part, part, 0, 0.5, text="text")
         of_part = f"{part}.jsonl.gz"
         RecordingSet.from_recordings([sound]).to_file(
             tmp_path / f"x_recordings_{of_part}"
         )
-        SupervisionSet.from_segments([said]).to_file(
+        SupervisionSet.from_segments([supervision]).to_file(
             tmp_path / f"x_supervisions_{of_part}"
         )
     cuts = corpora.load([tmp_path])
@@ -286,7 +286,7 @@ def test_the_published_test_set_of_a_folder_of_tables_is_not_trained_on(tmp_path
 
 
 @pytest.mark.parametrize(
-    "line, said",
+    "line, message",
     [
         (
             "{broken",
@@ -320,18 +320,18 @@ def test_the_published_test_set_of_a_folder_of_tables_is_not_trained_on(tmp_path
         ),
     ],
 )
-def test_an_error_in_a_manifest_names_its_line(tmp_path, line, said):
+def test_an_error_in_a_manifest_names_its_line(tmp_path, line, message):
     tone(tmp_path / "a.wav")
     (tmp_path / "not.wav").write_text("not audio")
     path = tmp_path / "m.jsonl"
     path.write_text('{"audio": "a.wav", "text": "x"}\n\n' + line + "\n")
-    wanted = rf"^manifest: expected {said}m.jsonl:3\.$"
+    wanted = rf"^manifest: expected {message}m.jsonl:3\.$"
     with pytest.raises(ValueError, match=wanted):
         corpora.from_manifest(path)
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (
             lambda folder: corpora.from_manifest(folder / "none.jsonl"),
@@ -351,8 +351,8 @@ def test_an_error_in_a_manifest_names_its_line(tmp_path, line, said):
         ),
     ],
 )
-def test_what_is_no_corpus_is_refused_in_one_line(tmp_path, call, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_corpora_are_refused_in_one_line(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
         call(tmp_path)
 
 
@@ -383,8 +383,10 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
     held_out = corpora.load([path, path], hold_out="3")
     assert sizes_of(held_out) == (6, 0, 2)
     assert {cut.supervisions[0].speaker for cut in held_out["test"]} == {"3"}
-    said = "hold_out: expected a speaker of a manifest, such as 3, None, ann, got 'eve'"
-    with pytest.raises(ValueError, match=said):
+    message = (
+        "hold_out: expected a speaker of a manifest, such as 3, None, ann, got 'eve'"
+    )
+    with pytest.raises(ValueError, match=message):
         corpora.load([path], hold_out="eve")
 
 
@@ -393,14 +395,12 @@ def test_several_corpora_mix_and_one_speaker_can_be_held_out(tmp_path):
     [("validation", "dev"), ("val_seen", "dev"), ("Eval2", None), ("eval-2", "test"),
      ("evaluation", "test"), ("train.clean", "train"), ("all", "train"), ("unseen", None)],
 )  # fmt: skip
-def test_a_split_of_any_usual_name_is_known_and_others_are_refused(
-    tmp_path, name, split
-):
+def test_splits_of_usual_names_are_known_and_others_are_refused(tmp_path, name, split):
     tone(tmp_path / "a.wav")
     path = manifest(tmp_path, {"audio": "a.wav", "text": "a", "split": name})
     if split is None:
-        said = f"^manifest: expected a split that begins with one of train, .*got '{name}' of "
-        with pytest.raises(ValueError, match=said):
+        message = f"^manifest: expected a split that begins with one of train, .*got '{name}' of "
+        with pytest.raises(ValueError, match=message):
             corpora.load([path])
     else:
         assert [part for part, cuts in corpora.load([path]).items() if cuts] == [split]
@@ -411,12 +411,12 @@ def test_a_split_of_any_usual_name_is_known_and_others_are_refused(
     [("v1.0_supervisions_test", "test"), ("a_supervisions_dev_clean", "dev"), ("test_supervisions", "test"),
      ("x_supervisions_validation", "dev"), ("test-set_supervisions_train", "train"), ("supervisions", "train")],
 )  # fmt: skip
-def test_tables_say_by_their_names_which_split_they_are(tmp_path, name, split):
+def test_names_of_tables_state_their_split(tmp_path, name, split):
     tone(tmp_path / "a.wav", 16_000, seconds=1.0)
     sound = Recording("a", [AudioSource("file", [0], "a.wav")], 16_000, 16_000, 1.0)
-    said = SupervisionSegment("a", "a", 0, 0.5, text="text")
+    supervision = SupervisionSegment("a", "a", 0, 0.5, text="text")
     RecordingSet.from_recordings([sound]).to_file(tmp_path / "recordings.jsonl")
-    SupervisionSet.from_segments([said]).to_file(tmp_path / f"{name}.jsonl.gz")
+    SupervisionSet.from_segments([supervision]).to_file(tmp_path / f"{name}.jsonl.gz")
     assert [part for part, cuts in corpora.load([tmp_path]).items() if cuts] == [split]
 
 
@@ -436,9 +436,9 @@ def test_a_line_may_name_the_channel_of_its_text(tmp_path):
     to_transcribe = [*manifests.read([path])]
     assert [row.sound.channel for row in to_transcribe] == [0, 1, None]
     assert [row.id for row in to_transcribe] == list(held.ids)
-    said = "manifest: expected a channel below 2 of 'tel.wav', got 2"
+    message = "manifest: expected a channel below 2 of 'tel.wav', got 2"
     path.write_text(json.dumps(rows[0] | {"channel": 2}))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         corpora.from_manifest(path)
 
 
@@ -451,29 +451,29 @@ def test_channels_that_cancel_each_other_are_not_averaged_to_silence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "factor, said",
-    [(32768, "samples in -1..1, got .* in 'a.wav'. Divide"), (0, "sound, got zeros alone in 'a.wav'")],
+    "factor, message",
+    [(32768, "samples in -1..1, got .* in 'a.wav'. Divide"), (0, "sound, got only zeros in 'a.wav'")],
 )  # fmt: skip
-def test_sound_of_another_scale_and_silence_are_refused(tmp_path, factor, said):
+def test_sound_of_another_scale_and_silence_are_refused(tmp_path, factor, message):
     wave = np.random.default_rng(0).normal(size=16_000) * 0.1
     stereo(tmp_path / "a.wav", wave * factor, wave * factor, subtype="FLOAT")
     cuts = corpora.from_manifest(manifest(tmp_path, {"audio": "a.wav", "text": "a"}))
-    with pytest.raises(ValueError, match=f"^cuts: expected {said}"):
+    with pytest.raises(ValueError, match=f"^cuts: expected {message}"):
         Utterances.load(cuts, progress=False)
 
 
-def test_a_worker_that_fails_stops_the_build_with_its_reason_and_leaves_nothing(
+def test_a_failed_worker_stops_the_build_with_its_reason_and_leaves_nothing(
     a_home, espeak
 ):
     (job,) = synthetic._jobs({"train": 1})
-    said = r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb"
-    with pytest.raises(RuntimeError, match=said):
+    message = r"exit status 1: RuntimeError: espeak-ng has no voice 'en-gb"
+    with pytest.raises(RuntimeError, match=message):
         synthetic._build(a_home / "corpora/x", [job | {"voice": "en-gb"}], 2, False)
     assert not list((a_home / "corpora").iterdir())
 
 
-def said_in(path, start, seconds, stated_s=2.0):
-    """A cut of a file of 2 s that is said to have `stated_s`, with one text."""
+def spoken_in(path, start, seconds, stated_s=2.0):
+    """A cut of a file of 2 s whose stated length is `stated_s`, with one text."""
     tone(path, 16_000, seconds=2.0)
     samples = round(stated_s * 16_000)
     source = AudioSource("file", [0], str(path))
@@ -495,10 +495,10 @@ def said_in(path, start, seconds, stated_s=2.0):
         (0.0, float("nan"), False),
     ],
 )
-def test_text_that_lies_outside_its_cut_is_refused_by_the_cuts_id(
+def test_text_outside_its_cut_is_refused_by_the_cuts_id(
     tmp_path, start, seconds, inside
 ):
-    cut = said_in(tmp_path / "a.wav", start, seconds)
+    cut = spoken_in(tmp_path / "a.wav", start, seconds)
     CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
     RecordingSet.from_recordings([cut.recording]).to_file(
         tmp_path / "x_recordings.jsonl"
@@ -519,17 +519,17 @@ def test_text_that_lies_outside_its_cut_is_refused_by_the_cuts_id(
             call()
 
 
-def test_a_window_that_has_a_text_and_not_its_sound_is_refused(tmp_path):
-    cut = said_in(tmp_path / "a.wav", 0.0, 2.0)
+def test_a_window_with_text_outside_of_its_sound_is_refused(tmp_path):
+    cut = spoken_in(tmp_path / "a.wav", 0.0, 2.0)
     windows = CutSet.from_cuts([cut]).cut_into_windows(1.81)
     for window in windows:
-        said = f"'{window.id}' cannot be read .*supervisions within the {window.duration} s"
-        with pytest.raises(ValueError, match=said):
+        message = f"'{window.id}' cannot be read .*supervisions within the {window.duration} s"
+        with pytest.raises(ValueError, match=message):
             Utterances.load([window], progress=False)
 
 
 def test_a_text_of_another_channel_is_refused(tmp_path):
-    cut = said_in(tmp_path / "a.wav", 0.0, 2.0)
+    cut = spoken_in(tmp_path / "a.wav", 0.0, 2.0)
     cut.supervisions[0].channel = 1
     with pytest.raises(
         ValueError,
@@ -545,22 +545,24 @@ def test_a_cut_beyond_the_end_of_its_file_is_not_filled_with_mirrored_speech(
     tmp_path, whose, beyond_s, speed
 ):
     longer = 2.0 + beyond_s
-    cut = said_in(tmp_path / "a.wav", 0.0, 1.0, longer if whose == "recording" else 2.0)
+    cut = spoken_in(
+        tmp_path / "a.wav", 0.0, 1.0, longer if whose == "recording" else 2.0
+    )
     cut.duration = longer
     cuts = CutSet.from_cuts([cut.perturb_speed(speed) if speed != 1 else cut])
-    if beyond_s < 0.2:  # as headers are wrong
+    if beyond_s < 0.2:  # a usual error of headers
         assert len(Utterances.load(cuts, progress=False)) == 1
         return
     with pytest.raises(ValueError, match=r"'r.*' cannot be read .*within the 2.0 s of"):
         Utterances.load(cuts, progress=False)
 
 
-def test_repeated_cuts_are_named_with_what_gives_them_new_ids(tmp_path):
-    cuts = CutSet.from_cuts([said_in(tmp_path / "a.wav", 0.0, 2.0)])
-    said = (
+def test_repeated_cuts_are_refused_with_a_remedy(tmp_path):
+    cuts = CutSet.from_cuts([spoken_in(tmp_path / "a.wav", 0.0, 2.0)])
+    message = (
         r"ids: expected all different, got \['r'\] several times. .*preserve_id=False"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Utterances.load(cuts.repeat(2, preserve_id=True), progress=False)
     twice = cuts.repeat(2, preserve_id=False)
     assert len(Utterances.load(twice, progress=False)) == 2
@@ -577,8 +579,8 @@ def noise_in(path, **options):
 
 def test_sound_that_is_not_finite_is_refused_by_its_id(tmp_path):
     cuts = noise_in(tmp_path / "a.wav", subtype="FLOAT")
-    said = "^cuts: expected finite samples, got NaN or infinity in 'mine'"
-    with pytest.raises(ValueError, match=said):
+    message = "^cuts: expected finite samples, got NaN or infinity in 'mine'"
+    with pytest.raises(ValueError, match=message):
         Utterances.load(cuts, progress=False)
 
 
@@ -594,7 +596,7 @@ def test_sound_that_is_not_finite_is_refused_by_its_id(tmp_path):
         ("mp3", "MPEG_LAYER_III"),
     ],
 )
-def test_training_refuses_a_sound_that_is_cut_short_with_its_whole_text(
+def test_training_refuses_a_truncated_sound_with_its_whole_text(
     tmp_path, suffix, subtype
 ):
     path = tmp_path / f"a.{suffix}"
@@ -610,18 +612,16 @@ def test_training_refuses_a_sound_that_is_cut_short_with_its_whole_text(
 
 
 @pytest.mark.parametrize("dot", ["", "./"])
-def test_lhotse_cuts_with_relative_audio_are_read_from_beside_their_manifest(
-    tmp_path, dot
-):
+def test_relative_audio_of_lhotse_cuts_is_found_next_to_their_manifest(tmp_path, dot):
     tone(tmp_path / "wav/1.wav")
     cut = Recording.from_file(tmp_path / "wav/1.wav", recording_id="r").to_cut()
     cut.recording.sources[0].source = f"{dot}wav/1.wav"
-    said = ((0.25, "two"), (0.0, "one"))  # in any order
-    cut.supervisions = [SupervisionSegment(w, "r", at, 0.25, text=w) for at, w in said]
+    texts = ((0.25, "two"), (0.0, "one"))  # in any order
+    cut.supervisions = [SupervisionSegment(w, "r", at, 0.25, text=w) for at, w in texts]
     CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
-    (found,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
-    assert found.load_audio().shape[1] == found.num_samples
-    assert Utterances.load([found], progress=False).texts == ["one two"]
+    (cut,) = corpora.from_manifest(tmp_path / "cuts.jsonl")
+    assert cut.load_audio().shape[1] == cut.num_samples
+    assert Utterances.load([cut], progress=False).texts == ["one two"]
 
 
 def test_manifests_of_nemo_are_read_with_blank_lines_and_a_byte_order_mark(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 import soundfile
 from waiting import running, wait_until
 
-from asrkit.runtime import usable_cores
 from asrkit.sound_files import Sound
+from asrkit.threads import usable_cores
 from asrkit.transcribe import (
     BeamOptions,
     Layout,

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from waiting import running, wait_until
 
+from asrkit.memory import free_memory
 from asrkit.models.cpu.prepacked import PrepackedLinear
-from asrkit.runtime import free_memory, same_core, usable_cores
 from asrkit.sound_files import Sound
+from asrkit.threads import same_core, usable_cores
 from asrkit.transcribe import Layout, choose_layout
 from asrkit.transcribe.bulk import layout as layout_module
 from asrkit.transcribe.bulk import workers

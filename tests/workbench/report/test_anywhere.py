@@ -22,7 +22,7 @@ NOTEBOOK = [
 import os
 import torch
 from asrkit.losses import rnnt_loss
-from asrkit.runtime import peak_memory
+from asrkit.memory import peak_memory
 from asrkit.workbench import plots""",
     "steps: int = 2",
     """\

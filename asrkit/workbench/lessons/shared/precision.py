@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asrkit.features import FeatureConfig, log_mel, normalize
+from asrkit.gpu_waits import op_name
 from asrkit.models import Checkpoint
 from asrkit.models.ctc import log_probs
 from asrkit.models.presets import Model
-from asrkit.runtime import op_name
 from asrkit.shapes import expect_choice, valid_mask
 from asrkit.text import ErrorRate, cer, normalize_text, wer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of

@@ -1,4 +1,4 @@
-"""What compiled kernels are asked for."""
+"""Settings of torch that captured kernels depend on."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from asrkit.decoders.transducer import graphs
 from asrkit.decoders.transducer.steps import Carry, GreedyOptions
 
 MATMUL = torch.backends.cuda.matmul
-ASKED = {
+SETTINGS = {
     "fp32_precision of products": lambda: setattr(MATMUL, "fp32_precision", "tf32"),
     "fp32_precision of all backends": lambda: setattr(
         torch.backends, "fp32_precision", "tf32"
@@ -21,7 +21,7 @@ ASKED = {
 
 @pytest.fixture
 def float32_throughout():
-    """torch's settings as they are in a new process, before and afterwards."""
+    """torch's settings of a new process, before and after the test."""
 
     def reset():
         torch.backends.fp32_precision = MATMUL.fp32_precision = "ieee"
@@ -31,13 +31,11 @@ def float32_throughout():
     reset()
     yield
     reset()
-    assert MATMUL.allow_tf32 is False  # the old settings can be read again
+    assert MATMUL.allow_tf32 is False  # the old settings can be read
 
 
-@pytest.mark.parametrize("way", ASKED)
-def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(
-    float32_throughout, way
-):
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tf32_by_old_or_new_settings_needs_another_capture(float32_throughout, setting):
     read = SimpleNamespace(confidence=False, blank=0, durations=())
     batch = graphs.DecoderCall(
         read,
@@ -47,5 +45,5 @@ def test_a_captured_loop_is_another_in_tf32_by_old_and_new_settings(
         GreedyOptions(),
     )
     before = graphs._key(batch)
-    ASKED[way]()
+    SETTINGS[setting]()
     assert graphs._key(batch) != before

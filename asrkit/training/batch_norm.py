@@ -1,19 +1,19 @@
-"""Running statistics of batch norms, which each forward pass moves: read, and written back."""
+"""Running statistics of batch norms, which each forward pass updates: read, and written back."""
 
 import torch
 from torch import Tensor, nn
 
-from asrkit.runtime import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT
 
 
-class Statistics:
-    """Means, variances and counts of all batch norms of a model, as one vector.
+class RunningStatistics:
+    """Running means, variances and counts of all batch norms of a model, as one vector.
 
-    A step of several batches, of one process or many, moves them once: to the mean of what each
-    batch alone would move them to. A step that is skipped leaves them.
+    A step of several batches, of one process or of many, updates them once: to the mean of what
+    each batch alone would give. A skipped step leaves them unchanged.
 
     Args:
-        model: With any number of batch norms.
+        model: A model with any number of batch norms.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,10 +26,10 @@ class Statistics:
         return torch.cat(vectors) if vectors else torch.empty(0, **CPU_FLOAT)
 
     def write(self, vector: Tensor) -> None:
-        """Set them.
+        """Overwrite the statistics.
 
         Args:
-            vector: As `read` returns it.
+            vector: New values, in the layout that `read` returns.
         """
         parts = vector.split([buffer.numel() for buffer in self.buffers])
         for buffer, part in zip(self.buffers, parts, strict=True):

@@ -15,7 +15,7 @@ from lhotse import (
 )
 
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, shipped_names
-from asrkit.data.batching.statistics import (
+from asrkit.data.stats import (
     histogram,
     length_stats,
     length_table,
@@ -30,20 +30,20 @@ TEXTS = ["hello", "né", "a longer one"]
 
 @pytest.fixture
 def manifests(tmp_path):
-    """Files with SECONDS, one a kind of manifest; there is no audio."""
+    """A file for each kind of manifest, with SECONDS; there is no audio."""
     sounds = []
-    said = []
+    parts = []
     rows = []
     for n, (s, text) in enumerate(zip(SECONDS, TEXTS, strict=True)):
         source = AudioSource("file", [0], "none.wav")
         sounds.append(Recording(f"r{n}", [source], 16_000, int(s * 16_000), s))
-        said.append(SupervisionSegment(f"r{n}", f"r{n}", 0, s, text=text))
+        parts.append(SupervisionSegment(f"r{n}", f"r{n}", 0, s, text=text))
         rows.append({"audio_filepath": "/none.wav", "duration": s, "text": text})
     recordings = RecordingSet.from_recordings(sounds)
-    supervisions = SupervisionSet.from_segments(said)
+    supervisions = SupervisionSet.from_segments(parts)
     cuts = CutSet.from_manifests(recordings, supervisions)
-    one, two, three = cuts
-    mixed = CutSet.from_cuts([one.pad(duration=2.0), one.append(two), three])
+    first, second, third = cuts
+    mixed = CutSet.from_cuts([first.pad(duration=2.0), first.append(second), third])
     (tmp_path / "folder").mkdir()
     cuts.to_file(tmp_path / "mono.jsonl.gz")
     mixed.to_file(tmp_path / "mixed.jsonl")
@@ -69,7 +69,7 @@ SPOKEN = [5, 2, 12]
         ("mixed.jsonl", [2.0, 1.75, 4.0], [5, len("hello né"), 12]),
     ],
 )
-def test_any_manifest_gives_its_lengths_without_audio(manifests, name, seconds, tokens):
+def test_lengths_of_any_manifest_need_no_audio(manifests, name, seconds, tokens):
     lengths = read_lengths(manifests / name)
     assert lengths.seconds.tolist() == seconds
     assert lengths.tokens.tolist() == tokens
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_the_tokenizer(manifests, train_pieces):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b'{"duration": 1.0, "text": "a"}\n{"duration": 1.', "m.jsonl:2."),
         (b'{"duration": 1.0, "text": "a"}\n{"text": "a"}\n', "KeyError: 'audio' at "),
@@ -101,50 +101,52 @@ def test_tokens_are_those_of_the_tokenizer(manifests, train_pieces):
         (b'{"duration": NaN, "text": "a"}\n', "above 0 s, got nan. See "),
     ],
 )
-def test_what_is_no_manifest_is_refused_in_one_line(tmp_path, content, said):
+def test_invalid_manifests_are_refused_in_one_line(tmp_path, content, message):
     file = tmp_path / ("m.jsonl.gz" if content[:2] == b"\x1f\x8b" else "m.jsonl")
     file.write_bytes(content)
     with pytest.raises(ValueError) as error:
         read_lengths(file)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_target_is_a_file_before_it_is_a_shipped_name_and_what_is_neither_is_refused(
+def test_a_file_comes_before_a_shipped_name_and_other_targets_are_refused(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     assert len(read_lengths("ami_segments")) == 82_973
     (tmp_path / "ami_segments").write_text('{"duration": 2, "text": "a"}\n')
     assert read_lengths("ami_segments").seconds.tolist() == [2.0]
-    said = "target: expected a manifest, a table .* or one of ami_segments, librispeech"
-    with pytest.raises(ValueError, match=said):
+    message = (
+        "target: expected a manifest, a table .* or one of ami_segments, librispeech"
+    )
+    with pytest.raises(ValueError, match=message):
         read_lengths("nothing")
     with pytest.raises(ValueError, match="lengths: expected CSV"):
         read_lengths("nothing.csv.gz")
 
 
-def test_the_shipped_tables_are_what_their_readme_says():
+def test_the_shipped_tables_match_their_readme():
     text = (shipped("lengths") / "README.md").read_text()
     row = r"^\| `(\w+)` \| (\d+).*?\| ([\d.]+) \|.*?\| (\d+)"
-    said = re.findall(row, text.replace(",", ""), re.MULTILINE)
-    assert sorted(name for name, *_ in said) == shipped_names()
-    for name, utterances, hours, tokens in said:
+    rows = re.findall(row, text.replace(",", ""), re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == shipped_names()
+    for name, utterances, hours, tokens in rows:
         lengths = shipped_lengths(name)
-        found = (len(lengths), round(lengths.hours, 2), int(lengths.tokens.sum()))
-        assert found == (int(utterances), float(hours), int(tokens))
+        actual = (len(lengths), round(lengths.hours, 2), int(lengths.tokens.sum()))
+        assert actual == (int(utterances), float(hours), int(tokens))
     assert sum(path.stat().st_size for path in shipped("lengths").iterdir()) < 300_000
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 6])
-def test_the_padding_of_random_batches_is_that_of_all_batches_there_are(batch):
+def test_the_padding_of_random_batches_is_the_mean_over_all_possible_ones(batch):
     values = np.array([1.0, 4.0, 2.0, 2.0, 8.0, 0.5])
     longest = np.mean([max(some) for some in itertools.combinations(values, batch)])
     wanted = 1 - values.mean() / longest
     assert padding_of_random(values, batch) == pytest.approx(wanted)
 
 
-def test_the_stats_are_those_of_the_lengths_and_json():
+def test_stats_describe_the_lengths_and_are_json():
     stats = length_stats(Lengths([1.0, 2.0, 3.0], [10, 10, 60]), batch=2)
     assert json.loads(json.dumps(stats)) == stats
     quantiles = stats["quantiles"]
@@ -152,11 +154,11 @@ def test_the_stats_are_those_of_the_lengths_and_json():
     assert quantiles["tokens_per_second"]["max"] == 20
     padding = {"seconds": 0.25, "tokens": 0.3846}  # 1 - (80 / 3) / (130 / 3)
     assert stats["random_batch_padding"] == padding
-    said = "25.0 % of their seconds and 38.5 % of their tokens"
-    assert said in length_table(stats)
+    message = "25.0 % of their seconds and 38.5 % of their tokens"
+    assert message in length_table(stats)
 
 
-def test_without_tokens_nothing_is_said_of_them():
+def test_without_tokens_the_stats_omit_them():
     stats = length_stats(Lengths([1.0, 2.0], [0, 0]))
     assert [*stats["quantiles"]] == [*stats["random_batch_padding"]] == ["seconds"]
     assert stats["random_batch"] == 2

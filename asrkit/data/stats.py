@@ -1,4 +1,4 @@
-"""Lengths of a corpus at a glance: read from any manifest, as numbers, a table and a histogram."""
+"""`asrkit data stats`: lengths read from any manifest, as numbers, a table and a histogram."""
 
 import math
 from functools import partial
@@ -15,8 +15,8 @@ from asrkit.shapes import count, expect
 from asrkit.text import Tokenizer
 
 TABLE = (".csv", ".csv.gz")
-ROWS = 16  # of a histogram
-BAR = 50  # characters of its longest bar
+HISTOGRAM_ROWS = 16
+LONGEST_BAR = 50  # characters
 QUANTILES = {
     "min": 0.0,
     "p1": 0.01,
@@ -34,17 +34,17 @@ def read_lengths(
     tokens: Tokenizer | None = None,
     progress: bool = False,
 ) -> Lengths:
-    """Lengths of the utterances of a manifest or a table. Manifests are read line by line.
+    """Lengths of the utterances in a manifest or a table. Manifests are read line by line.
 
     Args:
         target: A table (.csv, .csv.gz); a file of lhotse cuts, supervisions or recordings; a file
-            of JSON lines with duration and text, as NeMo writes them; a folder that holds such
-            files of lhotse; or the name of a table of data/lengths.
+            of JSON lines with duration and text, as NeMo writes them; a folder with such files of
+            lhotse; or the name of a table in data/lengths.
         tokens: A tokenizer; None counts characters. Utterances without text have 0 tokens.
         progress: Show a progress bar.
 
     Raises:
-        ValueError: `target` is none of these, cannot be read, or holds no utterance.
+        ValueError: `target` is none of these, cannot be read, or has no utterance.
     """
     path = Path(target)
     name = str(target)
@@ -61,7 +61,7 @@ def read_lengths(
         for utterance in json_lines(file, partial(_utterance, folder=file.parent), LINES)
     )
     lengths = Lengths.of_texts(utterances, tokens=tokens, progress=progress)
-    remedy = "Of sound files make cuts first: asrkit data prepare FOLDER."
+    remedy = "Make cuts of sound files first: asrkit data prepare FOLDER."
     expect(len(lengths) > 0, "target", "at least one utterance", f"none in {path}", remedy)
     return lengths
 
@@ -79,7 +79,7 @@ def _manifest_files(path: Path) -> list[Path]:
 
 
 def _utterance(row: dict[str, Any], folder: Path) -> tuple[float, list[str]]:
-    """Seconds and texts of a line. No audio is read where it states its duration."""
+    """Seconds and texts of a line. Audio is read only if the line states no duration."""
     if "type" in row or row.get("duration") is None:
         cut = row_cut(row, folder)
         expect_valid(cut)
@@ -92,7 +92,7 @@ def _utterance(row: dict[str, Any], folder: Path) -> tuple[float, list[str]]:
 def padding_of_random(values: np.ndarray, batch: int) -> float:
     """Expected share of padding in random batches: 1 - mean / expected longest.
 
-    Exact, over all batches that can be drawn.
+    Exact, over all possible batches.
 
     Args:
         values: Lengths, (N,).
@@ -114,8 +114,8 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
     """Utterances, hours, quantiles of lengths, and the padding of random batches, as JSON.
 
     Args:
-        lengths: Of at least one utterance. Tokens are left out of the result where none are known.
-        batch: Utterances in a random batch. Its padding is exact, not simulated.
+        lengths: Lengths of at least one utterance. The result omits tokens if none are known.
+        batch: Utterances in a random batch, whose padding is exact, not simulated.
     """
     expect(batch >= 1, "batch", "at least 1", batch)
     batch = min(batch, len(lengths))
@@ -127,8 +127,8 @@ def length_stats(lengths: Lengths, *, batch: int = 32) -> dict[str, Any]:
         columns["tokens_per_second"] = lengths.tokens_per_second
     quantiles = {}
     for name, values in columns.items():
-        found = np.quantile(values, [*QUANTILES.values()]).round(3).tolist()
-        quantiles[name] = dict(zip(QUANTILES, found, strict=True))
+        row = np.quantile(values, [*QUANTILES.values()]).round(3).tolist()
+        quantiles[name] = dict(zip(QUANTILES, row, strict=True))
     return {
         "utterances": len(lengths),
         "hours": round(lengths.hours, 4),
@@ -155,14 +155,14 @@ def length_table(stats: dict[str, Any]) -> str:
 
 
 def histogram(seconds: np.ndarray) -> str:
-    """Number of utterances by their seconds (N,), as ROWS lines of text.
+    """Histogram of seconds (N,), as HISTOGRAM_ROWS lines of text.
 
-    The last line also counts the longest half percent, however long.
+    The last line also counts the longest half per cent, however long.
     """
     end = float(np.quantile(seconds, 0.995))
-    counts, borders = np.histogram(seconds.clip(max=end), ROWS, (0.0, end))
+    counts, borders = np.histogram(seconds.clip(max=end), HISTOGRAM_ROWS, (0.0, end))
     lines = []
     for number, low, high in zip(counts.tolist(), borders, borders[1:], strict=False):
-        bar = "█" * math.ceil(BAR * number / counts.max())
-        lines.append(f"{low:8.2f} to {high:8.2f} s {bar:{BAR}} {number:,}")
+        bar = "█" * math.ceil(LONGEST_BAR * number / counts.max())
+        lines.append(f"{low:8.2f} to {high:8.2f} s {bar:{LONGEST_BAR}} {number:,}")
     return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""Tensors and devices: where constants are made, copies to a GPU that do not wait, and autocast."""
+
+import contextlib
+from typing import Any
+
+import torch
+
+# Arguments for making constants, whatever torch's defaults are.
+CPU_FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+CPU_DOUBLE: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`; the CPU does not wait for a copy from the host to a GPU.
+
+    Such a copy starts from pinned memory, which the caching allocator keeps until it has been read.
+    A copy back to the host does wait.
+
+    Args:
+        tensor: On the host, or on `device` already.
+        device: Device to copy it to.
+    """
+    if device.type == "cpu":
+        return tensor.to(device)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.contiguous().pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether Python can read the numbers of `tensor` without waiting.
+
+    Those on a GPU have to be waited for. Fake tensors, and those in a graph of torch.compile, have
+    none.
+    """
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return torch._guards.detect_fake_mode(tensor) is None
+
+
+def autocast(
+    device_type: str, dtype: torch.dtype | None = None
+) -> contextlib.AbstractContextManager[object]:
+    """torch.autocast of a device to `dtype`; off for None and float32, even inside another.
+
+    Device "meta", on which a step is traced without its numbers, has no autocast: nothing happens.
+    """
+    if not torch.amp.is_autocast_available(device_type):
+        return contextlib.nullcontext()
+    enabled = dtype not in (None, torch.float32)
+    return torch.autocast(device_type, dtype, enabled=enabled)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """dtype that autocast computes in on a device; None where it is off or not available."""
+    if not torch.amp.is_autocast_available(device_type):
+        return None
+    if not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)

@@ -1,0 +1,90 @@
+"""Memory: the peak of a call, what is free on the machine, and how glibc keeps what was freed."""
+
+import ctypes
+import functools
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asrkit.shapes import expect_choice
+
+M_ARENA_MAX = -8  # the constant in glibc's malloc.h
+KEPT_MEMORY: list[Callable[[], None]] = []  # functions that free memory kept for later calls
+
+
+@functools.cache
+def _glibc() -> Any:
+    """The C library of this process, or None where it is not glibc."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "malloc_trim") else None
+
+
+def return_free_memory() -> None:
+    """Return freed memory to the operating system, where glibc keeps it."""
+    if _glibc():
+        _glibc().malloc_trim(0)
+
+
+def share_memory_pool() -> None:
+    """Make all threads of this process allocate from one pool. For whole programs only.
+
+    glibc gives each thread a pool of its own, and memory that is free in one serves no other. Call
+    this before the first thread starts: existing pools stay.
+    """
+    if _glibc():
+        _glibc().mallopt(M_ARENA_MAX, 1)
+
+
+def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
+    """Peak tensor memory in bytes of one call of `fn`, beyond what was allocated before it.
+
+    On a CPU it counts the allocations of torch's own (c10) allocator, which torchaudio's compiled
+    code uses too. Arrays of NumPy and Numba and workspaces of libraries (BLAS) are not counted, and
+    freeing older memory is not subtracted. Memory that asrkit keeps for later calls is freed first.
+    On CUDA it is torch.cuda.max_memory_allocated.
+    """
+    for free in KEPT_MEMORY:
+        free()
+    kind = torch.device(device).type
+    expect_choice("device", kind, ("cpu", "cuda"))
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        fn()
+        return torch.cuda.max_memory_allocated(device) - before
+    # The profiler looks for a GPU, and reports an error when there is none.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
+        fn()
+    events = [
+        event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    events.sort(key=lambda event: event.start_ns())
+    return max(0, *accumulate((event.nbytes() for event in events), initial=0))
+
+
+def free_memory(system: Path = Path("/")) -> float:
+    """Bytes that processes can take without swapping; infinity where the system does not show it.
+
+    Args:
+        system: Root of Linux's file system, which shows free memory and the container's limit
+            (cgroups v2).
+    """
+    limits = [math.inf]
+    for file, pattern, unit in (
+        ("proc/meminfo", r"MemAvailable: *(\d+)", 1024),
+        ("sys/fs/cgroup/memory.max", r"(\d+)", 1),  # or "max"
+    ):
+        path = system / file
+        if path.exists() and (limit := re.search(pattern, path.read_text())):
+            limits.append(unit * int(limit[1]))
+    return min(limits)
