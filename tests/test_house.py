@@ -64,7 +64,10 @@ BARE = (  # what a bare GPU machine imports: it has torch, numpy and numba
     }
     | {"workbench.doctor", "cli", "__init__", "__main__"}
 )
-BARE_FOLDERS = ("benchmarks", "asrkit.workbench.lessons.shared")  # as bare as those rooms
+BARE_FOLDERS = (
+    "benchmarks",
+    "asrkit.workbench.lessons.shared",
+)  # as bare as those rooms
 KERNELS = {
     "torch",
     "numpy",
@@ -203,7 +206,9 @@ def layer_problems(text: str, module: str) -> list[str]:
                 )
         elif top == "benchmarks":
             if not module.startswith("benchmarks"):
-                problems.append(f"{module}:{line} imports benchmarks, which no wheel has")
+                problems.append(
+                    f"{module}:{line} imports benchmarks, which no wheel has"
+                )
         elif (
             runs
             and (here in BARE or module.startswith(BARE_FOLDERS))
