@@ -3,30 +3,30 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (id) => document.getElementById(id);
 
-  // Where it would fill the screen it is folded.
+  // The table of contents is folded if it would fill the screen.
   const toc = document.querySelector(".toc");
   if (toc) toc.open = matchMedia("(min-width: 80rem)").matches;
 
-  // A link to something that is folded shows it.
+  // A link to folded content unfolds it.
   function reveal() {
     let target = null;
-    try { target = one(decodeURIComponent(location.hash.slice(1))); } catch { /* no name of anything, as #% */ }
+    try { target = one(decodeURIComponent(location.hash.slice(1))); } catch { /* a malformed name, such as #% */ }
     if (!target) return;
     const folded = target.closest("details") ?? target.parentElement.querySelector(":scope > h2 + details");
     if (folded && target.matches("#records, #appendix, #verdicts, details *")) folded.open = true;
     target.scrollIntoView();
   }
   addEventListener("hashchange", reveal);
-  addEventListener("click", (event) => { // the hash does not change where it is there already
+  addEventListener("click", (event) => { // a second click on the same link does not change the hash
     if (event.target.closest?.("a")?.getAttribute("href") === location.hash) reveal();
   });
   if (location.hash) reveal();
 
-  // A box that scrolls takes the keyboard only while something in it is cut off.
+  // A scroll box takes keyboard focus only while its content overflows.
   const watch = new ResizeObserver((entries) => entries.forEach(({ target: box }) => {
     if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0;
-      if (box.tagName === "math") return; // it reads itself
+      if (box.tagName === "math") return; // screen readers read it themselves
       box.setAttribute("role", "group");
       let kind = "table";
       if (box.tagName === "PRE") kind = "text";
@@ -38,7 +38,7 @@
   }));
   all(".scroll, pre, math[display=block]").forEach((box) => watch.observe(box));
 
-  // How much code a reader wants to see, on every page and the next time. A browser may store nothing.
+  // The reader's choice of visible code, kept for all pages. Browsers may forbid storage.
   const code = one("code");
   if (code) {
     const choice = code.querySelector("select");
@@ -56,7 +56,7 @@
     code.hidden = false;
   }
 
-  // A slider over pictures that were drawn when the notebook ran.
+  // A slider over pictures drawn during the run.
   all(".frames").forEach((box, number) => {
     const frames = all(".frame", box);
     const [label, range, said] = ["label", "input", "output"].map((tag) => document.createElement(tag));
@@ -78,7 +78,7 @@
     move();
   });
 
-  // Paper has nothing to unfold.
+  // Print everything unfolded.
   let closed = [];
   addEventListener("beforeprint", () => { closed = all("details:not([open])"); closed.forEach((fold) => (fold.open = true)); });
   addEventListener("afterprint", () => closed.forEach((fold) => (fold.open = false)));
