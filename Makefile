@@ -48,7 +48,7 @@ test-torch:  ## run `make test` with the newest torch, or with TORCH="torch==2.1
 check: $(WEIGHTS)  ## lint, format, stripped notebooks, types, house rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/nbstripout --verify --keep-id $(or $(NOTEBOOKS),$(error no notebooks found beside this Makefile))
+	$(BIN)/nbstripout --verify --keep-id $(or $(NOTEBOOKS),$(error no notebooks found next to this Makefile))
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py tests/test_notebook_gate.py $(ARGS)
 
@@ -117,12 +117,12 @@ $(WEIGHTS): requirements-weights.txt $(READY)
 # The peers use .venv's torch, torchaudio and numba through one .pth file: 1.2 GB instead of 7, the same torch on
 # both sides of a comparison, and no peer visible in .venv. Hence --no-deps: their other dependencies are pinned. Ray likewise.
 $(PEERS)/.stamp: requirements-peers.txt $(READY)
-	@$(call beside,$(PEERS),$<); touch $@; echo "asrkit: the peers are ready in $(PEERS)."
+	@$(call side_venv,$(PEERS),$<); touch $@; echo "asrkit: the peers are ready in $(PEERS)."
 
 $(SCALE)/.stamp: requirements-scale.txt $(READY)
-	@$(call beside,$(SCALE),$<); touch $@; echo "asrkit: Ray is ready in $(SCALE)."
+	@$(call side_venv,$(SCALE),$<); touch $@; echo "asrkit: Ray is ready in $(SCALE)."
 
-define beside
+define side_venv
 set -e; rm -rf $(1); $(BIN)/python -m venv $(1); \
 find='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 $(BIN)/python -c "$$find" > "$$($(1)/bin/python -c "$$find")/project.pth"; \
