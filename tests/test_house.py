@@ -112,7 +112,7 @@ MOST_BENCHMARK_NODES = 22_000
 MOST_NODES = 156_400  # of the whole package: sound, training and data as people have them; until benchmarks leave it
 LESSON_MODULES = 60  # of asrkit, that importing a lesson may load; more where it
 MORE_MODULES = {  # transcribes files, trains, or compares them with models of published sizes
-    "batched_ctc_frontend", "batching", "bf16_casting", "cost", "policies", "whisper_parts", "start_here",
+    "batched_ctc_frontend", "batching", "cuda_graphs", "bf16_casting", "cost", "policies", "whisper_parts", "start_here",
     "file_recognizer", "frontends", "ladder", "one_utterance", "precision", "scripted",
 }  # fmt: skip
 SLACK = 0.97  # share of its number that a folder has at least, or the number is lowered

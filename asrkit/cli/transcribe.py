@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asrkit.cli.command import Command, ProgressOptions, finish
 from asrkit.cli.options import check_writable, prepare_torch
 from asrkit.files import WEIGHTS, published_whisper
+from asrkit.rtfx import rtfx
 from asrkit.shapes import count, expect
 from asrkit.transcribe.formats import TIMED, Transcript, summary
 from asrkit.transcribe.options import (
@@ -193,7 +194,7 @@ def _transcribe_files(options: TranscribeOptions, plan: Plan) -> int:
     start = time.perf_counter()
     _write(transcripts, folder, format_, counts, strict=io.strict)
     elapsed_s = time.perf_counter() - start  # reads and writes files, but does not load the model
-    counts.rtfx = round(counts.audio_s / elapsed_s, 1)
+    counts.rtfx = round(rtfx(counts.audio_s, elapsed_s), 1)
     counts.audio_s = round(counts.audio_s, 2)
     if folder:
         finish(options, asdict(counts), f"{counts}. Transcripts: {io.out}")
@@ -301,13 +302,13 @@ def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
     start = time.perf_counter()
     progress = not options.no_progress
     report = run(planned, part=part, device=use.device, executor=executor, progress=progress)
-    rtfx = round(report.transcribed_s / (time.perf_counter() - start), 1)
+    speed = round(rtfx(report.transcribed_s, time.perf_counter() - start), 1)
     text = (
         f"shards: {report.done:,} of {report.shards:,} done; recordings: {report.recordings:,}, "
         f"{report.failed:,} failed; {report.audio_s:,.0f} s of audio, now "
-        f"{report.transcribed_s:,.0f} s at RTFx {rtfx:,}. Results: {out}"
+        f"{report.transcribed_s:,.0f} s at RTFx {speed:,}. Results: {out}"
     )
-    finish(options, {**asdict(report), "rtfx": rtfx, "out": str(out)}, text)
+    finish(options, {**asdict(report), "rtfx": speed, "out": str(out)}, text)
     return int(report.failed > 0)
 
 

@@ -12,7 +12,7 @@ from asrkit.cpu import has_int8
 from asrkit.models import optimize
 from asrkit.models.cpu import int8
 from asrkit.models.cpu.fused_conformer import FusedFastConformer
-from asrkit.models.cpu.int8 import Int8Linear, Int8Output, loaded_dtype, quantize_weight
+from asrkit.models.cpu.int8 import Int8Linear, Int8Output, quantize_weight
 from asrkit.models.cpu.int8 import quantize as fast_quantize
 from asrkit.models.cpu.prepacked import PrepackedLinear
 from asrkit.models.folding import fold
@@ -192,15 +192,6 @@ def test_all_linear_layers_of_blocks_are_int8_and_nothing_else_is():
     assert kinds.count(Int8Linear) == 2 * 8
     assert kinds.count(PrepackedLinear) == 1 + 2 + 1  # of the subsampling
     assert nn.Linear not in kinds
-
-
-def test_the_rest_is_bfloat16_only_where_the_cpu_has_it(monkeypatch):
-    with_both = {"avx_vnni": True, "avx512_bf16": True}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: with_both)
-    assert loaded_dtype("int8") == "bfloat16"
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx_vnni": True})
-    assert loaded_dtype("int8") == "float32"
-    assert loaded_dtype("float16") == "float16"
 
 
 @ON_THIS_CPU

@@ -7,6 +7,7 @@ from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models import save_checkpoint
 from asrkit.models.cpu.int8 import Int8Linear
 from asrkit.transcribe import PipelineConfig, Recognizer
+from asrkit.transcribe.plan import Plan
 from asrkit.transcribe.recognizer import ModelVariants
 
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
@@ -59,3 +60,13 @@ def test_the_command_transcribes_in_int8(transducer, speech, tmp_path, typed, mo
     assert code == 0
     assert "1 of 1" in output
     assert any(path.is_file() for path in out.rglob("*"))
+
+
+def test_the_other_layers_are_bfloat16_only_if_the_cpu_has_it(monkeypatch, tmp_path):
+    def dtype(name, **has):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+        return Plan(model=tmp_path, dtype=name).resolved("cpu").dtype
+
+    assert dtype("int8", avx_vnni=True, avx512_bf16=True) == "bfloat16"
+    assert dtype("int8", avx_vnni=True) == "float32"
+    assert dtype("float16", avx_vnni=True) == "float16"

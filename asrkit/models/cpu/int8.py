@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from asrkit.compilers import compiled
-from asrkit.cpu import fast_dtype, has_int8
+from asrkit.cpu import has_int8
 from asrkit.models.cpu.prepacked import ROWS, Activation, Prepacked
 from asrkit.threads import eager
 
@@ -35,15 +35,6 @@ PATTERNS = {  # signed and unsigned integers of a dtype's size, and the bits it 
     torch.bfloat16: (torch.int16, np.uint16, np.uint32(16)),
     torch.float32: (torch.int32, np.uint32, np.uint32(0)),
 }
-
-
-def loaded_dtype(name: str) -> str:
-    """Name of the dtype in which to load a model that is to compute in `name`.
-
-    For "int8" it is the dtype that the CPU multiplies fastest, in which the other layers compute;
-    for the name of a dtype of torch, that name.
-    """
-    return fast_dtype() if name == "int8" else name
 
 
 class Int8Linear(Prepacked):
