@@ -118,7 +118,9 @@ def test_a_folder_is_written_completely_or_not_at_all(tmp_path):
     assert [*target.parent.iterdir()] == []
     with new_folder(target) as folder:
         (folder / "whole").write_text("x")
-    with pytest.raises(ValueError, match="^out: expected a folder that is not there "):
+    with pytest.raises(
+        ValueError, match="^out: expected a folder that does not exist yet "
+    ):
         new_folder(target).__enter__()
     assert [*target.parent.rglob("*")] == [target, target / "whole"]
 
