@@ -167,10 +167,11 @@ def attention_by_head(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     The scores of a head then stay in the cache. On an AMD EPYC with AVX-512 that takes 0.57 times
     as long as torch's own attention in bfloat16, for 1,500 frames and heads of 64.
     """
+    scaled = queries / math.sqrt(queries.shape[3])
     mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for row in range(len(queries)):
         for head in range(queries.shape[1]):
-            scores = (queries / math.sqrt(queries.shape[3]))[row, head] @ keys[row, head].T
+            scores = scaled[row, head] @ keys[row, head].T
             torch.mm(scores.softmax(1), values[row, head], out=mixed[row, head])
     return mixed
 
