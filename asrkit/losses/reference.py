@@ -29,7 +29,8 @@ from asrkit.devices import CPU_DOUBLE
 from asrkit.losses.lattice import ArcLogProbs, ArcPosteriors, LatticeOptions, Nodes
 
 Lattice = list[list[float]]
-NO_PATH = -1e300  # in place of log 0, so that a posterior is 0 rather than 0 / 0
+# Replaces the log-likelihood of an utterance without a path, so that posteriors are 0, not 0 / 0.
+NO_PATH = -1e300
 
 
 def log_add(a: float, b: float) -> float:
@@ -135,7 +136,7 @@ class Arc(NamedTuple):
 def tdt_arcs(
     blank: Lattice, label: Lattice, duration: list[Lattice], durations: tuple[int, ...]
 ) -> Iterator[Arc]:
-    """Yield all arcs of TDT's lattice, in the order of the nodes that they leave.
+    """Yield all arcs of TDT's lattice, ordered by source node.
 
     Args:
         blank: Log-probability of blank at each node, in nats: (T, U1).

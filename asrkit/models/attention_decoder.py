@@ -33,7 +33,7 @@ class AEDConfig:
             of a prompt.
         bos: Token before the text, if there is no prompt.
         eos: Token that ends the text.
-        pad: Token that fills rows; its embedding starts as zeros. It may be `eos`, as Whisper's is.
+        pad: Padding token; its embedding starts as zeros. It may be `eos`, as Whisper's is.
         encoder: Sizes of the encoder.
         width: Width of the decoder, D. A linear layer projects to it from another encoder width.
         layers: Layers of the decoder, L.
@@ -226,8 +226,8 @@ class AEDModel(EncodingModel):
 
         Args:
             encoded: Frames (B, T, D) from `encode`. What is in the padding has no influence.
-            lengths: Valid frames (B,), on the frames' device or the host. An utterance without any
-                sees one frame of zeros.
+            lengths: Valid frames (B,), on the frames' device or the host. An utterance of
+                length 0 attends to one frame of zeros.
 
         Returns:
             The frames (B, T, D), and the mask (B, 1, 1, T): 0 for valid frames, -inf for others.
@@ -262,8 +262,8 @@ class AEDModel(EncodingModel):
         """The state before the first token; all its memory is allocated here.
 
         Args:
-            memory: Of `prefill`.
-            room: Most tokens, prompt included.
+            memory: The result of `prefill`.
+            room: Largest number of tokens, prompt included.
         """
         B, H, _, size = memory.keys[0].shape
         place = torch.zeros(B, dtype=torch.int64, device=memory.mask.device)
@@ -277,11 +277,11 @@ class AEDModel(EncodingModel):
 
         Args:
             tokens: (B, K) int64.
-            state: Of `init_state` or `step`; its buffers are overwritten.
+            state: The state from `init_state` or the step before. Its buffers are updated in place.
                 `state._replace(place=...)` sets rows back to an earlier place.
-            memory: Of `prefill`.
-            reach: Slots of the state that are in use once the tokens are in; None is its whole
-                room. A bound that the host knows, so a step need not look at slots still empty.
+            memory: The result of `prefill`.
+            reach: Upper bound on the slots in use after this step, known on the host, so that
+                attention skips empty slots. None: all slots.
         """
         place, kept, _ = state
         K = tokens.shape[1]

@@ -49,7 +49,7 @@ def expect_batch(features: Tensor, lengths: Tensor, bins: int) -> int:
         "lengths",
         "int32 or int64",
         lengths.dtype,
-        "Give frames, not shares.",
+        "Pass numbers of frames, not fractions of T.",
     )
     if readable(lengths):
         numbers = lengths.numpy()  # NumPy's min and max add no op of torch

@@ -76,7 +76,7 @@ CALLS = [
     (lambda: aed(positions="rotary"), "positions: expected one of 'sines', 'learned', got 'rotary'"),
     (lambda: conv(torch.zeros(1, 9, 7), [9]), "features: expected shape .B, T, F=8."),
     (lambda: conv(torch.zeros(2, 9, 8), [9]), "lengths: expected shape .B=2."),
-    (lambda: conv(torch.zeros(2, 9, 8), [1.0, 0.6]), "lengths: expected int32 or int64, got torch.float32. Give frames, not shares."),
+    (lambda: conv(torch.zeros(2, 9, 8), [1.0, 0.6]), "lengths: expected int32 or int64, got torch.float32. Pass numbers of frames, not fractions of T."),
     (lambda: conv(torch.zeros(2, 9, 8), [10, 4]), "lengths: expected 0 to T=9 frames, got 4 to 10"),
     (lambda: conv(torch.zeros(2, 9, 8), [9, -1]), "lengths: expected 0 to T=9 frames, got -1 to 9"),
     (lambda: lstm([10, 9]), "lengths: expected 0 to T=9 frames, got 9 to 10"),

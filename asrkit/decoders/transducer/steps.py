@@ -100,7 +100,8 @@ class GreedyModel:
 
         Args:
             encoded: Frames (..., E).
-            predicted: Predictor outputs (..., P) whose leading dimensions broadcast with them.
+            predicted: Predictor outputs (..., P) whose leading dimensions broadcast with those of
+                `encoded`.
 
         Raises:
             ValueError: `join` returns logits of an unexpected shape.
