@@ -113,7 +113,7 @@ def dims(tensor: "Tensor", letters: str, argument: str, **known: int) -> tuple[i
     """The sizes of `tensor`; ValueError for a wrong rank, or a size that contradicts `known`.
 
     Args:
-        tensor: Of any kind.
+        tensor: A tensor of any dtype.
         letters: One letter of the legend per dimension, separated by spaces.
         argument: Name of `tensor` in the error message.
         **known: Sizes that are known, by letter.

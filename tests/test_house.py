@@ -111,7 +111,7 @@ NODES = {
 MOST_BENCHMARK_NODES = 22_000
 MOST_NODES = 133_700  # of the whole package
 # Modules of asrkit that importing a lesson may load: fewer if it neither transcribes nor trains.
-LESSON_MODULES, MORE_MODULES = 60, 115
+LESSON_MODULES, MORE_MODULES = 60, 125
 TRANSCRIBES = {
     "batched_ctc_frontend", "batching", "bf16_casting", "cost", "cuda_graphs", "jasper", "policies", "whisper_parts",
     "start_here", "file_recognizer", "frontends", "ladder", "one_utterance", "precision", "scripted",

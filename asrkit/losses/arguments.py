@@ -43,7 +43,7 @@ def check_scores(tensor: Tensor, argument: str, encoded: Tensor | None = None) -
 
 
 def check_halves(encoded: Tensor, predicted: Tensor) -> tuple[int, int, int, int]:
-    """Return the sizes B, T, U1 and D of the two halves of a joint.
+    """Return the sizes B, T, U1 and D of the inputs of a joint, `encoded` and `predicted`.
 
     Raises:
         ValueError: The halves do not fit together.

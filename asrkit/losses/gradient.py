@@ -6,8 +6,8 @@ arcs have posteriors p_blank and p_label, the gradient over logit v is
 
     (p_blank + p_label) softmax[v] - p_blank [v = blank] - p_label [v = label].
 
-Each implementation is a file with these three functions. reference.py has `lattice` only and takes
-the two passes over the logits from wavefront.py. Backward recomputes the softmax from the logits,
+Each implementation is a file with these three functions. Of reference.py only `lattice` is used
+here (its `gradient` is over the arcs); the two passes over the logits are those of wavefront.py. Backward recomputes the softmax from the logits,
 so the gradient is the only large tensor that is allocated.
 """
 

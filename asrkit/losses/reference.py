@@ -83,9 +83,9 @@ def backward_variables(blank: Lattice, label: Lattice) -> Lattice:
     return beta
 
 
-def empty_lattice(rows: int, U1: int) -> Lattice:
-    """log 0 at every node: (rows, U1)."""
-    return [[-inf] * U1 for _ in range(rows)]
+def empty_lattice(frames: int, U1: int) -> Lattice:
+    """log 0 at every node: (frames, U1)."""
+    return [[-inf] * U1 for _ in range(frames)]
 
 
 def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
@@ -109,15 +109,15 @@ def gradient(blank: Lattice, label: Lattice) -> tuple[Lattice, Lattice]:
     by_blank: Lattice = []
     by_label: Lattice = []
     for t in range(T):
-        blank_row = []
+        blank_of_frame = []
         label_row = []
         for u in range(U + 1):
             log_posterior = alpha[t][u] + blank[t][u] + beta[t + 1][u] - total
-            blank_row.append(-exp(log_posterior))
+            blank_of_frame.append(-exp(log_posterior))
         for u in range(U):
             log_posterior = alpha[t][u] + label[t][u] + beta[t][u + 1] - total
             label_row.append(-exp(log_posterior))
-        by_blank.append(blank_row)
+        by_blank.append(blank_of_frame)
         by_label.append(label_row)
     return by_blank, by_label
 

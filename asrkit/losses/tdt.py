@@ -1,4 +1,7 @@
-"""The token-and-duration transducer (TDT) loss."""
+"""The token-and-duration transducer (TDT) loss.
+
+Its arcs, blanks among them, are those of `LatticeOptions.steps` in lattice.py.
+"""
 
 from collections.abc import Sequence
 

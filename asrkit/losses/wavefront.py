@@ -7,8 +7,8 @@ skewed, diagonal after diagonal, and a strided view shows them upright without a
 variables are the forward variables of the lattice turned by 180 degrees, so they are computed
 together with the forward variables, as B further lattices.
 
-Memory in addition to the logits, with gradient: their gradient, one tile, and 16 B (T + U1)
-(A U1 + 1) bytes of lattices, for the A kinds of arcs (2 for RNN-T, two for each duration of TDT).
+Memory in addition to the logits, with gradient: their gradient, one tile, and 8 B (T + U1)
+((A + 2) U1 + 2) bytes of lattices, for A kinds of arcs (2 for RNN-T, two for each duration of TDT).
 Each diagonal takes two launches for each kind, less one.
 """
 

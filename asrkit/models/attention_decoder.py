@@ -259,7 +259,7 @@ class AEDModel(EncodingModel):
         return Memory(mask, keys, values)
 
     def init_state(self, memory: Memory, room: int) -> Past:
-        """The state before the first token; all its memory is allocated here.
+        """The state before the first token. All its buffers are allocated here.
 
         Args:
             memory: The result of `prefill`.

@@ -22,7 +22,7 @@ from asrkit.models.common import (
 from asrkit.models.relative_attention import (
     Context,
     RelativeAttention,
-    attended,
+    distance_range,
     relative_positions,
 )
 from asrkit.shapes import expect, valid_mask, whole
@@ -123,7 +123,10 @@ class _Subsampling(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """Half a feed-forward layer, attention, convolution, another half (arXiv 2005.08100, 2.4)."""
+    """Feed-forward, attention, convolution, feed-forward (arXiv 2005.08100, 2.4).
+
+    Both feed-forwards are added with weight 1/2.
+    """
 
     def __init__(self, config: FastConformerConfig) -> None:
         super().__init__()
@@ -154,14 +157,14 @@ class ConformerBlock(nn.Module):
         Args:
             x: Frames (B, T, D).
             valid: True for frames outside the padding (B, T), bool.
-            positions: `relative_positions(*attended(T, context), D, x)`.
+            positions: `relative_positions(*distance_range(T, context), D, x)`.
             context: Frames that a frame attends to on its (left, right); -1 for all.
         """
-        first_half, second_half = self.feed
-        x = x.add(self.dropout(first_half(x)), alpha=0.5)
+        feed_before, feed_after = self.feed
+        x = x.add(self.dropout(feed_before(x)), alpha=0.5)
         x = x + self.dropout(self.attention(self.attention_norm(x), valid, positions, context))
         x = x + self.dropout(self._convolution(x, valid))
-        x = x.add(self.dropout(second_half(x)), alpha=0.5)
+        x = x.add(self.dropout(feed_after(x)), alpha=0.5)
         return self.final_norm(x)
 
     def _convolution(self, x: Tensor, valid: Tensor) -> Tensor:
@@ -218,7 +221,7 @@ class FastConformer(nn.Module):
         x, lengths = self.subsampling(features.to(dtype_of(self)), lengths)
         valid = to_device(valid_mask(lengths, x.shape[1]), x.device)
         context = self.config.context
-        positions = relative_positions(*attended(x.shape[1], context), self.width, x)
+        positions = relative_positions(*distance_range(x.shape[1], context), self.width, x)
         positions = self.position_dropout(positions)
         if self.config.scale_input:
             x = x * math.sqrt(self.width)

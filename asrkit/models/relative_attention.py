@@ -64,7 +64,7 @@ class RelativeAttention(nn.Module):
         Args:
             x: Frames (B, T, D).
             valid: True for frames outside the padding (B, T), bool.
-            positions: `relative_positions` of the distances in `attended(T, context)`.
+            positions: `relative_positions` of the distances in `distance_range(T, context)`.
             context: Frames that a frame attends to on its (left, right); -1 for all.
         """
         B, T, _ = x.shape
@@ -148,8 +148,8 @@ def lowest(dtype: torch.dtype) -> float:
 def by_key(scores: Tensor) -> Tensor:
     """Scores by key (..., T, T), a view of scores by distance (..., T, 2T).
 
-    Row t begins T - t columns into its distances, T ... 1 - T. In one long row of all scores, that
-    is a stride of 2T - 1.
+    Column c of row t has distance T - c, so key s is in column T - t + s. In one long row of all
+    scores, the keys of row t begin at T + t (2T - 1): hence rows of 2T - 1 columns.
     """
     *leading, T, _ = scores.shape
     rows = scores.flatten(-2)[..., T:].view(*leading, T, 2 * T - 1)
@@ -179,7 +179,7 @@ def attends_in_blocks(T: int, context: Context) -> bool:
     return min(context) >= 0 and 2 * sum(context) < T
 
 
-def attended(T: int, context: Context) -> tuple[int, int]:
+def distance_range(T: int, context: Context) -> tuple[int, int]:
     """First and last distance, in frames, whose positions attention needs.
 
     Args:

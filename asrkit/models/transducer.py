@@ -140,7 +140,7 @@ class LSTMPredictor(nn.Module):
         """Predictions (B, U, D) for labels (B, U) that follow `state`, and the state after them."""
         B, U = labels.shape
         embedded = self.embedding(labels)  # (B, U, D)
-        if U == 1 and type(self.lstm) is nn.LSTM:  # not a quantizer's
+        if U == 1 and type(self.lstm) is nn.LSTM:  # a quantized LSTM has no plain weights
             if state is None:
                 zeros = embedded.new_zeros(B, self.lstm.num_layers, self.lstm.hidden_size)
                 state = zeros, zeros

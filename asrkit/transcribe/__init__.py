@@ -10,6 +10,7 @@ In the order of a run:
     pauses.py      loudness and pauses, where recordings are cut
     windows.py     samples to windows, batches and transcripts
     parts.py       parts of a recording, and the order in which their windows are decoded
+    progress.py    progress bars and counts
     recognizer.py  waveforms to features, encoder frames and hypotheses
     decoding.py    the decoder of each kind of model; whisper.py: that of a Whisper
     words.py       labels joined where windows overlap, and grouped into words

@@ -281,7 +281,7 @@ SUITE = Suite(
     gpu_tests=(
         "tests/losses/test_triton.py",
         "tests/losses/test_lean_triton.py",
-        "tests/benchmarks/test_numba_cuda_loss.py",
+        "tests/workbench/lessons/shared/test_numba_cuda_loss.py",
         "tests/losses/test_packed.py",
     ),
 )

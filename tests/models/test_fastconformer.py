@@ -20,7 +20,7 @@ from asrkit.models import (
 from asrkit.models.fastconformer import ConformerBlock
 from asrkit.models.relative_attention import (
     RelativeAttention,
-    attended,
+    distance_range,
     relative_positions,
 )
 from asrkit.text import CharTokenizer
@@ -66,7 +66,7 @@ def test_attention_equals_its_definition_pair_by_pair(T, context):
     x = torch.randn(2, T + 2, 16).double()
     valid = torch.ones(2, T + 2, dtype=torch.bool)
     valid[1, T:] = False  # masked frames have no influence
-    positions = relative_positions(*attended(T + 2, context), 16, x)
+    positions = relative_positions(*distance_range(T + 2, context), 16, x)
     out = attention(x, valid, positions, context)
     for row, n in ((0, T + 2), (1, T)):
         wanted = attention_pair_by_pair(attention, x[row, :n], context)
@@ -127,7 +127,7 @@ def test_gradients_of_a_block_in_training_agree_with_differences_and_come_twice(
         torch.nn.init.normal_(bias)
     x = torch.randn(2, T, D, dtype=torch.double, requires_grad=True)
     valid = torch.arange(T) < torch.tensor([[T], [T - 3]])
-    positions = relative_positions(*attended(T, context), D, x)
+    positions = relative_positions(*distance_range(T, context), D, x)
     given = (x, *block.parameters())
 
     def computed(x, *_):

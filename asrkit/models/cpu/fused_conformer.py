@@ -23,9 +23,9 @@ from asrkit.models.fastconformer import FastConformer
 from asrkit.models.relative_attention import (
     Context,
     allowed_keys,
-    attended,
     attends_in_blocks,
     block_attention,
+    distance_range,
     lowest,
     relative_positions,
 )
@@ -231,7 +231,7 @@ class _Attention(nn.Module):
         H = self.heads
         qkv = self.qkv(x).view(B, T, 3, H, -1)
         q, k, v = qkv.unbind(2)  # each (B, T, H, D/H); q includes the content bias
-        first, last = attended(T, frames.context)
+        first, last = distance_range(T, frames.context)
         p = self._positions(x, first, last)
         queries = (q + self.bias_difference).view(B * T, -1)
         scores = multiply_by_group(queries, p, H).view(B, T, H, -1)  # by distance

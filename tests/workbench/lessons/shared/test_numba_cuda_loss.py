@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "losses"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "losses"))
 from compiled import needs_nvvm, numba_spilled_B
 from ragged import DTYPES, batch
 

@@ -10,7 +10,7 @@ from asrkit.decoders import aed_greedy
 from asrkit.decoders.states import map_state
 from asrkit.workbench.lessons.shared.cache_policies import POLICIES, with_policy
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "decoders"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "decoders"))
 from attention_cases import OPTIONS, as_draft, random_frames, random_model, same
 
 pytestmark = [
