@@ -7,8 +7,9 @@ arcs have posteriors p_blank and p_label, the gradient over logit v is
     (p_blank + p_label) softmax[v] - p_blank [v = blank] - p_label [v = label].
 
 Each implementation is a file with these three functions. Of reference.py only `lattice` is used
-here (its `gradient` is over the arcs); the two passes over the logits are those of wavefront.py. Backward recomputes the softmax from the logits,
-so the gradient is the only large tensor that is allocated.
+here (its `gradient` is over the arcs); the two passes over the logits are those of wavefront.py.
+Backward recomputes the softmax from the logits, so the gradient is the only large tensor that is
+allocated.
 """
 
 from collections.abc import Callable

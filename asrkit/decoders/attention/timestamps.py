@@ -25,7 +25,7 @@ class TimedState(NamedTuple):
     after_text: Tensor  # bool, whether the last token was text
 
     @property
-    def distance_range(self) -> Tensor:
+    def attended(self) -> Tensor:
         """The field of the model's own state."""
         return self.past.attended
 
