@@ -72,7 +72,7 @@ lock:  ## rewrite requirements.lock (ARGS="--upgrade" updates every pin)
 
 clean:  ## remove all environments and tool caches; keep reports, records and speech
 	@rm -rf .venv $(PEERS) $(SCALE) $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find asrkit notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	@find asrkit benchmarks notebooks tests -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The stamp is written last. An interrupted set-up may leave half a package that pip takes for complete,
 # so the next one starts over in an empty .venv; downloads come from pip's cache.
