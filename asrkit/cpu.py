@@ -1,7 +1,7 @@
 """Instructions of this CPU: AVX-512, products of bfloat16, and products of int8.
 
-Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. `asrkit.models` tests if
-oneDNN supports a dtype at all, perhaps by slower instructions.
+Everything here reads the CPU's flags, by `torch.cpu.get_capabilities`. Whether oneDNN supports
+a dtype at all, perhaps by slower instructions, is `asrkit.models.cpu.prepacked.onednn_supports`.
 """
 
 import torch

@@ -26,7 +26,7 @@ def home(*, make: bool = True) -> Path:
         make: Whether to create it when missing; False only names it.
 
     Raises:
-        OSError: Neither variable is set, or it cannot be created.
+        OSError: There is no home folder, or it cannot be created.
     """
     try:
         path = Path(os.environ.get("ASRKIT_HOME") or "~/.cache/asrkit").expanduser()

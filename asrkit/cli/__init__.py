@@ -76,6 +76,17 @@ def _explained(command: Command) -> dict[str, Any]:
     }
 
 
+def _streams_ready() -> bool:
+    """Let stdout and stderr print any text; False, and a line on stderr, if stdout is closed."""
+    if sys.stdout is None:  # as after `>&-`
+        print("asrkit: standard output is closed. Redirect it: > FILE.", file=sys.stderr)
+        return False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may be no UTF-8
+    return True
+
+
 def run_alone(command: Command, prog: str, argv: list[str] | None = None) -> int:
     """Run one command as a program of its own; returns the exit code, as `main` does.
 
@@ -84,6 +95,8 @@ def run_alone(command: Command, prog: str, argv: list[str] | None = None) -> int
         prog: What is typed to start it.
         argv: Its arguments; None takes those of the process.
     """
+    if not _streams_ready():
+        return 2
     explained = _explained(command)
     del explained["help"]
     formatter = argparse.RawDescriptionHelpFormatter
@@ -100,12 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     error, reported in one line on stderr. 130: stopped by Ctrl-C. 141: the reader of the output
     has closed it.
     """
-    if sys.stdout is None:  # as after `>&-`
-        print("asrkit: standard output is closed. Redirect it: > FILE.", file=sys.stderr)
+    if not _streams_ready():
         return 2
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # file names may be no UTF-8
     if (sys.argv[1:] if argv is None else argv)[:1] == ["bench"]:
         print(MOVED, file=sys.stderr)
         return 2

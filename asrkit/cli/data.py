@@ -148,7 +148,7 @@ STATS = Command(
 )
 LENGTHS = Command(
     name="data lengths",
-    summary="Write the lengths of a corpus as a table, for `python -m benchmarks batching --lengths`.",
+    summary="Write the lengths of a corpus as a table, for `python -m benchmarks batching`.",
     options=LengthsOptions,
     run=_lengths,
     examples=["asrkit data lengths cuts.jsonl.gz --out mine.csv.gz"],

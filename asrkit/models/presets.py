@@ -1,8 +1,8 @@
 """Configs of published models under their names, tiny ones, and `make_model`, for any config.
 
 A preset has the sizes of the published model and random weights:
-`TransducerModel(presets.parakeet_rnnt_1_1b())`. tests/models/test_presets.py compares the published
-parameter counts.
+`TransducerModel(presets.parakeet_rnnt_1_1b())`. tests/models/test_presets.py compares these
+sizes with the published parameter counts.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from asrkit.models import Checkpoint
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Options that no text depends on; and the last three, whose own fields are listed in their place.
+# Options that no text depends on. precision is part of dtype; the fields of search and prompt are
+# listed in their place.
 LEFT_OUT = {"batch_s", "readers", "strategy", "graphs", "encoder", "precision", "search", "prompt"}
 # The files that are read from a model's folder: asrkit's own, Hugging Face's, or exported ones.
 MODEL_FILES = re.compile(

@@ -7,6 +7,8 @@ Files in the output folder:
     SUITE.done    command of a suite that finished; the same command is not run again
 """
 
+import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -24,6 +26,8 @@ from benchmarks.suites import SUITES
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = (sys.executable, "-m", "benchmarks")
 LIMIT_S = 7200.0  # for each suite
+LEAST_S = 20.0  # a suite with less time than this is not started
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 
 
 def run_all(
@@ -49,7 +53,7 @@ def run_all(
         log: called with a line before and after each suite.
 
     Returns:
-        By suite "done", "failed", "failed its gpu tests" or "stopped" (at its time limit).
+        By suite "done", "failed", "failed its gpu tests", "stopped" (at its limit) or "no time".
     """
     valid = minutes is None or (isfinite(minutes) and minutes > 0)
     expect(valid, "minutes", "a number above 0", minutes)
@@ -67,6 +71,9 @@ def run_all(
                 continue
             now = time.monotonic()
             limit_s = min(LIMIT_S, (end - now) / 2)
+            if limit_s < LEAST_S:
+                status[name] = "no time"
+                continue
             log(f"{name}: at most {limit_s:.0f} s")
             tests = suite.gpu_tests if device == "cuda" else ()
             with (out / f"{name}.log").open("ab") as output:
@@ -94,12 +101,19 @@ def _run(command: Sequence[str], output: IO[bytes], end: float) -> int | None:
         stderr=subprocess.STDOUT,
         cwd=ROOT,
         start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
     try:
         return process.wait(max(end - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.poll() is None:  # also after Ctrl-C
+        with contextlib.suppress(ProcessLookupError):  # also children that outlived it
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
+
+
+def _end_with_parent() -> None:
+    """Let Linux end this process when its parent ends, so that no suite outlives the run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

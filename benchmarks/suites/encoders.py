@@ -99,7 +99,6 @@ ENGINE_VARIANTS = {  # on one core, by the arithmetic of the engines
     "bfloat16": "float32 bfloat16 optimized_bfloat16",
     "int8": "float32 bfloat16 optimized_bfloat16 optimized_int8",
 }
-ONE_CORE_VARIANTS = ("float32", "bfloat16", "optimized_bfloat16", "optimized_int8")
 
 
 def suite(device: str, quick: bool, *, peers: Peers | None = None) -> Iterator[Case]:

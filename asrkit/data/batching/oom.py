@@ -79,8 +79,8 @@ def oom_search(
 ) -> OOMResult:
     """The largest batch size of each bucket whose training step fits into memory.
 
-    A step fails if an allocation fails, or if it takes more than `budget_bytes` beyond the memory
-    before it. That includes the weights and the optimizer's state, which a first step creates. Each
+    A step fails if an allocation fails, or if it takes more than `budget_bytes` beyond what was
+    allocated before: the weights, and the optimizer's state, which a first step creates. Each
     step starts without gradients, as after zero_grad(). A step that clears them after its forward
     pass takes more in training than here.
 

@@ -47,8 +47,8 @@ def attention_frames(
         P = prompts.shape[1]
         padding = labels == PADDING
         tokens = torch.cat([prompts, labels.masked_fill(padding, model.eos)], 1)
-        looks = model.cross_weights(encoded, lengths, tokens[:, :-1], memory)
-        return _frames(looks[:, P - 1 :], lengths, padding)
+        weights = model.cross_weights(encoded, lengths, tokens[:, :-1], memory)
+        return _frames(weights[:, P - 1 :], lengths, padding)
 
 
 def frames_of_turns(
@@ -88,15 +88,15 @@ def _frames(weights: Tensor, lengths: Tensor, padding: Tensor) -> Tensor:
         return frames.clone().masked_fill_(padding, PADDING)
 
 
-def rising_frames(looks: Tensor) -> Tensor:
-    """Frames (B, N) that never go back and have the largest sum of the weights `looks` (B, N, T).
+def rising_frames(weights: Tensor) -> Tensor:
+    """Frames (B, N) that never go back and have the largest sum of the weights `weights` (B, N, T).
 
     Dynamic programming: the best sum of rows 0 to n, with row n on frame t, is the weight of row n
     there plus the best sum of rows 0 to n - 1 with row n - 1 on frame t or earlier.
     """
-    best = looks[:, 0]  # (B, T)
+    best = weights[:, 0]  # (B, T)
     sources = []  # the best frame of the row before, for each frame of a row
-    for row in looks.unbind(1)[1:]:
+    for row in weights.unbind(1)[1:]:
         highest, source = best.cummax(1)
         sources.append(source)
         best = row + highest

@@ -24,8 +24,9 @@ class Attention(Protocol):
     A memory holds what is kept of the frames, and a state what is kept of the tokens so far. Both
     are nests of tensors, batch first, as `asrkit.decoders.states` walks them. A state is a named
     tuple with a field `place` (B,) int64, the number of tokens in it. Setting `place` back removes
-    the last tokens. Only `attention_frames` needs `looks(encoded, lengths, tokens, memory)`, which
-    returns (B, U, T).
+    the last tokens. Only the times of words need more: `attention_frames` needs
+    `cross_weights(encoded, lengths, tokens, memory)`, which returns (B, U, T), and
+    `frames_of_turns` needs `last_weights(attended, memory)`.
     """
 
     bos: int  # the token before any text

@@ -173,6 +173,7 @@ def shape_decoder(weights: Weights, config: AEDConfig) -> None:
 
     NeMo saves its table of positions, perhaps longer than the model's, because the table grows in
     use. It interleaves sines and cosines. transformers computes a table with all sines first.
+    Weights were trained with one of the two, and nothing in them says with which.
     """
     if "positions" in weights:
         weights["positions"] = weights["positions"][: config.most].clone()
