@@ -98,6 +98,7 @@ class Workers:
         self.queue: deque[_Job] = deque()  # the jobs that are handed out next
         self.finished: list[_Job] = []
         self.deaths = 0  # workers that have ended since a job was finished
+        self.loaded = False  # whether any worker has loaded the model
 
     def __enter__(self) -> "Workers":
         self.workers = [self._start(number) for number in range(self.layout.workers)]
@@ -159,6 +160,7 @@ class Workers:
         if isinstance(answer, Exception):
             raise answer
         worker.is_ready, worker.job, worker.advanced_s = True, None, 0.0
+        self.loaded = True
         if job:
             self.deaths = 0
             job.results += answer
@@ -177,8 +179,7 @@ class Workers:
         code = worker.process.exitcode
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         ended = f"worker {worker.number + 1} (process {worker.process.pid}) ended by {cause}"
-        job = worker.job
-        if job is None:
+        if not self.loaded:
             raise RuntimeError(f"{ended} while it loaded the model.")
         self.advance(-worker.advanced_s)
         self.deaths += 1
@@ -186,6 +187,9 @@ class Workers:
             message = f"the workers ended {self.deaths} times in a row ({cause})."
             raise RuntimeError(f"{message} Fewer --workers take less memory.")
         self.workers[worker.number] = self._start(worker.number)
+        job = worker.job
+        if job is None:  # a replacement that ended while it loaded the model
+            return
         if job.singles:
             job.results.append(self.failed(job.items[0]))
         else:

@@ -83,6 +83,24 @@ def test_each_job_is_done_once_and_an_item_that_ends_its_worker_twice_is_an_erro
     assert sorted(lines) == ["exit code 1", "exit code 3", "signal 9"]
 
 
+def test_a_replacement_that_ends_while_it_loads_is_replaced_too(tmp_path, capfd):
+    flag = tmp_path / "flag"
+
+    def work(items, advance):
+        if items == ["die"]:
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not items and flag.exists():
+            flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return doubled(items, advance)
+
+    one = Layout(cores=((),), threads=1)
+    found, _ = outcome([[1], ["die"], [2]], one, work)
+    assert found == {0: [2], 1: ["die"], 2: [4]}
+    assert capfd.readouterr().err.count("ended by signal 9") == 1
+
+
 def test_an_error_is_raised_as_it_is_and_workers_that_always_end_are_one_line(
     monkeypatch,
 ):
