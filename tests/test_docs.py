@@ -140,10 +140,10 @@ RESULTS += [
     for sentence, program in TRANSCRIPTION.items()
 ]
 RESULTS += [
-    ("71 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
-    ("37 times", 1, "long-whisper", "faster_whisper_int8", "rtfx", {}),
-    ("67 times", 1, "long-whisper", "faster_whisper_batched_int8", "rtfx", {}),
-    ("46 times", 1, "long-whisper", "openvino_genai_bfloat16", "rtfx", {}),
+    ("68 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
+    ("35 times", 1, "long-whisper", "faster_whisper_int8", "rtfx", {}),
+    ("60 times", 1, "long-whisper", "faster_whisper_batched_int8", "rtfx", {}),
+    ("41 times", 1, "long-whisper", "openvino_genai_bfloat16", "rtfx", {}),
     ("12.0 %", 100, "long-whisper", "asrkit_bfloat16", "wer", {}),
     ("12.5 %", 100, "long-whisper", "faster_whisper_int8", "wer", {}),
     ("29.2 %", 100, "long-whisper", "faster_whisper_batched_int8", "wer", {}),

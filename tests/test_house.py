@@ -99,7 +99,7 @@ NODES = {
     "losses": 15_402,
     "models": 18_630,
     "training": 6_334,
-    "transcribe": 15_472,
+    "transcribe": 15_485,
     "workbench": 2_404,
     "workbench/claims": 2_602,
     "workbench/cost": 3_242,
