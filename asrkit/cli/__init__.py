@@ -56,21 +56,22 @@ def parsers(width: int | None = None) -> dict[str, argparse.ArgumentParser]:
     # the overview lists the commands by section, so argparse's own list is left out
     first = top.add_subparsers(prog="asrkit", metavar="COMMAND", help=argparse.SUPPRESS)
     data = first.add_parser("data", description="Prepare corpora, and list their lengths.")
-    rooms = {"": first, "data": data.add_subparsers(metavar="COMMAND")}
-    found = {"": top, "data": data}
+    groups = {"": first, "data": data.add_subparsers(metavar="COMMAND")}
+    by_name = {"": top, "data": data}
     for name, command in COMMANDS.items():
-        room, _, last = name.rpartition(" ")
-        found[name] = rooms[room].add_parser(last, **_explained(command), formatter_class=formatter)
-        add_fields(found[name], command.options)
-    for name, one in found.items():
-        one.set_defaults(parser=one, command=COMMANDS.get(name))
-    return found
+        group, _, last = name.rpartition(" ")
+        by_name[name] = groups[group].add_parser(
+            last, help=command.summary, formatter_class=formatter, **_explained(command)
+        )
+        add_fields(by_name[name], command.options)
+    for name, parser in by_name.items():
+        parser.set_defaults(parser=parser, command=COMMANDS.get(name))
+    return by_name
 
 
 def _explained(command: Command) -> dict[str, Any]:
-    """What argparse shows about a command."""
+    """What the help of a command shows around its options."""
     return {
-        "help": command.summary,
         "description": textwrap.fill(f"{command.summary} {command.details}", TEXT_WIDTH),
         "epilog": "\n  ".join(["examples:", *command.examples]),
     }
@@ -97,10 +98,8 @@ def run_alone(command: Command, prog: str, argv: list[str] | None = None) -> int
     """
     if not _streams_ready():
         return 2
-    explained = _explained(command)
-    del explained["help"]
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=prog, **explained, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog=prog, formatter_class=formatter, **_explained(command))
     add_fields(parser, command.options)
     parser.set_defaults(parser=parser, command=command)
     return _run(parser.parse_args(argv))

@@ -7,6 +7,7 @@ from asrkit.models import Checkpoint
 from asrkit.sound_files import Sound
 from asrkit.transcribe.audio import Sources, recordings
 from asrkit.transcribe.bulk.layout import Layout
+from asrkit.transcribe.bulk.manifests import BYTES_PER_S
 from asrkit.transcribe.bulk.workers import ENDED, Workers
 from asrkit.transcribe.formats import Transcript
 from asrkit.transcribe.options import WindowOptions
@@ -16,7 +17,6 @@ from asrkit.transcribe.windows import POOL, Transcriber
 
 MOST_BATCHES = 6  # batches of audio in a job, so that windows of similar length meet
 LEAST_S = 30.0  # seconds of audio in a job: a batch that keeps a core busy
-BYTES_PER_S = 32_000  # rough size of a recording: 16 bits at 16 kHz
 
 
 def transcribe_in_workers(

@@ -20,7 +20,7 @@ LINES = "lines with audio_filepath, or lhotse cuts"
 HEADER_READERS = 8  # threads that read the lengths of files
 LONGEST_S = 1e9  # longest time that a manifest may state: 31 years
 UNKNOWN_S = 10.0  # estimate for a recording of unknown length
-BYTES_PER_S = 32_000  # estimate for a container: 16 bits at 16 kHz
+BYTES_PER_S = 32_000  # estimate for a file that is not opened: 16 bits at 16 kHz
 
 
 class Recording(NamedTuple):
