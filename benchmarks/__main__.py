@@ -84,8 +84,8 @@ class BenchOptions(Options):
     )
     minutes: float | None = described(
         None,
-        "stop after N minutes: each suite may take half of the time that is left (default: two "
-        "hours each). A second run with the same --out skips finished suites and measures the "
+        "stop after N minutes, which the suites share by their importance (default: two hours "
+        "each). A second run with the same --out skips finished suites and measures the "
         "others again",
         metavar="N",
         group="suite all",

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = (sys.executable, "-m", "benchmarks")
 LIMIT_S = 7200.0  # for each suite
 LEAST_S = 20.0  # a suite with less time than this is not started
+TESTS_SHARE = 1 / 3  # share of a suite's time that its gpu tests may take
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 
 
@@ -40,56 +41,64 @@ def run_all(
 ) -> dict[str, str]:
     """Measure every suite that is not finished in this folder.
 
-    On CUDA the tests of a suite that are marked `gpu` run first; if one fails, the suite is not
-    measured. Only a suite that finished is skipped next time. Any other is measured again, and its
-    records are appended again.
+    On CUDA the tests of a suite that are marked `gpu` run first, and its status says whether they
+    passed. It is measured anyway: an arm that disagrees with its reference is never timed. Only a
+    suite that finished is skipped next time. Any other is measured again, and its records are
+    appended again.
 
     Args:
         out: folder of records and logs; one run at a time.
         device: "cpu" or "cuda".
-        minutes: limit for all suites; each may take half of the time that is left. None: no limit
-            but the two hours that each suite has.
+        minutes: limit for all suites, divided by their `Suite.share`; time that a suite does not
+            use is left to the next ones. None: no limit but the two hours that each suite has.
         options: more options of `python -m benchmarks SUITE`.
         log: called with a line before and after each suite.
 
     Returns:
-        By suite "done", "failed", "failed its gpu tests", "stopped" (at its limit) or "no time".
+        By suite "done", "failed", "stopped" (at its limit) or "no time"; with ", gpu tests failed"
+        or ", gpu tests stopped" if they did not pass.
     """
     valid = minutes is None or (isfinite(minutes) and minutes > 0)
     expect(valid, "minutes", "a number above 0", minutes)
     end = inf if minutes is None else time.monotonic() + 60 * minutes
     status: dict[str, str] = {}
     with files.lock(out):
-        for name, suite in SUITES.items():
-            command = [*BENCH, name, "--device", device, *options]
+        waiting = [suite for suite in SUITES.values() if device != "cuda" or not suite.cpu_only]
+        while waiting:
+            suite, *waiting = waiting
+            command = [*BENCH, suite.name, "--device", device, *options]
             command += ["--out", str((out / "bench.jsonl").resolve())]
-            finished = out / f"{name}.done"
-            if device == "cuda" and suite.cpu_only:
-                continue
+            finished = out / f"{suite.name}.done"
             if finished.exists() and finished.read_text() == " ".join(command):
-                log(f"{name}: done before")
+                log(f"{suite.name}: done before")
                 continue
+            share = suite.share / (suite.share + sum(other.share for other in waiting))
             now = time.monotonic()
-            limit_s = min(LIMIT_S, (end - now) / 2)
+            limit_s = min(LIMIT_S, (end - now) * share)
             if limit_s < LEAST_S:
-                status[name] = "no time"
+                status[suite.name] = "no time"
                 continue
-            log(f"{name}: at most {limit_s:.0f} s")
+            log(f"{suite.name}: at most {limit_s:.0f} s")
             tests = suite.gpu_tests if device == "cuda" else ()
-            with (out / f"{name}.log").open("ab") as output:
-                status[name] = _measure(command, tests, output, now + limit_s)
-            log(f"{name}: {status[name]}")
-            if status[name] == "done":
+            with (out / f"{suite.name}.log").open("ab") as output:
+                status[suite.name] = _measure(command, tests, output, now, limit_s)
+            log(f"{suite.name}: {status[suite.name]}")
+            if status[suite.name] == "done":
                 finished.write_text(" ".join(command))
     return status
 
 
-def _measure(command: Sequence[str], tests: Sequence[str], output: IO[bytes], end: float) -> str:
+def _measure(
+    command: Sequence[str], tests: Sequence[str], output: IO[bytes], begin: float, limit_s: float
+) -> str:
     """Run the tests of a suite, if any, then the suite; returns its status."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
-    if tests and _run([*pytest, *tests], output, end) != 0:
-        return "failed its gpu tests"
-    return {0: "done", None: "stopped"}.get(_run(command, output, end), "failed")
+    tested: int | None = 0
+    if tests:
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *tests]
+        tested = _run(pytest, output, begin + TESTS_SHARE * limit_s)
+    measured = _run(command, output, begin + limit_s)
+    status = {0: "done", None: "stopped"}.get(measured, "failed")
+    return status + {0: "", None: ", gpu tests stopped"}.get(tested, ", gpu tests failed")
 
 
 def _run(command: Sequence[str], output: IO[bytes], end: float) -> int | None:

@@ -78,6 +78,7 @@ class Suite:
             `gpu` first on CUDA.
         cpu_only: whether nothing in it runs on a GPU.
         takes_peers: whether `cases` also takes peers (`peers.processes.Peers`, or None).
+        share: weight by which `python -m benchmarks all --minutes` divides the time.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Suite:
     gpu_tests: tuple[str, ...] = ()
     cpu_only: bool = False
     takes_peers: bool = False
+    share: float = 1.0
 
 
 def study_params(device: str, quick: bool, **params: Any) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from benchmarks.suites import (
 SUITES = {
     suite.name: suite
     for suite in [
-        transcription.SUITE,
         losses.SUITE,
         decoders.SUITE,
-        encoders.SUITE,
+        transcription.SUITE,
+        training.SUITE,
         ladder.SUITE,
         claims.SUITE,
+        encoders.SUITE,
         precision.SUITE,
-        training.SUITE,
         batching.SUITE,
     ]
 }

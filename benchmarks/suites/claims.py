@@ -417,4 +417,4 @@ GPU_CLAIMS = {  # a CPU cannot rehearse these
 }
 
 
-SUITE = Suite(name="claims", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))
+SUITE = Suite(name="claims", cases=suite, share=2)

@@ -338,4 +338,9 @@ def _decode_text(plan: Planted, model: Any, ctc: Any = None, **options: Any) -> 
     return aed_greedy(model, plan.encoded, plan.lengths, prompt=plan.prompt, **options)
 
 
-SUITE = Suite(name="decoders", cases=suite, gpu_tests=("tests/decoders/test_graphs_gpu.py",))
+SUITE = Suite(
+    name="decoders",
+    cases=suite,
+    gpu_tests=("tests/decoders/test_graphs_gpu.py",),
+    share=4,
+)

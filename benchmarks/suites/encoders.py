@@ -382,5 +382,4 @@ SUITE = Suite(
     name="encoders",
     cases=suite,
     takes_peers=True,
-    gpu_tests=("tests/benchmarks/test_encoders.py",),
 )

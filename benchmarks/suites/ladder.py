@@ -74,4 +74,4 @@ def config_of(preset: str, durations: Sequence[int]) -> TransducerConfig:
     return replace(config, ctc=False, durations=durations)
 
 
-SUITE = Suite(name="ladder", cases=suite, gpu_tests=("tests/benchmarks/test_ladder.py",))
+SUITE = Suite(name="ladder", cases=suite, gpu_tests=("tests/benchmarks/test_ladder.py",), share=2)

@@ -284,4 +284,5 @@ SUITE = Suite(
         "tests/workbench/lessons/shared/test_numba_cuda_loss.py",
         "tests/losses/test_packed.py",
     ),
+    share=4,
 )

@@ -175,4 +175,4 @@ def _phases_case(what: str, encoder: LSTMEncoder, lengths: Tensor) -> Case:
     )
 
 
-SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",))
+SUITE = Suite(name="training", cases=suite, gpu_tests=("tests/training/test_graphs.py",), share=3)

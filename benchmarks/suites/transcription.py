@@ -205,5 +205,6 @@ SUITE = Suite(
     name="transcription",
     cases=suite,
     takes_peers=True,
-    gpu_tests=("tests/decoders/test_graphs_gpu.py", "tests/benchmarks/test_encoders.py"),
+    gpu_tests=("tests/benchmarks/test_encoders.py",),
+    share=4,
 )

@@ -91,24 +91,34 @@ def test_at_its_limit_a_suite_is_killed_with_its_children(
     wait_until(lambda: not running(pid.read_text()))
 
 
-def test_a_suite_may_take_half_of_the_time_that_is_left(suites, tmp_path, monkeypatch):
+def test_suites_divide_the_time_by_their_shares(suites, tmp_path, monkeypatch):
     limits = []
     now = [0.0]
 
     def run(command, output, end):
         limits.append(end - now[0])
-        now[0] = end
+        used = 0.25 if "first" in command else 1.0  # of its limit
+        now[0] += used * limits[-1]
 
     monkeypatch.setattr(all_suites, "_run", run)
     monkeypatch.setattr(all_suites.time, "monotonic", lambda: now[0])
-    suites(*"abcd")
-    status = all_suites.run_all(tmp_path / "out", minutes=2, log=bool)
-    assert limits == [60, 30]  # less than 20 s are no time
-    assert [*status.values()] == ["stopped"] * 2 + ["no time"] * 2
+    suites("first", share=3)
+    large = all_suites.SUITES
+    suites("second", "third")
+    monkeypatch.setattr(all_suites, "SUITES", large | all_suites.SUITES)
+    status = all_suites.run_all(tmp_path / "out", minutes=1, log=bool)
+    # the first leaves three quarters of 36 s to the others; less than 20 s are no time
+    assert limits == [36, 25.5, 25.5]
+    assert [*status.values()] == ["stopped"] * 3
+    assert all_suites.run_all(tmp_path / "out", minutes=0.5, log=bool) == {
+        "first": "no time",
+        "second": "no time",
+        "third": "no time",
+    }
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, passes):
+def test_on_a_gpu_the_tests_of_a_suite_run_first(suites, tmp_path, passes):
     tests = tmp_path / "test_kernel.py"
     marked = "import pytest\n\n@pytest.mark.gpu\ndef test_kernel():\n    "
     tests.write_text(
@@ -118,9 +128,10 @@ def test_on_a_gpu_a_suite_whose_tests_fail_is_not_measured(suites, tmp_path, pas
     suites("first", "second", gpu_tests=(str(tests),))
     out = tmp_path / "out"
     status = all_suites.run_all(out, device="cuda", log=bool)
-    expected = "done" if passes else "failed its gpu tests"
+    expected = "done" if passes else "done, gpu tests failed"
     assert status == dict.fromkeys(["first", "second"], expected)
-    assert (out / "bench.jsonl").exists() == passes
+    assert recorded(out) == ["first", "second"]
+    assert (out / "first.done").exists() == passes
     first = (out / "first.log").read_text()
     assert "1 passed" in first if passes else "1 failed" in first
 
@@ -161,7 +172,7 @@ def test_the_gpu_tests_of_all_suites_are_there_on_a_machine_with_torch_and_pytes
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{file}::" in done.stdout for file in files)
-    first = ["transcription", "losses", "decoders", "encoders", "ladder"]
+    first = ["losses", "decoders", "transcription", "training", "ladder"]
     assert [*SUITES][:5] == first
 
 
