@@ -110,11 +110,8 @@ def test_suites_divide_the_time_by_their_shares(suites, tmp_path, monkeypatch):
     # the first leaves three quarters of 36 s to the others; less than 20 s are no time
     assert limits == [36, 25.5, 25.5]
     assert [*status.values()] == ["stopped"] * 3
-    assert all_suites.run_all(tmp_path / "out", minutes=0.5, log=bool) == {
-        "first": "no time",
-        "second": "no time",
-        "third": "no time",
-    }
+    status = all_suites.run_all(tmp_path / "out", minutes=0.5, log=bool)
+    assert [*status.values()] == ["no time", "no time", "stopped"]
 
 
 @pytest.mark.parametrize("passes", [True, False])
