@@ -1,4 +1,4 @@
-"""`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
+"""`GraphLoop`: a strategy's loop on buffers with fixed addresses, so that it can be recorded."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -8,16 +8,25 @@ from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.decoders.transducer.windowed_looping import (
+from asrkit.decoders.transducer import frame_looping, label_looping, windowed_looping
+from asrkit.decoders.transducer.steps import (
+    Carry,
+    GreedyModel,
+    GreedyOptions,
+    JointStep,
     initial_state,
-    joint_step,
     predictor_step,
 )
 
+JOINT_STEPS: dict[str, JointStep] = {
+    "windowed_looping": windowed_looping.joint_step,
+    "label_looping": label_looping.joint_step,
+    "frame_looping": frame_looping.joint_step,
+}
+
 
 class GraphLoop:
-    """Windowed looping for batches of up to B utterances of up to T frames, in fixed buffers.
+    """The loop of a strategy for batches of up to B utterances of up to T frames, in fixed buffers.
 
     `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch does not
     use are beyond its lengths and are never read.
@@ -50,7 +59,7 @@ class GraphLoop:
             greedy: The model.
             encoded: An example of the frames, for width, dtype and device.
             carry: An example of the model's state, for sizes and dtypes.
-            options: Uses `window` and `max_symbols`.
+            options: Options of the strategy.
         """
         device = encoded.device
         columns = T * options.max_symbols + 1
@@ -92,6 +101,7 @@ class GraphLoop:
         Utterances that emit nothing write a column too. Their next label overwrites it, or it stays
         beyond `counts`.
         """
+        joint_step = JOINT_STEPS[self.options.strategy]
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
         columns = column.expand(3, -1, -1)
