@@ -179,7 +179,7 @@ def versus_nemo(
 
 
 def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
-    """An arm for each loop, and on CUDA also for each batched loop in graphs, windowed looping last.
+    """An arm for each loop, and on CUDA for the batched loops in graphs, windowed looping last.
 
     Args:
         plan: model and frames, on the device.

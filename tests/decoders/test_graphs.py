@@ -17,7 +17,7 @@ from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 
 KINDS = ("stateless", "lstm", "foreign", "table")
-LOOPS = (*graphs.PLAIN_LOOPS,)
+STRATEGIES = (*graphs.LOOPS,)
 DURATIONS = ((), (0, 1, 2, 4, 8), (0, 3), (1, 2))
 
 
@@ -84,7 +84,7 @@ def one_by_one(model, encoded, lengths, **options):
 
 
 @given(
-    strategy=st.sampled_from(LOOPS),
+    strategy=st.sampled_from(STRATEGIES),
     kind=st.sampled_from(KINDS),
     durations=st.sampled_from(DURATIONS),
     confidence=st.booleans(),
@@ -241,7 +241,7 @@ def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
     check(5)
 
 
-@pytest.mark.parametrize("strategy", LOOPS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("failure", ["capture", "other labels"])
 def test_auto_continues_without_graphs_and_gives_the_reason(
     make, speak, same, uncaptured, monkeypatch, failure, strategy
@@ -314,7 +314,7 @@ class AsOnGpu(torch.Tensor):
 
 
 @pytest.mark.parametrize("mode", ["step", "full"])
-@pytest.mark.parametrize("strategy", LOOPS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_turns_of_every_loop_are_captured(
     make, speak, same, uncaptured, strategy, mode
 ):

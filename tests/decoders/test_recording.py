@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer.graph_loop import JOINT_STEPS, GraphLoop
+from asrkit.decoders.transducer.graph_loop import LOOPS, GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.gpu_waits import CaptureGuard
 from asrkit.models import (
@@ -68,11 +68,11 @@ OURS = pytest.mark.parametrize(
 )
 
 
-LOOPS = pytest.mark.parametrize("strategy", JOINT_STEPS)
+STRATEGIES = pytest.mark.parametrize("strategy", LOOPS)
 
 
 @OURS
-@LOOPS
+@STRATEGIES
 def test_a_turn_never_waits(kind, durations, strategy):
     for confidence in (False, True):
         model = ours(kind, durations)
@@ -83,7 +83,7 @@ def test_a_turn_never_waits(kind, durations, strategy):
 
 
 @OURS
-@LOOPS
+@STRATEGIES
 def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(
     kind, durations, strategy
 ):

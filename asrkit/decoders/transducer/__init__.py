@@ -9,13 +9,14 @@ from torch import Tensor
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import state_tensors
 from asrkit.decoders.transducer import one_by_one
-from asrkit.decoders.transducer.graphs import GRAPH_MODES, PLAIN_LOOPS
+from asrkit.decoders.transducer.graph_loop import LOOPS
+from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.shapes import MAX_COUNT, expect, expect_choice, whole
 from asrkit.threads import eager
 
-STRATEGIES = {**PLAIN_LOOPS, "one_by_one": one_by_one.decode}
+STRATEGIES = {name: loop.decode for name, loop in (LOOPS | {"one_by_one": one_by_one}).items()}
 LABEL_WINDOW = 4  # default window of label_looping: a longer one has more launches
 TDT_WINDOW = 2  # default window of TDT, except for windowed_looping on a GPU: it skips most blanks
 
@@ -109,7 +110,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)
-    can_graph = strategy in PLAIN_LOOPS and encoded.is_cuda
+    can_graph = strategy in LOOPS and encoded.is_cuda
     wanted = f"'auto' or 'off' with {strategy} on {encoded.device}"
     remedy = "All strategies but one_by_one run as a graph, on a CUDA device."
     expect(can_graph or graphs in ("auto", "off"), "graphs", wanted, repr(graphs), remedy)

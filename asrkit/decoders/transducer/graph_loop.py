@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +14,14 @@ from asrkit.decoders.transducer.steps import (
     Carry,
     GreedyModel,
     GreedyOptions,
-    JointStep,
     initial_state,
     predictor_step,
 )
 
-JOINT_STEPS: dict[str, JointStep] = {
-    "windowed_looping": windowed_looping.joint_step,
-    "label_looping": label_looping.joint_step,
-    "frame_looping": frame_looping.joint_step,
+LOOPS: dict[str, Any] = {  # the strategies that can be recorded
+    "windowed_looping": windowed_looping,
+    "label_looping": label_looping,
+    "frame_looping": frame_looping,
 }
 
 
@@ -101,14 +101,14 @@ class GraphLoop:
         Utterances that emit nothing write a column too. Their next label overwrites it, or it stays
         beyond `counts`.
         """
-        joint_step = JOINT_STEPS[self.options.strategy]
+        joint_step = LOOPS[self.options.strategy].joint_step
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
         columns = column.expand(3, -1, -1)
         outputs = torch.stack([step.labels, step.frames, step.durations])
         self.outputs.scatter_(2, columns, outputs[..., None])
         if self.confidence is not None:
-            self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
+            self.confidence.scatter_(1, column, step.confidence[:, None])
         self.counts += step.emitted
         map_state(Tensor.copy_, self.state, predictor_step(greedy, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)

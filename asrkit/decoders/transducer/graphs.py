@@ -27,18 +27,11 @@ from torch import Tensor, nn
 from asrkit.cuda_graphs import capture
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
-from asrkit.decoders.transducer import frame_looping, label_looping, windowed_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
-from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.graph_loop import LOOPS, GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.gpu_waits import CaptureGuard
 
-# The strategies that run as a graph, and their plain loops.
-PLAIN_LOOPS = {
-    "windowed_looping": windowed_looping.decode,
-    "label_looping": label_looping.decode,
-    "frame_looping": frame_looping.decode,
-}
 GRAPH_MODES = ("auto", "off", "step", "full")
 TURNS = 4  # of the loop in one replay of "step"; turns after the end change nothing
 KEEP = 8  # captured loops of one model
@@ -63,7 +56,7 @@ class GraphsUnavailable(RuntimeError):
 def decode(
     greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
-    """Greedy hypotheses by a strategy of `PLAIN_LOOPS` in CUDA graphs.
+    """Greedy hypotheses by a strategy of `LOOPS` in CUDA graphs.
 
     `options.graphs` is one of
         "step": the host replays a few turns (`TURNS`) at a time;
@@ -212,7 +205,7 @@ class GraphCache:
             # at the graph's own sizes, since rounding depends on them
             state = loop.state
             start = Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
-            expected = PLAIN_LOOPS[strategy](
+            expected = LOOPS[strategy].decode(
                 batch.greedy, loop.encoded, loop.lengths, start, batch.options
             )
         run()
@@ -313,7 +306,7 @@ def _first_cause(error: BaseException) -> str:
 
 def _decode_plain(batch: DecoderCall, reason: str) -> Hypotheses:
     strategy = batch.options.strategy
-    hypotheses = PLAIN_LOOPS[strategy](*batch)
+    hypotheses = LOOPS[strategy].decode(*batch)
     return replace(hypotheses, impl=f"{strategy}, graphs=off: {reason}")
 
 
