@@ -405,7 +405,7 @@ STUDIES: dict[str, Callable[[Study], Iterator[Case]]] = {
     "rnnt-gpu-idle": idle_looping,
     "launch-bound-small-batch": idle_encoder,
     "graphs-rnnt-2.5x": partial(recognizers, GRAPHS["frame_looping"], PARAKEET_RNNT),
-    "graphs-label-looping-rnnt": partial(recognizers, off_and_full("label_looping"), PARAKEET_RNNT),
+    "graphs-label-looping-rnnt": partial(recognizers, GRAPHS["label_looping"], PARAKEET_RNNT),
     "graphs-label-looping-tdt": partial(recognizers, GRAPHS["label_looping"], PARAKEET_TDT),
     "rnnt-near-ctc": partial(recognizers, {"rnnt": GRAPH, "ctc": {}}, PARAKEET_RNNT),
     "decoder-bottleneck": decoder_share,
