@@ -347,7 +347,7 @@ class PipelineConfig:
             all utterances at a time, "one_by_one" one utterance at a time, or the name of a
             transducer's loop.
         graphs: Whether the transducer's decoding loop is a CUDA graph of a few steps or of all
-            steps; for "fastest" and "windowed_looping" on CUDA.
+            steps; for all its loops on CUDA.
         search: Beam search; None: greedy decoding, by `strategy`.
         prompt: Prompt of an encoder-decoder model; None: its defaults.
     """

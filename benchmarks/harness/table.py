@@ -20,6 +20,8 @@ COUNTS = {  # param: its name in the column "calls"
     "syncs": "waits",
 }
 COLUMNS = {"latency": "time", "rtfx": "RTFx", "cpu_time": "CPU time", "peak_memory": "memory"}
+LADDER = "ladder-"
+LADDER_COLUMNS = ["time", "RTFx", "of the baseline", "of the step before", "published"]
 LEGEND = {  # text in a table -> its meaning
     "times as fast as": "another arm's time over this one's",
     "CPU time": "of all threads",
@@ -27,6 +29,9 @@ LEGEND = {  # text in a table -> its meaning
     "the machine's measured peak",
     "calls": "calls of the joint and the predictor, or of an attention decoder; kernels launched "
     "on a GPU, waits for a GPU",
+    "of the baseline": "times the speed of the baseline, which the first step follows",
+    "published": "the gain of this step in NVIDIA's account of NeMo, in some cases of decoding "
+    "alone, and its claim in `asrkit ledger`",
     "×": "the shape after a name: B×T×U1×V for losses, B×T×D×V or B×T×V for decoders, "
     "B×T×D×layers for attention decoders, B×T×D for whole models, B×T×D×blocks for encoders, "
     "B×T×F for features",
@@ -56,6 +61,8 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
     lines: list[str] = []
     for heading, arms in cases.items():
         columns = list(dict.fromkeys(column for row in arms.values() for column in row))
+        if heading.startswith(LADDER):
+            columns = LADDER_COLUMNS
         rows = [[arm, *(row.get(column, "") for column in columns)] for arm, row in arms.items()]
         lines += ["", heading, *aligned([["", *columns], *rows], width=width)]
     return lines[1:]
@@ -78,7 +85,13 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
     unit, size = UNITS.get(record["unit"], (f" {record['unit']}", 1))
     value = three_digits(record["value"] / size)
     column = COLUMNS.get(metric, metric.replace("_", " "))
-    if metric == "ratio" and "arms" in params:
+    if record["what"].startswith(LADDER) and metric == "ratio":
+        if params["arms"][0] == "baseline":
+            yield "of the baseline", value
+            yield "published", params.get("published", "")
+        else:
+            yield "of the step before", value
+    elif metric == "ratio" and "arms" in params:
         yield "times as fast as", f"{params['arms'][0]} {value}"
     elif record["unit"] == "fraction":
         text = percent(record["value"], 2)

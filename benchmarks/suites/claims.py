@@ -383,7 +383,10 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
             yield from cases(Study(claim, device, quick or not cuda))
 
 
-WINDOWED = {"windowed_looping_off": EAGER, "windowed_looping_full": GRAPH}
+GRAPHS = {  # arms of a loop without a graph, and in one graph
+    name: {f"{name}_{mode}": {**options, "graphs": mode} for mode in ("off", "full")}
+    for name, options in LOOPS.items()
+}
 PARAKEET_RNNT = presets.parakeet_rnnt_1_1b()
 PARAKEET_TDT = presets.parakeet_tdt_1_1b()
 STUDIES: dict[str, Callable[[Study], Iterator[Case]]] = {
@@ -401,8 +404,9 @@ STUDIES: dict[str, Callable[[Study], Iterator[Case]]] = {
     "graphs-cut-launches": partial(looping, {"eager": EAGER, "graph": GRAPH}),
     "rnnt-gpu-idle": idle_looping,
     "launch-bound-small-batch": idle_encoder,
-    "graphs-label-looping-rnnt": partial(recognizers, WINDOWED, PARAKEET_RNNT),
-    "graphs-label-looping-tdt": partial(recognizers, WINDOWED, PARAKEET_TDT),
+    "graphs-rnnt-2.5x": partial(recognizers, GRAPHS["frame_looping"], PARAKEET_RNNT),
+    "graphs-label-looping-rnnt": partial(recognizers, GRAPHS["label_looping"], PARAKEET_RNNT),
+    "graphs-label-looping-tdt": partial(recognizers, GRAPHS["label_looping"], PARAKEET_TDT),
     "rnnt-near-ctc": partial(recognizers, {"rnnt": GRAPH, "ctc": {}}, PARAKEET_RNNT),
     "decoder-bottleneck": decoder_share,
     "decoder-3x": moved_layers,
@@ -411,6 +415,7 @@ GPU_CLAIMS = {  # a CPU cannot rehearse these
     "graphs-cut-launches",
     "rnnt-gpu-idle",
     "launch-bound-small-batch",
+    "graphs-rnnt-2.5x",
     "graphs-label-looping-rnnt",
     "graphs-label-looping-tdt",
     "rnnt-near-ctc",

@@ -150,7 +150,7 @@ def versus_nemo(
 ) -> Iterator[Case]:
     """One case of all loops, with NeMo's loops on the same weights and frames as peers.
 
-    On CUDA windowed looping also runs in graphs. NeMo's slow loops take part if our one-by-one loop
+    On CUDA the batched loops also run in graphs. NeMo's slow loops take part if our one-by-one loop
     does. NeMo's graphs are compared with our largest graph. The file for NeMo is deleted when the
     next case is requested.
 
@@ -179,7 +179,7 @@ def versus_nemo(
 
 
 def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
-    """An arm for each loop, and on CUDA for windowed looping in graphs.
+    """An arm for each loop, and on CUDA for the batched loops in graphs, windowed looping last.
 
     Args:
         plan: model and frames, on the device.
@@ -187,17 +187,22 @@ def transducer(plan: Planted, device: str, names: tuple[str, ...]) -> Case:
         names: loops without graphs.
     """
     variants = {name: {"strategy": name, "graphs": "off"} for name in names}
+    pairs = [(name, "windowed_looping") for name in names if name != "windowed_looping"]
+    pairs.append(("frame_looping", "label_looping"))
     if device == "cuda":
-        variants |= {f"windowed_looping_{mode}": {"graphs": mode} for mode in ("step", "full")}
+        for name, mode in product(LOOPS, ("step", "full")):
+            variants[f"{name}_{mode}"] = {"strategy": name, "graphs": mode}
+            pairs.append((name, f"{name}_{mode}"))
+        pairs.append(("frame_looping_full", "label_looping_full"))
+        pairs.append(("label_looping_full", "windowed_looping_full"))
     decode = partial(_decode_transducer, plan)
     arms, arm_params = _counted(plan.model, decode, variants, device)
-    pairs = [(name, "windowed_looping") for name in arms if name != "windowed_looping"]
     return Case(
         what="tdt-greedy" if plan.model.durations else "rnnt-greedy",
         arms=arms,
         params=_params(plan),
         arm_params=arm_params,
-        ratios=[*pairs, ("frame_looping", "label_looping")],
+        ratios=pairs,
         warmup=0 if len(plan.labels) >= 32 else 1,
         tolerance=_tolerance(plan),
     )

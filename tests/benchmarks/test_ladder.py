@@ -15,12 +15,14 @@ from asrkit.workbench.lessons.shared.file_recognizer import (
 )
 from asrkit.workbench.lessons.shared.ladder import (
     BASELINE,
-    GPU_RUNGS,
+    LOOP_RUNGS,
     ladder_arms,
     ladder_comparison,
+    published_gains,
 )
 from asrkit.workbench.lessons.shared.scripted import scripted
 from asrkit.workbench.measure.comparison import check
+from benchmarks.harness.table import table
 from benchmarks.suites import ladder
 
 KINDS = {
@@ -48,8 +50,12 @@ def test_every_rung_finds_the_planted_labels(tasks, what):
     assert sum(map(len, task.labels)) > 10
     for name, arm in arms.items():
         assert arm().tokens() == task.labels, name
+    left_out = {"graph_whole": "a GPU"}
+    if what == "ladder-ctc":
+        left_out = dict.fromkeys(LOOP_RUNGS, "a transducer")
     assert lines == [
-        f"{rung.replace('_', ' ')} is left out: needs a GPU" for rung in GPU_RUNGS
+        f"{rung.replace('_', ' ')} is left out: needs {lacks}"
+        for rung, lacks in left_out.items()
     ]
     check(ladder_comparison(what, task, arms, {}, quick=True))
 
@@ -138,7 +144,9 @@ def test_the_quick_suite_has_every_rung_with_its_config_and_its_least_work(tasks
         assert {*case.pairs()} >= pairs
         assert case.params["utterances"] == 4
         assert case.params["audio_s"] == pytest.approx(8, abs=0.5)
+        gains = published_gains(what.removeprefix("ladder-"))
         for name, params in case.arm_params.items():
+            assert params.get("published") == gains.get(name)
             assert Variant(**params["pipeline"]) == climbed[name].config
             assert min(params["least_ms"], params["floor_FLOP"]) > 0
 
@@ -150,3 +158,24 @@ def test_every_rung_says_what_the_script_says_on_a_gpu(tmp_path, what):
     for name, arm in ladder_arms(task).items():
         for _ in range(2):  # graphs are captured, then replayed
             assert arm().tokens() == task.labels, name
+
+
+def test_the_table_has_the_gain_of_each_step_beside_the_published_one():
+    gains = published_gains("rnnt")
+    assert gains["to_label_looping"] == "2.0× (label-looping-2x)"
+    pairs = [("baseline", "to_x", 2.0), ("to_w", "to_x", 1.5)]
+    found = [
+        {
+            "what": "ladder-rnnt",
+            "impl": fast,
+            "metric": "ratio",
+            "unit": "1",
+            "value": value,
+            "params": {"arms": [slow, fast], "published": "9×"},
+        }
+        for slow, fast, value in pairs
+    ]
+    _, head, line = table(found)
+    wanted = {"of the baseline": "2", "of the step before": "1.5", "published": "9×"}
+    for column, text in wanted.items():
+        assert line[head.index(column) :].split()[0] == text

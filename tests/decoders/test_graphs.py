@@ -1,4 +1,4 @@
-"""Windowed looping on fixed buffers, on a CPU: turns run eagerly in place of captured graphs."""
+"""Loops on fixed buffers, on a CPU: turns run eagerly in place of captured graphs."""
 
 import gc
 import weakref
@@ -17,6 +17,7 @@ from asrkit.decoders.transducer.graph_loop import GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 
 KINDS = ("stateless", "lstm", "foreign", "table")
+STRATEGIES = (*graphs.LOOPS,)
 DURATIONS = ((), (0, 1, 2, 4, 8), (0, 3), (1, 2))
 
 
@@ -83,6 +84,7 @@ def one_by_one(model, encoded, lengths, **options):
 
 
 @given(
+    strategy=st.sampled_from(STRATEGIES),
     kind=st.sampled_from(KINDS),
     durations=st.sampled_from(DURATIONS),
     confidence=st.booleans(),
@@ -96,6 +98,7 @@ def test_batches_that_share_buffers_decode_as_the_definition(
     make,
     speak,
     same,
+    strategy,
     kind,
     durations,
     confidence,
@@ -111,7 +114,8 @@ def test_batches_that_share_buffers_decode_as_the_definition(
     # the first batch fills the buffers, so its values could leak
     for number, (B, T) in enumerate([(4, 11), *sizes]):
         encoded, lengths = speak(kind, B, T, seed + number)
-        loop = loop or loop_for(4, 12, model, encoded, window=window, **how)
+        own = {"window": window, "strategy": strategy, **how}
+        loop = loop or loop_for(4, 12, model, encoded, **own)
         found = by_loop(loop, model, encoded, lengths, confidence=confidence)
         same(found, one_by_one(model, encoded, lengths, **how))
         half = T // 2
@@ -185,6 +189,7 @@ def test_a_captured_loop_serves_what_fits_and_the_least_recently_used_one_is_dro
     [
         {"max_symbols": 3},
         {"window": 2},
+        {"strategy": "label_looping"},
         {"confidence": True},
         {"mode": "full"},
         {"batch": 9},
@@ -236,9 +241,10 @@ def test_weights_that_move_are_captured_again_and_weights_that_change_are_not(
     check(5)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("failure", ["capture", "other labels"])
 def test_auto_continues_without_graphs_and_gives_the_reason(
-    make, speak, same, uncaptured, monkeypatch, failure
+    make, speak, same, uncaptured, monkeypatch, failure, strategy
 ):
     model = make("lstm", 3)
     store = graphs.GraphCache()
@@ -260,9 +266,9 @@ def test_auto_continues_without_graphs_and_gives_the_reason(
         "other labels": "the captured loop found other labels than the plain one",
     }[failure]
     for _ in range(2):
-        found = by_graphs(store, model, *batch)
+        found = by_graphs(store, model, *batch, strategy=strategy)
         same(found, one_by_one(model, *batch))
-        assert found.impl == f"windowed_looping, graphs=off: {reason}"
+        assert found.impl == f"{strategy}, graphs=off: {reason}"
     assert tries == ["full", "step"]
     assert not store.loops
     if failure == "capture":  # a mode by name is tried again
@@ -305,6 +311,24 @@ class AsOnGpu(torch.Tensor):
     """A tensor on the CPU that claims to be on a GPU."""
 
     is_cuda = True
+
+
+@pytest.mark.parametrize("mode", ["step", "full"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_turns_of_every_loop_are_captured(
+    make, speak, same, uncaptured, strategy, mode
+):
+    model = make("lstm", 3, durations=(0, 1, 2))
+    encoded, lengths = speak("lstm", 4, 11, 3)
+    how = {"strategy": strategy, "confidence": True}
+    wanted = transducer_greedy(model, encoded, lengths, **how)
+    assert wanted.impl == strategy
+    assert not uncaptured
+    store = graphs.GraphCache()
+    found = by_graphs(store, model, encoded, lengths, mode, **how)
+    same(found, wanted)
+    assert found.impl == f"{strategy}, graphs={mode}"
+    assert uncaptured == [mode]
 
 
 def test_a_model_that_is_no_module_is_refused_with_the_reason(make, speak):

@@ -1,8 +1,9 @@
-"""Windowed looping by CUDA graphs, on a GPU: the plain loop's results, captures, memory, streams."""
+"""Loops by CUDA graphs, on a GPU: the plain loops' results, captures, memory, streams."""
 
 import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -51,18 +52,28 @@ def close(found, wanted):
         )
 
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @GPU_CASES
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mode", ["step", "full", "auto"])
-def test_graphs_equal_the_plain_loop(make, speak, same, mode, kind, durations, dtype):
+@pytest.mark.parametrize(
+    ("strategy", "mode", "dtype"),
+    [
+        *product(["windowed_looping"], ["step", "full", "auto"], FLOATS),
+        *product(["label_looping", "frame_looping"], ["step", "full"], FLOATS[:2]),
+    ],
+)
+def test_graphs_equal_the_plain_loop(
+    make, speak, same, strategy, mode, kind, durations, dtype
+):
     model = on_gpu(make, kind, durations, dtype)
-    options = {"confidence": True, "max_symbols": 3}
+    options = {"strategy": strategy, "confidence": True, "max_symbols": 3}
     ran = "full" if mode == "auto" else mode
     # sizes as the loop has them: half precision rounds by size
     for B, T, seed in [(8, 48, 1), (8, 40, 2), (16, 20, 3), (1, 48, 4), (8, 48, 5)]:
         batch = batch_on_gpu(speak, kind, B, T, dtype, seed)
         found = transducer_greedy(model, *batch, graphs=mode, **options)
-        assert found.impl == f"windowed_looping, graphs={ran}"
+        assert found.impl == f"{strategy}, graphs={ran}"
         same(found, transducer_greedy(model, *batch, graphs="off", **options))
         assert found.lengths.sum() > 0
 

@@ -1,4 +1,4 @@
-"""A turn of windowed looping can be recorded: nothing in it waits, on fake GPU tensors too."""
+"""The turns of the loops can be recorded: nothing in them waits, on fake GPU tensors too."""
 
 import re
 
@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asrkit.decoders import transducer_greedy
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.graph_loop import LOOPS, GraphLoop
 from asrkit.decoders.transducer.steps import GreedyModel, GreedyOptions
 from asrkit.gpu_waits import CaptureGuard
 from asrkit.models import (
@@ -19,6 +19,7 @@ from asrkit.models import (
     TransducerConfig,
     TransducerModel,
 )
+from asrkit.workbench.lessons.shared.planted import planted
 from asrkit.workbench.measure import launch_profile
 from asrkit.workbench.measure.ops import count_launches, listening
 
@@ -37,7 +38,7 @@ def ours(kind, durations=()):
     return TransducerModel(config).eval()
 
 
-def turn_of(model, device, confidence=True):
+def turn_of(model, device, confidence=True, **options):
     """The turn of a loop on `device`, as a capture records it."""
 
     def there(part):
@@ -52,7 +53,7 @@ def turn_of(model, device, confidence=True):
                 module._parameters[name] = nn.Parameter(there(value))
         encoded = torch.zeros(4, 16, 8, device=device)
         greedy = GreedyModel(model, confidence, encoded.device)
-        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions())
+        loop = GraphLoop(4, 16, greedy, encoded, carry, GreedyOptions(**options))
         loop.load(encoded, torch.full((4,), 16, device=device), carry)
     return torch.inference_mode()(lambda: loop.turn(greedy))
 
@@ -67,29 +68,50 @@ OURS = pytest.mark.parametrize(
 )
 
 
+STRATEGIES = pytest.mark.parametrize("strategy", LOOPS)
+
+
 @OURS
-def test_a_turn_never_waits(kind, durations):
+@STRATEGIES
+def test_a_turn_never_waits(kind, durations, strategy):
     for confidence in (False, True):
-        turn = turn_of(ours(kind, durations), "cpu", confidence)
+        model = ours(kind, durations)
+        turn = turn_of(model, "cpu", confidence, strategy=strategy)
         assert launch_profile(turn).syncs == 0
         with CaptureGuard():
             turn()
 
 
 @OURS
+@STRATEGIES
 def test_a_turn_on_a_gpu_takes_few_launches_no_tensor_of_the_host_and_no_size_from_the_device(
-    kind, durations
+    kind, durations, strategy
 ):
+    own = {"window": 4, "strategy": strategy}
     with FakeTensorMode():
-        turn = turn_of(ours(kind, durations), "cuda")
+        turn = turn_of(ours(kind, durations), "cuda", **own)
         with listening("cuda") as listener:
             turn()
     found = count_launches(listener.ops)
     assert found.syncs == 0
-    most = {"stateless": 71, "lstm": 79}[kind] + 5 * bool(durations)
-    assert 50 < found.launches <= most + 8, found.ops  # those of the confidence
+    most = {"frame_looping": 58, "label_looping": 104, "windowed_looping": 70}[strategy]
+    joints = 4 if strategy == "label_looping" else 1
+    most += 6 * (kind == "lstm") + 5 * joints * bool(durations)
+    assert 0.8 * most < found.launches <= most, found.ops
     # what a GPU runs, one for each layer
     assert found.ops["_thnn_fused_lstm_cell"] == (2 if kind == "lstm" else 0)
+
+
+def test_label_looping_launches_less_than_frame_looping_and_reads_once_a_turn():
+    plan = planted(8, 62, V=33, width=240)
+    batch = plan.model, plan.encoded, plan.lengths
+    frame, label = (
+        launch_profile(lambda: transducer_greedy(*batch, strategy=strategy))  # noqa: B023
+        for strategy in ("frame_looping", "label_looping")
+    )
+    assert label.launches < 0.8 * frame.launches
+    turns = label.syncs - 2  # the lengths, and the most labels
+    assert max(map(len, plan.labels)) <= turns < 0.3 * frame.syncs
 
 
 class Waiting(nn.Module):

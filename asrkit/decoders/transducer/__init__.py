@@ -8,20 +8,17 @@ from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses, check_batch, check_model
 from asrkit.decoders.states import state_tensors
-from asrkit.decoders.transducer import frame_looping, label_looping, one_by_one, windowed_looping
+from asrkit.decoders.transducer import one_by_one
+from asrkit.decoders.transducer.graph_loop import LOOPS
 from asrkit.decoders.transducer.graphs import GRAPH_MODES
 from asrkit.decoders.transducer.graphs import decode as decode_with_graphs
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.shapes import MAX_COUNT, expect, expect_choice, whole
 from asrkit.threads import eager
 
-STRATEGIES = {
-    "windowed_looping": windowed_looping.decode,
-    "label_looping": label_looping.decode,
-    "frame_looping": frame_looping.decode,
-    "one_by_one": one_by_one.decode,
-}
-TDT_WINDOW = 2  # default window of TDT on a CPU: its durations skip most blanks
+STRATEGIES = {name: loop.decode for name, loop in (LOOPS | {"one_by_one": one_by_one}).items()}
+LABEL_WINDOW = 4  # default window of label_looping: a longer one has more launches
+TDT_WINDOW = 2  # default window of TDT, except for windowed_looping on a GPU: it skips most blanks
 
 
 class Transducer(Protocol):
@@ -79,15 +76,17 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
         encoded: (B, T, E) encoder frames.
         lengths: (B,) valid frames, int32 or int64; 0 is allowed.
         strategy: "windowed_looping" is the fastest, or within a tenth of it: every utterance has
-            its own clock, and one joint call covers `window` frames. "label_looping" is label
-            looping as published (arXiv 2406.06220). With "frame_looping" all utterances wait at
-            every frame. "one_by_one" is the definition, one utterance and one symbol at a time.
-        graphs: Whether windowed_looping runs as a CUDA graph: "off", "step" (the host replays a few
-            turns at a time), "full" (one graph that loops on the device), or "auto". See
-            `asrkit.decoders.transducer.graphs.decode`.
+            its own clock, and one joint call covers `window` frames. "label_looping" is published
+            in arXiv 2406.06220: a loop over labels around a loop over blanks, which has `window`
+            joint calls of one frame here. With "frame_looping" all utterances wait at every frame.
+            "one_by_one" is the definition, one utterance and one symbol at a time.
+        graphs: Whether the loop runs as a CUDA graph: "off", "step" (the host replays a few turns
+            at a time), "full" (one graph that loops on the device), or "auto". one_by_one never
+            does. See `asrkit.decoders.transducer.graphs.decode`.
         max_symbols: Most labels on one frame.
-        window: Frames of one joint call of windowed_looping. None is 8, and 2 for TDT on a CPU,
-            which suits batches of 1 to 128; other windows were not timed on a GPU.
+        window: Frames that a turn covers at most. None is 8 for windowed_looping, and 2 for TDT on
+            a CPU; for label_looping it is 4, and 2 for TDT. These suit batches of 1 to 128 on a
+            CPU; other windows were not timed on a GPU.
         confidence: Whether to return the confidence of each label, its probability.
         carry: The `carry` of earlier hypotheses; decoding continues where their frames ended.
 
@@ -111,9 +110,9 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)
-    can_graph = strategy == "windowed_looping" and encoded.is_cuda
+    can_graph = strategy in LOOPS and encoded.is_cuda
     wanted = f"'auto' or 'off' with {strategy} on {encoded.device}"
-    remedy = "Only windowed_looping runs as a graph, on a CUDA device."
+    remedy = "All strategies but one_by_one run as a graph, on a CUDA device."
     expect(can_graph or graphs in ("auto", "off"), "graphs", wanted, repr(graphs), remedy)
     wanted = f"1 to {MAX_COUNT} labels on a frame"
     expect(whole(max_symbols, 1, MAX_COUNT), "max_symbols", wanted, repr(max_symbols))
@@ -125,9 +124,13 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     with torch.inference_mode():
         greedy = GreedyModel(model, confidence, encoded.device)
         if window is None:
-            is_short = greedy.durations and not encoded.is_cuda
-            window = TDT_WINDOW if is_short else GreedyOptions.window
-        options = GreedyOptions(max_symbols=max_symbols, window=window, graphs=graphs)
+            is_label = strategy == "label_looping"
+            window = LABEL_WINDOW if is_label else GreedyOptions.window
+            if greedy.durations and (is_label or not encoded.is_cuda):
+                window = TDT_WINDOW
+        options = GreedyOptions(
+            max_symbols=max_symbols, window=window, graphs=graphs, strategy=strategy
+        )
         decode = decode_with_graphs if can_graph and graphs != "off" else STRATEGIES[strategy]
         start = carry or greedy.initial_carry(encoded)
         hypotheses = decode(greedy, encoded[:, :longest], lengths.long(), start, options)

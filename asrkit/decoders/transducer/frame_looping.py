@@ -1,14 +1,18 @@
 """Frame looping: batched greedy transducer decoding, one frame at a time for all utterances.
 
-An utterance whose frame is done idles while others emit more labels on theirs.
+An utterance whose frame is done idles while others emit more labels on theirs. In `decode` the host
+counts the frames; in a CUDA graph, which cannot return to it, `joint_step` does so on the device.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Emissions, Hypotheses
 from asrkit.decoders.states import select_state
-from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
+from asrkit.decoders.transducer import label_looping
+from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions, LoopState
 
 
 def decode(
@@ -58,3 +62,27 @@ def decode(
         time = time + full
     after_all = carry.after(time, lengths, predicted, state)
     return Hypotheses.from_steps(steps, scores, "frame_looping", after_all)
+
+
+def joint_step(
+    greedy: GreedyModel,
+    encoded: Tensor,
+    lengths: Tensor,
+    loop_state: LoopState,
+    options: GreedyOptions,
+) -> tuple[LoopState, Emissions]:
+    """One joint call for the utterances on the earliest frame of all; a `JointStep`.
+
+    Args:
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        loop_state: The state before the step.
+        options: Uses `max_symbols`.
+    """
+    time = loop_state.time
+    earliest = time.masked_fill(time >= lengths, encoded.shape[1]).amin()
+    # the others are beyond an end of 0 frames
+    own_lengths = lengths.masked_fill(time != earliest, 0)
+    own_options = replace(options, window=1)
+    return label_looping.joint_step(greedy, encoded, own_lengths, loop_state, own_options)

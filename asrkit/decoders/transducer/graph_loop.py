@@ -1,23 +1,32 @@
-"""`GraphLoop`: windowed looping on buffers with fixed addresses, so that it can be recorded."""
+"""`GraphLoop`: a strategy's loop on buffers with fixed addresses, so that it can be recorded."""
 
 from collections.abc import Callable
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import map_state
-from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-from asrkit.decoders.transducer.windowed_looping import (
+from asrkit.decoders.transducer import frame_looping, label_looping, windowed_looping
+from asrkit.decoders.transducer.steps import (
+    Carry,
+    GreedyModel,
+    GreedyOptions,
     initial_state,
-    joint_step,
     predictor_step,
 )
 
+LOOPS: dict[str, Any] = {  # the strategies that can be recorded
+    "windowed_looping": windowed_looping,
+    "label_looping": label_looping,
+    "frame_looping": frame_looping,
+}
+
 
 class GraphLoop:
-    """Windowed looping for batches of up to B utterances of up to T frames, in fixed buffers.
+    """The loop of a strategy for batches of up to B utterances of up to T frames, in fixed buffers.
 
     `turn` sends nothing to the host, so it can be recorded. Rows and frames that a batch does not
     use are beyond its lengths and are never read.
@@ -50,7 +59,7 @@ class GraphLoop:
             greedy: The model.
             encoded: An example of the frames, for width, dtype and device.
             carry: An example of the model's state, for sizes and dtypes.
-            options: Uses `window` and `max_symbols`.
+            options: Options of the strategy.
         """
         device = encoded.device
         columns = T * options.max_symbols + 1
@@ -92,13 +101,14 @@ class GraphLoop:
         Utterances that emit nothing write a column too. Their next label overwrites it, or it stays
         beyond `counts`.
         """
+        joint_step = LOOPS[self.options.strategy].joint_step
         advanced, step = joint_step(greedy, self.encoded, self.lengths, self.state, self.options)
         column = self.counts[:, None]
         columns = column.expand(3, -1, -1)
         outputs = torch.stack([step.labels, step.frames, step.durations])
         self.outputs.scatter_(2, columns, outputs[..., None])
         if self.confidence is not None:
-            self.confidence.scatter_(1, column, step.confidence[:, None])  # type: ignore[index]
+            self.confidence.scatter_(1, column, step.confidence[:, None])
         self.counts += step.emitted
         map_state(Tensor.copy_, self.state, predictor_step(greedy, advanced, step))
         torch.any(self.state.time < self.lengths, out=self.active)

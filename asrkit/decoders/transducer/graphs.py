@@ -1,4 +1,4 @@
-"""Windowed looping by CUDA graphs: turns of the loop are recorded once and replayed.
+"""Greedy decoding by CUDA graphs: turns of a strategy's loop are recorded once and replayed.
 
 Python then launches nothing itself. The parts, from the caller down:
 
@@ -6,7 +6,7 @@ Python then launches nothing itself. The parts, from the caller down:
                    |
                    +-- graph_loop.GraphLoop: the buffers, and the turn that is recorded
                    |
-                   |        frames --> joint --> first label in the window of each utterance
+                   |        frames --> joint --> the next label of each utterance, if found
                    |          ^                              |
                    |          +---- clocks, state <----- predictor
                    |
@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from asrkit.cuda_graphs import capture
 from asrkit.decoders.hypotheses import Hypotheses
 from asrkit.decoders.states import state_tensors
-from asrkit.decoders.transducer import windowed_looping
 from asrkit.decoders.transducer.conditional import WhileGraph
-from asrkit.decoders.transducer.graph_loop import GraphLoop
+from asrkit.decoders.transducer.graph_loop import LOOPS, GraphLoop
 from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
 from asrkit.gpu_waits import CaptureGuard
 
@@ -57,7 +56,7 @@ class GraphsUnavailable(RuntimeError):
 def decode(
     greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
 ) -> Hypotheses:
-    """Greedy hypotheses by windowed looping in CUDA graphs.
+    """Greedy hypotheses by a strategy of `LOOPS` in CUDA graphs.
 
     `options.graphs` is one of
         "step": the host replays a few turns (`TURNS`) at a time;
@@ -186,6 +185,7 @@ class GraphCache:
         Raises:
             GraphsUnavailable: Nothing could be captured, or the result was wrong.
         """
+        strategy = batch.options.strategy
         if self.done:
             self.done.wait()  # the last call may have used these buffers on another stream
         weights = weights_read(batch.greedy.model)
@@ -205,11 +205,11 @@ class GraphCache:
             # at the graph's own sizes, since rounding depends on them
             state = loop.state
             start = Carry(state.predicted, state.state, state.time, torch.zeros_like(loop.counts))
-            expected = windowed_looping.decode(
+            expected = LOOPS[strategy].decode(
                 batch.greedy, loop.encoded, loop.lengths, start, batch.options
             )
         run()
-        result = loop.hypotheses(batch.lengths, batch.carry, f"windowed_looping, graphs={mode}")
+        result = loop.hypotheses(batch.lengths, batch.carry, f"{strategy}, graphs={mode}")
         if is_new:
             actual = loop.hypotheses(loop.lengths, start, "")
             if not all(map(torch.equal, actual.parts()[:4], expected.parts()[:4])):  # not scores
@@ -305,8 +305,9 @@ def _first_cause(error: BaseException) -> str:
 
 
 def _decode_plain(batch: DecoderCall, reason: str) -> Hypotheses:
-    hypotheses = windowed_looping.decode(*batch)
-    return replace(hypotheses, impl=f"windowed_looping, graphs=off: {reason}")
+    strategy = batch.options.strategy
+    hypotheses = LOOPS[strategy].decode(*batch)
+    return replace(hypotheses, impl=f"{strategy}, graphs=off: {reason}")
 
 
 def rounded(B: int, T: int) -> tuple[int, int]:
@@ -335,6 +336,7 @@ def _key(batch: DecoderCall) -> tuple:
         torch.is_autocast_enabled(device_type),
         torch.get_autocast_dtype(device_type),
         torch.backends.cuda.matmul.fp32_precision,  # TF32 or not, by any of torch's settings
+        options.strategy,
         options.max_symbols,
         options.window,
         greedy.confidence,

@@ -1,75 +1,62 @@
-"""Label looping as published (arXiv 2406.06220): a loop over labels around a loop over blanks."""
+"""Label looping (arXiv 2406.06220): a loop over labels around a loop over blanks.
+
+A turn of the outer loop finds one more label for every utterance, with one predictor call. Each
+utterance has its own clock. One that has found its label waits while the inner loop continues
+through the blanks of the others.
+
+As published, the inner loop ends when the last utterance has found its label: the host reads that
+from the device in each of its turns. Here the inner loop has `window` turns and nothing is read in
+it. An utterance that is still on blanks continues in the next turn of the outer loop, where it
+delays nobody else.
+"""
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Emissions, Hypotheses
-from asrkit.decoders.states import select_state
-from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
+from asrkit.decoders.hypotheses import Emissions
+from asrkit.decoders.transducer.steps import (
+    GreedyModel,
+    GreedyOptions,
+    LoopState,
+    decode_by_turns,
+    emit,
+)
 
 
-def decode(
-    greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
-) -> Hypotheses:
-    """Greedy hypotheses by label looping.
+def joint_step(
+    greedy: GreedyModel,
+    encoded: Tensor,
+    lengths: Tensor,
+    loop_state: LoopState,
+    options: GreedyOptions,
+) -> tuple[LoopState, Emissions]:
+    """Find the next label of every utterance that has one within `options.window` joint calls.
 
-    A turn of the outer loop finds one more label for every utterance that has one, with one
-    predictor call. Each utterance has its own clock. One that has found its label waits while the
-    inner loop continues through the blanks of the others.
+    A `JointStep`. An utterance on a label, or beyond its end, computes the same joint again and
+    does not move.
 
     Args:
         greedy: The model.
         encoded: (B, T, E).
         lengths: (B,) int64, valid frames.
-        carry: State before the first frame.
-        options: Uses `max_symbols`.
+        loop_state: The state before the step.
+        options: Uses `window` and `max_symbols`.
     """
     B, T, _ = encoded.shape
-    predicted, state, time, earlier_frames = carry
     rows = torch.arange(B, device=encoded.device)
-    symbols = torch.zeros_like(time)
-    scores = torch.zeros_like(time, dtype=torch.float32)
-    steps = list[Emissions]()
-    while (time < lengths).any():
-        searching = time < lengths
-        emitted = torch.zeros_like(searching)
-        labels = frames = durations = time  # overwritten where an utterance emits
-        confidence = None
-        while searching.any():
-            here = encoded[rows, time.clamp(max=T - 1)]
-            best = greedy.best_tokens(here, predicted)
-            scores = scores + best.score.masked_fill(~searching, 0)
-            is_blank = best.token == greedy.blank
-            emits = searching & ~is_blank
-            skips = searching & is_blank
-            labels = torch.where(emits, best.token, labels)
-            frames = torch.where(emits, time, frames)
-            durations = torch.where(emits, best.jump, durations)
-            if confidence is None or best.confidence is None:
-                confidence = best.confidence
-            else:
-                confidence = torch.where(emits, best.confidence, confidence)
-            time = time + best.jump.masked_fill(~skips, 0)
-            symbols = symbols.masked_fill(skips, 0)
-            emitted = emitted | emits
-            searching = skips & (time < lengths)
-        time = time + durations.masked_fill(~emitted, 0)
-        symbols = symbols + emitted
-        # a frame with max_symbols labels ends without a blank
-        full = emitted & (durations == 0) & (symbols == options.max_symbols)
-        time = time + full
-        symbols = symbols.masked_fill(full | (durations > 0), 0)
-        step = Emissions(
-            labels=labels,
-            frames=frames + earlier_frames,
-            durations=durations,
-            emitted=emitted,
-            confidence=confidence,
-        )
-        steps.append(step)
-        last_label = labels.masked_fill(~emitted, greedy.blank)
-        after = greedy.model.predict(last_label, state)
-        before = (predicted, state)
-        predicted, state = select_state(emitted, after, before)
-    after_all = carry.after(time, lengths, predicted, state)
-    return Hypotheses.from_steps(steps, scores, "label_looping", after_all)
+    time, scores = loop_state.time, loop_state.scores
+    for _ in range(min(options.window, T)):
+        here = encoded[rows, time.clamp(max=T - 1)]
+        best = greedy.best_tokens(here, loop_state.predicted)
+        is_label = best.token != greedy.blank
+        is_end = time >= lengths
+        stops = is_label | is_end
+        time = time + best.jump.masked_fill(stops, 0)
+        scores = scores + best.score.masked_fill(stops, 0)
+    emitted = is_label & ~is_end
+    return emit(loop_state, time, scores, best, emitted, options)
+
+
+decode = partial(decode_by_turns, joint_step)

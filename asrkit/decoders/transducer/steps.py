@@ -1,17 +1,19 @@
-"""What all greedy strategies share: options, state carried between calls, and the best-token rule.
+"""What all greedy strategies share: options, states, the best-token rule, and the loop over turns.
 
 `GreedyModel.best_tokens` decides for every strategy and device which token of a joint is best, how
-many frames it moves on, and how likely it is.
+many frames it moves on, and how likely it is. A strategy whose turns can be captured in a CUDA
+graph is a function `joint_step`; `emit` and `predictor_step` complete its turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.states import map_state, state_tensors
+from asrkit.decoders.hypotheses import Emissions, Hypotheses
+from asrkit.decoders.states import map_state, select_state, state_tensors
 from asrkit.shapes import expect
 
 
@@ -20,8 +22,9 @@ class GreedyOptions:
     """Options of `transducer_greedy` that a strategy needs."""
 
     max_symbols: int = 10  # labels on one frame
-    window: int = 8  # frames that one joint call of windowed_looping covers
+    window: int = 8  # frames that a turn of windowed_looping or label_looping covers
     graphs: str = "off"
+    strategy: str = "windowed_looping"
 
 
 class Carry(NamedTuple):
@@ -140,3 +143,112 @@ class GreedyModel:
         got = sorted(map(tuple, sizes))
         expect(sizes == {(B,)}, "model.predict", wanted, got, "Transpose its state.")
         return Carry(predicted, state, torch.zeros_like(blank), torch.zeros_like(blank))
+
+
+class LoopState(NamedTuple):
+    """Decoder state of B utterances between two turns of the loop."""
+
+    time: Tensor  # (B,) int64, the frame to decode next
+    symbols: Tensor  # (B,) int64, labels emitted on that frame so far
+    scores: Tensor  # (B,) float32, log-probability in nats of the path so far
+    predicted: Tensor  # (B, P)
+    state: Any  # of the predictor
+
+
+# From the model, encoded (B, T, E), lengths (B,), the state before a turn and the options to the
+# state with clocks and scores advanced and the predictor unchanged, and at most one label for each
+# utterance. Nothing in it is sent to the host, and no size depends on a result.
+JointStep = Callable[
+    [GreedyModel, Tensor, Tensor, LoopState, GreedyOptions], tuple[LoopState, Emissions]
+]
+
+
+def initial_state(carry: Carry) -> LoopState:
+    """The loop state before the first turn."""
+    zero = torch.zeros_like(carry.ahead)
+    return LoopState(
+        time=carry.ahead,
+        symbols=zero,
+        scores=zero.float(),
+        predicted=carry.predicted,
+        state=carry.state,
+    )
+
+
+def emit(
+    loop_state: LoopState,
+    frame: Tensor,
+    scores: Tensor,
+    best: BestTokens,
+    emitted: Tensor,
+    options: GreedyOptions,
+) -> tuple[LoopState, Emissions]:
+    """The result of a `JointStep`, from the labels that it has found.
+
+    Args:
+        loop_state: The state before the turn.
+        frame: (B,) int64, the frame after the blanks of the turn.
+        scores: (B,) float32, scores up to that frame.
+        best: The best token on that frame, (B,) each.
+        emitted: (B,) bool, whether this token is a label of the utterance.
+        options: Uses `max_symbols`.
+    """
+    symbols = loop_state.symbols * (frame == loop_state.time) + emitted
+    # a frame with max_symbols labels ends without a blank
+    full = (best.jump == 0) & (symbols >= options.max_symbols)
+    time = frame + (best.jump + full) * emitted
+    advanced = loop_state._replace(
+        time=time,
+        symbols=symbols * (time == frame),
+        scores=scores + best.score.masked_fill(~emitted, 0),
+    )
+    return advanced, Emissions(best.token, frame, best.jump, emitted, best.confidence)
+
+
+def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Emissions) -> LoopState:
+    """Advance the predictor for utterances that emitted; the others keep their state.
+
+    Args:
+        greedy: The model.
+        loop_state: The state after the joint's step.
+        step: The labels of this step.
+    """
+    after = greedy.model.predict(step.labels, loop_state.state)
+    before = loop_state.predicted, loop_state.state
+    predicted, state = select_state(step.emitted, after, before)
+    return loop_state._replace(predicted=predicted, state=state)
+
+
+def decode_by_turns(
+    joint_step: JointStep,
+    greedy: GreedyModel,
+    encoded: Tensor,
+    lengths: Tensor,
+    carry: Carry,
+    options: GreedyOptions,
+) -> Hypotheses:
+    """Greedy hypotheses by turns of `joint_step` and `predictor_step`.
+
+    The host reads the device once in a turn: whether an utterance has frames left, and whether one
+    has emitted a label.
+
+    Args:
+        joint_step: The strategy.
+        greedy: The model.
+        encoded: (B, T, E).
+        lengths: (B,) int64, valid frames.
+        carry: State before the first frame.
+        options: Options of the strategy.
+    """
+    loop_state = initial_state(carry)
+    steps = list[Emissions]()
+    active = encoded.shape[1] > 0
+    while active:
+        loop_state, step = joint_step(greedy, encoded, lengths, loop_state, options)
+        flags = torch.stack([loop_state.time < lengths, step.emitted])
+        active, emitted = flags.any(1).tolist()
+        if emitted:
+            steps.append(step._replace(frames=step.frames + carry.frames))
+            loop_state = predictor_step(greedy, loop_state, step)
+    after = carry.after(loop_state.time, lengths, loop_state.predicted, loop_state.state)
+    return Hypotheses.from_steps(steps, loop_state.scores, options.strategy, after)

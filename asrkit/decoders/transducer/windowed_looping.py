@@ -12,24 +12,21 @@ Every utterance keeps its own clock. One turn of the loop, for the whole batch a
 The loop ends when every clock has passed the end of its utterance.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from asrkit.decoders.hypotheses import Emissions, Hypotheses
-from asrkit.decoders.states import select_state
-from asrkit.decoders.transducer.steps import Carry, GreedyModel, GreedyOptions
-
-
-class LoopState(NamedTuple):
-    """Decoder state of B utterances between two turns of the loop."""
-
-    time: Tensor  # (B,) int64, the frame to decode next
-    symbols: Tensor  # (B,) int64, labels emitted on that frame so far
-    scores: Tensor  # (B,) float32, log-probability in nats of the path so far
-    predicted: Tensor  # (B, P)
-    state: Any  # of the predictor
+from asrkit.decoders.hypotheses import Emissions
+from asrkit.decoders.states import map_state
+from asrkit.decoders.transducer.steps import (
+    BestTokens,
+    GreedyModel,
+    GreedyOptions,
+    LoopState,
+    decode_by_turns,
+    emit,
+)
 
 
 def joint_step(
@@ -80,81 +77,14 @@ def joint_step(
     stop = hop[:, 0]
 
     in_window = stop.clamp(max=W - 1)[:, None]
-    label = token.gather(1, in_window)[:, 0]
-    duration = jump.gather(1, in_window)[:, 0]
-    label_score = score.gather(1, in_window)[:, 0]
-    if confidence is not None:
-        confidence = confidence.gather(1, in_window)[:, 0]
+    found = BestTokens(token, jump, score, confidence)
+    best = map_state(lambda part: part.gather(1, in_window)[:, 0], found)
     frame = loop_state.time + stop
     emitted = (stop < W) & (frame < lengths)
-    symbols = loop_state.symbols * (stop == 0) + emitted
-    # a frame with max_symbols labels ends without a blank
-    full = (duration == 0) & (symbols >= options.max_symbols)
-    time = frame + (duration + full) * emitted
     scores = loop_state.scores + path_score[:, 0]
-    scores = scores + label_score.masked_fill(~emitted, 0)
-    advanced = loop_state._replace(
-        time=time,
-        symbols=symbols * (time == frame),
-        scores=scores,
-    )
-    step = Emissions(
-        labels=label,
-        frames=frame,
-        durations=duration,
-        emitted=emitted,
-        confidence=confidence,
-    )
-    return advanced, step
+    return emit(loop_state, frame, scores, best, emitted, options)
 
 
-def predictor_step(greedy: GreedyModel, loop_state: LoopState, step: Emissions) -> LoopState:
-    """Advance the predictor for utterances that emitted; the others keep their state.
-
-    Args:
-        greedy: The model.
-        loop_state: The state after `joint_step`.
-        step: The labels that `joint_step` found.
-    """
-    after = greedy.model.predict(step.labels, loop_state.state)
-    before = loop_state.predicted, loop_state.state
-    predicted, state = select_state(step.emitted, after, before)
-    return loop_state._replace(predicted=predicted, state=state)
-
-
-def initial_state(carry: Carry) -> LoopState:
-    """The loop state before the first turn."""
-    zero = torch.zeros_like(carry.ahead)
-    return LoopState(
-        time=carry.ahead,
-        symbols=zero,
-        scores=zero.float(),
-        predicted=carry.predicted,
-        state=carry.state,
-    )
-
-
-def decode(
-    greedy: GreedyModel, encoded: Tensor, lengths: Tensor, carry: Carry, options: GreedyOptions
-) -> Hypotheses:
-    """Greedy hypotheses by windowed looping.
-
-    Takes about as many turns as the utterance with the most labels has labels, and some more for
-    silences longer than the window.
-
-    Args:
-        greedy: The model.
-        encoded: (B, T, E).
-        lengths: (B,) int64, valid frames.
-        carry: State before the first frame.
-        options: Uses `window` and `max_symbols`.
-    """
-    loop_state = initial_state(carry)
-    steps = list[Emissions]()
-    while bool((loop_state.time < lengths).any()):
-        loop_state, step = joint_step(greedy, encoded, lengths, loop_state, options)
-        if bool(step.emitted.any()):
-            steps.append(step._replace(frames=step.frames + carry.frames))
-            loop_state = predictor_step(greedy, loop_state, step)
-    after = carry.after(loop_state.time, lengths, loop_state.predicted, loop_state.state)
-    return Hypotheses.from_steps(steps, loop_state.scores, "windowed_looping", after)
+# It takes about as many turns as the utterance with the most labels has labels, and some more for
+# silences longer than the window.
+decode = partial(decode_by_turns, joint_step)

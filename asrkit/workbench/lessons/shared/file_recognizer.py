@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel, normalize_sequential
-from asrkit.models import TransducerModel
+from asrkit.models import CTCModel, TransducerModel
 from asrkit.transcribe.audio import read_ahead
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.recognizer import ModelVariants, Recognizer
@@ -62,7 +62,7 @@ class Task:
     Recognisers of a task share the model's variants and the encoder's CUDA graphs.
     """
 
-    model: TransducerModel  # float32, in eval mode, on `device`
+    model: TransducerModel | CTCModel  # float32, in eval mode, on `device`
     files: Sequence[Path]  # WAV, one channel of int16
     samples: Sequence[int]  # length of each file
     batch: int  # files transcribed at once

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
+from asrkit.models import CTCModel
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
 from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, FileRecognizer, Task, Variant
 from asrkit.workbench.lessons.shared.scripted import HOP
@@ -24,28 +25,64 @@ BASELINE = Variant(
 RUNGS: dict[str, dict[str, Any]] = {
     "batched_frontend": {"normalization": "batched"},
     "batched_decoder": {"strategy": "batched"},
+    "label_looping": {"strategy": "label_looping"},
     "windowed_looping": {"strategy": "windowed_looping"},
     "autocast": {"precision": "autocast"},
     "bfloat16": {"precision": "bfloat16"},
     "optimized_encoder": {"encoder": "optimized"},
-    "graph_of_steps": {"graphs": "step"},
     "graph_whole": {"graphs": "full"},
     "by_length": {"order": "by_length"},
     "overlapped": {"loading": "overlapped"},
 }
-GPU_RUNGS = ("graph_of_steps", "graph_whole")
+LOOP_RUNGS = ("label_looping", "windowed_looping", "graph_whole")  # a CTC model has no loop
+EVERY = {"batched_frontend": "feature-norm-batched", "overlapped": "ten-times"}
+# Rungs that are steps in NVIDIA's account of NeMo: the claims of data/claims.yaml with their gains,
+# by kind of model.
+PUBLISHED = {
+    "rnnt": {
+        **EVERY,
+        "label_looping": "label-looping-2x",
+        "bfloat16": "half-over-autocast",
+        "graph_whole": "graphs-label-looping-rnnt",
+    },
+    "tdt": {
+        **EVERY,
+        "label_looping": "label-looping-tdt-3.8x",
+        "graph_whole": "graphs-label-looping-tdt",
+    },
+    "ctc": {
+        **EVERY,
+        "batched_decoder": "ctc-greedy-batched",
+        "bfloat16": "half-over-autocast",
+    },
+}
+
+
+def published_gains(kind: str) -> dict[str, str]:
+    """The published gains of a kind's rungs, each with its claim, by name of their arm."""
+    from asrkit.workbench.claims import load_claims  # needs yaml, which a bare GPU machine lacks
+
+    quoted = {claim.id: claim.quoted for claim in load_claims()}
+    rungs = PUBLISHED[kind].items()
+    return {f"to_{rung}": f"{quoted[claim]}× ({claim})" for rung, claim in rungs}
 
 
 def ladder_arms(task: Task, log: Callable[[str], object] = bool) -> dict[str, FileRecognizer]:
     """Recognisers by name: "baseline", then "to_RUNG" with this rung and all rungs below it.
 
-    Without a GPU, rungs that need one are left out, and `log` is called with a line on each.
+    Rungs that need a GPU, or the loop of a transducer, are left out where there is none, and `log`
+    is called with a line on each.
     """
     config = BASELINE
     arms = {"baseline": FileRecognizer(task, config)}
     for rung, change in RUNGS.items():
-        if rung in GPU_RUNGS and task.device != "cuda":
-            log(f"{rung.replace('_', ' ')} is left out: needs a GPU")
+        lacks = ""
+        if rung in LOOP_RUNGS and isinstance(task.model, CTCModel):
+            lacks = "a transducer"
+        elif rung == "graph_whole" and task.device != "cuda":
+            lacks = "a GPU"
+        if lacks:
+            log(f"{rung.replace('_', ' ')} is left out: needs {lacks}")
             continue
         config = replace(config, **change)
         arms[f"to_{rung}"] = FileRecognizer(task, config)

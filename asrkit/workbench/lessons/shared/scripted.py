@@ -1,10 +1,11 @@
 """Files and models with known labels, which the ladder's recognisers transcribe.
 
-The encoder has random weights; predictor and joint are planted (planted.py). So that tokens depend
-on the whole computation, the decoder reads frames + script. The script is the planted frames minus
-the frames that the encoder returns for that utterance alone in float32. The encoder's frames are
-`ENCODER_SCALE` times as large as the planted codes, and cancel only if a pipeline computes the same
-frames. Frames of another utterance, a wrong length or a NaN hide the labels.
+The encoder has random weights; predictor and joint, or the output layer of a CTC model, are planted
+(planted.py). So that tokens depend on the whole computation, the decoder reads frames + script. The
+script is the planted frames minus the frames that the encoder returns for that utterance alone in
+float32. The encoder's frames are `ENCODER_SCALE` times as large as the planted codes, and cancel
+only if a pipeline computes the same frames. Frames of another utterance, a wrong length or a NaN
+hide the labels.
 """
 
 import math
@@ -18,13 +19,19 @@ from torch import Tensor, nn
 
 from asrkit.features import FeatureConfig
 from asrkit.files import shipped
-from asrkit.models import FastConformer, TransducerConfig
+from asrkit.models import CTCConfig, CTCModel, FastConformer, TransducerConfig, TransducerModel
 from asrkit.models.inference import tf32
 from asrkit.transcribe.options import PipelineConfig
 from asrkit.transcribe.recognizer import Recognizer
 from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, Task, read_wav, write_wav
 from asrkit.workbench.lessons.shared.one_utterance import random_transducer
-from asrkit.workbench.lessons.shared.planted import planted
+from asrkit.workbench.lessons.shared.planted import (
+    LABEL_LOGIT,
+    Planted,
+    ctc_log_probs,
+    planted,
+    seeded,
+)
 
 HOP = 160  # samples between feature frames
 BEEP = 1280  # samples of a beep: one encoder frame
@@ -56,7 +63,7 @@ def beeps(S: int, seed: int) -> np.ndarray:
 
 
 def scripted(
-    config: TransducerConfig,
+    config: TransducerConfig | CTCConfig,
     samples: Sequence[int],
     folder: Path,
     *,
@@ -66,28 +73,26 @@ def scripted(
     """Files of beeps, a model, and the script that makes it emit planted labels.
 
     Args:
-        config: config of the model, with a FastConformer and an LSTM.
+        config: config of the model, with a FastConformer, and of a transducer with an LSTM.
         samples: length of each file.
         folder: folder to write the files into.
         batch: files transcribed at once.
         device: device of the model.
     """
-    encoder = config.encoder
-    predictor: Any = config.predictor
-    features = FeatureConfig(bins=encoder.bins)
+    features = FeatureConfig(bins=config.encoder.bins)
     files = [write_wav(folder / f"{row}.wav", beeps(S, row)) for row, S in enumerate(samples)]
-    ends = [math.ceil((S // HOP) / encoder.subsampling) for S in samples]
-    plan = planted(
-        len(ends),
-        max(ends),
-        lengths=ends,
-        durations=config.durations,
-        V=config.vocab_size + 1,
-        width=config.joint_width,
-        layers=predictor.layers,
-    )
+    ends = [math.ceil((S // HOP) / config.encoder.subsampling) for S in samples]
+    sizes: dict[str, Any] = {"V": config.vocab_size + 1}
+    if isinstance(config, TransducerConfig):
+        sizes |= {"durations": config.durations, "width": config.joint_width}
+        sizes["layers"] = config.predictor.layers  # type: ignore[union-attr]
+    plan = planted(len(ends), max(ends), lengths=ends, **sizes)
     with torch.device(device):  # drawing a billion weights is faster on a GPU
-        model = random_transducer(config, plan.model)
+        model: Any
+        if isinstance(config, CTCConfig):
+            model, script = planted_ctc(config, plan)
+        else:
+            model, script = random_transducer(config, plan.model), plan.encoded
     alone = Recognizer(model, PLAIN, features=features)
     with torch.no_grad(), tf32(False):
         inputs = []
@@ -96,11 +101,13 @@ def scripted(
             inputs.append(alone.features(sound, torch.tensor([S])))
         spread_features(model.encoder, *inputs[samples.index(max(samples))])
         frames = [model.encoder(*utterance)[0][0] for utterance in inputs]
-        projection = model.encoder_projection
-        standardize(projection, projection(torch.cat(frames)), ENCODER_SCALE)
-        script = plan.encoded.to(device)
+        if isinstance(model, TransducerModel):
+            projection = model.encoder_projection
+            standardize(projection, projection(torch.cat(frames)), ENCODER_SCALE)
+            frames = [projection(encoded) for encoded in frames]
+        script = script.to(device)
         for row, encoded in enumerate(frames):
-            script[row, : len(encoded)] -= projection(encoded)
+            script[row, : len(encoded)] -= encoded
     return Task(
         model=model,
         files=files,
@@ -111,6 +118,19 @@ def scripted(
         labels=plan.labels,
         device=device,
     )
+
+
+def planted_ctc(config: CTCConfig, plan: Planted) -> tuple[CTCModel, Tensor]:
+    """A CTC model with random weights, and frames (B, T, D) that make it emit the labels of a plan.
+
+    The rows of its output layer are codes, and a frame has the code of its label or of the blank.
+    """
+    model: CTCModel = seeded(CTCModel, config)
+    V, D = model.output.weight.shape
+    codes = torch.randn(V, D, generator=torch.Generator().manual_seed(0), device="cpu").sign()
+    model.output.weight.copy_(LABEL_LOGIT * ENCODER_SCALE / D * codes)
+    model.output.bias.zero_()
+    return model, codes[ctc_log_probs(plan).argmax(-1)] / ENCODER_SCALE
 
 
 def spread_features(encoder: nn.Module, features: Tensor, lengths: Tensor) -> None:
