@@ -1,0 +1,109 @@
+"""The losses in Numba's CUDA kernels against the float64 reference, in Numba's simulator, and on a GPU if there is one.
+
+The simulator runs a kernel's Python, block after block, with real threads and barriers: it shows wrong indices, missing arcs
+and barriers that not all threads reach. It does not show races between blocks or streams, and it takes Python without types, so
+the kernels are compiled as well.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from compiled import ARCHITECTURES, needs_nvvm, numba_spilled_B
+from gpu_kernels import check_all, check_large, run_on_cpu
+from ragged import DTYPES, batch
+
+from asrkit.losses import rnnt_loss
+from asrkit.memory import peak_memory
+
+needs_numba_cuda = pytest.mark.skipif(
+    not find_spec("numba_cuda"), reason="needs the package numba-cuda"
+)
+
+
+def check_memory(dtype, device):
+    """Besides the gradient there are only lattices: no second tensor has the size of the logits."""
+    logits, *rest = batch(5, 1, 2, 1, 4096, dtype=dtype, device=device)
+    leaf = logits.requires_grad_()
+
+    def step():
+        loss = rnnt_loss(leaf, *rest, impl="numba_cuda")
+        return torch.autograd.grad(loss, leaf)
+
+    step()
+    assert peak_memory(step, device=device) < 1.1 * logits.nbytes + 4096
+
+
+def simulated():
+    """All cases, with blocks so small that every loop repeats."""
+    from asrkit.losses import numba_cuda as kernels
+
+    sys.setswitchinterval(1e-5)  # the simulator polls its threads
+    check_memory(torch.float16, "cpu")
+    kernels.LANES = kernels.THREADS = 4
+    kernels.ROWS = kernels.EACH = kernels.BLOCKS = 2
+    check_all("numba_cuda", "cpu")
+
+
+@needs_numba_cuda
+def test_kernels_agree_with_the_reference_in_the_simulator():
+    run_on_cpu(Path(__file__), NUMBA_ENABLE_CUDASIM="1")
+
+
+@needs_numba_cuda
+@pytest.mark.gpu
+def test_kernels_agree_with_the_reference_on_a_gpu():
+    check_all("numba_cuda", "cuda")
+    check_large("numba_cuda")
+    for dtype in DTYPES:
+        check_memory(dtype, "cuda")
+
+
+@needs_numba_cuda
+@pytest.mark.gpu
+def test_kernels_run_after_earlier_work_of_the_current_stream():
+    logits, *rest = batch(10, 4, 200, 50, 128, device="cuda")
+    expected = rnnt_loss(logits, *rest, impl="numba_cuda")
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(logits)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)
+        late.copy_(logits, non_blocking=True)
+        cost = rnnt_loss(late, *rest, impl="numba_cuda")
+    stream.synchronize()
+    torch.testing.assert_close(cost, expected, rtol=0, atol=0)
+
+
+@needs_nvvm
+@pytest.mark.live
+@pytest.mark.parametrize("cc", ARCHITECTURES)
+def test_kernels_compile_without_spills(cc, tmp_path):
+    from numba import types
+
+    from asrkit.losses import numba_cuda as kernels
+
+    row, grid = (types.Array(types.float32, n, "A") for n in (1, 2))
+    sums, costs = (types.Array(types.float64, n, "C") for n in (2, 1))
+    table = types.Array(types.int64, 2, "C")
+    for n in (1, 5):
+        steps = types.UniTuple(types.UniTuple(types.int64, 2), n)
+        lattice = (row, row, grid, table, steps, sums)
+        for kernel, rest in (
+            (kernels._sweep, (costs,)),
+            (kernels._posteriors, (types.float64, row, row, grid)),
+        ):
+            assert numba_spilled_B(kernel, (*lattice, *rest), cc, tmp_path) == 0
+    options = (types.int64, types.int64, types.boolean)
+    for dtype in (types.float32, types.float16, types.uint16):  # uint16 for bfloat16
+        logits = types.Array(dtype, 1, "C")
+        saved = (row, row, row, grid)
+        for kernel, given in (
+            (kernels._scores, (logits, table, table, *options, *saved)),
+            (kernels._gradient, (logits, logits, table, table, *options, *saved, row)),
+        ):
+            assert numba_spilled_B(kernel, given, cc, tmp_path) == 0
