@@ -17,7 +17,8 @@ from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "numba_cuda", "triton"]
+TdtImpl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
+Impl = Literal[TdtImpl, "numba_cuda"]
 IMPLS = get_args(Impl)[1:]  # each is a file of asrkit.losses
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 KERNEL_DEVICES = {
@@ -156,7 +157,8 @@ def choose(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: 
 
     Args:
         impl: The caller's choice, "auto" or one of `impls`.
-        impls: The implementations of this loss.
+        impls: The implementations of this loss. If the fastest is not one of them, "auto" is
+            wavefront.
         logits: The logits that it will read.
         overwrite_logits: Whether it must write the gradient over the logits.
 
@@ -165,6 +167,8 @@ def choose(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: 
     """
     expect_choice("impl", impl, ("auto", *impls))
     chosen = fastest(logits) if impl == "auto" else impl
+    if chosen not in impls:
+        chosen = "wavefront"
     expect_runs(chosen, logits)
     if overwrite_logits:
         able = chosen not in ("torchaudio", "reference")

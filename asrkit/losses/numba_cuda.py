@@ -1,4 +1,4 @@
-"""The transducer loss in CUDA kernels of Numba, for GPUs without Triton, such as those of Windows.
+"""The RNN-T loss in CUDA kernels of Numba, for GPUs without Triton, such as those of Windows.
 
 Passes over the logits: a warp processes one node and its lanes share the tokens, so neighbouring
 lanes read neighbouring logits. A lane reads EACH tokens before it uses the first, so that several
@@ -8,19 +8,17 @@ precision is read and written as it is: no copy of the logits in float32 exists.
 bit patterns, since NumPy has no such type. Indices into the logits are unsigned: Numba checks a
 signed index at every access, because a negative one counts from the end.
 
-Lattice of RNN-T and TDT: a block computes one direction of one utterance, anti-diagonal by
-anti-diagonal, with a barrier after each. Its threads share the nodes of a diagonal. Sums pass from
-diagonal to diagonal through memory, so that an arc may start on any earlier diagonal: d diagonals
-back for a blank with a duration of d frames, d + 1 for a label. Sums are float64: a diagonal waits
+Lattice: a block computes one direction of one utterance, anti-diagonal by anti-diagonal, with a
+barrier after each. Its threads share the nodes of a diagonal. Sums are float64: a diagonal waits
 for memory and barriers rather than for arithmetic, and float32 would lose digits that the other
-implementations keep. Memory: 16 bytes a node for the sums, 8 for the posteriors, and 4 for each
-duration.
+implementations keep. Memory: 16 bytes a node for the sums, 8 for the posteriors.
 
 Without a GPU the kernels run in Numba's simulator (NUMBA_ENABLE_CUDASIM=1 before Python starts).
 """
 
 import math
-from math import inf, log1p
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -49,17 +47,17 @@ from asrkit.losses.lattice import (
 if SIMULATED:
     from numpy import exp
 else:
-    from numba.cuda.libdevice import fast_expf as exp
+    from numba.cuda.libdevice import fast_expf as exp  # type: ignore[no-redef]
 
 # Numba warns of small grids, but there is only one block of work per lattice and direction.
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 LANES = 32  # threads that share a node, a power of two
-ROWS = 4  # nodes that a block processes at a time
+ROWS = 4  # nodes of a block
 EACH = 8  # tokens that a lane reads at a time
-BLOCKS = 4096  # most blocks per utterance; each processes several nodes in strides
 THREADS = 256  # most threads of a block of the lattice
 F = np.float32
 AT = np.uint64
+ZERO = F(0)
 LOWEST = np.finfo(F).min
 
 
@@ -67,19 +65,18 @@ def arc_log_probs(
     logits: Tensor, targets: Tensor, nodes: Nodes, options: LatticeOptions
 ) -> ArcLogProbs:
     """Return the arc log-probabilities of all `nodes`, float32, (N,) each."""
-    n = len(options.durations)
-    arcs = ArcLogProbs.empty(logits, nodes, n)
+    arcs = ArcLogProbs.empty(logits, nodes, 0)
     launch(
         _scores,
-        _grid(nodes.sizes, ROWS),
+        nodes.longest,
         (LANES, ROWS),
+        nodes.on(logits.device),
         logits.view(-1),
         targets.contiguous(),
-        nodes.on(logits.device),
-        logits.shape[-1] - n,
+        logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
-        *arcs,
+        *arcs[:3],
     )
     return arcs
 
@@ -87,22 +84,22 @@ def arc_log_probs(
 def lattice(arcs: ArcLogProbs, nodes: Nodes, options: LatticeOptions, grad: bool) -> ArcPosteriors:
     """Return log-likelihoods and, with `grad`, posteriors of the `arcs`.
 
-    Arcs are float32, sums float64. It reads `durations` and `fastemit_lambda` from `options`.
+    Arcs are float32, sums float64. It reads `fastemit_lambda` from `options`.
     """
-    T, U1 = nodes.longest
+    _, U1 = nodes.longest
     directions = 2 if grad else 1  # backward variables and, with `grad`, forward variables
-    _, *logps = arcs
     sums = arcs.log_z.new_empty((directions, nodes.count), dtype=torch.float64)
-    log_likelihood = sums.new_empty(len(nodes.table))
-    inputs = (*logps, nodes.on(sums.device), tuple(options.steps(T)), sums)
-    threads = min(THREADS, LANES * math.ceil(min(T, U1) / LANES))
-    launch(_sweep, (len(log_likelihood), directions), threads, *inputs, log_likelihood)
+    table = nodes.on(sums.device)
+    inputs = (table, arcs.blank_logp, arcs.label_logp, sums)
+    threads = min(THREADS, LANES * math.ceil(U1 / LANES))
+    launch(_sweep, (directions, 1), (1, threads), *inputs)
+    log_likelihood = sums[0, table[:, FIRST_NODE]]
     if not grad:
         return ArcPosteriors(log_likelihood)
-    posteriors = [torch.empty_like(logp) for logp in logps]
+    by_blank, by_label = torch.empty_like(arcs.log_z), torch.empty_like(arcs.log_z)
     factor = 1.0 + options.fastemit_lambda
-    launch(_posteriors, _grid(nodes.sizes, THREADS), THREADS, *inputs, factor, *posteriors)
-    return ArcPosteriors(log_likelihood, *posteriors)
+    launch(_posteriors, nodes.longest, (1, threads), *inputs, factor, by_blank, by_label)
+    return ArcPosteriors(log_likelihood, by_blank, by_label, arcs.duration_logp)
 
 
 def gradient(
@@ -117,22 +114,22 @@ def gradient(
     """Write the gradient over all of `out`; see `asrkit.losses.wavefront.gradient`."""
     launch(
         _gradient,
-        _grid(nodes.padded_sizes, ROWS),
+        nodes.table[:, PADDED_FRAMES:].amax(0).tolist(),
         (LANES, ROWS),
+        nodes.on(logits.device),
         logits.view(-1),
         out.view(-1),
         targets.contiguous(),
-        nodes.on(logits.device),
-        logits.shape[-1] - len(options.durations),
+        logits.shape[-1],
         options.blank,
         options.fused_log_softmax,
-        *saved,
+        *saved[:3],
         incoming.float().contiguous(),
     )
 
 
 def launch(
-    kernel: Any, blocks: tuple[int, int], threads: int | tuple[int, int], *arguments: Any
+    kernel: Any, size: Sequence[int], threads: tuple[int, int], table: Tensor, *arguments: Any
 ) -> None:
     """Queue a kernel on torch's current stream, without waiting.
 
@@ -140,18 +137,21 @@ def launch(
     so for work that runs after the kernel.
 
     Args:
-        kernel: A function of cuda.jit.
-        blocks: Size of the grid.
-        threads: Threads of a block.
-        *arguments: Tensors, numbers and tuples of numbers; the first is a tensor. Tensors are not
-            copied.
+        kernel: A function of cuda.jit. Index x of its grid is the frame, y a group of lattice rows,
+            z the utterance.
+        size: Largest number of frames, and of rows.
+        threads: Threads of a row, and rows of a block.
+        table: Table of nodes (B, 8), the first argument of the kernel.
+        *arguments: Its other arguments: numbers, and tensors, which are not copied.
     """
-    arrays = [_array(value) if isinstance(value, Tensor) else value for value in arguments]
-    shared_bytes = 2 * F().nbytes * LANES * ROWS
+    values = (table, *arguments)
+    arrays = [_array(value) if isinstance(value, Tensor) else value for value in values]
+    blocks = (size[0], math.ceil(size[1] / threads[1]), len(table))
+    shared_bytes = 4 * LANES * ROWS  # of _log_normaliser
     if SIMULATED:
         kernel[blocks, threads, 0, shared_bytes](*arrays)
         return
-    index = arguments[0].device.index
+    index = table.device.index
     with cuda.gpus[index]:
         stream = cuda.external_stream(torch.cuda.current_stream(index).cuda_stream)
         kernel[blocks, threads, stream, shared_bytes](*arrays)
@@ -169,213 +169,26 @@ def _array(tensor: Tensor) -> Any:
     return cuda.as_cuda_array(tensor, sync=False)
 
 
-def _grid(sizes: Tensor, each: int) -> tuple[int, int]:
-    """Return the grid for utterances of `sizes` (B,) nodes, `each` of them in a block at a time."""
-    return min(BLOCKS, math.ceil(int(sizes.max()) / each)), len(sizes)
-
-
 @cuda.jit(device=True)
-def _load(x):
-    """A logit as float32. Each dtype has kernels of its own, so isinstance costs nothing."""
-    if isinstance(x, np.uint16):
-        bits = np.uint32(x) << 16
+def _load(x, at):
+    """Return a logit as float32. The compiler decides isinstance, once for each dtype."""
+    value = x[at]
+    if isinstance(value, np.uint16):
+        bits = np.uint32(value) << 16
         return np.uint32(bits).view(F)
-    return F(x)
+    return F(value)
 
 
 @cuda.jit(device=True)
-def _store(out, at, x):
+def _store(out, at, value):
     """Write a float32, rounded to the nearest value of the array's dtype, ties to even."""
     if isinstance(out[at], np.uint16):
-        bits = F(x).view(np.uint32)
+        bits = F(value).view(np.uint32)
         odd = (bits >> 16) & 1
         # a conditional expression becomes a select instruction, an if statement a branch
-        out[at] = (bits + 0x7FFF + odd) >> 16 if x == x else 0x7FC0
+        out[at] = (bits + 0x7FFF + odd) >> 16 if value == value else 0x7FC0
     else:
-        out[at] = x
-
-
-@cuda.jit(device=True)
-def _lane_sum(x, at, end):
-    """Return the largest of a lane's tokens, and the sum of exp relative to it."""
-    largest = LOWEST
-    total = F(0.0)
-    while at + AT(LANES * (EACH - 1)) < end:
-        updated = largest
-        more = F(0.0)
-        for i in range(EACH):
-            updated = max(updated, _load(x[at + AT(LANES * i)]))
-        for i in range(EACH):
-            more += F(exp(_load(x[at + AT(LANES * i)]) - updated))
-        total = total * F(exp(largest - updated)) + more
-        largest = updated
-        at += AT(LANES * EACH)
-    while at < end:
-        updated = max(largest, _load(x[at]))
-        total = total * F(exp(largest - updated)) + F(exp(_load(x[at]) - updated))
-        largest = updated
-        at += AT(LANES)
-    return largest, total
-
-
-@cuda.jit(device=True)
-def _log_normaliser(x, start, size):
-    """Return the largest of a row's logits, and the log of the sum of exp relative to it.
-
-    Lane 0 gets the result, which is NaN if a logit is NaN or inf, or if all are -inf.
-    """
-    lane = cuda.threadIdx.x
-    own = cuda.threadIdx.y * LANES + lane
-    largest, total = _lane_sum(x, AT(start + lane), AT(start + size))
-    parts = cuda.shared.array(0, types.float32)  # maxima of the lanes, then their sums
-    sums = LANES * ROWS + own
-    cuda.syncthreads()  # other lanes may still read the parts of the row before
-    parts[own] = largest
-    parts[sums] = total
-    half = LANES // 2
-    while half > 0:
-        cuda.syncthreads()
-        if lane < half:
-            updated = max(parts[own], parts[own + half])
-            by_own = F(exp(parts[own] - updated))
-            by_other = F(exp(parts[own + half] - updated))
-            parts[sums] = parts[sums] * by_own + parts[sums + half] * by_other
-            parts[own] = updated
-        half //= 2
-    if lane == 0:
-        return parts[own], F(np.log(parts[sums]))
-    return F(0.0), F(0.0)
-
-
-@cuda.jit(device=True)
-def _frame_and_row(place, width):
-    """Return quotient and remainder; a division in 32 bits takes fewer instructions."""
-    t = np.int64(np.uint32(place) // np.uint32(width))
-    return t, place - t * width
-
-
-@cuda.jit(device=True)
-def _first_logit(table, b, t, u):
-    """Return the index of the first logit of a node."""
-    return table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
-
-
-@cuda.jit
-def _scores(logits, targets, table, V, blank, fused, log_z, blank_logp, label_logp, duration_logp):
-    b = cuda.blockIdx.y
-    n = duration_logp.shape[1]
-    U1 = table[b, LABELS] + 1
-    size = table[b, FRAMES] * U1
-    for first in range(cuda.blockIdx.x * ROWS, size, cuda.gridDim.x * ROWS):
-        # a warp without a node processes the last one again, since all must reach the barriers
-        place = min(first + cuda.threadIdx.y, size - 1)
-        t, u = _frame_and_row(place, U1)
-        node = table[b, FIRST_NODE] + place
-        start = _first_logit(table, b, t, u)
-        largest = rest = longest = spread = F(0.0)
-        if fused:
-            largest, rest = _log_normaliser(logits, start, V)
-        if n > 0:
-            longest, spread = _log_normaliser(logits, start + V, n)
-        if cuda.threadIdx.x == 0:
-            # subtracting both loses less than subtracting their rounded sum
-            log_z[node] = largest + rest
-            blank_logp[node] = _load(logits[start + blank]) - largest - rest
-            label_logp[node] = -inf
-            if u + 1 < U1:
-                label_logp[node] = _load(logits[start + targets[b, u]]) - largest - rest
-            for i in range(n):
-                duration_logp[node, i] = _load(logits[start + V + i]) - longest - spread
-
-
-@cuda.jit(device=True)
-def _zeros(out, at, end):
-    while at < end:
-        _store(out, at, F(0.0))
-        at += AT(LANES)
-
-
-@cuda.jit(device=True)
-def _softmax(x, out, at, end, log_z, factor):
-    """Write factor exp(x - log_z). A lane reads what it overwrites itself: `out` may be `x`."""
-    values = cuda.local.array(EACH, types.float32)
-    while at + AT(LANES * (EACH - 1)) < end:
-        for i in range(EACH):
-            values[i] = _load(x[at + AT(LANES * i)])
-        for i in range(EACH):
-            _store(out, at + AT(LANES * i), factor * F(exp(values[i] - log_z)))
-        at += AT(LANES * EACH)
-    while at < end:
-        _store(out, at, factor * F(exp(_load(x[at]) - log_z)))
-        at += AT(LANES)
-
-
-@cuda.jit(device=True)
-def _token(x, at, log_z, posterior, by_arc, scale):
-    """Return the gradient over blank or the next label, whose arc has the posterior `by_arc`."""
-    grad = -by_arc
-    if posterior != F(0.0):
-        grad += posterior * F(exp(_load(x[at]) - log_z))
-    return grad * scale
-
-
-@cuda.jit
-def _gradient(
-    logits,
-    out,
-    targets,
-    table,
-    V,
-    blank,
-    fused,
-    log_z,
-    blank_posterior,
-    label_posterior,
-    duration_gradient,
-    incoming,
-):
-    b = cuda.blockIdx.y
-    lane = cuda.threadIdx.x
-    n = duration_gradient.shape[1]
-    T = table[b, FRAMES]
-    U1 = table[b, LABELS] + 1
-    width = table[b, PADDED_ROWS]
-    size = table[b, PADDED_FRAMES] * width
-    scale = incoming[b]
-    begin = cuda.blockIdx.x * ROWS + cuda.threadIdx.y
-    for place in range(begin, size, cuda.gridDim.x * ROWS):
-        t, u = _frame_and_row(place, width)
-        start = _first_logit(table, b, t, u)
-        at = AT(start + lane)
-        end = AT(start + V)
-        if t >= T or u >= U1:
-            _zeros(out, at, end + AT(n))
-            continue
-        # The compiler cannot exclude that `out` overlaps these tensors, so each is read once.
-        node = table[b, FIRST_NODE] + t * U1 + u
-        z = log_z[node]
-        by_blank = blank_posterior[node]
-        by_label = label_posterior[node]
-        posterior = by_blank + by_label if fused else F(0.0)
-        label = targets[b, u] if u + 1 < U1 else np.int64(-1)
-        # The lane of blank, and that of the label, read the logit before they overwrite it.
-        has_blank = lane == blank % LANES
-        has_label = label >= 0 and lane == label % LANES
-        at_blank = at_label = F(0.0)
-        if has_blank:
-            at_blank = _token(logits, start + blank, z, posterior, by_blank, scale)
-        if has_label:
-            at_label = _token(logits, start + label, z, posterior, by_label, scale)
-        if posterior != F(0.0):
-            _softmax(logits, out, at, end, z, posterior * scale)
-        else:
-            _zeros(out, at, end)
-        if has_blank:
-            _store(out, start + blank, at_blank)
-        if has_label:
-            _store(out, start + label, at_label)
-        for i in range(lane, n, LANES):
-            _store(out, start + V + i, duration_gradient[node, i] * scale)
+        out[at] = value
 
 
 @cuda.jit(device=True)
@@ -387,95 +200,197 @@ def _log_add(a, b):
         larger = b
         smaller = a
     if smaller != -inf:
-        larger += log1p(math.exp(smaller - larger))
+        larger += math.log1p(math.exp(smaller - larger))
     return larger
 
 
 @cuda.jit(device=True)
-def _duration(duration_logp, node, i):
-    """Return the log-probability of a duration at `node`; 0 for RNN-T."""
-    return duration_logp[node, i] if duration_logp.shape[1] > 0 else F(0.0)
+def _join(x, at, end, each, largest, total):
+    """Join a lane's tokens, `each` at a time, to the largest and the sum of exp relative to it.
+
+    Fewer than `each` remain, from the returned place on.
+    """
+    while at + AT(LANES * (each - 1)) < end:
+        updated = largest
+        for i in range(each):
+            updated = max(updated, _load(x, at + AT(LANES * i)))
+        total *= exp(largest - updated)
+        for i in range(each):
+            total += exp(_load(x, at + AT(LANES * i)) - updated)
+        largest = updated
+        at += AT(LANES * each)
+    return at, largest, total
+
+
+@cuda.jit(device=True)
+def _log_normaliser(x, start, V):
+    """Return the log of the sum of exp over the V logits of a node, in lane 0.
+
+    It is NaN if a logit is NaN or inf, and -inf if all are -inf.
+    """
+    lane = cuda.threadIdx.x
+    end = AT(start + V)
+    at, largest, total = _join(x, AT(start + lane), end, EACH, LOWEST, ZERO)
+    _, largest, total = _join(x, at, end, 1, largest, total)
+    parts = cuda.shared.array(0, types.float32)
+    own = cuda.threadIdx.y * LANES + lane
+    parts[own] = largest + F(np.log(total))
+    half = LANES // 2
+    while half > 0:
+        cuda.syncthreads()
+        if lane < half:
+            parts[own] = _log_add(parts[own], parts[own + half])
+        half //= 2
+    return parts[own]
+
+
+@cuda.jit(device=True)
+def _first_logit(table, b, t, u):
+    """Return the index of the first logit of a node."""
+    return table[b, FIRST_LOGIT] + t * table[b, FRAME_STEP] + u * table[b, LABEL_STEP]
 
 
 @cuda.jit
-def _sweep(blank_logp, label_logp, duration_logp, table, steps, sums, log_likelihood):
+def _scores(table, logits, targets, V, blank, fused, log_z, blank_logp, label_logp):
+    t = cuda.blockIdx.x
+    b = cuda.blockIdx.z
+    U1 = table[b, LABELS] + 1
+    if t >= table[b, FRAMES]:
+        return
+    # a warp without a node processes the last one again, since all must reach the barriers
+    u = min(cuda.blockIdx.y * ROWS + cuda.threadIdx.y, U1 - 1)
+    node = table[b, FIRST_NODE] + t * U1 + u
+    start = _first_logit(table, b, t, u)
+    z = _log_normaliser(logits, start, V) if fused else ZERO
+    if cuda.threadIdx.x == 0:
+        log_z[node] = z
+        blank_logp[node] = _load(logits, start + blank) - z
+        label_logp[node] = -inf
+        if u + 1 < U1:
+            label_logp[node] = _load(logits, start + targets[b, u]) - z
+
+
+@cuda.jit(device=True)
+def _softmax(x, out, at, end, each, z, factor):
+    """Write factor exp(x - z) over a lane's tokens, `each` at a time, read before the first write.
+
+    Fewer than `each` remain, from the returned place on. For a factor of 0 nothing is read.
+    """
+    values = cuda.local.array(EACH, types.float32)
+    while at + AT(LANES * (each - 1)) < end:
+        for i in range(each):
+            values[i] = ZERO
+        if factor != ZERO:
+            for i in range(each):
+                values[i] = factor * exp(_load(x, at + AT(LANES * i)) - z)
+        for i in range(each):
+            _store(out, at + AT(LANES * i), values[i])
+        at += AT(LANES * each)
+    return at
+
+
+@cuda.jit
+def _gradient(
+    table,
+    logits,
+    out,
+    targets,
+    V,
+    blank,
+    fused,
+    log_z,
+    blank_posterior,
+    label_posterior,
+    incoming,
+):
+    t = cuda.blockIdx.x
+    u = cuda.blockIdx.y * ROWS + cuda.threadIdx.y
+    b = cuda.blockIdx.z
+    if t >= table[b, PADDED_FRAMES] or u >= table[b, PADDED_ROWS]:
+        return
+    lane = cuda.threadIdx.x
+    U1 = table[b, LABELS] + 1
+    start = _first_logit(table, b, t, u)
+    inside = t < table[b, FRAMES] and u < U1
+    label = blank
+    z = posterior = at_blank = at_label = ZERO
+    if inside:
+        node = table[b, FIRST_NODE] + t * U1 + u
+        z = log_z[node]
+        at_blank = -blank_posterior[node]
+        at_label = -label_posterior[node]
+        if fused:
+            posterior = blank_posterior[node] + label_posterior[node]
+        if u + 1 < U1:
+            label = targets[b, u]
+    if posterior != ZERO:
+        # `out` may be `logits`, but a lane overwrites only the tokens that it owns. The result for
+        # a token that it does not own is not used.
+        at_blank += posterior * exp(_load(logits, start + blank) - z)
+        at_label += posterior * exp(_load(logits, start + label) - z)
+        posterior *= incoming[b]
+    end = AT(start + V)
+    at = _softmax(logits, out, AT(start + lane), end, EACH, z, posterior)
+    _softmax(logits, out, at, end, 1, z, posterior)
+    if inside and lane == label % LANES:
+        _store(out, start + label, at_label * incoming[b])
+    if inside and lane == blank % LANES:
+        _store(out, start + blank, at_blank * incoming[b])
+
+
+@cuda.jit
+def _sweep(table, blank_logp, label_logp, sums):
     """Write log beta(t, u) into row 0 of `sums`, and log alpha(t, u) into row 1.
 
-    Row 1 takes the same steps through the lattice turned by 180 degrees. `steps` has the frames of
-    the blank arc and of the label arc for each duration.
+    Row 1 takes the same steps through the lattice turned by 180 degrees.
     """
-    b = cuda.blockIdx.x
-    row = cuda.blockIdx.y
+    row = cuda.blockIdx.x
+    b = cuda.blockIdx.z
     forward = row == 1
     T = table[b, FRAMES]
     U1 = table[b, LABELS] + 1
-    first = table[b, FIRST_NODE]
-    last = first + T * U1 - 1
-    back = -1 if forward else 1  # towards the nodes that are finished
+    start = table[b, FIRST_NODE]
+    back = -1  # towards the nodes that are finished
+    if not forward:
+        start += T * U1 - 1
+        back = 1
     for k in range(T + U1 - 1):
-        for u in range(max(0, k - T + 1) + cuda.threadIdx.x, min(k + 1, U1), cuda.blockDim.x):
-            t = k - u
-            node = first + t * U1 + u if forward else last - t * U1 - u
-            x = 0.0 if forward and k == 0 else -inf
-            for i in range(len(steps)):
-                blank, label = steps[i]
-                if 0 < blank <= t:
-                    other = node + back * blank * U1
-                    arc = other if forward else node
-                    term = blank_logp[arc] + _duration(duration_logp, arc, i)
-                    x = _log_add(x, sums[row, other] + term)
-                if label <= t and u > 0:
-                    other = node + back * (label * U1 + 1)
-                    arc = other if forward else node
-                    term = label_logp[arc] + _duration(duration_logp, arc, i)
-                    x = _log_add(x, sums[row, other] + term)
-                if blank == t + 1 and u == 0 and not forward:  # the last blank of a path
-                    x = _log_add(x, blank_logp[node] + _duration(duration_logp, node, i))
+        for u in range(max(0, k - T + 1) + cuda.threadIdx.y, min(k + 1, U1), cuda.blockDim.y):
+            node = start - back * ((k - u) * U1 + u)
+            x = -inf
+            if k == 0:
+                x = 0.0 if forward else np.float64(blank_logp[node])
+            if u < k:
+                other = node + back * U1
+                x = sums[row, other] + blank_logp[other if forward else node]
+            if u > 0:
+                other = node + back
+                x = _log_add(x, sums[row, other] + label_logp[other if forward else node])
             sums[row, node] = x
         cuda.syncthreads()  # the next diagonal reads what other threads wrote
-    if cuda.threadIdx.x == 0 and not forward:
-        log_likelihood[b] = sums[0, first]
 
 
 @cuda.jit
 def _posteriors(
-    blank_logp,
-    label_logp,
-    duration_logp,
-    table,
-    steps,
-    sums,
-    label_factor,
-    blank_posterior,
-    label_posterior,
-    duration_posterior,
+    table, blank_logp, label_logp, sums, label_factor, blank_posterior, label_posterior
 ):
-    b = cuda.blockIdx.y
-    T = table[b, FRAMES]
+    t = cuda.blockIdx.x
+    u = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
+    b = cuda.blockIdx.z
     U1 = table[b, LABELS] + 1
+    frames_left = table[b, FRAMES] - t - 1
+    if frames_left < 0 or u >= U1:
+        return
     first = table[b, FIRST_NODE]
+    node = first + t * U1 + u
     # an utterance without a path gets posteriors of 0 instead of 0 / 0
-    total = sums[0, first]
-    if total == -inf:
-        total = 0.0
-    for place in range(cuda.grid(2)[0], T * U1, cuda.gridsize(2)[0]):
-        t, u = _frame_and_row(place, U1)
-        node = first + place
-        blanks = labels = 0.0
-        for i in range(len(steps)):
-            blank, label = steps[i]
-            here = sums[1, node] - total + _duration(duration_logp, node, i)
-            by_blank = by_label = 0.0
-            if blank > 0 and t + blank < T:
-                by_blank = math.exp(here + blank_logp[node] + sums[0, node + blank * U1])
-            elif t + blank == T and u + 1 == U1:
-                by_blank = math.exp(here + blank_logp[node])
-            if t + label < T and u + 1 < U1:
-                after = sums[0, node + label * U1 + 1]
-                by_label = math.exp(here + label_logp[node] + after) * label_factor
-            if duration_posterior.shape[1] > 0:
-                duration_posterior[node, i] = by_blank + by_label
-            blanks += by_blank
-            labels += by_label
-        blank_posterior[node] = blanks
-        label_posterior[node] = labels
+    total = sums[0, first] if sums[0, first] != -inf else 0.0
+    alpha = sums[1, node] - total
+    after_blank = 0.0 if u + 1 == U1 else -inf
+    if frames_left > 0:
+        after_blank = sums[0, node + U1]
+    blank_posterior[node] = math.exp(alpha + blank_logp[node] + after_blank)
+    label_posterior[node] = ZERO
+    if u + 1 < U1:
+        posterior = math.exp(alpha + label_logp[node] + sums[0, node + 1])
+        label_posterior[node] = posterior * label_factor

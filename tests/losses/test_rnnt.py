@@ -283,6 +283,8 @@ def test_auto_tries_kernels_on_a_gpu_except_for_float64(monkeypatch):
     for dtype, chosen in ((torch.bfloat16, "numba_cuda"), (torch.float64, "wavefront")):
         scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
         assert fastest(scores) == chosen
+        # TDT has no kernels in Numba's CUDA
+        assert arguments.choose("auto", ("wavefront",), scores, False) == "wavefront"
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
