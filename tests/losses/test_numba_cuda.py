@@ -38,11 +38,25 @@ def check_memory(dtype, device):
     assert peak_memory(step, device=device) < 1.1 * logits.nbytes + 4096
 
 
+def check_rounding():
+    """bfloat16 is stored as torch rounds: ties to even, NaN stays NaN."""
+    from asrkit.losses import numba_cuda as kernels
+
+    values = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1.004, -torch.inf, torch.nan])
+    stored = torch.zeros(5, dtype=torch.bfloat16)
+    for i, value in enumerate(values.numpy()):
+        kernels._store(kernels._array(stored), i, value)
+    torch.testing.assert_close(
+        stored, values.bfloat16(), equal_nan=True, rtol=0, atol=0
+    )
+
+
 def simulated():
     """All cases, with blocks so small that every loop repeats."""
     from asrkit.losses import numba_cuda as kernels
 
     sys.setswitchinterval(1e-5)  # the simulator polls its threads
+    check_rounding()
     check_memory(torch.float16, "cpu")
     kernels.LANES = kernels.THREADS = 4
     kernels.ROWS = kernels.EACH = 2
