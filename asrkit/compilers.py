@@ -16,6 +16,13 @@ from typing import Any
 # Read once, as Numba and Triton themselves read them when they are imported.
 JIT_OFF = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")  # CUDA kernels, on a CPU
+# What kernels import. numba.cuda.core is in the package numba-cuda, not in Numba itself.
+COMPILERS = {
+    "numba_cpu": "numba",
+    "numba_cuda": "numba.cuda.core.config",
+    "triton": "triton.language",
+}
 _warned = False  # whether a failing cache of kernels was reported
 
 
@@ -107,10 +114,18 @@ def _source_hash(file: str) -> str:
 
 
 @functools.cache
-def triton_fails() -> str:
-    """Why Triton cannot be imported here; "" if it can. Tried once in a process, without a GPU."""
+def compiler_fails(impl: str) -> str:
+    """Why the losses of `impl` cannot be compiled here; "" if they can.
+
+    A process imports each compiler once, without touching a GPU.
+
+    Args:
+        impl: A file of kernels: "numba_cpu", "numba_cuda" or "triton".
+    """
+    if impl != "triton" and JIT_OFF:
+        return "NUMBA_DISABLE_JIT is set"
     try:
-        import_module("triton.language")
+        import_module(COMPILERS[impl])
     except Exception as error:  # whatever a broken package raises
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""

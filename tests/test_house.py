@@ -467,7 +467,7 @@ def test_importing_asrkit_decides_nothing_and_needs_few_packages_and_no_posix(
         place = "benchmarks" if dotted.startswith("benchmarks") else room(path)
         waits = path.stem in (
             "numba_cpu",
-            "numba_cuda_loss",
+            "numba_cuda",
             "triton",
             "espeak_worker",
         )  # for an `impl` that names them; kernels make a cache folder

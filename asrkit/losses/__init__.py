@@ -6,6 +6,7 @@ function, which calls the implementation:
 
     wavefront.py     plain torch, on any device
     numba_cpu.py     compiled for the CPU, with the scalar functions of simd.py
+    numba_cuda.py    for a GPU without Triton; RNN-T only
     triton.py        for a GPU; triton_rows.py has the passes over the logits
 
 An implementation has three functions: `arc_log_probs` computes the log-probabilities of the arcs

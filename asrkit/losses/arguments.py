@@ -11,16 +11,21 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from asrkit.compilers import INTERPRETED, JIT_OFF, triton_fails
+from asrkit.compilers import INTERPRETED, SIMULATED, compiler_fails
 from asrkit.devices import CPU_FLOAT, to_device
 from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.shapes import dims, expect, expect_choice, is_finite, valid_mask, whole
 
 Reduction = Literal["none", "mean", "sum"]
-Impl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
+TdtImpl = Literal["auto", "reference", "wavefront", "numba_cpu", "triton"]
+Impl = Literal[TdtImpl, "numba_cuda"]
 IMPLS = get_args(Impl)[1:]  # each is a file of asrkit.losses
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-KERNEL_DEVICES = {"numba_cpu": "cpu", "triton": "cpu" if INTERPRETED else "cuda"}
+KERNEL_DEVICES = {
+    "numba_cpu": "cpu",
+    "numba_cuda": "cpu" if SIMULATED else "cuda",
+    "triton": "cpu" if INTERPRETED else "cuda",
+}
 AUTO = "Pass impl='auto'."
 
 
@@ -152,7 +157,8 @@ def choose(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: 
 
     Args:
         impl: The caller's choice, "auto" or one of `impls`.
-        impls: The implementations of this loss.
+        impls: The implementations of this loss. If the fastest is not one of them, "auto" is
+            wavefront.
         logits: The logits that it will read.
         overwrite_logits: Whether it must write the gradient over the logits.
 
@@ -161,6 +167,8 @@ def choose(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: 
     """
     expect_choice("impl", impl, ("auto", *impls))
     chosen = fastest(logits) if impl == "auto" else impl
+    if chosen not in impls:
+        chosen = "wavefront"
     expect_runs(chosen, logits)
     if overwrite_logits:
         able = chosen not in ("torchaudio", "reference")
@@ -173,64 +181,71 @@ def choose(impl: str, impls: tuple[str, ...], logits: Tensor, overwrite_logits: 
 def fastest(scores: Tensor) -> str:
     """Return the implementation that impl="auto" runs on `scores`.
 
-    It is numba_cpu on a CPU, and triton on a GPU if Triton works there. Otherwise it is wavefront:
-    for float64, on other devices, and with NUMBA_DISABLE_JIT=1.
+    It is numba_cpu on a CPU. On a GPU it is triton if Triton works there, and numba_cuda if
+    numba-cuda works. Otherwise it is wavefront: for float64, on other devices, and with
+    NUMBA_DISABLE_JIT=1.
     """
     if scores.dtype in KERNEL_DTYPES:
-        if not JIT_OFF and scores.device.type == "cpu":
+        if scores.device.type == "cpu" and not compiler_fails("numba_cpu"):
             return "numba_cpu"
-        if scores.device.type == "cuda" and triton_works(scores.device):
-            return "triton"
+        if scores.device.type == "cuda":
+            return fastest_on_gpu(scores.device)
     return "wavefront"
 
 
 @functools.cache
-def triton_works(device: torch.device) -> bool:
-    """Whether Triton computes the loss of a one-node lattice correctly on `device`.
+def fastest_on_gpu(device: torch.device) -> str:
+    """Return the first of triton, numba_cuda and wavefront that computes a loss on `device`.
 
-    A process tries this once for each device. If Triton fails, a RuntimeWarning gives the reason.
+    A process tries this once for each device. If it is not triton, a RuntimeWarning gives the
+    reasons.
 
     Raises:
         RuntimeError: A CUDA graph is being captured, so that nothing can be tried.
     """
-    problem = triton_fails()
-    if not problem:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a loss's first call cannot be captured: whether Triton works is not known yet. "
-                "Call the loss once before capturing."
-            )
-        logits = torch.zeros(1, 1, 1, 2, dtype=torch.float32, device=device)
-        targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
-        nodes = Nodes.padded(logits, torch.tensor([[1, 0]], device="cpu"))
-        options = LatticeOptions(blank=0)
-        try:
-            kernels = import_module("asrkit.losses.triton")
-            arcs = kernels.arc_log_probs(logits, targets, nodes, options)
-            # tolist() waits for the kernels, which is when their errors appear
-            (value,) = kernels.lattice(arcs, nodes, options, False).log_likelihood.tolist()
-            if not isclose(value, -log(2), rel_tol=1e-5):
-                problem = f"a node of two equal tokens costs {-value} nats"
-        except Exception as error:
-            problem = repr(error)
-    if problem:
-        warnings.warn(
-            f"Triton's losses do not work on {device}: {problem}. "
-            "They run in plain torch, with several launches for each diagonal.",
-            RuntimeWarning,
-            stacklevel=2,
+    problems = []
+    for impl in ("triton", "numba_cuda"):
+        problem = compiler_fails(impl) or _try_kernels(impl, device)
+        if not problem:
+            break
+        problems.append(f"{impl} does not work on {device}: {problem}.")
+    else:
+        impl = "wavefront"
+        problems.append("Each diagonal of a lattice takes several launches.")
+    if problems:
+        problems.append(f"Losses run with impl={impl!r}.")
+        warnings.warn(" ".join(problems), RuntimeWarning, stacklevel=2)
+    return impl
+
+
+def _try_kernels(impl: str, device: torch.device) -> str:
+    """Why the kernels of `impl` compute no correct loss of a one-node lattice; "" if they do."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"a loss's first call cannot be captured: whether {impl} works is not known yet. "
+            "Call the loss once before capturing."
         )
-    return not problem
+    logits = torch.zeros(1, 1, 1, 2, dtype=torch.float32, device=device)
+    targets = torch.zeros(1, 0, dtype=torch.int64, device=device)
+    nodes = Nodes.padded(logits, torch.tensor([[1, 0]], device="cpu"))
+    options = LatticeOptions(blank=0)
+    try:
+        kernels = import_module(f"asrkit.losses.{impl}")
+        arcs = kernels.arc_log_probs(logits, targets, nodes, options)
+        # tolist() waits for the kernels, which is when their errors appear
+        (value,) = kernels.lattice(arcs, nodes, options, False).log_likelihood.tolist()
+    except Exception as error:
+        return repr(error)
+    if isclose(value, -log(2), rel_tol=1e-5):
+        return ""
+    return f"a node of two equal tokens costs {-value} nats"
 
 
 def expect_runs(impl: str, scores: Tensor, argument: str = "logits") -> None:
     """Raise ValueError unless `impl` runs on `scores`, the argument of that name."""
     if impl not in KERNEL_DEVICES:
         return
-    if impl == "numba_cpu":
-        problem = "NUMBA_DISABLE_JIT is set" if JIT_OFF else ""
-    else:
-        problem = triton_fails()
+    problem = compiler_fails(impl)
     got = f"{impl!r}, which fails here: {problem}"
     expect(not problem, "impl", "another implementation", got, AUTO)
     wanted = f"float32, float16 or bfloat16 with impl={impl!r}"

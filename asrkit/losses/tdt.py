@@ -4,13 +4,13 @@ Its arcs, blanks among them, are those of `LatticeOptions.steps` in lattice.py.
 """
 
 from collections.abc import Sequence
+from typing import get_args
 
 from torch import Tensor
 
 from asrkit.losses.arguments import (
-    IMPLS,
-    Impl,
     Reduction,
+    TdtImpl,
     check_durations,
     check_lengths,
     check_options,
@@ -23,6 +23,8 @@ from asrkit.losses.gradient import lattice_loss
 from asrkit.losses.lattice import LatticeOptions, Nodes
 from asrkit.shapes import dims, expect
 from asrkit.threads import eager
+
+IMPLS = get_args(TdtImpl)[1:]  # files of asrkit.losses
 
 
 @eager
@@ -40,7 +42,7 @@ def tdt_loss(  # noqa: PLR0913 - rnnt_loss's arguments and those of the duration
     omega: float = 0.0,
     fastemit_lambda: float = 0.0,
     overwrite_logits: bool = False,
-    impl: Impl = "auto",
+    impl: TdtImpl = "auto",
 ) -> Tensor:
     """Negative log-likelihood of the targets in nats (TDT loss), float32 or float64.
 

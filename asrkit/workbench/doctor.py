@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from asrkit import files
-from asrkit.compilers import triton_fails
+from asrkit.compilers import compiler_fails
 from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
 from asrkit.transcribe.plan import default_model
@@ -160,7 +160,7 @@ def _losses() -> Finding:
     detail = f"{fastest(torch.zeros(1))} on a CPU, compiled on first use"
     problem = ""
     if find_spec("triton"):
-        problem = triton_fails()
+        problem = compiler_fails("triton")
         detail += f"; triton {problem or 'works'}"
     return _finding("losses", detail, not problem, "install torch again, which brings its Triton")
 

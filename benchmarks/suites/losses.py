@@ -7,6 +7,9 @@ Every row has its least work. On logits: two reads of the logits and one write o
 per logit an exponential and an addition in the first pass, an exponential and a product in the
 second. From the halves: one read of the halves and weights, one write of their gradients; three
 matrix products of 2 N D V operations if the logits are stored, four if they are computed twice.
+
+The last case measures the peak memory of joint and loss over a grid of sizes and dtypes, which
+document 003 shows in a figure. Each record also has the counted bytes.
 """
 
 import contextlib
@@ -20,16 +23,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from asrkit.losses import rnnt_loss, rnnt_loss_lean, tdt_loss
-from asrkit.losses.arguments import expect_runs
+from asrkit.losses.arguments import KERNEL_DEVICES, expect_runs, fastest
+from asrkit.memory import peak_memory
+from asrkit.workbench import cost
 from asrkit.workbench.measure.comparison import Arms
 from asrkit.workbench.measure.ops import dtype_name
+from asrkit.workbench.records import Measurement
 from benchmarks.harness.cases import Case, PeerArms, Suite
 from benchmarks.peers.peer_losses import inputs
 
 Shape = tuple[int, ...]
 DURATIONS = (0, 1, 2, 3, 4)
 # relative distance of gradients, due to rounding
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
 TORCHAUDIO: dict[str, Any] = {"tolerance": 5e-3}  # the error of its float32 recursion is 1e-3
 # error of a whole joint in bfloat16
 HALF: dict[str, Any] = {"dtype": "bfloat16", "tolerance": 0.05}
@@ -45,6 +51,10 @@ GPU_SIZES: Sequence[Shape] = ((32, 200, 101, 1025), (32, 500, 101, 1024), (128, 
 QUICK_JOINTS: Sequence[Shape] = ((2, 20, 6, 12, 16),)
 CPU_JOINTS: Sequence[Shape] = ((4, 200, 101, 640, 1024), (8, 200, 101, 640, 1024))
 GPU_JOINTS: Sequence[Shape] = ((32, 200, 101, 640, 1025),)
+# document 003's figure: characters or subwords (V), labels, batch size; T and D do not vary
+GRID_V = (28, 1024)
+GRID_U = (100, 200)
+GRID_B = (1, 2, 4, 8, 16, 32, 64)  # a CPU stops at 8
 
 
 def suite(device: str, quick: bool) -> Iterator[Case]:
@@ -71,10 +81,12 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         *(partial(joint_case, shape) for shape in larger),
     ]
     if gpu:
-        makers.insert(2, partial(logits_case, rnnt_loss, first, dtype=torch.bfloat16))
+        for dtype in (torch.float16, torch.bfloat16):
+            makers.insert(2, partial(logits_case, rnnt_loss, first, dtype=dtype))
     for make in makers:
         with contextlib.suppress(torch.OutOfMemoryError):
             yield make(device)
+    yield Case(what="joint-memory", measure=partial(joint_memory, device, quick))
 
 
 def logits_case(
@@ -102,7 +114,7 @@ def logits_case(
         cost = loss(leaf, *targets, impl=impl, overwrite_logits=overwrite)
         return cost.detach(), torch.autograd.grad(cost, leaf)[0]
 
-    compiled = compiled_impls(logits)
+    compiled = compiled_impls(logits, loss)
     overwriting = [f"{impl}_overwrite" for impl in compiled]
     names = ["wavefront"]
     if name == "rnnt" and dtype == torch.float32 and logits.nelement() < MAX_LOGITS:
@@ -136,14 +148,16 @@ def logits_case(
     )
 
 
-def compiled_impls(logits: Tensor) -> list[str]:
-    """The compiled implementation, if it supports these logits."""
-    name = "triton" if logits.is_cuda else "numba_cpu"
-    try:
-        expect_runs(name, logits)
-    except ValueError:
-        return []
-    return [name]
+def compiled_impls(logits: Tensor, loss: Callable[..., Tensor] = rnnt_loss) -> list[str]:
+    """The compiled implementations of the loss that support these logits."""
+    names = []
+    for name in KERNEL_DEVICES:
+        with contextlib.suppress(ValueError):
+            expect_runs(name, logits)
+            names.append(name)
+    if loss is tdt_loss:
+        return [name for name in names if name != "numba_cuda"]
+    return names
 
 
 def _warmup(logits: int) -> int:
@@ -275,13 +289,46 @@ def joint_arms(leaves: tuple[Tensor, ...], targets: Any, gpu: bool) -> Arms:
     return arms
 
 
+def joint_memory(device: str, quick: bool) -> Iterator[Measurement]:
+    """Yield the measured peak of joint and loss in bytes, with the counted one, for each size.
+
+    A CPU measures bfloat16 as half precision, since products in float16 can take minutes there.
+    """
+    gpu = device == "cuda"
+    half = torch.float16 if gpu else torch.bfloat16
+    batches = GRID_B[: 1 if quick else 7 if gpu else 4]
+    for V, U, dtype, B in product(GRID_V, GRID_U, (torch.float32, half), batches):
+        size = {"B": B, "T": 200, "U1": U + 1, "V": V, "D": 640}
+        leaves, targets = joint_inputs((B, 200, U + 1, 640, V), device)
+        inputs = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+        with contextlib.suppress(torch.OutOfMemoryError):
+            step = partial(joint_gradients, *inputs, targets)
+            peak_B = peak_memory(step, device=device)
+            # a CPU keeps the memory of a large gradient for the next one
+            kept = not gpu and V == 1024
+            counted = cost.joint_bytes("numba", **size, itemsize=dtype.itemsize, kept=kept)
+            params = {**size, "dtype": dtype_name(dtype), "device": device}
+            params["counted"] = counted.total
+            impl = fastest(inputs[0])
+            yield Measurement("joint-memory", "peak", "B", peak_B, params=params, impl=impl)
+
+
+def joint_gradients(
+    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Any
+) -> object:
+    """Gradients of the loss by the halves, the weight and the bias of a joint with ReLU."""
+    hidden = (encoded[:, :, None] + predicted[:, None]).relu()
+    cost = rnnt_loss(F.linear(hidden, weight, bias), *targets)
+    return torch.autograd.grad(cost, (encoded, predicted, weight, bias))
+
+
 SUITE = Suite(
     name="losses",
     cases=suite,
     gpu_tests=(
         "tests/losses/test_triton.py",
         "tests/losses/test_lean_triton.py",
-        "tests/workbench/lessons/shared/test_numba_cuda_loss.py",
+        "tests/losses/test_numba_cuda.py",
         "tests/losses/test_packed.py",
     ),
     share=4,

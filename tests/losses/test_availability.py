@@ -48,19 +48,26 @@ class Faulting:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-@pytest.fixture
-def replace_triton(monkeypatch):
-    """Function that replaces Triton's kernels, so that impl="auto" tries them again."""
+def costs(log_likelihood):
+    """Kernels of a lattice with this output."""
+    found = SimpleNamespace(log_likelihood=log_likelihood)
+    lattice = {"lattice": lambda *inputs: found}
+    return SimpleNamespace(arc_log_probs=wavefront.arc_log_probs, **lattice)
 
-    def replace(kernels):
-        monkeypatch.setitem(sys.modules, "asrkit.losses.triton", kernels)
-        monkeypatch.setattr(arguments, "triton_fails", lambda: "")
+
+@pytest.fixture
+def replace_kernels(monkeypatch):
+    """Function that replaces kernels, so that impl="auto" tries them again on a CPU."""
+
+    def replace(**kernels):
+        for impl, module in kernels.items():
+            monkeypatch.setitem(sys.modules, f"asrkit.losses.{impl}", module)
+        monkeypatch.setattr(arguments, "compiler_fails", lambda impl: "")
         monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
 
-    works = arguments.triton_works
-    works.cache_clear()
+    arguments.fastest_on_gpu.cache_clear()
     yield replace
-    works.cache_clear()
+    arguments.fastest_on_gpu.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -71,29 +78,35 @@ def replace_triton(monkeypatch):
         (torch.tensor([-7.0]), "costs 7.0 nats"),
     ],
 )
-def test_a_triton_with_wrong_results_is_not_chosen_and_warned_about_once(
-    replace_triton, log_likelihood, problem
+def test_kernels_with_wrong_results_are_not_chosen_and_warned_about_once(
+    replace_kernels, log_likelihood, problem
 ):
-    actual = SimpleNamespace(log_likelihood=log_likelihood)
-    kernels = {
-        "arc_log_probs": wavefront.arc_log_probs,
-        "lattice": lambda *inputs: actual,
-    }
-    replace_triton(SimpleNamespace(**kernels))
-    expected = f"Triton's losses do not work on cpu: .*{problem}"
-    with pytest.warns(RuntimeWarning, match=expected) as warned:
-        actual = [arguments.triton_works(torch.device("cpu")) for _ in range(2)]
-    assert (actual, len(warned)) == ([False, False], 1)
+    wrong = costs(log_likelihood)
+    for numba_cuda, chosen in ((wavefront, "numba_cuda"), (wrong, "wavefront")):
+        replace_kernels(triton=wrong, numba_cuda=numba_cuda)
+        arguments.fastest_on_gpu.cache_clear()
+        expected = f"triton does not work on cpu: .*{problem}.*with impl='{chosen}'"
+        with pytest.warns(RuntimeWarning, match=expected) as warned:
+            actual = [arguments.fastest_on_gpu(torch.device("cpu")) for _ in range(2)]
+        assert (actual, len(warned)) == ([chosen, chosen], 1)
+
+
+def test_without_triton_a_gpu_runs_numba_cuda(replace_kernels, monkeypatch):
+    replace_kernels(numba_cuda=wavefront)
+    missing = {"triton": "ModuleNotFoundError: No module named 'triton'"}
+    monkeypatch.setattr(arguments, "compiler_fails", lambda impl: missing.get(impl, ""))
+    with pytest.warns(RuntimeWarning, match="No module named 'triton'"):
+        assert arguments.fastest_on_gpu(torch.device("cpu")) == "numba_cuda"
 
 
 def test_a_first_call_inside_a_capture_is_refused_and_not_remembered(
-    replace_triton, monkeypatch
+    replace_kernels, monkeypatch
 ):
-    replace_triton(wavefront)
+    replace_kernels(triton=wavefront)
     capturing = iter([True, False])
     monkeypatch.setattr(
         "torch.cuda.is_current_stream_capturing", lambda: next(capturing)
     )
     with pytest.raises(RuntimeError, match="Call the loss once before capturing"):
-        arguments.triton_works(torch.device("cpu"))
-    assert arguments.triton_works(torch.device("cpu"))
+        arguments.fastest_on_gpu(torch.device("cpu"))
+    assert arguments.fastest_on_gpu(torch.device("cpu")) == "triton"

@@ -112,6 +112,11 @@ REFUSALS = [
         "logits: expected a cuda tensor with impl='triton', got cpu.",
     ),
     (
+        tdt_loss,
+        {"impl": "numba_cuda"},
+        "impl: expected one of 'auto', 'reference', 'wavefront', 'numba_cpu', 'triton', got 'numba_cuda'.",
+    ),
+    (
         rnnt_loss,
         {"fastemit_lambda": 0.1, "impl": "torchaudio"},
         "fastemit_lambda: expected 0 with impl='torchaudio', got 0.1. Pass impl='wavefront'.",

@@ -278,11 +278,13 @@ def test_auto_chooses_compiled_kernels_on_a_cpu_and_plain_torch_otherwise():
     assert fastest(logits.double()) == fastest(logits.to("meta")) == "wavefront"
 
 
-@pytest.mark.parametrize("works, chosen", [(True, "triton"), (False, "wavefront")])
-def test_auto_chooses_triton_on_a_gpu_if_it_works(works, chosen, monkeypatch):
-    monkeypatch.setattr(arguments, "triton_works", lambda device: works)
-    scores = SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cuda"))
-    assert fastest(scores) == chosen
+def test_auto_tries_kernels_on_a_gpu_except_for_float64(monkeypatch):
+    monkeypatch.setattr(arguments, "fastest_on_gpu", lambda device: "numba_cuda")
+    for dtype, chosen in ((torch.bfloat16, "numba_cuda"), (torch.float64, "wavefront")):
+        scores = SimpleNamespace(dtype=dtype, device=torch.device("cuda"))
+        assert fastest(scores) == chosen
+        # TDT has no kernels in Numba's CUDA
+        assert arguments.choose("auto", ("wavefront",), scores, False) == "wavefront"
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
