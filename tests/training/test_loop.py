@@ -234,7 +234,7 @@ def plain_loop(speech, config):
         decay = min(config.ema, (step + 1) / (10 + step))
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                ema[name].lerp_(value, 1 - decay)
+                ema[name] += (value - ema[name]) * (1 - decay)
             else:
                 ema[name].copy_(value)
         results.append((loss.item(), norm.item()))

@@ -1,0 +1,96 @@
+"""The log of a run, `log.jsonl`: its lines, the progress bar, and a warning of skipped steps."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asrkit.files import atomic
+from asrkit.training.evaluation import DevScores
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+Line = dict[str, float]
+OnStep = Callable[[list[Line]], None]
+SKIPPED = "Step {step} was skipped: its loss or gradient is not finite, or no utterance has enough \
+frames for its labels. The log alone shows later ones."
+
+
+class RunLog(ExitStack):
+    """Writes each line of a log once, shows it, and calls `on_step`.
+
+    Args:
+        file: `log.jsonl` of the run.
+        history: All lines of the run, to which later ones are appended. Those in it are written.
+        progress: Whether to show a progress bar.
+        on_step: Called after every new line with the log so far.
+    """
+
+    def __init__(
+        self, file: Path, history: list[Line], *, progress: bool, on_step: OnStep | None
+    ) -> None:
+        super().__init__()
+        self.history = history
+        self.on_step = on_step
+        self.written = len(history)
+        self.warned = False
+        self.file = self.enter_context(file.open("a"))
+        self.bar = self.enter_context(_bar(progress))
+
+    def write(self, done: float, scores: DevScores | None) -> None:
+        """Write the new lines.
+
+        Args:
+            done: Share of the run that is done, 0..1.
+            scores: Scores on the dev set, if there is one.
+        """
+        dev = None if scores is None else scores.last
+        for line in self.history[self.written :]:
+            self.written += 1
+            if not (self.warned or _expected(line)):
+                self.bar.write(SKIPPED.format(**line), file=sys.stderr)
+                self.warned = True
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+            self.bar.set_postfix(
+                loss=f"{line['loss']:.2f}",
+                rtfx=f"{line['rtfx']:.0f}",
+                wer="-" if dev is None else f"{100 * dev.rate:.1f} %",
+                refresh=False,
+            )
+            self.bar.update(100 * done - self.bar.n)
+            if self.on_step is not None:
+                self.on_step(self.history)
+
+
+def _expected(line: Line) -> bool:
+    """Whether a step had finite gradients, or overflowed in float16 alone."""
+    return math.isfinite(line["loss" if "overflows" in line else "gradient_norm"])
+
+
+def read_log(file: Path, last: int) -> list[Line]:
+    """Lines of a log up to step `last`; none if the file is missing."""
+    text = file.read_text() if file.exists() else ""
+    whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
+    return [line for line in map(json.loads, whole) if line["step"] <= last]
+
+
+def write_log(file: Path, history: list[Line]) -> None:
+    """Replace the log by these lines."""
+    with atomic(file) as temporary:
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in history))
+
+
+def _bar(progress: bool) -> "tqdm":
+    """A progress bar in per cent, hidden without `progress`."""
+    from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
+
+    bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
+    bar = tqdm(total=100, disable=not progress, unit="%", bar_format=bar_format)
+    if not sys.stderr.isatty():
+        bar.mininterval = 10.0  # seconds: a log file needs no line for every step
+    return bar
