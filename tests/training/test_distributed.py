@@ -48,6 +48,7 @@ TRAINED = {  # runs of two processes, compared with one that accumulates
         replace(SHORT, optimizer="novograd"),
     ),
     "attention": (ATTENTION, SHORT),
+    "float16": (TRANSDUCER, replace(SHORT, precision="float16")),  # overflows at first
     "corrupt": (TRANSDUCER, SHORT),  # one batch of one process has samples of NaN
     "unaligned": (CTC, SHORT),  # one batch of one process has no alignment
 }
@@ -145,6 +146,8 @@ def test_two_processes_equal_one_that_accumulates(pair, tiny_speech, tmp_path, n
         wanted = pytest.approx(losses(alone), rel=1e-5, nan_ok=True)
         assert pair[rank][name] == wanted
     assert sum(map(math.isnan, losses(alone))) == (name == "corrupt")
+    overflows = "overflows" in alone.history[-1]
+    assert overflows == (name == "float16")
     # running statistics of batch norms too
     ours, wanted = (
         load_checkpoint(folder).model.state_dict()
