@@ -211,7 +211,7 @@ class DevScores(ExitStack):
     Use it as a context manager, so that a background process ends with the block.
 
     Args:
-        dev_set: Speech with its transcripts.
+        dev_set: Speech with its transcripts; None scores nothing.
         file: Gets the checkpoint with the lowest word error rate, of equal ones the last, with the
             rate in its notes. If it exists and was scored on this dev set, only a checkpoint that
             is as good replaces it.
@@ -224,16 +224,18 @@ class DevScores(ExitStack):
     """
 
     def __init__(
-        self, dev_set: Utterances, file: Path, checkpoint: Checkpoint, *, background: bool
+        self, dev_set: Utterances | None, file: Path, checkpoint: Checkpoint, *, background: bool
     ) -> None:
         super().__init__()
         self.dev_set = dev_set
         self.file = file
         self.last: ErrorRate | None = None
         self.best: ErrorRate | None = None
-        self._hash = content_hash([[*dev_set.ids], [*dev_set.texts]])
         self._submitted: Checkpoint | None = None
         self._background: BackgroundEvaluation[ErrorRate] | None = None
+        if dev_set is None:
+            return
+        self._hash = content_hash([[*dev_set.ids], [*dev_set.texts]])
         notes = load_checkpoint(file).notes if file.exists() else {}
         if notes.get("dev_set") == self._hash:
             self.best = ErrorRate(**notes["dev"])
@@ -250,11 +252,11 @@ class DevScores(ExitStack):
             RuntimeError: A background evaluation failed.
         """
         self.collect()
-        if self._background is None:
-            self._keep(checkpoint, evaluate(checkpoint, self.dev_set).errors)
-        else:
+        if self._background is not None:
             self._background.submit(checkpoint.notes["step"], checkpoint.model)
             self._submitted = checkpoint._replace(model=self._background.submitted)
+        elif self.dev_set is not None:
+            self._keep(checkpoint, evaluate(checkpoint, self.dev_set).errors)
 
     def collect(self, *, wait: bool = True) -> None:
         """Take the score of the submitted checkpoint, if it has arrived or `wait` is true."""

@@ -41,14 +41,14 @@ class RunLog(ExitStack):
         self.file = self.enter_context(file.open("a"))
         self.bar = self.enter_context(_bar(progress))
 
-    def write(self, done: float, scores: DevScores | None) -> None:
+    def write(self, done: float, scores: DevScores) -> None:
         """Write the new lines.
 
         Args:
             done: Share of the run that is done, 0..1.
-            scores: Scores on the dev set, if there is one.
+            scores: Scores on the dev set; those that have arrived are taken.
         """
-        dev = None if scores is None else scores.last
+        scores.collect(wait=False)
         for line in self.history[self.written :]:
             self.written += 1
             if not (self.warned or _expected(line)):
@@ -59,7 +59,7 @@ class RunLog(ExitStack):
             self.bar.set_postfix(
                 loss=f"{line['loss']:.2f}",
                 rtfx=f"{line['rtfx']:.0f}",
-                wer="-" if dev is None else f"{100 * dev.rate:.1f} %",
+                wer="-" if scores.last is None else f"{100 * scores.last.rate:.1f} %",
                 refresh=False,
             )
             self.bar.update(100 * done - self.bar.n)

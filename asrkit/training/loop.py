@@ -314,20 +314,12 @@ class Run:
         config = self.config
         saved_s = self.seconds
         scored_s = self.seconds
-        with ExitStack() as cleanup:
-            log = cleanup.enter_context(
-                RunLog(self.log_file, self.history, progress=progress, on_step=on_step)
-            )
-            scores: DevScores | None = None
-            if dev_set is not None:
-                background = config.evaluate == "background"
-                first = self.checkpoint()
-                scores = DevScores(dev_set, self.best_file, first, background=background)
-                cleanup.enter_context(scores)
+        log = RunLog(self.log_file, self.history, progress=progress, on_step=on_step)
+        background = config.evaluate == "background"
+        scores = DevScores(dev_set, self.best_file, self.checkpoint(), background=background)
+        with log, scores:
             while self.progress < 1:
                 self.take_step(steps)
-                if scores is not None:
-                    scores.collect(wait=False)
                 log.write(self.progress, scores)
                 over = self.progress >= 1
                 saves = over or self.seconds - saved_s >= config.checkpoint_s
@@ -338,16 +330,15 @@ class Run:
                 if saves:
                     self.save()
                     saved_s = self.seconds
-                if evaluates and scores is not None:
+                if evaluates:
                     scores.submit(self.checkpoint())
                     scored_s = self.seconds
             stepped = any(math.isfinite(line["gradient_norm"]) for line in self.history)
             wanted = "a step with a finite loss and gradient"
             expect(stepped or not self.history, "train_set", wanted, "none: nothing was learnt")
-            if scores is not None:
-                scores.submit(self.checkpoint())
-                scores.collect()
-                self.dev = scores.best
+            scores.submit(self.checkpoint())
+            scores.collect()
+            self.dev = scores.best
 
     def take_step(self, steps: Iterator[Sequence[Prepared]]) -> None:
         """Queue one optimizer step, and complete the log up to the step before.
