@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asrkit.files import atomic
 from asrkit.training.evaluation import DevScores
 
 if TYPE_CHECKING:
@@ -51,7 +50,9 @@ class RunLog(ExitStack):
         scores.collect(wait=False)
         for line in self.history[self.written :]:
             self.written += 1
-            if not (self.warned or _expected(line)):
+            # in float16 a finite loss with other gradients is an overflow, which is counted
+            finite = math.isfinite(line["loss" if "overflows" in line else "gradient_norm"])
+            if not (self.warned or finite):
                 self.bar.write(SKIPPED.format(**line), file=sys.stderr)
                 self.warned = True
             self.file.write(json.dumps(line) + "\n")
@@ -65,24 +66,6 @@ class RunLog(ExitStack):
             self.bar.update(100 * done - self.bar.n)
             if self.on_step is not None:
                 self.on_step(self.history)
-
-
-def _expected(line: Line) -> bool:
-    """Whether a step had finite gradients, or overflowed in float16 alone."""
-    return math.isfinite(line["loss" if "overflows" in line else "gradient_norm"])
-
-
-def read_log(file: Path, last: int) -> list[Line]:
-    """Lines of a log up to step `last`; none if the file is missing."""
-    text = file.read_text() if file.exists() else ""
-    whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
-    return [line for line in map(json.loads, whole) if line["step"] <= last]
-
-
-def write_log(file: Path, history: list[Line]) -> None:
-    """Replace the log by these lines."""
-    with atomic(file) as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in history))
 
 
 def _bar(progress: bool) -> "tqdm":

@@ -46,7 +46,7 @@ from asrkit.training.checks import check_arguments, check_speech
 from asrkit.training.config import TrainConfig, differences
 from asrkit.training.distributed import Processes, data_parallel, gradient_sync, process_group
 from asrkit.training.evaluation import DevScores
-from asrkit.training.log import Line, OnStep, RunLog, read_log, write_log
+from asrkit.training.log import Line, OnStep, RunLog
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
 from asrkit.training.optimizer import (
     backward,
@@ -282,10 +282,14 @@ class Run:
         self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.seconds = state["seconds"]
-        self.history = read_log(self.log_file, self.step)
+        text = self.log_file.read_text() if self.log_file.exists() else ""
+        whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
+        lines = map(json.loads, whole)
+        self.history = [line for line in lines if line["step"] <= self.step]
         if self.processes.first:
             print(f"resuming {self.state_file.parent} at step {self.step}", file=sys.stderr)
-            write_log(self.log_file, self.history)
+            with atomic(self.log_file) as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
 
     def clear(self) -> None:
         """Remove state, log and best model of an earlier run, which a kill before this run's first
@@ -314,10 +318,11 @@ class Run:
         config = self.config
         saved_s = self.seconds
         scored_s = self.seconds
-        log = RunLog(self.log_file, self.history, progress=progress, on_step=on_step)
         background = config.evaluate == "background"
-        scores = DevScores(dev_set, self.best_file, self.checkpoint(), background=background)
-        with log, scores:
+        with (
+            RunLog(self.log_file, self.history, progress=progress, on_step=on_step) as log,
+            DevScores(dev_set, self.best_file, self.checkpoint(), background=background) as scores,
+        ):
             while self.progress < 1:
                 self.take_step(steps)
                 log.write(self.progress, scores)
