@@ -1,6 +1,7 @@
-"""Tensors and devices: where constants are made, copies to a GPU that do not wait, and autocast."""
+"""Tensors and devices: where constants are made, copies that do not wait, and autocast."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +28,26 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+class HostCopy:
+    """A copy of a tensor on the host, which neither its making nor the device waits for.
+
+    Args:
+        tensor: The tensor, which may be overwritten afterwards, unless it is on a CPU.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copy = tensor.detach().to("cpu", non_blocking=True)  # from a GPU to pinned memory
+        self._copied: Any = None
+        if tensor.is_cuda:
+            self._copied = torch.cuda.current_stream(tensor.device).record_event()
+
+    def read(self) -> list[float]:
+        """The numbers; waits for the copy and what was queued before it, not for later work."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copy.tolist()
+
+
 def readable(tensor: torch.Tensor) -> bool:
     """Whether Python can read the numbers of `tensor` without waiting.
 
@@ -48,7 +69,19 @@ def autocast(
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()
     enabled = dtype not in (None, torch.float32)
-    return torch.autocast(device_type, dtype, enabled=enabled)
+    context = torch.autocast(device_type, dtype, enabled=enabled)
+    return _without_onednn(context) if (device_type, dtype) == ("cpu", torch.float16) else context
+
+
+@contextlib.contextmanager
+def _without_onednn(context: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """A block in `context` without oneDNN, which has no LSTM in float16, and no faster product."""
+    (before,) = torch.backends.mkldnn.set_flags(False, None, None, None)[:1]
+    try:
+        with context:
+            yield
+    finally:
+        torch.backends.mkldnn.set_flags(before, None, None, None)
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

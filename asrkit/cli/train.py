@@ -67,7 +67,8 @@ class CommandOptions(ProgressOptions):
     )
     out: Path = described(
         MISSING,
-        "folder for the log, the state to resume from, and model.safetensors",
+        "folder for the log, the state to resume from, model.safetensors with the last weights, "
+        "and best.safetensors with those of the lowest word error rate on the dev set, if any",
         metavar="DIR",
     )
     fresh: bool = described(False, "start again instead of resuming from the folder")
@@ -105,8 +106,12 @@ def _train(options: CommandOptions) -> int:
         return 0
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
+    text = f"trained for {count(steps, 'step')}"
+    if overflows := result.history[-1].get("overflows"):
+        summary["overflows"] = overflows
+        text += f", {overflows} skipped since float16 overflowed"
     summary |= _score(options, result.path, speech)
-    finish(options, summary, f"trained for {count(steps, 'step')}: {result.path}")
+    finish(options, summary, f"{text}: {result.path}")
     return 0
 
 
@@ -183,7 +188,8 @@ def _load_speech(options: CommandOptions) -> dict[str, Any]:
 COMMAND = Command(
     name="train",
     summary="Train a transducer, an encoder-decoder or a CTC model; run it again to resume.",
-    details="Word error rates on the dev and test sets, if there are any, are computed at the end. "
+    details="Word error rates on the dev and test sets, if there are any, are computed at the end, "
+    "by the checkpoint with the lowest one on the dev set. "
     "To train on several GPUs, use torchrun: torchrun --nproc-per-node 8 -m asrkit train --device "
     "cuda.",
     resume="Run the same command, without --fresh, to resume from the last checkpoint.",

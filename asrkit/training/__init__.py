@@ -11,9 +11,11 @@ Where to look:
     objective.py    loss of a batch, which utterances can be aligned, full joint or lean loss
     optimizer.py    the optimizer and its step, also for your own loop
     batch_norm.py   running statistics of batch norms
+    averages.py     averages of the weights (EMA)
+    log.py          the log of a run, progress bar and warnings
     checks.py       checks of arguments and speech before a run begins
     distributed.py  processes that torchrun started
-    evaluation.py   word error rates, in turn and in a background process
+    evaluation.py   word error rates, in turn and in a background process; the best checkpoint
     graphs.py       forward and backward passes of a module as CUDA graphs
 
 Names are imported on first use, so that the command line can read `options` without loading torch.

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from asrkit.devices import CPU_FLOAT
-
 
 class RunningStatistics:
     """Running means, variances and counts of all batch norms of a model, as one vector.
@@ -19,11 +17,12 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         norms = [part for part in model.modules() if isinstance(part, nn.BatchNorm1d)]
         self.buffers = [buffer for norm in norms for buffer in norm.buffers()]
+        self._none = torch.empty(0, device=next(model.parameters()).device, dtype=torch.float32)
 
     def read(self) -> Tensor:
         """A copy, (N,) float32."""
         vectors = [buffer.flatten() for buffer in self.buffers]
-        return torch.cat(vectors) if vectors else torch.empty(0, **CPU_FLOAT)
+        return torch.cat(vectors) if vectors else self._none.clone()
 
     def write(self, vector: Tensor) -> None:
         """Overwrite the statistics.

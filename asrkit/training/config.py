@@ -1,7 +1,7 @@
 """Settings of a training run. The learning rate over the run is in `schedule.py`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -43,8 +43,6 @@ class TrainConfig(TrainOptions):
         ema: Decay of the averaged weights, which are the exported ones.
         curriculum: Longest utterance at the start, in seconds, and the share of the run after
             which all lengths are admitted.
-        precision: Autocast dtype of the model; "auto" is bfloat16 where the hardware has
-            instructions for it, else float32.
         features: Log-mel settings.
         augment: Augmentation of the training speech.
         evaluate_s: Training time between two evaluations of the dev set, in seconds.
@@ -64,7 +62,6 @@ class TrainConfig(TrainOptions):
     omega: float = 0.1
     ema: float = 0.998
     curriculum: tuple[float, float] = (2.5, 0.2)
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     features: FeatureConfig = field(default_factory=FeatureConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     evaluate_s: float = 60.0

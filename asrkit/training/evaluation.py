@@ -1,20 +1,24 @@
-"""Word error rate of a checkpoint, and evaluation in a background process during training."""
+"""Word error rate of a checkpoint, evaluation in a background process, and the best checkpoint."""
 
 import multiprocessing
 import signal
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import deepcopy
+from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from asrkit.data import Utterances, batches
-from asrkit.models import Checkpoint
+from asrkit.files import content_hash
+from asrkit.models import Checkpoint, load_checkpoint, save_checkpoint
 from asrkit.models.presets import Model
 from asrkit.rtfx import rtfx
 from asrkit.text import ErrorRate, Tokenizer, normalize_text, wer
@@ -106,6 +110,10 @@ class BackgroundEvaluation(Generic[Score]):
             be picklable too.
         model: A model of the same shape. Copies are scored on the CPU and in evaluation mode.
 
+    Attributes:
+        scores: Scores that have arrived, by step.
+        submitted: The copy that was submitted last.
+
     Raises:
         OSError: Shared memory is too small for the weights.
     """
@@ -113,16 +121,16 @@ class BackgroundEvaluation(Generic[Score]):
     def __init__(self, evaluate: Callable[[Any], Score], model: nn.Module) -> None:
         self.scores = dict[int, Score]()
         self._waiting_for: int | None = None
-        self._shared = deepcopy(model).cpu().eval().requires_grad_(False)
+        self.submitted = deepcopy(model).cpu().eval().requires_grad_(False)
         try:
-            self._shared.share_memory()
+            self.submitted.share_memory()
         except RuntimeError as error:  # with a stale errno: "Inappropriate ioctl for device"
             remedy = "Enlarge it (docker run --shm-size 2g), or evaluate in turn."
             message = f"evaluation: the weights do not fit into /dev/shm ({error}). {remedy}"
             raise OSError(message) from None
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        arguments = (theirs, evaluate, self._shared, torch.get_num_threads())
+        arguments = (theirs, evaluate, self.submitted, torch.get_num_threads())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -138,7 +146,7 @@ class BackgroundEvaluation(Generic[Score]):
             RuntimeError: The evaluating process has ended, or `evaluate` raised.
         """
         self.collect()
-        self._shared.load_state_dict(model.state_dict())
+        self.submitted.load_state_dict(model.state_dict())
         self._waiting_for = step
         with suppress(OSError):  # `collect` reports a process that has ended
             self._connection.send(step)
@@ -195,3 +203,74 @@ def _serve(
         except Exception:
             result = (None, traceback.format_exc())
         connection.send(result)
+
+
+class DevScores(ExitStack):
+    """Scores checkpoints of a run on its dev set, and keeps the best.
+
+    Use it as a context manager, so that a background process ends with the block.
+
+    Args:
+        dev_set: Speech with its transcripts; None scores nothing.
+        file: Gets the checkpoint with the lowest word error rate, of equal ones the last, with the
+            rate in its notes. If it exists and was scored on this dev set, only a checkpoint that
+            is as good replaces it.
+        checkpoint: A checkpoint of the run.
+        background: Whether a separate process scores, during training.
+
+    Attributes:
+        last: The word error rate that arrived last; None before.
+        best: The rate of the checkpoint in `file`; None if there is none.
+    """
+
+    def __init__(
+        self, dev_set: Utterances | None, file: Path, checkpoint: Checkpoint, *, background: bool
+    ) -> None:
+        super().__init__()
+        self.dev_set = dev_set
+        self.file = file
+        self.last: ErrorRate | None = None
+        self.best: ErrorRate | None = None
+        self._submitted: Checkpoint | None = None
+        self._background: BackgroundEvaluation[ErrorRate] | None = None
+        if dev_set is None:
+            return
+        self._hash = content_hash([[*dev_set.ids], [*dev_set.texts]])
+        notes = load_checkpoint(file).notes if file.exists() else {}
+        if notes.get("dev_set") == self._hash:
+            self.best = ErrorRate(**notes["dev"])
+        if background:
+            score = partial(score_weights, checkpoint.tokenizer, checkpoint.features, dev_set)
+            evaluation = BackgroundEvaluation(score, checkpoint.model)
+            self._background = self.enter_context(evaluation)
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Score a checkpoint, whose notes have its `step`; in the background, after earlier ones.
+
+        Raises:
+            OSError: `file` cannot be written.
+            RuntimeError: A background evaluation failed.
+        """
+        self.collect()
+        if self._background is not None:
+            self._background.submit(checkpoint.notes["step"], checkpoint.model)
+            self._submitted = checkpoint._replace(model=self._background.submitted)
+        elif self.dev_set is not None:
+            self._keep(checkpoint, evaluate(checkpoint, self.dev_set).errors)
+
+    def collect(self, *, wait: bool = True) -> None:
+        """Take the score of the submitted checkpoint, if it has arrived or `wait` is true."""
+        if self._background is not None and self._submitted is not None:
+            scores = self._background.collect() if wait else self._background.poll()
+            step = self._submitted.notes["step"]
+            if step in scores:
+                self._keep(self._submitted, scores[step])
+                self._submitted = None
+
+    def _keep(self, checkpoint: Checkpoint, errors: ErrorRate) -> None:
+        """Note the score of a checkpoint, and write the checkpoint if it is the best."""
+        self.last = errors
+        if self.best is None or errors.rate <= self.best.rate:
+            notes = checkpoint.notes | {"dev": asdict(errors), "dev_set": self._hash}
+            save_checkpoint(self.file, checkpoint._replace(notes=notes))
+            self.best = errors

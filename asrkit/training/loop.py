@@ -2,10 +2,11 @@
 forward, backward, step, and `Run.save` writes what a later start resumes from.
 
 A run has one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors` (EMA
-weights, to use). Augmentation and dropout depend on the seed and the number of the batch alone. If
-`steps` ends the run, so do batches and learning rate, and on a CPU a resumed run repeats the losses
-of an uninterrupted one. If `seconds` ends it, rate and curriculum follow the clock of the first
-process.
+weights, to use) and, with a dev set, `best.safetensors` (those with its lowest word error rate). A
+step reads nothing back from the device, so its line is logged one step later. Augmentation and
+dropout depend on the seed and the number of the batch alone. If `steps` ends the run, so do batches
+and learning rate, and on a CPU a resumed run repeats the losses of an uninterrupted one. If
+`seconds` ends it, rate and curriculum follow the clock of the first process.
 """
 
 import json
@@ -17,16 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch import nn
 
 from asrkit.data import Batch, Utterances
-from asrkit.devices import CPU_FLOAT
+from asrkit.devices import CPU_FLOAT, HostCopy
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import (
     Checkpoint,
@@ -40,24 +39,32 @@ from asrkit.models.presets import ModelConfig
 from asrkit.rtfx import rtfx
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
+from asrkit.training.averages import Averages
 from asrkit.training.batch_norm import RunningStatistics
 from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
 from asrkit.training.checks import check_arguments, check_speech
 from asrkit.training.config import TrainConfig, differences
 from asrkit.training.distributed import Processes, data_parallel, gradient_sync, process_group
-from asrkit.training.evaluation import BackgroundEvaluation, evaluate, score_weights
+from asrkit.training.evaluation import DevScores
+from asrkit.training.log import Line, OnStep, RunLog
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
-from asrkit.training.optimizer import backward, make_optimizer, set_rate, step_and_clear
+from asrkit.training.optimizer import (
+    backward,
+    make_optimizer,
+    make_scaler,
+    set_rate,
+    step_and_clear,
+)
 from asrkit.training.schedule import default_peak_lr, learning_rate, longest_utterance_s
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-Tensors = tuple[Tensor, ...] | list[Tensor]
-OnStep = Callable[[list[dict[str, float]]], None]
+HALF_WRITTEN = (
+    ".log-*.jsonl",
+    ".state-*.pt",
+    ".model-*.safetensors",
+    ".best-*.safetensors",
+    ".tmp??????",
+)
 CHANGEABLE = ("threads", "evaluate")  # settings that a resumed run may change
-SKIPPED = "Step {step} was skipped: its loss or gradient is not finite, or no utterance has enough \
-frames for its labels. The log alone shows later ones."
 FRESH = "Pass resume=False to start over (asrkit train --fresh)."
 
 
@@ -66,17 +73,18 @@ class TrainResult:
     """The outcome of a run.
 
     Args:
-        path: The exported model, with the averaged weights.
+        path: The exported model, with the averaged weights: with a dev set the best one, else the
+            last.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
             rtfx, and lean (whether the lean loss was used). The gradient_norm of a skipped step is
-            not finite.
-        dev: Word error rate on the dev set; None without a dev set.
+            not finite. In float16 also overflows: steps so far that were skipped.
+        dev: Word error rate of that model on the dev set; None without a dev set.
         joint: Whether steps used the full joint, the lean loss, or both; None for a model without a
             joint, or if the log is missing.
     """
 
     path: Path
-    history: list[dict[str, float]]
+    history: list[Line]
     dev: ErrorRate | None
     joint: Literal["full", "lean", "mixed"] | None
 
@@ -104,18 +112,19 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         tokenizer: Encodes transcripts as labels, and is saved with the model.
         train_set: Speech to train on.
         dev_set: Speech that is scored every `config.evaluate_s` seconds and at the end, if any.
-        out: Folder of the run: log.jsonl, state.pt and model.safetensors.
+        out: Folder of the run: log.jsonl, state.pt, model.safetensors and best.safetensors.
         config: Settings of the run; None takes the defaults.
         device: Device to train on, "cpu" or "cuda".
         resume: Whether to resume the run in `out`; False removes its log and states.
         progress: Whether to show a progress bar.
-        on_step: Called after every step with the log so far, e.g. to draw a live curve.
+        on_step: Called for every step with the log so far, e.g. to draw a live curve, usually
+            while the next step is computed.
         batches: batches(k) yields batch k of the run and all later ones, without end. It replaces
             `TrainingPlan` and its curriculum. A step takes `config.accumulate` batches for each
             process. A resumed run calls it with the number of the next batch.
 
     Returns:
-        The path of the exported model, the log, and the last word error rate on `dev_set`.
+        The path of the exported model, the log, and the word error rate on `dev_set`.
 
     Raises:
         ValueError: An argument of the wrong type, a transcript without tokens, or `out` holds a
@@ -163,11 +172,13 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         else:
             while run.progress < 1:
                 run.take_step(steps)
+            run.complete_log()
     joint = _joint(run.history) if isinstance(model_config, TransducerConfig) else None
-    return TrainResult(path=run.model_file, history=run.history, dev=run.dev, joint=joint)
+    path = run.best_file if dev_set else run.model_file
+    return TrainResult(path=path, history=run.history, dev=run.dev, joint=joint)
 
 
-def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] | None:
+def _joint(history: list[Line]) -> Literal["full", "lean", "mixed"] | None:
     """How the steps of a transducer computed their loss; None if the log is missing."""
     lean = {bool(line["lean"]) for line in history}
     if len(lean) == 2:
@@ -181,7 +192,7 @@ def _claim_folder(out: Path, cleanup: ExitStack) -> None:
     """Lock the folder until `cleanup` closes, and remove half-written files of a killed process."""
     in_use = f"out: expected a folder that no other training uses, got {str(out)!r}. Wait."
     cleanup.enter_context(lock(out, message=in_use))
-    for pattern in (".log-*.jsonl", ".state-*.pt", ".model-*.safetensors", ".tmp??????"):
+    for pattern in HALF_WRITTEN:
         for part in out.glob(pattern):
             part.unlink()
 
@@ -216,18 +227,20 @@ class Run:
         self.log_file = out / "log.jsonl"
         self.state_file = out / "state.pt"
         self.model_file = out / "model.safetensors"
+        self.best_file = out / "best.safetensors"
         self.batches = config.accumulate * processes.count  # of a step, over all processes
         self.places = range(processes.rank, self.batches, processes.count)  # of this process
         self.model = make_model(model_config).to(device).train()
         self.loss: nn.Module = BatchLoss(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
-        self.average = AveragedModel(self.model, multi_avg_fn=self._move_averages, use_buffers=True)
-        self.average.n_averaged.fill_(1)  # the initial weights count too
+        self.scaler = make_scaler(config, device)
+        self.average = Averages(self.model)
         self.statistics = RunningStatistics(self.model)
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
-        self.history: list[dict[str, float]] = []
+        self.history: list[Line] = []
+        self.incomplete: tuple[Line, HostCopy] | None = None  # the last line, without loss and norm
         self.dev: ErrorRate | None = None
         samples = [len(waveform) for waveform in train_set.waveforms]
         settings = asdict(config) | {"accumulate": self.batches}
@@ -266,11 +279,12 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.average.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.seconds = state["seconds"]
         text = self.log_file.read_text() if self.log_file.exists() else ""
         whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
-        lines = [json.loads(line) for line in whole]
+        lines = map(json.loads, whole)
         self.history = [line for line in lines if line["step"] <= self.step]
         if self.processes.first:
             print(f"resuming {self.state_file.parent} at step {self.step}", file=sys.stderr)
@@ -278,9 +292,10 @@ class Run:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in self.history))
 
     def clear(self) -> None:
-        """Remove state and log of an earlier run, which a kill before this run's first checkpoint
-        would otherwise resume.
+        """Remove state, log and best model of an earlier run, which a kill before this run's first
+        checkpoint would otherwise resume.
         """
+        self.best_file.unlink(missing_ok=True)
         self.state_file.unlink(missing_ok=True)
         self.log_file.unlink(missing_ok=True)
 
@@ -303,44 +318,43 @@ class Run:
         config = self.config
         saved_s = self.seconds
         scored_s = self.seconds
-        warned = False
-        with ExitStack() as cleanup, self.log_file.open("a") as log, _bar(progress) as bar:
-            background: BackgroundEvaluation[ErrorRate] | None = None
-            if dev_set is not None and config.evaluate == "background":
-                score = partial(score_weights, self.tokenizer, asdict(config.features), dev_set)
-                background = cleanup.enter_context(BackgroundEvaluation(score, self.model))
+        background = config.evaluate == "background"
+        with (
+            RunLog(self.log_file, self.history, progress=progress, on_step=on_step) as log,
+            DevScores(dev_set, self.best_file, self.checkpoint(), background=background) as scores,
+        ):
             while self.progress < 1:
-                line = self.take_step(steps)
-                if not (warned or math.isfinite(line["gradient_norm"])):
-                    bar.write(SKIPPED.format(**line), file=sys.stderr)
-                    warned = True
-                log.write(json.dumps(line) + "\n")
-                log.flush()
-                self._show(bar, line, background)
-                if on_step is not None:
-                    on_step(self.history)
+                self.take_step(steps)
+                log.write(self.progress, scores)
                 over = self.progress >= 1
-                if over or self.seconds - saved_s >= config.checkpoint_s:
+                saves = over or self.seconds - saved_s >= config.checkpoint_s
+                evaluates = not over and self.seconds - scored_s >= config.evaluate_s
+                if saves or evaluates:
+                    self.complete_log()
+                    log.write(self.progress, scores)
+                if saves:
                     self.save()
                     saved_s = self.seconds
-                if not over and self.seconds - scored_s >= config.evaluate_s:
-                    self._score(dev_set, background)
+                if evaluates:
+                    scores.submit(self.checkpoint())
                     scored_s = self.seconds
             stepped = any(math.isfinite(line["gradient_norm"]) for line in self.history)
             wanted = "a step with a finite loss and gradient"
             expect(stepped or not self.history, "train_set", wanted, "none: nothing was learnt")
-            self._score(dev_set, background)
-            if background is not None:
-                self.dev = background.collect()[self.step]
+            scores.submit(self.checkpoint())
+            scores.collect()
+            self.dev = scores.best
 
-    def take_step(self, steps: Iterator[Sequence[Prepared]]) -> dict[str, float]:
-        """Take one optimizer step; returns its line of the log.
+    def take_step(self, steps: Iterator[Sequence[Prepared]]) -> None:
+        """Queue one optimizer step, and complete the log up to the step before.
 
         The loss is the mean over the labels of all batches of the step, utterances without an
         alignment left out. A mean of the batches' means would weigh the labels of small batches
         more. If loss or gradient is not finite on any process, the step is skipped: weights,
         averages, running statistics and the optimizer stay as they were, and the log shows the
-        loss. A process's first step compiles kernels; its time does not count as training.
+        loss. That is decided on the device: the host reads nothing of this step. Its time is the
+        host's, which on a GPU includes the wait for the step before. A process's first step
+        compiles kernels; its time does not count as training.
 
         Args:
             steps: Yields the batches of this process for each step.
@@ -353,7 +367,7 @@ class Run:
         step_labels = torch.tensor(labels, **CPU_FLOAT)
         rate = learning_rate(self.config, self.progress)
         set_rate(self.optimizer, rate)
-        total: Tensor | float = 0.0
+        losses = []
         lean = False
         statistics = self.statistics.read()
         moved = torch.zeros_like(statistics)
@@ -364,20 +378,24 @@ class Run:
                 loss, lean = self.loss(batch, step_labels)
                 after = self.statistics.read()
                 loss = loss + 0 * after.sum()  # NaN where a variance overflows
-                backward(self.model, loss, self.processes.count)  # DDP divides by it
+                # DDP divides by the number of processes
+                backward(self.model, loss, self.scaler, self.processes.count)
             moved += after
             if not last:
                 self.statistics.write(statistics)  # each batch starts from those before the step
-            total = total + loss.detach().double()
+            losses.append(loss.detach().double())
         moved = self.processes.all_reduce(moved) / self.batches
-        gradient_norm = step_and_clear(self.model, self.optimizer, self.config)
-        own_loss = float(total)  # waits for the device
-        norm = gradient_norm.item()
-        self.statistics.write(moved if math.isfinite(norm) else statistics)
-        if math.isfinite(norm):
-            self.average.update_parameters(self.model)
+        total = self.processes.all_reduce(torch.stack(losses).sum(0, keepdim=True))
+        norm = step_and_clear(self.model, self.optimizer, self.config, self.scaler)
+        applies = norm.isfinite()
+        self.statistics.write(torch.where(applies, moved, statistics))
+        # the smaller decay of early steps lets the initial weights fade
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
+        self.average.move(self.model, applies * (1 - decay))
+        measured = HostCopy(torch.cat((total, norm.double()[None])))
+        self.complete_log()
         own_s = time.perf_counter() - start
-        mean_loss, taken_s = self.processes.sum(own_loss, own_s if self.processes.first else 0.0)
+        (taken_s,) = self.processes.sum(own_s if self.processes.first else 0.0)
         self.step += 1
         if self.compiled:
             self.seconds += taken_s
@@ -385,14 +403,25 @@ class Run:
         line = {
             "step": self.step,
             "seconds": self.seconds,
-            "loss": mean_loss,
+            "loss": math.nan,  # `complete_log` reads it
             "lr": rate,
-            "gradient_norm": norm,
+            "gradient_norm": math.nan,
             "rtfx": rtfx(speech_s, taken_s),
             "lean": lean,
         }
+        self.incomplete = line, measured
+
+    def complete_log(self) -> None:
+        """Append the line of the last step to `history`, once its loss and norm have arrived."""
+        if self.incomplete is None:
+            return
+        line, measured = self.incomplete
+        self.incomplete = None
+        line["loss"], line["gradient_norm"] = measured.read()
+        if self.scaler.is_enabled():
+            before = self.history[-1]["overflows"] if self.history else 0
+            line["overflows"] = before + (not math.isfinite(line["gradient_norm"]))
         self.history.append(line)
-        return line
 
     def save(self) -> None:
         """Write the model, then the state to resume from, so that a finished run has its model.
@@ -405,6 +434,7 @@ class Run:
             "model": self.model.state_dict(),
             "ema": self.average.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
             "config": json.dumps(self.settings),
@@ -426,40 +456,6 @@ class Run:
         }
         return Checkpoint(model, self.tokenizer, asdict(self.config.features), notes)
 
-    def _move_averages(self, averages: Tensors, values: Tensors, _: object) -> None:
-        """Move averages, all of one dtype, towards the present values; integers are copied."""
-        if not averages[0].is_floating_point():
-            torch._foreach_copy_(averages, values)
-            return
-        # the smaller decay of early steps lets the initial weights fade
-        decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(averages, values, 1 - decay)
-
-    def _score(
-        self, dev_set: Utterances | None, background: BackgroundEvaluation[ErrorRate] | None
-    ) -> None:
-        if background is not None:
-            background.submit(self.step, self.checkpoint().model)  # waits for the previous one
-        elif dev_set is not None:
-            self.dev = evaluate(self.checkpoint(), dev_set).errors
-
-    def _show(
-        self,
-        bar: "tqdm",
-        line: dict[str, float],
-        background: BackgroundEvaluation[ErrorRate] | None,
-    ) -> None:
-        scores = background.poll() if background is not None else {}
-        if scores:
-            self.dev = scores[max(scores)]
-        bar.set_postfix(
-            loss=f"{line['loss']:.2f}",
-            rtfx=f"{line['rtfx']:.0f}",
-            wer="-" if self.dev is None else f"{100 * self.dev.rate:.1f} %",
-            refresh=False,
-        )
-        bar.update(100 * self.progress - bar.n)
-
 
 def _load_state(file: Path) -> dict[str, Any]:
     """The state that `Run.save` wrote. No code in the file is run."""
@@ -474,14 +470,3 @@ def _load_state(file: Path) -> dict[str, Any]:
     got = f"{file}, which is damaged ({damage!s:.80})"
     expect(isinstance(state, dict), "state", "a whole file", got, FRESH)
     return state
-
-
-def _bar(progress: bool) -> "tqdm":
-    """A progress bar in per cent, hidden without `progress`."""
-    from tqdm import tqdm  # lazily, so that a machine without it can import asrkit
-
-    bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
-    bar = tqdm(total=100, disable=not progress, unit="%", bar_format=bar_format)
-    if not sys.stderr.isatty():
-        bar.mininterval = 10.0  # seconds: a log file needs no line for every step
-    return bar

@@ -12,6 +12,9 @@ from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
 from asrkit.training.objective import training_loss
 
+FIRST_SCALE = 2.0**16  # of the loss in float16
+UNSCALED = torch.amp.GradScaler(enabled=False)
+
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimizer of a run, with a learning rate of 0 until `set_rate`.
@@ -30,6 +33,12 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     return torch.optim.AdamW(model.parameters(), fused=True, **options)
 
 
+def make_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradScaler:
+    """Scales the loss in float16, where small gradients would become 0; else it does nothing."""
+    enabled = config.dtype(device) == torch.float16
+    return torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=enabled)
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all parameter groups; in place where it is a tensor."""
     for group in optimizer.param_groups:
@@ -40,7 +49,11 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, config: TrainConfig
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Tensor,
+    config: TrainConfig,
+    scaler: torch.amp.GradScaler = UNSCALED,
 ) -> Tensor:
     """Norm of the gradient of `loss` before clipping, a scalar, after one optimizer step.
 
@@ -59,12 +72,19 @@ def update(
         optimizer: Optimizer of these parameters.
         loss: A scalar with a graph.
         config: Its `clip` is the largest norm, for an optimizer that does not clip.
+        scaler: Scales the loss of a model in float16, and lowers its scale after a step whose
+            gradient is not finite. The norm is that of the unscaled gradient.
     """
-    backward(model, loss)
-    return step_and_clear(model, optimizer, config)
+    backward(model, loss, scaler)
+    return step_and_clear(model, optimizer, config, scaler)
 
 
-def backward(model: nn.Module, loss: Tensor, factor: float = 1.0) -> None:
+def backward(
+    model: nn.Module,
+    loss: Tensor,
+    scaler: torch.amp.GradScaler = UNSCALED,
+    factor: float = 1.0,
+) -> None:
     """Backward pass of `factor` times a loss. If the loss is not finite, neither is the gradient.
 
     A loss may be NaN with a gradient of zero. If one process has such a loss, no process may step.
@@ -72,16 +92,21 @@ def backward(model: nn.Module, loss: Tensor, factor: float = 1.0) -> None:
     Args:
         model: Model whose parameters get the gradient.
         loss: A scalar with a graph.
-        factor: Scales the gradients.
+        scaler: Scales the gradients, until `step_and_clear` undoes it.
+        factor: Scales the gradients for good.
     """
     weight = next(weight for weight in model.parameters() if weight.requires_grad)
-    (factor * loss + 0 * loss.detach() * weight.sum()).backward()
+    scaler.scale(factor * loss + 0 * loss.detach() * weight.sum()).backward()
 
 
 def step_and_clear(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    scaler: torch.amp.GradScaler = UNSCALED,
 ) -> Tensor:
     """The part of `update` after the backward pass."""
+    scaler.unscale_(optimizer)
     if hasattr(optimizer, "gradient_norm"):
         optimizer.step()
         norm = optimizer.gradient_norm
@@ -92,6 +117,7 @@ def step_and_clear(
             torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, norm)
         _step_if_finite(optimizer, norm)
     optimizer.zero_grad(set_to_none=True)
+    scaler.update()
     return norm
 
 

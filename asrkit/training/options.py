@@ -37,6 +37,12 @@ class TrainOptions:
         f"{PEAK_LR['novograd']} for novograd)",
         metavar="RATE",
     )
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = described(
+        "auto",
+        "dtype that the model computes in, its weights stay in float32; auto: bfloat16 where the "
+        "hardware has instructions for it, else float32; float16: with a scaled loss, a step that "
+        "overflows is skipped and lowers the scale (slow on a CPU)",
+    )
     joint: Joint = described(
         "auto",
         "how a transducer's loss is computed; full: build the joint's logits; lean: compute the "

@@ -27,13 +27,16 @@ def command(tmp_path):
     ("--head ctc --encoder jasper --optimizer novograd", CTCModel, None),
     ("--head ctc --encoder fastconformer --accumulate 2", CTCModel, None),
     ("--head attention --smoothing 0.1", AEDModel, None),
+    ("--precision float16 --joint full --steps 9", TransducerModel, "full"),
 ])  # fmt: skip
 def test_it_trains_a_model_that_transcribes(
     command, tmp_path, capsys, arguments, kind, joint
 ):
     assert main([*command, "--json", *arguments.split()]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["steps"] == 2
+    half = "float16" in arguments
+    assert summary["steps"] == (9 if half else 2)
+    assert (0 < summary.get("overflows", 0) < 9) == half
     assert summary.get("joint") == joint
     assert type(load_checkpoint(tmp_path / "run").model) is kind
     sound = str(tmp_path / "0.wav")

@@ -1,13 +1,14 @@
 """Training runs: they learn, resume to the same losses, and refuse other settings."""
 
 import itertools
+import json
 import math
 import os
 import platform
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from asrkit.data import TrainingPlan
 from asrkit.files import lock
 from asrkit.memory import peak_memory
 from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
+from asrkit.text import ErrorRate, wer
 from asrkit.training import (
+    Evaluation,
     Prepared,
     TrainConfig,
     evaluate,
@@ -64,18 +67,33 @@ KINDS = {
 }
 
 
-def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tmp_path):
+HUGE = f"""
+import sys
+from asrkit.cli import main
+from asrkit.training import optimizer
+optimizer.FIRST_SCALE = {2.0**24}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("precision", ["auto", "float16"])
+def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(
+    tmp_path, monkeypatch, precision
+):
+    """In float16 the first losses overflow, before the kill and after it."""
+    monkeypatch.setattr("asrkit.training.optimizer.FIRST_SCALE", 2.0**24)
     manifest = noise_corpus(tmp_path, "one", "two three", "four five six")
-    command = ["train", "--manifest", manifest, "--steps", "12", "--seconds", "inf"]
-    command += ["--no-progress", "--checkpoint-seconds", "0", "--out"]
+    command = ["train", "--manifest", manifest, "--steps", "24", "--seconds", "inf"]
+    command += ["--no-progress", "--checkpoint-seconds", "0"]
+    command += ["--precision", precision, "--out"]
     broken = tmp_path / "broken"
     whole = tmp_path / "whole"
     log = broken / "log.jsonl"
-    killed = [sys.executable, "-m", "asrkit", *command, str(broken)]
+    killed = [sys.executable, "-c", HUGE, *command, str(broken)]
     with subprocess.Popen(killed) as child:
         wait_for_lines(child, log)
         child.send_signal(signal.SIGKILL)
-    assert 4 <= len(logged(log)) < 12
+    assert 4 <= len(logged(log)) < 24
     half = (
         broken / ".state-0a1b2c3d.pt"
     )  # as of a process that was killed while writing
@@ -86,6 +104,16 @@ def test_a_run_killed_with_signal_9_resumes_to_the_same_losses(tmp_path):
     assert not half.exists()
     weights = [load_checkpoint(out).model.state_dict() for out in (broken, whole)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    finite = [math.isfinite(line["gradient_norm"]) for line in lines]
+    if precision == "float16":
+        skipped = [line["overflows"] for line in lines]
+        assert skipped == [finite[:step].count(False) for step in range(1, 25)]
+        assert 4 < skipped[-1] < 24
+        state = torch.load(broken / "state.pt")["scaler"]
+        assert state["scale"] == 2.0 ** (24 - skipped[-1])
+    else:
+        assert all(finite) and "overflows" not in lines[-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,6 +135,54 @@ def test_a_run_of_every_kind_resumes_and_exports_its_averages(
     averages = torch.load(tmp_path / "b/state.pt")["ema"]
     torch.testing.assert_close(saved.state_dict(), averages, rtol=0, atol=0)
     assert resumed.joint == {"rnnt": "lean", "lean": "lean", "tdt": "full"}.get(kind)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "novograd"])
+def test_float16_clips_and_logs_unscaled_gradients(
+    tiny_speech, tmp_path, monkeypatch, optimizer
+):
+    config = replace(SHORT, accumulate=2, optimizer=optimizer, clip=3.0)
+    plain = run(tiny_speech, tmp_path / "plain", config)
+    for scale in (4.0, 1024.0):
+        monkeypatch.setattr("asrkit.training.optimizer.FIRST_SCALE", scale)
+        half = replace(config, precision="float16")
+        result = run(tiny_speech, tmp_path / str(scale), half)
+        for ours, wanted in zip(result.history, plain.history, strict=True):
+            for key in ("loss", "gradient_norm"):
+                assert ours[key] == pytest.approx(wanted[key], rel=0.02)
+            assert ours["overflows"] == 0
+
+
+def test_the_best_checkpoint_of_the_dev_set_is_kept_also_by_a_resumed_run(
+    tiny_speech, tmp_path, monkeypatch
+):
+    rates = {1: 0.9, 2: 0.4, 3: 0.6, 4: 0.4, 5: 0.7, 6: 0.5}
+    fields = asdict(wer(["a b"], ["a c"]))
+
+    def score(checkpoint, utterances):
+        rate = rates[checkpoint.notes["step"]]
+        return Evaluation(ErrorRate(**fields | {"rate": rate}), {}, 1.0)
+
+    monkeypatch.setattr("asrkit.training.evaluation.evaluate", score)
+    config = replace(SAVED, evaluate_s=0.0)
+    dev = tiny_speech.select(range(2))
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_speech, tmp_path, config, dev_set=dev, on_step=stop_after(4))
+    best = tmp_path / "best.safetensors"
+    assert load_checkpoint(best).notes["step"] == 2
+    result = run(tiny_speech, tmp_path, config, dev_set=dev)
+    assert (result.path, result.dev.rate) == (best, 0.4)
+    assert load_checkpoint(best).notes["step"] == 4  # the later one of two
+    assert load_checkpoint(tmp_path).notes["step"] == 6
+    rates[6] = 0.5  # a finished run is scored again
+    assert run(tiny_speech, tmp_path, config, dev_set=dev).dev.rate == 0.4
+    other = tiny_speech.select(range(3))  # rates on another dev set do not compare
+    assert run(tiny_speech, tmp_path, config, dev_set=other).dev.rate == 0.5
+    rates[6] = 0.95
+    run(tiny_speech, tmp_path, config, dev_set=dev, resume=False)
+    assert load_checkpoint(best).notes["dev"]["rate"] == 0.4
+    run(tiny_speech, tmp_path, SHORT, resume=False)
+    assert not best.exists()
 
 
 def test_other_settings_model_data_or_tokenizer_do_not_resume_a_run(
@@ -234,7 +310,7 @@ def plain_loop(speech, config):
         decay = min(config.ema, (step + 1) / (10 + step))
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                ema[name].lerp_(value, 1 - decay)
+                ema[name] += (value - ema[name]) * (1 - decay)
             else:
                 ema[name].copy_(value)
         results.append((loss.item(), norm.item()))
@@ -316,6 +392,11 @@ def test_background_evaluation_gives_the_scores_of_evaluation_in_turn(
     )
     assert losses(background) == losses(in_turn)
     assert background.dev == in_turn.dev is not None
+    best = [load_checkpoint(result.path) for result in (background, in_turn)]
+    torch.testing.assert_close(
+        *(one.model.state_dict() for one in best), rtol=0, atol=0
+    )
+    assert best[0].notes["dev"] == best[1].notes["dev"]
 
 
 def test_the_rate_rises_then_falls_to_zero_and_the_curriculum_opens():

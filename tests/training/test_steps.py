@@ -17,16 +17,17 @@ from asrkit.models import (
     FastConformerConfig,
     LSTMConfig,
     TransducerConfig,
-    make_model,
     presets,
 )
 from asrkit.optim import Lamb, NovoGrad
-from asrkit.training import Prepared, TrainConfig, training_loss, update
-from asrkit.training.optimizer import make_optimizer
+from asrkit.text import CharTokenizer
+from asrkit.training import Prepared, TrainConfig, update
+from asrkit.training.distributed import Processes
+from asrkit.training.loop import Run
 from asrkit.workbench.measure import host_reads
 
-FULL = TrainConfig(joint="full", precision="float32")
-LEAN = TrainConfig(joint="lean", precision="float32")
+FULL = TrainConfig(joint="full", precision="float32", peak_lr=1e-3)
+LEAN = replace(FULL, joint="lean")
 
 
 @pytest.fixture
@@ -66,24 +67,53 @@ ATTENTION = [
 ]
 
 
+def steps_of_a_run(model_config, config, speech, out, device, batch):
+    """A call that takes the first two steps of a run."""
+    tokenizer = CharTokenizer()
+    place = torch.device(device)
+    run = Run(model_config, tokenizer, speech, out, config, place, Processes())
+
+    def steps():
+        batches = iter([[batch] * config.accumulate] * 2)
+        run.take_step(batches)
+        run.take_step(batches)  # completes the line of the first
+        assert len(run.history) == 1
+
+    return steps
+
+
 @pytest.mark.parametrize("model_config, config", [
-    *itertools.product(TRANSDUCERS, (FULL, LEAN)),
+    *itertools.product(TRANSDUCERS, (FULL, replace(LEAN, optimizer="lamb"))),
     *itertools.product(CTC, [replace(FULL, optimizer="novograd")]),
-    *itertools.product(ATTENTION, [replace(FULL, smoothing=0.1)]),
+    *itertools.product(ATTENTION, [replace(FULL, smoothing=0.1, accumulate=2)]),
+    *itertools.product(TRANSDUCERS[:1], [
+        replace(FULL, precision="float16", optimizer=optimizer)
+        for optimizer in ("adamw", "lamb", "novograd")
+    ]),
 ])  # fmt: skip
-def test_no_step_of_a_shipped_model_reads_from_the_device(
-    model_config, config, fused_on_meta
+def test_no_step_of_a_run_reads_from_the_device(
+    model_config, config, fused_on_meta, tiny_speech, tmp_path
 ):
-    with torch.device("meta"):
-        model = make_model(model_config)
-    optimizer = make_optimizer(model, config)
     batch = on_meta(B=3, T=40, U=4, V=10)
+    steps = steps_of_a_run(model_config, config, tiny_speech, tmp_path, "meta", batch)
+    assert host_reads(steps, device="meta") == {}
 
-    def step():
-        loss = training_loss(model, batch, config).per_label
-        update(model, optimizer, loss, config)
 
-    assert host_reads(step, device="meta") == {}
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_on_a_gpu_torch_finds_no_wait_in_a_step(precision, tiny_speech, tmp_path):
+    config = replace(LEAN, precision=precision)
+    batch = on_meta(B=3, T=40, U=4, V=10)
+    batch = batch._replace(features=torch.randn(batch.features.shape))
+    call = (TRANSDUCERS[0], config, tiny_speech, tmp_path, "cuda", batch)
+    steps = steps_of_a_run(*call)
+    steps()  # compiles kernels
+    steps = steps_of_a_run(*call)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 OPTIMIZERS = {
