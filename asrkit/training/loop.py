@@ -19,10 +19,10 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from asrkit.data import Batch, Utterances
@@ -68,17 +68,18 @@ class TrainResult:
     Args:
         path: The exported model, with the averaged weights.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
-            rtfx, and lean (whether the lean loss was used). The gradient_norm of a skipped step is
-            not finite.
+            rtfx, and joint ("full", "packed", "split" or "lean"; "" without a joint). The
+            gradient_norm of a skipped step is not finite. With graphs also replays: batches so far
+            whose encoder ran as a CUDA graph.
         dev: Word error rate on the dev set; None without a dev set.
-        joint: Whether steps used the full joint, the lean loss, or both; None for a model without a
-            joint, or if the log is missing.
+        joint: The form of the joint in all steps, or "mixed"; None for a model without a joint, or
+            if the log is missing.
     """
 
     path: Path
     history: list[dict[str, float]]
     dev: ErrorRate | None
-    joint: Literal["full", "lean", "mixed"] | None
+    joint: str | None
 
 
 def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
@@ -148,7 +149,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         processes.expect_same(run.settings | state)
         # created after all checks, and removed at the end: DDP that outlives its group may hang
         cleanup.callback(setattr, run, "loss", None)
-        run.loss = data_parallel(BatchLoss(run.model, config), processes)
+        run.loss = data_parallel(run.loss, processes)
         if run.step == 0:
             processes.in_first(run.clear)
         if batches is None:
@@ -167,14 +168,10 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     return TrainResult(path=run.model_file, history=run.history, dev=run.dev, joint=joint)
 
 
-def _joint(history: list[dict[str, float]]) -> Literal["full", "lean", "mixed"] | None:
-    """How the steps of a transducer computed their loss; None if the log is missing."""
-    lean = {bool(line["lean"]) for line in history}
-    if len(lean) == 2:
-        return "mixed"
-    if lean == {True}:
-        return "lean"
-    return "full" if lean else None
+def _joint(history: list[dict[str, Any]]) -> str | None:
+    """The form of the joint in all steps, or "mixed"; None if the log is missing."""
+    forms = {line["joint"] for line in history}
+    return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
 
 def _claim_folder(out: Path, cleanup: ExitStack) -> None:
@@ -219,7 +216,8 @@ class Run:
         self.batches = config.accumulate * processes.count  # of a step, over all processes
         self.places = range(processes.rank, self.batches, processes.count)  # of this process
         self.model = make_model(model_config).to(device).train()
-        self.loss: nn.Module = BatchLoss(self.model, config)
+        self.loss: Any = BatchLoss(self.model, config)
+        self.graphs = self.loss.graphs
         self.optimizer = make_optimizer(self.model, config)
         self.average = AveragedModel(self.model, multi_avg_fn=self._move_averages, use_buffers=True)
         self.average.n_averaged.fill_(1)  # the initial weights count too
@@ -354,14 +352,14 @@ class Run:
         rate = learning_rate(self.config, self.progress)
         set_rate(self.optimizer, rate)
         total: Tensor | float = 0.0
-        lean = False
+        joint: Any = ""
         statistics = self.statistics.read()
         moved = torch.zeros_like(statistics)
         for place, batch in zip(self.places, batches, strict=True):
             last = place == self.places[-1]
             torch.manual_seed(batch_seed(self.config.seed, self.step * self.batches + place))
             with gradient_sync(self.loss, last):
-                loss, lean = self.loss(batch, step_labels)
+                loss, joint = self.loss(batch, step_labels)
                 after = self.statistics.read()
                 loss = loss + 0 * after.sum()  # NaN where a variance overflows
                 backward(self.model, loss, self.processes.count)  # DDP divides by it
@@ -389,8 +387,10 @@ class Run:
             "lr": rate,
             "gradient_norm": norm,
             "rtfx": rtfx(speech_s, taken_s),
-            "lean": lean,
+            "joint": joint,
         }
+        if self.graphs is not None:
+            line["replays"] = self.graphs.encoder.replayed
         self.history.append(line)
         return line
 
