@@ -2,8 +2,8 @@
 
 A graph replays all launches of a pass by one call. This pays where the CPU launches more slowly
 than the GPU computes: LSTMs and small batches. Shapes in a graph are fixed, so arguments are padded
-to a multiple of frames or labels, and a shape is captured when it repeats. On an H100 losses and
-gradients equalled those of the plain passes; the gain at sizes of real training is not measured.
+to a multiple of frames or labels, and a shape is captured when it repeats. An earlier form gave the
+losses and gradients of the plain passes on an H100. This form has not run on a GPU yet.
 """
 
 import copy
@@ -91,7 +91,8 @@ class Graphed:
         self.replayed = 0  # calls
         for weight in module.parameters():
             # A graph writes each gradient to the same memory, and torch accumulates in that memory.
-            weight.register_hook(torch.clone)
+            if weight.requires_grad:
+                weight.register_hook(torch.clone)
 
     def __call__(self, *arguments: Tensor) -> Any:
         """Result of the module for `arguments`; padded, where its passes were captured."""
