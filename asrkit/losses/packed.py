@@ -14,10 +14,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from asrkit.devices import autocast
+from asrkit.losses import lean
 from asrkit.losses.arguments import (
     IMPLS,
     Impl,
     Reduction,
+    as_index,
     check_halves,
     check_lengths,
     check_options,
@@ -27,11 +30,10 @@ from asrkit.losses.arguments import (
 )
 from asrkit.losses.gradient import check_backward, lattice_loss
 from asrkit.losses.lattice import LatticeOptions, Nodes
+from asrkit.losses.lean.driver import Joint, NodeTiles
 from asrkit.shapes import dims, expect, expect_choice
 from asrkit.threads import eager
 
-CPU_TILE_BYTES = 1 << 20  # of a tile in backward; it fits a core's cache
-GPU_TILE_BYTES = 1 << 26
 Activation = Literal["none", "relu", "tanh"]
 
 
@@ -53,11 +55,15 @@ def pack_joint(
     target_lengths: Tensor,
     *,
     activation: Activation = "none",
+    dropout: float = 0.0,
+    seed: int | None = None,
+    impl: lean.Impl = "auto",
 ) -> Tensor:
-    """Return activation(encoded[b, t] + predicted[b, u]) for all valid nodes (b, t, u): (N, D).
+    """Return dropout(activation(encoded[b, t] + predicted[b, u])) of all valid nodes: (N, D).
 
     Padding may hold anything and has gradient 0. Do not change the result, because backward reads
-    it. Memory: the result, N D, and small tiles. Second derivatives are not supported.
+    it. Memory: the result, N D, and small tiles. Second derivatives are not supported. The kernels
+    are those of `rnnt_loss_lean`, and so is the mask of the same seed.
 
     Args:
         encoded: The encoder's half of the joint, projected: (B, T, D).
@@ -65,6 +71,13 @@ def pack_joint(
         logit_lengths: Frames (B,).
         target_lengths: Labels (B,).
         activation: "none", "relu" or "tanh".
+        dropout: Probability that an element is dropped; the others are divided by 1 - dropout. The
+            mask is a hash of seed, utterance, node and column, which backward computes again.
+        seed: Seed of that mask, 32 bits; None draws one from torch's default generator.
+        impl: "plain" (torch), "numba_cpu", "triton", or "auto", as in `rnnt_loss_lean`.
+
+    Raises:
+        ValueError: Arguments that do not fit together, or an `impl` that cannot run here.
 
     >>> lengths = torch.tensor([2, 1]), torch.tensor([1, 0])
     >>> pack_joint(torch.ones(2, 2, 8), torch.ones(2, 2, 8), *lengths, activation="relu").shape
@@ -77,7 +90,12 @@ def pack_joint(
     lengths = check_lengths(
         labels, logit_lengths, target_lengths, -1, like=encoded, T=T, U1=U1, V=2
     )
-    return PackedJoint.apply(encoded, predicted, Nodes.packed(lengths, D), activation)
+    tiles = lean.tiles(lean.choose_tiles(impl, encoded, encoded))
+    joint = Joint(activation=activation, dropout=dropout, seed=seed)
+    with autocast(encoded.device.type), torch.cuda.device_of(encoded):
+        on_device = as_index(labels, encoded.device)
+        nodes = Nodes.packed(lengths, D)
+        return PackedJoint.apply(encoded, predicted, on_device, nodes, joint, tiles)
 
 
 class PackedJoint(torch.autograd.Function):
@@ -85,46 +103,34 @@ class PackedJoint(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, encoded: Tensor, predicted: Tensor, nodes: Nodes, activation: Activation
+        ctx: Any,
+        encoded: Tensor,
+        predicted: Tensor,
+        labels: Tensor,
+        nodes: Nodes,
+        joint: Joint,
+        make_tiles: type[NodeTiles],
     ) -> Tensor:
         """Return (N, D); see `pack_joint`. `ctx` saves what backward needs."""
-        out = encoded.new_empty(nodes.count, encoded.shape[2])
-        for b in range(len(encoded)):
-            T, U1, rows = nodes.slices(b)
-            grid = out[rows].unflatten(0, (T, U1))
-            torch.add(encoded[b, :T, None], predicted[b, :U1], out=grid)
-            if activation == "relu":
-                grid.relu_()
-            elif activation == "tanh":
-                grid.tanh_()
-        ctx.save_for_backward(out)
-        ctx.rest = nodes, activation, (encoded.shape, predicted.shape)
+        D = encoded.shape[2]
+        out = encoded.new_empty(nodes.count, D)
+        no_output = (encoded.new_empty(0, D), encoded.new_empty(0))  # no token: no weight, no bias
+        rest = (*no_output, labels, nodes, LatticeOptions(blank=0), joint)
+        make_tiles(encoded, predicted, *rest).hidden_layer(out)
+        ctx.save_for_backward(encoded, predicted, out)
+        ctx.rest = rest, make_tiles
         return out
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> Any:
         check_backward(incoming[0])
-        (out,) = ctx.saved_tensors
-        nodes, activation, shapes = ctx.rest
-        (by_out,) = incoming
-        wide = torch.promote_types(by_out.dtype, torch.float32)
-        by_encoded, by_predicted = (by_out.new_zeros(shape, dtype=wide) for shape in shapes)
-        tile_bytes = CPU_TILE_BYTES if out.device.type == "cpu" else GPU_TILE_BYTES
-        for b in range(len(by_encoded)):
-            T, U1, rows = nodes.slices(b)
-            step = max(1, tile_bytes // (wide.itemsize * U1 * out.shape[1]))  # frames of a tile
-            grads = by_out[rows].unflatten(0, (T, U1)).split(step)
-            outputs = out[rows].unflatten(0, (T, U1)).split(step)
-            by_frames = by_encoded[b, :T].split(step)
-            for grad, y, sums in zip(grads, outputs, by_frames, strict=True):
-                by_total = grad.to(wide)
-                if activation == "tanh":
-                    by_total = by_total * (1 - y.to(wide).square())
-                elif activation == "relu":
-                    by_total = by_total.masked_fill(y <= 0, 0)
-                sums.copy_(by_total.sum(1))
-                by_predicted[b, :U1] += by_total.sum(0)
-        return by_encoded.to(by_out.dtype), by_predicted.to(by_out.dtype), None, None
+        encoded, predicted, out = ctx.saved_tensors
+        rest, make_tiles = ctx.rest
+        tiles = make_tiles(encoded, predicted, *rest)
+        sums = tiles.halves_gradients(out, incoming[0].contiguous())
+        halves = (encoded, predicted)
+        gradients = [total.view_as(half) for total, half in zip(sums, halves, strict=True)]
+        return *(total.to(out.dtype) for total in gradients), *[None] * 4
 
 
 @eager

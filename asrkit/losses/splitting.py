@@ -53,7 +53,7 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and those that compute
         targets: Labels (B, U), int32 or int64.
         logit_lengths: Frames (B,).
         target_lengths: Labels (B,).
-        size: Utterances of a sub-batch.
+        size: Utterances of a sub-batch. If it is B or more, nothing is recomputed.
         loss: rnnt_loss, tdt_loss, or a function with the same arguments. tdt_loss draws omega once
             for each sub-batch.
         reduction: Reduction over the whole batch: "mean", "sum" or "none".
@@ -80,6 +80,9 @@ def split_batches(  # noqa: PLR0913 - a loss's arguments, and those that compute
     def losses(encoded: Tensor, predicted: Tensor, *rest: Tensor) -> Tensor:
         return loss(joint(encoded, predicted), *rest, reduction="none", **options)
 
+    if size >= B:
+        whole_batch = (encoded, predicted, targets, logit_lengths, target_lengths)
+        return reduce(losses(*whole_batch), reduction)
     batch_tensors = (lengths, encoded, predicted, targets, logit_lengths, target_lengths)
     costs = []
     for longest, e, p, labels, *sizes in zip(

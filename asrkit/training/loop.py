@@ -19,10 +19,9 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
 from asrkit.data import Batch, Utterances
 from asrkit.devices import CPU_FLOAT, HostCopy
@@ -76,17 +75,19 @@ class TrainResult:
         path: The exported model, with the averaged weights: with a dev set the best one, else the
             last.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
-            rtfx, and lean (whether the lean loss was used). The gradient_norm of a skipped step is
-            not finite. In float16 also overflows: steps so far that were skipped.
+            rtfx, and joint ("full", "packed", "split" or "lean"; "" without a joint). The
+            gradient_norm of a skipped step is not finite. In float16 also overflows: steps so far
+            that were skipped. With graphs also replays: batches so far whose encoder ran as a CUDA
+            graph.
         dev: Word error rate of that model on the dev set; None without a dev set.
-        joint: Whether steps used the full joint, the lean loss, or both; None for a model without a
-            joint, or if the log is missing.
+        joint: The form of the joint in all steps, or "mixed"; None for a model without a joint, or
+            if the log is missing.
     """
 
     path: Path
     history: list[Line]
     dev: ErrorRate | None
-    joint: Literal["full", "lean", "mixed"] | None
+    joint: str | None
 
 
 def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
@@ -157,7 +158,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         processes.expect_same(run.settings | state)
         # created after all checks, and removed at the end: DDP that outlives its group may hang
         cleanup.callback(setattr, run, "loss", None)
-        run.loss = data_parallel(BatchLoss(run.model, config), processes)
+        run.loss = data_parallel(run.loss, processes)
         if run.step == 0:
             processes.in_first(run.clear)
         if batches is None:
@@ -178,14 +179,10 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     return TrainResult(path=path, history=run.history, dev=run.dev, joint=joint)
 
 
-def _joint(history: list[Line]) -> Literal["full", "lean", "mixed"] | None:
-    """How the steps of a transducer computed their loss; None if the log is missing."""
-    lean = {bool(line["lean"]) for line in history}
-    if len(lean) == 2:
-        return "mixed"
-    if lean == {True}:
-        return "lean"
-    return "full" if lean else None
+def _joint(history: list[Line]) -> str | None:
+    """The form of the joint in all steps, or "mixed"; None if the log is missing."""
+    forms = {line["joint"] for line in history}
+    return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
 
 def _claim_folder(out: Path, cleanup: ExitStack) -> None:
@@ -231,7 +228,8 @@ class Run:
         self.batches = config.accumulate * processes.count  # of a step, over all processes
         self.places = range(processes.rank, self.batches, processes.count)  # of this process
         self.model = make_model(model_config).to(device).train()
-        self.loss: nn.Module = BatchLoss(self.model, config)
+        self.loss: Any = BatchLoss(self.model, config)
+        self.graphs = self.loss.graphs
         self.optimizer = make_optimizer(self.model, config)
         self.scaler = make_scaler(config, device)
         self.average = Averages(self.model)
@@ -368,14 +366,14 @@ class Run:
         rate = learning_rate(self.config, self.progress)
         set_rate(self.optimizer, rate)
         losses = []
-        lean = False
+        joint: Any = ""
         statistics = self.statistics.read()
         moved = torch.zeros_like(statistics)
         for place, batch in zip(self.places, batches, strict=True):
             last = place == self.places[-1]
             torch.manual_seed(batch_seed(self.config.seed, self.step * self.batches + place))
             with gradient_sync(self.loss, last):
-                loss, lean = self.loss(batch, step_labels)
+                loss, joint = self.loss(batch, step_labels)
                 after = self.statistics.read()
                 loss = loss + 0 * after.sum()  # NaN where a variance overflows
                 # DDP divides by the number of processes
@@ -407,8 +405,10 @@ class Run:
             "lr": rate,
             "gradient_norm": math.nan,
             "rtfx": rtfx(speech_s, taken_s),
-            "lean": lean,
+            "joint": joint,
         }
+        if self.graphs is not None:
+            line["replays"] = self.graphs.encoder.replayed
         self.incomplete = line, measured
 
     def complete_log(self) -> None:

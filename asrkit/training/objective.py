@@ -1,4 +1,4 @@
-"""The loss of a training batch for each kind of model, and the choice of full joint or lean loss.
+"""The loss of a training batch for each kind of model, and the form of a transducer's joint.
 
 A transducer is trained by the loss of RNN-T or TDT plus an auxiliary CTC loss, an encoder-decoder
 model by cross-entropy plus CTC, a CTC model by CTC alone.
@@ -13,26 +13,40 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asrkit.devices import autocast, to_device
-from asrkit.losses import ctc_loss, rnnt_loss, rnnt_loss_lean, tdt_loss, tdt_loss_lean
+from asrkit.losses import (
+    ctc_loss,
+    pack_joint,
+    rnnt_loss,
+    rnnt_loss_lean,
+    rnnt_loss_packed,
+    split_batches,
+    tdt_loss,
+    tdt_loss_lean,
+)
 from asrkit.models import AEDConfig, AEDModel, CTCConfig, CTCModel, TransducerModel
 from asrkit.models.common import strided
 from asrkit.models.presets import Model, ModelConfig
 from asrkit.shapes import expect, valid_mask
 from asrkit.training.batches import Prepared
 from asrkit.training.config import TrainConfig
+from asrkit.training.graphs import StepGraphs
 
 HALF = (torch.float16, torch.bfloat16)
 IGNORED = -100  # target that cross-entropy skips
 MEMORY_SHARE = 0.5  # share of a GPU that the joint may fill; weights and encoder need the rest
+SPLIT_SHARE = 1 / 16  # share of a GPU that the joint of a sub-batch may fill
 PRODUCT_WIDTH = 224  # D V / (D + V) up to which lean was as fast on a CPU; see chooses_lean
 PAGED_BYTES = 1 << 27  # joint from which lean was faster on a CPU whatever D and V are
 
 
 class TrainingLoss(NamedTuple):
-    """Loss of a batch: a scalar in nats per label, and whether the lean loss computed it."""
+    """Loss of a batch: a scalar in nats per label, and the form of the joint that it used.
+
+    `joint` is "full", "packed", "split" or "lean", or "" for a model without a joint.
+    """
 
     per_label: Tensor
-    lean: bool
+    joint: str
 
 
 def alignable(
@@ -91,10 +105,23 @@ def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int
     if not isinstance(model_config, CTCConfig):
         fits = model_config.ctc or config.ctc_weight == 0
         expect(fits, "ctc_weight", "0 for a model without a CTC head", config.ctc_weight)
+    _expect_joint(config, getattr(model_config, "durations", ()))
+    fits = not (config.graphs and isinstance(model_config, CTCConfig))
+    expect(fits, "graphs", "False for a CTC model", config.graphs)
+
+
+def _expect_joint(config: TrainConfig, durations: Sequence[int]) -> None:
+    fits = not (durations and config.joint == "packed")
+    remedy = "Pass joint='lean', which computes no padding either."
+    expect(fits, "joint", "another than 'packed' for a model with durations", "'packed'", remedy)
 
 
 def training_loss(
-    model: Model, batch: Prepared, config: TrainConfig, step_labels: Tensor | None = None
+    model: Model,
+    batch: Prepared,
+    config: TrainConfig,
+    step_labels: Tensor | None = None,
+    graphs: StepGraphs | None = None,
 ) -> TrainingLoss:
     """Loss of a batch in nats per label: a transducer's or a decoder's plus CTC, or CTC alone.
 
@@ -113,9 +140,10 @@ def training_loss(
             encoder-decoder model `ctc_weight` and `smoothing`.
         step_labels: `label_counts` summed over all batches of a step, whose losses then add up to
             the loss of the step. None takes those of this batch.
+        graphs: Encoder and predictor of `model` in CUDA graphs; not for a CTC model.
 
     Raises:
-        ValueError: joint="lean" with a joint that the lean losses cannot express.
+        ValueError: joint="lean" or "packed" with a joint that they cannot express.
     """
     device = next(model.parameters()).device
     features = to_device(batch.features, device)
@@ -123,24 +151,27 @@ def training_loss(
     if step_labels is None:
         step_labels = label_counts(model.config, batch)
     own_labels, ctc_labels = step_labels
-    lean = False
+    joint = ""
+    passes: Any = graphs or model
     with autocast(device.type, config.dtype(device)):
         if isinstance(model, CTCModel):
             ctc, lengths = model(features, batch.lengths)
         else:
-            encoded, lengths, ctc = model.encode(features, batch.lengths)
+            encoded, lengths, ctc = passes.encode(features, batch.lengths)
             if isinstance(model, AEDModel):
                 total = attention_loss(model, encoded, lengths, *labels, config.smoothing)
             else:
                 fits, _ = alignable(model.config, batch.lengths, *labels)
-                total, lean = transducer_loss(model, encoded, lengths, *labels, config, fits)
+                predicted = passes.rows(to_device(batch.targets, device))  # (B, U1, D)
+                halves = (encoded, predicted)
+                total, joint = transducer_loss(model, *halves, lengths, *labels, config, fits)
     if isinstance(model, CTCModel):
-        return TrainingLoss(total_ctc_loss(ctc, lengths, *labels, model.blank) / own_labels, lean)
+        return TrainingLoss(total_ctc_loss(ctc, lengths, *labels, model.blank) / own_labels, joint)
     per_label = total / own_labels
     if config.ctc_weight:
         total_ctc = total_ctc_loss(ctc, lengths, *labels, model.blank)
         per_label = per_label + config.ctc_weight * total_ctc / ctc_labels.clamp(min=1)
-    return TrainingLoss(per_label, lean)
+    return TrainingLoss(per_label, joint)
 
 
 class BatchLoss(nn.Module):
@@ -155,10 +186,11 @@ class BatchLoss(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
+        self.graphs = StepGraphs(model) if config.graphs else None
 
     def forward(self, batch: Prepared, step_labels: Tensor) -> TrainingLoss:
         """`training_loss` of one batch of a step."""
-        return training_loss(self.model, batch, self.config, step_labels)
+        return training_loss(self.model, batch, self.config, step_labels, self.graphs)
 
 
 def attention_loss(
@@ -232,24 +264,25 @@ def total_ctc_loss(
 def transducer_loss(
     model: TransducerModel,
     encoded: Tensor,
+    predicted: Tensor,
     lengths: Tensor,
     targets: Tensor,
     target_lengths: Tensor,
     config: TrainConfig,
     fits: Tensor,
-) -> tuple[Tensor, bool]:
-    """Loss of RNN-T or TDT summed over the batch, in nats, and whether the lean loss computed it.
+) -> tuple[Tensor, str]:
+    """Loss of RNN-T or TDT summed over the batch, in nats, and the form of the joint.
 
     Args:
-        model: Model whose predictor and joint are trained.
+        model: Model whose joint is trained.
         encoded: Projected frames (B, T, D).
+        predicted: Projected predictions (B, U1, D).
         lengths: Encoder frames of each utterance (B,).
         targets: Labels (B, U).
         target_lengths: Labels of each utterance (B,).
         config: Settings `joint`, `sigma` and `omega`.
         fits: Which utterances count, bool (B,).
     """
-    predicted = model.rows(to_device(targets, encoded.device))  # (B, U1, D)
     alignment = (targets.int(), lengths.int(), target_lengths.int())
     options: dict[str, Any] = {"reduction": "none"}
     full_loss: Any = rnnt_loss
@@ -258,51 +291,61 @@ def transducer_loss(
         options |= {"durations": model.durations, "sigma": config.sigma, "omega": config.omega}
         full_loss = tdt_loss
         lean_loss = tdt_loss_lean
-    lean = _takes_lean(model, encoded, predicted, config)
-    if lean:
-        costs = lean_loss(
-            encoded,
-            predicted,
-            model.output.weight,
-            model.output.bias,
-            *alignment,
-            activation=model.config.activation,
-            dropout=model.dropout.p if model.dropout.training else 0.0,
-            **options,
-        )
-    else:
-        logits = model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
-        options["overwrite_logits"] = _is_plain(model)  # nothing else reads a linear layer's output
+    hidden_layer: dict[str, Any] = {
+        "activation": model.config.activation,
+        "dropout": model.dropout.p if model.dropout.training else 0.0,
+    }
+
+    def join(encoded: Tensor, predicted: Tensor) -> Tensor:
+        return model.join(encoded[:, :, None], predicted[:, None])  # (B, T, U1, V)
+
+    def loss(logits: Tensor, *rest: Tensor, **options: Any) -> Tensor:
         with autocast(logits.device.type):
-            costs = full_loss(logits, *alignment, **options)
-    return costs.where(to_device(fits, costs.device), 0).sum(), lean
+            return full_loss(logits, *rest, **options)
+
+    joint, size = _joint_and_size(model, encoded, predicted, config)
+    halves = (encoded, predicted)
+    if joint == "lean":
+        output = (model.output.weight, model.output.bias)
+        costs = lean_loss(*halves, *output, *alignment, **hidden_layer, **options)
+    elif joint == "packed":
+        full_loss = rnnt_loss_packed
+        hidden = pack_joint(*halves, *alignment[1:], **hidden_layer)  # (N, D)
+        costs = loss(model.output(hidden), *alignment, overwrite_logits=True, **options)
+    else:
+        options["overwrite_logits"] = _is_plain(model)  # nothing else reads a linear layer's output
+        costs = split_batches(join, *halves, *alignment, size=size, loss=loss, **options)
+    return costs.where(to_device(fits, costs.device), 0).sum(), joint
 
 
-def _takes_lean(
+def _joint_and_size(
     model: TransducerModel, encoded: Tensor, predicted: Tensor, config: TrainConfig
-) -> bool:
-    if config.joint == "full":
-        return False
+) -> tuple[str, int]:
+    """The form of the joint, and the utterances for which it is computed at once."""
+    B, T, D = encoded.shape
+    joint: str = config.joint
     plain = _is_plain(model)
-    if config.joint == "lean":
+    if joint in ("lean", "packed"):
         remedy = "Pass joint='full' or joint='auto'."
-        expect(plain, "joint", "an unmodified TransducerModel with 'lean'", "another", remedy)
-        return True
-    if not plain:
-        return False
+        wanted = f"an unmodified TransducerModel with {joint!r}"
+        expect(plain, "joint", wanted, "another", remedy)
+        _expect_joint(config, model.durations)
     gpu_bytes = None
     if encoded.is_cuda:
         gpu_bytes = torch.cuda.get_device_properties(encoded.device).total_memory
-    B, T, D = encoded.shape
-    return chooses_lean(
-        B=B,
-        T=T,
-        U1=predicted.shape[1],
-        V=model.output.out_features,
-        D=D,
-        dtype=encoded.dtype,
-        gpu_bytes=gpu_bytes,
-    )
+    shape: dict[str, Any] = {
+        "T": T,
+        "U1": predicted.shape[1],
+        "V": model.config.vocab_size + 1 + len(model.durations),
+        "D": D,
+        "dtype": encoded.dtype,
+    }
+    if joint == "auto":
+        joint = "lean" if plain and chooses_lean(B=B, gpu_bytes=gpu_bytes, **shape) else "full"
+    if joint == "split":
+        most = PAGED_BYTES if gpu_bytes is None else SPLIT_SHARE * gpu_bytes
+        return joint, max(1, int(most // joint_peak_bytes(B=1, **shape)))
+    return joint, B
 
 
 def _is_plain(model: TransducerModel) -> bool:

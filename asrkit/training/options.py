@@ -9,7 +9,7 @@ from typing import Literal
 from asrkit.training.schedule import CONFORMER_PEAK_LR, PEAK_LR
 from asrkit.transcribe.options import described
 
-Joint = Literal["auto", "full", "lean"]
+Joint = Literal["auto", "full", "packed", "split", "lean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,17 @@ class TrainOptions:
     )
     joint: Joint = described(
         "auto",
-        "how a transducer's loss is computed; full: build the joint's logits; lean: compute the "
-        "loss tile by tile, in less memory; auto: choose for each batch, lean on a GPU in half "
-        "precision or where the joint would fill half of it, and on a CPU where it is expected to "
-        "be about as fast",
+        "how a transducer's loss is computed; full: build the joint's logits; packed: without "
+        "padding, for RNN-T; split: a few utterances at a time, so that the joint takes at most a "
+        "sixteenth of a GPU's memory, or 128 MiB on a CPU; lean: compute the loss tile by tile, in "
+        "the least memory; auto: choose for each batch, lean on a GPU in half precision or where "
+        "the joint would fill half of it, and on a CPU where it is expected to be about as fast, "
+        "else full",
+    )
+    graphs: bool = described(
+        False,
+        "on a GPU, replay encoder and predictor as CUDA graphs for batches whose padded size "
+        "repeats, as in batches by buckets; not for --head ctc",
     )
     smoothing: float = described(
         0.0,

@@ -1,5 +1,5 @@
-"""The training suite: a training step with the whole joint and with the lean loss, and an LSTM
-encoder computed in phases.
+"""The training suite: a training step with each form of the joint, on a GPU also with encoder and
+predictor in CUDA graphs, and an LSTM encoder computed in phases.
 
 All arms of a training step start from the same model and take one step on the same batch: forward,
 backward, clipping, AdamW. The learning rate is 0, so every call computes the same loss and
@@ -25,8 +25,11 @@ from asrkit.models import (
     LSTMEncoderConfig,
     TransducerConfig,
     TransducerModel,
+    presets,
 )
+from asrkit.models.common import strided
 from asrkit.training import Prepared, TrainConfig, training_loss, update
+from asrkit.training.graphs import StepGraphs
 from asrkit.training.options import Joint
 from asrkit.workbench.lessons.shared.lstm_phases import (
     phased_step,
@@ -41,6 +44,9 @@ from benchmarks.harness.cases import Case, Suite
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
 SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
 QUICK = ((2, 80, 6, 28),)
+# of a step in graphs: two kinds of batches of MLPerf's RNN-T on a GPU
+GRAPH_SIZES = ((4, 500, 40, 1024), (32, 1500, 120, 1024))
+FORMS: tuple[Joint, ...] = ("full", "packed", "split", "lean")
 # relative distance of losses and gradient norms, due to rounding of the joint's products
 STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
@@ -59,35 +65,80 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
     for size in QUICK if quick else SIZES:
         for dtype in dict.fromkeys((torch.float32, native)):
             yield training_case(size, dtype, device)
+    if device == "cuda":
+        for size in QUICK if quick else GRAPH_SIZES:
+            yield graphs_case(size, native, quick)
     yield from _phases_cases(device, quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
-    """One training step of the default model with the full and the lean loss.
+    """One training step of the default model with each form of the joint.
 
     Args:
         size: utterances, feature frames, labels, and tokens with blank.
         dtype: autocast dtype; float32: no autocast.
         device: "cpu" or "cuda".
     """
+    model = seeded(TransducerModel, TransducerConfig(vocab_size=size[3] - 1))
+    model.requires_grad_().to(device).train()
+    batch = random_speech(size, device)
+    arms = {joint: training_step(copy.deepcopy(model), batch, joint, dtype) for joint in FORMS}
+    return _case("training-step", size, model, arms, dtype)
+
+
+def graphs_case(size: tuple[int, int, int, int], dtype: torch.dtype, quick: bool) -> Case:
+    """One training step of MLPerf's RNN-T on a GPU, without dropout: plain, and in CUDA graphs.
+
+    Args:
+        size: utterances, feature frames, labels, and tokens with blank.
+        dtype: autocast dtype; float32: no autocast.
+        quick: a narrow encoder.
+    """
+    config = presets.mlperf_rnnt(vocab_size=size[3] - 1)
+    encoder: Any = replace(config.encoder, dropout=0.0, bins=80)
+    predictor: Any = replace(config.predictor, dropout=0.0)
+    if quick:
+        encoder = replace(encoder, width=64)
+    config = replace(config, encoder=encoder, predictor=predictor, dropout=0.0)
+    model = seeded(TransducerModel, config).requires_grad_().to("cuda").train()
+    batch = random_speech(size, "cuda")
+    arms = {
+        "plain": training_step(copy.deepcopy(model), batch, "lean", dtype),
+        "graphs": training_step(model, batch, "lean", dtype, graphed=True),
+    }
+    return _case("training-step-graphs", size, model, arms, dtype)
+
+
+def random_speech(size: tuple[int, int, int, int], device: str) -> Prepared:
+    """A batch of noise whose shortest utterance is 0.7 of the longest; lengths are on the host.
+
+    Args:
+        size: utterances, feature frames, labels, and tokens with blank.
+        device: device of the features.
+    """
     B, frames, U, V = size
     generator = torch.Generator().manual_seed(0)
-    batch = Prepared(
+    return Prepared(
         features=torch.randn(B, frames, 80, generator=generator).to(device),
-        lengths=torch.linspace(frames, 0.7 * frames, B).long().to(device),
-        targets=torch.randint(V - 1, (B, U), generator=generator).to(device),
-        target_lengths=torch.linspace(U, 0.7 * U, B).long().to(device),
+        lengths=torch.linspace(frames, 0.7 * frames, B).long(),
+        targets=torch.randint(V - 1, (B, U), generator=generator),
+        target_lengths=torch.linspace(U, 0.7 * U, B).long(),
         speech_s=0.0,
     )
-    model = seeded(TransducerModel, TransducerConfig(vocab_size=V - 1))
-    model.requires_grad_().to(device).train()
-    arms = {
-        "full": training_step(copy.deepcopy(model), batch, "full", dtype),
-        "lean": training_step(model, batch, "lean", dtype),
-    }
-    T = model.encode(batch.features, batch.lengths)[0].shape[1]
+
+
+def _case(
+    what: str,
+    size: tuple[int, int, int, int],
+    model: TransducerModel,
+    arms: dict[str, Callable[[], tuple[Tensor, Tensor]]],
+    dtype: torch.dtype,
+) -> Case:
+    """The arms of a training step, which time and peak memory compare."""
+    B, frames, U, V = size
+    T = strided(frames, model.config.encoder.subsampling)
     return Case(
-        what="training-step",
+        what=what,
         arms=arms,
         params={
             "shape": [B, T, U + 1, V],
@@ -100,23 +151,31 @@ def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: s
 
 
 def training_step(
-    model: TransducerModel, batch: Prepared, joint: Joint, dtype: torch.dtype
+    model: TransducerModel,
+    batch: Prepared,
+    joint: Joint,
+    dtype: torch.dtype,
+    *,
+    graphed: bool = False,
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """A call that takes one training step; returns loss per label in nats and norm of the gradient.
 
     Args:
         model: model in training mode.
         batch: features and targets.
-        joint: "full" or "lean".
+        joint: the form of the joint.
         dtype: autocast dtype; float32: no autocast.
+        graphed: whether encoder and predictor run as CUDA graphs, from the second call on.
     """
     precision: Any = dtype_name(dtype)
-    config = TrainConfig(joint=joint, precision=precision)
+    ctc_weight = TrainConfig.ctc_weight if model.config.ctc else 0.0
+    config = TrainConfig(joint=joint, precision=precision, ctc_weight=ctc_weight)
+    graphs = StepGraphs(model) if graphed else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
 
     def step() -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)  # for the encoder's dropout
-        loss = training_loss(model, batch, config).per_label
+        loss = training_loss(model, batch, config, None, graphs).per_label
         norm = update(model, optimizer, loss, config)
         return loss.detach(), norm
 

@@ -20,6 +20,7 @@ def test_all_training_steps_agree_and_lean_takes_no_more_memory(cases):
     for what, case in cases.items():
         found = check(case)
         if what == "training-step":
+            assert {*found} == {"full", "packed", "split", "lean"}
             assert found["lean"].peak_B <= found["full"].peak_B
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from asrkit.losses import rnnt_loss_lean, tdt_loss_lean
+from asrkit.losses import pack_joint, rnnt_loss_lean, tdt_loss_lean
 from asrkit.losses.lattice import Nodes
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -82,6 +82,22 @@ def check_all(device):
         if case.dtype == BF16 and device == "cpu":
             tiny *= 4  # the interpreter does not round it
         expect_no_worse_than(rival, actual, truth, tiny)
+    for case, activation in product(CASES[:5], ("none", "relu", "tanh")):
+        halves, rest = drawn(case)
+        rest = [part.to(device) for part in rest]
+        options = {"activation": activation, "dropout": case.dropout, "seed": 5}
+        truth, rival, actual = (
+            graded(squares, [half.to(device, dtype) for half in halves[:2]], *rest, impl=impl, **options)
+            for dtype, impl in ((torch.float64, "plain"), (case.dtype, "plain"), (case.dtype, "triton"))
+        )  # fmt: skip
+        tiny = 32 * torch.finfo(case.dtype).eps
+        expect_no_worse_than(rival, actual, truth, tiny)
+
+
+def squares(encoded, predicted, _, *lengths, reduction, **options):
+    """The sum of squares of each row of the packed joint, (N,)."""
+    hidden = pack_joint(encoded, predicted, *lengths, **options)
+    return hidden.float().square().sum(1)
 
 
 def drawn(case):
@@ -145,7 +161,11 @@ def test_kernels_compile_with_few_spills(cc, tmp_path):
     known = {"rows": "*bf16", "table": "*i64", "keep": "fp32"}
     known |= dict.fromkeys(("by_encoded", "by_predicted"), "*fp32")
     known |= {"FRAME_BLOCK": lean.FRAME_BLOCK, "LABEL_BLOCK": lean.LABEL_BLOCK}
-    known |= {"COLUMN_BLOCK": lean.COLUMN_BLOCK, "IS_TANH": True, "DROPS": True}
+    known |= {
+        "COLUMN_BLOCK": lean.COLUMN_BLOCK,
+        "ACTIVATION": lean.driver.TANH,
+        "DROPS": True,
+    }
     for dtype, backward in product(("*bf16", "*fp32"), (False, True)):
         known |= {"encoded": dtype, "predicted": dtype, "BACKWARD": backward}
         types = {name: known.get(name, "i32") for name in kernel.arg_names}

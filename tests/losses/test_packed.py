@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from asrkit.losses import pack_joint, packed_offsets, rnnt_loss, rnnt_loss_packed
+from asrkit.losses import (
+    dropout,
+    pack_joint,
+    packed_offsets,
+    rnnt_loss,
+    rnnt_loss_packed,
+)
+from asrkit.losses.lean.driver import NodeTiles
 from asrkit.losses.packed import IMPLS
 from asrkit.workbench.measure import peak_memory
 
@@ -89,28 +96,51 @@ def test_in_half_precision_only_the_results_are_rounded(activation, dtype):
         torch.testing.assert_close(got.double(), one, rtol=2 * eps, atol=4 * eps)
 
 
-def test_tiles_do_not_change_the_result():
+@each_activation
+@pytest.mark.parametrize(
+    "impl", ["plain", "numba_cpu", pytest.param("triton", marks=pytest.mark.gpu)]
+)
+def test_dropout_has_the_mask_of_its_seed_in_forward_and_backward(impl, activation):
+    device = "cuda" if impl in ON_GPU else "cpu"
+    inputs = halves(torch.float32, D=33)
+    grids = [torch.cartesian_prod(*map(torch.arange, shape)) for shape in SHAPES]
+    b = torch.arange(4).repeat_interleave(torch.tensor([len(grid) for grid in grids]))
+    keys = dropout.node_keys(b, *torch.cat(grids).T, seed=7)
+    kept = dropout.mask(keys, 33, 0.4)
+    dense = valid(ACTIVATIONS[activation](summed(*inputs))) * kept / 0.6
+    weight = torch.randn_like(dense)
+    expected = dense, *torch.autograd.grad(dense, inputs, weight)
+    options = {"activation": activation, "dropout": 0.4, "seed": 7, "impl": impl}
+    there = [half.detach().to(device).requires_grad_() for half in inputs]
+    packed = pack_joint(*there, *LENGTHS, **options)
+    actual = packed, *torch.autograd.grad(packed, there, weight.to(device))
+    torch.testing.assert_close([part.cpu() for part in actual], [*expected])
+
+
+def test_tiles_do_not_change_the_result(monkeypatch):
+    monkeypatch.setattr(NodeTiles, "cpu_tile_bytes", 2**16)
     inputs = [torch.randn(1, size, 40, requires_grad=True) for size in (300, 50)]
     frames = torch.tensor([300])
     labels = torch.tensor([49])
     lengths = frames, labels
     packed = pack_joint(*inputs, *lengths, activation="tanh")
     dense = summed(*inputs).tanh().flatten(0, 2)
-    torch.testing.assert_close(packed, dense, rtol=0, atol=0)
+    torch.testing.assert_close(packed, dense, rtol=1e-5, atol=1e-6)
     weight = torch.randn(dense.shape)
     expected = torch.autograd.grad(dense, inputs, weight)
     actual = torch.autograd.grad(packed, inputs, weight)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_padding_of_either_half_does_not_matter():
-    poisoned = halves()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_padding_of_either_half_does_not_matter(dtype):
+    poisoned = halves(dtype)
     with torch.no_grad():
         for b, (T, U1) in enumerate(SHAPES):
             poisoned[0][b, T:] = math.nan
             poisoned[1][b, U1:] = math.inf
     results = []
-    for inputs in (halves(), poisoned):
+    for inputs in (halves(dtype), poisoned):
         packed = pack_joint(*inputs, *LENGTHS, activation="tanh")
         grads = torch.autograd.grad(packed.square().sum(), inputs)
         results.append((packed, *grads))

@@ -1,4 +1,4 @@
-"""The joint in training: full or lean, by a rule, with the same losses."""
+"""The joint in training, in four forms with the same losses, and the rule that chooses one."""
 
 import math
 import sys
@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from asrkit.models import TransducerModel, make_model
-from asrkit.training import Prepared, TrainConfig, joint_peak_bytes, training_loss
+from asrkit.training import (
+    Prepared,
+    TrainConfig,
+    joint_peak_bytes,
+    objective,
+    training_loss,
+)
 from asrkit.training.objective import chooses_lean
 from asrkit.workbench import cost
 
@@ -48,8 +54,8 @@ def batch(V=SMALL.vocab_size):
 
 def loss_and_gradients(model, config):
     torch.manual_seed(5)
-    loss, lean = training_loss(model, batch(), config)
-    return loss.detach(), torch.autograd.grad(loss, [*model.parameters()]), lean
+    loss, joint = training_loss(model, batch(), config)
+    return loss.detach(), torch.autograd.grad(loss, [*model.parameters()]), joint
 
 
 # --- the rule
@@ -83,37 +89,42 @@ def test_the_bytes_of_the_joint_equal_the_cost_model(V, D, dtype):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lean_has_the_loss_and_gradients_of_the_full_joint(name):
+def test_all_forms_have_the_loss_and_gradients_of_the_full_joint(name, monkeypatch):
+    monkeypatch.setattr(objective, "PAGED_BYTES", 50_000)  # one utterance of the batch
     model = make(MODELS[name])
     config = FLOAT32
     if name == "without_ctc":
         config = replace(config, ctc_weight=0.0)
-    full, gradients, was_lean = loss_and_gradients(model, replace(config, joint="full"))
-    assert not was_lean
-    for choice in ("lean", "auto"):
-        loss, ours, was_lean = loss_and_gradients(model, replace(config, joint=choice))
-        assert was_lean
+    full, gradients, joint = loss_and_gradients(model, replace(config, joint="full"))
+    assert joint == "full"
+    forms = {"lean": "lean", "auto": "lean", "split": "split", "packed": "packed"}
+    if name == "tdt":
+        del forms["packed"]
+    for choice, wanted in forms.items():
+        loss, ours, joint = loss_and_gradients(model, replace(config, joint=choice))
+        assert joint == wanted
         torch.testing.assert_close(loss, full, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours, gradients, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["rnnt", "tdt"])
-def test_under_autocast_lean_is_as_close_to_float32_as_the_full_joint(name):
+def test_under_autocast_all_forms_are_as_close_to_float32_as_the_full_joint(name):
     model = make(MODELS[name])
     exact = loss_and_gradients(model, replace(FLOAT32, joint="full"))[1]
     errors = {}
-    for choice in ("full", "lean"):
+    for choice in ("full", "lean", "split", *["packed"] * (name == "rnnt")):
         config = replace(FLOAT32, joint=choice, precision="bfloat16")
         loss, gradients, _ = loss_and_gradients(model, config)
         assert loss.dtype == torch.float32
         pairs = zip(gradients, exact, strict=True)
         errors[choice] = sum(float((half - wanted).norm()) for half, wanted in pairs)
-    assert errors["lean"] <= 1.5 * errors["full"]
+    assert max(errors.values()) <= 1.5 * errors["full"]
 
 
-def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
+@pytest.mark.parametrize("joint", ["lean", "packed", "split"])
+def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only(joint):
     model = make(replace(SMALL, dropout=0.4))
-    lean = replace(FLOAT32, joint="lean")
+    lean = replace(FLOAT32, joint=joint)
     full = replace(FLOAT32, joint="full")
 
     def losses(config, seeds):
@@ -135,7 +146,33 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only():
     torch.testing.assert_close(again, other, rtol=1e-5, atol=1e-5)
 
 
-# --- joints that the lean losses cannot express
+def test_packed_draws_the_mask_of_lean():
+    model = make(replace(SMALL, dropout=0.4))
+    results = [
+        loss_and_gradients(model, replace(FLOAT32, joint=joint))[:2]
+        for joint in ("lean", "packed")
+    ]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size, utterances", [
+    (3 * 50_000, [3]),
+    (2 * 50_000, [2, 1, 2, 1]),  # backward computes each again
+    (0, [1] * 6),  # at least one
+])  # fmt: skip
+def test_split_computes_as_many_utterances_as_fit(size, utterances, monkeypatch):
+    model = make(SMALL)
+    shape = {"B": 1, "T": 20, "U1": 8, "V": SMALL.vocab_size + 1, "D": 16}
+    assert 25_000 < joint_peak_bytes(dtype=torch.float32, **shape) < 50_000
+    monkeypatch.setattr(objective, "PAGED_BYTES", size)
+    seen = []
+    join = model.join
+    monkeypatch.setattr(model, "join", lambda e, p: seen.append(len(e)) or join(e, p))
+    loss_and_gradients(model, replace(FLOAT32, joint="split"))
+    assert sorted(seen) == sorted(utterances)
+
+
+# --- joints that only the model itself can compute
 
 
 class ModifiedJoin(TransducerModel):
@@ -152,17 +189,34 @@ def with_modified_join(model):
 
 
 @pytest.mark.parametrize("change", [with_two_layers, with_modified_join])
-def test_auto_builds_a_modified_joint_and_lean_refuses_it(change):
+def test_auto_builds_a_modified_joint_and_lean_and_packed_refuse_it(
+    change, monkeypatch
+):
+    monkeypatch.setattr(objective, "PAGED_BYTES", 0)
     model = make(SMALL)
     change(model)
-    assert training_loss(model, batch(), FLOAT32).lean is False
-    message = "^joint: expected an unmodified TransducerModel with 'lean', got another"
+    full, gradients, joint = loss_and_gradients(model, FLOAT32)
+    assert joint == "full"
+    loss, ours, _ = loss_and_gradients(model, replace(FLOAT32, joint="split"))
+    torch.testing.assert_close((loss, ours), (full, gradients), rtol=1e-3, atol=1e-5)
+    for joint in ("lean", "packed"):
+        message = f"^joint: expected an unmodified TransducerModel with '{joint}', got"
+        with pytest.raises(ValueError, match=message):
+            training_loss(model, batch(), replace(FLOAT32, joint=joint))
+
+
+def test_packed_has_no_loss_of_tdt():
+    message = "^joint: expected another than 'packed' for a model with durations, got"
     with pytest.raises(ValueError, match=message):
-        training_loss(model, batch(), replace(FLOAT32, joint="lean"))
+        training_loss(make(MODELS["tdt"]), batch(), replace(FLOAT32, joint="packed"))
 
 
-@pytest.mark.parametrize("joint", ["full", "lean"])
-@pytest.mark.parametrize("config", [MODELS["rnnt"], MODELS["tdt"], CTC, ATTENTION])
+@pytest.mark.parametrize("config, joint", [
+    *((MODELS["rnnt"], joint) for joint in ("full", "packed", "split", "lean")),
+    *((MODELS["tdt"], joint) for joint in ("full", "split", "lean")),
+    (CTC, "auto"),
+    (ATTENTION, "auto"),
+])  # fmt: skip
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_feature_that_is_not_finite_shows_in_loss_and_gradients(config, joint, value):
     torch.manual_seed(0)

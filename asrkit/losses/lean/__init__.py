@@ -5,7 +5,7 @@ The logits of the joint are never all in memory.
 
 from dataclasses import replace
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -197,14 +197,13 @@ def _lean_loss(
     dims(bias, "V", "bias", V=outputs)
     check_scores(weight, "weight", encoded)
     check_scores(bias, "bias", encoded)
+    expect_choice("activation", joint.activation, get_args(Activation))
     check_options(reduction, fastemit_lambda=options.fastemit_lambda)
     V = outputs - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))
     lengths = check_lengths(*integers, options.blank, like=encoded, T=T, U1=U1, V=V)
     weight = weight.to(autocast_dtype(encoded.device.type) or weight.dtype)
-    chosen = _choose(impl, encoded, weight)
-    if joint.dropout and joint.seed is None:
-        joint = replace(joint, seed=int(torch.randint(2**31, (), device="cpu")))
+    chosen = choose_tiles(impl, encoded, weight)
     options = replace(options, blank=options.blank % V, as_rnnt=draws_rnnt(omega))
     tensors = [encoded, predicted, weight, bias]
     if not torch.is_grad_enabled():
@@ -216,13 +215,18 @@ def _lean_loss(
             Nodes.packed(lengths, outputs),
             options,
             joint,
-            import_module(f"{__name__}.{chosen}").Tiles,
+            tiles(chosen),
             import_module(f"asrkit.losses.{LATTICES[chosen]}").lattice,
         )
         return reduce(costs, reduction)
 
 
-def _choose(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
+def tiles(impl: str) -> Any:
+    """Return the tiles of an implementation, a subclass of `NodeTiles`."""
+    return import_module(f"{__name__}.{impl}").Tiles
+
+
+def choose_tiles(impl: Impl, encoded: Tensor, weight: Tensor) -> str:
     """Return the implementation that runs; ValueError if the named one cannot."""
     expect_choice("impl", impl, ("auto", *LATTICES))
     if impl == "auto":

@@ -12,7 +12,7 @@ numbers each of log-normalisers, arcs, posteriors and backward variables, and th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +20,11 @@ from torch import Tensor
 from asrkit.devices import to_device
 from asrkit.losses.gradient import Recursions, check_backward, sum_paths
 from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, Saved
-from asrkit.shapes import expect, expect_choice, is_finite, whole
+from asrkit.shapes import expect, is_finite, whole
 
 Activation = Literal["relu", "tanh"]
+ACTIVATIONS = ("none", "relu", "tanh")
+_, RELU, TANH = range(3)  # their codes, for compiled code
 MIN_TILE = 64  # nodes of a tile by default, at least
 SEGMENT = 32  # tiles whose active nodes are found at once, on a CPU
 NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors
@@ -33,35 +35,36 @@ class Joint:
     """The hidden layer of the joint, activation(encoded + predicted) with dropout, and its tiles.
 
     Args:
-        activation: "relu" or "tanh".
+        activation: Its activation, already checked.
         dropout: Probability that an element of the hidden layer is dropped.
-        seed: Seed of the dropout mask. None is replaced by a random one before the mask is used.
+        seed: Seed of the dropout mask; None draws one from torch's default generator.
         tile: Nodes of a tile; None chooses a default for the device.
 
     Raises:
         ValueError: An argument is outside its range.
     """
 
-    activation: Activation
+    activation: Activation | Literal["none"]
     dropout: float
     seed: int | None
-    tile: int | None
+    tile: int | None = None
 
     def __post_init__(self) -> None:
-        expect_choice("activation", self.activation, get_args(Activation))
         is_probability = is_finite(self.dropout) and 0 <= self.dropout < 1
         expect(is_probability, "dropout", "a probability below 1", self.dropout)
         fits = self.tile is None or whole(self.tile, 1)
         expect(fits, "tile", "a number of nodes, at least 1", self.tile)
         fits = self.seed is None or whole(self.seed, 0, 2**32 - 1)
         expect(fits, "seed", "an integer of 32 bits", self.seed)
+        if self.dropout and self.seed is None:
+            object.__setattr__(self, "seed", int(torch.randint(2**31, (), device="cpu")))
 
 
 class NodeTiles:
     """Tiles of consecutive nodes: the base class of every implementation.
 
-    The plain and the Numba tiles override the two methods for one tile, and Triton's tiles the two
-    methods for all nodes.
+    The plain and the Numba tiles override the methods for one tile, and Triton's tiles the methods
+    for all nodes. A weight without rows (0, D) leaves the hidden layer alone, for `pack_joint`.
     """
 
     bias_rows = 1  # rows of the partial sums of the bias's gradient
@@ -92,7 +95,7 @@ class NodeTiles:
         self.tokens = len(weight) - len(options.durations)  # V; the durations' logits follow
         self.dropout = joint.dropout
         self.seed = joint.seed or 0  # None only without dropout
-        self.is_tanh = joint.activation == "tanh"
+        self.activation = ACTIVATIONS.index(joint.activation)
         on_cpu = weight.device.type == "cpu"
         tile_bytes = self.cpu_tile_bytes if on_cpu else self.gpu_tile_bytes
         row_bytes = max(weight.shape) * weight.element_size()
@@ -129,6 +132,44 @@ class NodeTiles:
             self.add_gradients(index, tile, sums)
         by_encoded, by_predicted, by_weight, by_bias = sums
         return by_encoded, by_predicted, by_weight, by_bias.sum(0)
+
+    def hidden_layer(self, out: Tensor) -> None:
+        """Write the hidden layer of all nodes into `out` (N, D)."""
+        all_nodes = torch.arange(self.nodes.count, device=out.device)
+        for index, rows in zip(all_nodes.split(self.tile), out.split(self.tile), strict=True):
+            self.tile_hidden(index, rows)
+
+    def halves_gradients(self, hidden: Tensor, by_hidden: Tensor) -> Sequence[Tensor]:
+        """Return the gradients of encoded (B T, D) and predicted (B U1, D).
+
+        Args:
+            hidden: What `hidden_layer` wrote, (N, D).
+            by_hidden: Gradient over it, (N, D).
+        """
+        halves = (self.encoded, self.predicted)
+        sums = [torch.zeros_like(half, dtype=self.dtype) for half in halves]
+        all_nodes = torch.arange(self.nodes.count, device=hidden.device)
+        columns = (column.split(self.tile) for column in (all_nodes, hidden, by_hidden))
+        for index, rows, by_rows in zip(*columns, strict=True):
+            self.add_to_halves(index, rows, by_rows, sums)
+        return sums
+
+    def tile_hidden(self, index: Tensor, out: Tensor) -> None:
+        """Write the hidden layer of nodes `index` (n,) into `out` (n, D)."""
+        raise NotImplementedError
+
+    def add_to_halves(
+        self, index: Tensor, hidden: Tensor, by_hidden: Tensor, sums: Sequence[Tensor]
+    ) -> None:
+        """Add one tile's part to the gradients of both halves.
+
+        Args:
+            index: The tile's nodes (n,).
+            hidden: Their hidden layer (n, D).
+            by_hidden: Gradient over it (n, D).
+            sums: Gradients of encoded (B T, D) and predicted (B U1, D).
+        """
+        raise NotImplementedError
 
     def tile_log_probs(self, index: Tensor, out: Sequence[Tensor]) -> None:
         """Write the log-probabilities of the arcs of one tile.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asrkit.losses.dropout import kept, node_key, threshold
 from asrkit.losses.lattice import FIRST_NODE, LABELS
-from asrkit.losses.lean.driver import NodeTiles
+from asrkit.losses.lean.driver import RELU, TANH, NodeTiles
 from asrkit.losses.numba_cpu import SUMS, array, pool
 from asrkit.losses.simd import F, exp, flush, kernel, larger, load, store, tanh
 
@@ -39,7 +39,7 @@ class Tiles(NodeTiles):
         super().__init__(*call)
         V, D = self.weight.shape
         rows = min(self.tile, self.nodes.count)
-        self.hidden = self.weight.new_empty(rows, D)
+        self.hidden = self.weight.new_empty(rows if V else 0, D)
         self.by_hidden = torch.empty_like(self.hidden)
         self.logits = self.weight.new_empty(rows, V)
         self.inputs = np.empty((rows, INPUT_COLUMNS), dtype=np.int64)
@@ -58,7 +58,7 @@ class Tiles(NodeTiles):
     def add_gradients(self, index: Tensor, saved: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
         """Add the contribution of nodes `index` (n,) to the gradients `sums`."""
         inputs, hidden, logits = self._logits(index)
-        by_encoded, by_predicted, by_weight, by_bias = sums
+        *by_halves, by_weight, by_bias = sums
         arrays = [array(column) for column in (*saved, by_bias)]
         with pool():
             _logits_gradient(
@@ -70,17 +70,37 @@ class Tiles(NodeTiles):
             by_weight.addmm_(by_logits.T, hidden)
         else:
             by_weight.add_(by_logits.T @ hidden)
+        self.add_to_halves(index, hidden, by_hidden, by_halves)
+
+    def tile_hidden(self, index: Tensor, out: Tensor) -> None:
+        """Write the hidden layer of nodes `index` (n,) into `out` (n, D)."""
+        inputs = self._locate(index)
+        with pool():
+            _hidden_layer(
+                array(self.encoded),
+                array(self.predicted),
+                inputs,
+                self.activation,
+                self.keep,
+                self.threshold,
+                array(out),
+            )
+
+    def add_to_halves(
+        self, index: Tensor, hidden: Tensor, by_hidden: Tensor, sums: Sequence[Tensor]
+    ) -> None:
+        """Add the contribution of nodes `index` (n,) to the gradients of both halves."""
+        inputs = self._locate(index)
         with pool():
             _add_to_halves(
                 array(hidden),
                 array(by_hidden),
                 inputs,
-                self.is_tanh,
+                self.activation,
                 self.keep,
                 self.threshold,
                 torch.get_num_threads(),
-                array(by_encoded),
-                array(by_predicted),
+                *map(array, sums),
             )
 
     def _logits(self, index: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
@@ -89,22 +109,19 @@ class Tiles(NodeTiles):
         All three are buffers that the next tile overwrites.
         """
         n = len(index)
-        inputs = self.inputs[:n]
         hidden = self.hidden[:n]
+        self.tile_hidden(index, hidden)
+        logits = torch.mm(hidden, self.weight.T, out=self.logits[:n])
+        return self.inputs[:n], hidden, logits
+
+    def _locate(self, index: Tensor) -> np.ndarray:
+        """Return the inputs of nodes (n,), in a buffer that the next tile overwrites."""
+        inputs = self.inputs[: len(index)]
         targets = array(self.targets)
         table = array(self.nodes.table)
         with pool():
             _locate(array(index), table, targets, self.T, self.U1, self.seed, inputs)
-            _hidden_layer(
-                array(self.encoded),
-                array(self.predicted),
-                inputs,
-                self.is_tanh,
-                self.keep,
-                self.threshold,
-                array(hidden),
-            )
-        return inputs, hidden, torch.mm(hidden, self.weight.T, out=self.logits[:n])
+        return inputs
 
 
 @kernel
@@ -126,27 +143,27 @@ def _locate(index, table, targets, T, U1, seed, inputs):
 
 
 @kernel
-def _hidden_layer(encoded, predicted, inputs, is_tanh, keep, least, hidden):
+def _hidden_layer(encoded, predicted, inputs, activation, keep, least, hidden):
     """Write activation(encoded + predicted) of every node, with dropout."""
     for r in prange(len(inputs)):
         e = encoded[inputs[r, ENCODED_ROW]]
         p = predicted[inputs[r, PREDICTED_ROW]]
-        _activate(e, p, hidden[r], is_tanh, keep)
+        _activate(e, p, hidden[r], activation, keep)
         if least:
             _drop(hidden[r], np.uint32(inputs[r, KEY]), least)
 
 
 @njit(fastmath=SUMS)
-def _activate(e, p, h, is_tanh, keep):
+def _activate(e, p, h, activation, keep):
     """Write activation(e + p) keep into h, all (D,)."""
-    if is_tanh:
+    if activation == TANH:
         for k in range(h.shape[0]):
             h[k] = store(tanh(load(e[k]) + load(p[k])) * keep, h[k])
     else:
         for k in range(h.shape[0]):
             x = load(e[k]) + load(p[k])
             y = x * keep
-            if x < F(0.0):
+            if activation == RELU and x < F(0.0):
                 y = F(0.0)
             h[k] = store(y, h[k])
 
@@ -244,7 +261,7 @@ def _row_gradient(x, bias, sums, log_z, posterior):
 
 @kernel
 def _add_to_halves(
-    hidden, by_hidden, inputs, is_tanh, keep, least, chunks, by_encoded, by_predicted
+    hidden, by_hidden, inputs, activation, keep, least, chunks, by_encoded, by_predicted
 ):
     """Add the hidden layer's gradient, times its slope, to the gradients of both halves.
 
@@ -261,13 +278,13 @@ def _add_to_halves(
             p = by_predicted[inputs[r, PREDICTED_ROW], low:high]
             h = hidden[r, low:high]
             g = by_hidden[r, low:high]
-            _add_node(h, g, e, p, is_tanh, keep, key, least, low)
+            _add_node(h, g, e, p, activation, keep, key, least, low)
 
 
 @njit(fastmath=SUMS, error_model="numpy")
-def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
+def _add_node(h, g, e, p, activation, keep, key, least, low):
     """Add g times the slope of h to e and p, at the columns of one node from `low` on."""
-    if is_tanh:
+    if activation == TANH:
         for k in range(h.shape[0]):
             y = load(h[k]) / keep
             step = load(g[k]) * keep * (F(1.0) - y * y)
@@ -275,10 +292,17 @@ def _add_node(h, g, e, p, is_tanh, keep, key, least, low):
                 step = F(0.0)
             e[k] += step
             p[k] += step
-    else:  # an element that was dropped is 0 here, like one that relu set to 0
+    elif activation == RELU:  # a dropped element is 0, like one that relu set to 0
         for k in range(h.shape[0]):
             step = F(0.0)
             if load(h[k]) > F(0.0):
                 step = load(g[k]) * keep
+            e[k] += step
+            p[k] += step
+    else:
+        for k in range(h.shape[0]):
+            step = load(g[k]) * keep
+            if least and not kept(key, low + k, least):
+                step = F(0.0)
             e[k] += step
             p[k] += step

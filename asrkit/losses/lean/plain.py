@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asrkit.losses import dropout
 from asrkit.losses.lattice import FIRST_NODE, LABELS
-from asrkit.losses.lean.driver import NodeTiles
+from asrkit.losses.lean.driver import RELU, TANH, NodeTiles
 
 
 class NodeInputs(NamedTuple):
@@ -60,13 +60,21 @@ class Tiles(NodeTiles):
         by_logits.scatter_add_(1, label[:, None], -label_posterior[:, None])
         by_logits[:, self.tokens :] = by_duration
         rounded = by_logits.to(self.weight.dtype)
-        by_hidden = (rounded @ self.weight).to(self.dtype)
-        by_hidden.mul_(slope)
-        by_encoded, by_predicted, by_weight, by_bias = sums
-        by_encoded.index_add_(0, inputs.encoded, by_hidden)
-        by_predicted.index_add_(0, inputs.predicted, by_hidden)
+        *by_halves, by_weight, by_bias = sums
+        _add_to_halves(inputs, slope, rounded @ self.weight, by_halves)
         by_weight += rounded.T @ hidden
         by_bias += by_logits.sum(0)
+
+    def tile_hidden(self, index: Tensor, out: Tensor) -> None:
+        """Write the hidden layer of nodes `index` (n,) into `out` (n, D)."""
+        out.copy_(self._hidden(self.locate(index))[0])
+
+    def add_to_halves(
+        self, index: Tensor, hidden: Tensor, by_hidden: Tensor, sums: Sequence[Tensor]
+    ) -> None:
+        """Add the contribution of nodes `index` (n,) to the gradients of both halves."""
+        inputs = self.locate(index)
+        _add_to_halves(inputs, self._hidden(inputs)[1], by_hidden, sums)
 
     def locate(self, index: Tensor) -> NodeInputs:
         """Return the inputs of nodes (n,)."""
@@ -95,12 +103,15 @@ class Tiles(NodeTiles):
     def _hidden(self, inputs: NodeInputs) -> tuple[Tensor, Tensor]:
         """Return the hidden layer and its derivative by the sum of both halves, (n, D) each."""
         total = self.encoded[inputs.encoded] + self.predicted[inputs.predicted]
-        if self.is_tanh:
+        if self.activation == TANH:
             hidden = total.tanh()
             slope = (1 - hidden * hidden).to(self.dtype)
-        else:
+        elif self.activation == RELU:
             hidden = total.relu()
             slope = (total > 0).to(self.dtype)
+        else:
+            hidden = total
+            slope = torch.ones_like(total, dtype=self.dtype)
         if self.dropout:
             kept = dropout.mask(inputs.keys, total.shape[1], self.dropout)
             scale = kept.to(self.dtype) / (1 - self.dropout)
@@ -112,3 +123,12 @@ class Tiles(NodeTiles):
         """Return the logits (n, V) of the hidden layer (n, D), in float32 or better."""
         products = hidden @ self.weight.T
         return products.to(self.dtype) + self.bias
+
+
+def _add_to_halves(
+    inputs: NodeInputs, slope: Tensor, by_hidden: Tensor, sums: Sequence[Tensor]
+) -> None:
+    """Add the hidden layer's gradient, times its slope, to the gradients of both halves."""
+    by_total = slope.mul_(by_hidden)
+    for total, rows in zip(sums, (inputs.encoded, inputs.predicted), strict=True):
+        total.index_add_(0, rows, by_total)

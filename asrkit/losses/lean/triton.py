@@ -24,6 +24,7 @@ they run in Triton's interpreter.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ from torch import Tensor
 from asrkit.losses import dropout
 from asrkit.losses import triton_rows as rows
 from asrkit.losses.lattice import ArcLogProbs, Nodes, Saved, upload
+from asrkit.losses.lean import driver
 from asrkit.losses.lean.driver import NodeTiles
 from asrkit.losses.triton_rows import FIRST_LOGIT_, column, lattice_size
 
@@ -44,6 +46,8 @@ COLUMN_BLOCK = 64  # columns of the hidden layer of a program
 FIRST = tl.constexpr(dropout.FIRST)
 SECOND = tl.constexpr(dropout.SECOND)
 GOLDEN = tl.constexpr(dropout.GOLDEN)
+RELU = tl.constexpr(driver.RELU)
+TANH = tl.constexpr(driver.TANH)
 VARIED = ["first_b", "first_t", "T", "U1", "seed", "least"]  # no kernel for each value
 
 
@@ -94,24 +98,51 @@ class Tiles(NodeTiles):
         super().__init__(*call)
         self.outputs, self.D = self.weight.shape
         self.weight = with_bias(self.weight, self.bias)
-        self.chunks = [*chunks(self.nodes, self.tile, len(self.weight))]
-        upload([chunk.nodes for chunk in self.chunks], self.weight.device)
-        self.room = max(chunk.nodes.count for chunk in self.chunks)
+        # without outputs, positions are those of the hidden layer
+        self.wide = len(self.weight) or self.D
         self.common = {  # arguments of every launch
             "T": self.T,
             "U1": self.U1,
             "D": self.D,
-            "DEPTH": self.weight.shape[1],
             "seed": signed(self.seed),
             "least": signed(dropout.threshold(self.dropout)),
             "keep": 1 / (1 - self.dropout),
-            "IS_TANH": self.is_tanh,
+            "ACTIVATION": self.activation,
             "DROPS": self.dropout > 0,
             "FRAME_BLOCK": FRAME_BLOCK,
             "LABEL_BLOCK": LABEL_BLOCK,
             "COLUMN_BLOCK": COLUMN_BLOCK,
             **rows.FUSED,
         }
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """All chunks, their tables on the device."""
+        found = [*chunks(self.nodes, self.tile, self.wide)]
+        upload([chunk.nodes for chunk in found], self.weight.device)
+        return found
+
+    @cached_property
+    def room(self) -> int:
+        """Nodes of the largest chunk."""
+        return max(chunk.nodes.count for chunk in self.chunks)
+
+    def hidden_layer(self, out: Tensor) -> None:
+        """Write the hidden layer of all nodes into `out` (N, D), in one launch."""
+        self._launch(False, Chunk(0, 0, self.nodes), out, out, out)
+
+    def halves_gradients(self, hidden: Tensor, by_hidden: Tensor) -> Sequence[Tensor]:
+        """Return the gradients of encoded (B T, D) and predicted (B U1, D), float32.
+
+        `hidden` is not read: the kernel computes it again, with its slope.
+        """
+        by_halves = self._zero_gradients()
+        self._launch(True, Chunk(0, 0, self.nodes), by_hidden, *by_halves)
+        return by_halves
+
+    def _zero_gradients(self) -> list[Tensor]:
+        halves = (self.encoded, self.predicted)
+        return [torch.zeros_like(half, dtype=torch.float32) for half in halves]
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
@@ -130,8 +161,7 @@ class Tiles(NodeTiles):
         """
         buffer = self.weight.new_empty(self.room, self.weight.shape[1])
         by_weight = torch.zeros_like(self.weight, dtype=torch.float32)
-        halves = (self.encoded, self.predicted)
-        by_halves = [torch.zeros_like(half, dtype=torch.float32) for half in halves]
+        by_halves = self._zero_gradients()
         for chunk, targets, hidden, logits in self._chunk_logits():
             scores = logits[:, : self.outputs]
             scale = incoming[chunk.b : chunk.b + len(targets)]
@@ -158,17 +188,22 @@ class Tiles(NodeTiles):
             yield chunk, targets, hidden[:n], logits[:n]
 
     def _launch(self, backward: bool, chunk: Chunk, *tensors: Tensor) -> None:
-        """Queue `_hidden_layer` on a chunk: a program for each block of frames and of columns."""
+        """Queue `_hidden_layer` on a chunk: a program for each block of frames and of columns.
+
+        The first of the tensors (n, DEPTH) is the hidden layer or its gradient.
+        """
+        depth = tensors[0].shape[1]
         frame_blocks = triton.cdiv(chunk.nodes.longest[0], FRAME_BLOCK)
-        column_blocks = triton.cdiv(self.weight.shape[1], COLUMN_BLOCK)
+        column_blocks = triton.cdiv(depth, COLUMN_BLOCK)
         _hidden_layer[frame_blocks, len(chunk.nodes.table), column_blocks](
             self.encoded,
             self.predicted,
             chunk.nodes.on(self.weight.device),
             *tensors,
-            len(self.weight),
+            self.wide,
             chunk.b,
             chunk.t,
+            DEPTH=depth,
             BACKWARD=backward,
             **self.common,
         )
@@ -221,15 +256,18 @@ def _kept(b, t, u, d, seed, least):
 
 
 @triton.jit
-def _layer(x, y, b, t, u, d, seed, least, keep, IS_TANH: tl.constexpr, DROPS: tl.constexpr):
+def _layer(x, y, b, t, u, d, seed, least, keep, ACTIVATION: tl.constexpr, DROPS: tl.constexpr):
     """Return the hidden layer of frames x (f, c) and labels y (l, c), and its slope, (f, l, c)."""
     total = x[:, None, :] + y[None, :, :]
-    if IS_TANH:
+    if ACTIVATION == TANH:
         hidden = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * total))
         slope = 1.0 - hidden * hidden
-    else:
+    elif ACTIVATION == RELU:
         hidden = tl.where(total < 0, 0.0, total)  # NaN passes
         slope = tl.where(total > 0, 1.0, 0.0)
+    else:
+        hidden = total
+        slope = tl.full(total.shape, 1.0, tl.float32)
     if DROPS:
         scale = tl.where(_kept(b, t, u, d, seed, least), keep, 0.0)
         hidden *= scale
@@ -276,7 +314,7 @@ def _hidden_layer(
     seed,
     least,
     keep,
-    IS_TANH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     DROPS: tl.constexpr,
     FRAME_BLOCK: tl.constexpr,
     LABEL_BLOCK: tl.constexpr,
@@ -303,7 +341,7 @@ def _hidden_layer(
     while (u0 < labels) & (tl.program_id(0) * FRAME_BLOCK < frames):
         u = u0 + tl.arange(0, LABEL_BLOCK)
         y = _half(predicted, b * U1, u, u < labels, d, D)
-        hidden, slope = _layer(x, y, b, before + t, u, d, seed, least, keep, IS_TANH, DROPS)
+        hidden, slope = _layer(x, y, b, before + t, u, d, seed, least, keep, ACTIVATION, DROPS)
         here = (t < frames)[:, None] & (u < labels)[None, :]
         node = first + t[:, None] * labels + u[None, :]
         place = rows + node[:, :, None] * DEPTH + d[None, None, :]

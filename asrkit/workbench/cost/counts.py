@@ -21,9 +21,9 @@ from asrkit.shapes import expect
 VARIANTS = ("torchaudio", "wavefront", "numba", "overwrite", "split", "packed", "lean")
 # float32 values that backward needs for each node: log-normaliser, two arcs and their posteriors
 NODE_BYTES = 20
-TILE_BYTES = {"wavefront": 1 << 20, "packed": 1 << 20, "lean": 4 << 20}  # on a CPU
+TILE_BYTES = {"wavefront": 1 << 20, "lean": 4 << 20}  # on a CPU
 # on a GPU in plain torch
-GPU_TILE_BYTES = {"wavefront": 1 << 28, "packed": 1 << 26, "lean": 1 << 24}
+GPU_TILE_BYTES = {"wavefront": 1 << 28, "lean": 1 << 24}
 MAX_UTTERANCES = 2**31  # for shapes whose utterances need no memory
 Config = FastConformerConfig | JasperConfig | LSTMEncoderConfig
 
@@ -209,7 +209,7 @@ def joint_bytes(  # noqa: PLR0913  sizes of the legend, one a letter
     elif variant == "packed":
         in_hidden_gradient["gradient of hidden layer"] = hidden_B
         in_hidden_gradient["gradient of halves"] = 4 * halves
-        in_hidden_gradient["tiles"] = min(tile_bytes, 8 * T * U1 * D) * 9 // 8  # in float64
+        in_hidden_gradient["indices"] = 8 * N
     moments = [in_loss, in_weight_gradient, in_hidden_gradient] + [after_loss] * kept
     peak = max(moments, key=lambda parts: sum(parts.values()))
     if at_once < B:  # the gradients of earlier sub-batches are kept
