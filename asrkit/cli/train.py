@@ -105,8 +105,10 @@ def _train(options: CommandOptions) -> int:
         return 0
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
+    summary["padding"] = round(result.padding, 4)
     summary |= _score(options, result.path, speech)
-    finish(options, summary, f"trained for {count(steps, 'step')}: {result.path}")
+    padding = f"{100 * result.padding:.1f} % of the computed frames were padding"
+    finish(options, summary, f"trained for {count(steps, 'step')}: {result.path}; {padding}")
     return 0
 
 

@@ -42,9 +42,10 @@ from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batch_norm import RunningStatistics
 from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
-from asrkit.training.checks import check_arguments, check_speech
+from asrkit.training.checks import check_arguments, check_speech, limit_rate
 from asrkit.training.config import TrainConfig, differences
 from asrkit.training.distributed import Processes, data_parallel, gradient_sync, process_group
+from asrkit.training.epochs import Epoch, planned_epochs
 from asrkit.training.evaluation import BackgroundEvaluation, evaluate, score_weights
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
 from asrkit.training.optimizer import backward, make_optimizer, set_rate, step_and_clear
@@ -68,8 +69,9 @@ class TrainResult:
     Args:
         path: The exported model, with the averaged weights.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
-            rtfx, and lean (whether the lean loss was used). The gradient_norm of a skipped step is
-            not finite.
+            rtfx, lean (whether the lean loss was used), frames (computed for all batches, padding
+            included) and padding (their share that is padding). The gradient_norm of a skipped step
+            is not finite.
         dev: Word error rate on the dev set; None without a dev set.
         joint: Whether steps used the full joint, the lean loss, or both; None for a model without a
             joint, or if the log is missing.
@@ -79,6 +81,13 @@ class TrainResult:
     history: list[dict[str, float]]
     dev: ErrorRate | None
     joint: Literal["full", "lean", "mixed"] | None
+
+    @property
+    def padding(self) -> float:
+        """Share of the computed frames of all steps that is padding; NaN if the log is missing."""
+        frames = sum(line["frames"] for line in self.history)
+        padding = sum(line["frames"] * line["padding"] for line in self.history)
+        return padding / frames if frames else math.nan
 
 
 def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
@@ -111,7 +120,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         progress: Whether to show a progress bar.
         on_step: Called after every step with the log so far, e.g. to draw a live curve.
         batches: batches(k) yields batch k of the run and all later ones, without end. It replaces
-            `TrainingPlan` and its curriculum. A step takes `config.accumulate` batches for each
+            `config.batching` and the curriculum. A step takes `config.accumulate` batches for each
             process. A resumed run calls it with the number of the next batch.
 
     Returns:
@@ -125,6 +134,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     config = config or TrainConfig()
     check_arguments(train_set, dev_set, config)
     expect_trainable(model_config, config, tokenizer.vocab_size)
+    train_set, lengths, too_fast = limit_rate(train_set, tokenizer, config)
     unaligned = check_speech(model_config, config, tokenizer, train_set, dev_set)
     if config.peak_lr is None:
         conformer = isinstance(model_config.encoder, FastConformerConfig)
@@ -146,19 +156,22 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
             run.restore()
         state = {"step": run.step, "torch": torch.__version__}
         processes.expect_same(run.settings | state)
+        if batches is None:
+            epochs = planned_epochs(run, lengths, progress=progress)
+            draw = draw_planned(train_set, tokenizer, epochs, run.places)
+        else:
+            draw = draw_supplied(batches(run.step * run.batches), run.places, run.batches)
         # created after all checks, and removed at the end: DDP that outlives its group may hang
         cleanup.callback(setattr, run, "loss", None)
         run.loss = data_parallel(BatchLoss(run.model, config), processes)
         if run.step == 0:
             processes.in_first(run.clear)
-        if batches is None:
-            draw = draw_planned(train_set, tokenizer, config, run.places, run.batches)
-        else:
-            draw = draw_supplied(batches(run.step * run.batches), run.places, run.batches)
-        steps = prefetch(draw, config, run.places, run.batches, run.step, run.longest_s)
+        steps = prefetch(
+            draw, config, run.places, run.batches, run.step, run.longest_s, torch_device
+        )
         if processes.first:
-            if unaligned:
-                print(unaligned, file=sys.stderr)
+            for warning in filter(None, (too_fast, unaligned)):
+                print(warning, file=sys.stderr)
             run.to_end(steps, dev_set or None, progress=progress, on_step=on_step)
         else:
             while run.progress < 1:
@@ -227,6 +240,7 @@ class Run:
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
+        self.epochs: list[Epoch] = []  # that have begun; the thread that draws batches adds to them
         self.history: list[dict[str, float]] = []
         self.dev: ErrorRate | None = None
         samples = [len(waveform) for waveform in train_set.waveforms]
@@ -268,6 +282,7 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         self.seconds = state["seconds"]
+        self.epochs = state["epochs"]
         text = self.log_file.read_text() if self.log_file.exists() else ""
         whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
         lines = [json.loads(line) for line in whole]
@@ -348,8 +363,9 @@ class Run:
         start = time.perf_counter()
         batches = next(steps)
         counts = torch.stack([label_counts(self.model.config, batch) for batch in batches])
-        own_speech_s = sum(batch.speech_s for batch in batches)
-        *labels, speech_s = self.processes.sum(*counts.sum(0).tolist(), own_speech_s)
+        own = [(batch.speech_s, batch.useful, batch.computed) for batch in batches]
+        own_sums = map(sum, zip(*own, strict=True))
+        *labels, speech_s, useful, frames = self.processes.sum(*counts.sum(0).tolist(), *own_sums)
         step_labels = torch.tensor(labels, **CPU_FLOAT)
         rate = learning_rate(self.config, self.progress)
         set_rate(self.optimizer, rate)
@@ -390,6 +406,8 @@ class Run:
             "gradient_norm": norm,
             "rtfx": rtfx(speech_s, taken_s),
             "lean": lean,
+            "frames": frames,
+            "padding": 1 - useful / frames,
         }
         self.history.append(line)
         return line
@@ -407,6 +425,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
+            "epochs": [epoch for epoch in self.epochs if epoch[0] <= self.step],
             "config": json.dumps(self.settings),
         }
         with atomic(self.state_file) as temporary:

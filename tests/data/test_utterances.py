@@ -1,8 +1,7 @@
-import numpy as np
 import pytest
 import torch
 
-from asrkit.data import TrainingPlan, Utterances, batches
+from asrkit.data import Utterances, batches
 from asrkit.text import CharTokenizer
 
 TOKENIZER = CharTokenizer()
@@ -57,46 +56,6 @@ def test_batches_of_similar_lengths_have_little_padding(utterances):
     assert padding("sorted") < padding("shuffled") < 0.2
 
 
-@pytest.mark.parametrize("batch_seconds", [0.05, 4.0, 5000.0])
-@pytest.mark.parametrize("count", [1, 4])
-def test_a_training_plan_keeps_to_the_budget_and_the_curriculum(
-    utterances, batch_seconds, count
-):
-    plan = TrainingPlan(utterances, batch_seconds=batch_seconds, seed=3, batches=count)
-    seconds = np.array(utterances.durations)
-    for step in range(10):
-        parts = plan.rows(step, 2.0)
-        assert len(parts) == count
-        assert np.bincount(np.concatenate(parts)).max() == 1
-        for part in parts:
-            longest_s = seconds[part].max()
-            if batch_seconds < 5000:  # else one step takes all
-                assert longest_s * len(part) <= batch_seconds or len(part) == 1
-                assert longest_s <= 2.0
-    repeated = TrainingPlan(
-        utterances, batch_seconds=batch_seconds, seed=3, batches=count
-    )
-    assert all(map(np.array_equal, repeated.rows(9, 2.0), parts))
-
-
-def test_a_curriculum_that_admits_nothing_still_yields_the_shortest(utterances):
-    plan = TrainingPlan(utterances, batch_seconds=2.0)
-    (rows,) = plan.rows(0, 0.0)
-    assert max(utterances.durations[row] for row in rows) < 1.0
-    plan = TrainingPlan(utterances, batch_seconds=0.01, batches=3)
-    assert [len(rows) for rows in plan.rows(0, 0.0)] == [1, 1, 1]
-
-
-def test_a_plan_visits_long_and_short_utterances_equally_often(utterances):
-    plan = TrainingPlan(utterances, batch_seconds=20.0)
-    visits = np.zeros(len(utterances))
-    for step in range(500):
-        (rows,) = plan.rows(step)
-        visits[rows] += 1
-    parts = visits[np.argsort(utterances.durations)].reshape(4, 25).mean(1)
-    assert visits.min() > 0 and parts.max() < 1.6 * parts.min(), parts
-
-
 ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": ["s"]}
 
 
@@ -112,10 +71,6 @@ ONE = {"waveforms": [torch.ones(1)], "ids": ["a"], "texts": ["a"], "speakers": [
                 batches(utterances, TOKENIZER, batch_seconds=1.0, order="random")
             ),
             "order: expected one of 'shuffled', 'sorted', got 'random'",
-        ),
-        (
-            lambda utterances: TrainingPlan(utterances, batch_seconds=1, batches=101),
-            "batches: expected from 1 to the number of utterances, 100, got 101",
         ),
         (
             lambda utterances: Utterances(**ONE | {"texts": []}),
