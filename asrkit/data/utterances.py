@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
-from asrkit.data.batching.strategies import cut as cut_batches
-from asrkit.shapes import expect, expect_choice
+from asrkit.data.batching.strategies import cut
+from asrkit.shapes import expect
 from asrkit.sound_files import Sound, mean_of_channels
 from asrkit.sound_readers import MIN_MISSING_S, expect_not_cut, open_sound
 from asrkit.text import Tokenizer
@@ -238,52 +238,20 @@ def _expect_sound(track: Any, sound: Sound) -> None:
     expect(end_s < sound_s + MIN_MISSING_S, "manifest", wanted, f"{end_s} s")
 
 
-def _blurred_order(
-    rows: np.ndarray, samples: np.ndarray, random: np.random.Generator
-) -> np.ndarray:
-    """`rows` from long to short, after random changes of their lengths by up to 10 %.
-
-    An utterance so shares batches with different ones each time.
-    """
-    return rows[np.argsort(-samples[rows] * random.uniform(0.9, 1.1, len(rows)))]
-
-
-def _sample_lengths(utterances: Utterances) -> Lengths:
-    """Lengths in samples instead of seconds: whole numbers, so that limits are exact."""
-    samples = np.array([len(waveform) for waveform in utterances.waveforms], dtype=np.float64)
-    return Lengths(samples, np.zeros(len(samples)))
-
-
 def batches(
-    utterances: Utterances,
-    tokenizer: Tokenizer,
-    *,
-    batch_seconds: float,
-    seed: int = 0,
-    epoch: int = 0,
-    order: Literal["shuffled", "sorted"] = "shuffled",
+    utterances: Utterances, tokenizer: Tokenizer, *, batch_seconds: float
 ) -> Iterator[Batch]:
-    """Every utterance once, in padded batches.
+    """Every utterance once, in padded batches that begin with the longest one.
 
     Args:
         utterances: Speech in memory.
         tokenizer: Encodes texts as targets.
         batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch by
             itself.
-        seed: Seed of the order, together with `epoch`.
-        epoch: Number of the epoch, from 0.
-        order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
-            begins with the longest utterance.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect_choice("order", order, ("shuffled", "sorted"))
-    lengths = _sample_lengths(utterances)
-    random = np.random.default_rng([seed, epoch])
-    rows = np.argsort(-lengths.seconds, kind="stable")
-    if order == "shuffled":
-        rows = _blurred_order(np.arange(len(lengths)), lengths.seconds, random)
-    plan = cut_batches(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ))
-    if order == "shuffled":
-        plan = [plan[number] for number in random.permutation(len(plan))]
-    for batch_rows in plan:
+    samples = np.array([len(waveform) for waveform in utterances.waveforms])
+    lengths = Lengths(samples, np.zeros(len(samples)))  # whole numbers, so that limits are exact
+    rows = np.argsort(-samples, kind="stable")
+    for batch_rows in cut(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ)):
         yield utterances.batch(batch_rows, tokenizer)

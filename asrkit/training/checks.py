@@ -54,9 +54,9 @@ def limit_rate(
     kept = lengths.tokens_per_second <= most
     remedy = f"The slowest has {lengths.tokens_per_second.min():.1f}."
     expect(bool(kept.any()), "tokens_per_second", "a rate that utterances have", most, remedy)
-    left_out = [train_set.ids[row] for row in np.flatnonzero(~kept)]
+    left_out = train_set.select(np.flatnonzero(~kept).tolist()).ids
     line = _warning(TOO_FAST.format(f"{most:g}"), left_out, train_set)
-    return train_set.select(np.flatnonzero(kept)), lengths.take(kept), line
+    return train_set.select(np.flatnonzero(kept).tolist()), lengths.take(kept), line
 
 
 def check_speech(

@@ -61,14 +61,14 @@ class Processes:
         outcome: list[Any] = [None, None]
         if self.first:
             try:
-                outcome = [action(), None]
+                outcome[0] = action()
             except (ValueError, OSError) as error:
-                outcome = [None, error]
+                outcome[1] = error
         dist.broadcast_object_list(outcome)
-        result, error = outcome
-        if error is not None:
-            raise error
-        return result  # type: ignore[no-any-return]
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: R = outcome[0]
+        return result
 
     def expect_same(self, settings: dict[str, Any]) -> None:
         """ValueError in every process if the settings of any differ from those of the first."""

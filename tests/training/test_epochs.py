@@ -16,7 +16,7 @@ from asrkit.training.epochs import Epochs, make_strategy
 from asrkit.training.options import Batching
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainings import CTC, PLAIN, SHORT, losses, run, stop_after
+from trainings import PLAIN, SHORT, losses, run, stop_after
 
 LENGTHS = web_like(300, seed=1, most_s=20.0)
 STRATEGIES = get_args(Batching)
@@ -83,31 +83,6 @@ def test_a_curriculum_that_admits_nothing_still_yields_the_shortest():
     assert LENGTHS.seconds[rows].max() <= shortest[np.cumsum(shortest).searchsorted(2)]
     rows = of(ranks=3, batch_seconds=0.01).rows(0, 0.0)
     assert [len(part) for part in rows] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("batching", ["balanced", "bucketed2d"])
-def test_the_batches_of_a_step_have_similar_lengths(batching):
-    lengths = web_like(5000)
-    spread = {}
-    for name in ("random", batching):
-        planned = of(name, lengths, ranks=4, batch_seconds=100.0)
-        steps = [planned.rows(step) for step in range(50)]
-        padded = np.array(
-            [
-                [len(part) * lengths.seconds[part].max() for part in step]
-                for step in steps
-            ]
-        )
-        seconds = np.array(
-            [[lengths.seconds[part].sum() for part in step] for step in steps]
-        )
-        spread[name] = (
-            (padded.max(1) / padded.mean(1)).mean(),
-            padded.sum() / seconds.sum(),
-        )
-    assert np.all(
-        np.subtract(spread["random"], 1) > 2 * np.subtract(spread[batching], 1)
-    ), spread
 
 
 SEARCHED = replace(
@@ -187,22 +162,3 @@ def test_utterances_with_too_many_tokens_a_second_are_left_out_and_named(
         match="tokens_per_second: expected a rate that utt.*, got 0.1. The slowest",
     ):
         run(tiny_speech, tmp_path / "c", replace(SHORT, tokens_per_second=0.1))
-
-
-@pytest.mark.parametrize("batching", STRATEGIES)
-def test_each_strategy_trains_and_resumes(tiny_speech, tmp_path, batching):
-    config = replace(
-        SHORT,
-        steps=9,
-        checkpoint_s=0.0,
-        batching=batching,
-        buckets=2,
-        batch_seconds=20.0,
-        accumulate=2,
-    )
-    wanted = losses(run(tiny_speech, tmp_path / "a", config, CTC))
-    with pytest.raises(KeyboardInterrupt):
-        run(tiny_speech, tmp_path / "b", config, CTC, on_step=stop_after(6))
-    assert losses(run(tiny_speech, tmp_path / "b", config, CTC)) == pytest.approx(
-        wanted, rel=1e-5
-    )

@@ -54,15 +54,21 @@ from trainings import (
 SAVED = replace(SHORT, steps=6, checkpoint_s=0.0)
 KINDS = {
     "rnnt": (TRANSDUCER, {"accumulate": 2}),
-    "lean": (TRANSDUCER, {"joint": "lean"}),
+    "lean": (TRANSDUCER, {"joint": "lean", "batching": "random"}),
     "tdt": (TDT, {"joint": "full", "optimizer": "lamb"}),
-    "ctc": (CTC, {"accumulate": 2}),
+    "ctc": (CTC, {"accumulate": 2, "batching": "bucketed2d", "buckets": 2}),
     "ctc-fastconformer": (
         replace(CTC, encoder=ENCODERS["fastconformer"]),
         {"batch_seconds": 9.0},  # in each batch an utterance with enough frames
     ),
-    "ctc-lstm": (replace(CTC, encoder=ENCODERS["lstm"]), {}),
-    "ctc-jasper": (replace(CTC, encoder=ENCODERS["jasper"]), {"optimizer": "novograd"}),
+    "ctc-lstm": (
+        replace(CTC, encoder=ENCODERS["lstm"]),
+        {"accumulate": 2, "batching": "presorted", "batch_seconds": 9.0},
+    ),
+    "ctc-jasper": (
+        replace(CTC, encoder=ENCODERS["jasper"]),
+        {"optimizer": "novograd", "batching": "bucketed"},
+    ),
     "attention": (ATTENTION, {"smoothing": 0.1}),
 }
 
