@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.training.config import TrainConfig
 from asrkit.training.epochs import Epochs
+
+if TYPE_CHECKING:
+    from asrkit.training.loop import Run
 
 PREFETCHED_STEPS = 2
 CPU = torch.device("cpu")
@@ -130,37 +133,24 @@ def draw_supplied(batches: Iterator[Batch], own: range, count: int) -> Draw:
     return draw
 
 
-def prefetch(
-    draw: Draw,
-    config: TrainConfig,
-    own: range,
-    count: int,
-    first_step: int,
-    longest_s: Callable[[int], float],
-    device: torch.device,
-) -> Iterator[list[Prepared]]:
+def prefetch(draw: Draw, run: "Run", device: torch.device) -> Iterator[list[Prepared]]:
     """Yield the batches of this process, step by step. A thread prepares them ahead of their use.
 
     Args:
         draw: Draws the batches of a step.
-        config: Augmentation, features and seed.
-        own: Places of this process's batches in a step.
-        count: Batches of a step, over all processes.
-        first_step: Number of the first step.
-        longest_s: longest_s(k) is the longest utterance admitted at step k, in seconds. It is
-            called when a batch is taken, since all processes have the same clock then.
+        run: The run, from whose next step on batches are drawn. Its `longest_s` is called when a
+            batch is taken, since all processes have the same clock then.
         device: Device of the features.
     """
 
-    def prepared(step: int, longest: float) -> list[Prepared]:
-        pairs = zip(own, draw(step, longest), strict=True)
-        return [
-            prepare_batch(batch, config, step * count + place, device) for place, batch in pairs
-        ]
+    def prepared(step: int, longest_s: float) -> list[Prepared]:
+        pairs = zip(run.places, draw(step, longest_s), strict=True)
+        first = step * run.batches
+        return [prepare_batch(batch, run.config, first + place, device) for place, batch in pairs]
 
     pending = deque[Future[list[Prepared]]]()
     with ThreadPoolExecutor(1) as pool:
-        for step in itertools.count(first_step):
-            pending.append(pool.submit(prepared, step, longest_s(step)))
+        for step in itertools.count(run.step):
+            pending.append(pool.submit(prepared, step, run.longest_s(step)))
             if len(pending) > PREFETCHED_STEPS:
                 yield pending.popleft().result()

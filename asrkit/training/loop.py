@@ -136,6 +136,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     expect_trainable(model_config, config, tokenizer.vocab_size)
     train_set, lengths, too_fast = limit_rate(train_set, tokenizer, config)
     unaligned = check_speech(model_config, config, tokenizer, train_set, dev_set)
+    warnings = "\n".join(filter(None, (too_fast, unaligned)))
     if config.peak_lr is None:
         conformer = isinstance(model_config.encoder, FastConformerConfig)
         peak_lr = default_peak_lr(config.optimizer, fastconformer=conformer)
@@ -161,17 +162,15 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
             draw = draw_planned(train_set, tokenizer, epochs, run.places)
         else:
             draw = draw_supplied(batches(run.step * run.batches), run.places, run.batches)
+        steps = prefetch(draw, run, torch_device)
         # created after all checks, and removed at the end: DDP that outlives its group may hang
         cleanup.callback(setattr, run, "loss", None)
         run.loss = data_parallel(BatchLoss(run.model, config), processes)
         if run.step == 0:
             processes.in_first(run.clear)
-        steps = prefetch(
-            draw, config, run.places, run.batches, run.step, run.longest_s, torch_device
-        )
         if processes.first:
-            for warning in filter(None, (too_fast, unaligned)):
-                print(warning, file=sys.stderr)
+            if warnings:
+                print(warnings, file=sys.stderr)
             run.to_end(steps, dev_set or None, progress=progress, on_step=on_step)
         else:
             while run.progress < 1:
