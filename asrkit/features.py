@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asrkit.devices import CPU_DOUBLE, CPU_FLOAT
+from asrkit.devices import CPU_DOUBLE, CPU_FLOAT, autocast, to_device
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 
@@ -78,7 +78,7 @@ def _constants(config: FeatureConfig, device: torch.device) -> tuple[Tensor, Ten
     make_window = getattr(torch, f"{config.window}_window")
     samples = config.window_samples
     window = make_window(samples, periodic=config.periodic, **CPU_FLOAT)
-    return window.to(device), mel_bands(config).to(device)
+    return to_device(window, device), to_device(mel_bands(config), device)
 
 
 def mel_bands(config: FeatureConfig) -> Tensor:
@@ -130,7 +130,8 @@ def log_mel(
 
     Args:
         waveforms: (B, S) float in [-1, 1] at `config.rate_hz`.
-        lengths: (B,) valid samples, 1 to S.
+        lengths: (B,) valid samples, 1 to S, on the device of the waveforms or on the host. On the
+            host the lengths in frames stay there too, and nothing waits for a GPU.
         config: Settings; None takes the defaults.
 
     Raises:
@@ -145,27 +146,31 @@ def log_mel(
     remedy = "Divide int16 by 32768."
     expect(waveforms.is_floating_point(), "waveforms", "a float dtype", waveforms.dtype, remedy)
     expect(B > 0, "lengths", "at least one utterance", tuple(lengths.shape))
-    low, high = torch.stack(lengths.aminmax()).tolist()  # the only wait for a GPU
+    low, high = torch.stack(
+        lengths.aminmax()
+    ).tolist()  # the only wait for a GPU, if they are there
     expect(1 <= low <= high <= S, "lengths", f"1..{S}", f"{low} to {high}")
     frames = frame_lengths(lengths, config)
+    device = waveforms.device
+    samples, ends = to_device(lengths, device), to_device(frames, device)
     T = config.frames(S)
-    _, mel = _constants(config, waveforms.device)
-    with torch.autocast(waveforms.device.type, enabled=False):
-        features = _power_spectrum(waveforms, lengths, config)[..., :T].transpose(1, 2) @ mel
+    _, mel = _constants(config, device)
+    with autocast(device.type):
+        features = _power_spectrum(waveforms, samples, config)[..., :T].transpose(1, 2) @ mel
     if config.guard == "add":
         features = (features + config.log_guard).log()
     else:
         features = features.clamp(min=config.log_guard).log()
-    padding = ~valid_mask(frames, T)[..., None]
+    padding = ~valid_mask(ends, T)[..., None]
     if config.range_db is not None:
         loudest = features.masked_fill(padding, -math.inf).amax((1, 2), keepdim=True)
         range_nats = config.range_db * config.power / 2 * math.log(10) / 10
         features = torch.maximum(features, loudest - range_nats)
     if config.normalization == "per_feature":
-        return normalize(features, frames), frames
+        return normalize(features, ends), frames
     if config.normalization == "all_features":  # over all bins of an utterance together
         one_column = features.reshape(B, -1, 1)
-        return normalize(one_column, frames * config.bins).view(features.shape), frames
+        return normalize(one_column, ends * config.bins).view(features.shape), frames
     if config.normalization == "whisper":  # decimal logarithms, about -1 to 1
         features = (features / math.log(10) + 4) / 4
     return features.masked_fill(padding, 0.0), frames
@@ -189,7 +194,7 @@ def _power_spectrum(waveforms: Tensor, lengths: Tensor, config: FeatureConfig) -
         signal = torch.nn.functional.pad(signal, (0, missing))
     mirrored = config.edges == "reflect"
     if mirrored:
-        lengths = lengths.to(signal.device).clamp(min=config.fill_samples)
+        lengths = lengths.clamp(min=config.fill_samples)
         signal = _with_mirrored_edges(signal, lengths, config.fft // 2)
     window, _ = _constants(config, waveforms.device)
     stft = torch.stft(

@@ -106,12 +106,14 @@ def _train(options: CommandOptions) -> int:
         return 0
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
+    summary["padding"] = round(result.padding, 4)
     text = f"trained for {count(steps, 'step')}"
     if overflows := result.history[-1].get("overflows"):
         summary["overflows"] = overflows
         text += f", {overflows} skipped since float16 overflowed"
     summary |= _score(options, result.path, speech)
-    finish(options, summary, f"{text}: {result.path}")
+    padding = f"{100 * result.padding:.1f} % of the computed frames were padding"
+    finish(options, summary, f"{text}: {result.path}; {padding}")
     return 0
 
 

@@ -6,7 +6,13 @@
 from typing import TYPE_CHECKING, Any
 
 from asrkit.data.augment import AugmentConfig, augment, spec_augment, warp_features
-from asrkit.data.batching.buckets import Buckets, buckets_1d, buckets_2d, duration_bins
+from asrkit.data.batching.buckets import (
+    Buckets,
+    buckets_1d,
+    buckets_2d,
+    duration_bins,
+    usual_rates,
+)
 from asrkit.data.batching.lengths import Lengths, shipped_lengths, web_like
 from asrkit.data.batching.oom import OOMResult, oom_search
 from asrkit.data.batching.padding import (
@@ -26,7 +32,7 @@ from asrkit.data.batching.padding import (
 from asrkit.data.batching.presorting import Presorted
 from asrkit.data.batching.strategies import Balanced, Bucketed, Plan, Random, Sorted, plan
 from asrkit.data.recordings import RecordedSpeech, recorded_speech
-from asrkit.data.utterances import Batch, TrainingPlan, Utterances, batches
+from asrkit.data.utterances import Batch, Utterances, batches
 
 if TYPE_CHECKING:
     from asrkit.data.batching.sampler import LengthSampler
@@ -50,7 +56,6 @@ __all__ = [
     "Random",
     "RecordedSpeech",
     "Sorted",
-    "TrainingPlan",
     "Utterances",
     "at_most_seconds",
     "at_most_utterances",
@@ -69,6 +74,7 @@ __all__ = [
     "shipped_lengths",
     "spec_augment",
     "transducer_joint",
+    "usual_rates",
     "warp_features",
     "web_like",
 ]

@@ -93,6 +93,11 @@ class AugmentConfig:
             else:
                 expect(0 <= value <= 1, name, "a share in 0..1", value)
 
+    def longest_s(self, seconds: float) -> float:
+        """Seconds of features, at most, that an utterance of `seconds` becomes."""
+        silence_s = 2 * self.silence_s[1] if self.silence else 0.0
+        return (seconds + silence_s) * self.speed[1] * self.rate[1]
+
 
 DEFAULT = AugmentConfig()
 FEATURES = FeatureConfig()
@@ -317,7 +322,7 @@ def spec_augment(
     widest = bins.clamp(max=config.frequency_bins)
     hidden_bins = _spans(config.frequency_masks, bins, widest, F, generator)
     hidden = hidden_frames[:, :, None] | hidden_bins[:, None, :]
-    return features.masked_fill(hidden.to(features.device), 0)
+    return features.masked_fill(to_device(hidden, features.device), 0)
 
 
 def _spans(

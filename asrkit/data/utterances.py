@@ -1,8 +1,6 @@
-"""Padded batches of waveforms and targets: once over a set (`batches`), or without end.
+"""Speech in memory, and padded batches of its waveforms and targets.
 
-For speech that fits in memory; LengthSampler is for cuts that are read during training. Every batch
-is a function of the seed and its number, so a run resumes without replaying earlier batches, which
-lhotse's samplers have to.
+LengthSampler is for cuts that are read during training.
 """
 
 import math
@@ -11,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import at_most_seconds
-from asrkit.data.batching.strategies import cut as cut_batches
-from asrkit.shapes import expect, expect_choice, whole
+from asrkit.data.batching.strategies import cut
+from asrkit.shapes import expect
 from asrkit.sound_files import Sound, mean_of_channels
 from asrkit.sound_readers import MIN_MISSING_S, expect_not_cut, open_sound
 from asrkit.text import Tokenizer
@@ -240,103 +238,20 @@ def _expect_sound(track: Any, sound: Sound) -> None:
     expect(end_s < sound_s + MIN_MISSING_S, "manifest", wanted, f"{end_s} s")
 
 
-def _blurred_order(
-    rows: np.ndarray, samples: np.ndarray, random: np.random.Generator
-) -> np.ndarray:
-    """`rows` from long to short, after random changes of their lengths by up to 10 %.
-
-    An utterance so shares batches with different ones each time.
-    """
-    return rows[np.argsort(-samples[rows] * random.uniform(0.9, 1.1, len(rows)))]
-
-
-def _sample_lengths(utterances: Utterances) -> Lengths:
-    """Lengths in samples instead of seconds: whole numbers, so that limits are exact."""
-    samples = np.array([len(waveform) for waveform in utterances.waveforms], dtype=np.float64)
-    return Lengths(samples, np.zeros(len(samples)))
-
-
 def batches(
-    utterances: Utterances,
-    tokenizer: Tokenizer,
-    *,
-    batch_seconds: float,
-    seed: int = 0,
-    epoch: int = 0,
-    order: Literal["shuffled", "sorted"] = "shuffled",
+    utterances: Utterances, tokenizer: Tokenizer, *, batch_seconds: float
 ) -> Iterator[Batch]:
-    """Every utterance once, in padded batches.
+    """Every utterance once, in padded batches that begin with the longest one.
 
     Args:
         utterances: Speech in memory.
         tokenizer: Encodes texts as targets.
         batch_seconds: Most seconds of a batch, padding included. A longer utterance is a batch by
             itself.
-        seed: Seed of the order, together with `epoch`.
-        epoch: Number of the epoch, from 0.
-        order: "shuffled" puts similar lengths together and the batches into random order; "sorted"
-            begins with the longest utterance.
     """
     expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-    expect_choice("order", order, ("shuffled", "sorted"))
-    lengths = _sample_lengths(utterances)
-    random = np.random.default_rng([seed, epoch])
-    rows = np.argsort(-lengths.seconds, kind="stable")
-    if order == "shuffled":
-        rows = _blurred_order(np.arange(len(lengths)), lengths.seconds, random)
-    plan = cut_batches(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ))
-    if order == "shuffled":
-        plan = [plan[number] for number in random.permutation(len(plan))]
-    for batch_rows in plan:
+    samples = np.array([len(waveform) for waveform in utterances.waveforms])
+    lengths = Lengths(samples, np.zeros(len(samples)))  # whole numbers, so that limits are exact
+    rows = np.argsort(-samples, kind="stable")
+    for batch_rows in cut(rows, lengths, at_most_seconds(batch_seconds * RATE_HZ)):
         yield utterances.batch(batch_rows, tokenizer)
-
-
-class TrainingPlan:
-    """The utterances of each batch in each step of an endless training.
-
-    The batches of a step are neighbours in an epoch that is planned for this step. Their lengths
-    are similar, so processes that compute them in parallel take about equally long. A step is a
-    function of its number, so a resumed run replays nothing.
-
-    Args:
-        utterances: At least one for each batch of a step.
-        batch_seconds: Most seconds of a batch, padding included.
-        seed: Seed of the random numbers.
-        batches: Batches of a step.
-    """
-
-    def __init__(
-        self, utterances: Utterances, *, batch_seconds: float, seed: int = 0, batches: int = 1
-    ) -> None:
-        expect(batch_seconds > 0, "batch_seconds", "> 0", batch_seconds)
-        count = len(utterances)
-        wanted = f"from 1 to the number of utterances, {count}"
-        remedy = "Each process, and each of --accumulate, takes a batch of a step."
-        expect(whole(batches, 1, count), "batches", wanted, batches, remedy)
-        budget = batch_seconds * RATE_HZ
-        self.seed = seed
-        self.count = batches
-        self.lengths = _sample_lengths(utterances)
-        self.limit = at_most_seconds(budget)
-        ascending = np.sort(self.lengths.seconds)
-        filled = int(np.searchsorted(np.cumsum(ascending), batches * budget))
-        last = min(max(filled, batches - 1), count - 1)
-        self.always_admitted = ascending[last]
-
-    def rows(self, step: int, longest_s: float = np.inf) -> list[np.ndarray]:
-        """Rows of the utterances of each batch, a function of (seed, step, longest_s) alone.
-
-        Args:
-            step: Number of the step.
-            longest_s: Longest utterance admitted, in seconds. The shortest utterances that fill a
-                step are always admitted.
-        """
-        random = np.random.default_rng([self.seed, step])
-        samples = self.lengths.seconds
-        longest = max(self.always_admitted, longest_s * RATE_HZ)
-        rows = _blurred_order(np.flatnonzero(samples <= longest), samples, random)
-        batches = cut_batches(rows, self.lengths, self.limit)
-        if len(batches) < self.count:
-            batches = np.array_split(rows, self.count)
-        first = random.integers(len(batches) - self.count + 1)
-        return list(batches[first : first + self.count])

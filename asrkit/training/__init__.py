@@ -7,6 +7,7 @@ Where to look:
     schedule.py     learning rate and longest utterance over a run; default peak rates
     options.py      settings that `asrkit train` has options for, with their help texts
     config.py       all settings
+    epochs.py       which utterances share a batch, and how many
     batches.py      batches: drawn, augmented, and prefetched
     objective.py    loss of a batch, which utterances can be aligned, full joint or lean loss
     optimizer.py    the optimizer and its step, also for your own loop

@@ -4,32 +4,33 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from asrkit.data import (
-    Batch,
-    TrainingPlan,
-    Utterances,
-    augment,
-    spec_augment,
-    warp_features,
-)
+from asrkit.cuda_graphs import CAPTURING
+from asrkit.data import Batch, Utterances, augment, spec_augment, warp_features
+from asrkit.devices import to_device
 from asrkit.features import log_mel
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.training.config import TrainConfig
+from asrkit.training.epochs import Epochs
+
+if TYPE_CHECKING:
+    from asrkit.training.loop import Run
 
 PREFETCHED_STEPS = 2
+CPU = torch.device("cpu")
 
 
 class Prepared(NamedTuple):
     """A batch in the form that the model takes.
 
     `features` (B, T, F) float32 with `lengths` (B,) in frames; `targets` (B, U) with
-    `target_lengths` (B,) in labels; `speech_s`, its seconds of speech without padding.
+    `target_lengths` (B,) in labels; `speech_s`, its seconds of speech without padding. All but the
+    features are on the host.
     """
 
     features: Tensor
@@ -37,6 +38,16 @@ class Prepared(NamedTuple):
     targets: Tensor
     target_lengths: Tensor
     speech_s: float
+
+    @property
+    def useful(self) -> int:
+        """Frames of speech."""
+        return int(self.lengths.sum())
+
+    @property
+    def computed(self) -> int:
+        """Frames that the model computes, padding included; fewer if an LSTM runs in phases."""
+        return self.features.shape[0] * self.features.shape[1]
 
 
 def batch_seed(seed: int, number: int) -> int:
@@ -50,23 +61,31 @@ def batch_seed(seed: int, number: int) -> int:
     return seed * 1_000_003 + number
 
 
-def prepare_batch(batch: Batch, config: TrainConfig, number: int) -> Prepared:
+def prepare_batch(
+    batch: Batch, config: TrainConfig, number: int, device: torch.device = CPU
+) -> Prepared:
     """Augmented log-mel features of a batch, a function of (batch, seed, number) alone.
+
+    Waveforms are augmented on the host and copied to the device once, which computes the features.
+    Lengths stay on the host, and nothing waits for a GPU.
 
     Args:
         batch: Waveforms and targets.
         config: Augmentation, features and seed.
         number: Number of the batch in the run.
+        device: Device of the features.
     """
     generator = torch.Generator().manual_seed(batch_seed(config.seed, number))
     waveforms, samples = augment(
         batch.waveforms, batch.sample_lengths, generator, config=config.augment
     )
-    features, lengths = log_mel(waveforms, samples, config=config.features)
-    features, lengths = warp_features(
-        features, lengths, generator, config=config.augment, mel=config.features
-    )
-    features = spec_augment(features, lengths, generator, config=config.augment)
+    with CAPTURING:  # no allocation of pinned memory while the training thread captures a graph
+        waveforms = to_device(waveforms, device)
+        features, lengths = log_mel(waveforms, samples, config=config.features)
+        features, lengths = warp_features(
+            features, lengths, generator, config=config.augment, mel=config.features
+        )
+        features = spec_augment(features, lengths, generator, config=config.augment)
     speech_s = float(samples.sum()) / config.features.rate_hz
     return Prepared(features, lengths, batch.targets, batch.target_lengths, speech_s)
 
@@ -75,24 +94,18 @@ def prepare_batch(batch: Batch, config: TrainConfig, number: int) -> Prepared:
 Draw = Callable[[int, float], list[Batch]]
 
 
-def draw_planned(
-    utterances: Utterances, tokenizer: Tokenizer, config: TrainConfig, own: range, count: int
-) -> Draw:
-    """Draw batches by `TrainingPlan`.
+def draw_planned(utterances: Utterances, tokenizer: Tokenizer, epochs: Epochs, own: range) -> Draw:
+    """Draw batches as they are planned.
 
     Args:
-        utterances: At least one for each batch of a step.
+        utterances: The speech that the epochs are planned over.
         tokenizer: Encodes texts as targets.
-        config: Seconds of a batch, and seed.
+        epochs: Plans the batches of each step.
         own: Places of this process's batches in a step.
-        count: Batches of a step, over all processes.
     """
-    plan = TrainingPlan(
-        utterances, batch_seconds=config.batch_seconds, seed=config.seed, batches=count
-    )
 
     def draw(step: int, longest_s: float) -> list[Batch]:
-        rows = plan.rows(step, longest_s)
+        rows = epochs.rows(step, longest_s)
         return [utterances.batch(rows[place], tokenizer) for place in own]
 
     return draw
@@ -120,33 +133,24 @@ def draw_supplied(batches: Iterator[Batch], own: range, count: int) -> Draw:
     return draw
 
 
-def prefetch(
-    draw: Draw,
-    config: TrainConfig,
-    own: range,
-    count: int,
-    first_step: int,
-    longest_s: Callable[[int], float],
-) -> Iterator[list[Prepared]]:
+def prefetch(draw: Draw, run: "Run", device: torch.device) -> Iterator[list[Prepared]]:
     """Yield the batches of this process, step by step. A thread prepares them ahead of their use.
 
     Args:
         draw: Draws the batches of a step.
-        config: Augmentation, features and seed.
-        own: Places of this process's batches in a step.
-        count: Batches of a step, over all processes.
-        first_step: Number of the first step.
-        longest_s: longest_s(k) is the longest utterance admitted at step k, in seconds. It is
-            called when a batch is taken, since all processes have the same clock then.
+        run: The run, from whose next step on batches are drawn. Its `longest_s` is called when a
+            batch is taken, since all processes have the same clock then.
+        device: Device of the features.
     """
 
-    def prepared(step: int, longest: float) -> list[Prepared]:
-        pairs = zip(own, draw(step, longest), strict=True)
-        return [prepare_batch(batch, config, step * count + place) for place, batch in pairs]
+    def prepared(step: int, longest_s: float) -> list[Prepared]:
+        pairs = zip(run.places, draw(step, longest_s), strict=True)
+        first = step * run.batches
+        return [prepare_batch(batch, run.config, first + place, device) for place, batch in pairs]
 
     pending = deque[Future[list[Prepared]]]()
     with ThreadPoolExecutor(1) as pool:
-        for step in itertools.count(first_step):
-            pending.append(pool.submit(prepared, step, longest_s(step)))
+        for step in itertools.count(run.step):
+            pending.append(pool.submit(prepared, step, run.longest_s(step)))
             if len(pending) > PREFETCHED_STEPS:
                 yield pending.popleft().result()

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from asrkit.data import Utterances
+from asrkit.data import Lengths, Utterances
 from asrkit.models import AEDConfig, make_model
 from asrkit.models.common import without_memory
 from asrkit.models.presets import ModelConfig
@@ -16,6 +17,7 @@ from asrkit.training.config import TrainConfig
 from asrkit.training.objective import alignable
 
 MAX_NAMED = 5  # utterances named in a warning
+TOO_FAST = "Left out for more than {} tokens a second"
 TOO_SHORT = "Left out for too few frames for their labels"
 TOO_SHORT_FOR_CTC = "Left out by the auxiliary CTC loss alone, for too few frames"
 UNKNOWN = "Text that the tokenizer has no pieces for, which the model learns as unknown"
@@ -34,6 +36,27 @@ def check_arguments(train_set: object, dev_set: object, config: object) -> None:
         expected.append(("dev_set", dev_set, Utterances))
     for name, value, kind in expected:
         expect(isinstance(value, kind), name, kind.__name__, type(value).__name__)
+
+
+def limit_rate(
+    train_set: Utterances, tokenizer: Tokenizer, config: TrainConfig
+) -> tuple[Utterances, Lengths, str]:
+    """Utterances within `config.tokens_per_second`, their lengths, and a line that names others.
+
+    Raises:
+        ValueError: A transcript cannot be encoded, or no utterance is within the limit.
+    """
+    texts = ([text] for text in train_set.texts)
+    lengths = Lengths.of_texts(zip(train_set.durations, texts, strict=True), tokens=tokenizer)
+    most = config.tokens_per_second
+    if most is None:
+        return train_set, lengths, ""
+    kept = lengths.tokens_per_second <= most
+    remedy = f"The slowest has {lengths.tokens_per_second.min():.1f}."
+    expect(bool(kept.any()), "tokens_per_second", "a rate that utterances have", most, remedy)
+    left_out = train_set.select(np.flatnonzero(~kept).tolist()).ids
+    line = _warning(TOO_FAST.format(f"{most:g}"), left_out, train_set)
+    return train_set.select(np.flatnonzero(kept).tolist()), lengths.take(kept), line
 
 
 def check_speech(
@@ -101,7 +124,7 @@ def _warning(reason: str, ids: Sequence[str], train_set: Utterances) -> str:
     """A line that names utterances; "" for none, ValueError if it concerns all of them."""
     if not ids or (reason == TOO_SHORT_FOR_CTC and len(ids) <= NEGLIGIBLE * len(train_set)):
         return ""
-    if reason != TOO_SHORT_FOR_CTC:
+    if reason in REQUIRED:
         remedy = "Take an encoder with less subsampling, or a tokenizer made for these texts."
         expect(len(ids) < len(train_set), "train_set", REQUIRED[reason], "none", remedy)
     names = ", ".join(ids[:MAX_NAMED]) + ", ..." * (len(ids) > MAX_NAMED)

@@ -29,8 +29,6 @@ class TrainConfig(TrainOptions):
     length of the weights; NovoGrad's is the length of a step before momentum.
 
     Args:
-        batch_seconds: Most seconds of audio in a batch. Small by default: on a CPU the number of
-            steps matters more than their size.
         warmup: Share of the run in which the learning rate rises linearly.
         weight_decay: Weight decay of the optimizer.
         clip: Largest norm of the gradient; larger ones are scaled down. NovoGrad ignores it: it
@@ -53,7 +51,6 @@ class TrainConfig(TrainOptions):
         ValueError: A value of the wrong type or out of range.
     """
 
-    batch_seconds: float = 12.0
     warmup: float = 0.05
     weight_decay: float = 0.01
     clip: float | int = 5.0  # may be infinity
@@ -73,7 +70,14 @@ class TrainConfig(TrainOptions):
             self,
             steps=(self.steps >= 1, "at least 1"),
             seconds=(self.seconds > 0, "above 0, math.inf for no limit"),
+            buckets=(self.buckets >= 1, "at least 1"),
             batch_seconds=(self.batch_seconds > 0, "above 0"),
+            memory=(self.memory is None or self.memory > 0, "above 0"),
+            bucket_sizes=(self.bucket_sizes is None or self.memory is None, "none with --memory"),
+            tokens_per_second=(
+                self.tokens_per_second is None or self.tokens_per_second > 0,
+                "above 0",
+            ),
             peak_lr=(self.peak_lr is None or self.peak_lr > 0, "above 0, or None"),
             warmup=(0 <= self.warmup < 1, "a share from 0 to below 1"),
             weight_decay=(self.weight_decay >= 0, "at least 0"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -18,6 +18,7 @@ from asrkit.shapes import expect
 from asrkit.training.config import differences
 from asrkit.training.objective import BatchLoss
 
+R = TypeVar("R")
 # How long processes wait for each other: the first one alone scores the dev set.
 TIMEOUT = timedelta(minutes=30)
 
@@ -51,20 +52,23 @@ class Processes:
             dist.all_reduce(vector)
         return vector
 
-    def in_first(self, action: Callable[[], object]) -> None:
-        """Call `action` in the first process only; its ValueError or OSError is raised in all."""
+    def in_first(self, action: Callable[[], R]) -> R:
+        """Result of `action`, which only the first process calls; all get it, or raise its
+        ValueError or OSError.
+        """
         if self.count == 1:
-            action()
-            return
-        errors: list[Exception | None] = [None]
+            return action()
+        outcome: list[Any] = [None, None]
         if self.first:
             try:
-                action()
+                outcome[0] = action()
             except (ValueError, OSError) as error:
-                errors = [error]
-        dist.broadcast_object_list(errors)
-        if errors[0] is not None:
-            raise errors[0]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: R = outcome[0]
+        return result
 
     def expect_same(self, settings: dict[str, Any]) -> None:
         """ValueError in every process if the settings of any differ from those of the first."""

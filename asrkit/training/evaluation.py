@@ -62,7 +62,7 @@ def evaluate(
     recognizer = Recognizer.from_checkpoint(checkpoint, config)
     texts = dict[str, str]()
     busy_s = 0.0
-    for batch in batches(utterances, tokenizer, batch_seconds=BATCH_SECONDS, order="sorted"):
+    for batch in batches(utterances, tokenizer, batch_seconds=BATCH_SECONDS):
         start = time.perf_counter()
         tokens = recognizer(batch.waveforms, batch.sample_lengths).tokens()
         busy_s += time.perf_counter() - start

@@ -41,9 +41,10 @@ from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.averages import Averages
 from asrkit.training.batch_norm import RunningStatistics
 from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
-from asrkit.training.checks import check_arguments, check_speech
+from asrkit.training.checks import check_arguments, check_speech, limit_rate
 from asrkit.training.config import TrainConfig, differences
 from asrkit.training.distributed import Processes, data_parallel, gradient_sync, process_group
+from asrkit.training.epochs import Epoch, planned_epochs
 from asrkit.training.evaluation import DevScores
 from asrkit.training.log import Line, OnStep, RunLog
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
@@ -75,7 +76,8 @@ class TrainResult:
         path: The exported model, with the averaged weights: with a dev set the best one, else the
             last.
         history: The log, a line a step: step, seconds, loss (nats per label), lr, gradient_norm,
-            rtfx, and joint ("full", "packed", "split" or "lean"; "" without a joint). The
+            rtfx, joint ("full", "packed", "split" or "lean"; "" without a joint), frames (computed
+            for all batches, padding included) and padding (their share that is padding). The
             gradient_norm of a skipped step is not finite. In float16 also overflows: steps so far
             that were skipped. With graphs also replays: batches so far whose encoder ran as a CUDA
             graph.
@@ -88,6 +90,13 @@ class TrainResult:
     history: list[Line]
     dev: ErrorRate | None
     joint: str | None
+
+    @property
+    def padding(self) -> float:
+        """Share of the computed frames of all steps that is padding; NaN if the log is missing."""
+        frames = sum(line["frames"] for line in self.history)
+        padding = sum(line["frames"] * line["padding"] for line in self.history)
+        return padding / frames if frames else math.nan
 
 
 def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
@@ -121,7 +130,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
         on_step: Called for every step with the log so far, e.g. to draw a live curve, usually
             while the next step is computed.
         batches: batches(k) yields batch k of the run and all later ones, without end. It replaces
-            `TrainingPlan` and its curriculum. A step takes `config.accumulate` batches for each
+            `config.batching` and the curriculum. A step takes `config.accumulate` batches for each
             process. A resumed run calls it with the number of the next batch.
 
     Returns:
@@ -135,7 +144,9 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     config = config or TrainConfig()
     check_arguments(train_set, dev_set, config)
     expect_trainable(model_config, config, tokenizer.vocab_size)
+    train_set, lengths, too_fast = limit_rate(train_set, tokenizer, config)
     unaligned = check_speech(model_config, config, tokenizer, train_set, dev_set)
+    warnings = "\n".join(filter(None, (too_fast, unaligned)))
     if config.peak_lr is None:
         conformer = isinstance(model_config.encoder, FastConformerConfig)
         peak_lr = default_peak_lr(config.optimizer, fastconformer=conformer)
@@ -156,19 +167,20 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
             run.restore()
         state = {"step": run.step, "torch": torch.__version__}
         processes.expect_same(run.settings | state)
+        if batches is None:
+            epochs = planned_epochs(run, lengths, progress=progress)
+            draw = draw_planned(train_set, tokenizer, epochs, run.places)
+        else:
+            draw = draw_supplied(batches(run.step * run.batches), run.places, run.batches)
+        steps = prefetch(draw, run, torch_device)
         # created after all checks, and removed at the end: DDP that outlives its group may hang
         cleanup.callback(setattr, run, "loss", None)
         run.loss = data_parallel(run.loss, processes)
         if run.step == 0:
             processes.in_first(run.clear)
-        if batches is None:
-            draw = draw_planned(train_set, tokenizer, config, run.places, run.batches)
-        else:
-            draw = draw_supplied(batches(run.step * run.batches), run.places, run.batches)
-        steps = prefetch(draw, config, run.places, run.batches, run.step, run.longest_s)
         if processes.first:
-            if unaligned:
-                print(unaligned, file=sys.stderr)
+            if warnings:
+                print(warnings, file=sys.stderr)
             run.to_end(steps, dev_set or None, progress=progress, on_step=on_step)
         else:
             while run.progress < 1:
@@ -237,6 +249,7 @@ class Run:
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
+        self.epochs: list[Epoch] = []  # that have begun; the thread that draws batches adds to them
         self.history: list[Line] = []
         self.incomplete: tuple[Line, HostCopy] | None = None  # the last line, without loss and norm
         self.dev: ErrorRate | None = None
@@ -280,6 +293,7 @@ class Run:
         self.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.seconds = state["seconds"]
+        self.epochs = state["epochs"]
         text = self.log_file.read_text() if self.log_file.exists() else ""
         whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
         lines = map(json.loads, whole)
@@ -360,8 +374,9 @@ class Run:
         start = time.perf_counter()
         batches = next(steps)
         counts = torch.stack([label_counts(self.model.config, batch) for batch in batches])
-        own_speech_s = sum(batch.speech_s for batch in batches)
-        *labels, speech_s = self.processes.sum(*counts.sum(0).tolist(), own_speech_s)
+        own = [(batch.speech_s, batch.useful, batch.computed) for batch in batches]
+        own_sums = map(sum, zip(*own, strict=True))
+        *labels, speech_s, useful, frames = self.processes.sum(*counts.sum(0).tolist(), *own_sums)
         step_labels = torch.tensor(labels, **CPU_FLOAT)
         rate = learning_rate(self.config, self.progress)
         set_rate(self.optimizer, rate)
@@ -406,6 +421,8 @@ class Run:
             "gradient_norm": math.nan,
             "rtfx": rtfx(speech_s, taken_s),
             "joint": joint,
+            "frames": frames,
+            "padding": 1 - useful / frames,
         }
         if self.graphs is not None:
             line["replays"] = self.graphs.encoder.replayed
@@ -437,6 +454,7 @@ class Run:
             "scaler": self.scaler.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
+            "epochs": [epoch for epoch in self.epochs if epoch[0] <= self.step],
             "config": json.dumps(self.settings),
         }
         with atomic(self.state_file) as temporary:

@@ -10,6 +10,7 @@ from asrkit.training.schedule import CONFORMER_PEAK_LR, PEAK_LR
 from asrkit.transcribe.options import described
 
 Joint = Literal["auto", "full", "packed", "split", "lean"]
+Batching = Literal["balanced", "bucketed", "bucketed2d", "random", "presorted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,44 @@ class TrainOptions:
         "training time between two checkpoints, the most that a crash can lose",
         flag="--checkpoint-seconds",
         metavar="S",
+    )
+    batching: Batching = described(
+        "balanced",
+        "which utterances share a batch, and which batches a step of several processes; balanced: "
+        "similar seconds and tokens, without fixed buckets; bucketed: those of a bucket of "
+        "seconds; bucketed2d: of a bucket of seconds and tokens; random: any; presorted: any, "
+        "distributed over the processes so that an LSTM, which runs a batch in phases, takes "
+        "equally long on each. Except in random ones, the batches of a step cost about the same",
+    )
+    buckets: int = described(
+        30,
+        "bins of seconds of bucketed and bucketed2d, which divides each in five by tokens, and of "
+        "a search with --memory",
+        metavar="N",
+    )
+    batch_seconds: float = described(
+        12.0,
+        "audio of a batch at most, padding included; small by default, since on a CPU the number "
+        "of steps matters more than their size",
+        metavar="S",
+    )
+    memory: float | None = described(
+        None,
+        "memory of a training step beyond weights and optimizer state: before a run begins, "
+        "training steps search the largest batch of each bucket, written to buckets.json in the "
+        "folder of the run; replaces --batch-seconds",
+        metavar="GIB",
+    )
+    bucket_sizes: str | None = described(
+        None,
+        "take the sizes in buckets.json of an earlier run, instead of a search with --memory",
+        metavar="FILE",
+    )
+    tokens_per_second: float | None = described(
+        None,
+        "leave out utterances with more tokens per second, whose text is probably not what they "
+        "say; they raise the tokens of a bucket and so lower its size",
+        metavar="MAX",
     )
     accumulate: int = described(
         1,

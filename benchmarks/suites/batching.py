@@ -36,10 +36,10 @@ from asrkit.data import (
     Lengths,
     Limit,
     buckets_2d,
-    duration_bins,
     padding_account,
     plan,
     shipped_lengths,
+    usual_rates,
     web_like,
 )
 from asrkit.data.batching.strategies import Strategy
@@ -67,9 +67,6 @@ ACCOUNTED = (  # recorded fields of data.Account
     "steps",
 )
 UNITS = {"batch_size": "utterances", "steps": "steps", "sampler_time": "ms"}
-# NeMo's estimate omits utterances that are this many standard deviations above the mean of tokens
-# per second within a duration
-OUTLIER = 4.0
 
 
 class BatchingArm(NamedTuple):
@@ -318,13 +315,7 @@ def nemo_buckets(lengths: Lengths, limit: Limit) -> Buckets:
         lengths: lengths of the utterances.
         limit: memory limit that determines the size of each bucket.
     """
-    bins = np.searchsorted(duration_bins(lengths, 30), lengths.seconds)
-    rates = lengths.tokens_per_second
-    count = np.bincount(bins)
-    mean = (np.bincount(bins, rates) / count)[bins]
-    deviation = np.sqrt(np.bincount(bins, (rates - mean) ** 2) / count)[bins]
-    usual = lengths.take(rates - mean <= OUTLIER * deviation)
-    return buckets_2d(usual, limit, count=30, parts=5)
+    return buckets_2d(lengths.take(usual_rates(lengths)), limit, count=30, parts=5)
 
 
 SUITE = Suite(name="batching", cases=suite, cpu_only=True)

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from asrkit.features import FeatureConfig
 from asrkit.text import CharTokenizer
 from asrkit.training import TrainConfig, prepare_batch
+from asrkit.workbench.measure import host_reads
 
 
 def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(
@@ -28,6 +30,28 @@ def test_a_prepared_batch_is_a_function_of_seed_and_step_and_keeps_its_targets(
     assert frames == int(first.lengths.max())
     assert first.features.isfinite().all()
     assert not first.features[torch.arange(frames) >= first.lengths[:, None]].any()
+    assert (first.useful, first.computed) == (int(first.lengths.sum()), 4 * frames)
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        FeatureConfig(),
+        FeatureConfig(edges="reflect", normalization="all_features", fill_s=2.0),
+    ],
+)
+def test_features_are_computed_on_the_device_without_a_read(tiny_speech, features):
+    batch = tiny_speech.batch(range(4), CharTokenizer())
+    config = TrainConfig(features=features)
+    meta = torch.device("meta")
+    prepare_batch(batch, config, 3, meta)  # makes the constants
+    reads = host_reads(lambda: prepare_batch(batch, config, 3, meta), device="meta")
+    assert reads == {}
+    device = prepare_batch(batch, config, 3, meta)
+    host = prepare_batch(batch, config, 3)
+    assert device.features.device == meta
+    assert device.features.shape == host.features.shape
+    torch.testing.assert_close(device[1:], host[1:], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["rate", "formants"])

@@ -49,6 +49,10 @@ TRAINED = {  # runs of two processes, compared with one that accumulates
     ),
     "attention": (ATTENTION, SHORT),
     "float16": (TRANSDUCER, replace(SHORT, precision="float16")),  # overflows at first
+    "2D buckets": (
+        TRANSDUCER,
+        replace(SHORT, batching="bucketed2d", buckets=2, memory=0.03),
+    ),
     "corrupt": (TRANSDUCER, SHORT),  # one batch of one process has samples of NaN
     "unaligned": (CTC, SHORT),  # one batch of one process has no alignment
 }
@@ -232,6 +236,7 @@ def test_a_killed_process_of_torchrun_starts_all_again_from_the_state_even_with_
     manifest = noise_corpus(tmp_path, *(" ".join(["yes"] * n) for n in range(1, 7)))
     command = ["train", "--manifest", manifest, "--steps", "16"]
     command += ["--seconds", "inf", "--no-progress", "--checkpoint-seconds", "0"]
+    command += ["--batching", "bucketed2d", "--buckets", "2", "--memory", "0.05"]
     broken = tmp_path / "broken"
     whole = tmp_path / "whole"
     log = broken / "log.jsonl"

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from asrkit.cli import main
-from asrkit.data import TrainingPlan
+from asrkit.data import Balanced, Lengths, at_most_seconds, plan
 from asrkit.files import lock
 from asrkit.memory import peak_memory
 from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
@@ -57,12 +57,21 @@ from trainings import (
 SAVED = replace(SHORT, steps=6, checkpoint_s=0.0)
 KINDS = {
     "rnnt": (TRANSDUCER, {"accumulate": 2}),
-    "lean": (TRANSDUCER, {"joint": "lean"}),
+    "lean": (TRANSDUCER, {"joint": "lean", "batching": "random"}),
     "tdt": (TDT, {"joint": "full", "optimizer": "lamb"}),
-    "ctc": (CTC, {"accumulate": 2}),
-    "ctc-fastconformer": (replace(CTC, encoder=ENCODERS["fastconformer"]), {}),
-    "ctc-lstm": (replace(CTC, encoder=ENCODERS["lstm"]), {}),
-    "ctc-jasper": (replace(CTC, encoder=ENCODERS["jasper"]), {"optimizer": "novograd"}),
+    "ctc": (CTC, {"accumulate": 2, "batching": "bucketed2d", "buckets": 2}),
+    "ctc-fastconformer": (
+        replace(CTC, encoder=ENCODERS["fastconformer"]),
+        {"batch_seconds": 9.0},  # in each batch an utterance with enough frames
+    ),
+    "ctc-lstm": (
+        replace(CTC, encoder=ENCODERS["lstm"]),
+        {"accumulate": 2, "batching": "presorted", "batch_seconds": 9.0},
+    ),
+    "ctc-jasper": (
+        replace(CTC, encoder=ENCODERS["jasper"]),
+        {"optimizer": "novograd", "batching": "bucketed"},
+    ),
     "attention": (ATTENTION, {"smoothing": 0.1}),
 }
 
@@ -293,15 +302,17 @@ def test_training_overfits_two_utterances(tiny_speech, tmp_path, kind):
 
 
 def plain_loop(speech, config):
-    """Losses, gradient norms and averaged weights: a batch, a step, an average."""
+    """Lines of the log, and averaged weights: a batch, a step, an average."""
     torch.manual_seed(config.seed)
     model = TransducerModel(TRANSDUCER).train()
     ema = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = make_optimizer(model, config)
-    plan = TrainingPlan(speech, batch_seconds=config.batch_seconds, seed=config.seed)
+    tokens = [len(TOKENIZER.encode(text)) for text in speech.texts]
+    strategy = Balanced(limit=at_most_seconds(config.batch_seconds))
+    planned = plan(strategy, Lengths(speech.durations, tokens), seed=config.seed)
     results = []
     for step in range(config.steps):
-        (rows,) = plan.rows(step, longest_utterance_s(config, step / config.steps))
+        (rows,) = planned.steps[step]
         batch = prepare_batch(speech.batch(rows, TOKENIZER), config, step)
         torch.manual_seed(batch_seed(config.seed, step))
         set_rate(optimizer, learning_rate(config, step / config.steps))
@@ -313,7 +324,9 @@ def plain_loop(speech, config):
                 ema[name] += (value - ema[name]) * (1 - decay)
             else:
                 ema[name].copy_(value)
-        results.append((loss.item(), norm.item()))
+        frames = batch.features[..., 0].numel()
+        padding = 1 - int(batch.lengths.sum()) / frames
+        results.append((loss.item(), norm.item(), frames, padding))
     return results, ema
 
 
@@ -321,10 +334,14 @@ def plain_loop(speech, config):
 def test_a_run_equals_the_plain_loop_bit_for_bit(
     tiny_speech, tmp_path, one_thread, optimizer
 ):
-    config = replace(SHORT, steps=8, optimizer=optimizer)
+    config = replace(SHORT, steps=8, optimizer=optimizer, curriculum=(99.0, 0.2))
     wanted, ema = plain_loop(tiny_speech, config)
     result = run(tiny_speech, tmp_path, config)
-    assert [(line["loss"], line["gradient_norm"]) for line in result.history] == wanted
+    logged_names = ("loss", "gradient_norm", "frames", "padding")
+    assert [
+        tuple(line[name] for name in logged_names) for line in result.history
+    ] == wanted
+    assert 0 < result.padding < max(line["padding"] for line in result.history)
     saved = torch.load(tmp_path / "state.pt")["ema"]
     torch.testing.assert_close(saved, ema, rtol=0, atol=0)
 

@@ -1,11 +1,15 @@
 """Bucket tables: cells of seconds and tokens, their batch sizes, and the choice of borders."""
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from asrkit.data.batching.lengths import Lengths
 from asrkit.data.batching.padding import Limit
+from asrkit.files import atomic
 from asrkit.shapes import expect
 
 
@@ -62,6 +66,47 @@ class Buckets:
         """
         return replace(self, sizes=np.maximum(1, limit.largest(self.seconds, self.tokens)))
 
+    def share(self, n: Any, D: Any, U: Any) -> Any:
+        """Share of a bucket's size that batches use, so that a table limits any strategy.
+
+        Args:
+            n: Number of utterances in each batch.
+            D: Seconds that they are padded to, (M,).
+            U: Tokens that they are padded to, (M,).
+
+        Returns:
+            n over the size of the first bucket that fits, (M,); infinity if none does.
+        """
+        fits = (D[:, None] <= self.seconds) & (U[:, None] <= self.tokens)  # (M, K)
+        return np.where(fits.any(1), n / self.sizes[fits.argmax(1)], np.inf)
+
+    def save(self, path: str | Path, *, budget_bytes: int) -> None:
+        """Write the table as JSON.
+
+        Args:
+            path: File to write.
+            budget_bytes: Memory of a training step that the sizes were found for.
+        """
+        columns = {name: values.tolist() for name, values in vars(self).items()}
+        with atomic(path) as part:
+            part.write_text(json.dumps(columns | {"budget_bytes": budget_bytes}) + "\n")
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Buckets":
+        """Read a table that `save` wrote.
+
+        Raises:
+            ValueError: The file cannot be read, or is not such a table.
+        """
+        try:
+            table = json.loads(Path(path).read_text())
+            return cls(table["seconds"], table["tokens"], table["sizes"])
+        except Exception as error:  # errors of json, numpy and the file system
+            got = f"{str(path)!r} ({type(error).__name__}: {str(error).rstrip('.')})"
+            raise ValueError(
+                f"bucket_sizes: expected JSON with seconds, tokens and sizes, got {got}."
+            ) from None
+
 
 def duration_bins(lengths: Lengths, count: int) -> np.ndarray:
     """Upper borders in seconds of bins that hold the same duration of speech each.
@@ -77,6 +122,26 @@ def duration_bins(lengths: Lengths, count: int) -> np.ndarray:
     """
     expect(len(lengths) > 0, "lengths", "at least one utterance", "none")
     return _borders(np.sort(lengths.seconds), count)
+
+
+def usual_rates(lengths: Lengths, *, count: int = 30, deviations: float = 4.0) -> np.ndarray:
+    """Utterances without far more tokens per second than others of similar duration: (N,) bool.
+
+    One utterance with many tokens raises the tokens of its whole bucket, and so lowers its size.
+    NeMo's estimate of buckets omits such utterances in the same way.
+
+    Args:
+        lengths: Lengths of N utterances, at least one.
+        count: Largest number of bins of duration.
+        deviations: Standard deviations above the mean rate of a bin, from which utterances are
+            omitted.
+    """
+    bins = np.searchsorted(duration_bins(lengths, count), lengths.seconds)
+    rates = lengths.tokens_per_second
+    sizes = np.bincount(bins)
+    above = rates - (np.bincount(bins, rates) / sizes)[bins]
+    deviation = np.sqrt(np.bincount(bins, above**2) / sizes)[bins]
+    return above <= deviations * deviation
 
 
 def _borders(ascending: np.ndarray, count: int) -> np.ndarray:
