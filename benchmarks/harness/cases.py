@@ -1,6 +1,6 @@
 """`Case`, one benchmark, and `Suite`, a generator of cases."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.workbench.measure.comparison import Arms, Comparison
-from asrkit.workbench.records import Measurement
+from asrkit.workbench.records import Measurement, Record
 
 __all__ = ["Arms", "Case", "PeerArms", "Suite", "study_params"]
 
@@ -78,6 +78,9 @@ class Suite:
             `gpu` first on CUDA.
         cpu_only: whether nothing in it runs on a GPU.
         takes_peers: whether `cases` also takes peers (`peers.processes.Peers`, or None).
+        rows: rows of the suite's own table, made from its records. Such a suite is resumed: a case
+            is not measured if the file of the records has one with its params, by the same machine
+            and commit. `python -m benchmarks all` omits the suite.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Suite:
     gpu_tests: tuple[str, ...] = ()
     cpu_only: bool = False
     takes_peers: bool = False
+    rows: Callable[[Sequence[Record]], list[dict[str, Any]]] | None = None
 
 
 def study_params(device: str, quick: bool, **params: Any) -> dict[str, Any]:
