@@ -21,14 +21,22 @@ SUITES_HELP = (
     "transformers, OpenVINO and ONNX Runtime, and a recogniser on one core; "
     "batching: samplers and their padding; training: a step, and an LSTM encoder in phases; "
     "claims: claims of the ledger that need a GPU; ladder: "
-    "a recogniser whose speed-ups are switched on one by one; all: every suite"
+    "a recogniser whose speed-ups are switched on one by one; jasper-inference, jasper-training "
+    "and jasper-seeds: the published tables of Jasper; encoder-decoder: two trained models, one "
+    "with most layers in the decoder, one in the encoder; all: every suite but the last four"
 )
-SUITE_OPTIONS = {  # option: its suite
+SUITE_OPTIONS = {  # option: its suites
     "manifest": "transcription",
     "lengths": "batching",
     "ranks": "batching",
     "model": "precision",
     "kinds": "precision",
+    "batch": "jasper-inference jasper-training",
+    "seconds": "jasper-inference jasper-training",
+    "iterations": "jasper-inference",
+    "precisions": "jasper-inference",
+    "processes": "jasper-training",
+    "seeds": "jasper-seeds",
     "minutes": "all",
 }
 
@@ -47,6 +55,10 @@ class BenchOptions(Options):
         "precision",
         "training",
         "batching",
+        "jasper-inference",
+        "jasper-training",
+        "jasper-seeds",
+        "encoder-decoder",
         "all",
     ] = described(MISSING, SUITES_HELP, flag="", group="what to measure")
     quick: bool = described(False, "small sizes and few repeats")
@@ -82,6 +94,35 @@ class BenchOptions(Options):
     kinds: list[Literal["digits", "commands", "sentences"]] = described(
         (), "kinds of that speech that the model was trained on (default: all)"
     )
+    batch: list[int] = described(
+        (),
+        "numbers of utterances of a call, or of a training step in each process (default: 1 2 4 8 "
+        "16 for inference, 32 for training)",
+        metavar="N",
+        group="suites jasper-inference, jasper-training and jasper-seeds",
+    )
+    seconds: list[float] = described(
+        (),
+        "lengths of the utterances (default: 2 7 16.7 for inference, 16.7 for training)",
+        metavar="S",
+    )
+    iterations: int | None = described(
+        None, "timed calls for each cell of jasper-inference (default: 500)", metavar="N"
+    )
+    precisions: list[Literal["float32", "tf32", "bfloat16", "float16"]] = described(
+        (),
+        "precisions of jasper-inference; the first is the baseline (default: float32 bfloat16; on "
+        "CUDA tf32 float16)",
+    )
+    processes: list[int] = described(
+        (),
+        "processes that train together, started by torchrun, each on a GPU or, on a CPU, with "
+        "--threads threads (default: 1 4 8, those that this machine has GPUs or cores for)",
+        metavar="N",
+    )
+    seeds: int | None = described(
+        None, "number of trainings of jasper-seeds (default: 8)", metavar="N"
+    )
     minutes: float | None = described(
         None,
         "stop after N minutes, which the suites share by their importance (default: two hours "
@@ -103,8 +144,8 @@ def _bench(options: BenchOptions) -> int:
     suite_options = {name: getattr(options, name) for name in SUITE_OPTIONS}
     suite_options = {name: value for name, value in suite_options.items() if value}
     for name in suite_options:
-        suite = SUITE_OPTIONS[name]
-        expect(options.suite == suite, name, f"the suite {suite}", options.suite)
+        suites = SUITE_OPTIONS[name].split()
+        expect(options.suite in suites, name, f"the suite {' or '.join(suites)}", options.suite)
     expect(options.peers or not options.manifest, "manifest", "--peers too", "none")
     if options.suite == "all":
         return _run_all(options)
@@ -113,8 +154,9 @@ def _bench(options: BenchOptions) -> int:
 
 def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
     from benchmarks.harness.runner import run
-    from benchmarks.harness.table import legend, table
+    from benchmarks.harness.table import legend, rows_table, table
     from benchmarks.peers.processes import Peers
+    from benchmarks.suites import SUITES
 
     out = options.out or Path("reports/bench.jsonl")
     check_writable(out, folder=False)
@@ -132,7 +174,10 @@ def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
             progress(f"{options.suite} is left out: {error}")
-    lines = table(records, width=table_width())
+    if rows := SUITES[options.suite].rows:
+        lines = rows_table(rows(records), width=table_width())
+    else:
+        lines = table(records, width=table_width())
     print_text(options, *lines, *legend(lines))
     result = {"records": len(records), "out": str(out)}
     finish(options, result, f"{count(len(records), 'record')} appended to {out}")
@@ -159,7 +204,8 @@ def _run_all(options: BenchOptions) -> int:
 COMMAND = Command(
     name="benchmarks",
     summary="Measure fast implementations against their references, interleaved in one run.",
-    resume="The same command resumes `all`: finished suites are skipped.",
+    resume="The same command resumes `all`, where finished suites are skipped, the suites of "
+    "Jasper's tables and `encoder-decoder`, where what is in --out is skipped.",
     options=BenchOptions,
     run=_bench,
     examples=[
@@ -167,6 +213,8 @@ COMMAND = Command(
         "python -m benchmarks decoders --threads 1 --quick",
         "python -m benchmarks precision --model models/mine --threads 1",
         "python -m benchmarks batching --lengths mine.csv.gz",
+        "python -m benchmarks jasper-inference --batch 1 2 --seconds 2 7 --iterations 50",
+        "python -m benchmarks jasper-training --batch 1 --seconds 2 --processes 1 2 --threads 1",
         "python -m benchmarks all --device cuda --minutes 50 --out share",
     ],
 )

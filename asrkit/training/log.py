@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asrkit.training.evaluation import DevScores
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-Line = dict[str, float]
+Line = dict[str, Any]
 OnStep = Callable[[list[Line]], None]
 SKIPPED = "Step {step} was skipped: its loss or gradient is not finite, or no utterance has enough \
 frames for its labels. The log alone shows later ones."

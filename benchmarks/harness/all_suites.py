@@ -39,7 +39,8 @@ def run_all(
     options: Sequence[str] = (),
     log: Callable[[str], object] = print,
 ) -> dict[str, str]:
-    """Measure every suite that is not finished in this folder.
+    """Measure every suite that is not finished in this folder, except those with a table of their
+    own.
 
     On CUDA the tests of a suite that are marked `gpu` run first, and its status says whether they
     passed. It is measured anyway: an arm that disagrees with its reference is never timed. Only a
@@ -63,7 +64,9 @@ def run_all(
     end = inf if minutes is None else time.monotonic() + 60 * minutes
     status: dict[str, str] = {}
     with files.lock(out):
-        waiting = [suite for suite in SUITES.values() if device != "cuda" or not suite.cpu_only]
+        waiting = [suite for suite in SUITES.values() if not suite.rows]
+        if device == "cuda":
+            waiting = [suite for suite in waiting if not suite.cpu_only]
         while waiting:
             suite, *waiting = waiting
             command = [*BENCH, suite.name, "--device", device, *options]

@@ -1,6 +1,6 @@
 """`Case`, one benchmark, and `Suite`, a generator of cases."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asrkit.workbench.measure.comparison import Arms, Comparison
-from asrkit.workbench.records import Measurement
+from asrkit.workbench.records import Measurement, Record
 
 __all__ = ["Arms", "Case", "PeerArms", "Suite", "study_params"]
 
@@ -79,6 +79,9 @@ class Suite:
         cpu_only: whether nothing in it runs on a GPU.
         takes_peers: whether `cases` also takes peers (`peers.processes.Peers`, or None).
         share: weight by which `python -m benchmarks all --minutes` divides the time.
+        rows: rows of the suite's own table, made from its records. Such a suite is resumed: a case
+            is not measured if the file of the records has one with its params, by the same machine
+            and commit. `python -m benchmarks all` omits the suite.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Suite:
     cpu_only: bool = False
     takes_peers: bool = False
     share: float = 1.0
+    rows: Callable[[Sequence[Record]], list[dict[str, Any]]] | None = None
 
 
 def study_params(device: str, quick: bool, **params: Any) -> dict[str, Any]:

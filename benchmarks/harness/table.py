@@ -1,6 +1,7 @@
 """Records of benchmarks as tables of text: a table for each case, a row for each arm."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from asrkit.workbench.records import Record
 from asrkit.workbench.tables import aligned, paragraph, percent, three_digits
@@ -66,6 +67,44 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
         rows = [[arm, *(row.get(column, "") for column in columns)] for arm, row in arms.items()]
         lines += ["", heading, *aligned([["", *columns], *rows], width=width)]
     return lines[1:]
+
+
+def pivot(
+    what: str,
+    keys: Sequence[str],
+    columns: Callable[[Record], Mapping[str, Any]],
+    records: Iterable[Record],
+) -> list[dict[str, Any]]:
+    """Rows of a table, sorted: one for each combination of params in the records of a case.
+
+    Args:
+        what: the case.
+        keys: params that identify a row.
+        columns: columns of a record, in the row that its params identify.
+        records: records of any cases.
+    """
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in records:
+        if record["what"] == what:
+            row = {key: record["params"][key] for key in keys}
+            rows.setdefault((*row.values(),), row).update(columns(record))
+    return [rows[key] for key in sorted(rows)]
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], *, width: int = 0) -> list[str]:
+    """Lines of text: a table of rows, whose keys are the headings.
+
+    Args:
+        rows: numbers or words by column.
+        width: longest line, as of `table`.
+    """
+    columns = [*dict.fromkeys(column for row in rows for column in row)]
+    cells = [[row.get(column, "") for column in columns] for row in rows]
+    texts = [
+        [three_digits(cell) if isinstance(cell, float) else str(cell) for cell in row]
+        for row in cells
+    ]
+    return aligned([columns, *texts], width=width)
 
 
 def _heading(record: Record) -> str:

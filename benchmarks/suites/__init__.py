@@ -8,9 +8,11 @@ from benchmarks.suites import (
     claims,
     decoders,
     encoders,
+    jasper,
     ladder,
     losses,
     precision,
+    trained,
     training,
     transcription,
 )
@@ -27,5 +29,9 @@ SUITES = {
         encoders.SUITE,
         precision.SUITE,
         batching.SUITE,
+        jasper.INFERENCE_SUITE,
+        jasper.TRAINING_SUITE,
+        trained.SEEDS_SUITE,
+        trained.PAIR_SUITE,
     ]
 }

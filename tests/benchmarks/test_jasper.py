@@ -1,4 +1,4 @@
-"""Jasper at a small size: latencies, training steps, and their claims."""
+"""Jasper at a small size: its tables, training steps, and the claims about them."""
 
 from dataclasses import replace
 from importlib.metadata import distributions
@@ -10,9 +10,11 @@ import torch
 from asrkit.models import CTCModel, presets
 from asrkit.workbench.claims import load_claims
 from asrkit.workbench.lessons.shared.jasper import random_jasper
+from asrkit.workbench.measure import Timing
+from benchmarks.harness.runner import run
 from benchmarks.peers.peer_engines import WholeUtterances
 from benchmarks.peers.processes import PYTHON
-from benchmarks.suites import jasper
+from benchmarks.suites import SUITES, jasper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = presets.mini_jasper()
@@ -31,9 +33,9 @@ def test_the_studies_record_the_claims_that_need_a_gpu():
     measured = [
         measurement.record() for case in cases for measurement in case.measure()
     ]
-    found = {record["what"]: record for record in measured}
-    assert {*found} == {*jasper.LATENCY, *jasper.TRAINING}
     claims = {claim.id: claim for claim in load_claims()}
+    found = {record["what"]: record for record in measured if record["what"] in claims}
+    assert {*found} == {*jasper.LATENCY, *jasper.TRAINING}
     for name, record in found.items():
         claim = claims[name]
         params = record["params"]
@@ -53,6 +55,86 @@ def test_a_training_step_lowers_the_loss_and_does_not_change_the_model():
     losses = [step().item() for _ in range(8)]
     assert losses[-1] < losses[0]
     assert all(map(torch.equal, before, small.parameters()))
+
+
+def timing(*samples):
+    return Timing(samples_ms=samples, warmup=0, timer="none")
+
+
+def test_the_table_of_latencies_has_published_percentiles_and_lacks_no_cell_when_resumed(
+    monkeypatch, tmp_path
+):
+    """A cell that the file of the records has is not measured again."""
+    times = {"float32": timing(*range(1, 101)), "bfloat16": timing(*[25.0] * 100)}
+    sizes = []
+
+    def latencies(model, B, seconds, precisions, *, repeats, warmup=16):
+        if repeats > 1:
+            sizes.append((B, seconds))
+        return times
+
+    monkeypatch.setattr(jasper, "latencies", latencies)
+    options = {"quick": True, "out": tmp_path / "bench.jsonl", "seconds": [2.0]}
+    run("jasper-inference", batch=[4], iterations=100, **options)
+    records = run("jasper-inference", batch=[4, 8], iterations=100, **options)
+    assert sizes == [(4, 2.0), (8, 2.0)]
+    first, second = SUITES["jasper-inference"].rows(records)
+    assert first == second | {"batch": 4} == {
+        "duration_s": 2.0, "batch": 4, "float32: 90 %": 91, "float32: 95 %": 95,
+        "float32: 99 %": 99, "float32: mean": 50.5, "bfloat16: 90 %": 25.0,
+        "bfloat16: 95 %": 25.0, "bfloat16: 99 %": 25.0, "bfloat16: mean": 25.0,
+        "bfloat16: speed-up": 2.02,
+    }  # fmt: skip
+    run("jasper-inference", batch=[4], iterations=50, **options)
+    assert len(sizes) == 3
+
+
+@pytest.mark.parametrize("suite, option, message", [
+    ("jasper-inference", {"batch": [0]}, "batch: expected at least 1"),
+    ("jasper-inference", {"seconds": [0.0]}, "seconds: expected at least 0.1"),
+    ("jasper-inference", {"iterations": -1}, "iterations: expected at least 1"),
+    ("jasper-training", {"processes": [999]}, "processes: expected 1 to"),
+    ("jasper-training", {"processes": [0]}, "processes: expected 1 to"),
+    ("jasper-seeds", {"seeds": -1}, "seeds: expected at least 1"),
+])  # fmt: skip
+def test_a_bad_size_of_a_table_is_refused(suite, option, message):
+    with pytest.raises(ValueError, match=message):
+        run(suite, quick=True, **option)
+
+
+def test_the_table_of_training_counts_the_utterances_of_all_processes(monkeypatch):
+    times = {
+        1: {"tf32": timing(100.0), "mixed": timing(50.0)},
+        2: {"tf32": timing(125.0), "mixed": timing(50.0)},
+    }
+    monkeypatch.setattr(
+        jasper, "by_torchrun", lambda processes, params: times[processes]
+    )
+    monkeypatch.setattr(jasper, "usable_cores", lambda: 2)
+    records = run("jasper-training", quick=True, batch=[4])
+    rows = SUITES["jasper-training"].rows(records)
+    assert [[*row.values()][2:] for row in rows] == [
+        [
+            1,
+            40.0,
+            1.0,
+            80.0,
+            1.0,
+            2.0,
+        ],  # processes; float32, mixed: rate, scaling; speed-up
+        [2, 64.0, 1.6, 160.0, 2.0, 2.5],
+    ]
+
+
+@pytest.mark.live
+def test_processes_of_torchrun_train_together_and_one_that_fails_is_reported():
+    params = {"preset": "mini_jasper", "device": "cpu", "threads": 1}
+    params |= {"batch": 1, "duration_s": 0.5, "steps": 2}
+    for processes in (1, 2):
+        times = jasper.by_torchrun(processes, params)
+        assert [len(arm.samples_ms) for arm in times.values()] == [2, 2]
+    with pytest.raises(RuntimeError, match="KeyError: 'nothing'"):
+        jasper.by_torchrun(1, params | {"preset": "nothing"})
 
 
 def test_a_model_without_lengths_is_the_model_on_a_whole_utterance(small):
