@@ -303,7 +303,7 @@ def joint_memory(device: str, quick: bool) -> Iterator[Measurement]:
         leaves, targets = joint_inputs((B, T, U + 1, 640, V), device)
         inputs = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
         with contextlib.suppress(torch.OutOfMemoryError):
-            step = partial(joint_gradients, *inputs, targets)
+            step = partial(joint_gradients, inputs, targets)
             peak_B = peak_memory(step, device=device)
             # a CPU keeps the memory of a large gradient for the next one
             kept = not (gpu or quick) and V == 1024
@@ -314,13 +314,12 @@ def joint_memory(device: str, quick: bool) -> Iterator[Measurement]:
             yield Measurement("joint-memory", "peak", "B", peak_B, params=params, impl=impl)
 
 
-def joint_gradients(
-    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Any
-) -> object:
+def joint_gradients(leaves: Sequence[Tensor], targets: Any) -> object:
     """Gradients of the loss by the halves, the weight and the bias of a joint with ReLU."""
+    encoded, predicted, weight, bias = leaves
     hidden = (encoded[:, :, None] + predicted[:, None]).relu()
-    cost = rnnt_loss(F.linear(hidden, weight, bias), *targets)
-    return torch.autograd.grad(cost, (encoded, predicted, weight, bias))
+    loss = rnnt_loss(F.linear(hidden, weight, bias), *targets)
+    return torch.autograd.grad(loss, leaves)
 
 
 SUITE = Suite(
