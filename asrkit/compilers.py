@@ -11,7 +11,9 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 # Read once, as Numba and Triton themselves read them when they are imported.
 JIT_OFF = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
@@ -129,3 +131,20 @@ def compiler_fails(impl: str) -> str:
     except Exception as error:  # whatever a broken package raises
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""
+
+
+def numba_ptx(kernel: Any, types: tuple[Any, ...], cc: int) -> str:
+    """The PTX of a kernel of numba.cuda.jit for a GPU that this machine may lack.
+
+    Args:
+        kernel: The kernel.
+        types: Numba's types of its arguments.
+        cc: Compute capability, 90 for sm_90.
+    """
+    from numba import cuda
+
+    capability = divmod(cc, 10)
+    # Numba queries the device if a kernel calls a function of its own.
+    device = SimpleNamespace(compute_capability=capability)
+    with mock.patch("numba.cuda.dispatcher.get_current_device", return_value=device):
+        return cuda.compile(kernel.py_func, types, cc=capability, device=False, abi="numba")[0]

@@ -15,7 +15,8 @@ from asrkit.transcribe.options import described
 SUITES_HELP = (
     "transcription: a recogniser from samples to labels; with --peers also whole programs from "
     "files to text, with word error rates for Whisper's published weights; "
-    "losses: RNN-T and TDT, also from the halves of the joint; decoders: greedy decoding, "
+    "losses: RNN-T and TDT, also from the halves of the joint, and the memory of both; "
+    "decoders: greedy decoding, "
     "also with attention, its caches and drafts; precision: word errors of bfloat16 and int8; "
     "encoders: FastConformers and Jasper 10x5 DR, with --peers also NeMo, "
     "transformers, OpenVINO and ONNX Runtime, and a recogniser on one core; "

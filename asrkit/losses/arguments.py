@@ -211,7 +211,7 @@ def fastest_on_gpu(device: torch.device) -> str:
         problems.append(f"{impl} does not work on {device}: {problem}.")
     else:
         impl = "wavefront"
-        problems.append("Each diagonal of a lattice takes several launches.")
+        problems.append("Each diagonal of a lattice takes several launches; install asrkit[cuda].")
     if problems:
         problems.append(f"Losses run with impl={impl!r}.")
         warnings.warn(" ".join(problems), RuntimeWarning, stacklevel=2)

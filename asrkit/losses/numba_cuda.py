@@ -144,22 +144,22 @@ def launch(
         table: Table of nodes (B, 8), the first argument of the kernel.
         *arguments: Its other arguments: numbers, and tensors, which are not copied.
     """
-    values = (table, *arguments)
-    arrays = [_array(value) if isinstance(value, Tensor) else value for value in values]
     blocks = (size[0], math.ceil(size[1] / threads[1]), len(table))
     shared_bytes = 4 * LANES * ROWS  # of _log_normaliser
     if SIMULATED:
-        kernel[blocks, threads, 0, shared_bytes](*arrays)
+        kernel[blocks, threads, 0, shared_bytes](*map(_array, (table, *arguments)))
         return
     index = table.device.index
     with cuda.gpus[index]:
         stream = cuda.external_stream(torch.cuda.current_stream(index).cuda_stream)
-        kernel[blocks, threads, stream, shared_bytes](*arrays)
+        kernel[blocks, threads, stream, shared_bytes](*map(_array, (table, *arguments)))
 
 
-def _array(tensor: Tensor) -> Any:
-    """Return a CUDA array, or the simulator's, on the tensor's memory; bfloat16 as uint16."""
-    tensor = tensor.detach()
+def _array(value: Any) -> Any:
+    """Return a CUDA array, or the simulator's, on a tensor's memory; bfloat16 as uint16."""
+    if not isinstance(value, Tensor):
+        return value
+    tensor = value.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.uint16)
     if SIMULATED:

@@ -296,16 +296,17 @@ def joint_memory(device: str, quick: bool) -> Iterator[Measurement]:
     """
     gpu = device == "cuda"
     half = torch.float16 if gpu else torch.bfloat16
+    T = 20 if quick else 200
     batches = GRID_B[: 1 if quick else 7 if gpu else 4]
     for V, U, dtype, B in product(GRID_V, GRID_U, (torch.float32, half), batches):
-        size = {"B": B, "T": 200, "U1": U + 1, "V": V, "D": 640}
-        leaves, targets = joint_inputs((B, 200, U + 1, 640, V), device)
+        size = {"B": B, "T": T, "U1": U + 1, "V": V, "D": 640}
+        leaves, targets = joint_inputs((B, T, U + 1, 640, V), device)
         inputs = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
         with contextlib.suppress(torch.OutOfMemoryError):
-            step = partial(joint_gradients, *inputs, targets)
+            step = partial(joint_gradients, inputs, targets)
             peak_B = peak_memory(step, device=device)
             # a CPU keeps the memory of a large gradient for the next one
-            kept = not gpu and V == 1024
+            kept = not (gpu or quick) and V == 1024
             counted = cost.joint_bytes("numba", **size, itemsize=dtype.itemsize, kept=kept)
             params = {**size, "dtype": dtype_name(dtype), "device": device}
             params["counted"] = counted.total
@@ -313,13 +314,12 @@ def joint_memory(device: str, quick: bool) -> Iterator[Measurement]:
             yield Measurement("joint-memory", "peak", "B", peak_B, params=params, impl=impl)
 
 
-def joint_gradients(
-    encoded: Tensor, predicted: Tensor, weight: Tensor, bias: Tensor, targets: Any
-) -> object:
+def joint_gradients(leaves: Sequence[Tensor], targets: Any) -> object:
     """Gradients of the loss by the halves, the weight and the bias of a joint with ReLU."""
+    encoded, predicted, weight, bias = leaves
     hidden = (encoded[:, :, None] + predicted[:, None]).relu()
-    cost = rnnt_loss(F.linear(hidden, weight, bias), *targets)
-    return torch.autograd.grad(cost, (encoded, predicted, weight, bias))
+    loss = rnnt_loss(F.linear(hidden, weight, bias), *targets)
+    return torch.autograd.grad(loss, leaves)
 
 
 SUITE = Suite(

@@ -59,8 +59,9 @@ def cases():
 
 @pytest.mark.parametrize("suite", PAIRS)
 def test_the_arms_of_a_suite_agree_and_are_paired(cases, suite):
-    assert {case.what for case in cases[suite]} == {*PAIRS[suite]}
-    for case in cases[suite]:
+    with_arms = [case for case in cases[suite] if case.arms]
+    assert {case.what for case in with_arms} == {*PAIRS[suite]}
+    for case in with_arms:
         pairs = {*PAIRS[suite][case.what]}
         if "one_by_one" in case.arms:
             pairs.add(("one_by_one", "windowed_looping"))
@@ -84,6 +85,15 @@ def test_a_rows_least_work_is_that_of_its_arm():
     assert case.arm_params["lean"]["floor_FLOP"] == 4 * product
     on_logits = losses.logits_case(rnnt_loss, (1, 12, 6, 9), "cpu")
     assert on_logits.params["floor_B"] == 3 * 4 * 12 * 6 * 9
+
+
+def test_the_memory_grid_is_measured_as_it_is_counted(cases):
+    (grid,) = (case for case in cases["losses"] if case.measure)
+    measured = [*grid.measure()]
+    assert {m.params["V"] for m in measured} == {28, 1024}
+    assert {m.params["dtype"] for m in measured} == {"float32", "bfloat16"}
+    for point in measured:
+        assert point.value == pytest.approx(point.params["counted"], rel=0.1)
 
 
 def test_decoders_are_listed_with_their_calls(cases):

@@ -4,10 +4,10 @@ import re
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
+
+from asrkit.compilers import numba_ptx
 
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
 USAGE = re.compile(r"STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
@@ -59,16 +59,8 @@ def numba_spilled_B(kernel, types, cc, folder):
         folder: Folder for the binary.
     """
     from cuda.core import Program, ProgramOptions
-    from numba import cuda
 
-    capability = divmod(cc, 10)
-    # Numba queries the device if a kernel calls a function of its own.
-    device = SimpleNamespace(compute_capability=capability)
-    query = "numba.cuda.dispatcher.get_current_device"
-    with mock.patch(query, return_value=device):
-        ptx, _ = cuda.compile(
-            kernel.py_func, types, cc=capability, device=False, abi="numba"
-        )
+    ptx = numba_ptx(kernel, types, cc)
     options = ProgramOptions(arch=f"sm_{cc}")
     return _spilled_B(Program(ptx, "ptx", options).compile("cubin").code, folder)
 
