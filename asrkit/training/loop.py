@@ -233,7 +233,7 @@ class Run:
         self.model = make_model(model_config).to(device).train()
         self.loss: nn.Module = BatchLoss(self.model, config)
         self.optimizer = make_optimizer(self.model, config)
-        self.scaler = make_scaler(config, device)
+        self.scaler = make_scaler(config, device, processes.count)
         self.average = Averages(self.model)
         self.statistics = RunningStatistics(self.model)
         self.step = 0
