@@ -32,19 +32,19 @@ def evaluation_case(quick: bool) -> Case:
         quick: few steps.
     """
     between = 2 if quick else 20
-    setups = {"in_turn": int, "none": int, "background": partial(evaluation_process, between)}
+    names = ("in_turn", "none", "background")
     return Case(
         what="evaluation-background",
-        arms={name: partial(train_and_score, between, name) for name in setups},
+        arms={name: partial(train_and_score, between, name) for name in names},
         params={"dtype": "float32", "steps": between, "evaluations": EVALUATIONS},
-        setups=setups,
+        setups={"background": partial(evaluation_process, between)},
         ratios=[("in_turn", "background"), ("background", "none")],
         warmup=1,
     )
 
 
 def train_and_score(
-    between: int, arm: str, background: Optional["BackgroundEvaluation[float]"]
+    between: int, arm: str, background: Optional["BackgroundEvaluation[float]"] = None
 ) -> tuple[Tensor]:
     """All weights after a training, the same with each arm.
 
