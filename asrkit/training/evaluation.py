@@ -121,7 +121,7 @@ class BackgroundEvaluation(Generic[Score]):
     def __init__(self, evaluate: Callable[[Any], Score], model: nn.Module) -> None:
         self.scores = dict[int, Score]()
         self._waiting_for: int | None = None
-        self.submitted = deepcopy(model).cpu().eval().requires_grad_(False)
+        self.submitted: Any = deepcopy(model).cpu().eval().requires_grad_(False)
         try:
             self.submitted.share_memory()
         except RuntimeError as error:  # with a stale errno: "Inappropriate ioctl for device"

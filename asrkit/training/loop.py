@@ -243,7 +243,7 @@ class Run:
         self.loss: Any = BatchLoss(self.model, config)
         self.graphs = self.loss.graphs
         self.optimizer = make_optimizer(self.model, config)
-        self.scaler = make_scaler(config, device)
+        self.scaler = make_scaler(config, device, processes.count)
         self.average = Averages(self.model)
         self.statistics = RunningStatistics(self.model)
         self.step = 0

@@ -33,10 +33,16 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     return torch.optim.AdamW(model.parameters(), fused=True, **options)
 
 
-def make_scaler(config: TrainConfig, device: torch.device) -> torch.amp.GradScaler:
-    """Scales the loss in float16, where small gradients would become 0; else it does nothing."""
+def make_scaler(config: TrainConfig, device: torch.device, count: int) -> torch.amp.GradScaler:
+    """Scales the loss in float16, where small gradients would become 0; else it does nothing.
+
+    Args:
+        config: Has the precision.
+        device: Device of the model.
+        count: Number of processes, by which `backward` multiplies the loss too.
+    """
     enabled = config.dtype(device) == torch.float16
-    return torch.amp.GradScaler(device.type, FIRST_SCALE, enabled=enabled)
+    return torch.amp.GradScaler(device.type, FIRST_SCALE / count, enabled=enabled)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

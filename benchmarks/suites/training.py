@@ -39,6 +39,7 @@ from asrkit.workbench.lessons.shared.lstm_phases import (
 from asrkit.workbench.lessons.shared.planted import seeded
 from asrkit.workbench.measure.ops import dtype_name
 from benchmarks.harness.cases import Case, Suite
+from benchmarks.suites.training_evaluation import evaluation_case
 
 # utterances, feature frames of 10 ms, labels, tokens with blank
 DEMO = (7, 160, 27, 28)  # the median batch of `asrkit train` on the spoken digits
@@ -69,6 +70,8 @@ def suite(device: str, quick: bool) -> Iterator[Case]:
         for size in QUICK if quick else GRAPH_SIZES:
             yield graphs_case(size, native, quick)
     yield from _phases_cases(device, quick)
+    if device == "cpu":
+        yield evaluation_case(quick)
 
 
 def training_case(size: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Case:
