@@ -9,7 +9,7 @@ Where to look:
     config.py       all settings
     epochs.py       which utterances share a batch, and how many
     batches.py      batches: drawn, augmented, and prefetched
-    objective.py    loss of a batch, which utterances can be aligned, full joint or lean loss
+    objective.py    loss of a batch, which utterances can be aligned, the form of the joint
     optimizer.py    the optimizer and its step, also for your own loop
     batch_norm.py   running statistics of batch norms
     averages.py     averages of the weights (EMA)
@@ -17,7 +17,7 @@ Where to look:
     checks.py       checks of arguments and speech before a run begins
     distributed.py  processes that torchrun started
     evaluation.py   word error rates, in turn and in a background process; the best checkpoint
-    graphs.py       forward and backward passes of a module as CUDA graphs
+    graphs.py       forward and backward passes of a module, and those of a step, as CUDA graphs
 
 Names are imported on first use, so that the command line can read `options` without loading torch.
 """

@@ -53,7 +53,8 @@ def graphed_training(module: nn.Module, multiple: int) -> "Graphed":
     """
     device = next(module.parameters()).device
     on_gpu = device.type == "cuda"
-    expect(on_gpu, "module", "one on a CUDA device", device, "Elsewhere call it as it is.")
+    remedy = "Elsewhere call it as it is (asrkit train: without --graphs)."
+    expect(on_gpu, "module", "one on a CUDA device", device, remedy)
     pool = torch.cuda.graph_pool_handle()
 
     def capture(view: nn.Module, arguments: Arguments) -> Callable[..., Any]:
@@ -149,18 +150,13 @@ class StepGraphs:
 
     Args:
         model: A transducer or an encoder-decoder model in training mode.
-        graphed: Makes a `Graphed` of a module.
+        graphed: Makes a `Graphed` of a module and a multiple.
+
+    Raises:
+        ValueError: The model is not on a GPU.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        graphed: Callable[[nn.Module, int], Graphed] = graphed_training,
-    ) -> None:
-        device = next(model.parameters()).device
-        on_gpu = device.type != "cpu" or graphed is not graphed_training
-        remedy = "Train with device='cuda' (asrkit train --device cuda), or without graphs."
-        expect(on_gpu, "graphs", "False on a CPU", True, remedy)
+    def __init__(self, model: Any, graphed: Any = graphed_training) -> None:
         self.model = model
         self.encoder = graphed(EncoderPass(model), FRAMES)
         if hasattr(model, "rows"):
@@ -173,16 +169,14 @@ class StepGraphs:
             features: (B, T, F).
             lengths: Frames of each utterance (B,), on any device.
         """
-        device = features.device
         frames = torch.tensor([features.shape[1]], device="cpu")
-        moved = [to_device(tensor, device) for tensor in (lengths, frames)]
+        moved = [to_device(tensor, features.device) for tensor in (lengths, frames)]
         results = self.encoder.replay(features, *moved)
         if results is None:
             return self.model.encode(features, lengths)
         stride = self.model.config.encoder.subsampling
-        T = strided(features.shape[1], stride)
-        encoded, ctc = results
-        return encoded[:, :T], strided(lengths, stride), ctc[:, :T]
+        encoded, ctc = (result[:, : strided(features.shape[1], stride)] for result in results)
+        return encoded, strided(lengths, stride), ctc
 
     def rows(self, targets: Tensor) -> Tensor:
         """Projected predictions of all lattice rows (B, U1, D).
@@ -252,31 +246,17 @@ class BatchFrames(TorchFunctionMode):
             return self._batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _batch_norm(
-        self,
-        x: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        training: bool,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
+    def _batch_norm(self, x: Tensor, *running: Tensor, **options: Any) -> Tensor:
         """F.batch_norm in training of x (B, C, T') over the batch's own frames."""
         B, _, T = x.shape
         own = strided(self.frames, self.padded // T)
         inside = torch.arange(T, device=x.device) < own  # (T',)
         count = B * own
-        wide = x.float()
-
-        def mean(values: Tensor) -> Tensor:
-            return (values * inside).sum((0, 2), keepdim=True) / count
-
-        center = mean(wide)
-        variance = mean((wide - center).square())
+        mean = (x.float() * inside).sum((0, 2)) / count  # (C,)
+        centered = x - mean[:, None]
+        variance = (centered * inside).square().sum((0, 2)) / count
         with torch.no_grad():
-            running_mean.lerp_(center.flatten(), momentum)
-            running_var.lerp_((variance * count / (count - 1)).flatten(), momentum)
-        normal = (wide - center) * (variance + eps).rsqrt()
-        return (normal * weight[:, None] + bias[:, None]).to(x.dtype)
+            for average, value in zip(running, (mean, variance * count / (count - 1)), strict=True):
+                average.lerp_(value, options["momentum"])
+        scale = options["weight"] * (variance + options["eps"]).rsqrt()
+        return (centered * scale[:, None] + options["bias"][:, None]).to(x.dtype)

@@ -105,15 +105,8 @@ def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int
     if not isinstance(model_config, CTCConfig):
         fits = model_config.ctc or config.ctc_weight == 0
         expect(fits, "ctc_weight", "0 for a model without a CTC head", config.ctc_weight)
-    _expect_joint(config, getattr(model_config, "durations", ()))
     fits = not (config.graphs and isinstance(model_config, CTCConfig))
     expect(fits, "graphs", "False for a CTC model", config.graphs)
-
-
-def _expect_joint(config: TrainConfig, durations: Sequence[int]) -> None:
-    fits = not (durations and config.joint == "packed")
-    remedy = "Pass joint='lean', which computes no padding either."
-    expect(fits, "joint", "another than 'packed' for a model with durations", "'packed'", remedy)
 
 
 def training_loss(
@@ -329,17 +322,14 @@ def _joint_and_size(
         remedy = "Pass joint='full' or joint='auto'."
         wanted = f"an unmodified TransducerModel with {joint!r}"
         expect(plain, "joint", wanted, "another", remedy)
-        _expect_joint(config, model.durations)
+        fits = joint == "lean" or not model.durations
+        remedy = "Pass joint='lean', which computes no padding either."
+        expect(fits, "joint", "another for a model with durations", repr(joint), remedy)
     gpu_bytes = None
     if encoded.is_cuda:
         gpu_bytes = torch.cuda.get_device_properties(encoded.device).total_memory
-    shape: dict[str, Any] = {
-        "T": T,
-        "U1": predicted.shape[1],
-        "V": model.config.vocab_size + 1 + len(model.durations),
-        "D": D,
-        "dtype": encoded.dtype,
-    }
+    V = model.config.vocab_size + 1 + len(model.durations)
+    shape: Any = {"T": T, "U1": predicted.shape[1], "V": V, "D": D, "dtype": encoded.dtype}
     if joint == "auto":
         joint = "lean" if plain and chooses_lean(B=B, gpu_bytes=gpu_bytes, **shape) else "full"
     if joint == "split":

@@ -30,7 +30,6 @@ from asrkit.models import (
 from asrkit.models.common import strided
 from asrkit.training import Prepared, TrainConfig, training_loss, update
 from asrkit.training.graphs import StepGraphs
-from asrkit.training.options import Joint
 from asrkit.workbench.lessons.shared.lstm_phases import (
     phased_step,
     random_batch,
@@ -47,7 +46,7 @@ SIZES = (DEMO, (*DEMO[:3], 1024), (16, 400, 40, 1024))
 QUICK = ((2, 80, 6, 28),)
 # of a step in graphs: two kinds of batches of MLPerf's RNN-T on a GPU
 GRAPH_SIZES = ((4, 500, 40, 1024), (32, 1500, 120, 1024))
-FORMS: tuple[Joint, ...] = ("full", "packed", "split", "lean")
+FORMS = ("full", "packed", "split", "lean")
 # relative distance of losses and gradient norms, due to rounding of the joint's products
 STEP_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 LSTM_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}  # cuDNN computes an LSTM in TF32
@@ -97,12 +96,11 @@ def graphs_case(size: tuple[int, int, int, int], dtype: torch.dtype, quick: bool
         dtype: autocast dtype; float32: no autocast.
         quick: a narrow encoder.
     """
-    config = presets.mlperf_rnnt(vocab_size=size[3] - 1)
-    encoder: Any = replace(config.encoder, dropout=0.0, bins=80)
-    predictor: Any = replace(config.predictor, dropout=0.0)
-    if quick:
-        encoder = replace(encoder, width=64)
-    config = replace(config, encoder=encoder, predictor=predictor, dropout=0.0)
+    encoder = LSTMEncoderConfig(width=64 if quick else 1024, dropout=0.0)
+    predictor: Any = presets.mlperf_rnnt().predictor
+    predictor = replace(predictor, dropout=0.0)
+    sizes: dict[str, Any] = {"vocab_size": size[3] - 1, "encoder": encoder, "predictor": predictor}
+    config = replace(presets.mlperf_rnnt(), **sizes, dropout=0.0)
     model = seeded(TransducerModel, config).requires_grad_().to("cuda").train()
     batch = random_speech(size, "cuda")
     arms = {
@@ -156,7 +154,7 @@ def _case(
 def training_step(
     model: TransducerModel,
     batch: Prepared,
-    joint: Joint,
+    joint: Any,
     dtype: torch.dtype,
     *,
     graphed: bool = False,

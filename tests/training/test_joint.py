@@ -146,15 +146,6 @@ def test_dropout_in_the_joint_follows_the_seed_and_acts_in_training_only(joint):
     torch.testing.assert_close(again, other, rtol=1e-5, atol=1e-5)
 
 
-def test_packed_draws_the_mask_of_lean():
-    model = make(replace(SMALL, dropout=0.4))
-    results = [
-        loss_and_gradients(model, replace(FLOAT32, joint=joint))[:2]
-        for joint in ("lean", "packed")
-    ]
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("size, utterances", [
     (3 * 50_000, [3]),
     (2 * 50_000, [2, 1, 2, 1]),  # backward computes each again
@@ -206,7 +197,7 @@ def test_auto_builds_a_modified_joint_and_lean_and_packed_refuse_it(
 
 
 def test_packed_has_no_loss_of_tdt():
-    message = "^joint: expected another than 'packed' for a model with durations, got"
+    message = "^joint: expected another for a model with durations, got 'packed'"
     with pytest.raises(ValueError, match=message):
         training_loss(make(MODELS["tdt"]), batch(), replace(FLOAT32, joint="packed"))
 

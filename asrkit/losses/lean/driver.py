@@ -103,9 +103,7 @@ class NodeTiles:
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
-        all_nodes = torch.arange(self.nodes.count, device=self.weight.device)
-        columns = (column.split(self.tile) for column in (all_nodes, *out))
-        for index, *tile in zip(*columns, strict=True):
+        for index, *tile in self._split(*out):
             self.tile_log_probs(index, tile)
 
     def gradients(self, saved: Saved, incoming: Tensor) -> Sequence[Tensor]:
@@ -118,8 +116,7 @@ class NodeTiles:
         log_z, blank_posterior, label_posterior, by_duration = saved
         sizes = to_device(self.nodes.sizes, log_z.device)
         scale = incoming.repeat_interleave(sizes, output_size=self.nodes.count)  # (N,)
-        inputs = (self.encoded, self.predicted, self.weight)
-        sums = [torch.zeros_like(tensor, dtype=self.dtype) for tensor in inputs]
+        sums = self.zeros_like(self.encoded, self.predicted, self.weight)
         sums.append(self.bias.new_zeros(self.bias_rows, len(self.bias)))
         for index in _active_nodes(blank_posterior + label_posterior, self.tile):
             tile_scale = scale[index]
@@ -135,8 +132,7 @@ class NodeTiles:
 
     def hidden_layer(self, out: Tensor) -> None:
         """Write the hidden layer of all nodes into `out` (N, D)."""
-        all_nodes = torch.arange(self.nodes.count, device=out.device)
-        for index, rows in zip(all_nodes.split(self.tile), out.split(self.tile), strict=True):
+        for index, rows in self._split(out):
             self.tile_hidden(index, rows)
 
     def halves_gradients(self, hidden: Tensor, by_hidden: Tensor) -> Sequence[Tensor]:
@@ -146,13 +142,19 @@ class NodeTiles:
             hidden: What `hidden_layer` wrote, (N, D).
             by_hidden: Gradient over it, (N, D).
         """
-        halves = (self.encoded, self.predicted)
-        sums = [torch.zeros_like(half, dtype=self.dtype) for half in halves]
-        all_nodes = torch.arange(self.nodes.count, device=hidden.device)
-        columns = (column.split(self.tile) for column in (all_nodes, hidden, by_hidden))
-        for index, rows, by_rows in zip(*columns, strict=True):
+        sums = self.zeros_like(self.encoded, self.predicted)
+        for index, rows, by_rows in self._split(hidden, by_hidden):
             self.add_to_halves(index, rows, by_rows, sums)
         return sums
+
+    def zeros_like(self, *tensors: Tensor) -> list[Tensor]:
+        """Return sums of 0 with the shapes of `tensors`, in float32 or better."""
+        return [torch.zeros_like(tensor, dtype=self.dtype) for tensor in tensors]
+
+    def _split(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the nodes (n,) of each tile, and their part of each column (N, ...)."""
+        all_nodes = torch.arange(self.nodes.count, device=self.weight.device)
+        return zip(*(column.split(self.tile) for column in (all_nodes, *columns)), strict=True)
 
     def tile_hidden(self, index: Tensor, out: Tensor) -> None:
         """Write the hidden layer of nodes `index` (n,) into `out` (n, D)."""

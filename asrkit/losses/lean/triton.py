@@ -136,13 +136,9 @@ class Tiles(NodeTiles):
 
         `hidden` is not read: the kernel computes it again, with its slope.
         """
-        by_halves = self._zero_gradients()
+        by_halves = self.zeros_like(self.encoded, self.predicted)
         self._launch(True, Chunk(0, 0, self.nodes), by_hidden, *by_halves)
         return by_halves
-
-    def _zero_gradients(self) -> list[Tensor]:
-        halves = (self.encoded, self.predicted)
-        return [torch.zeros_like(half, dtype=torch.float32) for half in halves]
 
     def arc_log_probs(self, out: ArcLogProbs) -> None:
         """Write the arcs' log-probabilities of all nodes into `out`."""
@@ -160,8 +156,7 @@ class Tiles(NodeTiles):
             incoming: Gradient over the losses (B,); it scales the gradients of each utterance.
         """
         buffer = self.weight.new_empty(self.room, self.weight.shape[1])
-        by_weight = torch.zeros_like(self.weight, dtype=torch.float32)
-        by_halves = self._zero_gradients()
+        *by_halves, by_weight = self.zeros_like(self.encoded, self.predicted, self.weight)
         for chunk, targets, hidden, logits in self._chunk_logits():
             scores = logits[:, : self.outputs]
             scale = incoming[chunk.b : chunk.b + len(targets)]
