@@ -86,8 +86,7 @@ class TrainResult:
     def padding(self) -> float:
         """Share of the computed frames of all steps that is padding; NaN if the log is missing."""
         frames = sum(line["frames"] for line in self.history)
-        padding = sum(line["frames"] * line["padding"] for line in self.history)
-        return padding / frames if frames else math.nan
+        return sum(line["frames"] * line["padding"] for line in self.history) / (frames or math.nan)
 
 
 def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
@@ -236,10 +235,10 @@ class Run:
         self.average = AveragedModel(self.model, multi_avg_fn=self._move_averages, use_buffers=True)
         self.average.n_averaged.fill_(1)  # the initial weights count too
         self.statistics = RunningStatistics(self.model)
+        self.epochs: list[Epoch] = []  # that have begun; the thread that draws batches adds to them
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
-        self.epochs: list[Epoch] = []  # that have begun; the thread that draws batches adds to them
         self.history: list[dict[str, float]] = []
         self.dev: ErrorRate | None = None
         samples = [len(waveform) for waveform in train_set.waveforms]
@@ -279,9 +278,9 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.average.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.epochs = state["epochs"]
         self.step = state["step"]
         self.seconds = state["seconds"]
-        self.epochs = state["epochs"]
         text = self.log_file.read_text() if self.log_file.exists() else ""
         whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
         lines = [json.loads(line) for line in whole]

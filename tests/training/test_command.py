@@ -22,7 +22,7 @@ def command(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, kind, joint", [
-    ("--joint full", TransducerModel, "full"),
+    ("--joint full --batching bucketed --batch-seconds 60", TransducerModel, "full"),
     ("--durations 0 1 2", TransducerModel, "lean"),
     ("--head ctc --encoder jasper --optimizer novograd", CTCModel, None),
     ("--head ctc --encoder fastconformer --accumulate 2", CTCModel, None),
@@ -34,6 +34,7 @@ def test_it_trains_a_model_that_transcribes(
     assert main([*command, "--json", *arguments.split()]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["steps"] == 2
+    assert 0 <= summary["padding"] < 1
     assert summary.get("joint") == joint
     assert type(load_checkpoint(tmp_path / "run").model) is kind
     sound = str(tmp_path / "0.wav")
@@ -49,6 +50,10 @@ def test_it_trains_a_model_that_transcribes(
     ("--smoothing 0.2", "--smoothing: expected none with --head transducer, got 0.2"),
     ("--head attention --smoothing 0.6", "--smoothing: expected a share from 0 to 0.5, got 0.6"),
     ("--durations -1 2", "durations: expected"),
+    ("--memory 0", "--memory: expected above 0, got 0.0"),
+    ("--memory 1 --bucket-sizes a.json", "--bucket-sizes: expected none with --memory"),
+    ("--buckets 0", "--buckets: expected at least 1, got 0"),
+    ("--tokens-per-second 0", "--tokens-per-second: expected above 0, got 0.0"),
     ("--hold-out eve", "--hold-out: expected a speaker of a manifest, such as "),
 ])  # fmt: skip
 def test_invalid_options_are_refused_in_one_line(
