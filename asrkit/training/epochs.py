@@ -10,7 +10,6 @@ from asrkit.data import (
     Bucketed,
     Buckets,
     Lengths,
-    Plan,
     Presorted,
     Random,
     at_most_seconds,
@@ -76,7 +75,7 @@ class Epochs:
         filled = int(np.searchsorted(np.cumsum(ascending), step_s))
         self.always_s = float(ascending[min(max(filled, ranks - 1), N - 1)])
         self.longest_s = float(ascending[-1])
-        self.planned = Plan([], np.empty(0, dtype=np.int64))
+        self.steps: list[Batches] = []  # of the last epoch that has begun
         if begun:
             self._plan()
 
@@ -90,24 +89,19 @@ class Epochs:
         """
         admitted_s = min(max(self.always_s, longest_s), self.longest_s)
         first, planned_s = self.begun[-1] if self.begun else (step, admitted_s)
-        if step - first >= len(self.planned.steps) or admitted_s > 2 * planned_s:
+        if step - first >= len(self.steps) or admitted_s > 2 * planned_s:
             self.begun.append((step, admitted_s))
             self._plan()
             first = step
-        return self.planned.steps[step - first]
+        return self.steps[step - first]
 
     def _plan(self) -> None:
         """Plan the last epoch that has begun."""
         admitted = np.flatnonzero(self.lengths.seconds <= self.begun[-1][1])
-        planned = plan(
-            self.strategy,
-            self.lengths.take(admitted),
-            ranks=self.ranks,
-            seed=self.seed,
-            epoch=len(self.begun) - 1,
-        )
-        steps = [[admitted[rows] for rows in step] for step in planned.steps]
-        self.planned = Plan(steps, admitted[planned.dropped])
+        lengths = self.lengths.take(admitted)
+        epoch = len(self.begun) - 1
+        planned = plan(self.strategy, lengths, ranks=self.ranks, seed=self.seed, epoch=epoch)
+        self.steps = [[admitted[rows] for rows in step] for step in planned.steps]
 
 
 def planned_epochs(run: "Run", lengths: Lengths, *, progress: bool) -> Epochs:
@@ -151,9 +145,8 @@ def make_strategy(config: TrainConfig, lengths: Lengths, sizes: Buckets | None) 
     if config.batching == "random":
         return Random(limit=limit)
     if config.batching == "presorted":
-        longest = (np.array([lengths.seconds.max()]), np.array([lengths.tokens.max()]))
-        most = int(1 / float(limit.share(1, *longest)[0]) + 1e-9)
-        return Presorted(Random(limit=at_most_utterances(max(1, most))))
+        most = sizes.sizes.min() if sizes else config.batch_seconds // lengths.seconds.max()
+        return Presorted(Random(limit=at_most_utterances(max(1, int(most)))))
     if config.batching == "balanced":
         return Balanced(limit=limit)
     return Bucketed(buckets=sizes or _buckets(config, lengths))

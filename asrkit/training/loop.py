@@ -95,8 +95,7 @@ class TrainResult:
     def padding(self) -> float:
         """Share of the computed frames of all steps that is padding; NaN if the log is missing."""
         frames = sum(line["frames"] for line in self.history)
-        padding = sum(line["frames"] * line["padding"] for line in self.history)
-        return padding / frames if frames else math.nan
+        return sum(line["frames"] * line["padding"] for line in self.history) / (frames or math.nan)
 
 
 def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only with defaults
@@ -291,9 +290,9 @@ class Run:
         self.average.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        self.epochs = state["epochs"]
         self.step = state["step"]
         self.seconds = state["seconds"]
-        self.epochs = state["epochs"]
         text = self.log_file.read_text() if self.log_file.exists() else ""
         whole = [line for line in text.splitlines() if line.endswith("}")]  # a kill may cut one
         lines = map(json.loads, whole)

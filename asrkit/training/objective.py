@@ -128,7 +128,7 @@ def training_loss(
 
     Args:
         model: A model in training mode.
-        batch: A batch on the host, where `prepare_batch` makes it, or on the model's device.
+        batch: A batch of `prepare_batch`, or one whose tensors are all on the model's device.
         config: Precision; for a transducer also `joint`, `ctc_weight`, `sigma` and `omega`, for an
             encoder-decoder model `ctc_weight` and `smoothing`.
         step_labels: `label_counts` summed over all batches of a step, whose losses then add up to

@@ -77,11 +77,11 @@ class TrainOptions:
     )
     batching: Batching = described(
         "balanced",
-        "which utterances share a batch, and which batches a step of several processes; balanced: "
-        "similar seconds and tokens, without fixed buckets; bucketed: those of a bucket of "
-        "seconds; bucketed2d: of a bucket of seconds and tokens; random: any; presorted: any, "
-        "distributed over the processes so that an LSTM, which runs a batch in phases, takes "
-        "equally long on each. Except in random ones, the batches of a step cost about the same",
+        "which utterances share a batch; balanced: similar seconds and tokens, without fixed "
+        "buckets; bucketed: a bucket of seconds; bucketed2d: a bucket of seconds and tokens; "
+        "random: any; presorted: any, distributed over the batches of a step so that an LSTM, "
+        "which runs a batch in phases, takes equally long for each. The batches of a step cost "
+        "about the same, except random and presorted ones",
     )
     buckets: int = described(
         30,

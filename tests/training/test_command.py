@@ -22,7 +22,7 @@ def command(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, kind, joint", [
-    ("--joint full", TransducerModel, "full"),
+    ("--joint full --batching bucketed --batch-seconds 60", TransducerModel, "full"),
     ("--durations 0 1 2", TransducerModel, "lean"),
     ("--head ctc --encoder jasper --optimizer novograd", CTCModel, None),
     ("--head ctc --encoder fastconformer --accumulate 2", CTCModel, None),
@@ -37,6 +37,7 @@ def test_it_trains_a_model_that_transcribes(
     half = "float16" in arguments
     assert summary["steps"] == (9 if half else 2)
     assert (0 < summary.get("overflows", 0) < 9) == half
+    assert 0 <= summary["padding"] < 1
     assert summary.get("joint") == joint
     assert type(load_checkpoint(tmp_path / "run").model) is kind
     sound = str(tmp_path / "0.wav")
@@ -52,6 +53,10 @@ def test_it_trains_a_model_that_transcribes(
     ("--smoothing 0.2", "--smoothing: expected none with --head transducer, got 0.2"),
     ("--head attention --smoothing 0.6", "--smoothing: expected a share from 0 to 0.5, got 0.6"),
     ("--durations -1 2", "durations: expected"),
+    ("--memory 0", "--memory: expected above 0, got 0.0"),
+    ("--memory 1 --bucket-sizes a.json", "--bucket-sizes: expected none with --memory"),
+    ("--buckets 0", "--buckets: expected at least 1, got 0"),
+    ("--tokens-per-second 0", "--tokens-per-second: expected above 0, got 0.0"),
     ("--hold-out eve", "--hold-out: expected a speaker of a manifest, such as "),
 ])  # fmt: skip
 def test_invalid_options_are_refused_in_one_line(

@@ -86,7 +86,7 @@ def test_a_curriculum_that_admits_nothing_still_yields_the_shortest():
 
 
 SEARCHED = replace(
-    SHORT, steps=3, checkpoint_s=0.0, memory=0.03, buckets=2, augment=PLAIN
+    SHORT, steps=3, checkpoint_s=0.0, memory=0.01, buckets=1, augment=PLAIN
 )
 
 
@@ -101,7 +101,7 @@ def test_sizes_found_by_a_search_limit_the_run_and_later_ones(
 ):
     wanted, folder = searched
     table = json.loads((folder / "buckets.json").read_text())
-    assert table["budget_bytes"] == int(0.03 * 2**30)
+    assert table["budget_bytes"] == int(0.01 * 2**30)
     assert min(table["sizes"]) > 1
     monkeypatch.delattr(epochs, "oom_search")
     file = str(folder / "buckets.json")
