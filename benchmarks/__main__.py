@@ -143,7 +143,9 @@ class BenchOptions(Options):
 def _bench(options: BenchOptions) -> int:
     prepare_torch(options.device, options.threads)
     suite_options = {name: getattr(options, name) for name in SUITE_OPTIONS}
-    suite_options = {name: value for name, value in suite_options.items() if value}
+    suite_options = {
+        name: value for name, value in suite_options.items() if value not in (None, ())
+    }
     for name in suite_options:
         suites = SUITE_OPTIONS[name].split()
         expect(options.suite in suites, name, f"the suite {' or '.join(suites)}", options.suite)

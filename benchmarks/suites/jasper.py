@@ -82,12 +82,8 @@ def claims(model: CTCModel, device: str, quick: bool) -> Iterator[Case]:
         what=f"claims: {', '.join(LATENCY)}", measure=lambda: cell(model, params, precisions)
     )
     B, seconds = QUICK if quick else STEP
-    trained = shared | {
-        "batch": B,
-        "duration_s": seconds,
-        "gpus": 1,
-        "steps": 3 if quick else STEPS,
-    }
+    steps = 3 if quick else STEPS
+    trained = shared | {"batch": B, "duration_s": seconds, "gpus": 1, "steps": steps}
     yield Case(
         what=f"claims: {', '.join(TRAINING)}",
         measure=lambda: throughputs({1: step_times(model, trained)}, trained),
@@ -114,7 +110,7 @@ def inference(
     *,
     batch: Sequence[int] = (),
     seconds: Sequence[float] = (),
-    iterations: int = 0,
+    iterations: int | None = None,
     precisions: Sequence[str] = (),
 ) -> Iterator[Case]:
     """Yield the cells of the inference table.
@@ -124,12 +120,13 @@ def inference(
         quick: a small Jasper, two cells and few calls.
         batch: numbers of utterances of a call.
         seconds: lengths of the utterances.
-        iterations: timed calls of each cell and precision.
+        iterations: timed calls of each cell and precision; None: 500, or 5 if quick.
         precisions: names as in variants.py; the first is the baseline of the others.
     """
     preset = "mini_jasper" if quick else "jasper_10x5dr"
     precisions = precisions or PRECISIONS[device]
-    iterations = iterations or (5 if quick else ITERATIONS)
+    if iterations is None:
+        iterations = 5 if quick else ITERATIONS
     expect(iterations >= 1, "iterations", "at least 1", iterations)
     params = study_params(device, quick, suite="jasper-inference", preset=preset)
     params |= {"iterations": iterations, "precisions": [*precisions]}
@@ -162,7 +159,7 @@ def cell(model: CTCModel, params: Params, precisions: Sequence[str]) -> Iterator
             arms = own | {"arms": [baseline, name]}
             yield time_ratio("jasper-latency", times, baseline, name, impl=name, params=arms)
     half = times.get("float16")
-    if half and size in (LARGEST, QUICK):
+    if half and size == (QUICK if "quick" in params else LARGEST):
         statistic = {"dtype": "float16", "mean_ms": fmean(half.samples_ms)}
         yield latency("jasper-latency-a100", half, impl="float16", params=params | statistic)
         for slow in LATENCY_RATIOS.keys() & times:
@@ -266,6 +263,7 @@ def throughputs(times: Mapping[int, Mapping[str, Timing]], params: Params) -> It
         params: params of the records.
     """
     B = params["batch"]
+    claimed = QUICK if "quick" in params else STEP
     names = {"tf32": "float32"} if params["device"] == "cpu" else {}
     for n, arms in times.items():
         own = params | {"processes": n}
@@ -279,7 +277,7 @@ def throughputs(times: Mapping[int, Mapping[str, Timing]], params: Params) -> It
                 scaling = n * times[1][name].median_ms / timing.median_ms
                 yield Measurement("jasper-training", "scaling", "1", scaling, impl=impl, params=own)
         yield time_ratio("jasper-training", arms, "tf32", "mixed", impl="mixed", params=pair)
-        if n == 1 and (B, params["duration_s"]) in (STEP, QUICK):
+        if n == 1 and (B, params["duration_s"]) == claimed:
             yield time_ratio("jasper-mixed-a100", arms, "tf32", "mixed", impl="mixed", params=pair)
             yield rate("jasper-throughput-a100", "throughput", impl="mixed", params=own)
 

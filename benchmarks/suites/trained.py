@@ -56,11 +56,11 @@ def trained_model(params: Params, config: ModelConfig, **settings: Any) -> Check
     from asrkit.training import TrainConfig  # lazily, since a bare GPU machine cannot train
 
     settings |= {name: params[name] for name in ("steps", "seed", "threads")}
-    run = "{suite} {impl}, {steps} steps, ".format(**params) + f"{code()['commit']!s:.7}"
+    run = "{suite}-{impl}-{steps}-steps-".format(**params).replace(" ", "-")
     return trained(
         config,
         speech("quick" in params),
-        home() / "benchmarks" / run,
+        home() / "benchmarks" / f"{run}{code()['commit']!s:.7}",
         TrainConfig(seconds=math.inf, **settings),
         params["device"],
     )
@@ -88,15 +88,17 @@ def word_errors(
 # Seeds
 
 
-def seeds(device: str, quick: bool, *, seeds: int = 0) -> Iterator[Case]:
+def seeds(device: str, quick: bool, *, seeds: int | None = None) -> Iterator[Case]:
     """Yield trainings of a small Jasper that differ only in their seed.
 
     Args:
         device: "cpu" or "cuda".
         quick: few utterances and steps.
-        seeds: number of trainings, with the seeds 1 to this number; 0: eight, as published.
+        seeds: number of trainings, with the seeds 1 to this number; None: eight, as
+            published, or two if quick.
     """
-    seeds = seeds or (2 if quick else 8)
+    if seeds is None:
+        seeds = 2 if quick else 8
     expect(seeds >= 1, "seeds", "at least 1", seeds)
     config = presets.mini_jasper(TOKENIZER.vocab_size)
     shared = study_params(device, quick, suite="jasper-seeds", weights="trained")

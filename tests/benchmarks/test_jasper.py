@@ -92,10 +92,10 @@ def test_the_table_of_latencies_has_published_percentiles_and_lacks_no_cell_when
 @pytest.mark.parametrize("suite, option, message", [
     ("jasper-inference", {"batch": [0]}, "batch: expected at least 1"),
     ("jasper-inference", {"seconds": [0.0]}, "seconds: expected at least 0.1"),
-    ("jasper-inference", {"iterations": -1}, "iterations: expected at least 1"),
+    ("jasper-inference", {"iterations": 0}, "iterations: expected at least 1"),
     ("jasper-training", {"processes": [999]}, "processes: expected 1 to"),
     ("jasper-training", {"processes": [0]}, "processes: expected 1 to"),
-    ("jasper-seeds", {"seeds": -1}, "seeds: expected at least 1"),
+    ("jasper-seeds", {"seeds": 0}, "seeds: expected at least 1"),
 ])  # fmt: skip
 def test_a_bad_size_of_a_table_is_refused(suite, option, message):
     with pytest.raises(ValueError, match=message):
