@@ -154,7 +154,7 @@ def compared(params: Params) -> list[Measurement]:
     from asrkit.data import batches
 
     sets = speech("quick" in params)
-    drawn = [*batches(sets["test"], TOKENIZER, batch_seconds=120.0, order="sorted")]
+    drawn = [*batches(sets["test"], TOKENIZER, batch_seconds=120.0)]
     measured: list[Measurement] = []
     models = {}
     of_model = {}
