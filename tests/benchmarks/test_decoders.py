@@ -1,6 +1,7 @@
 """Cases of decoding: the calls that are counted, and tolerances."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -50,6 +51,19 @@ def test_calls_of_the_decoder_are_counted_and_a_right_draft_takes_one(decoder, t
     assert calls["draft_0"] == 1 <= calls["draft_20"] <= steps
     assert case.arms["kept"]().tokens() == text.labels
     check(case)
+
+
+def test_on_a_gpu_every_batched_loop_also_runs_in_graphs(plan, monkeypatch):
+    def counted(model, decode, variants, device):
+        return dict.fromkeys(variants, tuple), {}
+
+    monkeypatch.setattr(decoders, "_counted", counted)
+    case = decoders.transducer(plan, "cuda", decoders.LOOPS)
+    graphs = {*product(decoders.LOOPS, ("step", "full"))}
+    assert {*case.arms} == {*decoders.LOOPS, *map("_".join, graphs)}
+    assert {(loop, f"{loop}_{mode}") for loop, mode in graphs} < {*case.pairs()}
+    *_, last = case.arms
+    assert last == "windowed_looping_full"  # NeMo's graphs are compared with it
 
 
 def test_bfloat16_has_a_tolerance_of_its_own(plan):
