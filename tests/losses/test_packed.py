@@ -16,7 +16,7 @@ from asrkit.losses.lean.driver import NodeTiles
 from asrkit.losses.packed import IMPLS
 from asrkit.workbench.measure import peak_memory
 
-ON_GPU = {"triton"}
+ON_GPU = {"numba_cuda", "triton"}
 ALL = [
     pytest.param(impl, marks=pytest.mark.gpu) if impl in ON_GPU else impl
     for impl in IMPLS
