@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from asrkit.data import Batch, Utterances
-from asrkit.devices import CPU_FLOAT, HostCopy
+from asrkit.devices import CPU_FLOAT, read_later
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import (
     Checkpoint,
@@ -240,7 +240,8 @@ class Run:
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
         self.history: list[Line] = []
-        self.incomplete: tuple[Line, HostCopy] | None = None  # the last line, without loss and norm
+        # the last line, and a call that returns its loss and norm
+        self.incomplete: tuple[Line, Callable[[], list[float]]] | None = None
         self.dev: ErrorRate | None = None
         samples = [len(waveform) for waveform in train_set.waveforms]
         settings = asdict(config) | {"accumulate": self.batches}
@@ -392,7 +393,7 @@ class Run:
         # the smaller decay of early steps lets the initial weights fade
         decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
         self.average.move(self.model, applies * (1 - decay))
-        measured = HostCopy(torch.cat((total, norm.double()[None])))
+        read = read_later(torch.cat((total, norm.double()[None])))
         self.complete_log()
         own_s = time.perf_counter() - start
         (taken_s,) = self.processes.sum(own_s if self.processes.first else 0.0)
@@ -409,15 +410,15 @@ class Run:
             "rtfx": rtfx(speech_s, taken_s),
             "lean": lean,
         }
-        self.incomplete = line, measured
+        self.incomplete = line, read
 
     def complete_log(self) -> None:
         """Append the line of the last step to `history`, once its loss and norm have arrived."""
         if self.incomplete is None:
             return
-        line, measured = self.incomplete
+        line, read = self.incomplete
         self.incomplete = None
-        line["loss"], line["gradient_norm"] = measured.read()
+        line["loss"], line["gradient_norm"] = read()
         if self.scaler.is_enabled():
             before = self.history[-1]["overflows"] if self.history else 0
             line["overflows"] = before + (not math.isfinite(line["gradient_norm"]))
