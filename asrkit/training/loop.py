@@ -39,7 +39,6 @@ from asrkit.models.presets import ModelConfig
 from asrkit.rtfx import rtfx
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
-from asrkit.training.averages import Averages
 from asrkit.training.batch_norm import RunningStatistics
 from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
 from asrkit.training.checks import check_arguments, check_speech
@@ -49,6 +48,7 @@ from asrkit.training.evaluation import DevScores
 from asrkit.training.log import Line, OnStep, RunLog
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
 from asrkit.training.optimizer import (
+    Averages,
     backward,
     make_optimizer,
     make_scaler,
