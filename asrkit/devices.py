@@ -1,7 +1,7 @@
 """Tensors and devices: where constants are made, copies that do not wait, and autocast."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,24 +28,24 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-class HostCopy:
-    """A copy of a tensor on the host, which neither its making nor the device waits for.
+def read_later(tensor: torch.Tensor) -> Callable[[], list[float]]:
+    """A call that returns the numbers of a vector, which are copied to the host meanwhile.
+
+    Neither the host nor the device waits for the copy of a GPU's tensor. The call waits for it and
+    for what was queued before it, not for later work.
 
     Args:
-        tensor: The tensor, which may be overwritten afterwards, unless it is on a CPU.
+        tensor: The vector. One on a CPU must keep its numbers until they are read.
     """
+    copy = tensor.detach().to("cpu", non_blocking=True)  # from a GPU to pinned memory
+    copied = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._copy = tensor.detach().to("cpu", non_blocking=True)  # from a GPU to pinned memory
-        self._copied: Any = None
-        if tensor.is_cuda:
-            self._copied = torch.cuda.current_stream(tensor.device).record_event()
+    def read() -> list[float]:
+        if copied is not None:
+            copied.synchronize()
+        return copy.tolist()
 
-    def read(self) -> list[float]:
-        """The numbers; waits for the copy and what was queued before it, not for later work."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._copy.tolist()
+    return read
 
 
 def readable(tensor: torch.Tensor) -> bool:

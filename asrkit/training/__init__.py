@@ -10,9 +10,8 @@ Where to look:
     epochs.py       which utterances share a batch, and how many
     batches.py      batches: drawn, augmented, and prefetched
     objective.py    loss of a batch, which utterances can be aligned, the form of the joint
-    optimizer.py    the optimizer and its step, also for your own loop
+    optimizer.py    the optimizer and its step, also for your own loop; averages of the weights
     batch_norm.py   running statistics of batch norms
-    averages.py     averages of the weights (EMA)
     log.py          the log of a run, progress bar and warnings
     checks.py       checks of arguments and speech before a run begins
     distributed.py  processes that torchrun started

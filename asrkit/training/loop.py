@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from asrkit.data import Batch, Utterances
-from asrkit.devices import CPU_FLOAT, HostCopy
+from asrkit.devices import CPU_FLOAT, read_later
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import (
     Checkpoint,
@@ -38,7 +38,6 @@ from asrkit.models.presets import ModelConfig
 from asrkit.rtfx import rtfx
 from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
-from asrkit.training.averages import Averages
 from asrkit.training.batch_norm import RunningStatistics
 from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
 from asrkit.training.checks import check_arguments, check_speech, limit_rate
@@ -49,6 +48,7 @@ from asrkit.training.evaluation import DevScores
 from asrkit.training.log import Line, OnStep, RunLog
 from asrkit.training.objective import BatchLoss, expect_trainable, label_counts
 from asrkit.training.optimizer import (
+    Averages,
     backward,
     make_optimizer,
     make_scaler,
@@ -250,7 +250,8 @@ class Run:
         self.compiled = False
         self.epochs: list[Epoch] = []  # that have begun; the thread that draws batches adds to them
         self.history: list[Line] = []
-        self.incomplete: tuple[Line, HostCopy] | None = None  # the last line, without loss and norm
+        # the last line, and a call that returns its loss and norm
+        self.incomplete: tuple[Line, Callable[[], list[float]]] | None = None
         self.dev: ErrorRate | None = None
         samples = [len(waveform) for waveform in train_set.waveforms]
         settings = asdict(config) | {"accumulate": self.batches}
@@ -404,7 +405,7 @@ class Run:
         # the smaller decay of early steps lets the initial weights fade
         decay = min(self.config.ema, (1 + self.step) / (10 + self.step))
         self.average.move(self.model, applies * (1 - decay))
-        measured = HostCopy(torch.cat((total, norm.double()[None])))
+        read = read_later(torch.cat((total, norm.double()[None])))
         self.complete_log()
         own_s = time.perf_counter() - start
         (taken_s,) = self.processes.sum(own_s if self.processes.first else 0.0)
@@ -425,15 +426,15 @@ class Run:
         }
         if self.graphs is not None:
             line["replays"] = self.graphs.encoder.replayed
-        self.incomplete = line, measured
+        self.incomplete = line, read
 
     def complete_log(self) -> None:
         """Append the line of the last step to `history`, once its loss and norm have arrived."""
         if self.incomplete is None:
             return
-        line, measured = self.incomplete
+        line, read = self.incomplete
         self.incomplete = None
-        line["loss"], line["gradient_norm"] = measured.read()
+        line["loss"], line["gradient_norm"] = read()
         if self.scaler.is_enabled():
             before = self.history[-1]["overflows"] if self.history else 0
             line["overflows"] = before + (not math.isfinite(line["gradient_norm"]))

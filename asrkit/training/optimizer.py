@@ -1,6 +1,7 @@
-"""The optimizer of a run and its step, also for your own loop."""
+"""The optimizer of a run, its step, also for your own loop, and averages of the weights (EMA)."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -140,6 +141,36 @@ def _step_if_finite(optimizer: Any, norm: Tensor) -> None:
         del optimizer.found_inf, optimizer.grad_scale
     elif bool(norm.isfinite()):
         optimizer.step()
+
+
+class Averages:
+    """Moving averages of the weights and floating-point buffers of a model; at first, their values.
+
+    torch's `AveragedModel` copies its counter to the device at each step, which waits for it.
+
+    Args:
+        model: The model. `module`, a copy of it, has the averages.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = deepcopy(model)
+
+    @torch.no_grad()
+    def move(self, model: nn.Module, share: Tensor) -> None:
+        """Move the averages towards the present values; whole numbers are copied.
+
+        Args:
+            model: The model with its present weights.
+            share: Part of the distance, from 0 to 1, a scalar on the model's device. With 0 the
+                averages stay as they are.
+        """
+        averages = [*self.module.parameters(), *self.module.buffers()]
+        values = [*model.parameters(), *model.buffers()]
+        for whole in [n for n, one in enumerate(averages) if not one.is_floating_point()][::-1]:
+            averages.pop(whole).copy_(values.pop(whole))
+        distances = torch._foreach_sub(values, averages)
+        torch._foreach_mul_(distances, share)
+        torch._foreach_add_(averages, distances)
 
 
 def training_step(

@@ -7,7 +7,7 @@ its last score.
 """
 
 from functools import cache, partial
-from typing import TYPE_CHECKING, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,7 @@ from asrkit.training import TrainConfig, training_step
 from asrkit.training.optimizer import make_optimizer, set_rate
 from benchmarks.harness.cases import Case
 
-if TYPE_CHECKING:
-    from asrkit.training import BackgroundEvaluation
-
 EVALUATIONS = 4
-BATCH = (4, 2.0, 20)  # utterances, seconds and labels of each
 MODEL = TransducerConfig(vocab_size=27)
 
 
@@ -43,10 +39,8 @@ def evaluation_case(quick: bool) -> Case:
     )
 
 
-def train_and_score(
-    between: int, arm: str, background: Optional["BackgroundEvaluation[float]"] = None
-) -> tuple[Tensor]:
-    """All weights after a training, the same with each arm.
+def train_and_score(between: int, arm: str, background: Any = None) -> list[Tensor]:
+    """The weights after a training, the same with each arm.
 
     Args:
         between: steps between two evaluations.
@@ -61,27 +55,23 @@ def train_and_score(
     step = training_step(model, optimizer, config)
     for number in range(EVALUATIONS):
         for _ in range(between):
-            step(*BATCH)
-        if background:
-            background.submit(number, model)
-        elif arm == "in_turn":
+            step(4, 2.0, 20)
+        if arm == "in_turn":
             score(between, model.eval())
             model.train()
+        elif background:
+            background.submit(number, model)
     if background:
         background.collect()
-    return (torch.nn.utils.parameters_to_vector(model.parameters()).detach(),)
+    return [weight.detach() for weight in model.parameters()]
 
 
 @cache
-def evaluation_process(batches: int) -> "BackgroundEvaluation[float]":
-    """A process that scores models by `batches` batches, ready; it ends with this one."""
+def evaluation_process(batches: int) -> Any:
+    """A process that scores models by `batches` batches; it ends with this one."""
     from asrkit.training import BackgroundEvaluation  # needs packages that a bare machine lacks
 
-    model = TransducerModel(MODEL)
-    evaluation = BackgroundEvaluation(partial(score, batches), model)
-    evaluation.submit(0, model)
-    evaluation.collect()
-    return evaluation
+    return BackgroundEvaluation(partial(score, batches), TransducerModel(MODEL))
 
 
 @torch.inference_mode()
@@ -92,6 +82,5 @@ def score(batches: int, model: TransducerModel) -> float:
         batches: number of batches.
         model: model in evaluation mode.
     """
-    features = torch.zeros(4, 200, 80)
-    lengths = torch.full((4,), 200)
-    return sum(model.encode(features, lengths)[0].mean().item() for _ in range(batches)) / batches
+    silence = torch.zeros(4, 200, 80), torch.full((4,), 200)
+    return sum(model.encode(*silence)[0].mean().item() for _ in range(batches))

@@ -165,7 +165,7 @@ def test_float16_clips_and_logs_unscaled_gradients(
 def test_the_best_checkpoint_of_the_dev_set_is_kept_also_by_a_resumed_run(
     tiny_speech, tmp_path, monkeypatch
 ):
-    rates = {1: 0.9, 2: 0.4, 3: 0.6, 4: 0.4, 5: 0.7, 6: 0.5}
+    rates = {1: 0.9, 2: 0.4, 3: 0.6, 4: 0.5, 5: 0.7, 6: 0.5}
     fields = asdict(wer(["a b"], ["a c"]))
 
     def score(checkpoint, utterances):
@@ -181,10 +181,12 @@ def test_the_best_checkpoint_of_the_dev_set_is_kept_also_by_a_resumed_run(
     assert load_checkpoint(best).notes["step"] == 2
     result = run(tiny_speech, tmp_path, config, dev_set=dev)
     assert (result.path, result.dev.rate) == (best, 0.4)
-    assert load_checkpoint(best).notes["step"] == 4  # the later one of two
+    assert load_checkpoint(best).notes["step"] == 2
     assert load_checkpoint(tmp_path).notes["step"] == 6
-    rates[6] = 0.5  # a finished run is scored again
-    assert run(tiny_speech, tmp_path, config, dev_set=dev).dev.rate == 0.4
+    rates[6] = 0.4
+    run(tiny_speech, tmp_path, config, dev_set=dev)  # a finished run is scored again
+    assert load_checkpoint(best).notes["step"] == 6  # the later one of two
+    rates[6] = 0.5
     other = tiny_speech.select(range(3))  # rates on another dev set do not compare
     assert run(tiny_speech, tmp_path, config, dev_set=other).dev.rate == 0.5
     rates[6] = 0.95
@@ -413,7 +415,6 @@ def test_background_evaluation_gives_the_scores_of_evaluation_in_turn(
     torch.testing.assert_close(
         *(one.model.state_dict() for one in best), rtol=0, atol=0
     )
-    assert best[0].notes["dev"] == best[1].notes["dev"]
 
 
 def test_the_rate_rises_then_falls_to_zero_and_the_curriculum_opens():
