@@ -226,11 +226,15 @@ def test_both_passes_neither_read_from_the_device_nor_copy_to_it(name):
 
 def test_training_counts_its_replays(tiny_speech, tmp_path, monkeypatch):
     sys.path.insert(0, str(Path(__file__).parent))
-    from trainings import SHORT, TRANSDUCER, losses, run
+    from trainings import CTC, SHORT, TRANSDUCER, losses, run
 
-    message = "module: expected one on a CUDA device, got cpu. Elsewhere call it as it is (asrkit train: without --graphs)."
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        run(tiny_speech, tmp_path / "cpu", config=replace(SHORT, graphs=True))
+    refusals = [
+        (TRANSDUCER, "module: expected one on a CUDA device, got cpu. Elsewhere call it as it is (asrkit train: without --graphs)."),
+        (CTC, "graphs: expected False for a CTC model, got True."),
+    ]  # fmt: skip
+    for model, message in refusals:
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            run(tiny_speech, tmp_path / "cpu", replace(SHORT, graphs=True), model)
     substitute = partial(StepGraphs, graphed=partial(Graphed, capture=capture))
     monkeypatch.setattr("asrkit.training.objective.StepGraphs", substitute)
     monkeypatch.setattr(training_graphs, "FRAMES", 1024)  # all batches have one shape
@@ -245,8 +249,8 @@ def test_training_counts_its_replays(tiny_speech, tmp_path, monkeypatch):
 
 @pytest.mark.gpu
 @each_model
-def test_on_a_gpu_a_step_in_graphs_is_that_of_the_plain_passes(name):
-    torch.backends.cudnn.allow_tf32 = False
+def test_on_a_gpu_a_step_in_graphs_is_that_of_the_plain_passes(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     expect_equal_steps(name, "cuda", graphed_training, 1e-3)
 
 

@@ -19,6 +19,7 @@ from asrkit.training import (
 )
 from asrkit.training.objective import chooses_lean
 from asrkit.workbench import cost
+from asrkit.workbench.measure import host_reads
 
 sys.path.insert(0, str(Path(__file__).parent))
 from trainings import ATTENTION, CTC, ENCODERS, TRANSDUCER
@@ -161,6 +162,20 @@ def test_split_computes_as_many_utterances_as_fit(size, utterances, monkeypatch)
     monkeypatch.setattr(model, "join", lambda e, p: seen.append(len(e)) or join(e, p))
     loss_and_gradients(model, replace(FLOAT32, joint="split"))
     assert sorted(seen) == sorted(utterances)
+
+
+@pytest.mark.parametrize("joint", ["packed", "split"])
+def test_no_form_reads_from_the_device(joint, monkeypatch):
+    monkeypatch.setattr(objective, "PAGED_BYTES", 50_000)
+    with torch.device("meta"):
+        model = TransducerModel(replace(SMALL, dropout=0.1)).train()
+    on_meta = batch()._replace(features=torch.empty(3, 80, 80, device="meta"))
+    config = replace(FLOAT32, joint=joint)
+
+    def step():
+        training_loss(model, on_meta, config).per_label.backward()
+
+    assert host_reads(step, device="meta") == {}
 
 
 # --- joints that only the model itself can compute

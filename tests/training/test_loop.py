@@ -58,6 +58,7 @@ SAVED = replace(SHORT, steps=6, checkpoint_s=0.0)
 KINDS = {
     "rnnt": (TRANSDUCER, {"accumulate": 2}),
     "lean": (TRANSDUCER, {"joint": "lean", "batching": "random"}),
+    "packed": (TRANSDUCER, {"joint": "packed"}),
     "tdt": (TDT, {"joint": "full", "optimizer": "lamb"}),
     "ctc": (CTC, {"accumulate": 2, "batching": "bucketed2d", "buckets": 2}),
     "ctc-fastconformer": (
@@ -143,7 +144,8 @@ def test_a_run_of_every_kind_resumes_and_exports_its_averages(
     assert saved.config == model
     averages = torch.load(tmp_path / "b/state.pt")["ema"]
     torch.testing.assert_close(saved.state_dict(), averages, rtol=0, atol=0)
-    assert resumed.joint == {"rnnt": "lean", "lean": "lean", "tdt": "full"}.get(kind)
+    forms = {"rnnt": "lean", "lean": "lean", "packed": "packed", "tdt": "full"}
+    assert resumed.joint == forms.get(kind)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "novograd"])
@@ -483,7 +485,7 @@ def test_a_step_of_a_run_takes_the_memory_of_training_step(
     ({"curriculum": 2.5}, "curriculum: expected a tuple of two finite numbers, got 2.5"),
     ({"curriculum": (2.5, math.nan)}, "curriculum: expected a tuple of two finite numbers, "),
     ({"curriculum": (-1.0, 0.2)}, "curriculum: expected a pair .seconds, share., both at least 0"),
-    ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'lean', got 'thin'"),
+    ({"joint": "thin"}, "joint: expected one of 'auto', 'full', 'packed', 'split', 'lean', got 'thin'"),
     ({"ctc_weight": -0.3}, "ctc_weight: expected at least 0, got -0.3"),
     ({"omega": 1.5}, "omega: expected a share from 0 to 1, got 1.5"),
     ({"evaluate_s": -1.0}, "evaluate_s: expected at least 0, got -1.0"),
