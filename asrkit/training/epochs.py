@@ -16,6 +16,7 @@ from asrkit.data import (
     at_most_utterances,
     buckets_1d,
     buckets_2d,
+    linear,
     oom_search,
     plan,
 )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from asrkit.training.loop import Run
 
 TABLE = "buckets.json"  # in the folder of a run
+BLUR = (0.1, 0.0)  # of seconds and of tokens, which are ignored: few words have few lengths
 Epoch = tuple[int, float]  # first step, and seconds of the longest utterance that it admits
 
 
@@ -148,7 +150,7 @@ def make_strategy(config: TrainConfig, lengths: Lengths, sizes: Buckets | None) 
         most = sizes.sizes.min() if sizes else config.batch_seconds // lengths.seconds.max()
         return Presorted(Random(limit=at_most_utterances(max(1, int(most)))))
     if config.batching == "balanced":
-        return Balanced(limit=limit)
+        return Balanced(limit=limit, work=linear(), blur=BLUR)
     return Bucketed(buckets=sizes or _buckets(config, lengths))
 
 

@@ -77,7 +77,7 @@ class TrainOptions:
     )
     batching: Batching = described(
         "balanced",
-        "which utterances share a batch; balanced: similar seconds and tokens, without fixed "
+        "which utterances share a batch; balanced: similar seconds, without fixed "
         "buckets; bucketed: a bucket of seconds; bucketed2d: a bucket of seconds and tokens; "
         "random: any; presorted: any, distributed over the batches of a step so that an LSTM, "
         "which runs a batch in phases, takes equally long for each. The batches of a step cost "

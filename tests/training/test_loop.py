@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from asrkit.cli import main
-from asrkit.data import Balanced, Lengths, at_most_seconds, plan
+from asrkit.data import Balanced, Lengths, at_most_seconds, linear, plan
 from asrkit.files import lock
 from asrkit.memory import peak_memory
 from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
@@ -312,7 +312,8 @@ def plain_loop(speech, config):
     ema = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = make_optimizer(model, config)
     tokens = [len(TOKENIZER.encode(text)) for text in speech.texts]
-    strategy = Balanced(limit=at_most_seconds(config.batch_seconds))
+    limit = at_most_seconds(config.batch_seconds)
+    strategy = Balanced(limit=limit, work=linear(), blur=(0.1, 0.0))
     planned = plan(strategy, Lengths(speech.durations, tokens), seed=config.seed)
     results = []
     for step in range(config.steps):

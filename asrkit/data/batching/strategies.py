@@ -314,7 +314,8 @@ class Balanced:
 
     Attributes:
         limit: Limit for each batch.
-        work: Cost that padding should waste least of, and by which ranks are balanced.
+        work: Cost that padding should waste least of, and by which ranks are balanced. If tokens
+            cost nothing, slabs are in random order instead of sorted by tokens.
         blur: Largest random change of seconds and of tokens, as shares below 1.
     """
 
@@ -342,6 +343,9 @@ class Balanced:
         order = np.argsort(-blurred_seconds, kind="stable")
         # the small summand puts utterances of equal length in random order
         ranking = lengths.tokens * (1 + token_blur * noise[1]) + 1e-6 * noise[1]
+        _, token_cost = self.work.slopes(1.0, 1.0)
+        if not token_cost:
+            ranking = noise[1]
 
         def fill(most: float) -> Batches:
             return self._fill(order, lengths, ranking, phase, most)

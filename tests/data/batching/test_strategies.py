@@ -21,6 +21,7 @@ from asrkit.data import (
     at_most_utterances,
     buckets_1d,
     buckets_2d,
+    linear,
     padding_account,
     plan,
     shipped_lengths,
@@ -228,6 +229,13 @@ def test_synchronized_ranks_wait_less():
         for which in (True, False)
     )
     assert together.straggler < 0.03 < 0.1 < alone.straggler
+
+
+def test_balanced_batches_do_not_depend_on_tokens_that_cost_nothing():
+    lengths = web_like(500)
+    silent = Lengths(lengths.seconds, np.zeros(500))
+    strategy = Balanced(limit=at_most_seconds(100), work=linear())
+    assert listed(plan(strategy, lengths)) == listed(plan(strategy, silent))
 
 
 def test_an_utterance_shares_batches_with_others_in_each_epoch():
