@@ -308,7 +308,9 @@ def training_step(model: CTCModel, B: int, T: int, mixed: bool) -> Callable[[], 
     targets = torch.randint(model.blank, (B, U), generator=draw).to(device)
     trained: nn.Module = deepcopy(model).requires_grad_(True).train()
     if distributed.is_initialized():
-        trained = DistributedDataParallel(trained, broadcast_buffers=False)
+        trained = DistributedDataParallel(
+            trained, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
     optimizer = NovoGrad(trained.parameters(), LEARNING_RATE)
     dtype = torch.float16 if device == "cuda" else torch.bfloat16
     scaler = torch.amp.GradScaler(device, enabled=mixed and device == "cuda")
