@@ -94,7 +94,7 @@ def sizes(
     suite: str, quick: bool, batch: Sequence[int], seconds: Sequence[float]
 ) -> list[tuple[float, int]]:
     """Seconds and utterances of the cells of a table."""
-    batch = batch or ((1, 2) if quick else BATCHES[suite])
+    batch = batch or (QUICK[:1] if quick else BATCHES[suite])
     seconds = seconds or (QUICK[1:] if quick else SECONDS[suite])
     expect(min(batch) >= 1, "batch", "at least 1 utterance", min(batch))
     expect(min(seconds) >= 0.1, "seconds", "at least 0.1", min(seconds))
@@ -117,7 +117,7 @@ def inference(
 
     Args:
         device: "cpu" or "cuda".
-        quick: a small Jasper, two cells and few calls.
+        quick: a small Jasper, one cell and few calls.
         batch: numbers of utterances of a call.
         seconds: lengths of the utterances.
         iterations: timed calls of each cell and precision; None: 500, or 5 if quick.
@@ -308,7 +308,9 @@ def training_step(model: CTCModel, B: int, T: int, mixed: bool) -> Callable[[], 
     targets = torch.randint(model.blank, (B, U), generator=draw).to(device)
     trained: nn.Module = deepcopy(model).requires_grad_(True).train()
     if distributed.is_initialized():
-        trained = DistributedDataParallel(trained, broadcast_buffers=False)
+        trained = DistributedDataParallel(
+            trained, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
     optimizer = NovoGrad(trained.parameters(), LEARNING_RATE)
     dtype = torch.float16 if device == "cuda" else torch.bfloat16
     scaler = torch.amp.GradScaler(device, enabled=mixed and device == "cuda")

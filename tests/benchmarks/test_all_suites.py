@@ -70,6 +70,12 @@ def test_a_failed_suite_does_not_end_the_run_and_is_measured_again(
     assert recorded(out) == ["fails", "ends", "fails", "ends"]
 
 
+def test_a_suite_with_a_table_of_its_own_is_omitted(suites, tmp_path, capsys):
+    suites("ends", rows=list)
+    assert main(["all", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["suites"] == {}
+
+
 def test_at_its_limit_a_suite_is_killed_with_its_children(
     suites, tmp_path, monkeypatch
 ):
