@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asrkit.training.loop import Run
 
 TABLE = "buckets.json"  # in the folder of a run
-BLUR = (0.1, 0.0)  # of seconds and of tokens, which are ignored: few words have few lengths
+BLUR = (0.1, 0.0)  # of seconds; tokens do not count: utterances of similar tokens share words
 Epoch = tuple[int, float]  # first step, and seconds of the longest utterance that it admits
 
 
