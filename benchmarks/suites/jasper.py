@@ -142,7 +142,7 @@ def inference(
 
 
 def cell(model: CTCModel, params: Params, precisions: Sequence[str]) -> Iterator[Measurement]:
-    """Latencies of a cell by precision, their ratios to the first, and the claims about the cell.
+    """Latencies of a cell by precision, and the claims about the cell.
 
     The time that the cell will take is estimated from its first calls, and printed.
     """
@@ -151,13 +151,9 @@ def cell(model: CTCModel, params: Params, precisions: Sequence[str]) -> Iterator
     each_ms = sum(timing.median_ms for timing in first.values())
     progress(f"about {(params['iterations'] + WARM_UP) * each_ms / 60e3:.1f} minutes")
     times = latencies(model, *size, precisions, repeats=params["iterations"])
-    baseline, *others = precisions
+    params = params | {"baseline_ms": fmean(times[precisions[0]].samples_ms)}
     for name, timing in times.items():
-        own = params | {"dtype": name}
-        yield latency("jasper-latency", timing, impl=name, params=own)
-        if name in others:
-            arms = own | {"arms": [baseline, name]}
-            yield time_ratio("jasper-latency", times, baseline, name, impl=name, params=arms)
+        yield latency("jasper-latency", timing, impl=name, params=params | {"dtype": name})
     half = times.get("float16")
     if half and size == (QUICK if "quick" in params else LARGEST):
         statistic = {"dtype": "float16", "mean_ms": fmean(half.samples_ms)}
@@ -169,16 +165,18 @@ def cell(model: CTCModel, params: Params, precisions: Sequence[str]) -> Iterator
 
 
 def inference_table(record: Record) -> dict[str, float]:
-    """Columns of a record: percentiles and mean, by the published rule, or the speed-up.
+    """Columns of a record: percentiles and mean by the published rule, and the mean of the first
+    precision over this one.
 
     The rule takes element floor(n (1 - a)) of n latencies in descending order for the share a.
     """
     name, samples = record["impl"], sorted(record["samples"], reverse=True)
-    if record["metric"] == "ratio":
-        return {f"{name}: speed-up": record["value"]}
-    n = len(samples)
+    n, mean = len(samples), fmean(samples)
     columns = {f"{name}: {share} %": samples[int(n * (1 - share / 100))] for share in SHARES}
-    return columns | {f"{name}: mean": fmean(samples)}
+    columns[f"{name}: mean"] = mean
+    if name != record["params"]["precisions"][0]:
+        columns[f"{name}: speed-up"] = record["params"]["baseline_ms"] / mean
+    return columns
 
 
 # Training
@@ -276,7 +274,8 @@ def throughputs(times: Mapping[int, Mapping[str, Timing]], params: Params) -> It
             if 1 in times:
                 scaling = n * times[1][name].median_ms / timing.median_ms
                 yield Measurement("jasper-training", "scaling", "1", scaling, impl=impl, params=own)
-        yield time_ratio("jasper-training", arms, "tf32", "mixed", impl="mixed", params=pair)
+        gain = arms["tf32"].median_ms / arms["mixed"].median_ms
+        yield Measurement("jasper-training", "ratio", "1", gain, impl="mixed", params=pair)
         if n == 1 and (B, params["duration_s"]) == claimed:
             yield time_ratio("jasper-mixed-a100", arms, "tf32", "mixed", impl="mixed", params=pair)
             yield rate("jasper-throughput-a100", "throughput", impl="mixed", params=own)
