@@ -98,7 +98,7 @@ NODES = {
     "export": 2_061,
     "losses": 17_385,  # a whole loss in Numba's CUDA; the packed joint's dropout
     "models": 18_630,
-    "training": 8_542,  # strategies of batching, float16, graphs, forms of the joint
+    "training": 8_550,  # strategies of batching, float16, graphs, forms of the joint
     "transcribe": 15_483,
     "workbench": 2_405,
     "workbench/claims": 2_602,
@@ -111,7 +111,7 @@ NODES = {
 MOST_BENCHMARK_NODES = 24_400  # with Jasper's three tables and the trained pair
 MOST_NODES = 137_300  # of the whole package
 # Modules of asrkit that importing a lesson may load: fewer if it neither transcribes nor trains.
-LESSON_MODULES, MORE_MODULES = 60, 125
+LESSON_MODULES, MORE_MODULES = 60, 126
 TRANSCRIBES = {
     "batched_ctc_frontend", "batching", "bf16_casting", "cost", "cuda_graphs", "jasper", "policies", "whisper_parts",
     "start_here", "file_recognizer", "frontends", "ladder", "one_utterance", "precision", "scripted",

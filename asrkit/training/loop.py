@@ -146,10 +146,7 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     train_set, lengths, too_fast = limit_rate(train_set, tokenizer, config)
     unaligned = check_speech(model_config, config, tokenizer, train_set, dev_set)
     warnings = "\n".join(filter(None, (too_fast, unaligned)))
-    if config.peak_lr is None:
-        conformer = isinstance(model_config.encoder, FastConformerConfig)
-        peak_lr = default_peak_lr(config.optimizer, fastconformer=conformer)
-        config = replace(config, peak_lr=peak_lr)
+    config = _with_peak_lr(config, model_config)
     torch_device = torch.device(device)
     generators = [] if torch_device.type == "cpu" else [torch_device]
     with (
@@ -188,6 +185,14 @@ def train(  # noqa: PLR0913 - model, data and folder; the rest is keyword-only w
     joint = _joint(run.history) if isinstance(model_config, TransducerConfig) else None
     path = run.best_file if dev_set else run.model_file
     return TrainResult(path=path, history=run.history, dev=run.dev, joint=joint)
+
+
+def _with_peak_lr(config: TrainConfig, model_config: ModelConfig) -> TrainConfig:
+    """`config`, with the default peak of its optimizer and this model if it has none."""
+    if config.peak_lr is not None:
+        return config
+    conformer = isinstance(model_config.encoder, FastConformerConfig)
+    return replace(config, peak_lr=default_peak_lr(config.optimizer, fastconformer=conformer))
 
 
 def _joint(history: list[Line]) -> str | None:
