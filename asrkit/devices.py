@@ -75,7 +75,7 @@ def autocast(
 
 @contextlib.contextmanager
 def _without_onednn(context: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """A block in `context` without oneDNN, which has no LSTM in float16, and no faster product."""
+    """A block in `context` without oneDNN, which cannot compute an LSTM in float16 on most CPUs."""
     (before,) = torch.backends.mkldnn.set_flags(False, None, None, None)[:1]
     try:
         with context:

@@ -106,14 +106,16 @@ def _train(options: CommandOptions) -> int:
         return 0
     steps = len(result.history)
     summary = {"model": str(result.path), "steps": steps, "joint": result.joint}
-    summary["padding"] = round(result.padding, 4)
     text = f"trained for {count(steps, 'step')}"
-    if overflows := result.history[-1].get("overflows"):
-        summary["overflows"] = overflows
-        text += f", {overflows} skipped since float16 overflowed"
+    padding = ""
+    if result.history:  # empty if a finished run has lost its log
+        if overflows := result.history[-1].get("overflows"):
+            summary["overflows"] = overflows
+            text += f", {overflows} skipped since float16 overflowed"
+        summary["padding"] = round(result.padding, 4)
+        padding = f"; {100 * result.padding:.1f} % of the computed frames were padding"
     summary |= _score(options, result.path, speech)
-    padding = f"{100 * result.padding:.1f} % of the computed frames were padding"
-    finish(options, summary, f"{text}: {result.path}; {padding}")
+    finish(options, summary, f"{text}: {result.path}{padding}")
     return 0
 
 

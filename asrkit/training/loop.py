@@ -2,11 +2,12 @@
 forward, backward, step, and `Run.save` writes what a later start resumes from.
 
 A run has one folder: `log.jsonl` (a line a step), `state.pt` (to resume), `model.safetensors` (EMA
-weights, to use) and, with a dev set, `best.safetensors` (those with its lowest word error rate). A
-step reads nothing back from the device, so its line is logged one step later. Augmentation and
-dropout depend on the seed and the number of the batch alone. If `steps` ends the run, so do batches
-and learning rate, and on a CPU a resumed run repeats the losses of an uninterrupted one. If
-`seconds` ends it, rate and curriculum follow the clock of the first process.
+weights, to use), with a dev set `best.safetensors` (those with its lowest word error rate), and
+with `--memory` `buckets.json`. A step reads nothing back from the device, so its line is logged one
+step later. Augmentation and dropout depend on the seed and the number of the batch alone. If
+`steps` ends the run, so do batches and learning rate, and on a CPU a resumed run repeats the losses
+of an uninterrupted one. If `seconds` ends it, rate and curriculum follow the clock of the first
+process.
 """
 
 import json
@@ -62,6 +63,7 @@ HALF_WRITTEN = (
     ".state-*.pt",
     ".model-*.safetensors",
     ".best-*.safetensors",
+    ".buckets-*.json",
     ".tmp??????",
 )
 CHANGEABLE = ("threads", "evaluate")  # settings that a resumed run may change
@@ -79,8 +81,8 @@ class TrainResult:
             rtfx, joint ("full", "packed", "split" or "lean"; "" without a joint), frames (computed
             for all batches, padding included) and padding (their share that is padding). The
             gradient_norm of a skipped step is not finite. In float16 also overflows: steps so far
-            that were skipped. With graphs also replays: batches so far whose encoder ran as a CUDA
-            graph.
+            that were skipped. With graphs also replays: batches
+            since this start whose encoder ran as a CUDA graph.
         dev: Word error rate of that model on the dev set; None without a dev set.
         joint: The form of the joint in all steps, or "mixed"; None for a model without a joint, or
             if the log is missing.
@@ -426,7 +428,7 @@ class Run:
             "gradient_norm": math.nan,
             "rtfx": rtfx(speech_s, taken_s),
             "joint": joint,
-            "frames": frames,
+            "frames": int(frames),
             "padding": 1 - useful / frames,
         }
         if self.graphs is not None:

@@ -105,6 +105,7 @@ def expect_trainable(model_config: ModelConfig, config: TrainConfig, tokens: int
     if not isinstance(model_config, CTCConfig):
         fits = model_config.ctc or config.ctc_weight == 0
         expect(fits, "ctc_weight", "0 for a model without a CTC head", config.ctc_weight)
+    _expect_packable(config.joint, getattr(model_config, "durations", ()))
     fits = not (config.graphs and isinstance(model_config, CTCConfig))
     expect(fits, "graphs", "False for a CTC model", config.graphs)
 
@@ -322,9 +323,7 @@ def _joint_and_size(
         remedy = "Pass joint='full' or joint='auto'."
         wanted = f"an unmodified TransducerModel with {joint!r}"
         expect(plain, "joint", wanted, "another", remedy)
-        fits = joint == "lean" or not model.durations
-        remedy = "Pass joint='lean', which computes no padding either."
-        expect(fits, "joint", "another for a model with durations", repr(joint), remedy)
+        _expect_packable(joint, model.durations)
     gpu_bytes = None
     if encoded.is_cuda:
         gpu_bytes = torch.cuda.get_device_properties(encoded.device).total_memory
@@ -336,6 +335,12 @@ def _joint_and_size(
         most = PAGED_BYTES if gpu_bytes is None else SPLIT_SHARE * gpu_bytes
         return joint, max(1, int(most // joint_peak_bytes(B=1, **shape)))
     return joint, B
+
+
+def _expect_packable(joint: str, durations: Sequence[int]) -> None:
+    fits = joint != "packed" or not durations
+    remedy = "Pass joint='lean', which computes no padding either."
+    expect(fits, "joint", "another for a model with durations", repr(joint), remedy)
 
 
 def _is_plain(model: TransducerModel) -> bool:

@@ -100,7 +100,7 @@ def backward(
         model: Model whose parameters get the gradient.
         loss: A scalar with a graph.
         scaler: Scales the gradients, until `step_and_clear` undoes it.
-        factor: Scales the gradients for good.
+        factor: Scales the gradients permanently.
     """
     weight = next(weight for weight in model.parameters() if weight.requires_grad)
     scaler.scale(factor * loss + 0 * loss.detach() * weight.sum()).backward()

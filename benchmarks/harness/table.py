@@ -32,7 +32,7 @@ LEGEND = {  # text in a table -> its meaning
     "on a GPU, waits for a GPU",
     "of the baseline": "times the speed of the baseline, which the first step follows",
     "published": "the gain of this step in NVIDIA's account of NeMo, in some cases of decoding "
-    "alone, and its claim in `asrkit ledger`",
+    "alone, and its claim in `asrkit ledger`; its graphs are of label looping",
     "×": "the shape after a name: B×T×U1×V for losses, B×T×D×V or B×T×V for decoders, "
     "B×T×D×layers for attention decoders, B×T×D for whole models, B×T×D×blocks for encoders, "
     "B×T×F for features",

@@ -50,7 +50,7 @@ TRAINING = ("jasper-mixed-a100", "jasper-throughput-a100")
 LARGEST = (16, 16.7)  # the claims' cell of the table: utterances, and seconds of each
 STEP = (64, 16.7)  # the same for a training step of one process
 QUICK = (2, 0.6)  # both in a rehearsal
-REPEATS = 50  # per precision, for the claims; the tables have 495
+REPEATS = 50  # per precision, for the claims; the published ones have 495
 STEPS = 12  # timed steps, after as many untimed ones
 
 BATCHES = {"jasper-inference": (1, 2, 4, 8, 16), "jasper-training": (32,)}

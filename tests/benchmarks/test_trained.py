@@ -36,7 +36,7 @@ def test_seeds_have_their_own_rates_and_a_finished_one_is_not_trained_again(
     monkeypatch.setattr(trained, "word_errors", other_errors)
     records = run("jasper-seeds", seeds=3, **little)
     for row in SUITES["jasper-seeds"].rows(records):
-        assert row["seed 2"], row["seed 3"] == (50.0, 25.0)
+        assert (row["seed 2"], row["seed 3"]) == (50.0, 25.0)
         three = [row[f"seed {seed}"] for seed in (1, 2, 3)]
         assert row["mean"] == pytest.approx(mean(three))
         assert row["std"] == pytest.approx(pstdev(three))

@@ -35,7 +35,7 @@ RUNGS: dict[str, dict[str, Any]] = {
     "overlapped": {"loading": "overlapped"},
 }
 LOOP_RUNGS = ("label_looping", "windowed_looping", "graph_whole")  # a CTC model has no loop
-EVERY = {"batched_frontend": "feature-norm-batched", "overlapped": "ten-times"}
+EVERY = {"batched_frontend": "feature-norm-batched"}
 # Rungs that are steps in NVIDIA's account of NeMo: the claims of data/claims.yaml with their gains,
 # by kind of model.
 PUBLISHED = {
