@@ -82,6 +82,9 @@ def _train(options: CommandOptions) -> int:
     from asrkit.text import load_tokenizer
     from asrkit.training import TrainConfig, train
 
+    on_gpu = options.device.startswith("cuda")
+    remedy = "Omit --graphs on a CPU."
+    expect(on_gpu or not options.settings.graphs, "graphs", "--device cuda", options.device, remedy)
     config = TrainConfig(**vars(options.settings))
     tokenizer = load_tokenizer(options.tokenizer)
     check_writable(options.out)

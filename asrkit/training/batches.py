@@ -16,9 +16,9 @@ from asrkit.features import log_mel
 from asrkit.shapes import expect
 from asrkit.text import Tokenizer
 from asrkit.training.config import TrainConfig
-from asrkit.training.epochs import Epochs
 
 if TYPE_CHECKING:
+    from asrkit.training.epochs import Epochs
     from asrkit.training.loop import Run
 
 PREFETCHED_STEPS = 2
@@ -94,7 +94,9 @@ def prepare_batch(
 Draw = Callable[[int, float], list[Batch]]
 
 
-def draw_planned(utterances: Utterances, tokenizer: Tokenizer, epochs: Epochs, own: range) -> Draw:
+def draw_planned(
+    utterances: Utterances, tokenizer: Tokenizer, epochs: "Epochs", own: range
+) -> Draw:
     """Draw batches as they are planned.
 
     Args:

@@ -1,6 +1,8 @@
 """Checks before a run begins: arguments, and each utterance."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +59,16 @@ def limit_rate(
     left_out = train_set.select(np.flatnonzero(~kept).tolist()).ids
     line = _warning(TOO_FAST.format(f"{most:g}"), left_out, train_set)
     return train_set.select(np.flatnonzero(kept).tolist()), lengths.take(kept), line
+
+
+def expect_a_step(history: Sequence[dict[str, Any]]) -> None:
+    """ValueError if every step of a run was skipped: nothing was learnt."""
+    if not history or any(math.isfinite(line["gradient_norm"]) for line in history):
+        return
+    if any(math.isfinite(line["loss"]) for line in history):  # float16's range was too small
+        remedy = "Train for more steps, each of which lowers its scale, or in another precision."
+        expect(False, "precision", "a gradient that fits into float16", "none", remedy)
+    expect(False, "train_set", "a step with a finite loss and gradient", "none")
 
 
 def check_speech(

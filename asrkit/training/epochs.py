@@ -1,6 +1,5 @@
 """Batches of a run before any sound is read: the strategy, sizes from memory, and epochs."""
 
-import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,14 +20,13 @@ from asrkit.data import (
     plan,
 )
 from asrkit.data.batching.strategies import Batches, Constraint, Strategy
-from asrkit.files import atomic
 from asrkit.shapes import expect, whole
 from asrkit.training.config import TrainConfig
+from asrkit.training.optimizer import training_step
 
 if TYPE_CHECKING:
     from asrkit.training.loop import Run
 
-TABLE = "buckets.json"  # in the folder of a run
 BLUR = (0.1, 0.0)  # of seconds; tokens do not count: utterances of similar tokens share words
 Epoch = tuple[int, float]  # first step, and seconds of the longest utterance that it admits
 
@@ -115,9 +113,10 @@ def planned_epochs(run: "Run", lengths: Lengths, *, progress: bool) -> Epochs:
         progress: Whether to show the progress of a search.
     """
     config = run.config
-    sizes: Buckets | None = None
-    if config.memory is not None or config.bucket_sizes is not None:
-        sizes = run.processes.in_first(lambda: _sizes(run, lengths, progress))
+    if run.sizes is None and (config.memory is not None or config.bucket_sizes is not None):
+        run.sizes = run.processes.in_first(lambda: _sizes(run, lengths, progress))
+    sizes = run.sizes
+    if sizes is not None:
         too_large = int((sizes.cell(lengths) < 0).sum())
         wanted = "room for each utterance of the training speech"
         remedy = "Search the sizes for this speech, by --memory."
@@ -161,31 +160,22 @@ def _buckets(config: TrainConfig, lengths: Lengths) -> Buckets:
 
 
 def _sizes(run: "Run", lengths: Lengths, progress: bool) -> Buckets:
-    """Buckets with the sizes of an earlier start or of `bucket_sizes`, else searched for.
-
-    The file in the run's folder is written on a fresh start, and read when the run is resumed.
-    """
-    from asrkit.training.optimizer import training_step  # imports batches, which import this file
-
+    """Buckets with the sizes of `bucket_sizes`, else searched for."""
     config = run.config
-    file = run.log_file.with_name(TABLE)
-    if run.step > 0:
-        return Buckets.read(file)
     if config.bucket_sizes is not None:
-        table = Buckets.read(config.bucket_sizes)
-        with atomic(file) as part:
-            shutil.copyfile(config.bucket_sizes, part)
-        return table
+        return Buckets.read(config.bucket_sizes)
     assert config.memory is not None
     step = training_step(run.model, run.optimizer, config)
     device = next(run.model.parameters()).device
-    found = oom_search(
-        lambda n, seconds, tokens: step(n, config.augment.longest_s(seconds), tokens),
-        _buckets(config, lengths),
-        budget_bytes=int(config.memory * 2**30),
-        device=str(device),
-        state=(run.model, run.optimizer),
-        progress=progress,
-    )
-    found.table.save(file, budget_bytes=found.budget_bytes)
+    try:
+        found = oom_search(
+            lambda n, seconds, tokens: step(n, config.augment.longest_s(seconds), tokens),
+            _buckets(config, lengths),
+            budget_bytes=int(config.memory * 2**30),
+            device=str(device),
+            state=(run.model, run.optimizer),
+            progress=progress,
+        )
+    except ValueError as error:  # about the budget, whose name is `memory` here
+        raise ValueError(str(error).replace("budget_bytes:", "memory:", 1)) from None
     return found.table

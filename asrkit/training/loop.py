@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from asrkit.data import Batch, Utterances
+from asrkit.data import Batch, Buckets, Utterances
 from asrkit.devices import CPU_FLOAT, read_later
 from asrkit.files import atomic, content_hash, lock
 from asrkit.models import (
@@ -41,7 +41,7 @@ from asrkit.shapes import expect
 from asrkit.text import ErrorRate, Tokenizer, dump_tokenizer
 from asrkit.training.batch_norm import RunningStatistics
 from asrkit.training.batches import Prepared, batch_seed, draw_planned, draw_supplied, prefetch
-from asrkit.training.checks import check_arguments, check_speech, limit_rate
+from asrkit.training.checks import check_arguments, check_speech, expect_a_step, limit_rate
 from asrkit.training.config import TrainConfig, differences
 from asrkit.training.distributed import Processes, data_parallel, gradient_sync, process_group
 from asrkit.training.epochs import Epoch, planned_epochs
@@ -243,6 +243,7 @@ class Run:
         self.state_file = out / "state.pt"
         self.model_file = out / "model.safetensors"
         self.best_file = out / "best.safetensors"
+        self.table_file = out / "buckets.json"
         self.batches = config.accumulate * processes.count  # of a step, over all processes
         self.places = range(processes.rank, self.batches, processes.count)  # of this process
         self.model = make_model(model_config).to(device).train()
@@ -255,6 +256,7 @@ class Run:
         self.step = 0
         self.seconds = 0.0  # training time, by the clock of the first process
         self.compiled = False
+        self.sizes: Buckets | None = None  # of the batches, by `memory` or `bucket_sizes`
         self.epochs: list[Epoch] = []  # that have begun; the thread that draws batches adds to them
         self.history: list[Line] = []
         # the last line, and a call that returns its loss and norm
@@ -299,6 +301,7 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.epochs = state["epochs"]
+        self.sizes = state["sizes"] and Buckets(**state["sizes"])
         self.step = state["step"]
         self.seconds = state["seconds"]
         text = self.log_file.read_text() if self.log_file.exists() else ""
@@ -312,11 +315,12 @@ class Run:
 
     def clear(self) -> None:
         """Remove state, log and best model of an earlier run, which a kill before this run's first
-        checkpoint would otherwise resume.
+        checkpoint would otherwise resume; write the sizes of this run's batches.
         """
-        self.best_file.unlink(missing_ok=True)
-        self.state_file.unlink(missing_ok=True)
-        self.log_file.unlink(missing_ok=True)
+        for file in (self.best_file, self.state_file, self.log_file, self.table_file):
+            file.unlink(missing_ok=True)
+        if self.sizes is not None:
+            self.sizes.save(self.table_file)
 
     def to_end(
         self,
@@ -357,9 +361,7 @@ class Run:
                 if evaluates:
                     scores.submit(self.checkpoint())
                     scored_s = self.seconds
-            stepped = any(math.isfinite(line["gradient_norm"]) for line in self.history)
-            wanted = "a step with a finite loss and gradient"
-            expect(stepped or not self.history, "train_set", wanted, "none: nothing was learnt")
+            expect_a_step(self.history)
             scores.submit(self.checkpoint())
             scores.collect()
             self.dev = scores.best
@@ -461,6 +463,7 @@ class Run:
             "scaler": self.scaler.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
+            "sizes": self.sizes and self.sizes.columns(),
             "epochs": [epoch for epoch in self.epochs if epoch[0] <= self.step],
             "config": json.dumps(self.settings),
         }

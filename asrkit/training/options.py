@@ -79,9 +79,9 @@ class TrainOptions:
         "balanced",
         "which utterances share a batch; balanced: similar seconds, without fixed "
         "buckets; bucketed: a bucket of seconds; bucketed2d: a bucket of seconds and tokens; "
-        "random: any; presorted: any, distributed over the batches of a step so that an LSTM, "
-        "which runs a batch in phases, takes equally long for each. The batches of a step cost "
-        "about the same, except random and presorted ones",
+        "random: any; presorted: equally many, as many as fit of the longest, distributed over "
+        "the batches of a step so that an LSTM, which runs a batch in phases, takes equally long "
+        "for each. The batches of a step cost about the same, except random and presorted ones",
     )
     buckets: int = described(
         30,
@@ -99,12 +99,14 @@ class TrainOptions:
         None,
         "memory of a training step beyond weights and optimizer state: before a run begins, "
         "training steps search the largest batch of each bucket, written to buckets.json in the "
-        "folder of the run; replaces --batch-seconds",
+        "folder of the run; on a CPU this takes minutes, fewer with fewer --buckets; replaces "
+        "--batch-seconds",
         metavar="GIB",
     )
     bucket_sizes: str | None = described(
         None,
-        "take the sizes in buckets.json of an earlier run, instead of a search with --memory",
+        "take buckets and sizes in buckets.json of an earlier run; replaces --memory, --buckets "
+        "and --batch-seconds",
         metavar="FILE",
     )
     tokens_per_second: float | None = described(

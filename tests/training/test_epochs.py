@@ -101,7 +101,6 @@ def test_sizes_found_by_a_search_limit_the_run_and_later_ones(
 ):
     wanted, folder = searched
     table = json.loads((folder / "buckets.json").read_text())
-    assert table["budget_bytes"] == int(0.01 * 2**30)
     assert min(table["sizes"]) > 1
     monkeypatch.delattr(epochs, "oom_search")
     file = str(folder / "buckets.json")
@@ -112,6 +111,37 @@ def test_sizes_found_by_a_search_limit_the_run_and_later_ones(
         run(tiny_speech, tmp_path / "again", again, resume=False, on_step=stop_after(2))
     (folder / "buckets.json").unlink()
     assert losses(run(tiny_speech, tmp_path / "again", again)) == wanted
+
+
+def test_a_refused_fresh_start_leaves_the_sizes_of_the_run_in_the_folder(
+    searched, tiny_speech, tmp_path
+):
+    wanted, folder = searched
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_speech, folder, SEARCHED, resume=False, on_step=stop_after(2))
+    before = (folder / "buckets.json").read_text()
+    file = tmp_path / "other.json"
+    Buckets([99.0], [999], [1]).save(file)
+    other = replace(SEARCHED, memory=None, bucket_sizes=str(file), accumulate=100)
+    with pytest.raises(ValueError, match="^batches: expected from 1 to"):
+        run(tiny_speech, folder, other, resume=False)
+    assert (folder / "buckets.json").read_text() == before
+    assert losses(run(tiny_speech, folder, SEARCHED)) == wanted
+
+
+@pytest.mark.parametrize("batching", STRATEGIES)
+def test_batches_of_one_utterance_need_not_fill_the_last_step(batching):
+    planned = of(batching, web_like(7, seed=1), ranks=2, batch_seconds=0.1)
+    for step in range(9):  # three in an epoch, of six of the seven utterances
+        assert [len(rows) for rows in planned.rows(step)] == [1, 1]
+    assert [first for first, _ in planned.begun] == [0, 3, 6]
+
+
+def test_a_search_with_too_little_memory_is_refused_by_the_name_of_the_option(
+    tiny_speech, tmp_path
+):
+    with pytest.raises(ValueError, match="^memory: expected room for one utterance"):
+        run(tiny_speech, tmp_path, replace(SEARCHED, memory=1e-6))
 
 
 def test_a_search_counts_the_longest_augmented_utterances(tiny_speech, tmp_path):

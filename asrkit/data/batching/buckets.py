@@ -80,16 +80,14 @@ class Buckets:
         fits = (D[:, None] <= self.seconds) & (U[:, None] <= self.tokens)  # (M, K)
         return np.where(fits.any(1), n / self.sizes[fits.argmax(1)], np.inf)
 
-    def save(self, path: str | Path, *, budget_bytes: int) -> None:
-        """Write the table as JSON.
+    def columns(self) -> dict[str, list]:
+        """The table as lists of numbers."""
+        return {name: values.tolist() for name, values in vars(self).items()}
 
-        Args:
-            path: File to write.
-            budget_bytes: Memory of a training step that the sizes were found for.
-        """
-        columns = {name: values.tolist() for name, values in vars(self).items()}
+    def save(self, path: str | Path) -> None:
+        """Write the table as JSON, for `read`."""
         with atomic(path) as part:
-            part.write_text(json.dumps(columns | {"budget_bytes": budget_bytes}) + "\n")
+            part.write_text(json.dumps(self.columns()) + "\n")
 
     @classmethod
     def read(cls, path: str | Path) -> "Buckets":

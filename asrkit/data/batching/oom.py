@@ -122,7 +122,7 @@ def oom_search(
             budget_bytes = int(FREE_SHARE * free)
         trials.budget = budget_bytes
         padded_s = START * seconds[-1]
-        for k in tqdm(reversed(range(len(buckets))), "buckets", disable=not progress):
+        for k in tqdm(range(len(buckets))[::-1], "buckets", disable=not progress):
             start = int(padded_s / seconds[k])
             sizes[k] = trials.largest(seconds[k], tokens[k], start, tolerance)
             padded_s = sizes[k] * seconds[k]
@@ -190,7 +190,7 @@ class _Trials:
             "budget_bytes",
             f"room for one utterance of {seconds:g} s and {tokens} tokens",
             "a step that takes more",
-            "Split such utterances, or remove them.",
+            "Split or remove such utterances, or raise it.",
         )
         return trial
 

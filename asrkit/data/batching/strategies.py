@@ -93,7 +93,8 @@ def plan(
 ) -> Plan:
     """Plan an epoch. Every rank gets a batch in every step.
 
-    The largest batches are halved until every rank has one in the last step too.
+    The largest batches are halved until every rank has one in the last step too. If none can be
+    halved, as many batches of one utterance as are left over, chosen at random, are dropped.
 
     Args:
         strategy: Random, Sorted, Bucketed, Balanced, Presorted or your own.
@@ -103,8 +104,7 @@ def plan(
         epoch: Number of the epoch, from 0.
 
     Raises:
-        ValueError: An invalid argument, or too few batches for the ranks, none of which can be
-            halved.
+        ValueError: An invalid argument.
     """
     expect(
         hasattr(strategy, "batches") and hasattr(strategy, "balance_by"),
@@ -119,37 +119,37 @@ def plan(
     expect(enough, "lengths", f"an utterance for each of {ranks} ranks", len(lengths))
     random = np.random.default_rng([seed, epoch])
     batches, dropped = strategy.batches(lengths, ranks, random)
-    batches = _complete_last_step(batches, ranks)
+    batches, left_over = _complete_last_step(batches, ranks, random)
     if strategy.balance_by:
         batches = _balance_steps(batches, lengths, ranks, strategy.balance_by, random)
     steps = [batches[first : first + ranks] for first in range(0, len(batches), ranks)]
     deal = getattr(strategy, "deal", None)
     if deal is not None:
         steps = [deal(step, lengths) for step in steps]
-    return Plan(steps, dropped)
+    return Plan(steps, np.concatenate([dropped, *left_over]))
 
 
-def _complete_last_step(batches: Batches, ranks: int) -> Batches:
+def _complete_last_step(
+    batches: Batches, ranks: int, random: np.random.Generator
+) -> tuple[Batches, Batches]:
     """Halve the largest batches until their number is a multiple of `ranks`.
 
-    The parts of a batch stay neighbours.
+    The parts of a batch stay neighbours. If all batches have one utterance, some are left over;
+    they are returned separately.
     """
     batches = [*batches]
     sizes = np.array([len(rows) for rows in batches])
     for _ in range(-len(batches) % ranks):
         largest = int(sizes.argmax())
         rows = batches[largest]
-        expect(
-            len(rows) > 1,
-            "strategy",
-            f"batches to halve for {ranks} ranks",
-            f"{sizes.sum()} utterances in {len(batches)} batches",
-            "Allow larger batches.",
-        )
+        if len(rows) == 1:
+            chosen = set(random.choice(len(batches), len(batches) % ranks, replace=False))
+            left_over = [batches.pop(number) for number in sorted(chosen, reverse=True)]
+            return batches, left_over
         batches[largest : largest + 1] = [rows[::2], rows[1::2]]
         sizes[largest] = len(batches[largest])
         sizes = np.insert(sizes, largest + 1, len(batches[largest + 1]))
-    return batches
+    return batches, []
 
 
 def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
