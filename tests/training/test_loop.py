@@ -164,6 +164,14 @@ def test_float16_clips_and_logs_unscaled_gradients(
             assert ours["overflows"] == 0
 
 
+def test_a_run_whose_every_step_overflows_names_the_precision(
+    tiny_speech, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("asrkit.training.optimizer.FIRST_SCALE", 2.0**60)
+    with pytest.raises(ValueError, match="^precision: expected a gradient that fits"):
+        run(tiny_speech, tmp_path, replace(SHORT, precision="float16"))
+
+
 def test_the_best_checkpoint_of_the_dev_set_is_kept_also_by_a_resumed_run(
     tiny_speech, tmp_path, monkeypatch
 ):
