@@ -96,7 +96,7 @@ NODES = {
     "data": 12_092,
     "decoders": 13_896,
     "export": 2_061,
-    "losses": 17_385,  # a whole loss in Numba's CUDA; the packed joint's dropout
+    "losses": 17_391,  # a whole loss in Numba's CUDA; the packed joint's dropout; a tile is located once
     "models": 18_630,
     "training": 8_550,  # strategies of batching, float16, graphs, forms of the joint
     "transcribe": 15_483,

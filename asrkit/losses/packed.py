@@ -9,7 +9,7 @@ TransducerLoss(packed_input=True), for CUDA only, as in NVIDIA's submission to M
 They take the rows' offsets as an argument; here the offsets follow from the lengths.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -30,11 +30,9 @@ from asrkit.losses.arguments import (
 )
 from asrkit.losses.gradient import check_backward, lattice_loss
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.losses.lean.driver import Joint, NodeTiles
+from asrkit.losses.lean.driver import Activation, Joint, NodeTiles
 from asrkit.shapes import dims, expect, expect_choice
 from asrkit.threads import eager
-
-Activation = Literal["none", "relu", "tanh"]
 
 
 def packed_offsets(logit_lengths: Tensor, target_lengths: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from asrkit.losses.arguments import (
     reduce,
 )
 from asrkit.losses.lattice import LatticeOptions, Nodes
-from asrkit.losses.lean.driver import Activation, Joint, LeanLoss
+from asrkit.losses.lean.driver import Joint, LeanActivation, LeanLoss
 from asrkit.shapes import dims, expect, expect_choice
 from asrkit.threads import eager
 
@@ -44,7 +44,7 @@ def rnnt_loss_lean(  # noqa: PLR0913 - rnnt_loss's arguments, with the joint's i
     logit_lengths: Tensor,
     target_lengths: Tensor,
     *,
-    activation: Activation,
+    activation: LeanActivation,
     blank: int = -1,
     reduction: Reduction = "mean",
     fastemit_lambda: float = 0.0,
@@ -114,7 +114,7 @@ def tdt_loss_lean(  # noqa: PLR0913 - tdt_loss's arguments, with the joint's in 
     logit_lengths: Tensor,
     target_lengths: Tensor,
     *,
-    activation: Activation,
+    activation: LeanActivation,
     durations: tuple[int, ...] = (0, 1, 2, 3, 4),
     sigma: float = 0.0,
     omega: float = 0.0,
@@ -197,7 +197,7 @@ def _lean_loss(
     dims(bias, "V", "bias", V=outputs)
     check_scores(weight, "weight", encoded)
     check_scores(bias, "bias", encoded)
-    expect_choice("activation", joint.activation, get_args(Activation))
+    expect_choice("activation", joint.activation, get_args(LeanActivation))
     check_options(reduction, fastemit_lambda=options.fastemit_lambda)
     V = outputs - len(options.durations)
     expect(V > 1, "weight", "rows for a blank, labels and durations", tuple(weight.shape))

@@ -12,7 +12,7 @@ numbers each of log-normalisers, arcs, posteriors and backward variables, and th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,9 +22,9 @@ from asrkit.losses.gradient import Recursions, check_backward, sum_paths
 from asrkit.losses.lattice import ArcLogProbs, LatticeOptions, Nodes, Saved
 from asrkit.shapes import expect, is_finite, whole
 
-Activation = Literal["relu", "tanh"]
-ACTIVATIONS = ("none", "relu", "tanh")
-_, RELU, TANH = range(3)  # their codes, for compiled code
+Activation = Literal["none", "relu", "tanh"]
+LeanActivation = Literal["relu", "tanh"]  # those of the lean losses
+_, RELU, TANH = range(3)  # codes of `Activation`, for compiled code
 MIN_TILE = 64  # nodes of a tile by default, at least
 SEGMENT = 32  # tiles whose active nodes are found at once, on a CPU
 NEGLIGIBLE = 1e-30  # a posterior this small changes no float32 sum of posteriors
@@ -44,7 +44,7 @@ class Joint:
         ValueError: An argument is outside its range.
     """
 
-    activation: Activation | Literal["none"]
+    activation: Activation
     dropout: float
     seed: int | None
     tile: int | None = None
@@ -95,7 +95,7 @@ class NodeTiles:
         self.tokens = len(weight) - len(options.durations)  # V; the durations' logits follow
         self.dropout = joint.dropout
         self.seed = joint.seed or 0  # None only without dropout
-        self.activation = ACTIVATIONS.index(joint.activation)
+        self.activation = get_args(Activation).index(joint.activation)
         on_cpu = weight.device.type == "cpu"
         tile_bytes = self.cpu_tile_bytes if on_cpu else self.gpu_tile_bytes
         row_bytes = max(weight.shape) * weight.element_size()

@@ -70,7 +70,7 @@ class Tiles(NodeTiles):
             by_weight.addmm_(by_logits.T, hidden)
         else:
             by_weight.add_(by_logits.T @ hidden)
-        self.add_to_halves(index, hidden, by_hidden, by_halves)
+        self._add_to_halves(inputs, hidden, by_hidden, by_halves)
 
     def tile_hidden(self, index: Tensor, out: Tensor) -> None:
         """Write the hidden layer of nodes `index` (n,) into `out` (n, D)."""
@@ -90,7 +90,12 @@ class Tiles(NodeTiles):
         self, index: Tensor, hidden: Tensor, by_hidden: Tensor, sums: Sequence[Tensor]
     ) -> None:
         """Add the contribution of nodes `index` (n,) to the gradients of both halves."""
-        inputs = self._locate(index)
+        self._add_to_halves(self._locate(index), hidden, by_hidden, sums)
+
+    def _add_to_halves(
+        self, inputs: np.ndarray, hidden: Tensor, by_hidden: Tensor, sums: Sequence[Tensor]
+    ) -> None:
+        """Add the contribution of located nodes to the gradients of both halves."""
         with pool():
             _add_to_halves(
                 array(hidden),
