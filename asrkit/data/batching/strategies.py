@@ -341,10 +341,11 @@ class Balanced:
         second_blur, token_blur = self.blur
         blurred_seconds = lengths.seconds * (1 + second_blur * noise[0])
         order = np.argsort(-blurred_seconds, kind="stable")
-        # the small summand puts utterances of equal length in random order
-        ranking = lengths.tokens * (1 + token_blur * noise[1]) + 1e-6 * noise[1]
         _, token_cost = self.work.slopes(1.0, 1.0)
-        if not token_cost:
+        if token_cost:
+            # the small summand puts utterances of equal length in random order
+            ranking = lengths.tokens * (1 + token_blur * noise[1]) + 1e-6 * noise[1]
+        else:
             ranking = noise[1]
 
         def fill(most: float) -> Batches:

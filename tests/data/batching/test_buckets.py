@@ -12,6 +12,7 @@ from asrkit.data import (
     buckets_1d,
     buckets_2d,
     duration_bins,
+    usual_rates,
     web_like,
 )
 
@@ -54,6 +55,17 @@ def test_bins_have_equal_seconds_of_skewed_speech():
     sums = np.bincount(np.searchsorted(bins, seconds), seconds)
     assert len(sums) == 30
     assert abs(sums / sums.mean() - 1).max() < 0.15
+
+
+def test_usual_rates_leave_out_an_outlier_but_no_utterance_that_is_alone():
+    seconds = np.append(np.full(50, 2.0), 100.0)
+    tokens = np.append(20 + np.arange(50) % 3, 5000)  # the last one fills a bin
+    tokens[7] = 200
+    lengths = Lengths(seconds, tokens)
+    assert duration_bins(lengths, 2).tolist() == [2, 100]
+    usual = usual_rates(lengths, count=2)
+    assert np.flatnonzero(~usual).tolist() == [7]
+    assert usual_rates(lengths, count=2, deviations=8).all()
 
 
 @given(utterances, st.integers(1, 6), st.integers(1, 4))
