@@ -67,8 +67,9 @@ class CommandOptions(ProgressOptions):
     )
     out: Path = described(
         MISSING,
-        "folder for the log, the state to resume from, model.safetensors with the last weights, "
-        "and best.safetensors with those of the lowest word error rate on the dev set, if any",
+        "folder for the log, the state to resume from, model.safetensors with the averaged weights "
+        "at the end, best.safetensors with those of the lowest word error rate on the dev set, if "
+        "any, and buckets.json if --memory or --bucket-sizes is given",
         metavar="DIR",
     )
     fresh: bool = described(False, "start again instead of resuming from the folder")
