@@ -76,9 +76,9 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
         encoded: (B, T, E) encoder frames.
         lengths: (B,) valid frames, int32 or int64; 0 is allowed.
         strategy: "windowed_looping" is the fastest, or within a tenth of it: every utterance has
-            its own clock, and one joint call covers `window` frames. "label_looping" is published
-            in arXiv 2406.06220: a loop over labels around a loop over blanks, which has `window`
-            joint calls of one frame here. With "frame_looping" all utterances wait at every frame.
+            its own clock, and one joint call covers `window` frames. "label_looping" follows arXiv
+            2406.06220: a loop over labels around a loop over blanks, with `window` joint calls of
+            one frame in the inner loop. With "frame_looping" all utterances wait at every frame.
             "one_by_one" is the definition, one utterance and one symbol at a time.
         graphs: Whether the loop runs as a CUDA graph: "off", "step" (the host replays a few turns
             at a time), "full" (one graph that loops on the device), or "auto". one_by_one never

@@ -1,10 +1,10 @@
-"""Label looping (arXiv 2406.06220): a loop over labels around a loop over blanks.
+"""Label looping, after arXiv 2406.06220: a loop over labels around a loop over blanks.
 
 A turn of the outer loop finds one more label for every utterance, with one predictor call. Each
 utterance has its own clock. One that has found its label waits while the inner loop continues
 through the blanks of the others.
 
-As published, the inner loop ends when the last utterance has found its label: the host reads that
+In the paper, the inner loop ends when the last utterance has found its label: the host reads that
 from the device in each of its turns. Here the inner loop has `window` turns and nothing is read in
 it. An utterance that is still on blanks continues in the next turn of the outer loop, where it
 delays nobody else.
