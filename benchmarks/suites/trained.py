@@ -255,7 +255,8 @@ def pair_columns(record: Record) -> dict[str, Any]:
         return column | {f"{params['set']}: WER, %": 100 * value}
     if record["metric"] == "latency":
         return column | {"test set, ms": value, "RTFx": 1e3 * params["audio_s"] / value}
-    return column | {"time of deep over shallow": value}
+    in_encoder, in_decoder = LAYERS["deep"]
+    return column | {f"time of {in_encoder} + {in_decoder} layers over this": value}
 
 
 SEEDS_SUITE = Suite(name="jasper-seeds", cases=seeds, rows=seeds_rows)
