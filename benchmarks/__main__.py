@@ -164,6 +164,7 @@ def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
     out = options.out or Path("reports/bench.jsonl")
     check_writable(out, folder=False)
     records = []
+    kept: list[list[dict[str, Any]]] = []  # by cell
     with Peers() if options.peers else contextlib.nullcontext() as peers:
         try:
             records = run(
@@ -173,6 +174,7 @@ def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
                 quick=options.quick,
                 peers=peers,
                 log=progress,
+                kept=kept.append,
                 **suite_options,
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs
@@ -182,8 +184,11 @@ def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
     else:
         lines = table(records, width=table_width())
     print_text(options, *lines, *legend(lines))
-    result = {"records": len(records), "out": str(out)}
-    finish(options, result, f"{count(len(records), 'record')} appended to {out}")
+    new = len(records) - sum(map(len, kept))
+    line = f"{count(new, 'record')} appended to {out}"
+    if kept:
+        line += f"; {count(len(kept), 'cell')} already measured"
+    finish(options, {"records": new, "kept_cells": len(kept), "out": str(out)}, line)
     return 0
 
 

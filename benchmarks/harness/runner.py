@@ -34,6 +34,7 @@ def run(
     quick: bool = False,
     peers: Peers | None = None,
     log: Callable[[str], object] = bool,
+    kept: Callable[[list[Record]], object] = bool,
     **options: Any,
 ) -> list[Record]:
     """Measure a suite; returns its records: times and memory of each arm, ratios of pairs. A suite
@@ -50,6 +51,7 @@ def run(
         quick: small sizes and few repeats.
         peers: other packages whose arms join the cases that name them.
         log: called with a line before each case, and with each failure.
+        kept: called with the records that `out` had of a case, which is not measured again.
         **options: options of the suite, such as `lengths` of batching.
 
     Raises:
@@ -67,6 +69,7 @@ def run(
         done = [record for record in before if case.params.items() <= record["params"].items()]
         if done:
             measured += done
+            kept(done)
             continue
         log(": ".join(filter(None, [case.title, ", ".join(case.arms)])))
         try:

@@ -21,6 +21,12 @@ COUNTS = {  # param: its name in the column "calls"
     "syncs": "waits",
 }
 COLUMNS = {"latency": "time", "rtfx": "RTFx", "cpu_time": "CPU time", "peak_memory": "memory"}
+HEADINGS = {  # param: its column in a table of rows
+    "duration_s": "seconds",
+    "encoder": "encoder layers",
+    "decoder": "decoder layers",
+}
+GRID = "joint-memory"  # a case whose arm is measured at many sizes
 LADDER = "ladder-"
 LADDER_COLUMNS = ["time", "RTFx", "of the baseline", "of the step before", "published"]
 LEGEND = {  # text in a table -> its meaning
@@ -54,7 +60,10 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
         width: longest line, in columns; 0: no limit. Longer rows are wrapped, see `tables.aligned`.
     """
     cases: dict[str, dict[str, dict[str, str]]] = {}
+    records = [*records]
     for record in records:
+        if record["what"] == GRID:
+            continue
         arms = cases.setdefault(_heading(record), {})
         row = arms.setdefault(record["impl"], {})
         for column, text in _cells(record):
@@ -66,7 +75,15 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
             columns = LADDER_COLUMNS
         rows = [[arm, *(row.get(column, "") for column in columns)] for arm, row in arms.items()]
         lines += ["", heading, *aligned([["", *columns], *rows], width=width)]
+    if sizes := pivot(GRID, ("B", "T", "U1", "V", "dtype"), grid_columns, records):
+        lines += ["", GRID, *rows_table(sizes, width=width)]
     return lines[1:]
+
+
+def grid_columns(record: Record) -> dict[str, float]:
+    """Columns of a record of the memory grid: its peak and the counted one."""
+    peaks = {"measured": record["value"], "counted": record["params"]["counted"]}
+    return {f"{name}, MiB": peak / 2**20 for name, peak in peaks.items()}
 
 
 def pivot(
@@ -86,7 +103,7 @@ def pivot(
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
         if record["what"] == what:
-            row = {key: record["params"][key] for key in keys}
+            row = {HEADINGS.get(key, key): record["params"][key] for key in keys}
             rows.setdefault((*row.values(),), row).update(columns(record))
     return [rows[key] for key in sorted(rows)]
 

@@ -57,6 +57,7 @@ BATCHES = {"jasper-inference": (1, 2, 4, 8, 16), "jasper-training": (32,)}
 SECONDS = {"jasper-inference": (2.0, 7.0, 16.7), "jasper-training": (16.7,)}
 PRECISIONS = {"cpu": ("float32", "bfloat16"), "cuda": ("tf32", "float16")}
 ITERATIONS = 500
+MOST_SECONDS = 3600  # of an utterance
 PROCESSES = (1, 4, 8)
 SHARES = (90, 95, 99)  # percentiles
 
@@ -97,7 +98,8 @@ def sizes(
     batch = batch or (QUICK[:1] if quick else BATCHES[suite])
     seconds = seconds or (QUICK[1:] if quick else SECONDS[suite])
     expect(min(batch) >= 1, "batch", "at least 1 utterance", min(batch))
-    expect(min(seconds) >= 0.1, "seconds", "at least 0.1", min(seconds))
+    fits = all(0.1 <= length <= MOST_SECONDS for length in seconds)
+    expect(fits, "seconds", f"0.1 to {MOST_SECONDS:,}", [*seconds])
     return [*product(seconds, batch)]
 
 
@@ -164,18 +166,19 @@ def cell(model: CTCModel, params: Params, precisions: Sequence[str]) -> Iterator
             yield time_ratio(what, times, slow, "float16", impl="fp16", params=arms)
 
 
-def inference_table(record: Record) -> dict[str, float]:
-    """Columns of a record: percentiles and mean by the published rule, and the mean of the first
-    precision over this one.
+def inference_columns(record: Record) -> dict[str, float]:
+    """Columns of a record: percentiles and mean by the published rule in ms, and the mean of the
+    first precision over this one.
 
     The rule takes element floor(n (1 - a)) of n latencies in descending order for the share a.
     """
     name, samples = record["impl"], sorted(record["samples"], reverse=True)
     n, mean = len(samples), fmean(samples)
-    columns = {f"{name}: {share} %": samples[int(n * (1 - share / 100))] for share in SHARES}
-    columns[f"{name}: mean"] = mean
-    if name != record["params"]["precisions"][0]:
-        columns[f"{name}: speed-up"] = record["params"]["baseline_ms"] / mean
+    columns = {f"{name}: {share} %, ms": samples[int(n * (1 - share / 100))] for share in SHARES}
+    columns[f"{name}: mean, ms"] = mean
+    first = record["params"]["precisions"][0]
+    if name != first:
+        columns[f"{name}: speed-up over {first}"] = record["params"]["baseline_ms"] / mean
     return columns
 
 
@@ -200,7 +203,10 @@ def training(
         processes: numbers of processes. Each has a GPU, or on a CPU as many threads as this one.
     """
     threads = torch.get_num_threads()
-    most = torch.cuda.device_count() if device == "cuda" else usable_cores() // threads
+    cores = usable_cores()
+    fits = device == "cuda" or threads <= cores
+    expect(fits, "threads", f"at most {cores}, the cores here", threads)
+    most = torch.cuda.device_count() if device == "cuda" else cores // threads
     processes = processes or [n for n in ((1, 2) if quick else PROCESSES) if n <= most]
     wanted = f"1 to {most}: a GPU each, or {threads} of the cores here (--threads)"
     fits = all(1 <= n <= most for n in processes)
@@ -212,13 +218,13 @@ def training(
         yield Case(
             what=f"jasper-training: {B} x {length:g} s",
             params=size,
-            measure=partial(batch_of_processes, processes, size),
+            measure=partial(batch_of_processes, size),
         )
 
 
-def batch_of_processes(processes: Sequence[int], params: Params) -> Iterator[Measurement]:
+def batch_of_processes(params: Params) -> Iterator[Measurement]:
     """Throughputs of a batch by several numbers of processes."""
-    return throughputs({n: by_torchrun(n, params) for n in processes}, params)
+    return throughputs({n: by_torchrun(n, params) for n in params["counts"]}, params)
 
 
 def by_torchrun(processes: int, params: Params) -> dict[str, Timing]:
@@ -281,11 +287,12 @@ def throughputs(times: Mapping[int, Mapping[str, Timing]], params: Params) -> It
             yield rate("jasper-throughput-a100", "throughput", impl="mixed", params=own)
 
 
-def training_table(record: Record) -> dict[str, float]:
+def training_columns(record: Record) -> dict[str, float]:
     """The column of a record."""
     name = record["impl"]
-    column = {"throughput": f"{name}: utterances/s", "ratio": "speed-up"}
-    return {column.get(record["metric"], f"{name}: weak scaling"): record["value"]}
+    first = "float32" if record["params"]["device"] == "cpu" else "tf32"
+    column = {"throughput": "utterances/s", "ratio": f"speed-up over {first}"}
+    return {f"{name}: {column.get(record['metric'], 'weak scaling')}": record["value"]}
 
 
 def training_step(model: CTCModel, B: int, T: int, mixed: bool) -> Callable[[], Tensor]:
@@ -339,10 +346,10 @@ def training_step(model: CTCModel, B: int, T: int, mixed: bool) -> Callable[[], 
 INFERENCE_SUITE = Suite(
     name="jasper-inference",
     cases=inference,
-    rows=partial(pivot, "jasper-latency", ("duration_s", "batch"), inference_table),
+    rows=partial(pivot, "jasper-latency", ("duration_s", "batch"), inference_columns),
 )
 TRAINING_SUITE = Suite(
     name="jasper-training",
     cases=training,
-    rows=partial(pivot, "jasper-training", ("duration_s", "batch", "processes"), training_table),
+    rows=partial(pivot, "jasper-training", ("duration_s", "batch", "processes"), training_columns),
 )

@@ -4,24 +4,19 @@ Each training has a folder in $ASRKIT_HOME/benchmarks, named after the commit, a
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from asrkit.files import home
-from asrkit.models import Checkpoint, presets
+from asrkit.models import AEDConfig, Checkpoint, FastConformerConfig, load_checkpoint, presets
 from asrkit.models.presets import ModelConfig
 from asrkit.shapes import expect
+from asrkit.text import CharTokenizer
 from asrkit.transcribe.options import BeamOptions, PipelineConfig
 from asrkit.transcribe.recognizer import Recognizer
-from asrkit.workbench.lessons.shared.trained import (
-    LAYERS,
-    TOKENIZER,
-    encoder_decoder,
-    spoken_digits,
-    trained,
-)
 from asrkit.workbench.machine import code
 from asrkit.workbench.measure import measure
 from asrkit.workbench.measure.publishing import error_rate, latency, time_ratio
@@ -29,14 +24,78 @@ from asrkit.workbench.records import Measurement, Record
 from benchmarks.harness.cases import Case, Suite, study_params
 from benchmarks.harness.table import pivot
 
-if TYPE_CHECKING:  # a bare GPU machine lacks what speech needs
+if TYPE_CHECKING:  # a bare GPU machine lacks what speech and training need
     from asrkit.data import Utterances
+    from asrkit.training import TrainConfig
 
 Params = dict[str, Any]
 SETS = ("dev", "test")
 QUICK = {"train": 60, "dev": 10, "test": 10}  # utterances
 QUICK_STEPS = 20
 DECODING = {"greedy": None, "beam of 4 with CTC": BeamOptions(beam=4)}
+LAYERS = {"deep": (2, 4), "shallow": (4, 1)}  # of encoder and decoder; about equal parameters
+WIDTH = 144
+TOKENIZER = CharTokenizer()
+
+
+def spoken_digits(*, train: int = 1000, dev: int = 500, test: int = 500) -> "dict[str, Utterances]":
+    """Strings of digits by synthetic voices; no voice is in two sets.
+
+    Args:
+        train: number of utterances in the training set.
+        dev: number of utterances in the development set.
+        test: number of utterances in the test set.
+    """
+    from asrkit.data import Utterances, corpora
+
+    sizes = {"train": 3 * train, "dev": 3 * dev, "test": 3 * test}  # a third is digits
+    sets = corpora.spoken_commands(**sizes, kinds=["digits"], progress=False)
+    return {name: Utterances.load(cuts, progress=False) for name, cuts in sets.items()}
+
+
+def encoder_decoder(layers: tuple[int, int]) -> AEDConfig:
+    """A FastConformer with a CTC head and an attention decoder of the same width, for characters.
+
+    Args:
+        layers: number of layers of encoder and decoder.
+    """
+    V = TOKENIZER.vocab_size
+    in_encoder, in_decoder = layers
+    return AEDConfig(
+        vocab_size=V + 3,
+        pad=V,
+        bos=V + 1,
+        eos=V + 2,
+        encoder=FastConformerConfig(width=WIDTH, layers=in_encoder, subsampling=4),
+        width=WIDTH,
+        layers=in_decoder,
+        ctc=True,
+    )
+
+
+def trained(
+    config: ModelConfig,
+    speech: "Mapping[str, Utterances]",
+    folder: Path,
+    settings: "TrainConfig",
+    device: str = "cpu",
+) -> Checkpoint:
+    """Train a model, or resume its training; a finished one is read.
+
+    Args:
+        config: sizes of the model.
+        speech: utterances by set; those of "train" are trained on.
+        folder: folder of the run, as of `asrkit train --out`.
+        settings: settings of the run.
+        device: device that computes.
+    """
+    from asrkit.training import train
+
+    train_set = speech["train"]
+    result = train(
+        config, TOKENIZER, train_set, out=folder, config=settings, device=device, progress=False
+    )
+    return load_checkpoint(result.path, device=device)
 
 
 @cache
@@ -196,7 +255,8 @@ def pair_columns(record: Record) -> dict[str, Any]:
         return column | {f"{params['set']}: WER, %": 100 * value}
     if record["metric"] == "latency":
         return column | {"test set, ms": value, "RTFx": 1e3 * params["audio_s"] / value}
-    return column | {"time of deep over shallow": value}
+    in_encoder, in_decoder = LAYERS["deep"]
+    return column | {f"time of {in_encoder} + {in_decoder} layers over this": value}
 
 
 SEEDS_SUITE = Suite(name="jasper-seeds", cases=seeds, rows=seeds_rows)

@@ -12,6 +12,7 @@ from asrkit.losses import rnnt_loss
 from asrkit.workbench import machine, records
 from asrkit.workbench.lessons.shared.file_recognizer import FileRecognizer
 from asrkit.workbench.measure.comparison import check
+from asrkit.workbench.tables import three_digits
 from benchmarks.harness.cases import Case, Suite
 from benchmarks.harness.runner import run as run_suite
 from benchmarks.harness.table import table
@@ -94,6 +95,14 @@ def test_the_memory_grid_is_measured_as_it_is_counted(cases):
     assert {m.params["dtype"] for m in measured} == {"float32", "bfloat16"}
     for point in measured:
         assert point.value == pytest.approx(point.params["counted"], rel=0.1)
+    name, head, *lines = table(point.record() for point in measured)
+    assert name == "joint-memory"
+    assert head.split() == "B T U1 V dtype measured, MiB counted, MiB".split()
+    assert len(lines) == len(measured)
+    first = measured[0]
+    peak = three_digits(first.value / 2**20)
+    counted = three_digits(first.params["counted"] / 2**20)
+    assert f"1 20 101 28 float32 {peak} {counted}".split() in map(str.split, lines)
 
 
 def test_decoders_are_listed_with_their_calls(cases):

@@ -11,6 +11,7 @@ from asrkit.models import CTCModel, presets
 from asrkit.workbench.claims import load_claims
 from asrkit.workbench.lessons.shared.jasper import random_jasper
 from asrkit.workbench.measure import Timing
+from benchmarks.__main__ import main
 from benchmarks.harness.runner import run
 from benchmarks.peers.peer_engines import WholeUtterances
 from benchmarks.peers.processes import PYTHON
@@ -88,10 +89,10 @@ def test_the_table_of_latencies_has_published_percentiles_and_is_resumed(
     assert {record["what"] for record in records} == claimed | {"jasper-latency"}
     first, second = SUITES["jasper-inference"].rows(records)
     assert second == first | {"batch": 4} == {
-        "duration_s": 0.6, "batch": 4, "float32: 90 %": 91, "float32: 95 %": 95,
-        "float32: 99 %": 99, "float32: mean": 50.5, "float16: 90 %": 25.0,
-        "float16: 95 %": 25.0, "float16: 99 %": 25.0, "float16: mean": 25.0,
-        "float16: speed-up": 2.02,
+        "seconds": 0.6, "batch": 4, "float32: 90 %, ms": 91, "float32: 95 %, ms": 95,
+        "float32: 99 %, ms": 99, "float32: mean, ms": 50.5, "float16: 90 %, ms": 25.0,
+        "float16: 95 %, ms": 25.0, "float16: 99 %, ms": 25.0, "float16: mean, ms": 25.0,
+        "float16: speed-up over float32": 2.02,
     }  # fmt: skip
     cells(4, iterations=50)
     other = {"commit": "0" * 40, "dirty": False, "argv": []}
@@ -100,9 +101,31 @@ def test_the_table_of_latencies_has_published_percentiles_and_is_resumed(
     assert sizes == [4, 2, 4, 4]
 
 
+def test_the_last_line_counts_new_records_and_the_cells_of_an_earlier_run(
+    monkeypatch, tmp_path, capsys
+):
+    times = {"float32": timing(2.0), "bfloat16": timing(1.0)}
+    monkeypatch.setattr(jasper, "latencies", lambda *sizes, **options: times)
+
+    def last_line(*batch):
+        options = ["--quick", "--threads", "1", "--out", str(tmp_path / "bench.jsonl")]
+        assert main(["jasper-inference", *options, "--batch", *batch]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert last_line("1").startswith("2 records appended to ")
+    two = last_line("1", "2")
+    assert two.startswith("2 records appended to ")
+    assert two.endswith("; 1 cell already measured")
+    three = last_line("1", "2")
+    assert three.startswith("0 records appended to ")
+    assert three.endswith("; 2 cells already measured")
+
+
 @pytest.mark.parametrize("suite, option, message", [
     ("jasper-inference", {"batch": [0]}, "batch: expected at least 1"),
-    ("jasper-inference", {"seconds": [0.0]}, "seconds: expected at least 0.1"),
+    ("jasper-inference", {"seconds": [0.0]}, "seconds: expected 0.1 to 3,600"),
+    ("jasper-inference", {"seconds": [2.0, float("inf")]}, "seconds: expected 0.1 to"),
+    ("jasper-inference", {"seconds": [2.0, float("nan")]}, "seconds: expected 0.1 to"),
     ("jasper-inference", {"iterations": 0}, "iterations: expected at least 1"),
     ("jasper-training", {"processes": [999]}, "processes: expected 1 to"),
     ("jasper-training", {"processes": [0]}, "processes: expected 1 to"),
@@ -111,6 +134,12 @@ def test_the_table_of_latencies_has_published_percentiles_and_is_resumed(
 def test_a_bad_size_of_a_table_is_refused(suite, option, message):
     with pytest.raises(ValueError, match=message):
         run(suite, quick=True, **option)
+
+
+def test_more_threads_than_cores_are_refused_by_their_name(monkeypatch):
+    monkeypatch.setattr(jasper, "usable_cores", lambda: 0)
+    with pytest.raises(ValueError, match="^threads: expected at most 0"):
+        run("jasper-training", quick=True)
 
 
 def test_the_table_of_training_counts_the_utterances_of_all_processes(monkeypatch):
@@ -124,6 +153,7 @@ def test_the_table_of_training_counts_the_utterances_of_all_processes(monkeypatc
     monkeypatch.setattr(jasper, "usable_cores", lambda: 2)
     records = run("jasper-training", quick=True, batch=[4])
     rows = SUITES["jasper-training"].rows(records)
+    assert "mixed: speed-up over float32" in rows[0]
     assert [[*row.values()][2:] for row in rows] == [
         [
             1,

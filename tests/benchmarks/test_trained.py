@@ -47,10 +47,15 @@ def test_seeds_have_their_own_rates_and_a_finished_one_is_not_trained_again(
 def test_the_pair_has_equal_parameters_and_both_are_scored_and_timed(little):
     records = run("encoder-decoder", **little)
     rows = SUITES["encoder-decoder"].rows(records)
-    assert [(row["encoder"], row["decoder"]) for row in rows] == 2 * [(2, 4), (4, 1)]
+    assert [(row["encoder layers"], row["decoder layers"]) for row in rows] == 2 * [
+        (2, 4),
+        (4, 1),
+    ]
     deep, shallow = (row["parameters"] for row in rows[:2])
     assert deep == pytest.approx(shallow, rel=0.01)
     timed = {"dev: WER, %", "test: WER, %", "test set, ms", "RTFx"}
     assert all(timed <= row.keys() for row in rows)
+    ratio = "time of 2 + 4 layers over this"
+    assert [ratio in row for row in rows] == 2 * [False, True]
     ratios = [record for record in records if record["metric"] == "ratio"]
     assert [record["params"]["arms"] for record in ratios] == 2 * [["deep", "shallow"]]
