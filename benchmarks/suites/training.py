@@ -138,6 +138,7 @@ def _case(
     """The arms of a training step, which time and peak memory compare."""
     B, frames, U, V = size
     T = strided(frames, model.config.encoder.subsampling)
+    first, *others = arms
     return Case(
         what=what,
         arms=arms,
@@ -146,6 +147,7 @@ def _case(
             "joint_width": model.config.joint_width,
             "dtype": dtype_name(dtype),
         },
+        ratios=[(first, name) for name in others],
         tolerance=STEP_TOLERANCES[dtype],
         memory=True,
     )
