@@ -1,4 +1,4 @@
-"""Checks before a run begins: arguments, and each utterance."""
+"""Checks before a run begins, of arguments and each utterance, and at its end."""
 
 import math
 from collections.abc import Callable, Sequence
