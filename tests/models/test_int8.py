@@ -30,7 +30,7 @@ BFLOAT16 = pytest.param(
     ),
 )
 SUPPORTED = pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=str)
-ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs an x86 CPU with AVX2")
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 
 
 @pytest.fixture(params=[127, 64])

@@ -58,7 +58,7 @@ def shared_convolution():
     return model
 
 
-INT8 = pytest.mark.skipif(not has_int8(), reason="needs an x86 CPU with AVX2")
+INT8 = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 CALLS = [
     (lambda: ConvConfig(subsampling=3), "subsampling: expected 2, 4 or 8, got 3"),
     (lambda: ConvConfig(kernel=4), "kernel: expected an odd number of frames, got 4"),

@@ -10,7 +10,7 @@ from asrkit.transcribe import PipelineConfig, Recognizer
 from asrkit.transcribe.plan import Plan
 from asrkit.transcribe.recognizer import ModelVariants
 
-ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs an x86 CPU with AVX2")
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 INT8 = PipelineConfig(precision="int8")
 
 
