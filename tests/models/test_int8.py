@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.cpu import bfloat16_instructions, has_int8, has_vnni
+from asrkit.cpu import fast_dtype, has_int8, has_vnni
 from asrkit.models import optimize
 from asrkit.models.cpu import int8
 from asrkit.models.cpu.fused_conformer import FusedFastConformer
@@ -22,22 +22,14 @@ from asrkit.models.folding import fold
 sys.path.append(str(Path(__file__).resolve().parent))
 from conformers import build
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-BFLOAT16 = pytest.param(
-    torch.bfloat16,
-    marks=pytest.mark.skipif(
-        not bfloat16_instructions(), reason="needs a CPU with bfloat16"
-    ),
-)
-SUPPORTED = pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=str)
+FAST = {torch.float32, getattr(torch, fast_dtype())}
+DTYPES = pytest.mark.parametrize("dtype", sorted(FAST, key=str), ids=str)
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 
 
-@pytest.fixture(params=[127, 64])
+@pytest.fixture(params=[127, 64] if has_vnni() else [64])
 def largest(request, monkeypatch):
-    """The largest number of a weight; 127 is skipped where its sums would overflow."""
-    if request.param == 127 and not has_vnni():
-        pytest.skip("needs a CPU with VNNI or AMX")
+    """The largest number of a weight: each one whose sums do not overflow on this CPU."""
     monkeypatch.setattr(int8, "has_vnni", lambda: request.param == 127)
     return request.param
 
@@ -122,7 +114,7 @@ def test_each_output_of_a_weight_has_its_own_scale(largest):
 
 
 @ON_THIS_CPU
-@SUPPORTED
+@DTYPES
 @pytest.mark.parametrize("activation", ["none", "relu", "swish"])
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
@@ -141,7 +133,7 @@ def test_the_layer_is_the_arithmetic_in_floats(bias, activation, dtype, largest)
 
 
 @ON_THIS_CPU
-@SUPPORTED
+@DTYPES
 @torch.inference_mode()
 def test_a_residual_is_part_of_the_layer(dtype):
     torch.manual_seed(0)
@@ -177,7 +169,7 @@ def in_floats(encoder):
 
 
 @ON_THIS_CPU
-@SUPPORTED
+@DTYPES
 @pytest.mark.parametrize("lengths", [[1], [90], [90, 33], [1, 1], [90, 1, 8]], ids=str)
 @torch.inference_mode()
 def test_an_encoder_in_int8_is_that_of_the_reference_and_stays_near(lengths, dtype):
@@ -260,11 +252,8 @@ def test_the_arithmetic_holds_with_avx2_alone():
     """Simulated: torch, oneDNN and FBGEMM, limited to AVX2, add pairs of products in 16 bits."""
     limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     limits["FBGEMM_ENABLE_INSTRUCTIONS"] = "AVX2"
-    command = [sys.executable, "-m", "pytest", "-q", __file__]
+    tests = ["-m", "pytest", "-q", __file__, "-k", "layer or sum or encoder"]
     done = subprocess.run(
-        [*command, "-k", "layer or sum or encoder"],
-        env=os.environ | limits,
-        capture_output=True,
-        text=True,
+        [sys.executable, *tests], env=os.environ | limits, stdout=subprocess.PIPE
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout.decode()

@@ -5,7 +5,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from asrkit.cli import main
 from asrkit.workbench import doctor
@@ -53,18 +52,6 @@ def test_a_library_that_crashes_on_loading_is_reported(monkeypatch):
     monkeypatch.setattr(doctor, "LOADS", harmful)
     assert status("torchaudio").detail == "does not load"
     assert "torchaudio 2.11.0" in status("torchaudio").remedy
-
-
-@pytest.mark.parametrize("flags, state, detail", [
-    ({"avx2": True, "amx_bf16": True}, "ok", "--dtype auto is bfloat16, by AMX"),
-    ({"avx2": True}, "note", "--dtype auto is float32, and int8 for the output layer"),
-    ({}, "ok", "--dtype auto is float32"),
-])  # fmt: skip
-def test_the_default_dtype_of_this_cpu(monkeypatch, flags, state, detail):
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
-    assert status("dtype").status == state
-    assert status("dtype").detail.startswith(detail)
 
 
 def test_missing_peers_are_a_note_with_a_remedy(monkeypatch, tmp_path):
