@@ -44,7 +44,7 @@ LOADED_ONCE = ["torch", "torch._dynamo", "torch.distributed.fsdp", "asrkit.train
 # The reasons for a skip that FAIL_ON_SKIP lets pass: what no package index can bring.
 UNAVOIDABLE = (
     "no CUDA device",
-    "needs a CPU with",  # VNNI, AMX or bfloat16: hosted runners have older ones too
+    "needs a CPU with",  # AVX2, VNNI or bfloat16: hosted runners have older ones too
     "needs a network namespace",
     "needs a namespace",  # of users and mounts
     "no published weights",  # a package of others, which may vanish

@@ -50,11 +50,10 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     Args:
         model: A model or an encoder in eval mode, its weights loaded, moved and cast. It is changed
             in place. Do not use a bare FastConformer afterwards: use the encoder that is returned.
-        linear_layers: "int8" is another arithmetic. A FastConformer in float32 or bfloat16 on a CPU
-            with VNNI or AMX then computes the linear layers of its blocks in int8
-            (`asrkit.models.cpu.int8`); a Whisper computes its output layer in int8, for which AVX2
-            is enough. The rest stays in the model's dtype: bfloat16 is the faster one where the CPU
-            has it.
+        linear_layers: "int8" is another arithmetic, for an x86 CPU with AVX2. A FastConformer in
+            float32 or bfloat16 then computes the linear layers of its blocks in int8
+            (`asrkit.models.cpu.int8`), a Whisper its output layer. The rest stays in the model's
+            dtype: bfloat16 is the faster one where the CPU has it.
 
     Returns:
         The model; for a bare FastConformer on a CPU, the fused encoder with its weights.
@@ -71,21 +70,19 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     fuses = prepacks and isinstance(encoder, FastConformer) and _is_plain(encoder)
     layer: Any = PrepackedLinear
     output: Any = PrepackedLinear
-    is_whisper = isinstance(model, AEDModel) and isinstance(encoder, WhisperEncoder)
-    if linear_layers == "int8" and is_whisper:
-        expect(prepacks, "int8", "a Whisper on a CPU", "another device or dtype", OTHER_DTYPES)
-        output = Int8Output
-    elif linear_layers == "int8":
+    if linear_layers == "int8":
         expect_int8()
+        is_whisper = isinstance(model, AEDModel) and isinstance(encoder, WhisperEncoder)
         weight = next(model.parameters())
         expect(
-            fuses,
+            fuses or (prepacks and is_whisper),
             "int8",
-            "a FastConformer in float32 or bfloat16 on a CPU",
+            "a FastConformer in float32 or bfloat16 or a Whisper, on a CPU",
             f"{type(encoder).__name__} in {weight.dtype} on {weight.device.type}",
             OTHER_DTYPES,
         )
         layer = Int8Linear
+        output = Int8Output if is_whisper else PrepackedLinear
     fold(model)
     if fuses:
         fused: Any = FusedFastConformer(encoder, layer)

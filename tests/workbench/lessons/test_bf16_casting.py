@@ -119,7 +119,7 @@ def test_a_precision_that_a_model_or_cpu_lacks_is_left_out(whisper, monkeypatch)
 
     def without_int8(checkpoint, config):
         if config.precision == "int8":
-            raise ValueError("int8: expected a CPU with VNNI or AMX.")
+            raise ValueError("int8: expected an x86 CPU with AVX2.")
         return plain(checkpoint, config)
 
     monkeypatch.setattr(lesson.Recognizer, "from_checkpoint", without_int8)
