@@ -96,7 +96,8 @@ def test_the_plain_script_writes_the_labels_of_our_decoder(config):
             ours = ctc_greedy(log_probs(model.output(encoded)), ends)
             theirs = _ctc_labels(layers, inputs, model.blank)
         else:
-            ours = transducer_greedy(model, encoded, ends, max_symbols=MAX_SYMBOLS)
+            projected = model.encoder_projection(encoded)
+            ours = transducer_greedy(model, projected, ends, max_symbols=MAX_SYMBOLS)
             states = (config.predictor.layers, 1, config.predictor.width)
             theirs = _transducer_labels(layers, inputs, model.blank, states)
     assert len(theirs) > 5
