@@ -14,19 +14,9 @@ from asrkit.models import CTCModel, load_checkpoint
 from benchmarks.peers.peer_encoders import load, nemo_settings, transformers_settings
 from benchmarks.programs.fastconformer_programs import MAX_SYMBOLS
 
-PREFIX = "decoder/"
-NEMO_PORTS = {  # port of our decoder: its name where NeMo exports decoder and joint as one graph
-    PREFIX + ours: name
-    for ours, name in {
-        "targets": "targets",
-        "target_length": "target_length",
-        "states.1": "input_states_1",
-        "onnx::Slice_3": "input_states_2",
-        "prednet_lengths": "prednet_lengths",
-        "states": "output_states_1",
-        "162": "output_states_2",
-    }.items()
-}
+# Inputs, then outputs, of predictor and joint in one graph, as NeMo exports them
+JOINED = "targets target_length input_states_1 input_states_2 encoder_outputs"
+JOINED += " prednet_lengths output_states_1 output_states_2 outputs"
 
 
 def write_exported(
@@ -44,7 +34,7 @@ def write_exported(
     features = FeatureConfig(**checkpoint.features)
     np.save(folder / "bands.npy", mel_bands(features).numpy())
     model = checkpoint.model
-    kind, states = "ctc", None
+    kind, states = "ctc", []
     if not isinstance(model, CTCModel):
         kind = "tdt" if model.durations else "rnnt"
         layers, width = state_sizes(model)
@@ -64,12 +54,14 @@ def write_joined(folder: Path, suffix: str) -> None:
     (folder / f"encoder-model{suffix}").hardlink_to(folder / f"encoder{suffix}")
     decoder, joiner = (onnx.load(folder / f"{name}{suffix}") for name in ("decoder", "joiner"))
     predicted = [("outputs", "decoder_outputs")]
-    joined = onnx.compose.merge_models(decoder, joiner, predicted, prefix1=PREFIX)
+    joined = onnx.compose.merge_models(decoder, joiner, predicted, prefix1="decoder/")
+    ports = [*joined.graph.input, *joined.graph.output]
+    names = dict(zip([port.name for port in ports], JOINED.split(), strict=True))
+    for port in ports:
+        port.name = names[port.name]
     for node in joined.graph.node:
-        for names in (node.input, node.output):
-            names[:] = [NEMO_PORTS.get(name, name) for name in names]
-    for port in (*joined.graph.input, *joined.graph.output):
-        port.name = NEMO_PORTS.get(port.name, port.name)
+        for edges in (node.input, node.output):
+            edges[:] = [names.get(edge, edge) for edge in edges]
     onnx.save(joined, folder / f"decoder_joint-model{suffix}")
 
 

@@ -177,27 +177,23 @@ def _transducer_labels(
 ) -> list[int]:
     """Greedy labels of an RNN-T or a TDT; the predictor runs once per label."""
     encoded, lengths = graphs["encoder"](inputs)
-    state = [np.zeros(states, np.float32)] * 2
 
     def predict(label: int, state: list[np.ndarray]) -> list[np.ndarray]:
-        target = np.array([[label]], np.int32)
-        feed = dict(zip(STATES, [target, np.ones(1, np.int32), *state], strict=True))
-        predicted, _, *states = graphs["decoder"](feed)
-        return [predicted, *states]
+        values = [np.array([[label]], np.int32), np.ones(1, np.int32), *state]
+        return graphs["decoder"](dict(zip(STATES, values, strict=True)))
 
-    predicted, *state = predict(blank, state)
+    predicted, _, *state = predict(blank, [np.zeros(states, np.float32)] * 2)
     labels: list[int] = []
     t = on_frame = 0
     while t < lengths[0]:
         frame = np.ascontiguousarray(encoded[:, :, t : t + 1])
         feed = {"encoder_outputs": frame, "decoder_outputs": predicted}
-        logits = graphs["joiner"](feed)[0].ravel()
-        best = int(logits[: blank + 1].argmax())
-        durations = logits[blank + 1 :]
+        logits, durations = np.split(graphs["joiner"](feed)[0].ravel(), [blank + 1])
         skip = int(durations.argmax()) if durations.size else 0
+        best = int(logits.argmax())
         if best != blank:
             labels.append(best)
-            predicted, *state = predict(best, state)
+            predicted, _, *state = predict(best, state)
             on_frame += 1
         if best == blank or on_frame == MAX_SYMBOLS:
             skip = max(skip, 1)

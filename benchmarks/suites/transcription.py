@@ -140,18 +140,20 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     large = presets.tiny if quick else presets.parakeet_tdt_0_6b
     rnnt = replace(small(vocab_size=PIECES), durations=(), ctc=False)
     ctc = CTCConfig(vocab_size=PIECES, encoder=rnnt.encoder)
-    models: dict[str, tuple[str, Any, Any, Any]] = {
-        "ctc": ("ctc", small, write_ctc, ctc),
-        "rnnt": ("rnnt", small, write_transducer, rnnt),
-        "tdt-0.6b": ("tdt", large, write_transducer, replace(large(vocab_size=PIECES), ctc=False)),
-    }
-    for what, (kind, preset, write, config) in models.items():
-        sounds = files[: FILES_OF_LARGE if kind == "tdt" else None]
+    tdt = replace(large(vocab_size=PIECES), ctc=False)
+    for what, preset, config in (
+        ("ctc", small, ctc),
+        ("rnnt", small, rnnt),
+        ("tdt-0.6b", large, tdt),
+    ):
+        kind = what.partition("-")[0]
+        sounds = files[: FILES_OF_LARGE if config is tdt else None]
         params = {"files": len(sounds), "audio_s": programs.seconds(sounds)}
         params |= {"preset": preset.__name__, "weights": "random"}
         params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS}
         with tempfile.TemporaryDirectory(dir=folder) as forms:
             with torch.inference_mode():
+                write = write_ctc if config is ctc else write_transducer
                 model = write(Path(forms, "model.safetensors"), config, sound)
             workload = programs.Workload(
                 kind=kind,
