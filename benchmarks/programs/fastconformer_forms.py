@@ -34,7 +34,8 @@ def write_exported(
     features = FeatureConfig(**checkpoint.features)
     np.save(folder / "bands.npy", mel_bands(features).numpy())
     model = checkpoint.model
-    kind, states = "ctc", []
+    kind = "ctc"
+    states: list[int] = []
     if not isinstance(model, CTCModel):
         kind = "tdt" if model.durations else "rnnt"
         layers, width = state_sizes(model)

@@ -141,19 +141,16 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     rnnt = replace(small(vocab_size=PIECES), durations=(), ctc=False)
     ctc = CTCConfig(vocab_size=PIECES, encoder=rnnt.encoder)
     tdt = replace(large(vocab_size=PIECES), ctc=False)
-    for what, preset, config in (
-        ("ctc", small, ctc),
-        ("rnnt", small, rnnt),
-        ("tdt-0.6b", large, tdt),
-    ):
+    models: dict[str, Any] = {"ctc": (small, ctc), "rnnt": (small, rnnt), "tdt-0.6b": (large, tdt)}
+    for what, (preset, config) in models.items():
         kind = what.partition("-")[0]
         sounds = files[: FILES_OF_LARGE if config is tdt else None]
-        params = {"files": len(sounds), "audio_s": programs.seconds(sounds)}
+        params: dict[str, Any] = {"files": len(sounds), "audio_s": programs.seconds(sounds)}
         params |= {"preset": preset.__name__, "weights": "random"}
         params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS}
         with tempfile.TemporaryDirectory(dir=folder) as forms:
             with torch.inference_mode():
-                write = write_ctc if config is ctc else write_transducer
+                write: Any = write_ctc if config is ctc else write_transducer
                 model = write(Path(forms, "model.safetensors"), config, sound)
             workload = programs.Workload(
                 kind=kind,

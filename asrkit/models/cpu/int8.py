@@ -158,7 +158,7 @@ def quantize(x: Tensor) -> tuple[Tensor, float, int]:
 def _quantized_by_torch(x: Tensor) -> tuple[Tensor, float, int]:
     lowest, highest = (end.float() for end in x.aminmax())
     below = lowest.clamp(max=0.0)
-    scale = (highest.clamp(min=0.0) - below) / TOP
+    scale = (highest.clamp(min=0.0) - below) / float(TOP)
     if not scale.isfinite():
         return torch.zeros_like(x, dtype=torch.uint8), np.nan, 1
     scale = scale.clamp(min=float(TINY))
