@@ -1,4 +1,7 @@
-"""Threads: CPU cores that this process may use, forked processes, and torch.compile's tracing."""
+"""Threads: CPU cores that this process may use, forked processes, and torch.compile's tracing.
+
+Importing this file does not import torch.
+"""
 
 import functools
 import math
@@ -6,8 +9,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
-
-import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +26,8 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        import torch
+
         if torch.compiler.is_compiling():
             return torch.compiler.disable(call)(*args, **kwargs)
         single_thread_after_fork()
@@ -50,6 +53,8 @@ def single_thread_after_fork() -> None:
     """
     global _checked_in
     if os.getpid() != _checked_in:
+        import torch
+
         torch.set_num_threads(1)
         _checked_in = os.getpid()
 

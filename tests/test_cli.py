@@ -35,10 +35,14 @@ def test_a_closed_output_ends_any_command_silently():
     assert (running.returncode, err) == (141, "")
 
 
-def test_the_help_of_every_command_needs_neither_torch_nor_its_libraries():
-    code = "import sys, asrkit.cli as c; [p.format_help() for p in c.parsers().values()]; print({'torch', 'numpy', 'lhotse', 'matplotlib'} & {*sys.modules})"
+@pytest.mark.parametrize("run, absent", [
+    ("[p.format_help() for p in c.parsers().values()]", "torch numpy lhotse matplotlib"),
+    ("c.main(['ledger'])", "torch numba lhotse matplotlib"),
+])  # fmt: skip
+def test_the_help_and_the_ledger_need_neither_torch_nor_its_libraries(run, absent):
+    code = f"import sys, asrkit.cli as c; {run}; print({{*{absent.split()}}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_ctrl_c_prints_how_to_continue(monkeypatch, capsys):

@@ -22,6 +22,7 @@ def prepare_torch(device: str, threads: int | None = None) -> None:
     Raises:
         ValueError: The device is not there, or the number of threads is out of range.
     """
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # plug-ins for other devices
     # How long a thread spins before it sleeps. Measured with a Whisper on two cores: on an idle
     # machine the default of 300,000 turns is no faster than 5,000, and sleeping at once takes 1.4
     # times as long. With two other processes on the cores, the default takes twice as long.

@@ -1,5 +1,6 @@
 """`asrkit transcribe`: its options, the combinations that it refuses, and its two kinds of run."""
 
+import gc
 import json
 import sys
 import time
@@ -93,6 +94,20 @@ class Counts:
 
 
 def _transcribe(options: TranscribeOptions) -> int:
+    gc.disable()  # looking for garbage while torch is imported would take a tenth of a second
+    try:
+        return _run(options)
+    finally:
+        gc.enable()
+
+
+def _collect_garbage() -> None:
+    """Collect garbage from now on, and never look through what exists: modules and the model."""
+    gc.freeze()
+    gc.enable()
+
+
+def _run(options: TranscribeOptions) -> int:
     _check(options)
     use, out = options.use, options.io.out
     model = use.model or _announced_default()
@@ -191,6 +206,7 @@ def _transcribe_files(options: TranscribeOptions, plan: Plan) -> int:
         finish(options, asdict(counts), f"{text}. Transcripts: {io.out}")
         return 0
     transcripts = _transcripts(options, plan, todo, len(recordings))
+    _collect_garbage()
     start = time.perf_counter()
     _write(transcripts, folder, format_, counts, strict=io.strict)
     elapsed_s = time.perf_counter() - start  # reads and writes files, but does not load the model
@@ -299,6 +315,7 @@ def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
     planned = plan_shards(options.io.files, plan, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
         print(f"dtype: {planned.plan.arithmetic}", file=sys.stderr)
+    _collect_garbage()
     start = time.perf_counter()
     progress = not options.no_progress
     report = run(planned, part=part, device=use.device, executor=executor, progress=progress)

@@ -217,7 +217,7 @@ def _decoder(model: TransducerModel) -> Graph:
     )
 
 
-def trace(graph: Graph) -> torch.onnx.ONNXProgram:
+def trace(graph: Graph) -> "torch.onnx.ONNXProgram":
     """Trace the graph in float32 by torch's exporter.
 
     Raises:

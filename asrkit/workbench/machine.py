@@ -18,6 +18,7 @@ from typing import Any
 from asrkit import files
 from asrkit.files import content_hash
 from asrkit.shapes import count
+from asrkit.threads import usable_cores
 
 GPU_FIELDS = ("name", "memory.total", "compute_cap", "power.limit", "driver_version", "uuid")
 GPU_STATE_FIELDS = (  # properties that change while a GPU works
@@ -81,8 +82,6 @@ def this_machine() -> dict[str, Any]:
 
     The dict is cached: do not change it.
     """
-    from asrkit.threads import usable_cores  # imports torch, which reading records does not need
-
     cpu_flags = _cpu_fact("flags|Features").split()
     gpus = _nvidia_smi(GPU_FIELDS)
     for gpu in gpus:  # distinguishes devices without publishing a serial number

@@ -1,5 +1,6 @@
 """Records of benchmarks as tables of text: a table for each case, a row for each arm."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,16 @@ HEADINGS = {  # param: its column in a table of rows
     "decoder": "decoder layers",
 }
 GRID = "joint-memory"  # a case whose arm is measured at many sizes
+FILES, LONG, COLD = "files-", "long-", "cold-"  # cases of whole programs
+PROGRAM_COLUMNS = ["RTFx", "RTFx per core", "memory", "cold command", "wer", "same texts"]
 LADDER = "ladder-"
 LADDER_COLUMNS = ["time", "RTFx", "of the baseline", "of the step before", "published"]
 LEGEND = {  # text in a table -> its meaning
     "times as fast as": "another arm's time over this one's",
     "CPU time": "of all threads",
+    "per core": "seconds of audio in a second of CPU time",
+    "cold command": "from its start to the text of one file; import_torch: a bare import",
+    "same texts": "as asrkit in float32",
     "least work": "work that no implementation can avoid, over the measured time, and its share of "
     "the machine's measured peak",
     "calls": "calls of the joint and the predictor, or of an attention decoder; kernels launched "
@@ -66,13 +72,16 @@ def table(records: Iterable[Record], *, width: int = 0) -> list[str]:
             continue
         arms = cases.setdefault(_heading(record), {})
         row = arms.setdefault(record["impl"], {})
-        for column, text in _cells(record):
+        cells = _program_cells if record["what"].startswith((FILES, LONG, COLD)) else _cells
+        for column, text in cells(record):
             row[column] = f"{row[column]}, {text}" if column in row else text
     lines: list[str] = []
     for heading, arms in cases.items():
         columns = list(dict.fromkeys(column for row in arms.values() for column in row))
         if heading.startswith(LADDER):
             columns = LADDER_COLUMNS
+        if heading.startswith((FILES, LONG)):
+            columns = [column for column in PROGRAM_COLUMNS if column in columns]
         rows = [[arm, *(row.get(column, "") for column in columns)] for arm, row in arms.items()]
         lines += ["", heading, *aligned([["", *columns], *rows], width=width)]
     if sizes := pivot(GRID, ("B", "T", "U1", "V", "dtype"), grid_columns, records):
@@ -125,10 +134,13 @@ def rows_table(rows: Sequence[Mapping[str, Any]], *, width: int = 0) -> list[str
 
 
 def _heading(record: Record) -> str:
-    """The case of a record: what, preset, shape, and the kind of weights."""
+    """The case of a record: what, preset, shape, and the kind of weights. A cold command of a
+    program is in the case of its files.
+    """
     params = record["params"]
     shape = "×".join(map(str, params.get("shape", ())))
-    words = [record["what"], params.get("preset"), params.get("case"), shape]
+    what = re.sub(f"^{COLD}", FILES, record["what"])
+    words = [what, params.get("preset"), params.get("case"), shape]
     if "weights" in params:
         words.append(f"({params['weights']} weights)")
     return " ".join(filter(None, words))
@@ -167,6 +179,20 @@ def _cells(record: Record) -> Iterator[tuple[str, str]]:
         calls = [f"{params[key]} {name}" for key, name in COUNTS.items() if key in params]
         if calls:
             yield "calls", ", ".join(calls)
+
+
+def _program_cells(record: Record) -> Iterator[tuple[str, str]]:
+    """The cells of a record of a whole program: of its files, or of a cold command."""
+    params, value = record["params"], record["value"]
+    match record["metric"]:
+        case "latency" if record["what"].startswith(COLD):
+            yield "cold command", f"{three_digits(value / 1e3)}\u00a0s"
+        case "latency":
+            yield "same texts", f"{params['same_texts']} of {params['files']}"
+        case "cpu_time":
+            yield "RTFx per core", three_digits(1e3 * params["audio_s"] / value)
+        case _:
+            yield from _cells(record)
 
 
 def _least_work(record: Record) -> Iterator[str]:

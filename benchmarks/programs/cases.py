@@ -31,18 +31,21 @@ from benchmarks.programs.recorded import word_errors
 WORKER = "benchmarks.programs.program_worker"
 THREADS = 2
 BASELINE = "asrkit_float32"
+MEMORY = "VmHWM of its process"
 OURS = (BASELINE, "asrkit_bfloat16", "asrkit_int8")
-ONNX = (
-    "sherpa_onnx_{}_float32",
-    "sherpa_onnx_{}_int8",
-    "onnxruntime_{}_float32",
-    "onnxruntime_{}_int8",
-)
-PEERS = {
-    "ctc": (*(name.format("ctc") for name in ONNX), "nemo", "transformers_ctc"),
-    "rnnt": (*(name.format("rnnt") for name in ONNX), "nemo"),
-    "whisper": (*whisper_programs.PROGRAMS,),
+MORE = {"ctc": ("nemo", "transformers_ctc"), "rnnt": ("nemo",), "tdt": ()}
+# programs by the head of the model; a large model leaves out the plain script with ONNX Runtime,
+# since onnx-asr has this engine too and the memory of all programs adds up
+PEERS: dict[str, tuple[str, ...]] = {
+    kind: (*(name for name in PROGRAMS if f"_{kind}_" in name), *more)
+    for kind, more in MORE.items()
 }
+PEERS["tdt"] = tuple(name for name in PEERS["tdt"] if not name.startswith("onnxruntime"))
+PEERS["whisper"] = (*whisper_programs.PROGRAMS,)
+FLOOR = "import_torch"  # an arm of cold commands: what asrkit's cannot be below
+IMPORT_TORCH = (
+    "import torch; from benchmarks.peers.serving import resident_B; print(resident_B('VmHWM'))"
+)
 
 
 @dataclass(kw_only=True)
@@ -70,7 +73,7 @@ class Workload:
     """Recordings that programs transcribe, and their model.
 
     Attributes:
-        kind: "ctc", "rnnt" or "whisper".
+        kind: a key of PEERS.
         model: a checkpoint, or a Whisper's folder.
         folder: folder for the model in other forms.
         files: recordings.
@@ -191,7 +194,7 @@ def files(
             timing,
             audio_s=params["audio_s"],
             peak_B=program.peak_B,
-            memory_timer="VmHWM of its process",
+            memory_timer=MEMORY,
             **shared,
         )
         if workload.references:
@@ -229,7 +232,8 @@ def ratios(
 def cold(
     what: str, workload: Workload, pythons: Mapping[str, str], models: Mapping[str, Path]
 ) -> Iterator[Measurement]:
-    """Measure commands from their start to the text of one file, in turns, with a warm file cache.
+    """Measure commands from their start to the text of one file, in turns, with a warm file cache;
+    and a bare import of torch, with its memory.
 
     Args:
         what: name of the case.
@@ -238,8 +242,12 @@ def cold(
         models: each program's form of the model.
     """
     arms = {}
-    for name, python in pythons.items():
-        arm = Command(command(name, python, models[name], workload.first))
+    commands = {FLOOR: [sys.executable, "-c", IMPORT_TORCH]} | {
+        name: command(name, python, models[name], workload.first)
+        for name, python in pythons.items()
+    }
+    for name, words in commands.items():
+        arm = Command(words)
         try:
             arm()
             arms[name] = arm
@@ -249,6 +257,8 @@ def cold(
     params = {**workload.params, "files": 1, "audio_s": seconds([workload.first])}
     for name, timing in timings.items():
         yield latency(what, replace(timing, warmup=1), impl=name, params=params)
+    peak_B = int(arms[FLOOR].line)
+    yield Measurement(what, "peak_memory", "B", peak_B, timer=MEMORY, impl=FLOOR, params=params)
     yield from ratios(what, timings, params)
 
 
@@ -260,11 +270,17 @@ def command(name: str, python: str, model: Path, file: Path) -> list[str]:
     return [python, "-m", "asrkit", "transcribe", str(file), "--model", str(model), *dtype]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Command:
-    """An arm: a call runs a command and measures the time until its first line of output."""
+    """An arm: a call runs a command and measures the time until its first line of output.
+
+    Attributes:
+        words: the command.
+        line: first line of output of the last call.
+    """
 
     words: Sequence[str]
+    line: str = ""
 
     def __call__(self) -> Sample:
         pipe = subprocess.PIPE
@@ -274,9 +290,9 @@ class Command:
             self.words, stdout=pipe, stderr=pipe, text=True, env=environment
         ) as process:
             assert process.stdout
-            text = process.stdout.readline()
+            self.line = process.stdout.readline()
             wall_ns = time.perf_counter_ns() - start
             _, errors = process.communicate()
-        if not text.strip():
+        if not self.line.strip():
             raise RuntimeError(errors)
         return Sample(wall_ms=wall_ns / 1e6, cpu_ms=None)

@@ -1,10 +1,11 @@
 """Forms of FastConformer checkpoints that other programs read; see FORMS and program_worker.py."""
 
+import json
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,14 +14,56 @@ from asrkit.models import CTCModel, load_checkpoint
 from benchmarks.peers.peer_encoders import load, nemo_settings, transformers_settings
 from benchmarks.programs.fastconformer_programs import MAX_SYMBOLS
 
+# Inputs, then outputs, of predictor and joint in one graph, as NeMo exports them
+JOINED = "targets target_length input_states_1 input_states_2 encoder_outputs"
+JOINED += " prednet_lengths output_states_1 output_states_2 outputs"
 
-def write_onnx(source: str, target: str, int8: bool) -> None:
-    """Write a checkpoint as `asrkit export` does, with the mel filters for a plain script."""
+
+def write_exported(
+    source: str, target: str, format: Literal["onnx", "openvino"], int8: bool
+) -> None:
+    """Write a checkpoint as `asrkit export` does, with the mel filters for a plain script, and in
+    ONNX also under the names that onnx-asr reads, which are those of NeMo's exporter.
+    """
     from asrkit.export import export
+    from asrkit.export.graphs import state_sizes
 
-    checkpoint = load_checkpoint(source)
-    export(checkpoint, target, format="onnx", int8=int8)
-    np.save(f"{target}/bands.npy", mel_bands(FeatureConfig(**checkpoint.features)).numpy())
+    checkpoint: Any = load_checkpoint(source)
+    export(checkpoint, target, format=format, int8=int8)
+    folder = Path(target)
+    features = FeatureConfig(**checkpoint.features)
+    np.save(folder / "bands.npy", mel_bands(features).numpy())
+    model = checkpoint.model
+    kind = "ctc"
+    states: list[int] = []
+    if not isinstance(model, CTCModel):
+        kind = "tdt" if model.durations else "rnnt"
+        layers, width = state_sizes(model)
+        states = [layers, 1, width]
+    settings = {"model_type": f"nemo-conformer-{kind}", "features_size": features.bins}
+    (folder / "config.json").write_text(json.dumps({**settings, "states": states}))
+    if format == "onnx":
+        (folder / "vocab.txt").hardlink_to(folder / "tokens.txt")
+        if states:
+            write_joined(folder, ".int8.onnx" if int8 else ".onnx")
+
+
+def write_joined(folder: Path, suffix: str) -> None:
+    """Add a transducer's graphs by NeMo's names: the encoder, and predictor and joint as one."""
+    import onnx
+
+    (folder / f"encoder-model{suffix}").hardlink_to(folder / f"encoder{suffix}")
+    decoder, joiner = (onnx.load(folder / f"{name}{suffix}") for name in ("decoder", "joiner"))
+    predicted = [("outputs", "decoder_outputs")]
+    joined = onnx.compose.merge_models(decoder, joiner, predicted, prefix1="decoder/")
+    ports = [*joined.graph.input, *joined.graph.output]
+    names = dict(zip([port.name for port in ports], JOINED.split(), strict=True))
+    for port in ports:
+        port.name = names[port.name]
+    for node in joined.graph.node:
+        for edges in (node.input, node.output):
+            edges[:] = [names.get(edge, edge) for edge in edges]
+    onnx.save(joined, folder / f"decoder_joint-model{suffix}")
 
 
 def write_transformers(source: str, target: str) -> None:
@@ -107,8 +150,10 @@ def write_nemo(source: str, target: str) -> None:
 
 
 FORMS: dict[str, Callable[[str, str], None]] = {  # source and target path
-    "onnx": partial(write_onnx, int8=False),
-    "onnx-int8": partial(write_onnx, int8=True),
+    "onnx": partial(write_exported, format="onnx", int8=False),
+    "onnx-int8": partial(write_exported, format="onnx", int8=True),
+    "ir": partial(write_exported, format="openvino", int8=False),
+    "ir-int8": partial(write_exported, format="openvino", int8=True),
     "parakeet": write_transformers,
     "model.nemo": write_nemo,
 }

@@ -3,6 +3,7 @@
 A program imports only what it needs: sherpa-onnx and ONNX Runtime run without torch.
 """
 
+import json
 import wave
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +15,13 @@ import numpy as np
 MAX_SYMBOLS = 10  # most labels of an RNN-T on a frame, also in sherpa-onnx and NeMo
 BATCH = 8  # files or windows at once, where a program takes several
 RATE_HZ = 16_000
+GROUP = 64  # activations of a row that share a scale, in OpenVINO's int8
+ONNX = {"float32": "onnx", "int8": "onnx-int8"}  # precision: form that export writes
+IR = {"float32": "ir", "bfloat16": "ir", "int8": "ir-int8"}
+GRAPHS = ("model", "encoder", "decoder", "joiner")
+STATES = ("targets", "target_length", "states.1", "onnx::Slice_3")  # inputs of a decoder
+Inputs = dict[str, np.ndarray]  # of a graph, by name
+Run = Callable[[Inputs], list[np.ndarray]]  # computes the outputs of a graph
 Texts = list[str]
 Transcribe = Callable[[Sequence[str]], Texts]
 
@@ -48,17 +56,17 @@ def asrkit(model: str, threads: int, precision: str) -> Transcribe:
     return call
 
 
-def sherpa_onnx(model: str, threads: int, head: str) -> Transcribe:
+def sherpa_onnx(model: str, threads: int, precision: str) -> Transcribe:
     """sherpa-onnx's offline recogniser, one file at a time."""
     import sherpa_onnx as package
 
-    graphs = {path.name.partition(".")[0]: str(path) for path in Path(model).glob("*.onnx")}
+    paths = {name: str(path) for name, path in graph_files(model).items()}
     settings = {"tokens": f"{model}/tokens.txt", "num_threads": threads}
-    if head == "ctc":
-        recognizer = package.OfflineRecognizer.from_nemo_ctc(model=graphs["model"], **settings)
+    if "model" in paths:
+        recognizer = package.OfflineRecognizer.from_nemo_ctc(**paths, **settings)
     else:
         recognizer = package.OfflineRecognizer.from_transducer(
-            **graphs, model_type="nemo_transducer", **settings
+            **paths, model_type="nemo_transducer", **settings
         )
 
     def text(file: str) -> str:
@@ -68,6 +76,26 @@ def sherpa_onnx(model: str, threads: int, head: str) -> Transcribe:
         return stream.result.text
 
     return lambda files: [*map(text, files)]
+
+
+def onnx_asr(model: str, threads: int, precision: str) -> Transcribe:
+    """onnx-asr's recogniser, one file at a time."""
+    import onnx_asr as package
+    from onnxruntime import SessionOptions
+
+    options = SessionOptions()
+    options.intra_op_num_threads = threads
+    kind = json.loads(Path(model, "config.json").read_text())["model_type"]
+    quantization = "int8" if precision == "int8" else None
+    recognizer = package.load_model(kind, model, quantization=quantization, sess_options=options)
+    return lambda files: [*map(recognizer.recognize, files)]
+
+
+def graph_files(model: str) -> dict[str, Path]:
+    """The graphs of an exported folder by name: `model`, or `encoder`, `decoder` and `joiner`."""
+    files = [path for path in Path(model).iterdir() if path.suffix in (".onnx", ".xml")]
+    by_name = {path.name.partition(".")[0]: path for path in files}
+    return {name: by_name[name] for name in GRAPHS if name in by_name}
 
 
 class Features:
@@ -93,66 +121,83 @@ class Features:
         return normal.T[None].astype(np.float32), np.array([T])
 
 
-def onnxruntime(model: str, threads: int, head: str) -> Transcribe:
-    """A plain script with ONNX Runtime: features in NumPy, then argmax, or a loop over labels."""
+def onnxruntime(path: Path, threads: int, precision: str) -> Run:
+    """A graph in ONNX Runtime."""
     import onnxruntime as package
 
     options = package.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    graphs = {
-        path.name.partition(".")[0]: package.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"]
-        )
-        for path in Path(model).glob("*.onnx")
+    session = package.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)
+
+
+def openvino(path: Path, threads: int, precision: str) -> Run:
+    """A graph in OpenVINO. Where weights have 8 bits, activations are quantised in groups."""
+    from openvino import Core
+
+    options: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP,
     }
+    request = Core().compile_model(path, "CPU", options).create_infer_request()
+    return lambda inputs: [*request.infer(inputs).to_tuple()]
+
+
+def script(model: str, threads: int, engine: Callable[..., Run], precision: str) -> Transcribe:
+    """A plain script with an engine: features in NumPy, then argmax, or a loop over labels."""
+    paths = graph_files(model)
+    graphs = {name: engine(path, threads, precision) for name, path in paths.items()}
     lines = Path(model, "tokens.txt").read_text(encoding="utf-8").splitlines()
     pieces = [line.rpartition(" ")[0] for line in lines]
     features = Features(np.load(f"{model}/bands.npy"))
-    labels_of = _ctc_labels if head == "ctc" else _transducer_labels
+    states = json.loads(Path(model, "config.json").read_text())["states"]
+    decode = partial(_transducer_labels, states=states) if states else _ctc_labels
 
     def text(file: str) -> str:
         signal, length = features(samples_of(file))
-        labels = labels_of(graphs, {"audio_signal": signal, "length": length}, len(pieces) - 1)
+        labels = decode(graphs, {"audio_signal": signal, "length": length}, len(pieces) - 1)
         return "".join(pieces[label] for label in labels).replace("▁", " ").strip()
 
     return lambda files: [*map(text, files)]
 
 
-def _ctc_labels(graphs: dict[str, Any], inputs: dict[str, Any], blank: int) -> list[int]:
+def _ctc_labels(graphs: dict[str, Run], inputs: Inputs, blank: int) -> list[int]:
     """Greedy labels: repeats are merged, blanks removed."""
-    scores, lengths = graphs["model"].run(None, inputs)
+    scores, lengths = graphs["model"](inputs)
     best = scores[0, : lengths[0]].argmax(-1)
     kept = best[np.append(True, best[1:] != best[:-1])]
     return kept[kept != blank].tolist()
 
 
-def _transducer_labels(graphs: dict[str, Any], inputs: dict[str, Any], blank: int) -> list[int]:
-    """Greedy labels, frame by frame; the predictor runs once per label."""
-    encoded, lengths = graphs["encoder"].run(None, inputs)
-    decoder, joiner = graphs["decoder"], graphs["joiner"]
-    names = [port.name for port in decoder.get_inputs()]
-    layers, _, width = decoder.get_inputs()[2].shape
-    zeros = np.zeros((layers, 1, width))
-    state = [zeros.astype(np.float32)] * 2
+def _transducer_labels(
+    graphs: dict[str, Run], inputs: Inputs, blank: int, states: Sequence[int]
+) -> list[int]:
+    """Greedy labels of an RNN-T or a TDT; the predictor runs once per label."""
+    encoded, lengths = graphs["encoder"](inputs)
 
     def predict(label: int, state: list[np.ndarray]) -> list[np.ndarray]:
-        target = np.array([[label]], np.int32)
-        feed = dict(zip(names, [target, np.ones(1, np.int32), *state], strict=True))
-        predicted, _, *states = decoder.run(None, feed)
-        return [predicted, *states]
+        values = [np.array([[label]], np.int32), np.ones(1, np.int32), *state]
+        return graphs["decoder"](dict(zip(STATES, values, strict=True)))
 
-    predicted, *state = predict(blank, state)
+    predicted, _, *state = predict(blank, [np.zeros(states, np.float32)] * 2)
     labels: list[int] = []
-    for t in range(lengths[0]):
+    t = on_frame = 0
+    while t < lengths[0]:
         frame = np.ascontiguousarray(encoded[:, :, t : t + 1])
-        for _ in range(MAX_SYMBOLS):
-            feed = {"encoder_outputs": frame, "decoder_outputs": predicted}
-            best = int(joiner.run(None, feed)[0].argmax())
-            if best == blank:
-                break
+        feed = {"encoder_outputs": frame, "decoder_outputs": predicted}
+        logits, durations = np.split(graphs["joiner"](feed)[0].ravel(), [blank + 1])
+        skip = int(durations.argmax()) if durations.size else 0
+        best = int(logits.argmax())
+        if best != blank:
             labels.append(best)
-            predicted, *state = predict(best, state)
+            predicted, _, *state = predict(best, state)
+            on_frame += 1
+        if best == blank or on_frame == MAX_SYMBOLS:
+            skip = max(skip, 1)
+        t, on_frame = t + skip, 0 if skip else on_frame
     return labels
 
 
@@ -188,15 +233,12 @@ def nemo(model: str, threads: int) -> Transcribe:
     return call
 
 
-def _onnx_programs(package: str, make: Any) -> dict[str, tuple[str, str, Any]]:
-    """The programs of a package that reads ONNX: each head, in float32 and int8."""
-    return {
-        f"{make.__name__}_{head}_{precision}": (package, form, partial(make, head=head))
-        for head in ("ctc", "rnnt")
-        for precision, form in (("float32", "onnx"), ("int8", "onnx-int8"))
-    }
-
-
+ENGINES: dict[str, tuple[str, dict[str, str], Any]] = {  # package, forms by precision, function
+    "sherpa_onnx": ("sherpa-onnx", ONNX, sherpa_onnx),
+    "onnx_asr": ("onnx-asr", ONNX, onnx_asr),
+    "onnxruntime": ("onnxruntime", ONNX, partial(script, engine=onnxruntime)),
+    "openvino": ("openvino", IR, partial(script, engine=openvino)),
+}
 # name: package, form of the model ("": the checkpoint itself), and a function that takes its path
 # and a number of threads, and returns a function from files to texts
 PROGRAMS: dict[str, tuple[str, str, Callable[[str, int], Transcribe]]] = {
@@ -204,8 +246,12 @@ PROGRAMS: dict[str, tuple[str, str, Callable[[str, int], Transcribe]]] = {
         f"asrkit_{precision}": ("asrkit-workbench", "", partial(asrkit, precision=precision))
         for precision in ("float32", "bfloat16", "int8")
     },
-    **_onnx_programs("sherpa-onnx", sherpa_onnx),
-    **_onnx_programs("onnxruntime", onnxruntime),
+    **{
+        f"{name}_{head}_{precision}": (package, form, partial(call, precision=precision))
+        for name, (package, forms, call) in ENGINES.items()
+        for head in ("ctc", "rnnt", "tdt")
+        for precision, form in forms.items()
+    },
     "transformers_ctc": ("transformers", "parakeet", transformers),
     "nemo": ("nemo_toolkit", "model.nemo", nemo),
 }

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ DISTINCT = 32  # different utterances; larger batches repeat them
 BATCHES = (128, 1, 32, 256)  # batch sizes on a GPU, the most important first
 FEW_BATCHES = (1, 4)  # batch sizes on a CPU, or if quick
 PROGRAM_MINUTES = 9  # audio for programs with random weights
+FILES_OF_LARGE = 13  # of these recordings, for a model of 0.6 billion weights
 LONG_MINUTES = 8  # audio of the long recording for Whisper
 QUICK_RECORDINGS = 6  # recordings for Whisper, if quick
 MEAN_S = 7.0  # mean length of LibriSpeech's recordings
@@ -125,10 +125,10 @@ def whisper_programs(
 
 def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     """Yield the cases of programs with random weights: a CTC model and an RNN-T of 110 million
-    weights, on recordings of LibriSpeech's lengths.
+    weights, and a TDT of 0.6 billion, on recordings of LibriSpeech's lengths.
 
     Args:
-        folder: folder for models and recordings; needs gigabytes.
+        folder: folder for models and recordings; needs ten gigabytes.
         quick: tiny models, and half a minute of audio.
         peers: other programs.
     """
@@ -136,28 +136,32 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     seconds = [min(S / RATE_HZ, 30.0) for S in lengths(round(60 * minutes / MEAN_S))]
     files = recordings(folder / "files", [10.0, *seconds])
     (sound,) = recordings(folder / "sound", [30.0])
-    preset = presets.tiny if quick else presets.tdt_ctc_110m
-    rnnt = replace(preset(vocab_size=PIECES), durations=(), ctc=False)
+    small = presets.tiny if quick else presets.tdt_ctc_110m
+    large = presets.tiny if quick else presets.parakeet_tdt_0_6b
+    rnnt = replace(small(vocab_size=PIECES), durations=(), ctc=False)
     ctc = CTCConfig(vocab_size=PIECES, encoder=rnnt.encoder)
-    params = {"files": len(files), "audio_s": programs.seconds(files), "preset": preset.__name__}
-    params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS, "weights": "random"}
-    writers = {
-        "ctc": partial(write_ctc, config=ctc, sound=sound),
-        "rnnt": partial(write_transducer, config=rnnt, sound=sound),
-    }
-    for kind, write in writers.items():
-        with torch.inference_mode():
-            model = write(folder / f"{kind}.safetensors")
-        workload = programs.Workload(
-            kind=kind,
-            model=model,
-            folder=folder,
-            files=files,
-            first=files[0],
-            params=params,
-            rounds=1 if quick else 3,
-        )
-        yield from programs.cases({f"files-{kind}": workload, f"cold-{kind}": workload}, peers)
+    tdt = replace(large(vocab_size=PIECES), ctc=False)
+    models: dict[str, Any] = {"ctc": (small, ctc), "rnnt": (small, rnnt), "tdt-0.6b": (large, tdt)}
+    for what, (preset, config) in models.items():
+        kind = what.partition("-")[0]
+        sounds = files[: FILES_OF_LARGE if config is tdt else None]
+        params: dict[str, Any] = {"files": len(sounds), "audio_s": programs.seconds(sounds)}
+        params |= {"preset": preset.__name__, "weights": "random"}
+        params |= {"device": "cpu", "dtype": "", "threads": programs.THREADS}
+        with tempfile.TemporaryDirectory(dir=folder) as forms:
+            with torch.inference_mode():
+                write: Any = write_ctc if config is ctc else write_transducer
+                model = write(Path(forms, "model.safetensors"), config, sound)
+            workload = programs.Workload(
+                kind=kind,
+                model=model,
+                folder=model.parent,
+                files=sounds,
+                first=sounds[0],
+                params=params,
+                rounds=1 if quick else 3,
+            )
+            yield from programs.cases({f"files-{what}": workload, f"cold-{what}": workload}, peers)
 
 
 def _case(what: str, task: Task, B: int, preset: str, quick: bool) -> Case:

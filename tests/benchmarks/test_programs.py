@@ -4,22 +4,30 @@ import io
 import struct
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from asrkit.export.graphs import graphs
 from asrkit.features import log_mel, mel_bands
 from asrkit.files import WEIGHTS, published_whisper
 from asrkit.models import CTCConfig, load_checkpoint, presets
-from asrkit.transcribe import Recognizer
+from asrkit.transcribe import recognize
 from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, read_wav
 from asrkit.workbench.measure import Timing
+from benchmarks.harness.table import table
 from benchmarks.peers.processes import PYTHON, Peers
 from benchmarks.programs import cases as programs
 from benchmarks.programs import random_checkpoints, whisper_forms, whisper_programs
-from benchmarks.programs.fastconformer_programs import Features
+from benchmarks.programs.fastconformer_programs import (
+    ENGINES,
+    Features,
+    _ctc_labels,
+    _transducer_labels,
+)
 from benchmarks.suites import transcription
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
@@ -27,9 +35,14 @@ import ctranslate2_files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = replace(presets.tiny(random_checkpoints.PIECES), durations=(), ctc=False)
+TDT = replace(TINY, durations=presets.TDT)
 CTC = CTCConfig(vocab_size=random_checkpoints.PIECES, encoder=TINY.encoder)
 THREE = 3.0  # labels a second
-THEIRS = ("onnxruntime_ctc_float32", "sherpa_onnx_ctc_float32")
+WRITERS = {
+    "ctc": (random_checkpoints.write_ctc, CTC),
+    "rnnt": (random_checkpoints.write_transducer, TINY),
+    "tdt": (random_checkpoints.write_transducer, TDT),
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +52,38 @@ def long(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("write, config", [
-    (random_checkpoints.write_ctc, CTC),
-    (random_checkpoints.write_transducer, TINY),
-])  # fmt: skip
-def test_a_model_of_random_weights_writes_three_labels_a_second(
-    long, tmp_path, write, config
+def engine(module):
+    """A graph that torch computes, as a plain script calls it."""
+
+    def run(inputs):
+        outputs = module(*map(torch.tensor, inputs.values()))
+        return [part.numpy() for part in (outputs if isinstance(outputs, tuple) else [outputs])]  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_model_of_random_weights_writes_three_labels_a_second_in_a_plain_script_too(
+    long, tmp_path, kind
 ):
+    write, config = WRITERS[kind]
     with torch.inference_mode():
         path = write(tmp_path / "model.safetensors", config, long)
     samples = torch.tensor(read_wav(long))[None] / 32768
-    recognizer = Recognizer.from_checkpoint(load_checkpoint(path))
-    found = recognizer(samples, torch.tensor([10 * RATE_HZ]))
+    checkpoint = load_checkpoint(path)
+    found = recognize(checkpoint, samples, torch.tensor([10 * RATE_HZ]))
     assert found.lengths.item() / 10 == pytest.approx(THREE, rel=0.2)
     assert len({*found.tokens()[0]}) > 10  # it depends on the sound
+    features, lengths = log_mel(samples, torch.tensor([10 * RATE_HZ]))
+    inputs = {"audio_signal": features.mT.numpy(), "length": lengths.numpy()}
+    layers = {graph.name: engine(graph.module) for graph in graphs(checkpoint.model)}
+    decode = _ctc_labels
+    if kind != "ctc":
+        states = (config.predictor.layers, 1, config.predictor.width)
+        decode = partial(_transducer_labels, states=states)
+    with torch.inference_mode():
+        labels = decode(layers, inputs, checkpoint.model.blank)
+    assert labels == found.tokens()[0]
 
 
 def test_features_of_the_plain_script_are_ours():
@@ -62,6 +93,23 @@ def test_features_of_the_plain_script_are_ours():
     theirs, length = Features(mel_bands(config).numpy())(samples)
     assert length.tolist() == lengths.tolist()
     np.testing.assert_allclose(theirs[0].T, ours[0].numpy(), atol=2e-3)
+
+
+def test_files_and_the_cold_command_of_a_program_are_a_row_of_one_table():
+    found = [
+        {"what": what, "impl": impl, "metric": metric, "unit": unit, "value": value, "params": params}
+        for what, impl, metric, unit, value, params in (
+            ("files-ctc", "ours", "latency", "ms", 500.0, {"same_texts": 7, "files": 9}),
+            ("files-ctc", "ours", "rtfx", "s/s", 40.0, {}),
+            ("files-ctc", "ours", "cpu_time", "ms", 800.0, {"audio_s": 20.0}),
+            ("files-ctc", "ours", "peak_memory", "B", 3 * 2**20, {}),
+            ("cold-ctc", "import_torch", "latency", "ms", 1250.0, {}),
+            ("cold-ctc", "ours", "latency", "ms", 1500.0, {}),
+        )
+    ]  # fmt: skip
+    case, head, *rows = (line.replace("\u00a0", " ") for line in table(found))
+    assert (case, head.split("  ")[-1]) == ("files-ctc", "same texts")
+    assert [" ".join(row.split()) for row in rows] == ["ours 40 25 3 MiB 1.5 s 7 of 9", "import_torch 1.25 s"]  # fmt: skip
 
 
 def test_the_ratio_of_a_program_is_the_time_of_asrkit_over_its_own():
@@ -179,39 +227,42 @@ def test_every_program_transcribes_speech_with_published_weights(tmp_path, monke
 
 @pytest.mark.live
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs the peers: make peers")
+@pytest.mark.parametrize("kind", WRITERS)
 def test_files_and_a_cold_command_are_measured_with_peers_of_the_same_weights(
-    long, tmp_path
+    long, tmp_path, kind
 ):
+    theirs = [f"{name}_{kind}_{precision}" for name, (_, forms, _) in ENGINES.items() for precision in forms]  # fmt: skip
+    assert {*theirs} >= {*programs.PEERS[kind]} - {"nemo", "transformers_ctc"}
     sounds = random_checkpoints.recordings(tmp_path / "sounds", [3.0, 2.0])
+    write, config = WRITERS[kind]
     with torch.inference_mode():
-        model = random_checkpoints.write_ctc(tmp_path / "ctc.safetensors", CTC, long)
-    params = {"audio_s": 5.0}
+        model = write(tmp_path / "model.safetensors", config, long)
     workload = programs.Workload(
-        kind="ctc",
+        kind=kind,
         model=model,
         folder=tmp_path,
         files=sounds,
         first=sounds[0],
-        params=params,
+        params={"audio_s": 5.0, "files": 2},
         rounds=1,
     )
-    models = {programs.BASELINE: model, **workload.models(str(PYTHON), THEIRS)}
-    pythons = {programs.BASELINE: sys.executable, **dict.fromkeys(THEIRS, str(PYTHON))}
+    models = {programs.BASELINE: model, **workload.models(str(PYTHON), theirs)}
+    pythons = {programs.BASELINE: sys.executable, **dict.fromkeys(theirs, str(PYTHON))}
     assert {*models} == {*pythons}
     by = {
         (measurement.impl, measurement.metric): measurement
-        for measurement in programs.files("files-ctc", workload, pythons, models)
+        for measurement in programs.files(f"files-{kind}", workload, pythons, models)
     }
     for name in pythons:
         time = by[name, "latency"]
-        speed = by[name, "rtfx"]
-        assert speed.value == pytest.approx(5e3 / time.value)
+        assert by[name, "rtfx"].value == pytest.approx(5e3 / time.value)
         assert by[name, "peak_memory"].value > 2**25
         assert time.params["characters"] > 10
         assert time.params["peer"].startswith(programs.PROGRAMS[name][0])
-    same = by["onnxruntime_ctc_float32", "latency"].params["same_texts"]
-    assert same == len(sounds)
-    cold = [*programs.cold("cold-ctc", workload, pythons, models)]
-    assert {
-        measurement.impl for measurement in cold if measurement.metric == "latency"
-    } == {*pythons}
+        ours = not name.startswith("sherpa") and name.endswith("float32")
+        assert not ours or time.params["same_texts"] == len(sounds), name
+    cold = [*programs.cold(f"cold-{kind}", workload, pythons, models)]
+    times = {found.impl for found in cold if found.metric == "latency"}
+    assert times == {programs.FLOOR, *pythons}
+    (memory,) = (found for found in cold if found.metric == "peak_memory")
+    assert (memory.impl, memory.value > 2**26) == (programs.FLOOR, True)

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import torch
 
+from asrkit.cpu import has_int8
 from asrkit.models import Checkpoint, TransducerModel, presets, save_checkpoint
 from asrkit.text import CharTokenizer
 
@@ -175,7 +176,13 @@ def test_auto_is_bfloat16_where_the_device_has_it(speech, typed, monkeypatch, dt
     assert (code, err.splitlines()[0]) == (0, f"dtype: {dtype}")
 
 
-def test_a_cold_start_loads_neither_compilers_nor_unneeded_packages(speech, tmp_path):
+INT8 = pytest.param("int8", marks=pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX"))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", INT8])
+def test_a_cold_start_loads_neither_compilers_nor_unneeded_packages(
+    speech, tmp_path, dtype
+):
     torch.manual_seed(0)
     model = TransducerModel(presets.tiny(vocab_size=28)).eval()
     checkpoint = Checkpoint(model, CharTokenizer(), {}, {})
@@ -184,10 +191,10 @@ def test_a_cold_start_loads_neither_compilers_nor_unneeded_packages(speech, tmp_
         import sys
         from asrkit.cli import main
         assert main(sys.argv[1:]) == 0
-        print(sorted({"numba", "torchaudio", "torch._dynamo", "lhotse"} & {*sys.modules}))"""
+        print(sorted({"numba", "torchaudio", "torch._dynamo", "torch.onnx", "lhotse"} & {*sys.modules}))"""
     command = f"transcribe {speech[0]} --model {tmp_path / 'model.safetensors'}"
     done = subprocess.run(
-        [sys.executable, "-c", code, *command.split(), "--dtype", "float32"],
+        [sys.executable, "-c", code, *command.split(), "--dtype", dtype],
         capture_output=True,
         text=True,
     )

@@ -35,7 +35,11 @@ F = np.float32
 TINY = np.finfo(F).tiny
 HALF = F(0.5)
 TOP = F(255)  # levels of an activation, above the lowest
+# Numbers that torch quantizes in a process before Numba does: 45 s of audio for a model of 110
+# million weights. Numba takes a third of the time, but half a second to be loaded.
+MOST_BY_TORCH = 2**26
 BLOCK = 1024  # numbers that are widened to float32 at a time, in the first cache
+_quantized = 0  # numbers so far
 PATTERNS = {  # signed and unsigned integers of a dtype's size, and the bits it lacks to 32
     torch.bfloat16: (torch.int16, np.uint16, np.uint32(16)),
     torch.float32: (torch.int32, np.uint32, np.uint32(0)),
@@ -133,7 +137,8 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(x: Tensor) -> tuple[Tensor, float, int]:
     """Values (..., in) uint8, scale and zero point: activations are (values - zero) times scale.
 
-    One thread computes them, however many torch has. The lowest and the highest number become 0 and
+    torch computes the first `MOST_BY_TORCH` numbers of a process, then Numba the same values on one
+    thread, however many torch has. The lowest and the highest number become 0 and
     255, or the steps next to them; where all numbers have one sign, zero is the other end of the
     range. Zero itself is exact, halves are rounded up, and no number changes by more than a step.
     The scale is NaN where an activation, or the range of all, is not finite. The zero point is 1 to
@@ -142,11 +147,28 @@ def quantize(x: Tensor) -> tuple[Tensor, float, int]:
     Args:
         x: Activations (..., in), float32 or bfloat16.
     """
+    global _quantized
+    if _quantized < MOST_BY_TORCH:
+        _quantized += x.numel()
+        return _quantized_by_torch(x)
     signed_dtype, unsigned_dtype, shift = PATTERNS[x.dtype]
     signed = x.contiguous().view(signed_dtype).numpy().reshape(-1)
     values = np.empty(signed.size, np.uint8)
     scale, zero = _kernel()(signed, signed.view(unsigned_dtype), shift, values)
     return torch.from_numpy(values).view(x.shape), scale, zero
+
+
+def _quantized_by_torch(x: Tensor) -> tuple[Tensor, float, int]:
+    lowest, highest = (end.float() for end in x.aminmax())
+    below = lowest.clamp(max=0.0)
+    scale = (highest.clamp(min=0.0) - below) / float(TOP)
+    if not scale.isfinite():
+        return torch.zeros_like(x, dtype=torch.uint8), np.nan, 1
+    scale = scale.clamp(min=float(TINY))
+    steps = 1 / scale
+    zero = (-below * steps + 0.5).floor().clamp(1, 255)
+    levels = (x.float() * steps).add_(zero + 0.5).clamp_(0, 255)
+    return levels.to(torch.uint8), scale.item(), int(zero)
 
 
 @functools.cache

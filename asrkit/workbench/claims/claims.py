@@ -127,7 +127,8 @@ class Claim:
 @functools.cache
 def _claims() -> tuple[Claim, ...]:
     """The claims, loaded once, so that each formula is computed once."""
-    entries = yaml.safe_load(shipped("claims.yaml").read_text("utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # five times as fast, where it exists
+    entries = yaml.load(shipped("claims.yaml").read_text("utf-8"), loader)
     return tuple(Claim(**entry) for entry in entries)
 
 
