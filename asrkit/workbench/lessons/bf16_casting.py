@@ -4,7 +4,7 @@ transcripts of recorded speech in several precisions.
 
 import copy
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -195,23 +195,25 @@ def read_in_turns(
     notes: Mapping[str, Any],
     waveforms: Sequence[Tensor],
     *,
-    seldom: Collection[str] = (),
-    step: int = 6,
+    enough_s: float,
 ) -> dict[str, dict[int, Reading]]:
-    """Readings of each recording in all precisions in turn: precision -> number -> reading.
+    """Readings of recordings in all precisions in turn: precision -> number -> reading.
 
     Args:
         recognizers: Recognisers by precision. All of them score the tokens of the first one.
         notes: Notes of the checkpoint.
         waveforms: Recordings, (S,) each.
-        seldom: Precisions in which only every `step`-th recording is read.
-        step: Distance between the recordings that `seldom` precisions read.
+        enough_s: Time in seconds after which a precision reads no more, once it has read three
+            recordings. When the first one ends, all do.
     """
     readings: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
     first = next(iter(recognizers))
     for number, waveform in enumerate(waveforms):
         for name, recognizer in recognizers.items():
-            if name in seldom and number % step:
+            taken_s = sum(one.seconds for one in readings[name].values())
+            if number not in readings[first] and name != first:
+                break
+            if len(readings[name]) >= 3 and taken_s >= enough_s:
                 continue
             start = time.perf_counter()
             features = recognizer.features(waveform[None], torch.tensor([len(waveform)]))

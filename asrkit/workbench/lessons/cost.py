@@ -23,9 +23,8 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from asrkit.cpu import has_int8
+from asrkit.cpu import fast_dtype, has_int8
 from asrkit.models import TransducerConfig
-from asrkit.models.cpu.prepacked import onednn_supports
 from asrkit.rtfx import rtfx
 from asrkit.shapes import expect
 from asrkit.transcribe.options import PipelineConfig
@@ -86,11 +85,9 @@ class VariantOnCore:
 
 
 def supported_variants() -> list[str]:
-    """The variants that this CPU supports: bfloat16 if its oneDNN multiplies that, int8 if it has
-    instructions for it.
-    """
+    """The variants that this CPU has instructions for."""
     supported = {
-        "optimized_bfloat16": onednn_supports(torch.bfloat16),
+        "optimized_bfloat16": fast_dtype() == "bfloat16",
         "optimized_int8": has_int8(),
     }
     return [name for name in VARIANTS if supported.get(name, True)]

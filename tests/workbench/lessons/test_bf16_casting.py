@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,19 +84,40 @@ def whisper():
     return Checkpoint(model, CharTokenizer(), {"bins": 8, "fill_s": 0.5}, notes)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [((1, 4), (5, 3)), ((4, 1), (3, 3)), ((1, 2), (5, 5)), ((60, 60), (3, 3))],
+)
+def test_a_precision_reads_until_its_time_is_spent_and_all_end_with_the_first(
+    seconds, counts, monkeypatch
+):
+    clock = [0.0]
+    monkeypatch.setattr(lesson, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(lesson, "forced", lambda *_: (torch.zeros(1), torch.zeros(1)))
+
+    def recognizer(own_s):
+        def encode(*_):
+            clock[0] += own_s
+            return None, None
+
+        decoded = SimpleNamespace(tokens=lambda: [[]])
+        return SimpleNamespace(
+            features=lambda *_: (), encode=encode, decode=lambda *_: decoded
+        )
+
+    recognizers = dict(zip("ab", map(recognizer, seconds), strict=True))
+    found = lesson.read_in_turns(recognizers, {}, [torch.zeros(1)] * 5, enough_s=10)
+    assert tuple(map(len, found.values())) == counts
+    assert found["a"][0].seconds == seconds[0]
+
+
 def test_precisions_take_turns_and_score_the_text_of_the_first(whisper):
     recognizers = lesson.recognizers(whisper, ["float32", "bfloat16", "float16"])
     assert [*recognizers] == ["float32", "bfloat16", "float16"]
     torch.manual_seed(0)
     waveforms = [torch.randn(samples) / 10 for samples in (4000, 6000, 5000)]
-    found = lesson.read_in_turns(
-        recognizers, whisper.notes, waveforms, seldom=["float16"], step=2
-    )
-    assert {name: [*of_it] for name, of_it in found.items()} == {
-        "float32": [0, 1, 2],
-        "bfloat16": [0, 1, 2],
-        "float16": [0, 2],
-    }
+    found = lesson.read_in_turns(recognizers, whisper.notes, waveforms, enough_s=0)
+    assert [[*of_it] for of_it in found.values()] == [[0, 1, 2]] * 3
     plain = found["float32"]
     for number, waveform in enumerate(waveforms):
         recognizer = recognizers["float32"]

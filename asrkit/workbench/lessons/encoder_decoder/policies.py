@@ -231,8 +231,9 @@ class Times:
         return np.array(self.timings[f"{model}, {name}"].samples_ms)
 
     def whole_ms(self, model: str, name: str) -> np.ndarray:
-        """Milliseconds of encoder and decoder together, one for each repeat."""
-        return self.decoder_ms(model, "encoder") + self.decoder_ms(model, name)
+        """Milliseconds of encoder and decoder together, one for each repeat that both have."""
+        pairs = zip(self.decoder_ms(model, "encoder"), self.decoder_ms(model, name), strict=False)
+        return np.array([sum(pair) for pair in pairs])
 
     def parts_ms(self, model: str, name: str) -> dict[str, float]:
         """Milliseconds of encoder, projections of frames, and the rest of the steps.
@@ -258,12 +259,15 @@ class Times:
             repeat. `parts_ms` add up to the medians.
         """
         slow_ms, fast_ms = self.whole_ms(*slow), self.whole_ms(*fast)
-        each = slow_ms / fast_ms
+        both = min(len(slow_ms), len(fast_ms))
+        each = slow_ms[:both] / fast_ms[:both]
         medians = np.median(slow_ms) / np.median(fast_ms)
         return float(each.min()), float(medians), float(each.max())
 
 
-def time_policies(models: Mapping[str, AEDModel], speech: Speech, *, repeats: int) -> Times:
+def time_policies(
+    models: Mapping[str, AEDModel], speech: Speech, *, repeats: int, enough_s: float
+) -> Times:
     """Times of encoders, projections and decoding with each policy, interleaved."""
     arms: dict[str, Callable[[], object]] = {}
     feature_lengths, lengths = speech.lengths
@@ -274,7 +278,7 @@ def time_policies(models: Mapping[str, AEDModel], speech: Speech, *, repeats: in
         arms[f"{title}, projections"] = partial(project, speech.encoded, lengths)
         for name, policy in POLICIES.items():
             arms[f"{title}, {name}"] = partial(decode, model, speech, policy)
-    timings = measure(arms, repeats=repeats, warmup=1)
+    timings = measure(arms, repeats=repeats, warmup=1, enough_s=enough_s)
     return Times(seconds=speech.seconds, tokens=speech.tokens, timings=timings)
 
 
