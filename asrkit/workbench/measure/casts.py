@@ -1,10 +1,10 @@
 """The cost of casts between precisions: the ops of a call by kind, place, bytes and time."""
 
 import copy
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -80,7 +80,7 @@ class CastProfile:
 
 
 def profiles_in_turns(
-    module: nn.Module, inputs: Sequence[Any], *, repeats: int, enough_s: float
+    module: nn.Module, inputs: Sequence[Any], *, repeats: int
 ) -> list[dict[str, CastProfile]]:
     """Profiles of a module in all three modes, interleaved: one dict for each repeat.
 
@@ -90,15 +90,9 @@ def profiles_in_turns(
         module: A module in float32.
         inputs: Positional arguments of the module.
         repeats: Number of profiles of each mode.
-        enough_s: Time in seconds after which no repeat begins, once there are three.
     """
-    turns = list[dict[str, CastProfile]]()
-    end_s = time.perf_counter() + enough_s
-    while len(turns) < repeats and (len(turns) < 3 or time.perf_counter() < end_s):
-        turns.append(
-            {mode: cast_profile(module, inputs, mode, repeats=1, warmup=0) for mode in MODES}
-        )
-    return turns
+    profile = partial(cast_profile, module, inputs, repeats=1, warmup=0)
+    return [{mode: profile(mode) for mode in MODES} for _ in range(repeats)]
 
 
 def median_profile(profiles: Sequence[CastProfile]) -> CastProfile:

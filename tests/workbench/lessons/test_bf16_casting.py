@@ -1,4 +1,5 @@
 import copy
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,30 +86,18 @@ def whisper():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "counts"),
-    [((1, 4), (5, 3)), ((4, 1), (3, 3)), ((1, 2), (5, 5)), ((60, 60), (3, 3))],
+    ("seconds", "counts"), [((1, 1, 5), [5, 5, 3]), ((5, 1, 1), [3, 3, 3])]
 )
 def test_a_precision_reads_until_its_time_is_spent_and_all_end_with_the_first(
-    seconds, counts, monkeypatch
+    whisper, seconds, counts, monkeypatch
 ):
-    clock = [0.0]
-    monkeypatch.setattr(lesson, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(lesson, "forced", lambda *_: (torch.zeros(1), torch.zeros(1)))
-
-    def recognizer(own_s):
-        def encode(*_):
-            clock[0] += own_s
-            return None, None
-
-        decoded = SimpleNamespace(tokens=lambda: [[]])
-        return SimpleNamespace(
-            features=lambda *_: (), encode=encode, decode=lambda *_: decoded
-        )
-
-    recognizers = dict(zip("ab", map(recognizer, seconds), strict=True))
-    found = lesson.read_in_turns(recognizers, {}, [torch.zeros(1)] * 5, enough_s=10)
-    assert tuple(map(len, found.values())) == counts
-    assert found["a"][0].seconds == seconds[0]
+    recognizers = lesson.recognizers(whisper, ["float32", "bfloat16", "float16"])
+    clock = cycle(moment for end in seconds for moment in (0, end))
+    fake = SimpleNamespace(perf_counter=clock.__next__)
+    monkeypatch.setattr(lesson, "time", fake)
+    waveforms = [torch.randn(4000) / 10] * 5
+    found = lesson.read_in_turns(recognizers, whisper.notes, waveforms, enough_s=15)
+    assert [*map(len, found.values())] == counts
 
 
 def test_precisions_take_turns_and_score_the_text_of_the_first(whisper):

@@ -275,10 +275,7 @@ def test_on_a_gpu_the_kernels_are_timed():
     assert {op.kind for op in profile.ops} == {"matrix product", "normalisation"}
 
 
-@pytest.mark.parametrize(
-    ("repeats", "enough_s", "count"), [(2, 0, 2), (5, 0, 3), (4, 1e9, 4)]
-)
-def test_modes_take_turns(linear, x, repeats, enough_s, count):
-    turns = profiles_in_turns(linear, (x,), repeats=repeats, enough_s=enough_s)
-    assert [[*turn] for turn in turns] == [["float32", "autocast", "half"]] * count
-    assert [len(turn["autocast"].casts) for turn in turns] == [3] * count
+def test_modes_take_turns(linear, x):
+    turns = profiles_in_turns(linear, (x,), repeats=2)
+    assert [[*turn] for turn in turns] == [["float32", "autocast", "half"]] * 2
+    assert [len(turn["autocast"].casts) for turn in turns] == [3, 3]

@@ -231,9 +231,8 @@ class Times:
         return np.array(self.timings[f"{model}, {name}"].samples_ms)
 
     def whole_ms(self, model: str, name: str) -> np.ndarray:
-        """Milliseconds of encoder and decoder together, one for each repeat that both have."""
-        pairs = zip(self.decoder_ms(model, "encoder"), self.decoder_ms(model, name), strict=False)
-        return np.array([sum(pair) for pair in pairs])
+        """Milliseconds of encoder and decoder together, one for each repeat."""
+        return self.decoder_ms(model, "encoder") + self.decoder_ms(model, name)
 
     def parts_ms(self, model: str, name: str) -> dict[str, float]:
         """Milliseconds of encoder, projections of frames, and the rest of the steps.
@@ -259,15 +258,12 @@ class Times:
             repeat. `parts_ms` add up to the medians.
         """
         slow_ms, fast_ms = self.whole_ms(*slow), self.whole_ms(*fast)
-        both = min(len(slow_ms), len(fast_ms))
-        each = slow_ms[:both] / fast_ms[:both]
+        each = slow_ms / fast_ms
         medians = np.median(slow_ms) / np.median(fast_ms)
         return float(each.min()), float(medians), float(each.max())
 
 
-def time_policies(
-    models: Mapping[str, AEDModel], speech: Speech, *, repeats: int, enough_s: float
-) -> Times:
+def time_policies(models: Mapping[str, AEDModel], speech: Speech, *, repeats: int) -> Times:
     """Times of encoders, projections and decoding with each policy, interleaved."""
     arms: dict[str, Callable[[], object]] = {}
     feature_lengths, lengths = speech.lengths
@@ -278,7 +274,7 @@ def time_policies(
         arms[f"{title}, projections"] = partial(project, speech.encoded, lengths)
         for name, policy in POLICIES.items():
             arms[f"{title}, {name}"] = partial(decode, model, speech, policy)
-    timings = measure(arms, repeats=repeats, warmup=1, enough_s=enough_s)
+    timings = measure(arms, repeats=repeats, warmup=1)
     return Times(seconds=speech.seconds, tokens=speech.tokens, timings=timings)
 
 
