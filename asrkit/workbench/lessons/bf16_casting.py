@@ -213,9 +213,9 @@ def read_in_turns(
     first = next(iter(recognizers))
     for number, waveform in enumerate(waveforms):
         for name, recognizer in recognizers.items():
-            taken_s = sum(one.seconds for one in readings[name].values())
-            if number not in readings[first] and name != first:
+            if name != first and number not in readings[first]:
                 break
+            taken_s = sum(one.seconds for one in readings[name].values())
             if len(readings[name]) >= 3 and taken_s >= enough_s:
                 continue
             start = time.perf_counter()
