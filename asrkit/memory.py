@@ -63,7 +63,7 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     # The profiler looks for a GPU, and reports an error when there is none.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profile:
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         fn()
     events = [
         event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"

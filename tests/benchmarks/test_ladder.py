@@ -8,6 +8,7 @@ import torch
 
 from asrkit.transcribe import Recognizer
 from asrkit.workbench.lessons.shared import file_recognizer
+from asrkit.workbench.lessons.shared import ladder as lesson
 from asrkit.workbench.lessons.shared.file_recognizer import (
     FileRecognizer,
     Variant,
@@ -40,6 +41,21 @@ def tasks(tmp_path_factory):
         what: scripted(config, SAMPLES, tmp_path_factory.mktemp(what), batch=2)
         for what, config in KINDS.items()
     }
+
+
+@pytest.fixture(autouse=True)
+def fast_bfloat16(monkeypatch):
+    """All rungs of a CPU, also where bfloat16 is emulated."""
+    monkeypatch.setattr(lesson, "fast_dtype", lambda device: "bfloat16")
+
+
+def test_no_rung_emulates_bfloat16(tasks, monkeypatch):
+    monkeypatch.setattr(lesson, "fast_dtype", lambda device: "float32")
+    lines = []
+    arms = ladder_arms(tasks["ladder-ctc"], log=lines.append)
+    assert {arm.config.precision for arm in arms.values()} == {"float32"}
+    needs = "is left out: needs instructions for bfloat16"
+    assert {f"{rung} {needs}" for rung in ("autocast", "bfloat16")} < {*lines}
 
 
 @pytest.mark.parametrize("what", KINDS)

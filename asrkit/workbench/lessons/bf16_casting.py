@@ -4,9 +4,12 @@ transcripts of recorded speech in several precisions.
 
 import copy
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +47,8 @@ def encoder_cast_bytes(
 ) -> dict[str, np.ndarray]:
     """Bytes that casts under CUDA's autocast read and write, by operand and batch size.
 
-    They are counted on fake tensors for the smallest and the largest batch, between which they grow
-    linearly.
+    They are counted on fake tensors for the smallest and the largest batch and for one and two
+    blocks, because they are linear in both.
 
     Args:
         config: Configuration of the encoder.
@@ -53,15 +56,15 @@ def encoder_cast_bytes(
         frames: Feature frames of each utterance.
     """
     ends = (batches[0], batches[-1])
-    counted: dict[str, dict[int, float]] = {}
-    for B in ends:
-        encoder = partial(FastConformer, config)
+    counted = defaultdict[str, np.ndarray](lambda: np.zeros((2, 2)))
+    for (row, B), (column, layers) in product(enumerate(ends), enumerate((1, 2))):
+        encoder = partial(FastConformer, replace(config, layers=layers))
         for cast in precision.autocast_casts(encoder, B, frames, config.bins, device="cuda"):
-            by_batch = counted.setdefault(cast.operand, dict.fromkeys(ends, 0.0))
-            by_batch[B] += cast.bytes
+            counted[cast.operand][row, column] += cast.bytes
+    line = (2 - config.layers, config.layers - 1)  # through one and two blocks
     return {
-        operand: np.interp(batches, ends, [*by_batch.values()])
-        for operand, by_batch in counted.items()
+        operand: np.interp(batches, ends, of_blocks @ line)
+        for operand, of_blocks in counted.items()
     }
 
 
@@ -195,23 +198,25 @@ def read_in_turns(
     notes: Mapping[str, Any],
     waveforms: Sequence[Tensor],
     *,
-    seldom: Collection[str] = (),
-    step: int = 6,
+    enough_s: float,
 ) -> dict[str, dict[int, Reading]]:
-    """Readings of each recording in all precisions in turn: precision -> number -> reading.
+    """Readings of recordings in all precisions in turn: precision -> number -> reading.
 
     Args:
         recognizers: Recognisers by precision. All of them score the tokens of the first one.
         notes: Notes of the checkpoint.
         waveforms: Recordings, (S,) each.
-        seldom: Precisions in which only every `step`-th recording is read.
-        step: Distance between the recordings that `seldom` precisions read.
+        enough_s: Time in seconds after which a precision reads no more, once it has read three
+            recordings. When the first one ends, all do.
     """
     readings: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
     first = next(iter(recognizers))
     for number, waveform in enumerate(waveforms):
         for name, recognizer in recognizers.items():
-            if name in seldom and number % step:
+            if name != first and number not in readings[first]:
+                break
+            taken_s = sum(one.seconds for one in readings[name].values())
+            if len(readings[name]) >= 3 and taken_s >= enough_s:
                 continue
             start = time.perf_counter()
             features = recognizer.features(waveform[None], torch.tensor([len(waveform)]))

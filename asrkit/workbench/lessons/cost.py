@@ -85,9 +85,7 @@ class VariantOnCore:
 
 
 def supported_variants() -> list[str]:
-    """The variants that are fast on this CPU: bfloat16 if it has instructions for it, int8 if it
-    has AVX2.
-    """
+    """The variants that this CPU has instructions for."""
     supported = {
         "optimized_bfloat16": fast_dtype() == "bfloat16",
         "optimized_int8": has_int8(),

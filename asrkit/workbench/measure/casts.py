@@ -91,7 +91,7 @@ def profiles_in_turns(
         inputs: Positional arguments of the module.
         repeats: Number of profiles of each mode.
     """
-    profile = partial(cast_profile, module, inputs, repeats=1, warmup=1)
+    profile = partial(cast_profile, module, inputs, repeats=1, warmup=0)
     return [{mode: profile(mode) for mode in MODES} for _ in range(repeats)]
 
 

@@ -76,7 +76,7 @@ def measure(
         warmup: Calls of each arm before the timed ones.
         enough_s: Time in seconds after which an arm is called no more, once it has three samples.
         most_s: Time in seconds after which an arm is called no more. With either limit, arms may
-            have different numbers of samples.
+            have different numbers of samples. Each limit also ends the warm-up of an arm.
         device: "cpu" or "cuda".
 
     Returns:
@@ -92,22 +92,22 @@ def measure(
     expect_choice("device", device, ("cpu", "cuda"))
     on_cuda = device == "cuda"
     clock = _time_on_cuda if on_cuda else _time_on_cpu
+    warmups: dict[str, list[Sample]] = {name: [] for name in arms}
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     names = list(arms)
     for repeat in range(-warmup, repeats):
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
-            limit_s = min(enough_s, most_s) if len(samples[name]) >= 3 else most_s
-            if sum(sample.wall_ms for sample in samples[name]) / 1e3 < limit_s:
+            earlier, least = (samples[name], 3) if repeat >= 0 else (warmups[name], 1)
+            limit_s = most_s if len(earlier) < least else min(enough_s, most_s)
+            if sum(sample.wall_ms for sample in earlier) / 1e3 < limit_s:
                 arguments = [setups[name]()] if setups and name in setups else []
-                sample = clock(arms[name], arguments)
-                if repeat >= 0:
-                    samples[name].append(sample)
+                earlier.append(clock(arms[name], arguments))
     return {
         name: Timing(
             samples_ms=tuple(sample.wall_ms for sample in of_arm),
             cpu_ms=tuple(one.cpu_ms for one in of_arm if one.cpu_ms is not None) or None,
-            warmup=warmup,
+            warmup=len(warmups[name]),
             timer="torch.cuda.Event" if on_cuda else "time.perf_counter_ns",
         )
         for name, of_arm in samples.items()

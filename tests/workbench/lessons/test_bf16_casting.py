@@ -1,4 +1,6 @@
 import copy
+from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,8 +32,8 @@ def test_a_frozen_layer_casts_its_weights_in_every_call_and_one_that_learns_cast
     }
 
 
-def test_bytes_of_an_encoders_casts_grow_linearly_between_the_ends_that_are_counted():
-    config = FastConformerConfig(width=16, layers=1, heads=2, subsampling_channels=8)
+def test_bytes_of_an_encoders_casts_are_linear_in_batch_and_blocks():
+    config = FastConformerConfig(width=16, layers=3, heads=2, subsampling_channels=8)
     found = lesson.encoder_cast_bytes(config, (1, 2, 3), 64)
     casts = precision.autocast_casts(
         lambda: lesson.FastConformer(config), 2, 64, config.bins, device="cuda"
@@ -83,19 +85,28 @@ def whisper():
     return Checkpoint(model, CharTokenizer(), {"bins": 8, "fill_s": 0.5}, notes)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "counts"), [((1, 1, 5), [5, 5, 3]), ((5, 1, 1), [3, 3, 3])]
+)
+def test_a_precision_reads_until_its_time_is_spent_and_all_end_with_the_first(
+    whisper, seconds, counts, monkeypatch
+):
+    recognizers = lesson.recognizers(whisper, ["float32", "bfloat16", "float16"])
+    clock = cycle(moment for end in seconds for moment in (0, end))
+    fake = SimpleNamespace(perf_counter=clock.__next__)
+    monkeypatch.setattr(lesson, "time", fake)
+    waveforms = [torch.randn(4000) / 10] * 5
+    found = lesson.read_in_turns(recognizers, whisper.notes, waveforms, enough_s=15)
+    assert [*map(len, found.values())] == counts
+
+
 def test_precisions_take_turns_and_score_the_text_of_the_first(whisper):
     recognizers = lesson.recognizers(whisper, ["float32", "bfloat16", "float16"])
     assert [*recognizers] == ["float32", "bfloat16", "float16"]
     torch.manual_seed(0)
     waveforms = [torch.randn(samples) / 10 for samples in (4000, 6000, 5000)]
-    found = lesson.read_in_turns(
-        recognizers, whisper.notes, waveforms, seldom=["float16"], step=2
-    )
-    assert {name: [*of_it] for name, of_it in found.items()} == {
-        "float32": [0, 1, 2],
-        "bfloat16": [0, 1, 2],
-        "float16": [0, 2],
-    }
+    found = lesson.read_in_turns(recognizers, whisper.notes, waveforms, enough_s=0)
+    assert [[*of_it] for of_it in found.values()] == [[0, 1, 2]] * 3
     plain = found["float32"]
     for number, waveform in enumerate(waveforms):
         recognizer = recognizers["float32"]

@@ -54,8 +54,9 @@ def test_slow_arms_get_few_repeats():
         name: lambda s=s: Sample(wall_ms=1e3 * s, cpu_ms=None)
         for name, s in seconds.items()
     }
-    found = measure(with_own_timing, repeats=20, warmup=0, enough_s=10, most_s=60)
+    found = measure(with_own_timing, repeats=20, warmup=4, enough_s=10, most_s=60)
     assert [len(one.samples_ms) for one in found.values()] == [20, 3, 2, 1]
+    assert [one.warmup for one in found.values()] == [4, 3, 1, 1]
     assert found["slow"].samples_ms == (31e3, 31e3)
     assert found["slow"].cpu_ms is None
     assert len(ratio(found, "slow", "fast")) == 2

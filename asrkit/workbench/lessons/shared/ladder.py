@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
+from asrkit.cpu import fast_dtype
 from asrkit.models import CTCModel
 from asrkit.workbench.cost import encoder_flops, encoder_parameters
 from asrkit.workbench.lessons.shared.file_recognizer import RATE_HZ, FileRecognizer, Task, Variant
@@ -34,6 +35,7 @@ RUNGS: dict[str, dict[str, Any]] = {
     "by_length": {"order": "by_length"},
     "overlapped": {"loading": "overlapped"},
 }
+HALF_RUNGS = ("autocast", "bfloat16")
 LOOP_RUNGS = ("label_looping", "windowed_looping", "graph_whole")  # a CTC model has no loop
 EVERY = {"batched_frontend": "feature-norm-batched"}
 # Rungs that are steps in NVIDIA's account of NeMo: the claims of data/claims.yaml with their gains,
@@ -70,8 +72,8 @@ def published_gains(kind: str) -> dict[str, str]:
 def ladder_arms(task: Task, log: Callable[[str], object] = bool) -> dict[str, FileRecognizer]:
     """Recognisers by name: "baseline", then "to_RUNG" with this rung and all rungs below it.
 
-    Rungs that need a GPU, or the loop of a transducer, are left out where there is none, and `log`
-    is called with a line on each.
+    Rungs that need a GPU, instructions for bfloat16, or the loop of a transducer are left out where
+    there are none, and `log` is called with a line on each.
     """
     config = BASELINE
     arms = {"baseline": FileRecognizer(task, config)}
@@ -79,6 +81,8 @@ def ladder_arms(task: Task, log: Callable[[str], object] = bool) -> dict[str, Fi
         lacks = ""
         if rung in LOOP_RUNGS and isinstance(task.model, CTCModel):
             lacks = "a transducer"
+        elif rung in HALF_RUNGS and fast_dtype(task.device) == "float32":
+            lacks = "instructions for bfloat16"
         elif rung == "graph_whole" and task.device != "cuda":
             lacks = "a GPU"
         if lacks:
