@@ -1,8 +1,11 @@
-"""Memory: the peak of a call, what is free on the machine, and how glibc keeps what was freed."""
+"""Memory: the peak of a call, what is free on the machine, how glibc keeps what was freed, and files
+that are mapped.
+"""
 
 import ctypes
 import functools
 import math
+import mmap
 import os
 import re
 import sys
@@ -10,6 +13,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -17,6 +21,7 @@ from asrkit.shapes import expect_choice
 
 M_ARENA_MAX = -8  # the constant in glibc's malloc.h
 KEPT_MEMORY: list[Callable[[], None]] = []  # functions that free memory kept for later calls
+_MAPPED = WeakSet[mmap.mmap]()
 
 
 @functools.cache
@@ -40,6 +45,29 @@ def share_memory_pool() -> None:
     """
     if _glibc():
         _glibc().mallopt(M_ARENA_MAX, 1)
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """The bytes of a file, which are read when they are used. A change of the file changes them.
+
+    Raises:
+        ValueError: The file is empty.
+    """
+    with path.open("rb") as file:
+        # Copy on write, though nothing is written: torch warns of read-only memory.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    _MAPPED.add(data)
+    return data
+
+
+def release_mapped_files() -> None:
+    """Release the memory of all files of `map_file`; their bytes are read again when needed.
+
+    The pages that were read count as memory of this process as long as the file is mapped.
+    """
+    for data in _MAPPED:
+        if hasattr(data, "madvise"):  # not on Windows
+            data.madvise(mmap.MADV_DONTNEED)
 
 
 def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:

@@ -21,6 +21,7 @@ from asrkit.models.checkpoints.folders import expect_only, translated
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
 from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import (
+    mapped,
     renamed,
     replaced,
     saved,
@@ -102,9 +103,13 @@ def read(path: Path) -> Contents:
         config = {key: _resolved(raw[key], raw, count) for key in SECTIONS if key in raw}
         model, tokenizer, features, notes = _settings(config, members)
         stored = members["model_weights.ckpt"]
-        if not isinstance(tar.fileobj, io.BufferedReader):
+        name = f"{path.name}: model_weights.ckpt"
+        if isinstance(tar.fileobj, io.BufferedReader):
+            (member,) = (one for one in tar if one.name.endswith("model_weights.ckpt"))
+            weights = mapped(saved(stored, name, "meta"), path, member.offset_data)
+        else:
             stored = io.BytesIO(stored.read())  # gzip can seek back to its start only
-        weights = saved(stored, f"{path.name}: model_weights.ckpt")
+            weights = saved(stored, name)
     _expect_features(weights, FeatureConfig(**features))
     weights = renamed(weights, our_name, UNUSED)
     shape_conformer(weights)
