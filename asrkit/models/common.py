@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from asrkit.devices import readable, to_device
-from asrkit.memory import release_mapped_files
+from asrkit.memory import return_free_memory
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
 MAPPED_B = 2**24  # bytes of a mapped file that are read before their memory is released
@@ -132,9 +132,9 @@ def read_weights(
         weight.data = weight.data.to(device, to_dtype, copy=not is_own)
         read_B += weight.nbytes
         if read_B > MAPPED_B:
-            release_mapped_files()
+            return_free_memory()
             read_B = 0
-    release_mapped_files()
+    return_free_memory()
 
 
 class _Uninitialised(TorchFunctionMode):

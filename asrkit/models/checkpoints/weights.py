@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import torch
 
-from asrkit.memory import map_file, release_mapped_files
+from asrkit.memory import map_file, return_free_memory
 from asrkit.models.checkpoints.own import Weights, tensor_at
 from asrkit.shapes import expect
 
@@ -114,7 +114,7 @@ def join(weights: Weights, parts: Sequence[str], joined: str) -> None:
     for name in [name for name in weights if first in name]:
         rows = [weights.pop(name.replace(first, f".{part}.")) for part in parts]
         weights[name.replace(first, f".{joined}.")] = torch.cat(rows)
-        release_mapped_files()
+        return_free_memory()
 
 
 def drop_tied_output(weights: Weights, output: str) -> None:

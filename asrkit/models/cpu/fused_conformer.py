@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asrkit.memory import release_mapped_files
+from asrkit.memory import return_free_memory
 from asrkit.models.common import Encoded, expect_batch, padding_mask, strided
 from asrkit.models.cpu.prepacked import (
     PrepackedDepthwise,
@@ -74,7 +74,7 @@ class FusedFastConformer(nn.Module):
         for number, block in enumerate(encoder.blocks):
             self.blocks.append(_Block(block, packed))
             encoder.blocks[number] = nn.Identity()
-            release_mapped_files()
+            return_free_memory()
         self.eval()
 
     @torch.no_grad()

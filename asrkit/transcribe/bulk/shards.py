@@ -318,6 +318,9 @@ class LocalWorkers:
             RuntimeError: Workers end again and again.
         """
         if self.layout:
+            from asrkit.memory import share_memory_pool
+
+            share_memory_pool()
             transcriber.load()
         with self.workers(transcriber, advance) as workers:
             yield from workers.results(shard.recordings() for shard in shards)
