@@ -322,6 +322,7 @@ class LocalWorkers:
 
             share_memory_pool()
             transcriber.load()
+            transcriber.transcriber.recognizer.warm_up()
         with self.workers(transcriber, advance) as workers:
             yield from workers.results(shard.recordings() for shard in shards)
 
